@@ -1,0 +1,61 @@
+// One view: header, what is wrong, what is perturbed, and below them the tree beside the detail.
+// Invariant: a failure in one part shows its text in that part's place and leaves the rest alone.
+import type { ComponentChildren } from "preact";
+import { useLayoutEffect, useRef } from "preact/hooks";
+import type { Bridge } from "./bridge";
+import { Boundary } from "./Boundary";
+import { Detail } from "./detail/Detail";
+import { Header } from "./header/Header";
+import { Metrics } from "./metrics/Metrics";
+import { Banner } from "./notices/Banner";
+import { Notices } from "./notices/Notices";
+import { Perturbations } from "./perturb/Perturbations";
+import type { Store } from "./store";
+import { ids } from "./testids";
+import { dark, watchTheme } from "./theme";
+import { Tree } from "./tree/Tree";
+
+interface Props {
+  store: Store;
+  bridge: Bridge;
+}
+
+export function App({ store, bridge }: Props) {
+  const root = useRef<HTMLDivElement>(null);
+  useLayoutEffect(watchTheme, []);
+
+  const onKeyDown = (event: KeyboardEvent): void => {
+    const typing = event.target instanceof HTMLInputElement;
+    if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    root.current!.querySelector<HTMLInputElement>(`[data-testid="${ids.search}"]`)?.focus();
+  };
+
+  return (
+    <div
+      ref={root}
+      class={dark.value ? "nni-root nni-dark" : "nni-root"}
+      data-testid={ids.root}
+      data-lm-suppress-shortcuts="true"
+      onKeyDown={onKeyDown}
+    >
+      <div class="nni-view">
+        <Part name="the header" view={<Header store={store} />} />
+        <Part name="the notices" view={<Banner store={store} bridge={bridge} />} />
+        <Part name="the notices" view={<Notices store={store} bridge={bridge} />} />
+        <Part name="the perturbations" view={<Perturbations store={store} />} />
+        <div class="nni-body">
+          <div class="nni-side">
+            <Part name="the tree" view={<Tree store={store} />} />
+            <Part name="the metrics" view={<Metrics store={store} />} />
+          </div>
+          <Part name="the detail" view={<Detail store={store} />} />
+        </div>
+      </div>
+    </div>
+  );
+}
+
+function Part({ name, view }: { name: string; view: ComponentChildren }) {
+  return <Boundary name={name}>{view}</Boundary>;
+}

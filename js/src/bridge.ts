@@ -1,0 +1,114 @@
+// The two comms: control (hello, requests, acks; replies come back) and stream (what to show).
+// ipykernel answers a click while a cell runs only if nothing is streamed on the comm of the click.
+// Invariant: every request gets one outcome, the kernel's reply; silence is only ever reported as
+// "not yet", because a busy kernel answers late. Hello is said until anything arrives.
+import { signal } from "@preact/signals";
+import { VERSION, type Adjust, type Perturb, type Remove, type Select, type ToBrowser, type ToKernel } from "./protocol";
+import { toBrowser } from "./validate";
+
+/** What anywidget gives as `model`, as far as it is used here. */
+export interface Model {
+  get(name: string): unknown;
+  on(name: string, callback: (content: unknown, buffers: DataView[] | undefined) => void): void;
+  send(content: unknown): void;
+}
+
+export type Ask = Omit<Select, "id"> | Omit<Perturb, "id"> | Omit<Adjust, "id"> | Omit<Remove, "id">;
+export type Update = Exclude<ToBrowser, { type: "reply" }>;
+
+export interface Receiver {
+  receive(message: Update, buffer: DataView | undefined): void;
+  /** A message that cannot be used; `text` is for the person. */
+  refuse(text: string): void;
+}
+
+export const HELLO_MS = [0, 300, 1000];
+export const ABSENT_MS = 3000;
+export const LATE_MS = 10_000;
+
+export class Bridge {
+  readonly connection = signal<"waiting" | "connected" | "absent">("waiting");
+  /** How many requests the kernel has not answered for longer than LATE_MS. */
+  readonly late = signal(0);
+
+  private readonly waiting = new Map<number, { settle: (error: string | null) => void; timer: Timer; late: boolean }>();
+  private readonly models: Record<"control" | "stream", Model | null> = { control: null, stream: null };
+  private timers: Timer[] = [];
+  private lastId = 0;
+
+  constructor(private readonly receiver: Receiver) {
+    this.timers.push(setTimeout(() => this.missing(), ABSENT_MS));
+  }
+
+  attach(role: "control" | "stream", model: Model): void {
+    this.models[role] = model;
+    model.on("msg:custom", (content, buffers) => this.arrived(content, buffers?.[0]));
+    // ipywidgets triggers this when the comm closes: the kernel was restarted or the cell cleared.
+    model.on("comm_live_update", () => this.hello());
+    if (this.models.control && this.models.stream) this.hello();
+  }
+
+  /** Stops all timers: nobody listens any more. */
+  close(): void {
+    this.timers.forEach(clearTimeout);
+    for (const { timer } of this.waiting.values()) clearTimeout(timer);
+    this.waiting.clear();
+  }
+
+  ask(request: Ask, settle: (error: string | null) => void = () => undefined): void {
+    const id = ++this.lastId;
+    const entry = { settle, late: false, timer: setTimeout(() => this.overdue(id), LATE_MS) };
+    this.waiting.set(id, entry);
+    this.send({ ...request, id } as ToKernel);
+  }
+
+  ack(seq: number): void {
+    this.send({ type: "ack", seq });
+  }
+
+  private send(message: ToKernel): void {
+    this.models.control?.send(message);
+  }
+
+  private hello(): void {
+    this.timers.forEach(clearTimeout);
+    this.connection.value = "waiting";
+    const say = (): void => this.send({ type: "hello", version: VERSION });
+    this.timers = HELLO_MS.map((ms) => setTimeout(say, ms));
+    this.timers.push(setTimeout(() => this.missing(), ABSENT_MS));
+  }
+
+  private missing(): void {
+    if (this.connection.value === "waiting") this.connection.value = "absent";
+  }
+
+  private arrived(content: unknown, buffer: DataView | undefined): void {
+    this.timers.forEach(clearTimeout);
+    this.connection.value = "connected";
+    try {
+      const message = toBrowser(content);
+      if (message.type === "reply") this.replied(message.id, message.ok ? null : message.error || "It failed.");
+      else this.receiver.receive(message, buffer);
+    } catch (error) {
+      this.receiver.refuse(error instanceof Error ? error.message : String(error));
+    }
+  }
+
+  private replied(id: number, error: string | null): void {
+    const entry = this.waiting.get(id);
+    if (!entry) return; // asked by another view of the same page, or before a reload
+    this.waiting.delete(id);
+    clearTimeout(entry.timer);
+    if (entry.late) this.late.value -= 1;
+    entry.settle(error);
+  }
+
+  private overdue(id: number): void {
+    const entry = this.waiting.get(id);
+    if (!entry) return;
+    entry.late = true;
+    this.late.value += 1;
+  }
+}
+
+type Timer = ReturnType<typeof setTimeout>;

@@ -1,0 +1,56 @@
+// The frame of a canvas chart: margins, grid lines and tick labels on both axes.
+// Invariant: margins are constant, so that the plot does not move while numbers stream.
+import { tick } from "../format";
+import type { Area } from "./Canvas";
+import { spaced, type Scale } from "./scale";
+
+export interface Plot {
+  readonly left: number;
+  readonly top: number;
+  readonly width: number;
+  readonly height: number;
+  x(value: number): number;
+  y(value: number): number;
+}
+
+const MARGIN = { left: 46, right: 8, top: 6, bottom: 18 };
+const FONT = "10px";
+
+export function plot(area: Area, x: Scale, y: Scale): Plot {
+  const { context, palette } = area;
+  const left = MARGIN.left;
+  const top = MARGIN.top;
+  const width = Math.max(area.width - left - MARGIN.right, 1);
+  const height = Math.max(area.height - top - MARGIN.bottom, 1);
+  const result: Plot = {
+    left,
+    top,
+    width,
+    height,
+    x: (value) => left + x.at(value) * width,
+    y: (value) => top + (1 - y.at(value)) * height,
+  };
+  context.font = `${FONT} ${getComputedStyle(context.canvas).fontFamily}`;
+  context.lineWidth = 1;
+  context.strokeStyle = palette.line;
+  context.fillStyle = palette.faint;
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  for (const { value } of spaced(y, 15 / height)) {
+    const at = Math.round(result.y(value)) + 0.5;
+    context.beginPath();
+    context.moveTo(left, at);
+    context.lineTo(left + width, at);
+    context.stroke();
+    context.fillText(tick(value), left - 5, at);
+  }
+  context.textBaseline = "top";
+  for (const { value } of spaced(x, 44 / width)) {
+    const at = result.x(value);
+    const text = tick(value);
+    const half = context.measureText(text).width / 2;
+    context.textAlign = "center";
+    context.fillText(text, Math.min(Math.max(at, left + half - 8), left + width - half + MARGIN.right), top + height + 5);
+  }
+  return result;
+}

@@ -1,0 +1,80 @@
+// Where a value lies on an axis, as a fraction of its length, and which values get a tick.
+// Invariant: every scale is monotonic and maps its ends to 0 and 1, also where they are equal.
+
+export interface Scale {
+  at(value: number): number;
+  readonly ticks: readonly number[];
+}
+
+export function linear(low: number, high: number, wanted = 5): Scale {
+  const span = high - low;
+  if (!(span > 0)) return { at: () => 0.5, ticks: [low] };
+  return { at: (value) => (value - low) / span, ticks: niceTicks(low, high, wanted) };
+}
+
+/** Multiples of 1, 2 or 5 times a power of ten, about `wanted` of them. */
+export function niceTicks(low: number, high: number, wanted: number): number[] {
+  const rough = (high - low) / wanted;
+  if (!(rough > 0) || !Number.isFinite(rough)) return [low];
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough) ?? rough;
+  const ticks: number[] = [];
+  for (let i = Math.ceil(low / step); i * step <= high + step * 1e-9; i++) ticks.push(Number((i * step).toPrecision(12)));
+  return ticks;
+}
+
+/** Whole numbers only, for steps. */
+export function stepTicks(low: number, high: number, wanted: number): number[] {
+  return [...new Set(niceTicks(low, high, wanted).map(Math.round))].filter((t) => t >= low && t <= high);
+}
+
+/**
+ * Logarithmic outside (-threshold, threshold), linear within, where `middle` decades' worth of
+ * length is given to the values about zero. One side only, if all values are on one side.
+ */
+export function symlog(low: number, high: number, threshold: number, middle = 0.6): Scale {
+  const raw = (value: number): number => {
+    const size = Math.abs(value);
+    if (size <= threshold) return (value / threshold) * middle;
+    return Math.sign(value) * (middle + Math.log10(size / threshold));
+  };
+  const [from, to] = [raw(low), raw(high)];
+  if (!(to > from)) return { at: () => 0.5, ticks: [low] };
+  return { at: (value) => (raw(value) - from) / (to - from), ticks: powerTicks(low, high, threshold) };
+}
+
+/** Between values that are evenly spaced on the axis: the edges of a heatmap's rows. */
+export function along(edges: Float64Array): Scale {
+  const n = edges.length - 1;
+  const at = (value: number): number => {
+    if (!(value > edges[0])) return 0;
+    if (value >= edges[n]) return 1;
+    let [low, high] = [0, n];
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (edges[middle] <= value) low = middle;
+      else high = middle;
+    }
+    return (low + (value - edges[low]) / (edges[high] - edges[low])) / n;
+  };
+  const threshold = edges.reduce((least, e) => (e !== 0 ? Math.min(least, Math.abs(e)) : least), Infinity);
+  return { at, ticks: powerTicks(edges[0], edges[n], Number.isFinite(threshold) ? threshold : 1) };
+}
+
+function powerTicks(low: number, high: number, threshold: number): number[] {
+  const ticks = low <= 0 && high >= 0 ? [0] : [];
+  const first = Math.ceil(Math.log10(threshold) - 1e-9);
+  const last = Math.floor(Math.log10(Math.max(Math.abs(low), Math.abs(high))) + 1e-9);
+  for (let k = last; k >= first; k--) for (const t of [10 ** k, -(10 ** k)]) if (t >= low && t <= high) ticks.push(t);
+  return ticks;
+}
+
+/** Ticks whose labels do not touch: earlier ones win, `apart` is a fraction of the axis. */
+export function spaced(scale: Scale, apart: number): { value: number; at: number }[] {
+  const kept: { value: number; at: number }[] = [];
+  for (const value of scale.ticks) {
+    const at = scale.at(value);
+    if (at >= 0 && at <= 1 && kept.every((k) => Math.abs(k.at - at) >= apart)) kept.push({ value, at });
+  }
+  return kept;
+}

@@ -1,0 +1,42 @@
+// Everything about the selected site: facts, perturbing it, numbers, distributions, time.
+import { label } from "../sites";
+import type { Store } from "../store";
+import { ids } from "../testids";
+import { Add } from "../perturb/Add";
+import { CopyPath } from "./CopyPath";
+import { Distributions } from "./Distributions";
+import { Facts } from "./Facts";
+import { Numbers } from "./Numbers";
+import { OverSteps } from "./OverSteps";
+
+export function Detail({ store }: { store: Store }) {
+  const sites = store.sites.value;
+  const index = store.selectedIndex.value;
+  const site = index >= 0 ? sites?.list[index] : undefined;
+  if (!site) {
+    return (
+      <section class="nni-detail" data-testid={ids.detail}>
+        <p class="nni-empty">{sites ? "Select a module to see inside it." : "Nothing to show yet."}</p>
+      </section>
+    );
+  }
+  return (
+    <section class="nni-detail" aria-label="Selected module" data-testid={ids.detail}>
+      <div class="nni-path">
+        <h3 data-testid={ids.selected} data-value={site.key}>
+          {label(site.key)}
+        </h3>
+        <CopyPath path={site.key} />
+        <span class="nni-grow" />
+        <Add store={store} site={site} />
+      </div>
+      {site.unseen !== "" && <p class="nni-unseen">Not seen: {site.unseen}</p>}
+      <div class="nni-overview">
+        <Facts site={site} />
+        <Numbers store={store} index={index} />
+      </div>
+      <Distributions store={store} index={index} />
+      <OverSteps store={store} />
+    </section>
+  );
+}

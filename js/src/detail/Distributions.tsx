@@ -1,0 +1,71 @@
+// The histograms of the selected site's activation and gradient, on one kind of axis.
+import { useMemo } from "preact/hooks";
+import { toBars } from "../charts/bins";
+import { histogramKey, statistic, type FrameData } from "../decode";
+import { count } from "../format";
+import type { Store } from "../store";
+import { ids } from "../testids";
+import { Histogram } from "./Histogram";
+import { EACH } from "./quantities";
+import { Choice } from "./Choice";
+
+export function Distributions({ store, index }: { store: Store; index: number }) {
+  const frame = store.frame.value;
+  return (
+    <section class="nni-section" aria-label="Distributions">
+      <div class="nni-heading">
+        <h4>Distribution now</h4>
+        <span class="nni-grow" />
+        <Choice
+          label="Axis of values"
+          testid={ids.axis}
+          value={store.logAxis.value ? "log" : "linear"}
+          options={["log", "linear"]}
+          choose={(axis) => (store.logAxis.value = axis === "log")}
+        />
+      </div>
+      <div class="nni-pair">
+        {EACH.map(({ quantity, index: q, word }) => (
+          <figure key={quantity} class="nni-figure" data-testid={ids.hist(quantity)}>
+            <figcaption>
+              <span class={`nni-q-${quantity}`}>{word}</span>
+              <NotFinite frame={frame} site={index} q={q} />
+            </figcaption>
+            <One frame={frame} site={index} q={q} quantity={quantity} word={word} log={store.logAxis.value} />
+          </figure>
+        ))}
+      </div>
+    </section>
+  );
+}
+
+interface OneProps {
+  frame: FrameData | null;
+  site: number;
+  q: number;
+  quantity: string;
+  word: string;
+  log: boolean;
+}
+
+function One({ frame, site, q, quantity, word, log }: OneProps) {
+  const pairs = frame?.histograms.get(histogramKey(site, q));
+  const bars = useMemo(() => (pairs ? toBars(pairs) : null), [pairs]);
+  if (bars && bars.length > 0) return <Histogram bars={bars} log={log} quantity={quantity} word={word} />;
+  return <div class="nni-nothing">{reason(frame, site, q, word, bars !== null)}</div>;
+}
+
+function reason(frame: FrameData | null, site: number, q: number, word: string, sent: boolean): string {
+  if (!frame) return "No pass yet.";
+  if (Number.isNaN(statistic(frame, site, q, "size"))) return `No ${word} was measured here.`;
+  return sent ? "No finite value." : "Comes with the next frame.";
+}
+
+function NotFinite({ frame, site, q }: { frame: FrameData | null; site: number; q: number }) {
+  if (!frame) return null;
+  const found = (["nan", "posinf", "neginf"] as const)
+    .map((name, i) => [statistic(frame, site, q, name), ["NaN", "+Inf", "−Inf"][i]] as const)
+    .filter(([n]) => n > 0);
+  if (found.length === 0) return null;
+  return <span class="nni-bad">not drawn: {found.map(([n, name]) => `${count(n)} ${name}`).join(", ")}</span>;
+}

@@ -1,0 +1,33 @@
+// What is known of a site without running it: type, shapes, parameters, cost, where it is called.
+import type { ComponentChildren } from "preact";
+import { compact, count } from "../format";
+import type { Site } from "../protocol";
+
+export function Facts({ site }: { site: Site }) {
+  return (
+    <dl class="nni-facts">
+      <Fact name="type">{site.kind}</Fact>
+      <Fact name="parameters">{count(site.parameters)}</Fact>
+      <Fact name="inputs">{site.inputs || "–"}</Fact>
+      <Fact name="FLOPs">{site.flops === null ? "unknown" : compact(site.flops)}</Fact>
+      <Fact name="output">{site.output || "–"}</Fact>
+      {site.calls > 1 && <Fact name="calls">{count(site.calls)} in one pass</Fact>}
+      {site.stacked > 1 && <Fact name="stacked">{count(site.stacked)} layers</Fact>}
+      {site.source !== "" && (
+        <Fact name="source">
+          <code>{site.source}</code>
+        </Fact>
+      )}
+      {site.aliases.length > 0 && <Fact name="also at">{site.aliases.join(", ")}</Fact>}
+    </dl>
+  );
+}
+
+function Fact({ name, children }: { name: string; children: ComponentChildren }) {
+  return (
+    <div>
+      <dt>{name}</dt>
+      <dd>{children}</dd>
+    </div>
+  );
+}

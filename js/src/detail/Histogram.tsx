@@ -1,0 +1,161 @@
+// One histogram as SVG: bars, axis, and the range and count under the pointer or the arrow keys.
+// On the log axis bins keep their own edges; on the linear one their counts are spread over equal
+// widths. Areas are counts on either. Invariant: a tall bar of zeros is cut and labelled, so that the rest stays readable; the
+// line that tells about a bar has its place whether it is empty or not.
+import { useMemo, useRef, useState } from "preact/hooks";
+import { isZero, quantile, rebin, total, type Bar } from "../charts/bins";
+import { linear, spaced, symlog, type Scale } from "../charts/scale";
+import { count, percent, real, tick } from "../format";
+import { ids } from "../testids";
+
+interface Props {
+  bars: readonly Bar[];
+  log: boolean;
+  quantity: string;
+  word: string;
+}
+
+const WIDTH = 400;
+const HEIGHT = 110;
+const LINEAR_BARS = 64;
+/** The share of counts nearest zero that the log axis may draw as its middle. */
+const MIDDLE = 0.03;
+
+interface Drawn extends Bar {
+  readonly from: number;
+  readonly to: number;
+  readonly text: string;
+}
+
+export function Histogram({ bars, log, quantity, word }: Props) {
+  const [at, setAt] = useState<number | null>(null);
+  const svg = useRef<SVGSVGElement>(null);
+  const { drawn, scale } = useMemo(() => (log ? onLog(bars) : onLinear(bars)), [bars, log]);
+  const all = total(bars);
+  const height = (bar: Drawn): number => bar.count / Math.max(bar.to - bar.from, 1e-9);
+  const heights = drawn.map(height);
+  const { top, cut } = ceiling(heights);
+  const y = (i: number): number => HEIGHT * (1 - Math.min(heights[i] / top, 1));
+  const active = at === null ? undefined : drawn[Math.min(at, drawn.length - 1)];
+
+  const point = (event: PointerEvent): void => {
+    const box = svg.current!.getBoundingClientRect();
+    const x = (event.clientX - box.left) / box.width;
+    const found = drawn.findIndex((bar) => x >= bar.from && x < bar.to);
+    setAt(found >= 0 ? found : null);
+  };
+  const key = (event: KeyboardEvent): void => {
+    const step = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
+    if (step === 0) return;
+    event.preventDefault();
+    setAt(Math.min(Math.max((at ?? (step > 0 ? -1 : drawn.length)) + step, 0), drawn.length - 1));
+  };
+
+  return (
+    <div class="nni-histogram">
+      <svg
+        ref={svg}
+        viewBox={`0 0 ${WIDTH} ${HEIGHT}`}
+        preserveAspectRatio="none"
+        role="img"
+        tabIndex={0}
+        aria-label={`Histogram of the ${word}: ${count(all)} values, ${summary(bars)}`}
+        onPointerMove={point}
+        onPointerLeave={() => setAt(null)}
+        onBlur={() => setAt(null)}
+        onKeyDown={key}
+      >
+        {spaced(scale, 0.1).map((t) => (
+          <line key={t.value} class="nni-grid" x1={t.at * WIDTH} x2={t.at * WIDTH} y1={0} y2={HEIGHT} />
+        ))}
+        {drawn.map((bar, i) => (
+          <rect
+            key={i}
+            class={`nni-bar-${quantity}${bar === active ? " nni-active" : ""}${cut === i ? " nni-cut" : ""}`}
+            x={bar.from * WIDTH}
+            width={Math.max((bar.to - bar.from) * WIDTH - 0.6, 0.8)}
+            y={y(i)}
+            height={HEIGHT - y(i)}
+            data-testid={ids.histBar}
+            data-value={bar.count}
+          />
+        ))}
+        <line class="nni-axis" x1={0} x2={WIDTH} y1={HEIGHT} y2={HEIGHT} />
+      </svg>
+      <div class="nni-ticks" aria-hidden="true">
+        {spaced(scale, 0.12).map((t) => (
+          <span key={t.value} style={{ left: `${t.at * 100}%`, transform: `translateX(-${t.at * 100}%)` }}>
+            {tick(t.value)}
+          </span>
+        ))}
+      </div>
+      <p class="nni-told" data-testid={ids.histCount(quantity)} data-value={all} aria-live={active ? "polite" : "off"}>
+        {active
+          ? `${active.text}: ${count(active.count)} (${percent(active.count / all)})`
+          : cut === null
+            ? `${count(all)} values`
+            : `${count(all)} values; the cut bar at 0 holds ${percent(drawn[cut].count / all)}`}
+      </p>
+    </div>
+  );
+}
+
+const range = (low: number, high: number): string => `${real(low)} … ${real(high)}`;
+
+function summary(bars: readonly Bar[]): string {
+  return `median ${real(quantile(bars, 0.5))}, 1 % to 99 % from ${real(quantile(bars, 0.01))} to ${real(quantile(bars, 0.99))}`;
+}
+
+function onLinear(bars: readonly Bar[]): { drawn: Drawn[]; scale: Scale } {
+  const equal = rebin(bars, LINEAR_BARS);
+  const scale = linear(equal[0].low, equal[equal.length - 1].high);
+  const drawn = equal.map((bar, i) => ({
+    ...bar,
+    from: i / LINEAR_BARS,
+    to: (i + 1) / LINEAR_BARS,
+    text: range(bar.low, bar.high),
+  }));
+  return { drawn, scale };
+}
+
+/** Negative values, a middle for those next to zero, positive values; either side may be absent. */
+function onLog(bars: readonly Bar[]): { drawn: Drawn[]; scale: Scale } {
+  const threshold = middleOf(bars);
+  const small = (bar: Bar): boolean => !isZero(bar) && bar.low >= -threshold && bar.high <= threshold;
+  const merged: (Bar & { text: string })[] = bars
+    .filter((bar) => !small(bar) && !isZero(bar))
+    .map((bar) => ({ ...bar, text: range(bar.low, bar.high) }));
+  const near = threshold / 3;
+  const zero = total(bars.filter(isZero));
+  const below = total(bars.filter((bar) => small(bar) && bar.high <= 0));
+  const above = total(bars.filter((bar) => small(bar) && bar.low >= 0));
+  if (below > 0) merged.push({ low: -threshold, high: -near, count: below, text: range(-threshold, 0) });
+  if (zero > 0) merged.push({ low: -near, high: near, count: zero, text: "0" });
+  if (above > 0) merged.push({ low: near, high: threshold, count: above, text: range(0, threshold) });
+  merged.sort((a, b) => a.low - b.low);
+  const scale = symlog(merged[0].low, merged[merged.length - 1].high, threshold, 0.25);
+  return { drawn: merged.map((bar) => ({ ...bar, from: scale.at(bar.low), to: scale.at(bar.high) })), scale };
+}
+
+/** The edge of a bin such that only few values lie nearer to zero. */
+function middleOf(bars: readonly Bar[]): number {
+  const sizes = bars
+    .filter((bar) => !isZero(bar))
+    .map((bar) => ({ near: Math.min(Math.abs(bar.low), Math.abs(bar.high)), count: bar.count }))
+    .sort((a, b) => a.near - b.near);
+  if (sizes.length === 0) return 1;
+  let left = sizes.reduce((sum, s) => sum + s.count, 0) * MIDDLE;
+  for (const size of sizes) {
+    left -= size.count;
+    if (left < 0) return size.near;
+  }
+  return sizes[sizes.length - 1].near;
+}
+
+/** How high the chart reaches; one bar that towers over all others is cut. */
+function ceiling(heights: readonly number[]): { top: number; cut: number | null } {
+  const sorted = heights.map((h, i) => [h, i] as const).sort((a, b) => b[0] - a[0]);
+  const [highest, second] = [sorted[0], sorted[1]];
+  if (second && second[0] > 0 && highest[0] > 4 * second[0]) return { top: second[0] * 1.6, cut: highest[1] };
+  return { top: highest[0] * 1.04, cut: null };
+}

@@ -1,0 +1,75 @@
+// How the selected site's values moved over the steps: bands of quantiles, or a heatmap.
+import { useCallback } from "preact/hooks";
+import { Canvas, type Area } from "../charts/Canvas";
+import { paintBands, paintHeatmap } from "../charts/overSteps";
+import type { HistoryData } from "../decode";
+import { count } from "../format";
+import { HISTORY_QUANTILES } from "../protocol";
+import type { Store } from "../store";
+import { ids } from "../testids";
+import { Choice } from "./Choice";
+import { EACH } from "./quantities";
+
+const SHARES = [...HISTORY_QUANTILES].filter((q) => q < 0.5).map((q) => Math.round((1 - 2 * q) * 100));
+
+export function OverSteps({ store }: { store: Store }) {
+  const kind = store.overSteps.value;
+  const index = store.selectedIndex.value;
+  return (
+    <section class="nni-section" aria-label="Over the steps">
+      <div class="nni-heading">
+        <h4>Over the steps</h4>
+        <span class="nni-faint nni-small">
+          {kind === "bands" ? `line: median; bands: ${SHARES.join(", ")} % of the values` : "stronger colour: more of the step's values"}
+        </span>
+        <span class="nni-grow" />
+        <Choice
+          label="Kind of chart"
+          testid={ids.overKind}
+          value={kind}
+          options={["bands", "heatmap"]}
+          choose={(chosen) => (store.overSteps.value = chosen)}
+        />
+      </div>
+      <div class="nni-pair">
+        {EACH.map(({ quantity, index: q, word }) => {
+          const history = store.histories.value.get(q);
+          const fits = history && history.header.site === index && history.header.steps > 0;
+          return (
+            <figure key={quantity} class="nni-figure" data-testid={ids.over(quantity)}>
+              <figcaption>
+                <span class={`nni-q-${quantity}`}>{word}</span>
+                {fits && <span class="nni-faint">{count(history.header.steps)} steps</span>}
+              </figcaption>
+              {fits ? (
+                <Chart history={history} quantity={quantity} word={word} heatmap={kind === "heatmap"} log={store.logAxis.value} />
+              ) : (
+                <div class="nni-nothing">No steps recorded yet.</div>
+              )}
+            </figure>
+          );
+        })}
+      </div>
+    </section>
+  );
+}
+
+interface ChartProps {
+  history: HistoryData;
+  quantity: "output" | "gradient";
+  word: string;
+  heatmap: boolean;
+  log: boolean;
+}
+
+function Chart({ history, quantity, word, heatmap, log }: ChartProps) {
+  const paint = useCallback(
+    (area: Area) => {
+      const color = area.palette[quantity];
+      if (heatmap) paintHeatmap(area, history, color);
+      else paintBands(area, history, color, log);
+    },
+    [history, quantity, heatmap, log],
+  );
+  return <Canvas height={130} label={`The ${word} over ${count(history.header.steps)} steps`} paint={paint} />;
+}

@@ -1,0 +1,25 @@
+// The top line: which model, where the run stands, whether training is perturbed, what it costs.
+import type { Store } from "../store";
+import { ids } from "../testids";
+import { CostCorner } from "./CostCorner";
+import { RunProgress } from "./RunProgress";
+
+export function Header({ store }: { store: Store }) {
+  const sites = store.sites.value;
+  const state = store.state.value;
+  return (
+    <header class="nni-header">
+      <strong class="nni-model" title={sites?.model}>
+        {sites?.model ?? "nnx_inspector"}
+      </strong>
+      <RunProgress store={store} />
+      {state?.training_perturbed && (
+        <span class="nni-training" role="status" data-testid={ids.trainingPerturbed}>
+          training is perturbed
+        </span>
+      )}
+      <span class="nni-grow" />
+      {state && <CostCorner cost={state.cost} />}
+    </header>
+  );
+}

@@ -1,0 +1,34 @@
+// The metrics of the run as small curves, one chart each: their scales have nothing in common.
+import { useCallback } from "preact/hooks";
+import { Canvas, type Area } from "../charts/Canvas";
+import { paintCurve } from "../charts/curve";
+import type { CurveData } from "../decode";
+import { exact, real } from "../format";
+import type { Store } from "../store";
+import { ids } from "../testids";
+
+export function Metrics({ store }: { store: Store }) {
+  const curves = store.curves.value.filter((curve) => curve.points.length > 0);
+  if (curves.length === 0) return null;
+  return (
+    <section class="nni-metrics" aria-label="Metrics">
+      {curves.map((curve) => (
+        <Curve key={curve.name} curve={curve} />
+      ))}
+    </section>
+  );
+}
+
+function Curve({ curve: { name, points } }: { curve: CurveData }) {
+  const last = points[points.length - 1];
+  const paint = useCallback((area: Area) => paintCurve(area, points, area.palette.metric), [points]);
+  return (
+    <figure class="nni-metric" data-testid={ids.metric(name)} data-value={exact(last)}>
+      <figcaption>
+        <span>{name}</span>
+        <b>{real(last)}</b>
+      </figcaption>
+      <Canvas height={84} label={`${name} over the steps, last value ${real(last)}`} paint={paint} />
+    </figure>
+  );
+}

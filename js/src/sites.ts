@@ -1,0 +1,82 @@
+// A layout with what the tree needs of it: children, places by key, and which rows are shown.
+// Invariant: built once a layout, in time linear in its sites; never walks the DOM.
+import type { Layout, Site } from "./protocol";
+
+export interface Sites {
+  readonly id: number;
+  readonly model: string;
+  readonly list: readonly Site[];
+  readonly children: readonly (readonly number[])[];
+  readonly roots: readonly number[];
+  readonly byKey: ReadonlyMap<string, number>;
+}
+
+/** So many rows may be open before anybody has opened one. */
+const OPEN_AT_FIRST = 500;
+
+export function toSites(layout: Layout): Sites {
+  const children: number[][] = layout.sites.map(() => []);
+  const roots: number[] = [];
+  const byKey = new Map<string, number>();
+  layout.sites.forEach((site, i) => {
+    byKey.set(site.key, i);
+    if (site.parent >= 0 && site.parent < layout.sites.length && site.parent !== i) children[site.parent].push(i);
+    else roots.push(i);
+  });
+  return { id: layout.layout, model: layout.model, list: layout.sites, children, roots, byKey };
+}
+
+/** As many whole levels as stay readable. Keys, so that they survive a new layout. */
+export function openAtFirst(sites: Sites): Set<string> {
+  const open = new Set<string>();
+  let level = sites.roots;
+  let shown = level.length;
+  while (level.length > 0) {
+    const next = level.flatMap((i) => sites.children[i]);
+    if (shown + next.length > OPEN_AT_FIRST && open.size > 0) break;
+    for (const i of level) if (sites.children[i].length > 0) open.add(sites.list[i].key);
+    shown += next.length;
+    level = next;
+  }
+  return open;
+}
+
+/** Indices of the rows to show, top to bottom. A search shows matches and what leads to them. */
+export function visibleRows(sites: Sites, open: ReadonlySet<string>, query: string): number[] {
+  const shown = query.trim() === "" ? null : matches(sites, query);
+  const rows: number[] = [];
+  const stack = [...sites.roots].reverse();
+  while (stack.length > 0) {
+    const i = stack.pop()!;
+    if (shown && !shown.has(i)) continue;
+    rows.push(i);
+    if (shown || open.has(sites.list[i].key)) {
+      const below = sites.children[i];
+      for (let k = below.length - 1; k >= 0; k--) stack.push(below[k]);
+    }
+  }
+  return rows;
+}
+
+function matches(sites: Sites, query: string): Set<number> {
+  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+  const shown = new Set<number>();
+  sites.list.forEach((site, i) => {
+    const text = `${site.key}\n${site.name}\n${site.kind}\n${site.aliases.join("\n")}`.toLowerCase();
+    if (!words.every((word) => text.includes(word))) return;
+    for (let at = i; at >= 0 && !shown.has(at); at = sites.list[at].parent) shown.add(at);
+  });
+  return shown;
+}
+
+/** Keys of everything above a site: open these and its row is shown. */
+export function ancestors(sites: Sites, index: number): string[] {
+  const keys: string[] = [];
+  for (let at = sites.list[index].parent; at >= 0; at = sites.list[at].parent) keys.push(sites.list[at].key);
+  return keys;
+}
+
+/** What a person reads for a site's key: the root has an empty one. */
+export function label(key: string): string {
+  return key === "" ? "(model)" : key;
+}

@@ -1,0 +1,314 @@
+// Everything that the screen shows, as signals, and the rules by which messages change it.
+// Invariants: of several frames only the newest is drawn, once an animation frame, and is
+// acknowledged after that; a frame of another layout than the current one is never drawn; pausing
+// holds the step on screen and nothing else. Views only read signals and call methods of this.
+import { batch, computed, signal } from "@preact/signals";
+import type { Ask, Receiver, Update } from "./bridge";
+import { decodeCurves, decodeFrame, decodeHistory, sitesOf, statistic } from "./decode";
+import type { CurveData, FrameData, HistoryData } from "./decode";
+import type { Layout, Notice, Perturbation, Progress, State } from "./protocol";
+import { QUANTITIES } from "./protocol";
+import { ancestors, label, openAtFirst, toSites, visibleRows, type Sites } from "./sites";
+
+/** What the store needs of the bridge. */
+export interface Kernel {
+  ask(request: Ask, settle?: (error: string | null) => void): void;
+  ack(seq: number): void;
+}
+
+/** A change asked for and not yet in a State: shown at once, so that a switch follows the finger. */
+interface Intent {
+  readonly enabled: boolean;
+  readonly strength: number | null;
+  readonly answered: boolean;
+}
+
+export interface Line extends Notice {
+  readonly id: string;
+}
+
+const SELECT_MS = 60;
+const ADJUST_MS = 50;
+
+export class Store implements Receiver {
+  readonly sites = signal<Sites | null>(null);
+  readonly frame = signal<FrameData | null>(null);
+  readonly state = signal<State | null>(null);
+  readonly progress = signal<Progress | null>(null);
+  readonly curves = signal<readonly CurveData[]>([]);
+  readonly histories = signal<ReadonlyMap<number, HistoryData>>(new Map());
+  readonly selected = signal<string | null>(null);
+  readonly paused = signal(false);
+
+  readonly open = signal<ReadonlySet<string>>(new Set());
+  readonly query = signal("");
+  readonly logAxis = signal(true);
+  readonly overSteps = signal<"bands" | "heatmap">("bands");
+  /** Moves on when a row should be brought into view: by a key, a link, the kernel. */
+  readonly reveal = signal(0);
+
+  readonly rows = computed(() => {
+    const sites = this.sites.value;
+    return sites ? visibleRows(sites, this.open.value, this.query.value) : [];
+  });
+  readonly selectedIndex = computed(() => {
+    const key = this.selected.value;
+    return (key === null ? undefined : this.sites.value?.byKey.get(key)) ?? -1;
+  });
+  readonly perturbations = computed<readonly Perturbation[]>(() => {
+    const intents = this.intents.value;
+    return (this.state.value?.perturbations ?? []).map((p) => {
+      const wish = intents.get(p.id);
+      return wish ? { ...p, enabled: wish.enabled, strength: wish.strength ?? p.strength } : p;
+    });
+  });
+  /** Site key -> whether one of its perturbations is on; absent: it has none. */
+  readonly perturbed = computed(() => {
+    const on = new Map<string, boolean>();
+    for (const p of this.perturbations.value) on.set(p.site, (on.get(p.site) ?? false) || p.enabled);
+    return on;
+  });
+  /** Per site: bit 1, it has NaN or Inf values itself; bit 2, something below it has. */
+  readonly bad = computed(() => markBad(this.sites.value, this.frame.value));
+  readonly notices = computed<readonly Line[]>(() => {
+    const away = this.dismissed.value;
+    const fromKernel = (this.state.value?.notices ?? []).map((n) => ({ ...n, id: `${n.level}\n${n.site}\n${n.text}` }));
+    return [...this.problems.value, ...fromKernel].filter((n) => !away.has(n.id));
+  });
+
+  private readonly intents = signal<ReadonlyMap<number, Intent>>(new Map());
+  private readonly problems = signal<readonly Line[]>([]);
+  private readonly dismissed = signal<ReadonlySet<string>>(new Set());
+  private newest: FrameData | null = null;
+  private drawing = 0;
+  private selecting = 0;
+  private stateSelected: string | null = null;
+  private selectTimer: ReturnType<typeof setTimeout> | undefined;
+  private readonly adjusting = new Map<number, { timer: ReturnType<typeof setTimeout>; wish: Intent | null }>();
+  private problemCount = 0;
+
+  constructor(private readonly kernel: Kernel) {}
+
+  // ---- what arrives ----
+
+  receive(message: Update, buffer: DataView | undefined): void {
+    switch (message.type) {
+      case "layout":
+        return this.takeLayout(message);
+      case "state":
+        return this.takeState(message);
+      case "frame": {
+        const sites = this.sites.value;
+        if (!sites || message.layout !== sites.id) return;
+        const frame = decodeFrame(message, buffer);
+        if (sitesOf(frame) !== sites.list.length) {
+          return this.refuse(`Frame ${message.seq} has ${sitesOf(frame)} sites, its layout ${sites.list.length}.`);
+        }
+        this.newest = frame;
+        return this.schedule();
+      }
+      case "history": {
+        if (message.layout !== this.sites.value?.id) return;
+        const next = new Map(this.histories.value);
+        next.set(message.quantity, decodeHistory(message, buffer));
+        this.histories.value = next;
+        return;
+      }
+      case "curves":
+        this.curves.value = decodeCurves(message, buffer);
+        return;
+    }
+  }
+
+  refuse(text: string): void {
+    this.problem("error", text, null);
+  }
+
+  private takeLayout(message: Layout): void {
+    const sites = toSites(message);
+    batch(() => {
+      const first = this.sites.value === null;
+      if (this.sites.value?.id !== sites.id) {
+        this.newest = null;
+        this.frame.value = null;
+        this.histories.value = new Map();
+      }
+      this.sites.value = sites;
+      if (first) this.open.value = openAtFirst(sites);
+      this.openTo(this.selected.value);
+    });
+  }
+
+  private takeState(message: State): void {
+    batch(() => {
+      this.state.value = message;
+      this.progress.value = message.progress;
+      // A State carries what is so: a wish ends with it, once the kernel has answered the wish.
+      for (const [id, wish] of this.intents.value) if (wish.answered) this.setIntent(id, null);
+      const moved = message.selected !== this.stateSelected;
+      this.stateSelected = message.selected;
+      if (this.selected.value === null || (moved && this.selecting === 0)) this.show(message.selected);
+    });
+  }
+
+  private schedule(): void {
+    if (this.drawing || this.newest === null) return;
+    this.drawing = requestAnimationFrame(() => {
+      this.drawing = 0;
+      const frame = this.newest;
+      if (!frame) return;
+      const shown = this.frame.value;
+      // The same step again (another site's histogram, say) is drawn although the step is held.
+      if (this.paused.value && shown && shown.header.step !== frame.header.step) return;
+      this.newest = null;
+      batch(() => {
+        this.frame.value = frame;
+        this.progress.value = frame.header.progress;
+      });
+      setTimeout(() => this.kernel.ack(frame.header.seq)); // after the views' microtasks
+    });
+  }
+
+  // ---- what a person does ----
+
+  setPaused(paused: boolean): void {
+    this.paused.value = paused;
+    if (!paused) this.schedule();
+  }
+
+  select(key: string, reveal = true): void {
+    if (reveal) this.openTo(key);
+    if (key === this.selected.value) {
+      if (reveal) this.reveal.value += 1;
+      return;
+    }
+    this.show(key, reveal);
+    if (this.selectTimer === undefined) this.selecting += 1;
+    clearTimeout(this.selectTimer); // keys held down pass many rows: ask for the last
+    this.selectTimer = setTimeout(() => {
+      this.selectTimer = undefined;
+      this.kernel.ask({ type: "select", site: key }, (error) => {
+        this.selecting -= 1;
+        if (error) this.problem("error", `Could not select ${label(key)}: ${error}`, key);
+      });
+    }, SELECT_MS);
+  }
+
+  /** What the space key does: Zero where there is nothing, else switch what is there. */
+  togglePerturbation(key: string): void {
+    const here = this.perturbations.value.filter((p) => p.site === key);
+    if (here.length === 0) this.perturb(key, "Zero", null);
+    const enabled = !here.some((p) => p.enabled);
+    for (const p of here) this.adjust(p.id, enabled, null);
+  }
+
+  perturb(site: string, kind: string, strength: number | null): void {
+    this.kernel.ask({ type: "perturb", site, kind, strength }, (error) => {
+      if (error) this.problem("error", `Could not perturb ${label(site)}: ${error}`, site);
+    });
+  }
+
+  /** At most one request per perturbation and ADJUST_MS: the last wish is always sent. */
+  adjust(id: number, enabled: boolean, strength: number | null): void {
+    const wish = { enabled, strength: strength ?? this.intents.value.get(id)?.strength ?? null, answered: false };
+    this.setIntent(id, wish);
+    const running = this.adjusting.get(id);
+    if (running) {
+      running.wish = wish;
+      return;
+    }
+    this.sendAdjust(id, wish);
+  }
+
+  private sendAdjust(id: number, wish: Intent): void {
+    const timer = setTimeout(() => {
+      const next = this.adjusting.get(id)?.wish ?? null;
+      this.adjusting.delete(id);
+      if (next) this.sendAdjust(id, next);
+    }, ADJUST_MS);
+    this.adjusting.set(id, { timer, wish: null });
+    this.kernel.ask({ type: "adjust", perturbation: id, enabled: wish.enabled, strength: wish.strength }, (error) => {
+      if (error) this.problem("error", `Could not change the perturbation: ${error}`, null);
+      if (this.intents.value.get(id) === wish) this.setIntent(id, error ? null : { ...wish, answered: true });
+    });
+  }
+
+  remove(id: number): void {
+    this.kernel.ask({ type: "remove", perturbation: id }, (error) => {
+      if (error) this.problem("error", `Could not remove the perturbation: ${error}`, null);
+    });
+  }
+
+  setOpen(key: string, open: boolean): void {
+    const next = new Set(this.open.value);
+    if (open) next.add(key);
+    else next.delete(key);
+    this.open.value = next;
+  }
+
+  openAll(open: boolean): void {
+    const sites = this.sites.value;
+    if (!sites) return;
+    this.open.value = new Set(open ? sites.list.filter((_, i) => sites.children[i].length > 0).map((s) => s.key) : []);
+  }
+
+  dismiss(id: string): void {
+    batch(() => {
+      if (this.problems.value.some((n) => n.id === id)) {
+        this.problems.value = this.problems.value.filter((n) => n.id !== id);
+      } else {
+        this.dismissed.value = new Set(this.dismissed.value).add(id);
+      }
+    });
+  }
+
+  // ---- inside ----
+
+  private show(key: string, reveal = true): void {
+    batch(() => {
+      if (key !== this.selected.value) this.histories.value = new Map();
+      this.selected.value = key;
+      if (reveal) {
+        this.openTo(key);
+        this.reveal.value += 1;
+      }
+    });
+  }
+
+  private openTo(key: string | null): void {
+    const sites = this.sites.value;
+    const index = key === null ? undefined : sites?.byKey.get(key);
+    if (!sites || index === undefined) return;
+    const above = ancestors(sites, index).filter((k) => !this.open.value.has(k));
+    if (above.length > 0) this.open.value = new Set([...this.open.value, ...above]);
+  }
+
+  private setIntent(id: number, wish: Intent | null): void {
+    const next = new Map(this.intents.value);
+    if (wish) next.set(id, wish);
+    else next.delete(id);
+    this.intents.value = next;
+  }
+
+  private problem(level: string, text: string, site: string | null): void {
+    if (this.problems.value.some((n) => n.text === text)) return;
+    const line = { id: `local-${++this.problemCount}`, level, text, site };
+    this.problems.value = [line, ...this.problems.value].slice(0, 5);
+  }
+}
+
+function markBad(sites: Sites | null, frame: FrameData | null): Uint8Array {
+  const bad = new Uint8Array(sites?.list.length ?? 0);
+  if (!sites || !frame) return bad;
+  for (let i = 0; i < bad.length; i++) {
+    for (let q = 0; q < QUANTITIES.length; q++) {
+      for (const name of ["nan", "posinf", "neginf"] as const) {
+        if (statistic(frame, i, q, name) > 0) bad[i] |= 1;
+      }
+    }
+    if (bad[i] & 1) {
+      for (let at = sites.list[i].parent; at >= 0 && !(bad[at] & 2); at = sites.list[at].parent) bad[at] |= 2;
+    }
+  }
+  return bad;
+}

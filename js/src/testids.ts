@@ -1,0 +1,57 @@
+// The `data-testid`s: what browser tests hold on to. `data-value` always has every digit.
+//
+// nni-root                          one view                       nni-banner     not connected, closed
+// nni-step [value]                  the step on screen             nni-progress [value, data-state]
+// nni-pause                         hold the step / follow         nni-cost       what inspection costs
+// nni-training-perturbed            only there while it is so      nni-notice [data-level]
+// nni-search                        search box of the tree         nni-tree       its rows' scroller
+// nni-row [data-site]               one row (only rows in view)    nni-nan, nni-badge-perturbed  in a row
+// nni-detail, nni-selected [value]  detail and the path it shows   nni-copy       copies that path
+// nni-stat-<quantity>-<statistic> [value]                          quantity: output, gradient
+// nni-hist-<quantity>, nni-hist-count-<quantity> [value: values binned], nni-hist-bar, nni-axis
+// nni-over-<quantity>               over the steps                 nni-over-kind  bands or heatmap
+// nni-perturb-zero, nni-perturb-scale                              add one to the selected site
+// nni-perturbation [data-id, data-site]                            with, inside it: nni-switch,
+//                                   nni-strength (slider), nni-strength-number, nni-remove, nni-pending
+// nni-effect, nni-effect-<metric>-clean|perturbed [value], nni-output-change [value], nni-no-effect
+// nni-metric-<name> [value: the last one]                          nni-error      a view's own failure
+
+export const ids = {
+  root: "nni-root",
+  banner: "nni-banner",
+  step: "nni-step",
+  progress: "nni-progress",
+  pause: "nni-pause",
+  cost: "nni-cost",
+  trainingPerturbed: "nni-training-perturbed",
+  notice: "nni-notice",
+  search: "nni-search",
+  tree: "nni-tree",
+  row: "nni-row",
+  nan: "nni-nan",
+  badgePerturbed: "nni-badge-perturbed",
+  detail: "nni-detail",
+  selected: "nni-selected",
+  copy: "nni-copy",
+  stat: (quantity: string, statistic: string) => `nni-stat-${quantity}-${statistic}`,
+  hist: (quantity: string) => `nni-hist-${quantity}`,
+  histCount: (quantity: string) => `nni-hist-count-${quantity}`,
+  histBar: "nni-hist-bar",
+  axis: "nni-axis",
+  over: (quantity: string) => `nni-over-${quantity}`,
+  overKind: "nni-over-kind",
+  perturbZero: "nni-perturb-zero",
+  perturbScale: "nni-perturb-scale",
+  perturbation: "nni-perturbation",
+  switch: "nni-switch",
+  strength: "nni-strength",
+  strengthNumber: "nni-strength-number",
+  remove: "nni-remove",
+  pending: "nni-pending",
+  effect: "nni-effect",
+  effectValue: (metric: string, which: "clean" | "perturbed") => `nni-effect-${metric}-${which}`,
+  outputChange: "nni-output-change",
+  noEffect: "nni-no-effect",
+  metric: (name: string) => `nni-metric-${name}`,
+  error: "nni-error",
+} as const;

@@ -1,0 +1,157 @@
+"""Rules over a recording: what is wrong in it, where it was first seen, and the evidence.
+
+Invariant: no false alarms. A finding states what the recording holds, with its counts as
+evidence; what it says of the cause it calls usual, not certain. Changes nothing, draws nothing,
+imports no jax.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Literal
+
+from nnx_inspector.recording import Pass, Recording
+from nnx_inspector.summary import NAN_BIN, NEGINF_BIN, POSINF_BIN, Summary
+
+Severity = Literal["error", "warning", "info"]
+"""How bad it is, worst first."""
+
+_SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
+_KINDS: Final = {
+    "nan": ("NaN", NAN_BIN),
+    "posinf": ("+Inf", POSINF_BIN),
+    "neginf": ("-Inf", NEGINF_BIN),
+}
+
+
+def diagnose(recording: Recording) -> list[Finding]:
+    """What the rules find in a recording.
+
+    Args:
+        recording: may be empty, and may be appended to meanwhile: all rules see one snapshot.
+
+    Returns:
+        The findings, worst first; of equal severity the earlier one first. Empty where nothing is
+        wrong as far as the rules can tell.
+
+    Example:
+        >>> from nnx_inspector.summary import empty
+        >>> recording = Recording()
+        >>> recording.append(0, {"encoder": {"output": empty()}})
+        >>> diagnose(recording)
+        []
+    """
+    passes = recording.passes
+    found = [(finding, at) for rule in _RULES for finding, at in rule(passes)]
+    found.sort(key=lambda pair: (_SEVERITIES.index(pair[0].severity), pair[1]))
+    return [finding for finding, _ in found]
+
+
+def _nonfinite(passes: Sequence[Pass]) -> list[tuple[Finding, int]]:
+    """The first NaN, and an Inf that came before it; clean and perturbed passes each apart.
+
+    An Inf may be on purpose (a mask is often -Inf), so it never hides the first NaN.
+    """
+    found: dict[tuple[int, str, str], tuple[Finding, int]] = {}
+    for perturbed in (False, True):
+        same = [item for item in passes if item.perturbed == perturbed]
+        end = len(passes) and passes[-1].number + 1
+        for kind in _KINDS:  # NaN first: an Inf in the same pass or later says nothing new
+            first = next((p for p in same if p.number < end and kind in p.nonfinite), None)
+            if first is not None:
+                site, quantity, summary = _origin(first, kind)
+                finding = _nonfinite_finding(first, site, quantity, summary)
+                found.setdefault((first.number, site, quantity), (finding, first.number))
+                end = first.number if kind == "nan" else end
+    return list(found.values())
+
+
+def _origin(item: Pass, kind: str) -> tuple[str, str, Summary]:
+    """Site, quantity and summary where a kind of value arose in a pass which has it.
+
+    Values arise forward: in the order of the sites, what goes in before what comes out, and out of
+    a module after out of those within it. Gradients come later, and in the reverse order.
+    """
+    bad = [(s, q, summary) for s, q, summary in item.items() if summary.bins[_KINDS[kind][1]]]
+    inputs = {site for site, quantity, _ in bad if quantity == "input"}
+    forward = [b for b in bad if b[1] != "gradient"]
+    if not forward:
+        outermost = [b for b in bad if not any(_within(b[0], other) for other, _, _ in bad)]
+        return outermost[-1]
+    site, quantity, summary = forward[0]
+    if site in inputs:
+        return next(b for b in forward if b[:2] == (site, "input"))
+    while inner := [b for b in forward if _within(b[0], site)]:
+        site, quantity, summary = inner[0]
+    return site, quantity, summary
+
+
+def _within(site: str, other: str) -> bool:
+    """Whether a site's module lies inside another site's module."""
+    path, outer = (re.split(r"(?<!\\):", key)[0] for key in (site, other))
+    return path != outer and (not outer or path.startswith(f"{outer}/"))
+
+
+def _nonfinite_finding(item: Pass, site: str, quantity: str, summary: Summary) -> Finding:
+    counts = {kind: int(summary.bins[number]) for kind, (_, number) in _KINDS.items()}
+    seen = " and ".join(
+        f"{counts[kind]} {name}" for kind, (name, _) in _KINDS.items() if counts[kind]
+    )
+    size = 0 if summary.saturated else summary.size
+    if summary.saturated:  # counts that stopped in jit are no evidence; that there are any is
+        counts = {kind: min(count, 2**32 - 1) for kind, count in counts.items()}
+        seen = " and ".join(name for kind, (name, _) in _KINDS.items() if counts[kind])
+    severity, meaning = _meaning(counts, quantity)
+    where = f"the {quantity} of {site!r}" if site else f"the {quantity} of the model"
+    among = f" among {size} values" if size else ", too many values to be counted"
+    during = ", while a perturbation was on" if item.perturbed else ""
+    return Finding(
+        rule="nonfinite",
+        site=site,
+        step=item.step,
+        severity=severity,
+        evidence={"pass": item.number, **({"size": size} if size else {}), **counts},
+        message=f"At step {item.step}{during}, {where} first held {seen}{among}: {meaning}.",
+    )
+
+
+def _meaning(counts: Mapping[str, int], quantity: str) -> tuple[Severity, str]:
+    if counts["nan"] and quantity == "gradient":
+        return "error", (
+            "all forward values were free of NaN, so this is usually a derivative without a limit "
+            "after this site (sqrt or norm at 0, log of 0), or an overflow in the loss"
+        )
+    if counts["nan"]:
+        return "error", (
+            "usually 0/0, Inf - Inf, the log or root of a negative number, or weights that an "
+            "earlier step made invalid"
+        )
+    if counts["posinf"] or quantity == "gradient":
+        return "warning", "usually an overflow (exp, a division by 0, float16), and NaN comes next"
+    return "info", "usually a mask, and then harmless, but log of 0 gives it as well"
+
+
+_RULES: Final[tuple[Callable[[Sequence[Pass]], list[tuple[Finding, int]]], ...]] = (_nonfinite,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong, or may be.
+
+    Attributes:
+        rule: the rule that found it, for instance "nonfinite".
+        site: key of the site concerned.
+        step: the step at which it was first seen.
+        severity: "error", "warning" or "info".
+        evidence: the figures it rests on, by name; counts are numbers of values.
+        message: one sentence: what was found, and what it usually means.
+    """
+
+    rule: str
+    site: str
+    step: int
+    severity: Severity
+    evidence: Mapping[str, float]
+    message: str

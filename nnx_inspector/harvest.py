@@ -1,0 +1,363 @@
+"""Takes what is marked out of a traced function, through its control flow, as ordinary outputs.
+
+A jaxpr with marks is surveyed once and evaluated again with three things threaded through: the
+summaries of marked values come out (a scan hands out one row an iteration, a while loop adds up,
+an untaken branch contributes nothing), perturbations and sinks for cotangents go in. The way of
+jax.experimental.checkify and oryx's harvest. Invariant: equations without marks are done as they
+are, and what cannot be taken out is in the survey with a reason, never a guess.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from nnx_inspector import _private
+from nnx_inspector.summarize import merge_in_trace, summarize
+from nnx_inspector.summary import Summary
+from nnx_inspector.taps import Structure, mark, observe_cotangent, sink_like
+
+OUTPUT, INPUT = "output", "input"
+
+
+@dataclasses.dataclass(frozen=True)
+class Marked:
+    """One mark in a jaxpr: which site, which part of the call, and what it holds."""
+
+    site: str
+    part: str
+    structure: Structure
+    avals: tuple[Any, ...]
+
+    @property
+    def differentiable(self) -> tuple[bool, ...]:
+        return tuple(jnp.issubdtype(a.dtype, jnp.inexact) for a in self.avals)
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """One equation that holds marks: the mark itself, or an equation with jaxprs inside.
+
+    `kind` is "mark", "scan", "while", "cond", "jit", "remat", "inline" or "opaque".
+    """
+
+    kind: str
+    mark: Marked | None = None
+    children: tuple[Survey, ...] = ()
+    length: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """A jaxpr and its equations that hold marks, by their number."""
+
+    jaxpr: Any
+    consts: tuple[Any, ...]
+    items: Mapping[int, Item]
+    unseen: Mapping[str, str]
+
+
+_INLINE = {"closed_call", "core_call", "custom_lin"}
+
+
+def survey(jaxpr: Any) -> Survey:
+    """Find the marks of a jaxpr, in order, through every equation that can be entered."""
+    bare, consts = _private.open_jaxpr(jaxpr)
+    items: dict[int, Item] = {}
+    unseen: dict[str, str] = {}
+    for number, equation in enumerate(bare.eqns):
+        item = _item(equation, unseen)
+        if item is not None:
+            items[number] = item
+    return Survey(bare, tuple(consts), items, unseen)
+
+
+def _item(equation: Any, unseen: dict[str, str]) -> Item | None:
+    params, name = equation.params, equation.primitive.name
+    if equation.primitive is mark:
+        avals = tuple(v.aval for v in equation.invars)
+        marked = Marked(params["site"], params["part"], params["structure"], avals)
+        return Item("mark", marked)
+    inner = [survey(j) for j in _private.sub_jaxprs(equation)]
+    if not any(child.items or child.unseen for child in inner):
+        return None
+    for child in inner:
+        unseen.update(child.unseen)
+    if name == "scan":
+        return Item("scan", None, (inner[0],), params["length"])
+    if name == "while":
+        test, body = survey(params["cond_jaxpr"]), survey(params["body_jaxpr"])
+        _lose(test, "it is called in the condition of a while loop", unseen)
+        return Item("while", None, (test, body)) if body.items else None
+    if name == "cond":
+        return Item("cond", None, tuple(survey(branch) for branch in params["branches"]))
+    if name in ("jit", "pjit"):
+        return Item("jit", None, (inner[0],))
+    if name in ("remat2", "remat", "checkpoint"):
+        return Item("remat", None, (inner[0],))
+    if name in _INLINE:
+        return Item("inline", None, (inner[0],))
+    for child in inner:
+        _lose(child, f"it is called inside a {name} equation, which cannot be entered", unseen)
+    return None
+
+
+def _lose(child: Survey, reason: str, unseen: dict[str, str]) -> None:
+    for marked in marks(child):
+        unseen.setdefault(marked.site, reason)
+
+
+def marks(found: Survey) -> list[Marked]:
+    """Every mark of a survey in the order of the program, loop bodies once."""
+    out: list[Marked] = []
+    for item in found.items.values():
+        if item.mark is not None:
+            out.append(item.mark)
+        for child in item.children:
+            out.extend(marks(child))
+    return out
+
+
+# ----------------------------------------------------------------- evaluate
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What to do at the marks.
+
+    Attributes:
+        summarise: whether values are reduced to summaries.
+        perturb: `(site, leaf) -> leaf` for outputs; it may close over arrays.
+    """
+
+    summarise: bool = True
+    perturb: Callable[[str, Any], Any] | None = None
+
+
+def sinks_for(found: Survey, rows: tuple[int, ...] = ()) -> list[Any]:
+    """Zeros for every output that may receive a cotangent, in the shape of the survey."""
+    out: list[Any] = []
+    for item in found.items.values():
+        if item.kind == "mark":
+            assert item.mark is not None
+            out.append(
+                [
+                    sink_like(aval, rows) if differentiable else None
+                    for aval, differentiable in zip(
+                        item.mark.avals, item.mark.differentiable, strict=True
+                    )
+                ]
+                if item.mark.part == OUTPUT
+                else []
+            )
+        elif item.kind == "while":
+            out.append([])  # reverse mode does not go through a while loop
+        elif item.kind == "scan":
+            out.append([sinks_for(item.children[0], (*rows, item.length))])
+        else:
+            out.append([sinks_for(child, rows) for child in item.children])
+    return out
+
+
+def evaluate(
+    found: Survey, args: Sequence[Any], *, plan: Plan, sinks: list[Any] | None = None
+) -> tuple[list[Any], list[Any]]:
+    """Run a surveyed jaxpr.
+
+    Args:
+        found: of `survey`.
+        args: one array for each of the jaxpr's inputs.
+        plan: what to do at marks.
+        sinks: of `sinks_for`, or None to leave cotangents alone.
+
+    Returns:
+        The outputs, and what was seen: for each item of the survey, in its shape, a list of
+        `Seen`.
+    """
+    env: dict[Any, Any] = {}
+    memo: dict[int, tuple[Any, Summary]] = {}
+
+    def read(atom: Any) -> Any:
+        return atom.val if _private.is_literal(atom) else env[atom]
+
+    env.update(zip(found.jaxpr.constvars, found.consts, strict=True))
+    env.update(zip(found.jaxpr.invars, args, strict=True))
+    seen: list[Any] = []
+    for number, equation in enumerate(found.jaxpr.eqns):
+        values = [read(v) for v in equation.invars]
+        item = found.items.get(number)
+        if item is None:
+            out = _private.bind(equation, values)
+        else:
+            sink = None if sinks is None else sinks[len(seen)]
+            run = _RUN[item.kind]
+            out, new = run(item, equation, values, plan, sink, memo)
+            seen.append(new)
+        env.update(zip(equation.outvars, out, strict=True))
+    return [read(v) for v in found.jaxpr.outvars], seen
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What one mark saw: a summary for each array, and how often the mark was passed."""
+
+    summaries: list[Summary]
+    ran: jax.Array
+
+
+def _run_mark(
+    item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
+) -> Any:
+    marked = item.mark
+    assert marked is not None
+    if marked.part == OUTPUT and plan.perturb is not None:
+        values = [plan.perturb(marked.site, v) for v in values]
+    summaries: list[Summary] = []
+    if plan.summarise:
+        for value in values:
+            known = memo.get(id(value))
+            if known is None or known[0] is not value:
+                known = memo[id(value)] = (value, summarize(value))
+            summaries.append(known[1])
+    if marked.part == OUTPUT and sink is not None:
+        tapped = []
+        for value, one in zip(values, sink, strict=True):
+            new = value if one is None else observe_cotangent(value, one)
+            if new is not value and id(value) in memo:
+                memo[id(new)] = (new, memo[id(value)][1])
+            tapped.append(new)
+        values = tapped
+    return values, Seen(summaries, jnp.uint32(1))
+
+
+def _run_scan(
+    item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
+) -> Any:
+    child, params = item.children[0], equation.params
+    consts, init, xs = _private.scan_parts(equation, values)
+
+    def body(carry: Any, x: Any) -> Any:
+        elements, one = x
+        out, seen = evaluate(child, [*consts, *carry, *elements], plan=plan, sinks=one)
+        return out[: len(init)], (out[len(init) :], seen)
+
+    inner = None if sink is None else sink[0]
+    carry, (ys, seen) = jax.lax.scan(
+        body,
+        init,
+        (xs, inner),
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*carry, *ys], [seen]
+
+
+def _run_while(
+    item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
+) -> Any:
+    test, body = item.children
+    n_test = equation.params["cond_nconsts"]
+    n_body = equation.params["body_nconsts"]
+    test_consts, body_consts = values[:n_test], values[n_test : n_test + n_body]
+    init = values[n_test + n_body :]
+
+    def step(carry: Any) -> Any:
+        return evaluate(body, [*body_consts, *carry], plan=plan)
+
+    nothing = _zeros(jax.eval_shape(step, init)[1])
+
+    def advance(state: Any) -> Any:
+        out, seen = step(state[0])
+        return out, merge_seen(state[1], seen)
+
+    def proceed(state: Any) -> Any:
+        return evaluate(test, [*test_consts, *state[0]], plan=Plan(summarise=False))[0][0]
+
+    out, seen = jax.lax.while_loop(proceed, advance, (init, nothing))
+    return out, [seen]
+
+
+def merge_seen(a: Any, b: Any) -> Any:
+    """Two like trees of `Seen`, added up."""
+    is_summary = lambda x: isinstance(x, Summary)  # noqa: E731
+    return jax.tree.map(
+        lambda x, y: merge_in_trace(x, y) if is_summary(x) else x + y, a, b, is_leaf=is_summary
+    )
+
+
+def _run_cond(
+    item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
+) -> Any:
+    index, *operands = values
+
+    def branch(number: int, operands: Any) -> Any:
+        one = None if sink is None else sink[number]
+        return evaluate(item.children[number], operands, plan=plan, sinks=one)
+
+    runs = [functools.partial(branch, n) for n in range(len(item.children))]
+    nothing = [_zeros(jax.eval_shape(run, operands)[1]) for run in runs]
+
+    def padded(number: int, operands: Any) -> Any:
+        out, seen = runs[number](operands)
+        return out, [seen if n == number else nothing[n] for n in range(len(runs))]
+
+    branches = [functools.partial(padded, n) for n in range(len(runs))]
+    return jax.lax.switch(index, branches, operands)
+
+
+def _zeros(shapes: Any) -> Any:
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+
+def _run_remat(
+    item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
+) -> Any:
+    params = equation.params
+
+    def body(values: Any, sink: Any) -> Any:
+        return evaluate(item.children[0], values, plan=plan, sinks=sink)
+
+    again = jax.checkpoint(body, prevent_cse=params["prevent_cse"], policy=params["policy"])
+    out, seen = again(values, None if sink is None else sink[0])
+    return out, [seen]
+
+
+def _run_jit(
+    item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
+) -> Any:
+    def body(values: Any, sink: Any) -> Any:
+        return evaluate(item.children[0], values, plan=plan, sinks=sink)
+
+    inner = None if sink is None else sink[0]
+    if any(_private.is_tracer(v) for v in values):
+        body.__name__ = equation.params.get("name", "jit")
+        out, seen = jax.jit(body)(values, inner)
+    else:  # a fresh function compiles each time: run eager calls equation by equation
+        out, seen = body(values, inner)
+    return out, [seen]
+
+
+def _run_inline(
+    item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
+) -> Any:
+    inner = None if sink is None else sink[0]
+    out, seen = evaluate(item.children[0], values, plan=plan, sinks=inner)
+    return out, [seen]
+
+
+_RUN: dict[str, Callable[..., Any]] = {
+    "mark": _run_mark,
+    "scan": _run_scan,
+    "while": _run_while,
+    "cond": _run_cond,
+    "jit": _run_jit,
+    "remat": _run_remat,
+    "inline": _run_inline,
+}

@@ -1,0 +1,555 @@
+"""`Inspector`: one model on screen, and what ties it to tracing, passes, watching and perturbing.
+
+Invariant: whatever goes wrong with the screen or with what the browser asks never reaches the
+user's training loop; it is counted and shown. Measures, draws and formats nothing itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+from flax import nnx
+
+from nnx_inspector import protocol
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.findings import Finding, diagnose
+from nnx_inspector.handles import Handle, Handles
+from nnx_inspector.layout import layout_of
+from nnx_inspector.loop import watched
+from nnx_inspector.measures import Meter, Metrics, effect_of, scalars_of
+from nnx_inspector.owned import OwnedPasses, Result
+from nnx_inspector.perturbation import KINDS, Perturbation, Scale, check_applies, require_perturbation
+from nnx_inspector.presenter import Presenter
+from nnx_inspector.record import Record, merged_summaries
+from nnx_inspector.recording import Recording
+from nnx_inspector.sites import Only, Selection, nothing_selected, require_module
+from nnx_inspector.tracing import Trace, trace
+from nnx_inspector.watch import Session
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+T = TypeVar("T")
+
+
+class Inspector:
+    """A live view of one model. In a notebook it displays itself.
+
+    Making one traces the example and runs one forward pass; the model is not changed.
+
+    Args:
+        model: an `nnx.Module` instance.
+        args: the example, what `model` is called with.
+        only: which sites are shown; see `intercept_methods`.
+        display: whether to show the widget now, where there is a notebook.
+        kwargs: keyword arguments of the example.
+
+    Raises:
+        TypeError: `model` is not an `nnx.Module`.
+        Whatever the forward pass raises on the example, with a note that names the failing site.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> import nnx_inspector as nni
+        >>> insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)))
+        >>> insp.recording.summary("").size
+        12
+        >>> insp.close()
+    """
+
+    def __init__(
+        self, model: nnx.Module, /, *args: Any, only: Only = None, display: bool = True, **kwargs: Any
+    ):
+        self._model = require_module(model)
+        self._selection = Selection(only)
+        self._selection.require_match(model)
+        self._example = (args, kwargs)
+        self._lock = threading.RLock()
+        self._closed = False
+        self._trace = trace(model, *args, only=only, **kwargs)
+        keys = tuple(dict.fromkeys(call.site for call in self._trace.calls))
+        self._outputs = {c.site: c.output.split(", ") for c in self._trace.calls}
+        self._recording = Recording()
+        self._passes = OwnedPasses(keys, self._selection)
+        self._handles = Handles(self._perturbations_changed)
+        self._sessions: dict[bool, Session] = {}
+        self._meter = Meter()
+        self._metrics = Metrics(self._recording, self._notice)
+        self._looping = False
+        self._loop_perturbed = False
+        self._pending = False
+        self._step = 0
+        self._last_step: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None = None
+        itself = weakref.WeakMethod(self._asked)
+        self._view = Presenter(_weakly(itself), self._snapshot)
+        # widget registries must not keep an inspector that nobody holds
+        weakref.finalize(self, self._view.close)
+        self._new_layout({})
+        try:
+            self.run(*args, **kwargs)
+        except BaseException:
+            self.close()
+            raise
+        if display:
+            self._view.display_in_notebook()
+
+    # ------------------------------------------------------------- one pass
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """One forward pass of the model on screen, with what is perturbed; the model stays as is.
+
+        Returns:
+            What the model returns.
+        """
+        self._require_open()
+        perturbed, clean = self._with_and_without(
+            lambda rows: self._passes.forward(self._model, args, kwargs, rows)
+        )
+        self._example, self._last_step = (args, kwargs), None
+        effect = None if clean is None else effect_of("the example", clean, perturbed, {}, {})
+        self._show(perturbed.record, {}, "run", effect)
+        return perturbed.value
+
+    def step(self, loss_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """One forward and backward pass of `loss_fn(model, *args, **kwargs)` on screen.
+
+        Nothing of the model changes: no update is made, no statistic or RNG stream advances. Where
+        something is perturbed the clean pass is made too, and the effect is shown.
+
+        Args:
+            loss_fn: returns a scalar, or `(scalar, aux)`; the scalars in a dict `aux` are shown
+                as metrics.
+            args: what follows the model, for instance the batch.
+            kwargs: keyword arguments of `loss_fn`.
+
+        Returns:
+            What `loss_fn` returns, with what is perturbed.
+        """
+        self._require_open()
+        if not callable(loss_fn):
+            raise TypeError(
+                f"step takes a function loss_fn(model, *args), got {type(loss_fn).__name__}."
+            )
+        perturbed, clean = self._with_and_without(
+            lambda rows: self._passes.backward(loss_fn, self._model, args, kwargs, rows)
+        )
+        self._last_step = (loss_fn, args, kwargs)
+        metrics = scalars_of(perturbed.value)
+        effect = None
+        if clean is not None:
+            effect = effect_of("the last step", clean, perturbed, scalars_of(clean.value), metrics)
+        self._show(perturbed.record, metrics, "step", effect)
+        return perturbed.value
+
+    def _with_and_without(self, make: Callable[[Any], Result]) -> tuple[Result, Result | None]:
+        rows = self._handles.rows()
+        self._meter.count_compilations()
+        return make(rows), (make({}) if rows else None)
+
+    def push(self, record: Record, *, step: int | None = None, **metrics: Any) -> None:
+        """Put a record of your own (from `nni.capture` or `nni.value_and_grad`) on screen.
+
+        Args:
+            record: on the device or the host.
+            step: which step it belongs to; by default the one after the last.
+            metrics: scalars to go with it.
+        """
+        self._require_open()
+        if not isinstance(record, Record):
+            raise TypeError(
+                f"push takes a Record, as nni.capture returns it, got {type(record).__name__}."
+            )
+        with self._lock:
+            self._step = self._step + 1 if step is None else int(step)
+        self._show(jax.device_get(record), metrics, "push", self._view.effect)
+
+    def _show(
+        self,
+        record: Record,
+        metrics: Mapping[str, Any],
+        kind: str,
+        effect: protocol.Effect | None,
+    ) -> None:
+        perturbed = bool(self._handles.rows()) and kind != "push"
+        with self._lock:
+            summaries = merged_summaries(record)
+            self._recording.append(self._step, summaries, kind=kind, perturbed=perturbed)
+            self._metrics.add(self._step, metrics)
+            self._metrics.settle()
+            self._pending = False
+            self._view.effect = effect
+            self._view.progress = protocol.Progress(
+                kind=kind, running=False, step=self._step, total=None, rate=None
+            )
+        self._view.present(force=True)
+
+    # ---------------------------------------------------------------- loops
+
+    def watch(
+        self, batches: Iterable[T], *, every: int = 10, gradients: bool = True
+    ) -> Generator[T, Any, None]:
+        """Iterate over `batches` and watch your own training step, jitted and unchanged.
+
+        Every `every`-th step is measured; the others run exactly the program that runs without
+        us, unless a perturbation is on. Perturbations act on the real step.
+
+        Args:
+            batches: what to iterate over.
+            every: measure the steps 0, every, 2 every, ...
+            gradients: whether to measure the gradients of activations too.
+
+        Raises:
+            TypeError: `batches` cannot be iterated over.
+            ValueError: `every` is less than 1.
+        """
+        self._require_open()
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"every is a number of steps, 1 or more, got {every!r}.")
+        if not isinstance(batches, Iterable):
+            raise TypeError(
+                f"watch takes an iterable of batches, got {type(batches).__name__}. This version "
+                f"watches loops of the form: for batch in insp.watch(batches, every=10)."
+            )
+        if self._looping:
+            raise InspectorError("This inspector watches a loop already; finish that one first.")
+        if gradients not in self._sessions:
+            only = self._selection.terms
+            self._sessions[gradients] = Session(self._model, only=only, gradients=gradients)
+        return watched(self, self._sessions[gradients], batches, every)
+
+    def loop_begins(self, total: int | None) -> int:
+        """Called by `loop.watched`: the first step's number."""
+        if self._looping:
+            raise InspectorError("This inspector watches a loop already; finish that one first.")
+        with self._lock:
+            self._looping, self._pending = True, True
+            start = self._step + 1 if self._recording.curves() or self._meter.steps else 0
+            self._step = start
+            end = None if total is None else start + total
+            self._view.progress = protocol.Progress(
+                kind="watch", running=True, step=start, total=end, rate=None
+            )
+        return start
+
+    def step_begins(self, session: Session) -> bool:
+        """Called between two steps: take over what was changed; whether anything is perturbed."""
+        with self._lock:
+            if self._pending:
+                self._pending = False
+                rows = self._handles.rows()
+                session.perturb(rows)
+                self._loop_perturbed = bool(rows)
+                self._view.training_perturbed = self._loop_perturbed
+                self._view.state_changed()
+            return self._loop_perturbed
+
+    def step_ends(
+        self, session: Session, step: int, *, sampled: bool, hooked: bool, seconds: float
+    ) -> None:
+        """Called after a step: record it if it was measured, and show it."""
+        began = time.perf_counter()
+        with self._lock:
+            if self._closed:
+                return
+            if sampled:
+                summaries = session.take()
+                self._recording.append(
+                    step, summaries, kind="watch", perturbed=self._loop_perturbed
+                )
+                self._note_losses(session)
+            self._metrics.settle(wait=sampled)
+            self._step = step + 1
+            self._meter.step(seconds + (time.perf_counter() - began), inspected=hooked)
+            self._view.progress = protocol.Progress(
+                kind="watch",
+                running=True,
+                step=step + 1,
+                total=self._view.progress.total,
+                rate=self._meter.rate,
+            )
+        if sampled:
+            if self._handles.rows():
+                self._refresh_effect()
+            self._view.present()
+        else:
+            self._view.tick()
+
+    def loop_ends(self, session: Session) -> None:
+        """Called when the loop is left, by whatever way."""
+        with self._lock:
+            self._looping = self._loop_perturbed = False
+            self._step = max(0, self._step - 1)
+            self._view.training_perturbed = False
+            self._view.progress = protocol.Progress(
+                kind="watch",
+                running=False,
+                step=self._step + 1,
+                total=self._view.progress.total,
+                rate=self._meter.rate,
+            )
+            if self._closed:
+                return
+            session.take()
+            self._metrics.settle(wait=True)
+        self._view.present(force=True)
+
+    def _note_losses(self, session: Session) -> None:
+        for text in session.errors:
+            self._notice("error", f"A summary was lost on its way: {text}")
+        session.errors.clear()
+        for name, count in session.unattributed.items():
+            self._notice(
+                "warning",
+                f"{count} calls of {name} could not be attributed to this model (another model, "
+                f"a copy, or a graphdef made before watching) and are not shown.",
+            )
+        session.unattributed.clear()
+        if session.unseen:
+            self._new_layout(session.unseen)
+
+    def metrics(self, **values: Any) -> None:
+        """Scalars of the current step (`loss=..., accuracy=...`), drawn as curves.
+
+        Arrays on the device are fetched when they are ready, without holding the loop up. What is
+        no scalar is reported on screen and left out.
+        """
+        self._require_open()
+        with self._lock:
+            self._metrics.add(self._step, values)
+            if not self._looping:
+                self._metrics.settle(wait=True)
+                self._view.present(force=True)
+
+    def background(self, train: Callable[[], Any]) -> threading.Thread:
+        """Run a loop in a thread, so that the notebook (and the widget) stay responsive.
+
+        Args:
+            train: a function that trains, for instance by `for batch in insp.watch(batches)`.
+
+        Returns:
+            The started thread. What `train` raises is shown in the widget.
+        """
+        self._require_open()
+        if not callable(train):
+            raise TypeError(f"background takes a function, got {type(train).__name__}.")
+
+        def work() -> None:
+            try:
+                train()
+            except Exception as error:  # noqa: BLE001 - there is no caller: it is shown
+                self._notice("error", f"The background loop stopped: {type(error).__name__}: {error}")
+                self._view.state_changed()
+
+        thread = threading.Thread(target=work, name="nnx_inspector.background", daemon=True)
+        thread.start()
+        return thread
+
+    # --------------------------------------------------------- perturbations
+
+    def perturb(self, only: str, perturbation: Perturbation) -> Handle:
+        """Switch a perturbation on, as the click does; from the next pass on.
+
+        Args:
+            only: a site key, or a glob over site keys.
+            perturbation: `nni.Zero()` or `nni.Scale(factor)`.
+
+        Raises:
+            TypeError: not a perturbation, or it has no meaning for a site's output.
+            ValueError: nothing matches; the text names the nearest.
+        """
+        self._require_open()
+        require_perturbation(perturbation)
+        selection = Selection(only)
+        called = {call.site for call in self._trace.calls}
+        modules = {site.key: site for site in self._trace.modules}
+        sites = [
+            key
+            for key, site in modules.items()
+            if key in called and selection.matches(site.path, "__call__", site.module)
+        ]
+        if not sites:
+            raise ValueError(nothing_selected(selection, sorted(called)))
+        for site in sites:
+            check_applies(perturbation, site, self._outputs[site])
+        name = only if isinstance(only, str) else ", ".join(sites)
+        return self._handles.add(name, sites, perturbation)
+
+    @property
+    def perturbations(self) -> list[Handle]:
+        """The perturbations there are, oldest first."""
+        return self._handles.all()
+
+    def _perturbations_changed(self) -> None:
+        with self._lock:
+            self._pending = True
+            looping = self._looping
+        if not looping:
+            self._refresh_effect()
+        self._view.state_changed()
+
+    def _refresh_effect(self) -> None:
+        """Measure the effect of what is on now, on the last step's loss and batch if there is one,
+        else on the example. A failure is shown, not raised: nobody asked in this thread."""
+        if not self._handles.rows():
+            self._view.effect = None
+        try:
+            if self._looping:
+                self._effect_while_looping()
+            elif self._last_step is not None:
+                loss_fn, args, kwargs = self._last_step
+                self.step(loss_fn, *args, **kwargs)
+            else:
+                args, kwargs = self._example
+                self.run(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - shown instead
+            self._notice("error", f"The effect could not be measured: {type(error).__name__}: {error}")
+
+    def _effect_while_looping(self) -> None:
+        if self._last_step is not None:
+            loss_fn, args, kwargs = self._last_step
+            perturbed, clean = self._with_and_without(
+                lambda rows: self._passes.backward(loss_fn, self._model, args, kwargs, rows)
+            )
+            source = "the last insp.step's batch"
+        else:
+            args, kwargs = self._example
+            perturbed, clean = self._with_and_without(
+                lambda rows: self._passes.forward(self._model, args, kwargs, rows)
+            )
+            source = "the example"
+        if clean is not None:
+            before, after = scalars_of(clean.value), scalars_of(perturbed.value)
+            if self._last_step is None:
+                before, after = {}, {}
+            self._view.effect = effect_of(source, clean, perturbed, before, after)
+
+    # ------------------------------------------------------------- reading
+
+    @property
+    def model(self) -> nnx.Module:
+        """The model, as it was given."""
+        return self._model
+
+    @property
+    def trace(self) -> Trace:
+        """The calls of the example."""
+        return self._trace
+
+    @property
+    def recording(self) -> Recording:
+        """What was measured so far."""
+        return self._recording
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong, worst first."""
+        return diagnose(self._recording)
+
+    @property
+    def effect(self) -> protocol.Effect | None:
+        """What the active perturbations change, against the clean pass; None without any."""
+        return self._view.effect
+
+    @property
+    def selected(self) -> str:
+        """The site on screen. May be set."""
+        return self._view.selected
+
+    @selected.setter
+    def selected(self, site: str) -> None:
+        if site not in self._view.keys:
+            selection = Selection(site)
+            raise ValueError(nothing_selected(selection, self._view.keys))
+        self._view.select(site)
+
+    def figure(self, site: str, *, quantity: str = "output") -> go.Figure:
+        """A plotly figure of one site: its histogram now and over the steps."""
+        from nnx_inspector.figures import figure
+
+        return figure(self._recording, site, quantity=quantity)  # type: ignore[arg-type]
+
+    # ------------------------------------------------------------ the screen
+
+    def _asked(self, message: Any) -> None:
+        """A command of the browser, on any thread. Exactly one reply; never raises."""
+        if isinstance(message, protocol.Hello):
+            self._view.welcome()
+            return
+        try:
+            self._do(message)
+        except Exception as error:  # noqa: BLE001 - it is the reply
+            self._view.screen.reply(message.id, f"{error.args[0] if error.args else error}")
+            return
+        self._view.screen.reply(message.id)
+
+    def _do(self, message: Any) -> None:
+        if isinstance(message, protocol.Select):
+            self.selected = message.site
+        elif isinstance(message, protocol.Perturb):
+            if message.kind not in KINDS:
+                raise ValueError(f"There is no perturbation {message.kind!r}.")
+            strength = 1.0 if message.strength is None else message.strength
+            kind = Scale(strength) if message.kind == "Scale" else KINDS[message.kind]()
+            self.perturb(message.site, kind)
+        elif isinstance(message, protocol.Adjust):
+            handle = self._handles.get(message.perturbation)
+            if message.strength is not None and isinstance(handle.perturbation, Scale):
+                handle.perturbation = Scale(message.strength)
+            handle.enabled = message.enabled
+        elif isinstance(message, protocol.Remove):
+            self._handles.get(message.perturbation).remove()
+
+    def _snapshot(self) -> dict[str, Any]:
+        return {
+            "recording": self._recording,
+            "handles": self._handles.all(),
+            "pending": self._pending and self._looping,
+            "metrics": self._metrics.latest,
+            "meter": self._meter,
+            "errors": self._metrics.errors,
+        }
+
+    def _new_layout(self, unseen: Mapping[str, str]) -> None:
+        layout = layout_of(self._model, self._trace, number=self._view.layouts + 1, unseen=unseen)
+        self._view.set_layout(layout)
+
+    def _notice(self, level: str, text: str, site: str | None = None) -> None:
+        self._view.notice(protocol.Notice(level=level, text=text, site=site))
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise InspectorError("This inspector was closed. Make a new one: nni.Inspector(model, x).")
+
+    def close(self) -> None:
+        """Free the widget, the programs and the hooks. What was recorded stays readable."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for session in self._sessions.values():
+                session.close()
+            self._sessions.clear()
+            self._meter.close()
+        self._view.close()
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        return self._view.mimebundle(repr(self), **kwargs)
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f"Inspector({type(self._model).__name__}, {self._recording!r}{state})"
+
+
+def _weakly(method: weakref.WeakMethod[Any]) -> Callable[[Any], None]:
+    def call(message: Any) -> None:
+        alive = method()
+        if alive is not None:
+            alive(message)
+
+    return call

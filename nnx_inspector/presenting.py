@@ -1,0 +1,108 @@
+"""Turns what is known (a trace, a recording) into protocol messages and their buffers.
+
+Invariant: a figure in a message is the one that the Summary itself gives. Knows no jax, no widget
+and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnx_inspector import protocol
+from nnx_inspector.recording import Recording
+from nnx_inspector.summary import Summary
+
+
+def table_of(
+    keys: Sequence[str], summaries: Mapping[str, Mapping[str, Summary]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """A frame's table, float64 [site, quantity, statistic], and its sparklines, uint8."""
+    table = np.full(
+        (len(keys), len(protocol.QUANTITIES), len(protocol.STATISTICS)), np.nan, np.float64
+    )
+    sparks = np.zeros((len(keys), len(protocol.QUANTITIES), protocol.SPARK), np.uint8)
+    for i, key in enumerate(keys):
+        for j, quantity in enumerate(protocol.QUANTITIES):
+            summary = summaries.get(key, {}).get(quantity)
+            if summary is not None:
+                table[i, j] = [getattr(summary, name) for name in protocol.STATISTICS]
+                sparks[i, j] = summary.sparkline(protocol.SPARK)
+    return table, sparks
+
+
+def frame_of(
+    *,
+    keys: Sequence[str],
+    summaries: Mapping[str, Mapping[str, Summary]],
+    selected: str,
+    seq: int,
+    layout: int,
+    step: int,
+    perturbed: bool,
+    metrics: Mapping[str, float],
+    progress: protocol.Progress,
+) -> tuple[protocol.Frame, bytes]:
+    """The frame of one pass, with full histograms for the selected site."""
+    table, sparks = table_of(keys, summaries)
+    headers: list[protocol.Histogram] = []
+    bodies: list[np.ndarray] = []
+    for j, quantity in enumerate(protocol.QUANTITIES):
+        summary = summaries.get(selected, {}).get(quantity)
+        if summary is not None and selected in keys:
+            bins = summary.nonzero_bins()
+            headers.append(protocol.Histogram(site=keys.index(selected), quantity=j, bins=len(bins)))
+            bodies.append(bins)
+    frame = protocol.Frame(
+        version=protocol.VERSION,
+        seq=seq,
+        layout=layout,
+        step=step,
+        perturbed=perturbed,
+        metrics={name: float(value) for name, value in metrics.items()},
+        histograms=tuple(headers),
+        progress=progress,
+    )
+    return frame, protocol.frame_buffer(table, bodies, sparks)
+
+
+def histories_of(
+    recording: Recording, *, keys: Sequence[str], selected: str, layout: int
+) -> list[tuple[protocol.History, bytes]]:
+    """The selected site over the steps so far, for each quantity that was ever measured."""
+    out: list[tuple[protocol.History, bytes]] = []
+    if selected not in recording.sites or selected not in keys:
+        return out
+    for j, quantity in enumerate(protocol.QUANTITIES):
+        arrays = recording.history(selected, quantity)  # type: ignore[arg-type]
+        if len(arrays.steps):
+            message = protocol.History(
+                version=protocol.VERSION,
+                layout=layout,
+                site=list(keys).index(selected),
+                quantity=j,
+                steps=len(arrays.steps),
+            )
+            buffer = protocol.history_buffer(
+                arrays.steps, arrays.quantiles, arrays.edges, arrays.fractions
+            )
+            out.append((message, buffer))
+    return out
+
+
+def curves_of(recording: Recording, *, points: int = 600) -> tuple[protocol.Curves, bytes]:
+    """All metrics over the steps; of longer curves evenly spaced points, the newest among them."""
+    curves: dict[str, Any] = {}
+    for name, curve in recording.curves().items():
+        if len(curve) > points:
+            curve = curve[np.linspace(0, len(curve) - 1, points).round().astype(int)]
+        curve = np.where(np.isfinite(curve), curve, np.nan)
+        curves[name] = curve
+    message = protocol.Curves(
+        version=protocol.VERSION,
+        names=tuple(curves),
+        points=tuple(len(c) for c in curves.values()),
+    )
+    return message, protocol.curves_buffer(list(curves.values()))

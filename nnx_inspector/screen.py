@@ -1,0 +1,139 @@
+"""The two comms to the browser: control for commands and their replies, stream for all the rest.
+
+ipykernel routes what the browser says to the thread that last sent on that comm, so only replies
+go over control; a training thread sends on stream alone. Invariant: the newest frame wins and a
+slow browser never holds a sender up; what is dropped is counted. Knows no model and no jax.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import anywidget
+import traitlets
+
+from nnx_inspector import protocol
+from nnx_inspector.errors import InspectorError
+
+_STATIC = pathlib.Path(__file__).parent / "static"
+CREDITS = 2
+"""Frames that may be under way without having been drawn."""
+SHORTEST = 1 / 30
+"""Seconds between two frames at least."""
+UNACKNOWLEDGED = 1 / 4
+"""Seconds between two frames while the browser does not answer."""
+
+
+def _asset(name: str) -> str:
+    path = _STATIC / name
+    if not path.exists():
+        raise InspectorError(
+            f"The front end is not built: {name} is missing from the installed package. Install "
+            f"the package with pip from its folder (pip install .), which builds it."
+        )
+    return path.read_text(encoding="utf-8")
+
+
+class InspectorWidget(anywidget.AnyWidget):
+    """One of the two comms; `role` is "control" (displayed) or "stream"."""
+
+    role = traitlets.Unicode().tag(sync=True)
+    inspector = traitlets.Unicode().tag(sync=True)
+    version = traitlets.Int(protocol.VERSION).tag(sync=True)
+
+    def __init__(self, role: str, inspector: str):
+        # text, not a path: a path keeps the widget and its model alive after close()
+        super().__init__(
+            role=role,
+            inspector=inspector,
+            _esm=_asset("widget.js"),
+            _css=_asset("widget.css"),
+        )
+
+    def close(self) -> None:
+        """Close the comm and the layout, which ipywidgets leaves behind."""
+        layout = self.layout
+        super().close()
+        layout.close()
+
+
+class Screen:
+    """Sends messages to the views of one inspector and hands on what they ask.
+
+    Args:
+        handle: called with each message from the browser (on any thread); it must not raise.
+    """
+
+    def __init__(self, handle: Callable[[Any], None]):
+        self.id = uuid.uuid4().hex
+        self._handle = handle
+        self._lock = threading.RLock()
+        self.control = InspectorWidget("control", self.id)
+        self.stream = InspectorWidget("stream", self.id)
+        self.control.on_msg(self._received)
+        self._seq = 0
+        self._acknowledged = 0
+        self._sent_at = 0.0
+        self.bytes_sent = 0
+        self.dropped = 0
+        self.closed = False
+
+    def _received(self, _widget: Any, content: Any, _buffers: Any) -> None:
+        try:
+            message = protocol.from_header(content)
+            if not isinstance(message, protocol.TO_KERNEL):
+                raise protocol.ProtocolError(f"{message.type!r} is not for the kernel.")
+        except protocol.ProtocolError as error:
+            number = content.get("id") if isinstance(content, dict) else None
+            if isinstance(number, int) and not isinstance(number, bool):
+                self.reply(number, str(error))
+            return
+        if isinstance(message, protocol.Ack):
+            with self._lock:
+                self._acknowledged = max(self._acknowledged, min(message.seq, self._seq))
+            return
+        self._handle(message)
+
+    def reply(self, number: int, error: str = "") -> None:
+        """Answer a request: with success, or with the text of what is wrong."""
+        message = protocol.Reply(id=number, ok=not error, error=error)
+        if not self.closed:
+            self.control.send(protocol.to_header(message))
+
+    def send(self, message: Any, buffer: bytes | None = None) -> None:
+        """Send one message over the stream, whatever the browser has drawn."""
+        with self._lock:
+            if self.closed:
+                return
+            self.bytes_sent += len(buffer or b"") + len(protocol.to_json(message))
+            self.stream.send(protocol.to_header(message), [buffer] if buffer is not None else None)
+
+    def ready_for_frame(self) -> bool:
+        """Whether a frame would be sent now; counts it as dropped if not."""
+        with self._lock:
+            waited = time.monotonic() - self._sent_at
+            busy = self._seq - self._acknowledged >= CREDITS
+            ready = waited >= (UNACKNOWLEDGED if busy else SHORTEST) and not self.closed
+            self.dropped += not ready
+            return ready
+
+    def next_seq(self) -> int:
+        """The number of the frame that is about to be sent."""
+        with self._lock:
+            self._seq += 1
+            self._sent_at = time.monotonic()
+            return self._seq
+
+    def close(self) -> None:
+        """Close both comms; nothing is sent afterwards."""
+        with self._lock:
+            if not self.closed:
+                self.closed = True
+                self.control.on_msg(self._received, remove=True)
+                self.control.close()
+                self.stream.close()

@@ -1,0 +1,318 @@
+"""Which modules and methods a model has, how each is named, and how some of them are selected.
+
+A site is one module's path and one of its methods. Invariant: a site's key can be read back
+(`parse_key(site_key(path, method)) == (path, method)` up to int/str of a segment), and a shared
+module is one site, under the path that NNX itself gives it, with its other paths as aliases.
+Knows nothing of hooks: it only looks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import fnmatch
+import inspect
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from flax import nnx
+
+from nnx_inspector.errors import InspectorError
+
+CALL = "__call__"
+Path = tuple[str | int, ...]
+Only = Any
+"""A glob over site keys, a module type, a predicate `(path, module) -> bool`, or several."""
+
+
+def escape(segment: str | int) -> str:
+    """One segment of a path, with `/`, `:`, `[` and the backslash escaped by a backslash."""
+    return re.sub(r"([\\/:\[])", r"\\\1", str(segment))
+
+
+def site_key(path: Sequence[str | int], method: str = CALL) -> str:
+    """The key of a site: `"blocks/0/attn"`, `"encoder:encode"`, `""` for the root's call."""
+    key = "/".join(escape(segment) for segment in path)
+    return key if method == CALL else f"{key}:{method}"
+
+
+def split_escaped(text: str, separator: str) -> list[str]:
+    """Split at each separator that no backslash escapes; the parts stay escaped."""
+    parts, current, i = [], "", 0
+    while i < len(text):
+        if text[i] == "\\" and i + 1 < len(text):
+            current += text[i : i + 2]
+            i += 2
+            continue
+        if text[i] == separator:
+            parts.append(current)
+            current = ""
+        else:
+            current += text[i]
+        i += 1
+    return [*parts, current]
+
+
+def parse_key(key: str) -> tuple[tuple[str, ...], str]:
+    """(path segments, method) of a site key; the segments are unescaped strings."""
+    head, *method = split_escaped(key, ":")
+    segments = split_escaped(head, "/") if head else []
+    plain = tuple(re.sub(r"\\(.)", r"\1", segment) for segment in segments)
+    return plain, (method[0] if method else CALL)
+
+
+def methods(cls: type) -> dict[str, Any]:
+    """The public methods of a module class that are not `nnx.Module`'s own, by name.
+
+    `__call__` counts as public. Static and class methods, properties and nested classes do not:
+    they have no module to speak of. A name's value is the raw attribute nearest in the MRO.
+    """
+    own: dict[str, Any] = {}
+    containers = (c for c in (nnx.Module, nnx.List, nnx.Dict) if issubclass(cls, c))
+    base = {c for container in containers for c in container.__mro__}
+    for owner in cls.__mro__:
+        if owner in base:
+            continue
+        for name, value in vars(owner).items():
+            if name not in own and (name == CALL or not name.startswith("_")):
+                own[name] = value
+    inherited = {n for b in base for n in vars(b)}
+    return {n: v for n, v in own.items() if _is_method(v) and (n == CALL or n not in inherited)}
+
+
+def _is_method(value: Any) -> bool:
+    if isinstance(value, (staticmethod, classmethod, property, type)):
+        return False
+    if isinstance(value, types.FunctionType):
+        return True
+    # a method decorated by a transform is a callable object that binds like a function
+    return callable(value) and hasattr(value, "__wrapped__") and hasattr(type(value), "__get__")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleSite:
+    """One module of a model: where it is, what it is, and where else it is."""
+
+    path: Path
+    module: nnx.Module
+    aliases: tuple[Path, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return site_key(self.path)
+
+
+def require_module(model: Any, what: str = "model") -> nnx.Module:
+    """`model` itself, or a TypeError that says what it is instead and what to pass."""
+    if isinstance(model, nnx.Module):
+        return model
+    if isinstance(model, type) and issubclass(model, nnx.Module):
+        raise TypeError(
+            f"{what} is the class {model.__name__}, not an instance of it. "
+            f"Build it first: {model.__name__}(..., rngs=nnx.Rngs(0))."
+        )
+    linen = any(c.__module__.startswith("flax.linen") for c in type(model).__mro__)
+    hint = (
+        "Wrap a Linen module with nnx.bridge.ToNNX(module, rngs=...)."
+        if linen
+        else "Pass an instance of a class that derives from flax.nnx.Module."
+    )
+    raise TypeError(f"{what} must be an nnx.Module, got {type(model).__name__}. {hint}")
+
+
+def module_sites(model: nnx.Module, prefix: Path = ()) -> list[ModuleSite]:
+    """The modules of a model, parents before children, children in the order they were set.
+
+    Paths are those of `nnx.iter_modules`.
+    """
+    found = {path: module for path, module in nnx.iter_modules(model)}
+    aliases: dict[Path, tuple[Path, ...]] = {}
+    for paths in nnx.find_duplicates(model):
+        first, *others = [tuple(p) for p in paths]
+        if first in found:
+            aliases[first] = tuple(others)
+    children: dict[Path, list[Path]] = {}
+    for path in found:
+        if path:
+            children.setdefault(_parent(path, found), []).append(path)
+
+    out: list[ModuleSite] = []
+    stack: list[Path] = [()]
+    while stack:
+        path = stack.pop()
+        out.append(
+            ModuleSite(
+                (*prefix, *path),
+                found[path],
+                tuple((*prefix, *a) for a in aliases.get(path, ())),
+            )
+        )
+        order = list(vars(found[path]))
+        ranked = sorted(
+            children.get(path, ()), key=lambda p: (_rank(order, p[len(path)]), _natural(p))
+        )
+        stack.extend(reversed(ranked))
+    return out
+
+
+def _parent(path: Path, found: Iterable[Path]) -> Path:
+    for end in range(len(path) - 1, -1, -1):
+        if path[:end] in found:  # a plain list or dict between two modules is no module
+            return path[:end]
+    return ()
+
+
+def _rank(order: list[str], name: str | int) -> int:
+    return order.index(str(name)) if str(name) in order else len(order)
+
+
+def _natural(path: Path) -> tuple[Any, ...]:
+    return tuple((0, p, "") if isinstance(p, int) else (1, 0, p) for p in path)
+
+
+def site_keys(model: nnx.Module, prefix: Path = ()) -> list[str]:
+    """The key of every site of a model, every public method included."""
+    return [
+        site_key(site.path, name)
+        for site in module_sites(model, prefix)
+        for name in methods(type(site.module))
+    ]
+
+
+class Selection:
+    """Which sites are meant. Equal selections are equal and hash alike (they key jit caches).
+
+    Args:
+        only: a glob over site keys (`*` one segment, `**` none or more, the root included), a
+            module type, a predicate `(path, module) -> bool`, or a sequence of these. None means
+            every method in `default_methods`.
+        default_methods: a glob over method names that a pattern without `:` matches.
+    """
+
+    def __init__(self, only: Only, *, default_methods: str = CALL):
+        terms = tuple(only) if isinstance(only, (list, tuple, set, frozenset)) else (only,)
+        if not terms:
+            raise ValueError("only= is empty, so it selects nothing. Leave it out to select all.")
+        for term in terms:
+            if not (term is None or isinstance(term, (str, type)) or callable(term)):
+                raise TypeError(
+                    f"only= takes a glob, a module type or a predicate (path, module) -> bool, "
+                    f"got {term!r} of type {type(term).__name__}."
+                )
+            if isinstance(term, str) and re.search(r"(?<!\\)\[", term):
+                raise InspectorError(
+                    f"{term!r} chooses one layer of a stacked module; this version selects whole "
+                    f"modules only. Select {term[: term.index('[')]!r} instead."
+                )
+        self.terms = terms
+        self.default_methods = default_methods
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Selection) and (self.terms, self.default_methods) == (
+            other.terms,
+            other.default_methods,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.terms, self.default_methods))
+
+    def __repr__(self) -> str:
+        return f"Selection({self.terms!r})"
+
+    def matches(self, path: Path | None, method: str, module: nnx.Module) -> bool:
+        """Whether one site is selected. A path of None (unattributed) matches no glob."""
+        return any(self._matches(term, path, method, module) for term in self.terms)
+
+    def _matches(self, term: Any, path: Path | None, method: str, module: Any) -> bool:
+        if isinstance(term, str):
+            if path is None:
+                return False
+            pattern, *rest = split_escaped(term, ":")
+            wanted = rest[0] if rest else CALL
+            return fnmatch.fnmatchcase(method, wanted) and glob_matches(pattern, path)
+        if not fnmatch.fnmatchcase(method, self.default_methods):
+            return False
+        if term is None:
+            return True
+        if isinstance(term, type):
+            return isinstance(module, term)
+        return bool(term(path, module))
+
+    def matches_any(self, model: nnx.Module, prefix: Path = ()) -> bool:
+        """Whether any site of a model is selected."""
+        return any(
+            self.matches(site.path, name, site.module)
+            for site in module_sites(model, prefix)
+            for name in methods(type(site.module))
+        )
+
+    def require_match(self, model: nnx.Module | Mapping[Path, nnx.Module]) -> None:
+        """Raise a ValueError that names the closest sites where nothing is selected, in a model or
+        in several, each under its prefix."""
+        roots = {(): model} if isinstance(model, nnx.Module) else model
+        if not any(self.matches_any(root, prefix) for prefix, root in roots.items()):
+            keys = [key for prefix, root in roots.items() for key in site_keys(root, prefix)]
+            raise ValueError(nothing_selected(self, keys))
+
+
+def nothing_selected(selection: Selection, keys: Sequence[str]) -> str:
+    """The text of the error for a selection that matches nothing."""
+    shown = [t if isinstance(t, str) else getattr(t, "__name__", repr(t)) for t in selection.terms]
+    words = ", ".join(repr(s) for s in shown)
+    pattern = next((t for t in selection.terms if isinstance(t, str)), "")
+    near = closest(pattern, keys)
+    listed = ", ".join(repr(k) for k in near)
+    return f"{words} matches no site of this model. The closest sites are {listed}."
+
+
+def closest(key: str, keys: Sequence[str], n: int = 3) -> list[str]:
+    """The `n` site keys nearest to `key`; the first ones where none is near."""
+    last = key.rpartition("/")[2]
+    by_path = difflib.get_close_matches(key, keys, n=n, cutoff=0.5)
+    by_name = [k for k in keys if last and k.rpartition("/")[2] == last]
+    return list(dict.fromkeys([*by_path, *by_name, *keys]))[:n]
+
+
+def glob_matches(pattern: str, path: Path) -> bool:
+    """Whether a glob matches a path: `*` within one segment, `**` any number of segments."""
+    parts = split_escaped(pattern, "/") if pattern else []
+    return _match(parts, [escape(s) for s in path])
+
+
+def _match(pattern: list[str], segments: list[str]) -> bool:
+    if not pattern:
+        return not segments
+    if pattern[0] == "**":
+        return any(_match(pattern[1:], segments[i:]) for i in range(len(segments) + 1))
+    if not segments or not _segment_pattern(pattern[0]).fullmatch(segments[0]):
+        return False
+    return _match(pattern[1:], segments[1:])
+
+
+def _segment_pattern(glob: str) -> re.Pattern[str]:
+    # not fnmatch: a backslash escapes here, and [...] is never a character class
+    out, i = "", 0
+    while i < len(glob):
+        if glob[i] == "\\" and i + 1 < len(glob):
+            out += re.escape(glob[i : i + 2])
+            i += 2
+            continue
+        out += ".*" if glob[i] == "*" else "." if glob[i] == "?" else re.escape(glob[i])
+        i += 1
+    return re.compile(out, re.DOTALL)
+
+
+def argument_name(fun: Callable[..., Any], index: int) -> str:
+    """The name of a function's positional argument, or its number where it has none."""
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):
+        return str(index)
+    if index < len(parameters) and parameters[index].kind in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    ):
+        return parameters[index].name
+    return str(index)

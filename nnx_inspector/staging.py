@@ -1,0 +1,291 @@
+"""Traces a call over modules once, with our layers open, as a pure function of arrays.
+
+Invariant: what the call changes in the caller's modules (BatchNorm statistics, RNG counters, new
+Variables) is an output of the traced function; `finish` applies it, or leaves it, as asked. A
+call that raises changes nothing. Does not decide what is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.harvest import Survey, survey
+from nnx_inspector.interception import Layer, Scope, hooked
+from nnx_inspector.sites import Path, argument_name, module_sites, require_module
+from nnx_inspector.taps import is_node
+
+_TAG = "nnx_inspector"
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """What is traced: `call(*args, **kwargs)`, with the modules that are no argument of its own.
+
+    For a module or a bound method `owner` is the module; it then counts as the one argument whose
+    name is not part of the keys.
+    """
+
+    call: Callable[..., Any]
+    owner: nnx.Module | None = None
+    method: str | None = None
+
+    def bind(self, owner: Any) -> Callable[..., Any]:
+        if self.owner is None:
+            return self.call
+        return getattr(owner, self.method) if self.method else owner
+
+
+def as_function(f: Any, what: str) -> Function:
+    """A module, a bound method of one, or a plain function over modules."""
+    if isinstance(f, nnx.Module):
+        if not callable(f):
+            raise TypeError(
+                f"{what} got a {type(f).__name__}, which has no __call__. Pass one of its bound "
+                f"methods, or a function that calls it."
+            )
+        return Function(f, f)
+    owner = getattr(f, "__self__", None)
+    if isinstance(owner, nnx.Module):
+        return Function(f, owner, f.__name__)
+    if isinstance(f, type) or not callable(f):
+        require_module(f, what)
+    return Function(f)
+
+
+def roots_of(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[Path, Any]:
+    """The outermost modules of a call, each with the prefix of its keys.
+
+    With one module the prefix is empty; with several it is the argument's name (and the place
+    within the argument, where that is a container).
+    """
+    if function.owner is not None:
+        return {(): function.owner}
+    found: dict[Path, nnx.Module] = {}
+    named = [(argument_name(function.call, i), a) for i, a in enumerate(args)]
+    for name, argument in [*named, *kwargs.items()]:
+        for path, leaf in _nodes(argument):
+            for inner, module in _outermost_modules(leaf):
+                if not any(module is known for known in found.values()):
+                    found[(name, *path, *inner)] = module
+    if not found:
+        raise TypeError(
+            f"None of the arguments of {_name(function.call)} holds an nnx.Module, so there is "
+            f"nothing to look into. Pass the model as an argument, not through a closure."
+        )
+    return {(): next(iter(found.values()))} if len(found) == 1 else found
+
+
+def _name(call: Any) -> str:
+    return getattr(call, "__name__", type(call).__name__)
+
+
+def _nodes(tree: Any) -> list[tuple[Path, Any]]:
+    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_node)[0]
+    return [
+        (tuple(plain_key(k) for k in path), leaf)
+        for path, leaf in flat
+        if is_node(leaf)
+    ]
+
+
+def _outermost_modules(node: Any) -> list[tuple[Path, nnx.Module]]:
+    if isinstance(node, nnx.Module):
+        return [((), node)]
+    found = [(tuple(p), m) for p, m in nnx.iter_graph(node) if isinstance(m, nnx.Module)]
+    paths = {p for p, _ in found}
+    return [(p, m) for p, m in found if not any(p[:n] in paths for n in range(len(p)))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """The arguments of a call, taken apart into NNX objects, arrays and everything else."""
+
+    treedef: Any
+    leaves: tuple[Any, ...]
+    nodes: tuple[int, ...]
+    arrays: tuple[int, ...]
+
+    @staticmethod
+    def of(tree: Any) -> Arguments:
+        leaves, treedef = jax.tree.flatten(tree, is_leaf=is_node)
+        nodes = tuple(i for i, leaf in enumerate(leaves) if is_node(leaf))
+        arrays = tuple(i for i, leaf in enumerate(leaves) if _is_array(leaf))
+        return Arguments(treedef, tuple(leaves), nodes, arrays)
+
+    def take(self, which: tuple[int, ...]) -> tuple[Any, ...]:
+        return tuple(self.leaves[i] for i in which)
+
+    def rebuild(self, nodes: Sequence[Any], arrays: Sequence[Any]) -> Any:
+        leaves = list(self.leaves)
+        for i, value in [*zip(self.nodes, nodes, strict=True), *zip(self.arrays, arrays, strict=True)]:
+            leaves[i] = value
+        return jax.tree.unflatten(self.treedef, leaves)
+
+    def key(self) -> Any:
+        """What a compiled program of this call depends on, besides the arrays."""
+        dynamic = {*self.nodes, *self.arrays}
+        return self.treedef, tuple(
+            None if i in dynamic else leaf for i, leaf in enumerate(self.leaves)
+        )
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) or (
+        hasattr(leaf, "shape") and hasattr(leaf, "dtype") and hasattr(leaf, "__array__")
+    )
+
+
+@dataclasses.dataclass
+class Staged:
+    """A traced call.
+
+    Attributes:
+        survey: the jaxpr with its marks. Its inputs are `inputs`.
+        inputs: the modules' state, flat, then the arrays among the arguments.
+        outputs: the number of the call's own outputs; the rest is state.
+        scope: in which paths were found; it counts what could not be attributed.
+        spans: for the id of each Variable where its arrays are among the inputs.
+        arrays: the arrays among the arguments, the last of the inputs.
+    """
+
+    survey: Survey
+    inputs: list[Any]
+    outputs: int
+    scope: Scope
+    roots: dict[Path, nnx.Module]
+    spans: dict[int, tuple[int, ...]]
+    arrays: tuple[Any, ...]
+    _finish: Callable[[Sequence[Any], bool], Any]
+
+    def array_index(self, position: int, array: Any) -> int:
+        """Where the arguments' array of this position is among the inputs."""
+        if position < len(self.arrays) and self.arrays[position] is array:
+            return len(self.inputs) - len(self.arrays) + position
+        raise TypeError(
+            f"argnums names an argument that holds a {type(array).__name__}, which cannot be "
+            f"differentiated. Name arguments that are modules or arrays."
+        )
+
+    def finish(self, out: Sequence[Any], *, update: bool) -> Any:
+        """The call's result from the jaxpr's outputs; with `update` the modules are changed as
+        the call changes them."""
+        return self._finish(out, update)
+
+
+@contextlib.contextmanager
+def staged(
+    function: Function,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    layers: Callable[[Scope], Sequence[Layer]],
+    *,
+    roots: dict[Path, Any] | None = None,
+) -> Iterator[Staged]:
+    """Trace `function(*args, **kwargs)` with `layers(scope)` open.
+
+    Runs nothing on a device. Within the context the modules may be updated by `finish`. `roots`
+    are the modules that paths are relative to, by default those among the arguments.
+    """
+    roots = roots_of(function, args, kwargs) if roots is None else roots
+    arguments = Arguments.of((function.owner, tuple(args), kwargs))
+    token = (_TAG, *sorted((str(p), id(m)) for p, m in roots.items()))
+    scope = Scope(roots, token)
+    result: dict[str, Any] = {}
+
+    with nnx.update_context(_TAG), hooked(*layers(scope)):
+        with nnx.split_context(_TAG) as splitting:
+            graphdef, state = splitting.split(arguments.take(arguments.nodes))
+        state_leaves, state_def = jax.tree.flatten(state)
+        spans = _spans(arguments.take(arguments.nodes), state)
+
+        def pure(state_leaves: Any, arrays: Any) -> Any:
+            with nnx.merge_context(_TAG, True) as merging:
+                inner = merging.merge(graphdef, jax.tree.unflatten(state_def, state_leaves))
+            owner, inner_args, inner_kwargs = arguments.rebuild(inner, arrays)
+            out = function.bind(owner)(*inner_args, **inner_kwargs)
+            returned = Arguments.of(out)
+            with nnx.split_context(_TAG) as splitting:
+                graphdef_out, state_out = splitting.split((inner, returned.take(returned.nodes)))
+            leaves_out, state_out_def = jax.tree.flatten(state_out)
+            result.update(
+                returned=dataclasses.replace(returned, leaves=_without(returned)),
+                graphdef=graphdef_out,
+                state_def=state_out_def,
+            )
+            return returned.take(returned.arrays), leaves_out
+
+        arrays = arguments.take(arguments.arrays)
+        jaxpr = jax.make_jaxpr(pure)(state_leaves, list(arrays))
+        returned: Arguments = result["returned"]
+
+        def finish(out: Sequence[Any], update: bool) -> Any:
+            mine, state_out = out[: len(returned.arrays)], out[len(returned.arrays) :]
+            nodes: Any = ()
+            if update or returned.nodes:
+                if returned.nodes and not update:
+                    raise InspectorError(
+                        f"{_name(function.call)} returns an NNX object, which cannot leave a pass "
+                        f"that must not change the model. Return its arrays instead."
+                    )
+                new_state = jax.tree.unflatten(result["state_def"], state_out)
+                with nnx.merge_context(_TAG, False) as merging:
+                    _, nodes = merging.merge(result["graphdef"], new_state)
+            return returned.rebuild(nodes, mine)
+
+        yield Staged(
+            survey(jaxpr),
+            [*state_leaves, *arrays],
+            len(returned.arrays),
+            scope,
+            roots,
+            spans,
+            arrays,
+            finish,
+        )
+
+
+def _spans(nodes: Any, state: Any) -> dict[int, tuple[int, ...]]:
+    """For the id of each Variable the numbers of its leaves in the flat state."""
+    variables = dict(nnx.iter_graph(nodes))
+    is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
+    spans: dict[int, tuple[int, ...]] = {}
+    start = 0
+    for path, value in jax.tree_util.tree_flatten_with_path(state, is_leaf=is_variable)[0]:
+        count = len(jax.tree.leaves(value))
+        key = tuple(plain_key(k) for k in path)
+        spans[id(variables[key])] = tuple(range(start, start + count))
+        start += count
+    return spans
+
+
+def plain_key(key: Any) -> Any:
+    """The name or number within one entry of a jax key path."""
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return getattr(key, attribute)
+    return key
+
+
+def _without(returned: Arguments) -> tuple[Any, ...]:
+    # no tracer may outlive the trace: nodes and arrays are filled in from the outputs
+    dynamic = {*returned.nodes, *returned.arrays}
+    return tuple(None if i in dynamic else leaf for i, leaf in enumerate(returned.leaves))
+
+
+def called_sites(roots: dict[Path, nnx.Module]) -> dict[str, nnx.Module]:
+    """Every module of the roots by its key."""
+    return {
+        site.key: site.module
+        for prefix, root in roots.items()
+        for site in module_sites(root, prefix)
+    }
+
+
+__all__ = ["Arguments", "Function", "Staged", "as_function", "called_sites", "roots_of", "staged"]

@@ -1,0 +1,420 @@
+"""array -> Summary on the device: counts, moments and a log-binned histogram in one fused pass.
+
+Works eagerly and inside jit, vmap, scan and grad, for every dtype, without an exception and
+without differentiating. Invariant: what cannot be measured is NaN or counted apart, never guessed.
+Reading the figures is `nnx_inspector.summary`'s.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from nnx_inspector.summary import (
+    BINS,
+    FINITE_BINS,
+    NAN_BIN,
+    NEGINF_BIN,
+    OPAQUE_BIN,
+    POSINF_BIN,
+    ZERO_BIN,
+    Summary,
+)
+
+jax.tree_util.register_dataclass(Summary, data_fields=("bins", "points", "sums"), meta_fields=())
+
+_LARGEST: Final = 2**32 - 1
+_SIGN: Final = 0x800
+
+
+def summarize(x: Any, *, batch_rank: int = 0) -> Summary:
+    """Counts, moments and histogram of an array.
+
+    The shift is the mean found in a first pass, so that the variance does not cancel (Chan, Golub
+    and LeVeque 1983); d is scaled by a power of two, so that nothing overflows. Sums are float32 in
+    several levels (float64 for 64-bit dtypes). XLA's CPU arithmetic takes subnormals for 0 in the
+    moments; counts, min, max and bins see them.
+
+    Args:
+        x: An array of any dtype, a tracer, a NumPy array or a Python number. NumPy arrays of 64-bit
+            dtypes are summarised in 64 bits whatever `jax_enable_x64` says. Of complex values it is
+            the magnitude. Of opaque dtypes (PRNG keys, float0) only `size` is counted.
+        batch_rank: Number of leading axes that become rows; the others are reduced.
+
+    Returns:
+        A Summary with rows `x.shape[:batch_rank]`; counts uint32, saturated at 2**32 - 1.
+
+    Raises:
+        TypeError: `x` is no array of numbers (of strings or Python objects, say).
+        ValueError: `x` has fewer than `batch_rank` axes.
+
+    Example:
+        >>> summarize(jnp.array([1.0, 3.0, jnp.nan])).mean
+        2.0
+    """
+    if not isinstance(x, jax.Array | np.ndarray):
+        x = np.asarray(x)
+    if not 0 <= batch_rank <= x.ndim:
+        raise ValueError(f"batch_rank={batch_rank} of an array of shape {x.shape}")
+    rows, n = x.shape[:batch_rank], math.prod(x.shape[batch_rank:])
+    dtype = x.dtype
+    if dtype == jax.dtypes.float0 or jnp.issubdtype(dtype, jax.dtypes.extended):
+        return _uncounted(rows, n, np.dtype(np.float32))
+    if not (jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_):
+        raise TypeError(f"cannot summarise an array of dtype {dtype} and shape {x.shape}")
+    if n == 0 or math.prod(rows) == 0:
+        return _uncounted(rows, 0, _exact_dtype(dtype))
+    if isinstance(x, np.ndarray) and dtype.itemsize >= 8 and dtype != np.complex64:
+        with jax.enable_x64(True):  # or jax would cut it to 32 bits
+            return _summarize(x.reshape(*rows, n))
+    return _summarize(lax.stop_gradient(jnp.reshape(x, (*rows, n))))
+
+
+def merge_in_trace(a: Summary, b: Summary) -> Summary:
+    """The summary of the values of both, row by row, for loops under jit.
+
+    Counts stop at 2**32 - 1 instead of wrapping, which makes the result unreadable
+    (`Summary.saturated`); `nnx_inspector.summary.merge` has no such limit.
+
+    Args:
+        a: A summary.
+        b: Another with the same rows and dtypes.
+
+    Returns:
+        A Summary of the same structure: fit for a loop's carry.
+
+    Raises:
+        ValueError: Rows or dtypes differ.
+
+    Example:
+        >>> merge_in_trace(summarize(jnp.ones(3)), summarize(jnp.zeros(1))).mean
+        0.75
+    """
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        if (x.shape, x.dtype) != (y.shape, y.dtype):
+            raise ValueError(
+                f"summaries of unlike rows or dtypes cannot be merged inside jit: {x.dtype}"
+                f"{x.shape} and {y.dtype}{y.shape}; use nnx_inspector.summary.merge outside it"
+            )
+    return _merge(a, b)
+
+
+def empty_in_trace(like: Any, *, batch_rank: int = 0) -> Summary:
+    """The neutral element of `merge_in_trace`: all zeros, shaped as `summarize(like)`.
+
+    Args:
+        like: A Summary, or an array, tracer or `jax.ShapeDtypeStruct`.
+        batch_rank: As for `summarize`; not for a Summary.
+
+    Example:
+        >>> empty_in_trace(jax.ShapeDtypeStruct((7,), jnp.bfloat16)).size
+        0
+    """
+    if not isinstance(like, Summary):
+        aval = jax.ShapeDtypeStruct(jnp.shape(like), jnp.result_type(like))
+        like = jax.eval_shape(functools.partial(summarize, batch_rank=batch_rank), aval)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+
+
+def packed_size(dtype: Any) -> int:
+    """Length of the vector in which a summary of floats of this dtype travels.
+
+    Example:
+        >>> packed_size(jnp.bfloat16)
+        8205
+    """
+    words = _exact_dtype(np.dtype(dtype)).itemsize // 4
+    return 1 + 2 * (BINS + 6 * words)
+
+
+def pack(s: Summary) -> jax.Array:
+    """A summary as a vector of finite numbers: how it leaves a backward pass.
+
+    Every 32-bit word of the fields becomes two elements, its upper and its lower 16 bits, which
+    float32 holds exactly. All zeros is the summary of nothing, and adding zeros changes nothing.
+    The first element counts the payloads, so that `unpack` notices where several were added up.
+
+    Args:
+        s: A summary of anything but wide integers, with any rows.
+
+    Returns:
+        float32 (float64 for 64-bit dtypes), rows + (packed_size,).
+
+    Raises:
+        TypeError: The summary is one of 32- or 64-bit integers, which have no cotangents.
+
+    Example:
+        >>> pack(empty_in_trace(jnp.ones(3))).any()
+        Array(False, dtype=bool)
+    """
+    if not jnp.issubdtype(s.points.dtype, jnp.floating):
+        raise TypeError(f"only summaries of floats are packed, not of {s.points.dtype}")
+    bins = jnp.asarray(s.bins).astype(jnp.uint32)
+    real = s.sums.dtype
+    payloads = (bins > 0).any(axis=-1, keepdims=True).astype(real)
+    word = jnp.concatenate([bins, _words(s.points), _words(s.sums)], axis=-1)
+    halves = [payloads, (word >> 16).astype(real), (word & 0xFFFF).astype(real)]
+    return jnp.concatenate(halves, axis=-1)
+
+
+def unpack(vector: Any) -> Summary:
+    """The summary that `pack` made a vector of, bit for bit.
+
+    Where several packed summaries were added up (a sink reached more than once), counts and bins
+    are those of all the values together and moments, min and max are NaN: they do not add.
+
+    Args:
+        vector: float32 or float64, rows + (packed_size,), a jax array, tracer or NumPy array.
+
+    Raises:
+        ValueError: The length is not a packed size.
+
+    Example:
+        >>> unpack(pack(summarize(jnp.ones(3)))).norm ** 2
+        3.0000000000000004
+    """
+    xp: Any = np if isinstance(vector, np.ndarray) else jnp
+    length = vector.shape[-1] if vector.ndim else 0
+    dtypes = {packed_size(np.float32): np.float32, packed_size(np.float64): np.float64}
+    if length not in dtypes:
+        raise ValueError(f"a packed summary has {sorted(dtypes)} elements, not {length}")
+    float_dtype, middle = dtypes[length], 1 + (length - 1) // 2
+    upper = vector[..., 1:middle].astype(np.uint32)
+    lower = vector[..., middle:].astype(np.uint32)
+    carried = upper + (lower >> 16)  # the sum of several lower halves has more than 16 bits
+    word = xp.where(carried > 0xFFFF, xp.uint32(_LARGEST), (carried << 16) | (lower & 0xFFFF))
+    reals = word[..., BINS:].reshape(*word.shape[:-1], 6, -1)
+    if xp is np:
+        reals = np.ascontiguousarray(reals).view(float_dtype)[..., 0]
+    elif float_dtype is np.float64:
+        reals = lax.bitcast_convert_type(reals, jnp.float64)
+    else:
+        reals = lax.bitcast_convert_type(reals[..., 0], jnp.float32)
+    reals = xp.where(vector[..., :1] > 1, float_dtype(np.nan), reals)
+    return Summary(bins=word[..., :BINS], points=reals[..., :3], sums=reals[..., 3:])
+
+
+def _words(reals: Any) -> Any:
+    """Floats [..., k] as the 32-bit words that they consist of, uint32[..., k * itemsize / 4]."""
+    words = lax.bitcast_convert_type(jnp.asarray(reals), jnp.uint32)
+    return words.reshape(*reals.shape[:-1], -1)
+
+
+def _exact_dtype(dtype: Any) -> np.dtype[Any]:
+    """The dtype of `points`: the narrowest of six that holds this dtype's values exactly."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        wide = dtype.itemsize >= 4
+        return np.dtype(dtype) if wide else np.dtype(np.float32)
+    wide = dtype in (np.float64, np.complex128)
+    return np.dtype(np.float64) if wide else np.dtype(np.float32)
+
+
+def _sum_dtype(exact: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.float64) if exact.itemsize == 8 else np.dtype(np.float32)
+
+
+def _uncounted(rows: tuple[int, ...], size: int, exact: np.dtype[Any]) -> Summary:
+    """The summary of `size` opaque values in each row."""
+    with jax.enable_x64(exact.itemsize == 8 or jax.config.read("jax_enable_x64")):
+        points, sums = jnp.zeros((*rows, 3), exact), jnp.zeros((*rows, 3), _sum_dtype(exact))
+    bins = jnp.zeros((*rows, BINS), jnp.uint32).at[..., OPAQUE_BIN].set(min(size, _LARGEST))
+    return Summary(bins=bins, points=points, sums=sums)
+
+
+@jax.jit
+def _summarize(x: jax.Array) -> Summary:
+    """x: rows + (n,), n > 0, of any numeric dtype."""
+    n = x.shape[-1]
+    value = _real(x)
+    real = _sum_dtype(value.dtype)
+    finite, index = _classes(value)
+    bins = _scatter(index)
+    others = bins[..., NAN_BIN] + bins[..., POSINF_BIN] + bins[..., NEGINF_BIN]
+    many = jnp.asarray(n, real) - others.astype(real)
+    low, high = _extremes(value, finite)
+    low = jnp.where(many > 0, low, jnp.zeros_like(low))
+    high = jnp.where(many > 0, high, jnp.zeros_like(high))
+    # The shift is the mean of the finite values; any other value would do, only less exactly. Each
+    # is divided by (at least) n first, for their sum would overflow. XLA sums in a tree of its own.
+    share = math.ldexp(1.0, -max(n - 1, 1).bit_length())
+    origin = jnp.zeros_like(low) if _floating(value) else low
+    shares = _difference(value, origin[..., None], jnp.asarray(share, real))
+    total = jnp.where(finite, shares, 0).sum(axis=-1)
+    shift = _moved(origin, total * (1 / (share * jnp.maximum(many, 1))), low, high)
+    scale, factor = _scale(_difference(high, shift, 0.5), _difference(low, shift, 0.5))
+    d = jnp.where(finite, _difference(value, shift[..., None], factor[..., None]), 0)
+    sums = jnp.stack([scale, d.sum(axis=-1), (d * d).sum(axis=-1)], axis=-1)
+    return Summary(bins=bins, points=jnp.stack([low, high, shift], axis=-1), sums=sums)
+
+
+def _real(x: jax.Array) -> jax.Array:
+    """x in the dtype of `points`, of complex values the magnitude."""
+    exact = _exact_dtype(x.dtype)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        parts, infinity = jnp.stack([x.real, x.imag]), _infinity(exact)
+        bits = (_bits(parts) & np.iinfo(_bits(parts).dtype).max).max(axis=0)
+        larger = lax.bitcast_convert_type(bits, exact)  # Inf or NaN where a part is
+        # A magnitude beyond the dtype is no Inf for that, and one that arithmetic loses no 0.
+        size = jnp.minimum(jnp.abs(x), jnp.finfo(exact).max)
+        known = (bits < infinity) & (size >= jnp.finfo(exact).tiny)
+        return jnp.where(known, size, larger)
+    if x.dtype == jnp.bfloat16:  # by its bits: arithmetic would lose the subnormals
+        upper = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << 16
+        return lax.bitcast_convert_type(upper, jnp.float32)
+    return x.astype(exact)
+
+
+def _bits(value: jax.Array) -> jax.Array:
+    """The pattern of floats as signed integers of their width."""
+    return lax.bitcast_convert_type(value, np.dtype(f"int{value.dtype.itemsize * 8}"))
+
+
+def _infinity(dtype: Any) -> int:
+    """The pattern of +Inf; those of NaN are greater."""
+    return 0x7FF0_0000_0000_0000 if dtype == np.float64 else 0x7F80_0000
+
+
+def _floating(value: jax.Array) -> bool:
+    return value.dtype.kind == "f"
+
+
+def _classes(value: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Which values are finite, and the bin of each: uint32, rows + (n,)."""
+    wide = value.dtype == np.float64
+    top = np.finfo(np.float32).max
+    single = (jnp.clip(value, -top, top) if wide else value).astype(jnp.float32)
+    index = lax.bitcast_convert_type(single, jnp.uint32) >> 20
+    if not _floating(value):
+        index = jnp.where(value == 0, jnp.uint32(ZERO_BIN), index)
+        return jnp.ones(value.shape, bool), index
+    bits, infinity = _bits(value), _infinity(value.dtype)
+    magnitude = bits & np.iinfo(bits.dtype).max
+    index = jnp.where(magnitude == 0, (index & _SIGN) | ZERO_BIN, index)
+    if wide:
+        index = jnp.where(magnitude == infinity, (index & _SIGN) | POSINF_BIN, index)
+    return magnitude < infinity, jnp.where(magnitude > infinity, jnp.uint32(NAN_BIN), index)
+
+
+def _scatter(index: jax.Array) -> jax.Array:
+    """How often each of the 4096 bins occurs: uint32, rows + (4096,)."""
+    rows = index.shape[:-1]
+    many = math.prod(rows)
+    if many > 1:  # one scatter into all rows' bins is faster than a batched one
+        row = jnp.arange(many, dtype=jnp.uint32).reshape(*rows, 1)
+        index = index + row * BINS
+    zeros = jnp.zeros(many * BINS, jnp.uint32)
+    counts = zeros.at[index.reshape(-1)].add(jnp.uint32(1), mode="promise_in_bounds")
+    return counts.reshape(*rows, BINS)
+
+
+def _ordered(value: jax.Array) -> jax.Array:
+    """Floats as integers of the same order (subnormals and signed zeros too), and back again."""
+    if _floating(value):
+        value = _bits(value)
+    width = value.dtype.itemsize * 8
+    return value ^ ((value >> (width - 1)) & np.iinfo(value.dtype).max)
+
+
+def _extremes(value: jax.Array, finite: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Smallest and largest finite value of each row; anything where there is none."""
+    key = _ordered(value) if _floating(value) else value
+    info = np.iinfo(key.dtype)
+    first, last = (np.array(limit, key.dtype) for limit in (info.min, info.max))
+    # One reduction of both; integers, unlike floats, XLA may reorder and hence vectorise.
+    low, high = lax.reduce(
+        (jnp.where(finite, key, last), jnp.where(finite, key, first)),
+        (last, first),
+        lambda a, b: (jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1])),
+        (key.ndim - 1,),
+    )
+    if not _floating(value):
+        return low, high
+    back = functools.partial(lax.bitcast_convert_type, new_dtype=value.dtype)
+    return back(_ordered(low)), back(_ordered(high))
+
+
+def _difference(a: jax.Array, b: jax.Array, factor: Any) -> jax.Array:
+    """(a - b) * factor in the dtype of the sums, without overflow; exact for integers."""
+    if _floating(a):
+        return a * factor - b * factor  # factor is a power of two: the products are exact
+    unsigned, real = np.dtype(f"uint{a.dtype.itemsize * 8}"), _sum_dtype(a.dtype)
+    up, down = (c.astype(unsigned).astype(real) for c in (a - b, b - a))  # modulo 2**bits
+    return jnp.where(a >= b, up, -down) * factor
+
+
+def _moved(shift: jax.Array, step: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+    """shift + step, within [low, high]; step is rounded for integers."""
+    if _floating(shift):
+        return jnp.clip(shift + step, low, high)
+    unsigned = np.dtype(f"uint{shift.dtype.itemsize * 8}")
+    top = float(np.iinfo(unsigned).max) * (1 - 2.0**-22)  # rounds to a value below its limit
+    stride = jnp.clip(jnp.round(jnp.abs(step)), 0, top).astype(unsigned).astype(shift.dtype)
+    moved = jnp.where(step < 0, shift - stride, shift + stride)
+    moved = jnp.where(step >= _difference(high, shift, 1), high, moved)
+    return jnp.where(step <= _difference(low, shift, 1), low, moved)
+
+
+def _scale(*halves: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A power of two, 2 to 4 times the largest |half|, and 1 / it; both 0 where all are 0."""
+    half = functools.reduce(jnp.maximum, [jnp.abs(h) for h in halves])
+    mantissa = 52 if half.dtype == np.float64 else 23
+    biased = _bits(half) >> mantissa
+    largest = (_infinity(half.dtype) >> mantissa) - 2
+    exponent = jnp.clip(biased + 2, 1, largest)
+    as_float = functools.partial(lax.bitcast_convert_type, new_dtype=half.dtype)
+    spread = biased > 0  # a subnormal spread counts as none
+    scale = as_float(exponent << mantissa)
+    inverse = as_float((largest + 1 - exponent) << mantissa)
+    return jnp.where(spread, scale, 0), jnp.where(spread, inverse, 0)
+
+
+@jax.jit
+def _merge(a: Summary, b: Summary) -> Summary:
+    bins = a.bins + b.bins
+    bins = jnp.where(bins < a.bins, jnp.uint32(_LARGEST), bins)  # it wrapped
+    real, values = a.sums.dtype, FINITE_BINS
+    n_a, n_b = (jnp.where(values, s.bins, 0).astype(real).sum(axis=-1) for s in (a, b))
+    # About the shift of the larger part first: then about the mean itself.
+    swap = (n_b > n_a)[..., None]
+    points, other = (jnp.where(swap, x, y) for x, y in ((b.points, a.points), (a.points, b.points)))
+    sums, more = (jnp.where(swap, x, y) for x, y in ((b.sums, a.sums), (a.sums, b.sums)))
+    many, few = jnp.maximum(n_a, n_b), jnp.minimum(n_a, n_b)
+    other = jnp.where((few > 0)[..., None], other, points)
+    unknown = jnp.zeros(swap.shape, bool)
+    if jnp.issubdtype(points.dtype, jnp.floating):
+        unknown = (jnp.isnan(points) | jnp.isnan(other)).any(axis=-1, keepdims=True)
+        back = functools.partial(lax.bitcast_convert_type, new_dtype=points.dtype)
+        keys = _ordered(points), _ordered(other)
+        low = back(_ordered(jnp.minimum(keys[0][..., 0], keys[1][..., 0])))
+        high = back(_ordered(jnp.maximum(keys[0][..., 1], keys[1][..., 1])))
+    else:
+        low = jnp.minimum(points[..., 0], other[..., 0])
+        high = jnp.maximum(points[..., 1], other[..., 1])
+    shift, shift2 = points[..., 2], other[..., 2]
+    apart = _difference(shift2, shift, 0.5)
+    # A quarter of a scale has that scale: it must not grow from merge to merge.
+    scale, factor = _scale(apart, sums[..., 0] * 0.25, more[..., 0] * 0.25)
+    delta = _difference(shift2, shift, factor)
+    ones, twos = _about(sums, many, 0.0, factor), _about(more, few, delta, factor)
+    mean = (ones[0] + twos[0]) / jnp.maximum(many + few, 1)
+    moved = _moved(shift, mean * scale, low, high)
+    step = _difference(shift, moved, factor)
+    ones, twos = (_about(sums, many, step, factor), _about(more, few, delta + step, factor))
+    merged = jnp.stack([scale, ones[0] + twos[0], ones[1] + twos[1]], axis=-1)
+    points = jnp.stack([low, high, moved], axis=-1)
+    if jnp.issubdtype(points.dtype, jnp.floating):
+        points = jnp.where(unknown, jnp.nan, points)
+    return Summary(bins=bins, points=points, sums=jnp.where(unknown, jnp.nan, merged))
+
+
+def _about(sums: jax.Array, n: jax.Array, delta: Any, factor: jax.Array) -> tuple[Any, Any]:
+    """sum1 and sum2 of n values in the unit 1 / factor, about a shift that lies delta lower."""
+    ratio = sums[..., 0] * factor
+    sum1, sum2 = sums[..., 1] * ratio, sums[..., 2] * ratio * ratio
+    return sum1 + n * delta, sum2 + 2 * delta * sum1 + n * delta * delta

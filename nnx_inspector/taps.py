@@ -1,0 +1,179 @@
+"""The primitives that observe: `mark` names a value, `observe_cotangent` reads its gradient.
+
+Both are the identity, bitwise, under every transformation; what they observe is decided by
+`harvest`, which finds the marks in a jaxpr. Invariant: a mark's parameters hold no tracer and no
+model, only names and structure, so a traced function that contains marks may be cached.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from nnx_inspector.summarize import pack, packed_size, summarize
+
+mark = Primitive("nnx_inspector_mark")
+mark.multiple_results = True
+mark.def_impl(lambda *xs, **_: list(xs))
+mark.def_abstract_eval(lambda *avals, **_: list(avals))
+mlir.register_lowering(mark, lambda ctx, *xs, **_: list(xs))  # type: ignore[arg-type]
+batching.primitive_batchers[mark] = lambda xs, dims, **params: (mark.bind(*xs, **params), dims)
+ad.primitive_jvps[mark] = lambda xs, ts, **params: (mark.bind(*xs, **params), list(ts))
+ad.primitive_transposes[mark] = lambda cts, *xs, **_: [
+    ct if ad.is_undefined_primal(x) else None for ct, x in zip(cts, xs, strict=True)
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """A pytree's shape without its arrays: hashable, so that it can be a primitive's parameter.
+
+    Attributes:
+        treedef: of the whole value.
+        leaves: for each leaf its text, `"float32[8,10]"`; what is no array by its type's name.
+        arrays: the numbers of the leaves that are arrays and were observed.
+    """
+
+    treedef: Any
+    leaves: tuple[str, ...]
+    arrays: tuple[int, ...]
+
+    def unflatten(self, values: Sequence[Any]) -> Any:
+        """The tree with one value for each observed array, None for every other leaf."""
+        filled: list[Any] = [None] * len(self.leaves)
+        for index, value in zip(self.arrays, values, strict=True):
+            filled[index] = value
+        return jax.tree.unflatten(self.treedef, filled)
+
+    def __str__(self) -> str:
+        if len(self.leaves) == 1 and jax.tree_util.treedef_is_leaf(self.treedef):
+            return self.leaves[0]
+        return ", ".join(self.leaves) if self.leaves else "nothing"
+
+
+def describe(leaf: Any) -> str:
+    """One leaf in words: dtype and shape of an array, else the type's name."""
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+    return type(leaf).__name__
+
+
+def is_node(x: Any) -> bool:
+    """Modules and Variables are left whole: taking them apart would make other objects of them."""
+    return isinstance(x, (nnx.Pytree, nnx.Variable))
+
+
+def is_observable(leaf: Any) -> bool:
+    """Whether a leaf is an array of numbers: keys and Python scalars are not."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.dtype != object and leaf.dtype.kind in "biufcV"
+    return isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+
+
+def mark_tree(tree: Any, **params: Any) -> Any:
+    """`tree`, with its arrays marked; `params` are the mark's parameters (hashable)."""
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=is_node)
+    arrays = [i for i, leaf in enumerate(leaves) if is_observable(leaf)]
+    structure = Structure(treedef, tuple(describe(leaf) for leaf in leaves), tuple(arrays))
+    # a value without arrays still leaves its mark, so that the call is seen
+    marked = mark.bind(*(leaves[i] for i in arrays), structure=structure, **params)
+    for i, value in zip(arrays, marked, strict=True):
+        if isinstance(leaves[i], jax.Array):  # NumPy arrays stay NumPy for the user's code
+            leaves[i] = value
+    return jax.tree.unflatten(treedef, leaves)
+
+
+# -------------------------------------------------------------- cotangents
+
+_tap = Primitive("nnx_inspector_observe_cotangent")
+_tap.def_impl(lambda x, sink, **_: x)
+_tap.def_abstract_eval(lambda x, sink, **_: x)
+mlir.register_lowering(_tap, lambda ctx, x, sink, **_: [x])
+
+# linear in (tangent, sink) and equal to the tangent; its transpose is ours to choose
+_tap_linear = Primitive("nnx_inspector_observe_cotangent_linear")
+_tap_linear.def_impl(lambda t, sink, **_: t)
+_tap_linear.def_abstract_eval(lambda t, sink, **_: t)
+mlir.register_lowering(_tap_linear, lambda ctx, t, sink, **_: [t])
+
+
+def observe_cotangent(x: jax.Array, sink: jax.Array) -> jax.Array:
+    """`x`. The gradient with respect to `sink` is the packed summary of the gradient of `x`.
+
+    Args:
+        x: a floating-point or complex array.
+        sink: zeros, `[packed_size(x.dtype)]` of `sink_dtype(x.dtype)`.
+    """
+    return _tap.bind(x, sink, rows=0)
+
+
+def sink_like(x: Any, rows: tuple[int, ...] = ()) -> jax.Array:
+    """The zeros to hand to `observe_cotangent` for an array like `x`."""
+    return jnp.zeros((*rows, packed_size(x.dtype)), sink_dtype(x.dtype))
+
+
+def sink_dtype(dtype: Any) -> Any:
+    return jnp.float64 if dtype in (jnp.float64, jnp.complex128) else jnp.float32
+
+
+def _tap_jvp(primals: Any, tangents: Any, *, rows: int) -> Any:
+    x, sink = primals
+    t, t_sink = tangents
+    out = _tap.bind(x, sink, rows=rows)
+    if type(t_sink) is ad.Zero:
+        return out, t
+    return out, _tap_linear.bind(ad.instantiate_zeros(t), t_sink, rows=rows)
+
+
+def _tap_linear_jvp(primals: Any, tangents: Any, *, rows: int) -> Any:
+    return _tap_jvp_linear(primals, rows), _tap_jvp(primals, tangents, rows=rows)[1]
+
+
+def _tap_jvp_linear(primals: Any, rows: int) -> Any:
+    return _tap_linear.bind(*primals, rows=rows)
+
+
+def _tap_transpose(ct: Any, t: Any, sink: Any, *, rows: int) -> Any:
+    if type(ct) is ad.Zero:
+        return None, None
+    payload = None
+    if ad.is_undefined_primal(sink):
+        measure = lambda c: pack(summarize(c))  # noqa: E731
+        for _ in range(rows):
+            measure = jax.vmap(measure)
+        payload = measure(jax.lax.stop_gradient(ct))
+    return (ct if ad.is_undefined_primal(t) else None), payload
+
+
+def _batcher(primitive: Primitive) -> Any:
+    def batch(args: Any, dims: Any, *, rows: int) -> Any:
+        (x, sink), (x_dim, sink_dim) = args, dims
+        if sink_dim is None:  # one sink for the whole batch: its summary covers all of it
+            if rows:
+                x = jnp.moveaxis(x, x_dim, -1)
+                return primitive.bind(x, sink, rows=rows), x.ndim - 1
+            return primitive.bind(x, sink, rows=rows), x_dim
+        size = sink.shape[sink_dim]
+        sink = jnp.moveaxis(sink, sink_dim, 0)
+        if x_dim is None:
+            x = jnp.broadcast_to(x, (size, *x.shape))
+        else:
+            x = jnp.moveaxis(x, x_dim, 0)
+        return primitive.bind(x, sink, rows=rows + 1), 0
+
+    return batch
+
+
+ad.primitive_jvps[_tap] = _tap_jvp
+ad.primitive_jvps[_tap_linear] = _tap_linear_jvp
+ad.primitive_transposes[_tap_linear] = _tap_transpose
+batching.primitive_batchers[_tap] = _batcher(_tap)
+batching.primitive_batchers[_tap_linear] = _batcher(_tap_linear)
