@@ -61,7 +61,9 @@ def swap_graph_node(
         tag = tag_of(node)
         if tag is None:
             return values, metadata
-        return [(key, _tagged(value, tag) if key == NODES else value) for key, value in values], metadata
+        return [
+            (key, _tagged(value, tag) if key == NODES else value) for key, value in values
+        ], metadata
 
     def init(node: Any, attributes: Any) -> None:
         attributes = list(attributes)
@@ -158,10 +160,7 @@ def _is_user_file(filename: str) -> bool:
 
     own = __file__.rpartition("_private")[0]
     flax = graphlib.__file__.rpartition("graphlib")[0]
-    return (
-        source_info_util.is_user_filename(filename)
-        and not filename.startswith((own, flax))
-    )
+    return source_info_util.is_user_filename(filename) and not filename.startswith((own, flax))
 
 
 def compilation_events(listener: Callable[[str, float], None]) -> Callable[[], None]:
@@ -178,8 +177,9 @@ def compilation_events(listener: Callable[[str, float], None]) -> Callable[[], N
     jax.monitoring.register_event_duration_secs_listener(on_event)
 
     def undo() -> None:
-        unregister = getattr(monitoring, "unregister_event_duration_listener", None) or getattr(
-            monitoring, "_unregister_event_duration_listener_by_callback"
+        unregister = (
+            getattr(monitoring, "unregister_event_duration_listener", None)
+            or monitoring._unregister_event_duration_listener_by_callback
         )
         unregister(on_event)
 

@@ -19,7 +19,16 @@ from nnx_inspector.harvest import INPUT, OUTPUT, Marked, Plan, Seen, Survey, eva
 from nnx_inspector.interception import TAP_INPUT, TAP_OUTPUT, Context, Layer, Scope
 from nnx_inspector.record import Call, Record
 from nnx_inspector.sites import Only, Selection
-from nnx_inspector.staging import Arguments, Function, Staged, as_function, plain_key, roots_of, staged
+from nnx_inspector.staging import (
+    Arguments,
+    Function,
+    Staged,
+    as_function,
+    name_of,
+    plain_key,
+    roots_of,
+    staged,
+)
 from nnx_inspector.summarize import unpack
 from nnx_inspector.summary import Summary
 from nnx_inspector.taps import is_node, mark_tree
@@ -207,26 +216,28 @@ def _argument(function: Function, args: Sequence[Any], argnum: int) -> int:
 
 def _check_loss(stage: Staged, function: Function, has_aux: bool) -> None:
     """Raise where what the function returns is no loss, or no `(loss, aux)`."""
-    structure = stage.structure
+    structure, name = stage.returned.treedef, name_of(function.call)
     pair = jax.tree_util.treedef_children(structure)
     if has_aux and not (structure.node_data() == (tuple, None) and len(pair) == 2):
         raise TypeError(
             f"With has_aux=True the loss function must return (loss, aux), "
-            f"{function.name} returned {structure}."
+            f"{name} returned {structure}."
         )
     loss = pair[0] if has_aux else structure
-    if not jax.tree_util.treedef_is_leaf(loss) or not stage.first_is_array:
+    if not jax.tree_util.treedef_is_leaf(loss):
+        hint = "" if has_aux else " For a loss and something else pass has_aux=True."
+        raise TypeError(f"The loss must be one scalar array, {name} returned {loss}.{hint}")
+    if 0 not in stage.returned.arrays:
         raise TypeError(
-            f"The loss must be one scalar array, {function.name} returned {loss}"
-            + (" of Python values." if jax.tree_util.treedef_is_leaf(loss) else ".")
-            + ("" if has_aux else " For a loss and something else pass has_aux=True.")
+            f"The loss must be one scalar array, {name} returned a Python value, so there is "
+            f"nothing to differentiate."
         )
 
 
 def _differentiable(
     stage: Staged, function: Function, args: Sequence[Any], argnum: int, only: Any
 ) -> _Part:
-    every = (args if function.owner is None else (function.owner, *args))
+    every = args if function.owner is None else (function.owner, *args)
     argument = every[argnum]
     position = len(Arguments.of(every[:argnum]).arrays)
     leaves, treedef = jax.tree.flatten(argument, is_leaf=is_node)
@@ -325,7 +336,9 @@ def _in_order(found: Survey, seen: list[Any], cotangents: list[Any] | None) -> l
             count = len(item.mark.avals)
             gradients = back if back else [None] * count
             out.append(
-                _Passed(item.mark, seen[number], [None if g is None else unpack(g) for g in gradients])
+                _Passed(
+                    item.mark, seen[number], [None if g is None else unpack(g) for g in gradients]
+                )
             )
         elif item.kind == "while":
             out.extend(_in_order(item.children[1], seen[number][0], None))

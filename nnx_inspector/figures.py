@@ -165,7 +165,7 @@ def _heatmap(drawn: Any, go: Any, row: int, history: HistoryArrays) -> None:
         row=row,
         col=1,
     )
-    ticks = np.linspace(0, shape[0], 7).round().astype(int)
+    ticks: npt.NDArray[np.int64] = np.linspace(0, len(history.edges) - 1, 7).round().astype(int)
     drawn.update_yaxes(
         title_text="value (symmetric log)",
         tickvals=ticks - 0.5,

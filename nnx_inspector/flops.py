@@ -13,13 +13,63 @@ from typing import Any
 import jax.numpy as jnp
 
 _FREE = frozenset(
-    """broadcast_in_dim reshape transpose squeeze expand_dims slice dynamic_slice
-    dynamic_update_slice gather concatenate pad rev copy copy_p convert_element_type
-    bitcast_convert_type iota select_n stop_gradient random_wrap random_unwrap random_seed
-    random_bits random_fold_in random_split threefry2x32 device_put sharding_constraint split
-    reduce_precision optimization_barrier eq ne lt le gt ge and or not xor is_finite shift_left
-    shift_right_logical shift_right_arithmetic nnx_inspector_mark symbolic_zeros empty
-    argmax argmin sort real imag complex clamp""".split()
+    [
+        "broadcast_in_dim",
+        "reshape",
+        "transpose",
+        "squeeze",
+        "expand_dims",
+        "slice",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "gather",
+        "concatenate",
+        "pad",
+        "rev",
+        "copy",
+        "copy_p",
+        "convert_element_type",
+        "bitcast_convert_type",
+        "iota",
+        "select_n",
+        "stop_gradient",
+        "random_wrap",
+        "random_unwrap",
+        "random_seed",
+        "random_bits",
+        "random_fold_in",
+        "random_split",
+        "threefry2x32",
+        "device_put",
+        "sharding_constraint",
+        "split",
+        "reduce_precision",
+        "optimization_barrier",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "and",
+        "or",
+        "not",
+        "xor",
+        "is_finite",
+        "shift_left",
+        "shift_right_logical",
+        "shift_right_arithmetic",
+        "nnx_inspector_mark",
+        "symbolic_zeros",
+        "empty",
+        "argmax",
+        "argmin",
+        "sort",
+        "real",
+        "imag",
+        "complex",
+        "clamp",
+    ]
 )
 
 
@@ -40,7 +90,10 @@ def equation_flops(equation: Any) -> float:
         kernel, numbers = operands[1].shape, equation.params["dimension_numbers"]
         window = math.prod(kernel[d] for d in numbers.rhs_spec[1:])  # input features and space
         return 2.0 * size * window
-    if name.startswith("reduce_window") or name in ("select_and_scatter_add", "select_and_gather_add"):
+    if name.startswith("reduce_window") or name in (
+        "select_and_scatter_add",
+        "select_and_gather_add",
+    ):
         return size * math.prod(equation.params.get("window_dimensions", (1,)))
     if name.startswith(("reduce_", "cum", "scatter")):
         largest = max((math.prod(o.shape) for o in operands if hasattr(o, "shape")), default=0)

@@ -126,7 +126,9 @@ class Handles:
         """The live handle with this number."""
         with self._lock:
             if number not in self._live:
-                raise KeyError(f"There is no perturbation with the number {number}; it was removed.")
+                raise KeyError(
+                    f"There is no perturbation with the number {number}; it was removed."
+                )
             return self._live[number]
 
     def all(self) -> list[Handle]:

@@ -23,7 +23,13 @@ from nnx_inspector.layout import layout_of
 from nnx_inspector.loop import watched
 from nnx_inspector.measures import Meter, Metrics, effect_of, scalars_of
 from nnx_inspector.owned import OwnedPasses, Result
-from nnx_inspector.perturbation import KINDS, Perturbation, Scale, check_applies, require_perturbation
+from nnx_inspector.perturbation import (
+    KINDS,
+    Perturbation,
+    Scale,
+    check_applies,
+    require_perturbation,
+)
 from nnx_inspector.presenter import Presenter
 from nnx_inspector.record import Record, merged_summaries
 from nnx_inspector.recording import Recording
@@ -64,7 +70,13 @@ class Inspector:
     """
 
     def __init__(
-        self, model: nnx.Module, /, *args: Any, only: Only = None, display: bool = True, **kwargs: Any
+        self,
+        model: nnx.Module,
+        /,
+        *args: Any,
+        only: Only = None,
+        display: bool = True,
+        **kwargs: Any,
     ):
         self._model = require_module(model)
         self._selection = Selection(only)
@@ -112,7 +124,7 @@ class Inspector:
             lambda rows: self._passes.forward(self._model, args, kwargs, rows)
         )
         self._example, self._last_step = (args, kwargs), None
-        effect = None if clean is None else effect_of("the example", clean, perturbed, {}, {})
+        effect = None if clean is None else effect_of("the example", clean, perturbed)
         self._show(perturbed.record, {}, "run", effect)
         return perturbed.value
 
@@ -140,11 +152,11 @@ class Inspector:
             lambda rows: self._passes.backward(loss_fn, self._model, args, kwargs, rows)
         )
         self._last_step = (loss_fn, args, kwargs)
-        metrics = scalars_of(perturbed.value)
-        effect = None
-        if clean is not None:
-            effect = effect_of("the last step", clean, perturbed, scalars_of(clean.value), metrics)
-        self._show(perturbed.record, metrics, "step", effect)
+        after = scalars_of(perturbed.value)
+        before = after if clean is None else scalars_of(clean.value)
+        effect = effect_of("the last step", clean or perturbed, perturbed, before, after)
+        # not among the metrics' curves: those are the training's, this is an evaluation
+        self._show(perturbed.record, {}, "step", effect)
         return perturbed.value
 
     def _with_and_without(self, make: Callable[[Any], Result]) -> tuple[Result, Result | None]:
@@ -343,7 +355,9 @@ class Inspector:
             try:
                 train()
             except Exception as error:  # noqa: BLE001 - there is no caller: it is shown
-                self._notice("error", f"The background loop stopped: {type(error).__name__}: {error}")
+                self._notice(
+                    "error", f"The background loop stopped: {type(error).__name__}: {error}"
+                )
                 self._view.state_changed()
 
         thread = threading.Thread(target=work, name="nnx_inspector.background", daemon=True)
@@ -395,7 +409,8 @@ class Inspector:
 
     def _refresh_effect(self) -> None:
         """Measure the effect of what is on now, on the last step's loss and batch if there is one,
-        else on the example. A failure is shown, not raised: nobody asked in this thread."""
+        else on the example. A failure is shown, not raised: nobody asked in this thread.
+        """
         if not self._handles.rows():
             self._view.effect = None
         try:
@@ -408,7 +423,9 @@ class Inspector:
                 args, kwargs = self._example
                 self.run(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - shown instead
-            self._notice("error", f"The effect could not be measured: {type(error).__name__}: {error}")
+            self._notice(
+                "error", f"The effect could not be measured: {type(error).__name__}: {error}"
+            )
 
     def _effect_while_looping(self) -> None:
         if self._last_step is not None:
@@ -424,10 +441,12 @@ class Inspector:
             )
             source = "the example"
         if clean is not None:
-            before, after = scalars_of(clean.value), scalars_of(perturbed.value)
-            if self._last_step is None:
-                before, after = {}, {}
-            self._view.effect = effect_of(source, clean, perturbed, before, after)
+            metrics = (
+                {}
+                if self._last_step is None
+                else {"before": scalars_of(clean.value), "after": scalars_of(perturbed.value)}
+            )
+            self._view.effect = effect_of(source, clean, perturbed, **metrics)
 
     # ------------------------------------------------------------- reading
 
@@ -524,7 +543,9 @@ class Inspector:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise InspectorError("This inspector was closed. Make a new one: nni.Inspector(model, x).")
+            raise InspectorError(
+                "This inspector was closed. Make a new one: nni.Inspector(model, x)."
+            )
 
     def close(self) -> None:
         """Free the widget, the programs and the hooks. What was recorded stays readable."""

@@ -464,7 +464,8 @@ class _Unhashable:
 @contextlib.contextmanager
 def open_layer(layer: Layer) -> Iterator[None]:
     """Open one layer; where its paths are relative to what is called, check on leaving that its
-    selection matched something."""
+    selection matched something.
+    """
     called: list[_Called] = []
     if layer.only is None or layer.scope is not None:
         with hooked(layer):
@@ -472,8 +473,14 @@ def open_layer(layer: Layer) -> Iterator[None]:
         return
     with hooked(Layer(_Remember(layer.only, called), TAP_OUTPUT), layer):
         yield
-    if called and not layer.matched and not any(one.matches for one in called):
+    if layer.matched:
+        _matched.add(hash(layer))  # later its calls may sit in cached programs, unseen from here
+    elif called and not any(one.matches for one in called) and hash(layer) not in _matched:
         raise ValueError(nothing_selected(layer.only, called[0].keys))
+
+
+_matched: set[int] = set()
+"""Hashes of layers that matched something once; an equal layer never is a misspelled one."""
 
 
 @dataclasses.dataclass(frozen=True)

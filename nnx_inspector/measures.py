@@ -42,7 +42,9 @@ class Metrics:
                 self._waiting.append((step, name, value))
             else:
                 self.errors += 1
-                what = f"shape {np.shape(value)}" if hasattr(value, "shape") else type(value).__name__
+                what = (
+                    f"shape {np.shape(value)}" if hasattr(value, "shape") else type(value).__name__
+                )
                 self._notice(
                     "warning",
                     f"The metric {name!r} is no real scalar ({what}) and was left out. Reduce it "
@@ -58,7 +60,9 @@ class Metrics:
             self._waiting.popleft()
             if isinstance(value, jax.Array) and value.is_deleted():
                 self.errors += 1
-                self._notice("warning", f"The metric {name!r} of step {step} was donated and is lost.")
+                self._notice(
+                    "warning", f"The metric {name!r} of step {step} was donated and is lost."
+                )
                 continue
             number = float(value)
             self._recording.add_metrics(step, {name: number})
@@ -139,14 +143,15 @@ def effect_of(
     source: str,
     clean: Result,
     perturbed: Result,
-    before: Mapping[str, float],
-    after: Mapping[str, float],
+    before: Mapping[str, float] | None = None,
+    after: Mapping[str, float] | None = None,
 ) -> protocol.Effect:
     """What perturbing changes: the metrics, and without any the relative norm of the output's
-    change, `|perturbed - clean| / |clean|` over all floating-point arrays of the output."""
-    change = None if before else _relative_change(clean.value, perturbed.value)
+    change, `|perturbed - clean| / |clean|` over all floating-point arrays of the output.
+    """
+    change = _relative_change(clean.value, perturbed.value) if before is None else None
     return protocol.Effect(
-        source=source, clean=dict(before), perturbed=dict(after), output_change=change
+        source=source, clean=dict(before or {}), perturbed=dict(after or {}), output_change=change
     )
 
 
@@ -155,7 +160,9 @@ def _relative_change(clean: Any, perturbed: Any) -> float | None:
     squares, total = 0.0, 0.0
     for a, b in pairs:
         if hasattr(a, "dtype") and jax.numpy.issubdtype(a.dtype, np.inexact):
-            wide = np.complex128 if jax.numpy.issubdtype(a.dtype, np.complexfloating) else np.float64
+            wide = (
+                np.complex128 if jax.numpy.issubdtype(a.dtype, np.complexfloating) else np.float64
+            )
             x, y = np.asarray(a).astype(wide), np.asarray(b).astype(wide)
             squares += float(np.sum(np.abs(y - x) ** 2))
             total += float(np.sum(np.abs(x) ** 2))

@@ -88,7 +88,9 @@ def require_perturbation(value: Any) -> Perturbation:
     if isinstance(value, (Zero, Scale)):
         return value
     if isinstance(value, type) and value in (Zero, Scale):
-        raise TypeError(f"Pass an instance: nni.{value.__name__}({'0.5' if value is Scale else ''}).")
+        raise TypeError(
+            f"Pass an instance: nni.{value.__name__}({'0.5' if value is Scale else ''})."
+        )
     raise TypeError(
         f"A perturbation is nni.Zero() or nni.Scale(factor), got {type(value).__name__}."
     )

@@ -53,7 +53,9 @@ def frame_of(
         summary = summaries.get(selected, {}).get(quantity)
         if summary is not None and selected in keys:
             bins = summary.nonzero_bins()
-            headers.append(protocol.Histogram(site=keys.index(selected), quantity=j, bins=len(bins)))
+            headers.append(
+                protocol.Histogram(site=keys.index(selected), quantity=j, bins=len(bins))
+            )
             bodies.append(bins)
     frame = protocol.Frame(
         version=protocol.VERSION,

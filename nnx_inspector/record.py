@@ -113,7 +113,9 @@ class Entry:
                 f"do not add up. Read them apart: record[{self.key!r}].calls[0].{part}."
             )
         merged = [
-            merge([s for s in column if s is not None]) if any(s is not None for s in column) else None
+            merge([s for s in column if s is not None])
+            if any(s is not None for s in column)
+            else None
             for column in zip(*(tree[0] for tree in trees), strict=True)
         ]
         return jax.tree.unflatten(trees[0][1], merged)
@@ -226,7 +228,12 @@ def merged_summaries(record: Record) -> dict[str, dict[str, Summary]]:
     out: dict[str, dict[str, Summary]] = {}
     for key in record:
         for quantity in ("output", "gradient", "input"):
-            parts = [s for c in record._calls[key] if c.took_place for _, s in named_summaries(getattr(c, quantity))]
+            parts = [
+                s
+                for c in record._calls[key]
+                if c.took_place
+                for _, s in named_summaries(getattr(c, quantity))
+            ]
             if parts:
                 out.setdefault(key, {})[quantity] = merge(parts)
     return out

@@ -173,9 +173,10 @@ def _columns(
         for row in np.flatnonzero(known):
             at[row] = np.searchsorted(below[row], rank[row], side="right")
         lower, upper = ends(np.minimum(at, len(number) - 1))
-        middle = np.where(lower == upper, lower, lower / (lower + upper) * upper * 2.0)
+        middle = np.where(lower == upper, lower, lower / (lower / 2 + upper / 2) * upper)
         crossing = (lower <= 0) & (upper >= 0)
         middle = np.where(crossing, np.clip(0.0, lowest, highest), middle)
+        middle[(lower < -(2.0**128)) | (upper > 2.0**128)] = np.nan
         quantiles = np.where(rank == 0, lowest, np.where(rank == total - 1, highest, middle))
 
         edges = _common_edges(number, count[known].sum(axis=0), low, high)
@@ -243,20 +244,22 @@ def _step(step: Any) -> int:
     return number
 
 
-def _thin(length: int, keep: Sequence[bool]) -> set[int]:
-    """Which of `length` entries go: every second of the older half, never the first or the last.
+def _thin(at: Sequence[float], keep: Sequence[bool]) -> set[int]:
+    """Which of the entries go: about every second of the older half, never the first or the last.
 
-    Entries to `keep` go only when there is nothing else left to take.
+    What stays of the older half is spaced evenly over `at` (rising), however often it was thinned
+    before: halving by position would in the end leave nothing of a long run's beginning. Entries
+    to `keep` go only when there is nothing else left to take.
     """
-    half = range(1, min(max(2, length // 2), length - 1))
-    everything = range(1, length - 1)
-    for candidates in (
-        [i for i in half if not keep[i]],
-        [i for i in everything if not keep[i]],
-        list(everything),
-    ):
-        if candidates:
-            return set(candidates[::2])
+    for share, kept in ((2, keep), (1, keep), (1, [False] * len(at))):
+        older: _Floats = np.array(at[: min(max(2, len(at) // share), len(at) - 1)], np.float64)
+        if len(older) < 2:
+            break
+        grid = np.linspace(float(older[0]), float(older[-1]), max(1, len(older) // 2))
+        stay = {0, *np.searchsorted(older, grid).tolist()}
+        gone = {i for i in range(1, len(older)) if i not in stay and not kept[i]}
+        if gone:
+            return gone
     return set()
 
 
@@ -351,9 +354,10 @@ class Pass:
 class Recording:
     """Summaries and metrics of a run, bounded in passes and in bytes.
 
-    When a bound is passed, every second pass of the older half goes: the past becomes coarser, the
-    recent past stays whole. The first pass, the newest, and those with the first NaN, +Inf and
-    -Inf of each quantity stay. `thinned` counts what went.
+    When a bound is passed, about every second pass of the older half goes, so that the rest is
+    spaced evenly: the past becomes coarser, the recent past stays whole. The first pass, the
+    newest, and those with the first NaN, +Inf and -Inf of each quantity stay. `thinned` counts
+    what went.
 
     Args:
         max_steps: most passes kept, at least 2.
@@ -470,9 +474,10 @@ class Recording:
         steps, curve = self._curves[name]
         while len(curve) > limit:
             # where a curve leaves the finite numbers is the point one looks for later
-            finite = np.isfinite(np.frombuffer(curve))
-            keep = np.concatenate([[True], finite[:-1] & ~finite[1:]])
-            gone = _thin(len(curve), keep.tolist())
+            finite = np.isfinite(curve)
+            leaves = finite[:-1] & ~finite[1:]
+            keep = np.append(leaves, False) | np.append(False, leaves)  # the last before it, too
+            gone = _thin(np.maximum.accumulate(steps).tolist(), keep.tolist())
             left = [i for i in range(len(curve)) if i not in gone]
             steps = array.array("d", [steps[i] for i in left])
             curve = array.array("d", [curve[i] for i in left])
@@ -481,7 +486,7 @@ class Recording:
 
     def _bound(self) -> None:
         while len(self._passes) > self.max_steps or self.nbytes > self.max_bytes:
-            gone = _thin(len(self._passes), [p.news for p in self._passes])
+            gone = _thin([p.number for p in self._passes], [p.news for p in self._passes])
             if not gone:
                 return
             self._passes = [p for i, p in enumerate(self._passes) if i not in gone]

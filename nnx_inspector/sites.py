@@ -250,7 +250,8 @@ class Selection:
 
     def require_match(self, model: nnx.Module | Mapping[Path, nnx.Module]) -> None:
         """Raise a ValueError that names the closest sites where nothing is selected, in a model or
-        in several, each under its prefix."""
+        in several, each under its prefix.
+        """
         roots = {(): model} if isinstance(model, nnx.Module) else model
         if not any(self.matches_any(root, prefix) for prefix, root in roots.items()):
             keys = [key for prefix, root in roots.items() for key in site_keys(root, prefix)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -51,9 +52,13 @@ def as_function(f: Any, what: str) -> Function:
                 f"methods, or a function that calls it."
             )
         return Function(f, f)
-    owner = getattr(f, "__self__", None)
-    if isinstance(owner, nnx.Module):
-        return Function(f, owner, f.__name__)
+    owner, name = getattr(f, "__self__", None), getattr(f, "__name__", "")
+    if isinstance(f, functools.partial) and len(f.args) == 1 and not f.keywords:
+        # how a method that nnx.jit decorates is bound
+        owner, name = f.args[0], getattr(f.func, "__name__", "")
+        name = name if getattr(getattr(owner, name, None), "func", None) is f.func else ""
+    if isinstance(owner, nnx.Module) and name:
+        return Function(f, owner, name)
     if isinstance(f, type) or not callable(f):
         require_module(f, what)
     return Function(f)
@@ -76,23 +81,19 @@ def roots_of(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) ->
                     found[(name, *path, *inner)] = module
     if not found:
         raise TypeError(
-            f"None of the arguments of {_name(function.call)} holds an nnx.Module, so there is "
+            f"None of the arguments of {name_of(function.call)} holds an nnx.Module, so there is "
             f"nothing to look into. Pass the model as an argument, not through a closure."
         )
     return {(): next(iter(found.values()))} if len(found) == 1 else found
 
 
-def _name(call: Any) -> str:
+def name_of(call: Any) -> str:
     return getattr(call, "__name__", type(call).__name__)
 
 
 def _nodes(tree: Any) -> list[tuple[Path, Any]]:
     flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_node)[0]
-    return [
-        (tuple(plain_key(k) for k in path), leaf)
-        for path, leaf in flat
-        if is_node(leaf)
-    ]
+    return [(tuple(plain_key(k) for k in path), leaf) for path, leaf in flat if is_node(leaf)]
 
 
 def _outermost_modules(node: Any) -> list[tuple[Path, nnx.Module]]:
@@ -119,12 +120,20 @@ class Arguments:
         arrays = tuple(i for i, leaf in enumerate(leaves) if _is_array(leaf))
         return Arguments(treedef, tuple(leaves), nodes, arrays)
 
+    def without_numpy(self) -> Arguments:
+        """The same, with NumPy's arrays among everything else: as results they stay NumPy's."""
+        arrays = tuple(i for i in self.arrays if isinstance(self.leaves[i], jax.Array))
+        return dataclasses.replace(self, arrays=arrays)
+
     def take(self, which: tuple[int, ...]) -> tuple[Any, ...]:
         return tuple(self.leaves[i] for i in which)
 
     def rebuild(self, nodes: Sequence[Any], arrays: Sequence[Any]) -> Any:
         leaves = list(self.leaves)
-        for i, value in [*zip(self.nodes, nodes, strict=True), *zip(self.arrays, arrays, strict=True)]:
+        for i, value in [
+            *zip(self.nodes, nodes, strict=True),
+            *zip(self.arrays, arrays, strict=True),
+        ]:
             leaves[i] = value
         return jax.tree.unflatten(self.treedef, leaves)
 
@@ -150,6 +159,7 @@ class Staged:
         survey: the jaxpr with its marks. Its inputs are `inputs`.
         inputs: the modules' state, flat, then the arrays among the arguments.
         outputs: the number of the call's own outputs; the rest is state.
+        returned: what the call returned, without its arrays and modules.
         scope: in which paths were found; it counts what could not be attributed.
         spans: for the id of each Variable where its arrays are among the inputs.
         arrays: the arrays among the arguments, the last of the inputs.
@@ -158,6 +168,7 @@ class Staged:
     survey: Survey
     inputs: list[Any]
     outputs: int
+    returned: Arguments
     scope: Scope
     roots: dict[Path, nnx.Module]
     spans: dict[int, tuple[int, ...]]
@@ -175,7 +186,8 @@ class Staged:
 
     def finish(self, out: Sequence[Any], *, update: bool) -> Any:
         """The call's result from the jaxpr's outputs; with `update` the modules are changed as
-        the call changes them."""
+        the call changes them.
+        """
         return self._finish(out, update)
 
 
@@ -210,7 +222,7 @@ def staged(
                 inner = merging.merge(graphdef, jax.tree.unflatten(state_def, state_leaves))
             owner, inner_args, inner_kwargs = arguments.rebuild(inner, arrays)
             out = function.bind(owner)(*inner_args, **inner_kwargs)
-            returned = Arguments.of(out)
+            returned = Arguments.of(out).without_numpy()
             with nnx.split_context(_TAG) as splitting:
                 graphdef_out, state_out = splitting.split((inner, returned.take(returned.nodes)))
             leaves_out, state_out_def = jax.tree.flatten(state_out)
@@ -231,7 +243,7 @@ def staged(
             if update or returned.nodes:
                 if returned.nodes and not update:
                     raise InspectorError(
-                        f"{_name(function.call)} returns an NNX object, which cannot leave a pass "
+                        f"{name_of(function.call)} returns an NNX object, which cannot leave a pass "
                         f"that must not change the model. Return its arrays instead."
                     )
                 new_state = jax.tree.unflatten(result["state_def"], state_out)
@@ -243,6 +255,7 @@ def staged(
             survey(jaxpr),
             [*state_leaves, *arrays],
             len(returned.arrays),
+            returned,
             scope,
             roots,
             spans,

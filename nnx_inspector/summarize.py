@@ -1,4 +1,4 @@
-"""array -> Summary on the device: counts, moments and a log-binned histogram in one fused pass.
+"""From an array to its Summary on the device: moments, extremes and a log-binned histogram.
 
 Works eagerly and inside jit, vmap, scan and grad, for every dtype, without an exception and
 without differentiating. Invariant: what cannot be measured is NaN or counted apart, never guessed.
@@ -37,9 +37,9 @@ def summarize(x: Any, *, batch_rank: int = 0) -> Summary:
     """Counts, moments and histogram of an array.
 
     The shift is the mean found in a first pass, so that the variance does not cancel (Chan, Golub
-    and LeVeque 1983); d is scaled by a power of two, so that nothing overflows. Sums are float32 in
-    several levels (float64 for 64-bit dtypes). XLA's CPU arithmetic takes subnormals for 0 in the
-    moments; counts, min, max and bins see them.
+    and LeVeque 1983); d is scaled by a power of two, so that nothing overflows. Sums are float32,
+    added in XLA's own tree (float64 for 64-bit dtypes). XLA's CPU arithmetic takes subnormals for 0
+    in the moments; counts, min, max and bins see them.
 
     Args:
         x: An array of any dtype, a tracer, a NumPy array or a Python number. NumPy arrays of 64-bit
@@ -176,8 +176,8 @@ def unpack(vector: Any) -> Summary:
         ValueError: The length is not a packed size.
 
     Example:
-        >>> unpack(pack(summarize(jnp.ones(3)))).norm ** 2
-        3.0000000000000004
+        >>> unpack(pack(summarize(jnp.ones(3)))).mean
+        1.0
     """
     xp: Any = np if isinstance(vector, np.ndarray) else jnp
     length = vector.shape[-1] if vector.ndim else 0
@@ -254,7 +254,7 @@ def _summarize(x: jax.Array) -> Summary:
 
 
 def _real(x: jax.Array) -> jax.Array:
-    """x in the dtype of `points`, of complex values the magnitude."""
+    """The values in the dtype of `points`, of complex ones the magnitude."""
     exact = _exact_dtype(x.dtype)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         parts, infinity = jnp.stack([x.real, x.imag]), _infinity(exact)
@@ -349,7 +349,7 @@ def _difference(a: jax.Array, b: jax.Array, factor: Any) -> jax.Array:
 
 
 def _moved(shift: jax.Array, step: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    """shift + step, within [low, high]; step is rounded for integers."""
+    """A shift moved by step, within [low, high]; step is rounded for integers."""
     if _floating(shift):
         return jnp.clip(shift + step, low, high)
     unsigned = np.dtype(f"uint{shift.dtype.itemsize * 8}")

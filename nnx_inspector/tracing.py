@@ -102,12 +102,16 @@ class Trace:
         rows = [("site", "type", "inputs", "output", "params", "flops")]
         for call in self.calls:
             name = "  " * call.depth + (call.site.rpartition("/")[2] or "(root)")
-            times = "" if call.times == 1 else " (while)" if call.times is None else f" x{call.times}"
+            times = (
+                "" if call.times == 1 else " (while)" if call.times is None else f" x{call.times}"
+            )
             flops = "?" if call.flops is None else _short(call.flops)
             params = _short(call.parameters) if call.parameters else ""
             rows.append((name + times, call.type, call.inputs, call.output, params, flops))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = [
+            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
+        ]
         lines += [f"{key} not seen: {why}" for key, why in self.unseen.items()]
         return "\n".join(lines)
 

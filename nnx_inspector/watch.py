@@ -216,7 +216,11 @@ class _Watch:
             _level.gathered.append((key, packed))
         else:
             _send(self.session, [(key, packed)])
-        if self.gradients and isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.inexact):
+        if (
+            self.gradients
+            and isinstance(leaf, jax.Array)
+            and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        ):
             return _watched.bind(leaf, session=self.session, site=key)
         return leaf
 

@@ -163,7 +163,7 @@ def against_oracle(x: np.ndarray) -> None:
     check(summarize(device(x)), x)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(arrays())
 def test_every_figure_is_the_oracles(x: np.ndarray) -> None:
     against_oracle(x)
@@ -326,19 +326,21 @@ def test_a_callback_may_consume_it(x: jax.Array) -> None:
     check(seen[0], np.asarray(y))
 
 
+@jax.jit
+def together(parts: jax.Array) -> Summary:
+    """The rows of `parts`, merged one by one."""
+
+    def body(i: Any, s: Summary) -> Summary:
+        return merge_in_trace(s, summarize(parts[i]))
+
+    return jax.lax.fori_loop(0, len(parts), body, empty_in_trace(parts[0]))
+
+
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.int32, np.uint8])
 @pytest.mark.parametrize("kind", CLASSES)
 def test_merging_in_a_loop(dtype: Any, kind: str) -> None:
     x = values(3, kind, dtype, (12, 97))
     parts = jnp.asarray(x)
-
-    @jax.jit
-    def together(parts: jax.Array) -> Summary:
-        def body(i: Any, s: Summary) -> Summary:
-            return merge_in_trace(s, summarize(parts[i]))
-
-        return jax.lax.fori_loop(0, 12, body, empty_in_trace(parts[0]))
-
     s = together(parts)
     check(s, x)
     whole = summarize(parts)
@@ -393,15 +395,26 @@ def test_counts_stop_instead_of_wrapping() -> None:
     assert merge([big, big, big]).size == 12 * (2**30 - 1)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16, np.complex64, np.int8])
+unpack_in_jit = jax.jit(unpack)
+
+
+@jax.jit
+def packed_and_added(s: Summary) -> jax.Array:
+    """As a cotangent travels: zeros + payload."""
+    return pack(s) + jnp.zeros(())
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.float32, ml_dtypes.bfloat16, np.float16, np.complex64, np.int8]
+)
 @pytest.mark.parametrize("kind", CLASSES)
 def test_pack_round_trip(dtype: Any, kind: str) -> None:
     s = summarize(jnp.asarray(values(3, kind, dtype, (4, 97))), batch_rank=1)
-    vector = jax.jit(lambda s: pack(s) + jnp.zeros(()))(s)
+    vector = packed_and_added(s)
     assert vector.dtype == np.float32
     assert vector.shape == (4, packed_size(dtype))
     assert np.isfinite(vector).all()
-    for back in (unpack(vector), unpack(np.asarray(vector)), jax.jit(unpack)(vector)):
+    for back in (unpack(vector), unpack(np.asarray(vector)), unpack_in_jit(vector)):
         for name in ("bins", "points", "sums"):
             a, b = np.asarray(getattr(s, name)), np.asarray(getattr(back, name))
             assert a.dtype == b.dtype
@@ -414,6 +427,7 @@ def test_pack_in_64_bits() -> None:
         s = summarize(jnp.asarray(x))
         vector = pack(s)
         assert vector.shape == (packed_size(np.float64),)
+        assert vector.dtype == np.float64
         back = unpack(vector)
     for again in (back, unpack(np.asarray(vector))):
         assert np.asarray(s.points).tobytes() == np.asarray(again.points).tobytes()
@@ -434,7 +448,7 @@ def test_a_packed_nothing_is_zeros_and_sums_are_noticed() -> None:
         assert np.isnan([more.mean, more.std, more.min, more.max]).all()
     with pytest.raises(ValueError, match="elements"):
         unpack(np.zeros(7, np.float32))
-    with pytest.raises(TypeError, match="integer|int32"):
+    with pytest.raises(TypeError, match="int32"):
         pack(summarize(jnp.ones(3, jnp.int32)))
 
 

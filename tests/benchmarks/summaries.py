@@ -1,6 +1,6 @@
 """Milliseconds of `summarize` beside its rivals, interleaved in one run: a table, not a test.
 
-    JAX_PLATFORMS=cpu python tests/benchmarks/summaries.py
+JAX_PLATFORMS=cpu python tests/benchmarks/summaries.py
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ def main() -> None:
             x = jax.random.normal(jax.random.key(0), (1 << power,), dtype)
             arguments = dict.fromkeys(functions, x) | {"np.histogram": np.asarray(x, np.float32)}
             result = medians(functions, arguments)
-            cells = (
-                f"{ms:9.3f} ms ({ms / result['summarize']:5.2f}x)" for ms in result.values()
-            )
+            cells = (f"{ms:9.3f} ms ({ms / result['summarize']:5.2f}x)" for ms in result.values())
             print(f"{jnp.dtype(dtype).name:9} {1 << power:8}  " + "  ".join(cells))
 
 

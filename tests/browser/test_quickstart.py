@@ -1,0 +1,365 @@
+"""The quickstart notebook in a real JupyterLab: what is on screen is what the kernel says."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from browser.lab import Lab, Notebook
+from browser.view import View
+from playwright.sync_api import expect
+
+from nnx_inspector.protocol import QUANTITIES, STATISTICS
+
+pytestmark = pytest.mark.browser
+
+NOTEBOOK = pathlib.Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
+MODEL, INSPECTOR, TRAIN, STEP, PERTURB = 2, 7, 10, 12, 14
+"""Numbers of cells of the notebook."""
+SITES = ("conv1", "block1/norm", "block2/conv", "head")
+
+LOOP = """
+import itertools, pathlib, time
+
+traces = 0
+
+@nnx.jit
+def counted_step(model, optimizer, batch):
+    global traces
+    traces += 1
+    (loss, aux), grads = nnx.value_and_grad(loss_fn, has_aux=True)(model, batch)
+    optimizer.update(model, grads)
+    return loss, aux
+
+
+class UntilStopped:
+    '''A hundred thousand batches, or as many as there are until the file `stop` appears.'''
+
+    def __init__(self):
+        self.batches = batches(epochs=1)
+
+    def __len__(self):
+        return 100_000
+
+    def __iter__(self):
+        end = time.monotonic() + 240
+        for batch in itertools.islice(itertools.cycle(self.batches), len(self)):
+            if pathlib.Path("stop").exists() or time.monotonic() > end:
+                return
+            yield batch
+"""
+
+TRAIN_UNTIL_STOPPED = """
+seen = []  # of each step: what was switched on when it began, compilations and traces so far
+for batch in insp.watch(UntilStopped(), every=1):
+    on = any(handle.enabled for handle in insp.perturbations)
+    loss, aux = counted_step(model, optimizer, batch)
+    insp.metrics(loss=loss, accuracy=aux["accuracy"])
+    seen.append((on, insp._meter.compilations, traces))
+"""
+
+FIGURES = """{
+    q: {s: repr(float(getattr(insp.recording.summary(%r, q), s))) for s in %r}
+    | {"finite": insp.recording.summary(%r, q).finite} for q in ("output", "gradient")
+}"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    root = tmp_path_factory.mktemp("quickstart")
+    shutil.copyfile(NOTEBOOK, root / NOTEBOOK.name)
+    with Lab(root) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def notebook(lab: Lab) -> Iterator[Notebook]:
+    """The quickstart, run from the first cell to the last. Tests leave it as they found it."""
+    with lab.notebook(NOTEBOOK.name) as notebook:
+        for index in range(notebook.count()):
+            notebook.run(index, seconds=180)
+        notebook.run(notebook.append(LOOP))
+        yield notebook
+
+
+@pytest.fixture
+def view(notebook: Notebook) -> View:
+    return View(notebook.cell(INSPECTOR))
+
+
+@contextlib.contextmanager
+def training(lab: Lab, notebook: Notebook) -> Iterator[int]:
+    """A watched loop that runs in the kernel's main thread for as long as the block lasts."""
+    stop = lab.root / "stop"
+    stop.unlink(missing_ok=True)
+    index = notebook.append(TRAIN_UNTIL_STOPPED)
+    notebook.start(index)
+    try:
+        yield index
+    finally:
+        stop.touch()
+        notebook.finish(index)
+
+
+def test_runs_from_the_first_cell_to_the_last_offline(notebook: Notebook):
+    for index in range(notebook.count()):
+        stderr = [o for o in notebook.outputs(index) if o.get("name") == "stderr"]
+        assert stderr == [], f"cell {index} warned"
+    assert notebook.errors == []
+    assert notebook.foreign == []
+
+
+def test_the_run_is_shown_as_finished(notebook: Notebook, view: View):
+    expect(view.part("nni-progress")).to_have_attribute("data-state", "finished")
+    total = float(view.root.get_by_role("progressbar").get_attribute("aria-valuemax") or "nan")
+    assert view.number("nni-progress") == total
+    assert view.number("nni-step") == notebook.ask("insp.recording.passes[-1].step")
+    for name in ("loss", "accuracy"):
+        last = notebook.ask(f"float(insp.recording.curves()[{name!r}][-1, 1])")
+        assert view.number(f"nni-metric-{name}") == last
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_figures_on_screen_are_the_kernels(notebook: Notebook, view: View, site: str):
+    view.select(site)
+    assert notebook.ask("insp.selected") == site
+    kernel = notebook.ask(FIGURES % (site, STATISTICS, site))
+    shown = view.figures()
+    for quantity in QUANTITIES:
+        for statistic in STATISTICS:
+            expected, found = kernel[quantity][statistic], shown[quantity][statistic]
+            assert float(found) == float(expected), (quantity, statistic)
+        total = view.number(f"nni-hist-count-{quantity}")
+        assert total == kernel[quantity]["finite"] > 0
+        bars = view.part(f"nni-hist-{quantity}").get_by_test_id("nni-hist-bar")
+        counts = bars.evaluate_all("bars => bars.map(bar => Number(bar.dataset.value))")
+        assert math.isclose(sum(counts), total, rel_tol=1e-9)
+
+
+def test_zero_shows_loss_and_accuracy_beside_the_clean_ones(notebook: Notebook, view: View):
+    notebook.run(STEP)
+    clean = dict(zip(("loss", "accuracy"), _values(notebook, STEP), strict=True))
+    view.select("conv1")
+    before = view.figures()
+    compilations = notebook.ask("insp._meter.compilations")
+
+    view.part("nni-perturb-zero").click()
+    view.part("nni-effect-loss-perturbed").wait_for()
+    effect = notebook.ask("[insp.effect.clean, insp.effect.perturbed]")
+    for name in ("loss", "accuracy"):
+        assert view.number(f"nni-effect-{name}-clean") == effect[0][name] == clean[name]
+        assert view.number(f"nni-effect-{name}-perturbed") == effect[1][name]
+    assert effect[1]["loss"] != clean["loss"]
+    assert f"without conv1: {effect[1]['loss']} " in notebook.outputs(PERTURB)[0]["text"]
+    during = view.figures()["output"]
+    assert (during["zeros"], during["norm"]) == (during["size"], "0")
+    expect(view.row("conv1").get_by_test_id("nni-badge-perturbed")).to_have_text("perturbed")
+
+    view.part("nni-switch").click()
+    view.part("nni-no-effect").wait_for()
+    assert notebook.ask("insp.effect") is None
+    assert view.figures() == before
+    assert notebook.ask("[handle.enabled for handle in insp.perturbations]") == [False]
+    assert notebook.ask("[float(insp.step(loss_fn, (images[test], labels[test]))[0])]") == [
+        clean["loss"]
+    ]
+    view.part("nni-remove").click()
+    expect(view.root.get_by_test_id("nni-perturbation")).to_have_count(0)
+    assert notebook.ask("len(insp.perturbations)") == 0
+    assert notebook.ask("insp._meter.compilations") == compilations
+
+
+def test_detail_follows_a_click_while_a_cell_trains(lab: Lab, notebook: Notebook, view: View):
+    view.select("head")
+    with training(lab, notebook):
+        start = view.wait("nni-progress", "found.dataset.state === 'running' && value > 0")
+        for site in ("block1/conv", "block2/norm"):
+            view.select(site)
+            # two frames of that site, seen while the loop runs: it is followed, not shown once
+            first = view.wait("nni-stat-output-mean", "Number.isFinite(value)")
+            view.wait("nni-stat-output-mean", "Number.isFinite(value) && value !== arg", first)
+            expect(view.part("nni-progress")).to_have_attribute("data-state", "running")
+        assert view.wait("nni-progress", "value > arg", start) > start
+        assert view.root.get_by_role("progressbar").get_attribute("aria-valuetext") is not None
+        assert notebook.evaluate("return kernel.status") == "busy"
+    expect(view.part("nni-progress")).to_have_attribute("data-state", "idle")
+    kernel = notebook.ask(FIGURES % ("block2/norm", STATISTICS, "block2/norm"))
+    view.wait("nni-stat-output-mean", "value === arg", float(kernel["output"]["mean"]))
+
+
+def test_toggling_while_a_cell_trains(lab: Lab, notebook: Notebook, view: View):
+    notebook.run(STEP)  # so that the effect is that on the test images
+    view.select("block1/conv")
+    marked = view.root.get_by_test_id("nni-training-perturbed")
+    pending = view.root.get_by_test_id("nni-pending")
+    with training(lab, notebook):
+        view.wait("nni-progress", "found.dataset.state === 'running' && value > 0")
+        expect(marked).to_have_count(0)
+        view.part("nni-perturb-zero").click()
+        for _ in range(2):
+            expect(marked).to_be_visible()
+            expect(pending).to_have_count(0)
+            here = view.number("nni-progress")
+            view.wait("nni-progress", "value > arg + 3", here)
+            view.part("nni-effect-loss-perturbed").wait_for()
+            view.part("nni-switch").click()
+            expect(marked).to_have_count(0)
+            here = view.number("nni-progress")
+            view.wait("nni-progress", "value > arg + 3", here)
+            view.part("nni-switch").click()
+        expect(marked).to_be_visible()
+    expect(marked).to_have_count(0)
+    view.part("nni-remove").click()
+    expect(view.root.get_by_test_id("nni-perturbation")).to_have_count(0)
+
+    seen = notebook.ask("seen")
+    flags = notebook.ask(
+        "[p.perturbed for p in insp.recording.passes if p.kind == 'watch'][-len(seen):]"
+    )
+    assert len(flags) == len(seen), "the recording was thinned: make the loop shorter"
+    on = [step[0] for step in seen]
+    for i, flag in enumerate(flags):  # taken over between two steps, at the next one at latest
+        assert flag in on[max(0, i - 1) : i + 1], f"step {i} of {len(flags)}"
+    assert _changes(flags) == _changes(on) == 5
+    first = flags.index(True)
+    assert len({step[1] for step in seen[first - 1 :]}) == 1, "switching compiled something"
+    assert len({step[2] for step in seen[1:]}) == 1, "switching traced the step anew"
+
+
+def test_search_and_keyboard(notebook: Notebook, view: View):
+    cells = notebook.count()
+    view.select("conv1")
+    tree, search = view.part("nni-tree"), view.part("nni-search")
+    tree.focus()
+    notebook.page.keyboard.press("/")
+    expect(search).to_be_focused()
+    notebook.page.keyboard.type("block2 b")  # `b` alone would insert a cell in JupyterLab
+    expect(view.row("conv1")).to_have_count(0)
+    assert view.rows() == ["", "block2", "block2/norm"]
+    notebook.page.keyboard.press("Escape")
+    expect(view.row("conv1")).to_have_count(1)
+    search.fill("norm")
+    assert view.rows() == ["", "block1", "block1/norm", "block2", "block2/norm"]
+    notebook.page.keyboard.press("Enter")
+    expect(tree).to_be_focused()
+    view.wait_selected("block1/norm")
+    search.fill("")
+    tree.focus()
+    for key, site in [
+        ("ArrowUp", "block1/conv"),
+        ("ArrowUp", "block1"),
+        ("ArrowUp", "conv1"),
+        ("End", "head"),
+        ("Home", ""),
+        ("ArrowDown", "conv1"),
+    ]:
+        notebook.page.keyboard.press(key)
+        view.wait_selected(site)
+    for key in "abdmxy":
+        notebook.page.keyboard.press(key)
+    assert notebook.count() == cells
+    notebook.page.keyboard.press("Space")
+    expect(view.root.get_by_test_id("nni-perturbation")).to_have_count(1)
+    view.part("nni-effect").wait_for()
+    notebook.page.keyboard.press("Space")
+    view.part("nni-no-effect").wait_for()
+    view.part("nni-remove").click()
+    expect(view.root.get_by_test_id("nni-perturbation")).to_have_count(0)
+
+
+@pytest.mark.parametrize("width", [1400, 600])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_both_themes_and_a_narrow_page(notebook: Notebook, view: View, width: int, dark: bool):
+    page = notebook.page
+    try:
+        page.set_viewport_size({"width": width, "height": 1000})
+        notebook.theme(dark=dark)
+        notebook.run(STEP)
+        view.select("conv1")
+        for index, kind in enumerate(("plain", "perturbed")):
+            if index:
+                view.part("nni-perturb-scale").click()
+                view.part("nni-effect").wait_for()
+            _screenshot(view, f"{'dark' if dark else 'light'}-{width}-{kind}")
+            _assert_readable(view)
+            too_wide = view.root.evaluate("root => root.scrollWidth - root.clientWidth")
+            assert too_wide <= 0
+        view.part("nni-remove").click()
+        expect(view.root.get_by_test_id("nni-perturbation")).to_have_count(0)
+    finally:
+        notebook.theme(dark=False)
+        page.set_viewport_size({"width": 1400, "height": 1000})
+
+
+def test_nothing_went_wrong_on_the_page(notebook: Notebook, view: View):
+    """Last: after all that the tests above did."""
+    assert notebook.errors == []
+    assert notebook.foreign == []
+    for testid in ("nni-error", "nni-notice", "nni-banner"):
+        assert view.root.get_by_test_id(testid).all_inner_texts() == []
+    assert notebook.ask("insp._view.failures + insp._metrics.errors") == 0
+
+
+def _values(notebook: Notebook, index: int) -> list[float]:
+    """The numbers of a cell whose value is a tuple of them."""
+    text = notebook.outputs(index)[-1]["data"]["text/plain"]
+    return [float(part) for part in text.strip("()").split(",")]
+
+
+def _changes(flags: list[bool]) -> int:
+    return sum(a != b for a, b in zip(flags, flags[1:], strict=False))
+
+
+def _screenshot(view: View, name: str) -> None:
+    folder = os.environ.get("NNI_SCREENSHOTS")
+    if folder:
+        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+        view.root.page.mouse.move(0, 0)
+        view.root.screenshot(path=str(pathlib.Path(folder) / f"{name}.png"))
+
+
+_CONTRASTS = """
+root => {
+  const channels = text => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(c => c / 255)
+    .map(c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = element => {
+    for (let at = element; at; at = at.parentElement) {
+      const color = channels(getComputedStyle(at).backgroundColor);
+      if (color.length === 3 || color[3] === 1) return color;
+      if (color[3] > 0) return null;  // a mixture: not worth the arithmetic
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  for (const element of root.querySelectorAll('*')) {
+    const text = [...element.childNodes].filter(n => n.nodeType === 3).map(n => n.data).join('');
+    const style = getComputedStyle(element), ground = behind(element);
+    if (!text.trim() || element.disabled || !element.checkVisibility() || !ground) continue;
+    if (!style.color.startsWith('rgb')) continue;
+    const [a, b] = [light(channels(style.color)), light(ground)].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 3) poor.push(`${text.trim()}: ${ratio.toFixed(2)}`);
+  }
+  return poor;
+}
+"""
+
+
+def _assert_readable(view: View) -> None:
+    """No text has a contrast below 3, and the charts are painted."""
+    poor: list[str] = view.root.evaluate(_CONTRASTS)
+    assert poor == []
+    empty: list[Any] = view.root.evaluate(
+        "root => [...root.querySelectorAll('canvas')].filter(c => c.width && c.height &&"
+        " !c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v)"
+        ").map(c => c.outerHTML)"
+    )
+    assert empty == []

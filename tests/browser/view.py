@@ -1,0 +1,78 @@
+"""One view of an inspector on a page: what a person reads and clicks, by the `data-testid`s."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from playwright.sync_api import Locator, expect
+
+from nnx_inspector.protocol import QUANTITIES, STATISTICS
+
+
+class View:
+    """The root of one view.
+
+    Args:
+        place: where it is, for instance a notebook's cell.
+    """
+
+    def __init__(self, place: Locator):
+        self.root = place.get_by_test_id("nni-root").first
+        self.root.wait_for()
+
+    def part(self, testid: str) -> Locator:
+        """The first part with this id."""
+        return self.root.get_by_test_id(testid).first
+
+    def value(self, testid: str) -> str:
+        """A part's `data-value`."""
+        value = self.part(testid).get_attribute("data-value")
+        assert value is not None, f"{testid} has no data-value"
+        return value
+
+    def number(self, testid: str) -> float:
+        """A part's `data-value` as a number, all its digits."""
+        return float(self.value(testid))
+
+    def wait(self, testid: str, condition: str, arg: Any = None) -> float:
+        """Wait until a JavaScript condition on `value` (a number) and `arg` is true; the value."""
+        return self.part(testid).page.wait_for_function(
+            "([root, testid, arg]) => {"
+            "  const found = root.querySelector(`[data-testid='${testid}']`);"
+            "  if (!found) return false;"
+            "  const value = Number(found.dataset.value);"
+            f" return ({condition}) && {{value}} }}",
+            arg=[self.root.element_handle(), testid, arg],
+        ).json_value()["value"]
+
+    def row(self, site: str) -> Locator:
+        """A site's row in the tree."""
+        return self.root.locator(f"[data-testid='nni-row'][data-site={json.dumps(site)}]")
+
+    def rows(self) -> list[str]:
+        """The sites of the rows in view, top to bottom."""
+        rows = self.root.get_by_test_id("nni-row")
+        by_place = "rows => rows.sort((a, b) => a.getBoundingClientRect().y - " \
+            "b.getBoundingClientRect().y).map(row => row.dataset.site)"  # fmt: skip
+        return rows.evaluate_all(by_place)
+
+    def select(self, site: str) -> None:
+        """Click a row, and wait until the figures on screen are that site's."""
+        self.row(site).click()
+        self.wait_selected(site)
+
+    def wait_selected(self, site: str) -> None:
+        """Wait until the detail shows a site, with its histogram."""
+        expect(self.part("nni-selected")).to_have_attribute("data-value", site)
+        self.part("nni-hist-count-output").wait_for()
+
+    def figures(self) -> dict[str, dict[str, str]]:
+        """All statistics on screen, at one moment, every digit: quantity -> statistic -> text."""
+        texts = self.root.evaluate(
+            "(root, [quantities, statistics]) => quantities.map(q => statistics.map(s =>"
+            " root.querySelector(`[data-testid='nni-stat-${q}-${s}']`).dataset.value))",
+            [QUANTITIES, STATISTICS],
+        )
+        rows = [dict(zip(STATISTICS, row, strict=True)) for row in texts]
+        return dict(zip(QUANTITIES, rows, strict=True))

@@ -1,0 +1,101 @@
+"""Who may import whom (DESIGN.md): data flows one way, and opening a file starts no accelerator."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import nnx_inspector
+
+PACKAGE = pathlib.Path(nnx_inspector.__file__).parent
+
+LAYERS = [
+    {"errors", "protocol", "summary", "_private"},
+    {"sites", "summarize", "recording"},
+    {"interception", "taps", "findings", "figures", "presenting", "screen"},
+    {"harvest", "record", "board", "presenter"},
+    {"staging", "perturbation"},
+    {"capture", "watch"},
+    {"tracing", "flops", "owned", "loop", "handles"},
+    {"layout", "measures"},
+    {"inspector"},
+]
+"""A file may import from earlier layers (and within its own, without a cycle)."""
+
+HOST_ONLY = {
+    "errors", "protocol", "summary", "recording", "findings", "figures", "presenting", "screen",
+    "presenter",
+}  # fmt: skip
+
+
+def imported(name: str) -> set[str]:
+    """The modules of this package that a file imports anywhere in it."""
+    tree = ast.parse((PACKAGE / f"{name}.py").read_text())
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("nnx_inspector"):
+            inner = (node.module or "").partition(".")[2]
+            found |= {inner} if inner else {alias.name for alias in node.names}
+    return found
+
+
+def files() -> list[str]:
+    return sorted(p.stem for p in PACKAGE.glob("*.py") if p.stem != "__init__")
+
+
+def test_every_file_has_a_place_in_the_layers():
+    assert sorted(set().union(*LAYERS)) == files()
+
+
+@pytest.mark.parametrize("name", files())
+def test_a_file_imports_only_from_its_own_layer_or_earlier_ones(name: str):
+    level = next(i for i, layer in enumerate(LAYERS) if name in layer)
+    allowed = set().union(*LAYERS[: level + 1]) - {name}
+    assert imported(name) <= allowed
+
+
+def test_interception_knows_only_sites():
+    assert imported("interception") <= {"sites", "errors", "_private"}
+
+
+def test_sites_and_summaries_know_nothing_of_the_others():
+    assert imported("sites") <= {"errors"}
+    assert imported("summary") <= {"errors"}
+
+
+def test_nothing_imports_the_inspector():
+    assert not [name for name in files() if "inspector" in imported(name)]
+
+
+@pytest.mark.parametrize("name", sorted(HOST_ONLY))
+def test_reading_a_recording_imports_neither_jax_nor_flax(name: str):
+    code = (
+        f"import sys, nnx_inspector.{name}\n"
+        "assert not {'jax', 'flax', 'jaxlib', 'pandas', 'plotly'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = "import sys, nnx_inspector\nassert not {'jax', 'flax', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
+
+
+def test_private_parts_of_flax_and_jax_are_touched_in_one_file_only():
+    for name in files():
+        text = (PACKAGE / f"{name}.py").read_text()
+        if name != "_private":
+            assert "jax._src" not in text, name
+            assert "graphlib" not in text, name
+
+
+def test_every_public_name_resolves():
+    for name in nnx_inspector.__all__:
+        assert getattr(nnx_inspector, name).__doc__
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'caputre'"):
+        nnx_inspector.caputre  # noqa: B018
