@@ -220,6 +220,7 @@ def staged(
         def pure(state_leaves: Any, arrays: Any) -> Any:
             with nnx.merge_context(_TAG, True) as merging:
                 inner = merging.merge(graphdef, jax.tree.unflatten(state_def, state_leaves))
+            before = nnx.split(inner)
             owner, inner_args, inner_kwargs = arguments.rebuild(inner, arrays)
             out = function.bind(owner)(*inner_args, **inner_kwargs)
             returned = Arguments.of(out).without_numpy()
@@ -227,6 +228,7 @@ def staged(
                 graphdef_out, state_out = splitting.split((inner, returned.take(returned.nodes)))
             leaves_out, state_out_def = jax.tree.flatten(state_out)
             result.update(
+                changed=_differ(before, nnx.split(inner)),
                 returned=dataclasses.replace(returned, leaves=_without(returned)),
                 graphdef=graphdef_out,
                 state_def=state_out_def,
@@ -240,7 +242,8 @@ def staged(
         def finish(out: Sequence[Any], update: bool) -> Any:
             mine, state_out = out[: len(returned.arrays)], out[len(returned.arrays) :]
             nodes: Any = ()
-            if update or returned.nodes:
+            # what did not change is not written: a model from an outer trace could not be
+            if (update and result["changed"]) or returned.nodes:
                 if returned.nodes and not update:
                     raise InspectorError(
                         f"{name_of(function.call)} returns an NNX object, which cannot leave a pass "
@@ -262,6 +265,14 @@ def staged(
             arrays,
             finish,
         )
+
+
+def _differ(before: Any, after: Any) -> bool:
+    """Whether two results of `nnx.split` differ in structure, or any array is another object."""
+    if before[0] != after[0]:
+        return True
+    pairs = zip(jax.tree.leaves(before[1]), jax.tree.leaves(after[1]), strict=True)
+    return any(a is not b for a, b in pairs)
 
 
 def _spans(nodes: Any, state: Any) -> dict[int, tuple[int, ...]]:

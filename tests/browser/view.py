@@ -37,14 +37,15 @@ class View:
 
     def wait(self, testid: str, condition: str, arg: Any = None) -> float:
         """Wait until a JavaScript condition on `value` (a number) and `arg` is true; the value."""
-        return self.part(testid).page.wait_for_function(
+        found = self.root.page.wait_for_function(
             "([root, testid, arg]) => {"
             "  const found = root.querySelector(`[data-testid='${testid}']`);"
             "  if (!found) return false;"
             "  const value = Number(found.dataset.value);"
             f" return ({condition}) && {{value}} }}",
             arg=[self.root.element_handle(), testid, arg],
-        ).json_value()["value"]
+        )
+        return found.json_value()["value"]
 
     def row(self, site: str) -> Locator:
         """A site's row in the tree."""

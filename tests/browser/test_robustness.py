@@ -1,0 +1,268 @@
+"""What must not go wrong on the page: a closed inspector, hostile names, malformed commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from browser.lab import Lab
+from browser.notebook import Notebook
+from browser.view import View
+from playwright.sync_api import expect
+
+pytestmark = pytest.mark.browser
+
+MODEL = """
+import jax, jax.numpy as jnp
+from flax import nnx
+import nnx_inspector as nni
+
+class Two(nnx.Module):
+    def __init__(self, *, rngs):
+        self.first = nnx.Linear(4, 8, rngs=rngs)
+        self.second = nnx.Linear(8, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.second(nnx.relu(self.first(x)))
+
+@nnx.jit
+def step(model, x):
+    loss, grads = nnx.value_and_grad(lambda m: (m(x) ** 2).mean())(model)
+    nnx.update(model, jax.tree.map(lambda p, g: p - 0.01 * g, nnx.state(model, nnx.Param), grads))
+    return loss
+
+def batch(i):
+    return jax.random.normal(jax.random.key(i), (16, 4))
+
+model = Two(rngs=nnx.Rngs(0))
+"""
+INSPECT = "insp = nni.Inspector(model, batch(0))"
+
+MARKUP = '<img src=x onerror="window.hacked=1"> & \'</script><b>bold</b>'
+HOSTILE = f"""
+markup = {MARKUP!r}
+
+class Hostile(nnx.Module):
+    def __init__(self, *, rngs):
+        setattr(self, markup, nnx.Linear(4, 4, rngs=rngs))
+        self.odd = type(markup, (nnx.Linear,), {{}})(4, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.odd(getattr(self, markup)(x))
+
+hostile = Hostile(rngs=nnx.Rngs(0))
+insp = nni.Inspector(hostile, batch(0))
+"""
+
+COLLECT = """
+window.nniReplies = [];
+kernel.iopubMessage.connect((_, message) => {
+  const data = message.content.data;
+  if (message.header.msg_type === 'comm_msg' && message.content.comm_id === arg
+      && data.method === 'custom' && data.content.type === 'reply') nniReplies.push(data.content);
+});
+"""
+SEND = """
+const comm = kernel._comms.get(arg[0]);
+comm.send({method: 'custom', content: arg[1]});
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab(tmp_path_factory.mktemp("robustness")) as lab:
+        yield lab
+
+
+@pytest.fixture
+def notebook(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Notebook]:
+    """A small model in the kernel, and a cell that makes its inspector, not yet run."""
+    name = f"{request.function.__name__}.ipynb"
+    with lab.notebook(name, [MODEL, INSPECT]) as notebook:
+        notebook.run(0, seconds=120)
+        yield notebook
+        assert notebook.errors == []
+        assert notebook.foreign == []
+        notebook.evaluate("await panel.sessionContext.shutdown()")
+
+
+def test_closing_while_a_loop_runs(notebook: Notebook):
+    notebook.run(1)
+    view = View(notebook.cell(1))
+    loop = notebook.append(
+        "losses = []\n"
+        "for i, x in enumerate(insp.watch([batch(i) for i in range(40)], every=2)):\n"
+        "    losses.append(float(step(model, x)))\n"
+        "    if i == 15:\n"
+        "        insp.close()\n"
+        "assert len(losses) == 40"
+    )
+    notebook.run(loop)
+    expect(view.part("nni-banner")).to_contain_text("closed")
+    recorded = notebook.ask("[p.step for p in insp.recording.passes if p.kind == 'watch']")
+    assert recorded[0] == 0
+    assert recorded[-1] <= 15
+    # as without us: the same model, trained the same way
+    again = notebook.append(
+        "model = Two(rngs=nnx.Rngs(0))\nplain = [float(step(model, batch(i))) for i in range(40)]"
+    )
+    notebook.run(again)
+    assert notebook.ask("plain") == pytest.approx(notebook.ask("losses"), rel=1e-5)
+    view.part("nni-pause").click()  # what is left on the page still answers
+    expect(view.part("nni-pause")).to_have_attribute("aria-pressed", "true")
+
+
+def test_hostile_names_are_text(notebook: Notebook):
+    index = notebook.append(HOSTILE)
+    notebook.run(index)
+    view = View(notebook.cell(index))
+    notebook.run(notebook.append("nni.trace(hostile, batch(0))"))
+    notebook.run(notebook.append("insp"))
+    row = view.row(MARKUP)
+    expect(row).to_contain_text(MARKUP)
+    view.select(MARKUP)
+    expect(view.part("nni-selected")).to_have_text(MARKUP)
+    view.part("nni-perturb-zero").click()
+    expect(view.part("nni-perturbation")).to_have_attribute("data-site", MARKUP)
+    expect(view.part("nni-perturbation")).to_contain_text(MARKUP)
+    view.part("nni-effect").wait_for()
+    view.part("nni-switch").click()
+    view.part("nni-no-effect").wait_for()
+    assert notebook.page.evaluate("window.hacked") is None
+    inside = notebook.page.locator(".jp-OutputArea-output")
+    for element in ("img", "script", "b:text('bold')"):
+        expect(inside.locator(element)).to_have_count(0)
+
+
+def test_malformed_commands_get_one_readable_reply_and_change_nothing(notebook: Notebook):
+    notebook.run(1)
+    view = View(notebook.cell(1))
+    state = (
+        "[insp.selected, len(insp.perturbations), len(insp.recording),"
+        " [float(v) for v in insp.recording.summary('first').quantile([0, 0.5, 1])]]"
+    )
+    before = notebook.ask(state)
+    comm = notebook.ask("insp._view.screen.control.comm.comm_id")
+    notebook.evaluate(COLLECT, comm)
+    perturb = {"type": "perturb", "site": "first", "kind": "Zero", "strength": None}
+    adjust = {"type": "adjust", "perturbation": 1, "enabled": True, "strength": None}
+    answered: list[dict[str, Any]] = [
+        {},
+        {"type": "no such thing"},
+        {"type": ["perturb"]},
+        {"type": {"type": "perturb"}},
+        {"type": None},
+        {"type": "frame"},
+        {"type": "reply", "ok": True, "error": ""},
+        {"type": "select"},
+        {"type": "select", "site": 7},
+        {"type": "select", "site": None},
+        {"type": "select", "site": "nowhere"},
+        {"type": "select", "site": "first", "extra": 1},
+        {"type": "perturb", "site": "first"},
+        perturb | {"site": "nowhere"},
+        perturb | {"site": ["first"]},
+        perturb | {"kind": "Explode"},
+        perturb | {"kind": "__class__"},
+        perturb | {"kind": {}},
+        perturb | {"kind": "Scale", "strength": "2"},
+        perturb | {"kind": "Scale", "strength": True},
+        perturb | {"kind": "Scale", "strength": {"__class__": "inf"}},
+        adjust,
+        adjust | {"perturbation": -1},
+        adjust | {"perturbation": 2**70},
+        adjust | {"perturbation": "1"},
+        adjust | {"enabled": 1},
+        {"type": "remove", "perturbation": 99},
+        {"type": "remove", "perturbation": None},
+    ]
+    for number, message in enumerate(answered, start=1000):
+        notebook.evaluate(SEND, [comm, message | {"id": number}])
+    silent: list[Any] = [None, 3, "text", [], [1], {"type": "select", "site": "second"}]
+    silent += [{"type": "select", "site": "second", "id": wrong} for wrong in ("7", True, None, {})]
+    silent += [{"type": "ack", "seq": seq} for seq in (-1, 2**70, "1", None)]
+    silent += [{"type": "hello"}, {"type": "hello", "version": "1"}]
+    for wrong in silent:
+        notebook.evaluate(SEND, [comm, wrong])
+    last = {"type": "select", "site": before[0], "id": 5000}
+    notebook.evaluate(SEND, [comm, last])
+    notebook.wait("window.nniReplies.some(reply => reply.id === 5000)")
+    assert notebook.ask(state) == before
+
+    replies: list[dict[str, Any]] = notebook.evaluate("return window.nniReplies")
+    assert [r["id"] for r in replies if r["id"] == 5000 and r["ok"]] == [5000]
+    by_id = {
+        number: [r for r in replies if r["id"] == number]
+        for number in range(1000, 1000 + len(answered))
+    }
+    for number, message in enumerate(answered, start=1000):
+        assert len(by_id[number]) == 1, f"{json.dumps(message)}: {by_id[number]}"
+        (reply,) = by_id[number]
+        assert not reply["ok"], message
+        assert reply["error"][0].isupper() or "." in reply["error"], reply
+        for noise in ("Traceback", "object at 0x", "unhashable"):
+            assert noise not in reply["error"]
+    assert {r["id"] for r in replies} == {*by_id, 5000}
+    view.select("second")  # and it still works
+    assert notebook.ask("insp.selected") == "second"
+
+
+def test_two_views_of_one_inspector(notebook: Notebook):
+    notebook.run(1)
+    second = notebook.append("from IPython.display import display\ndisplay(insp)")
+    notebook.run(second)
+    views = [View(notebook.cell(1)), View(notebook.cell(second))]
+    for view in views:
+        view.wait("nni-stat-output-size", "value > 0")
+    assert views[0].figures() == views[1].figures()
+    before = views[0].figures()
+    notebook.run(notebook.append("insp.run(batch(1) * 3)"))
+    mean = notebook.ask("insp.recording.summary('').mean")
+    for view in views:
+        view.wait("nni-stat-output-mean", "value === arg", mean)
+        assert view.figures() != before
+    views[1].select("second")
+    views[0].wait_selected("second")
+    views[0].part("nni-perturb-zero").click()
+    for view in views:
+        expect(view.part("nni-perturbation")).to_have_attribute("data-site", "second")
+        view.part("nni-effect").wait_for()
+    views[1].part("nni-remove").click()
+    for view in views:
+        expect(view.root.get_by_test_id("nni-perturbation")).to_have_count(0)
+
+
+def test_a_restarted_kernel_is_said_to_be_gone(notebook: Notebook):
+    notebook.run(1)
+    view = View(notebook.cell(1))
+    view.select("first")
+    shown = view.figures()
+    notebook.restart_kernel()
+    expect(view.part("nni-banner")).to_contain_text("Not connected")
+    assert view.figures() == shown  # what was there stays to be read
+    notebook.run(0, seconds=120)
+    notebook.run(1)
+    view = View(notebook.cell(1))
+    view.select("second")
+    expect(view.root.get_by_test_id("nni-banner")).to_have_count(0)
+    assert notebook.ask("insp.selected") == "second"
+
+
+def test_a_reloaded_page_shows_everything_again(notebook: Notebook):
+    notebook.run(1)
+    view = View(notebook.cell(1))
+    view.select("first")
+    view.part("nni-perturb-zero").click()
+    view.part("nni-effect").wait_for()
+    shown = view.figures()
+    notebook.save_and_reload()
+    view = View(notebook.cell(1))
+    view.wait_selected("first")
+    expect(view.part("nni-perturbation")).to_have_attribute("data-site", "first")
+    view.part("nni-effect").wait_for()
+    assert view.figures() == shown
+    view.part("nni-switch").click()
+    view.part("nni-no-effect").wait_for()
+    assert notebook.ask("insp.effect") is None

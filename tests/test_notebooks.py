@@ -1,0 +1,66 @@
+"""Every notebook runs from top to bottom, without an error, a warning or a network."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = pathlib.Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+OFFLINE = """
+import socket as _socket
+
+def _refuse(self, address, _connect=_socket.socket.connect):
+    if self.family != getattr(_socket, "AF_UNIX", None) and address[0] not in ("127.0.0.1", "::1"):
+        raise OSError(f"This notebook asked for the network: {address}")
+    return _connect(self, address)
+
+_socket.socket.connect = _refuse
+"""
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS, f"no notebooks in {ROOT / 'notebooks'}"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_runs(path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    _give_this_python_a_kernel(tmp_path, monkeypatch)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nothing listens there
+        monkeypatch.setenv(name.upper(), "http://127.0.0.1:9")
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(OFFLINE))
+    client = NotebookClient(
+        notebook,
+        timeout=120,
+        kernel_name="this_python",
+        resources={"metadata": {"path": str(tmp_path)}},
+    )
+    client.execute()  # raises with the cell's traceback
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            assert output.output_type != "error"
+            assert output.get("name") != "stderr", f"{cell.source}\nwarned:\n{output.text}"
+
+
+def _give_this_python_a_kernel(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel specification of the very interpreter that runs the tests."""
+    from jupyter_client.kernelspec import KernelSpec
+
+    command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec = KernelSpec(argv=command, display_name="this Python", language="python")
+    place = folder / "jupyter" / "kernels" / "this_python"
+    place.mkdir(parents=True)
+    (place / "kernel.json").write_text(spec.to_json())
+    monkeypatch.setenv("JUPYTER_PATH", str(folder / "jupyter"))
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
