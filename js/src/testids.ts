@@ -8,7 +8,7 @@
 // nni-row [data-site]               one row (only rows in view)    nni-nan, nni-badge-perturbed  in a row
 // nni-detail, nni-selected [value]  detail and the path it shows   nni-copy       copies that path
 // nni-stat-<quantity>-<statistic> [value]                          quantity: output, gradient
-// nni-hist-<quantity>, nni-hist-count-<quantity> [value: values binned], nni-hist-bar, nni-axis
+// nni-hist-<quantity>, nni-hist-count-<quantity> [value: values binned], nni-axis
 // nni-over-<quantity>               over the steps                 nni-over-kind  bands or heatmap
 // nni-perturb-zero, nni-perturb-scale                              add one to the selected site
 // nni-perturbation [data-id, data-site]                            with, inside it: nni-switch,
@@ -36,7 +36,6 @@ export const ids = {
   stat: (quantity: string, statistic: string) => `nni-stat-${quantity}-${statistic}`,
   hist: (quantity: string) => `nni-hist-${quantity}`,
   histCount: (quantity: string) => `nni-hist-count-${quantity}`,
-  histBar: "nni-hist-bar",
   axis: "nni-axis",
   over: (quantity: string) => `nni-over-${quantity}`,
   overKind: "nni-over-kind",

@@ -82,7 +82,7 @@ export function Tree({ store }: { store: Store }) {
               .slice(first, end)
               .map((index, i) => (
                 <Row
-                  key={sites.list[index].key}
+                  key={(first + i) % (end - first)} // rows that scroll out lend their elements
                   store={store}
                   sites={sites}
                   index={index}

@@ -1,0 +1,183 @@
+// The rules by which messages and clicks change the screen.
+import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
+import type { Ask } from "../src/bridge";
+import { statistic } from "../src/decode";
+import { Store } from "../src/store";
+import { SITES, frame, layout, perturbation, site, state } from "./helpers";
+
+let store: Store;
+let acked: number[];
+let asked: { request: Ask; settle: (error: string | null) => void }[];
+
+beforeEach(() => {
+  vi.useFakeTimers();
+  acked = [];
+  asked = [];
+  store = new Store({
+    ack: (seq) => acked.push(seq),
+    ask: (request, settle = () => undefined) => asked.push({ request, settle }),
+  });
+});
+afterEach(() => vi.useRealTimers());
+
+const draw = (): void => void vi.advanceTimersByTime(40);
+const shown = (): number | undefined => store.frame.value?.header.seq;
+
+describe("frames", () => {
+  beforeEach(() => store.receive(layout(), undefined));
+
+  it("of several, only the newest is drawn, then acknowledged", () => {
+    for (const seq of [1, 2, 3]) store.receive(...frame(seq));
+    expect(shown()).toBeUndefined();
+    expect(acked).toEqual([]);
+    draw();
+    expect(shown()).toBe(3);
+    expect(acked).toEqual([3]);
+  });
+
+  it("of another layout are ignored", () => {
+    store.receive(...frame(1, { layout: 2 }));
+    draw();
+    expect(shown()).toBeUndefined();
+    expect(acked).toEqual([]);
+  });
+
+  it("are dropped when the layout changes, drawn or not", () => {
+    store.receive(...frame(1));
+    draw();
+    store.receive(...frame(2));
+    store.receive(layout([...SITES, site("tail", 0)], 2), undefined);
+    draw();
+    expect(store.frame.value).toBeNull();
+    store.receive(...frame(3, { layout: 2, sites: 6 }));
+    draw();
+    expect(shown()).toBe(3);
+  });
+
+  it("with another number of sites than the layout are refused in words", () => {
+    store.receive(...frame(1, { sites: 2 }));
+    draw();
+    expect(shown()).toBeUndefined();
+    expect(store.notices.value[0].text).toBe("Frame 1 has 2 sites, its layout 5.");
+  });
+
+  it("wait while the step is held, but for those of the same step", () => {
+    store.receive(...frame(1, { step: 5 }));
+    draw();
+    store.setPaused(true);
+    store.receive(...frame(2, { step: 5 }));
+    draw();
+    expect(shown()).toBe(2);
+    store.receive(...frame(3, { step: 6 }));
+    store.receive(...frame(4, { step: 7 }));
+    draw();
+    expect(shown()).toBe(2);
+    expect(acked).toEqual([1, 2]);
+    store.setPaused(false);
+    draw();
+    expect(shown()).toBe(4);
+    expect(acked).toEqual([1, 2, 4]);
+  });
+
+  it("with NaN mark their site and what is above it", () => {
+    store.receive(...frame(1, { value: 0, edit: (t) => (t[2 * 20 + 7] = 3) }));
+    draw();
+    expect(statistic(store.frame.value!, 2, 0, "nan")).toBe(3);
+    expect([...store.bad.value]).toEqual([2, 2, 1, 0, 0]);
+  });
+});
+
+describe("selection", () => {
+  beforeEach(() => {
+    store.receive(layout(), undefined);
+    store.receive(state(), undefined);
+  });
+
+  it("follows the kernel, and a click at once", () => {
+    expect(store.selected.value).toBe("blocks/0");
+    store.receive(state({ selected: "head" }), undefined);
+    expect(store.selected.value).toBe("head");
+    store.select("blocks/1");
+    expect(store.selected.value).toBe("blocks/1");
+    store.receive(state({ selected: "head" }), undefined); // sent before the kernel knew
+    expect(store.selected.value).toBe("blocks/1");
+  });
+
+  it("asks for the last of many rows passed in a hurry", () => {
+    for (const key of ["blocks/1", "head", "blocks"]) store.select(key);
+    vi.advanceTimersByTime(100);
+    expect(asked.map((a) => a.request)).toEqual([{ type: "select", site: "blocks" }]);
+  });
+
+  it("does not jump back while a request is on its way", () => {
+    store.select("head");
+    vi.advanceTimersByTime(100);
+    store.receive(state({ selected: "blocks/1" }), undefined);
+    expect(store.selected.value).toBe("head");
+    asked[0].settle(null);
+    store.receive(state({ selected: "head" }), undefined);
+    store.receive(state({ selected: "blocks" }), undefined);
+    expect(store.selected.value).toBe("blocks");
+  });
+
+  it("shows the kernel's error", () => {
+    store.select("head");
+    vi.advanceTimersByTime(100);
+    asked[0].settle("no site named 'head'");
+    expect(store.notices.value[0]).toMatchObject({ level: "error", site: "head" });
+    expect(store.notices.value[0].text).toContain("no site named 'head'");
+  });
+});
+
+describe("perturbations", () => {
+  const on = perturbation(1, "head");
+  beforeEach(() => store.receive(layout(), undefined));
+
+  it("space adds Zero where there is none, else switches", () => {
+    store.receive(state(), undefined);
+    store.togglePerturbation("head");
+    expect(asked[0].request).toEqual({ type: "perturb", site: "head", kind: "Zero", strength: null });
+    store.receive(state({ perturbations: [on] }), undefined);
+    store.togglePerturbation("head");
+    expect(asked[1].request).toEqual({ type: "adjust", perturbation: 1, enabled: false, strength: null });
+  });
+
+  it("follow the finger, and then the kernel", () => {
+    store.receive(state({ perturbations: [on] }), undefined);
+    store.adjust(1, false, null);
+    expect(store.perturbations.value[0].enabled).toBe(false);
+    store.receive(state({ perturbations: [on] }), undefined); // an old one
+    expect(store.perturbations.value[0].enabled).toBe(false);
+    asked[0].settle(null);
+    store.receive(state({ perturbations: [on] }), undefined); // somebody switched it on again
+    expect(store.perturbations.value[0].enabled).toBe(true);
+  });
+
+  it("go back when refused, and say why", () => {
+    store.receive(state({ perturbations: [on] }), undefined);
+    store.adjust(1, false, null);
+    asked[0].settle("the inspector is closed");
+    expect(store.perturbations.value[0].enabled).toBe(true);
+    expect(store.notices.value[0].text).toContain("the inspector is closed");
+  });
+
+  it("dragging sends the first and the last strength, and few between", () => {
+    store.receive(state({ perturbations: [perturbation(1, "head", { kind: "Scale", strength: 1 })] }), undefined);
+    for (let i = 0; i <= 20; i++) store.adjust(1, true, i / 20);
+    vi.advanceTimersByTime(200);
+    const sent = asked.map((a) => (a.request as { strength: number }).strength);
+    expect(sent[0]).toBe(0);
+    expect(sent.at(-1)).toBe(1);
+    expect(sent.length).toBeLessThan(4);
+  });
+});
+
+it("notices can be dismissed, and a new one shows", () => {
+  const notice = { level: "warning", text: "NaN at step 3", site: "head" };
+  store.receive(state({ notices: [notice] }), undefined);
+  store.dismiss(store.notices.value[0].id);
+  store.receive(state({ notices: [notice] }), undefined);
+  expect(store.notices.value).toEqual([]);
+  store.receive(state({ notices: [notice, { ...notice, text: "NaN at step 4" }] }), undefined);
+  expect(store.notices.value.map((n) => n.text)).toEqual(["NaN at step 4"]);
+});
