@@ -17,6 +17,7 @@ from flax import nnx
 
 from nnx_inspector.harvest import INPUT, OUTPUT, Marked, Plan, Seen, Survey, evaluate, sinks_for
 from nnx_inspector.interception import TAP_INPUT, TAP_OUTPUT, Context, Layer, Scope
+from nnx_inspector.packing import unpack
 from nnx_inspector.record import Call, Record
 from nnx_inspector.sites import Only, Selection
 from nnx_inspector.staging import (
@@ -29,7 +30,6 @@ from nnx_inspector.staging import (
     roots_of,
     staged,
 )
-from nnx_inspector.summarize import unpack
 from nnx_inspector.summary import Summary
 from nnx_inspector.taps import is_node, mark_tree
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from nnx_inspector.history import HistoryArrays
+from nnx_inspector.passes import Quantity
 from nnx_inspector.protocol import HISTORY_QUANTILES
-from nnx_inspector.recording import HistoryArrays, Quantity, Recording
+from nnx_inspector.recording import Recording
 from nnx_inspector.summary import Summary
 
 if TYPE_CHECKING:

@@ -12,8 +12,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
-from nnx_inspector.recording import Pass, Recording
-from nnx_inspector.summary import NAN_BIN, NEGINF_BIN, POSINF_BIN, Summary
+from nnx_inspector.binning import NAN_BIN, NEGINF_BIN, POSINF_BIN
+from nnx_inspector.passes import Pass
+from nnx_inspector.recording import Recording
+from nnx_inspector.summary import Summary
 
 Severity = Literal["error", "warning", "info"]
 """How bad it is, worst first."""

@@ -17,7 +17,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
 from flax import nnx
@@ -89,7 +89,8 @@ class Scope:
         self.unattributed: dict[str, int] = {}
         for prefix, root in roots.items():
             for path, module in nnx.iter_modules(root):
-                self._paths.setdefault(id(module), (weakref.ref(module), (*prefix, *path)))
+                whole = cast(Path, (*prefix, *path))
+                self._paths.setdefault(id(module), (weakref.ref(module), whole))
                 self.types.add(type(module))
 
     def __eq__(self, other: object) -> bool:
@@ -283,9 +284,8 @@ def _dispatch(
 ) -> Any:
     original = raw.__get__(module, type(module))
     frames = _thread.frames
-    if cls is not type(module) and frames and frames[-1].method == name:
-        if name in vars(type(module)) and _is_same(frames[-1].module, module):
-            return original(*args, **kwargs)  # super().name(...): one call of one site
+    if cls is not type(module) and name in vars(type(module)) and _is_within(name, module):
+        return original(*args, **kwargs)  # super().name(...): one call of one site
 
     outermost = not frames
     if outermost:
@@ -307,11 +307,14 @@ def _dispatch(
             _thread.calls = {}
 
 
-def _is_same(module: Any, other: Any) -> bool:
-    """Whether two objects are one module, or a transform's stand-ins for one."""
-    if module is other:
+def _is_within(name: str, module: Any) -> bool:
+    """Whether the innermost call is of this method of this module, or of what it stands in for."""
+    if not _thread.frames or _thread.frames[-1].method != name:
+        return False
+    outer = _thread.frames[-1].module
+    if outer is module:
         return True
-    paths = [(scope.path_of(module), scope.path_of(other)) for scope in _scopes()]
+    paths = [(scope.path_of(outer), scope.path_of(module)) for scope in _scopes()]
     return any(a is not None and a == b for a, b in paths)
 
 

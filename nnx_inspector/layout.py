@@ -34,14 +34,38 @@ def layout_of(
     calls: dict[str, list[TracedCall]] = {}
     for call in trace.calls:
         calls.setdefault(call.site, []).append(call)
-    paths = {site.path: i for i, site in enumerate(trace.modules)}
+    modules = in_call_order(trace)
+    paths = {site.path: i for i, site in enumerate(modules)}
     rows = [
-        _row(site, calls.get(site.key, []), paths, {**trace.unseen, **unseen})
-        for site in trace.modules
+        _row(site, calls.get(site.key, []), paths, {**trace.unseen, **unseen}) for site in modules
     ]
     return protocol.Layout(
         version=protocol.VERSION, layout=number, model=type(model).__name__, sites=tuple(rows)
     )
+
+
+def in_call_order(trace: Trace) -> list[ModuleSite]:
+    """The modules, parents before children, siblings in the order in which they are called.
+
+    Their order as attributes says nothing: an NNX transform sorts what it updates by name.
+    """
+    first: dict[str, int] = {}
+    for number, call in enumerate(trace.calls):
+        first.setdefault(call.site, number)
+    never = len(trace.calls)
+    reached: dict[tuple[str | int, ...], int] = {}
+    for site in trace.modules:
+        number = first.get(site.key, never)
+        for end in range(len(site.path) + 1):
+            above = site.path[:end]
+            reached[above] = min(reached.get(above, never), number)
+    position = {site.path: i for i, site in enumerate(trace.modules)}
+
+    def rank(site: ModuleSite) -> list[tuple[int, int]]:
+        above = [site.path[:end] for end in range(len(site.path) + 1)]
+        return [(reached[path], position.get(path, 0)) for path in above]
+
+    return sorted(trace.modules, key=rank)
 
 
 def _row(

@@ -114,6 +114,8 @@ class Presenter:
         snapshot = self._snapshot()
         if snapshot is None or not len(snapshot["recording"]):
             return
+        if not self.screen.greeted and self._layout is not None:
+            self._send(self._layout)  # a view that is still loading has missed it
         newest = snapshot["recording"].passes[-1]
         summaries: dict[str, dict[str, Summary]] = {}
         for site, quantity, summary in newest.items():

@@ -46,14 +46,23 @@ class InspectorWidget(anywidget.AnyWidget):
     inspector = traitlets.Unicode().tag(sync=True)
     version = traitlets.Int(protocol.VERSION).tag(sync=True)
 
+    # text, not a path: a path keeps the widget and its model alive after close()
+    _esm = _asset("widget.js")
+    _css = _asset("widget.css")
+
     def __init__(self, role: str, inspector: str):
-        # text, not a path: a path keeps the widget and its model alive after close()
-        super().__init__(
-            role=role,
-            inspector=inspector,
-            _esm=_asset("widget.js"),
-            _css=_asset("widget.css"),
-        )
+        super().__init__(role=role, inspector=inspector)
+
+    def answer_where_asked(self) -> None:
+        """Let commands be handled where the browser sends them: beside a running cell.
+
+        ipykernel 7.4 routes what arrives on a comm to the shell that last sent on it, at first the
+        one that opened it, which a running cell keeps busy. Where it has forgotten who sent last,
+        it goes by the message itself, which JupyterLab addresses to a subshell.
+        """
+        comm = self.comm
+        if comm is not None and hasattr(comm, "_reply_subshell_id"):
+            del comm._reply_subshell_id
 
     def close(self) -> None:
         """Close the comm and the layout, which ipywidgets leaves behind."""
@@ -76,6 +85,8 @@ class Screen:
         self.control = InspectorWidget("control", self.id)
         self.stream = InspectorWidget("stream", self.id)
         self.control.on_msg(self._received)
+        self.control.answer_where_asked()
+        self.greeted = False
         self._seq = 0
         self._acknowledged = 0
         self._sent_at = 0.0
@@ -97,6 +108,9 @@ class Screen:
             with self._lock:
                 self._acknowledged = max(self._acknowledged, min(message.seq, self._seq))
             return
+        if isinstance(message, protocol.Hello):
+            self.greeted = True
+            self.reply(0)  # the browser learns on which comm it is heard
         self._handle(message)
 
     def reply(self, number: int, error: str = "") -> None:
@@ -104,6 +118,7 @@ class Screen:
         message = protocol.Reply(id=number, ok=not error, error=error)
         if not self.closed:
             self.control.send(protocol.to_header(message))
+            self.control.answer_where_asked()
 
     def send(self, message: Any, buffer: bytes | None = None) -> None:
         """Send one message over the stream, whatever the browser has drawn."""

@@ -15,7 +15,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from flax import nnx
 
@@ -127,10 +127,10 @@ def module_sites(model: nnx.Module, prefix: Path = ()) -> list[ModuleSite]:
 
     Paths are those of `nnx.iter_modules`.
     """
-    found = {path: module for path, module in nnx.iter_modules(model)}
+    found: dict[Any, nnx.Module] = dict(nnx.iter_modules(model))
     aliases: dict[Path, tuple[Path, ...]] = {}
     for paths in nnx.find_duplicates(model):
-        first, *others = [tuple(p) for p in paths]
+        first, *others = [cast(Path, tuple(p)) for p in paths]
         if first in found:
             aliases[first] = tuple(others)
     children: dict[Path, list[Path]] = {}

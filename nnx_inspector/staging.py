@@ -99,7 +99,8 @@ def _nodes(tree: Any) -> list[tuple[Path, Any]]:
 def _outermost_modules(node: Any) -> list[tuple[Path, nnx.Module]]:
     if isinstance(node, nnx.Module):
         return [((), node)]
-    found = [(tuple(p), m) for p, m in nnx.iter_graph(node) if isinstance(m, nnx.Module)]
+    every: list[tuple[Any, Any]] = list(nnx.iter_graph(node))
+    found = [(tuple(p), m) for p, m in every if isinstance(m, nnx.Module)]
     paths = {p for p, _ in found}
     return [(p, m) for p, m in found if not any(p[:n] in paths for n in range(len(p)))]
 
@@ -117,7 +118,8 @@ class Arguments:
     def of(tree: Any) -> Arguments:
         leaves, treedef = jax.tree.flatten(tree, is_leaf=is_node)
         nodes = tuple(i for i, leaf in enumerate(leaves) if is_node(leaf))
-        arrays = tuple(i for i, leaf in enumerate(leaves) if _is_array(leaf))
+        # a Variable has a shape and a dtype too
+        arrays = tuple(i for i, leaf in enumerate(leaves) if i not in nodes and _is_array(leaf))
         return Arguments(treedef, tuple(leaves), nodes, arrays)
 
     def without_numpy(self) -> Arguments:
@@ -220,7 +222,7 @@ def staged(
         def pure(state_leaves: Any, arrays: Any) -> Any:
             with nnx.merge_context(_TAG, True) as merging:
                 inner = merging.merge(graphdef, jax.tree.unflatten(state_def, state_leaves))
-            before = nnx.split(inner)
+            before = _contents(inner)
             owner, inner_args, inner_kwargs = arguments.rebuild(inner, arrays)
             out = function.bind(owner)(*inner_args, **inner_kwargs)
             returned = Arguments.of(out).without_numpy()
@@ -228,7 +230,7 @@ def staged(
                 graphdef_out, state_out = splitting.split((inner, returned.take(returned.nodes)))
             leaves_out, state_out_def = jax.tree.flatten(state_out)
             result.update(
-                changed=_differ(before, nnx.split(inner)),
+                changed=_differ(before, _contents(inner)),
                 returned=dataclasses.replace(returned, leaves=_without(returned)),
                 graphdef=graphdef_out,
                 state_def=state_out_def,
@@ -246,8 +248,8 @@ def staged(
             if (update and result["changed"]) or returned.nodes:
                 if returned.nodes and not update:
                     raise InspectorError(
-                        f"{name_of(function.call)} returns an NNX object, which cannot leave a pass "
-                        f"that must not change the model. Return its arrays instead."
+                        f"{name_of(function.call)} returns an NNX object, which cannot leave a "
+                        f"pass that must not change the model. Return its arrays instead."
                     )
                 new_state = jax.tree.unflatten(result["state_def"], state_out)
                 with nnx.merge_context(_TAG, False) as merging:
@@ -267,12 +269,16 @@ def staged(
         )
 
 
-def _differ(before: Any, after: Any) -> bool:
-    """Whether two results of `nnx.split` differ in structure, or any array is another object."""
-    if before[0] != after[0]:
+def _contents(nodes: Any) -> tuple[Any, list[Any]]:
+    graphdef, state = nnx.split(nodes)
+    return graphdef, jax.tree.leaves(state)  # now: a State refers to the Variables themselves
+
+
+def _differ(before: tuple[Any, list[Any]], after: tuple[Any, list[Any]]) -> bool:
+    """Whether two contents differ in structure, or any array is another object."""
+    if before[0] != after[0] or len(before[1]) != len(after[1]):
         return True
-    pairs = zip(jax.tree.leaves(before[1]), jax.tree.leaves(after[1]), strict=True)
-    return any(a is not b for a, b in pairs)
+    return any(a is not b for a, b in zip(before[1], after[1], strict=True))
 
 
 def _spans(nodes: Any, state: Any) -> dict[int, tuple[int, ...]]:

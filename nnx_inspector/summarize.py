@@ -16,21 +16,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from nnx_inspector.summary import (
+from nnx_inspector.binning import (
     BINS,
     FINITE_BINS,
     NAN_BIN,
     NEGINF_BIN,
     OPAQUE_BIN,
     POSINF_BIN,
+    SIGN,
     ZERO_BIN,
-    Summary,
 )
+from nnx_inspector.summary import Summary
 
 jax.tree_util.register_dataclass(Summary, data_fields=("bins", "points", "sums"), meta_fields=())
 
 _LARGEST: Final = 2**32 - 1
-_SIGN: Final = 0x800
 
 
 def summarize(x: Any, *, batch_rank: int = 0) -> Summary:
@@ -69,7 +69,7 @@ def summarize(x: Any, *, batch_rank: int = 0) -> Summary:
     if not (jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_):
         raise TypeError(f"cannot summarise an array of dtype {dtype} and shape {x.shape}")
     if n == 0 or math.prod(rows) == 0:
-        return _uncounted(rows, 0, _exact_dtype(dtype))
+        return _uncounted(rows, 0, points_dtype(dtype))
     if isinstance(x, np.ndarray) and dtype.itemsize >= 8 and dtype != np.complex64:
         with jax.enable_x64(True):  # or jax would cut it to 32 bits
             return _summarize(x.reshape(*rows, n))
@@ -122,92 +122,13 @@ def empty_in_trace(like: Any, *, batch_rank: int = 0) -> Summary:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
 
 
-def packed_size(dtype: Any) -> int:
-    """Length of the vector in which a summary of floats of this dtype travels.
+def points_dtype(dtype: Any) -> np.dtype[Any]:
+    """The dtype of `Summary.points` for arrays of `dtype`: of six the first that holds all exactly.
 
     Example:
-        >>> packed_size(jnp.bfloat16)
-        8205
+        >>> points_dtype(jnp.dtype(jnp.bfloat16))
+        dtype('float32')
     """
-    words = _exact_dtype(np.dtype(dtype)).itemsize // 4
-    return 1 + 2 * (BINS + 6 * words)
-
-
-def pack(s: Summary) -> jax.Array:
-    """A summary as a vector of finite numbers: how it leaves a backward pass.
-
-    Every 32-bit word of the fields becomes two elements, its upper and its lower 16 bits, which
-    float32 holds exactly. All zeros is the summary of nothing, and adding zeros changes nothing.
-    The first element counts the payloads, so that `unpack` notices where several were added up.
-
-    Args:
-        s: A summary of anything but wide integers, with any rows.
-
-    Returns:
-        float32 (float64 for 64-bit dtypes), rows + (packed_size,).
-
-    Raises:
-        TypeError: The summary is one of 32- or 64-bit integers, which have no cotangents.
-
-    Example:
-        >>> pack(empty_in_trace(jnp.ones(3))).any()
-        Array(False, dtype=bool)
-    """
-    if not jnp.issubdtype(s.points.dtype, jnp.floating):
-        raise TypeError(f"only summaries of floats are packed, not of {s.points.dtype}")
-    bins = jnp.asarray(s.bins).astype(jnp.uint32)
-    real = s.sums.dtype
-    payloads = (bins > 0).any(axis=-1, keepdims=True).astype(real)
-    word = jnp.concatenate([bins, _words(s.points), _words(s.sums)], axis=-1)
-    halves = [payloads, (word >> 16).astype(real), (word & 0xFFFF).astype(real)]
-    return jnp.concatenate(halves, axis=-1)
-
-
-def unpack(vector: Any) -> Summary:
-    """The summary that `pack` made a vector of, bit for bit.
-
-    Where several packed summaries were added up (a sink reached more than once), counts and bins
-    are those of all the values together and moments, min and max are NaN: they do not add.
-
-    Args:
-        vector: float32 or float64, rows + (packed_size,), a jax array, tracer or NumPy array.
-
-    Raises:
-        ValueError: The length is not a packed size.
-
-    Example:
-        >>> unpack(pack(summarize(jnp.ones(3)))).mean
-        1.0
-    """
-    xp: Any = np if isinstance(vector, np.ndarray) else jnp
-    length = vector.shape[-1] if vector.ndim else 0
-    dtypes = {packed_size(np.float32): np.float32, packed_size(np.float64): np.float64}
-    if length not in dtypes:
-        raise ValueError(f"a packed summary has {sorted(dtypes)} elements, not {length}")
-    float_dtype, middle = dtypes[length], 1 + (length - 1) // 2
-    upper = vector[..., 1:middle].astype(np.uint32)
-    lower = vector[..., middle:].astype(np.uint32)
-    carried = upper + (lower >> 16)  # the sum of several lower halves has more than 16 bits
-    word = xp.where(carried > 0xFFFF, xp.uint32(_LARGEST), (carried << 16) | (lower & 0xFFFF))
-    reals = word[..., BINS:].reshape(*word.shape[:-1], 6, -1)
-    if xp is np:
-        reals = np.ascontiguousarray(reals).view(float_dtype)[..., 0]
-    elif float_dtype is np.float64:
-        reals = lax.bitcast_convert_type(reals, jnp.float64)
-    else:
-        reals = lax.bitcast_convert_type(reals[..., 0], jnp.float32)
-    reals = xp.where(vector[..., :1] > 1, float_dtype(np.nan), reals)
-    return Summary(bins=word[..., :BINS], points=reals[..., :3], sums=reals[..., 3:])
-
-
-def _words(reals: Any) -> Any:
-    """Floats [..., k] as the 32-bit words that they consist of, uint32[..., k * itemsize / 4]."""
-    words = lax.bitcast_convert_type(jnp.asarray(reals), jnp.uint32)
-    return words.reshape(*reals.shape[:-1], -1)
-
-
-def _exact_dtype(dtype: Any) -> np.dtype[Any]:
-    """The dtype of `points`: the narrowest of six that holds this dtype's values exactly."""
     if jnp.issubdtype(dtype, jnp.integer):
         wide = dtype.itemsize >= 4
         return np.dtype(dtype) if wide else np.dtype(np.float32)
@@ -255,7 +176,7 @@ def _summarize(x: jax.Array) -> Summary:
 
 def _real(x: jax.Array) -> jax.Array:
     """The values in the dtype of `points`, of complex ones the magnitude."""
-    exact = _exact_dtype(x.dtype)
+    exact = points_dtype(x.dtype)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         parts, infinity = jnp.stack([x.real, x.imag]), _infinity(exact)
         bits = (_bits(parts) & np.iinfo(_bits(parts).dtype).max).max(axis=0)
@@ -295,9 +216,9 @@ def _classes(value: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.ones(value.shape, bool), index
     bits, infinity = _bits(value), _infinity(value.dtype)
     magnitude = bits & np.iinfo(bits.dtype).max
-    index = jnp.where(magnitude == 0, (index & _SIGN) | ZERO_BIN, index)
+    index = jnp.where(magnitude == 0, (index & SIGN) | ZERO_BIN, index)
     if wide:
-        index = jnp.where(magnitude == infinity, (index & _SIGN) | POSINF_BIN, index)
+        index = jnp.where(magnitude == infinity, (index & SIGN) | POSINF_BIN, index)
     return magnitude < infinity, jnp.where(magnitude > infinity, jnp.uint32(NAN_BIN), index)
 
 

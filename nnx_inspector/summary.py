@@ -10,56 +10,37 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-BINS: Final = 4096
-"""Bins of the histogram: one for each value of a float32's upper 12 bits."""
-
-# No finite float32 has these bins; in a summary's field they hold what is counted apart.
-POSINF_BIN, ZERO_BIN, OPAQUE_BIN, NAN_BIN = 0x7F8, 0x7F9, 0x7FA, 0x7FF
-_SIGN: Final = 0x800
-NEGINF_BIN, MINUS_ZERO_BIN = _SIGN | POSINF_BIN, _SIGN | ZERO_BIN
-FINITE_BINS: Final = np.arange(BINS) & POSINF_BIN != POSINF_BIN
-"""Which bins hold finite values, bool[4096]: the others but those of the zeros do not."""
-FINITE_BINS[[ZERO_BIN, MINUS_ZERO_BIN]] = True
-
-MINIMUM, MAXIMUM, SHIFT = range(3)
-SCALE, SUM1, SUM2 = range(3)
+from nnx_inspector.binning import (
+    BINS,
+    FINITE_BINS,
+    MINUS_ZERO_BIN,
+    NAN_BIN,
+    NEGINF_BIN,
+    POSINF_BIN,
+    VALUE_ORDER,
+    ZERO_BIN,
+    Binned,
+    Scale,
+    axis,
+    bin_edges,
+    quantiles,
+    rebinned,
+)
+from nnx_inspector.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2, merged_moments
 
 _Array = npt.NDArray[Any]
 _Floats = npt.NDArray[np.float64]
+_POINTS: Final = tuple(map(np.dtype, ("f8", "i4", "u4", "i8", "u8")))
+_APART: Final = np.flatnonzero(~FINITE_BINS)
 _UNREADABLE: Final = (
     "a summary inside jit cannot be read: return it from the function and read it outside"
 )
-_VALUE_ORDER = np.concatenate([np.arange(BINS - 1, _SIGN - 1, -1), np.arange(_SIGN)])
-
-
-@functools.cache
-def bin_edges() -> _Floats:
-    """Lower and upper edge of every bin, float64[4096, 2], in the values' own unit.
-
-    Rows of the 16 bins of NaN and Inf, which are never used, are NaN. The largest finite bin ends
-    at 2**128; values of wider dtypes beyond it are counted there too. Read-only.
-
-    Example:
-        >>> bin_edges()[0x3F8].tolist()  # 0x3F80_0000 is 1.0
-        [1.0, 1.125]
-    """
-    index = np.arange(_SIGN)
-    exponent, mantissa = index >> 3, index & 7
-    normal = np.ldexp(1.0 + mantissa / 8, exponent - 127)
-    start = np.where(exponent == 0, np.ldexp(mantissa / 8.0, -126), normal)
-    width = np.ldexp(0.125, np.maximum(exponent, 1) - 127)
-    positive = np.stack([start, start + width], axis=1)
-    positive[0x7F8:] = np.nan
-    edges = np.concatenate([positive, -positive[:, ::-1]])
-    edges.setflags(write=False)
-    return edges
 
 
 def empty(rows: tuple[int, ...] = ()) -> Summary:
@@ -108,86 +89,10 @@ def merge(summaries: Sequence[Summary]) -> Summary:
         if s.saturated:  # and stays so
             stopped = s.bins.reshape(-1, BINS) == np.iinfo(s.bins.dtype).max
             total[stopped.any(axis=0)] = np.iinfo(np.uint64).max
-    finite = bins[:, FINITE_BINS].sum(axis=1).astype(np.float64)
+    finite = (bins.sum(axis=1) - bins[:, _APART].sum(axis=1)).astype(np.float64)
     used = finite > 0
-    merged_points, merged_sums = _merged_moments(points[used], sums[used], finite[used])
+    merged_points, merged_sums = merged_moments(points[used], sums[used], finite[used])
     return Summary(bins=total, points=merged_points, sums=merged_sums)
-
-
-def _merged_moments(points: _Array, sums: _Floats, n: _Floats) -> tuple[_Array, _Floats]:
-    """Points [parts, 3] and sums [parts, 3] of parts of n > 0 finite values, as one of each."""
-    if not len(n):
-        return np.zeros(3, points.dtype), np.zeros(3)
-    if np.isnan(points).any():  # a part without known moments makes the whole unknown
-        return np.full(3, np.nan), np.full(3, np.nan)
-    # About the largest part's shift, the mean is never much further from the shift than the merged
-    # standard deviation, so that sum2/n - (sum1/n)**2 does not cancel.
-    shift = points[int(np.argmax(n)), SHIFT]
-    apart = float(np.max(np.abs(_difference(points[:, SHIFT], shift, 0.5))))
-    reach = float(np.ldexp(1.0, min(max(math.frexp(apart)[1] + 1, -1000), 1000))) if apart else 0.0
-    scale = max(reach, float(np.max(sums[:, SCALE])))
-    merged = np.array([points[:, MINIMUM].min(), points[:, MAXIMUM].max(), shift], points.dtype)
-    if scale == 0.0:  # every value is the same
-        return merged, np.zeros(3)
-    ratio = sums[:, SCALE] / scale
-    delta = _difference(points[:, SHIFT], shift, 1.0 / scale)
-    sum1 = sums[:, SUM1] * ratio
-    sum2 = sums[:, SUM2] * ratio**2 + 2.0 * delta * sum1 + n * delta**2
-    return merged, np.array([scale, math.fsum(sum1 + n * delta), math.fsum(sum2)])
-
-
-def _difference(a: _Array, b: Any, factor: float) -> _Floats:
-    """(a - b) * factor in float64, without overflow, and exact in the difference for integers."""
-    if a.dtype.kind == "f":
-        return a * factor - b * factor
-    # Two int64 can be 2**64 apart: subtract modulo 2**64 in the direction that is positive.
-    wide_a, wide_b = a.astype(np.uint64), np.asarray(b).astype(np.uint64)
-    with np.errstate(over="ignore"):
-        up, down = wide_a - wide_b, wide_b - wide_a
-    return np.where(a >= b, up.astype(np.float64), -down.astype(np.float64)) * factor
-
-
-def _shares(edges: _Floats, lower: _Floats, upper: _Floats, counts: _Floats) -> _Floats:
-    """Counts of the intervals between `edges`: each bin spreads evenly over [lower, upper]."""
-    width = upper - lower
-    point = ~(width > 0)
-    with np.errstate(over="ignore"):
-        inside = (edges[:, None] - lower) / np.where(point, 1.0, width)
-    below = np.where(point, edges[:, None] > lower, np.clip(inside, 0.0, 1.0))
-    below[0], below[-1] = 0.0, 1.0
-    return np.diff(below, axis=0) @ counts
-
-
-def _threshold(lower: _Floats, upper: _Floats, counts: _Floats, scale: str) -> float | None:
-    """Where a symlog axis turns linear: above seven tenths of the magnitudes that are not zero."""
-    if scale == "linear":
-        return None
-    magnitude = np.maximum(np.abs(lower), np.abs(upper))
-    order = np.argsort(magnitude)
-    nonzero = order[magnitude[order] >= 2.0**-126]
-    if not len(nonzero):
-        return None
-    below = np.cumsum(counts[nonzero])
-    tenths = float(magnitude[nonzero][np.searchsorted(below, 0.7 * below[-1])])
-    return max(tenths, float(magnitude.max()) * 1e-30)  # so that asinh does not overflow
-
-
-def _edges(low: float, high: float, bins: int, threshold: float | None) -> _Floats:
-    """Rising edges from low to high: even in value, or in asinh(value / threshold)."""
-    if threshold is None:  # of the halves, because the range may overflow
-        edges = 2.0 * np.linspace(low / 2, high / 2, bins + 1)
-    else:
-        ends = [math.asinh(low / threshold), math.asinh(high / threshold)]
-        with np.errstate(over="ignore"):
-            edges = np.sinh(np.linspace(ends[0], ends[1], bins + 1)) * threshold
-    edges[0], edges[-1] = low, high
-    edges = np.clip(edges, low, high)
-    if (np.diff(edges) > 0).all():
-        return edges
-    # One value, or a range too narrow for so many edges: an axis around it.
-    margin, largest = max(abs(low), abs(high)) / 16 or 0.5, sys.float_info.max
-    low, high = max(low - margin, -largest), min(high + margin, largest)
-    return 2.0 * np.linspace(low / 2, high / 2, bins + 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -219,8 +124,20 @@ class Summary:
     sums: Any
 
     @functools.cached_property
-    def _host(self) -> Summary:
-        """The same with NumPy fields: the one place that waits for the device."""
+    def _is_host(self) -> bool:
+        fields = (self.bins, self.points, self.sums)
+        return all(isinstance(field, np.ndarray) and field.dtype != object for field in fields)
+
+    @functools.cached_property
+    def _is_merged(self) -> bool:
+        """Whether this is what `merge` returns: merging it again would change nothing."""
+        if not self._is_host or self.rows:
+            return False
+        kinds = (self.bins.dtype, self.sums.dtype) == (np.uint64, np.float64)
+        return kinds and self.points.dtype in _POINTS
+
+    @functools.cached_property
+    def _fetched(self) -> Summary:
         fields: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -233,8 +150,18 @@ class Summary:
         return Summary(**fields)
 
     @functools.cached_property
-    def _one(self) -> Summary:
+    def _merged(self) -> Summary:
         return merge([self])
+
+    # Neither is cached where it is the summary itself: that would be a reference cycle.
+    @property
+    def _host(self) -> Summary:
+        """The same with NumPy fields: the one place that waits for the device."""
+        return self if self._is_host else self._fetched
+
+    @property
+    def _one(self) -> Summary:
+        return self if self._is_merged else self._merged
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -259,75 +186,75 @@ class Summary:
         """All rows as one, on the host: uint64 counts, float64 moments."""
         return self._one
 
-    @property
+    @functools.cached_property
     def saturated(self) -> bool:
         """Whether a count stopped at its largest value while merging inside jit (2**32 - 1)."""
         bins = self._host.bins
-        return bool((bins == np.iinfo(bins.dtype).max).any())
+        return bool(bins.size) and bool(bins.max() == np.iinfo(bins.dtype).max)
 
-    def _counts(self, which: Any = slice(None)) -> _Array:
+    def _check(self) -> None:
         if self.saturated:
             raise OverflowError(
                 "a count of this summary reached 2**32 - 1 inside jit and stopped there, so its "
                 "figures are unknown; return summaries of fewer values and merge them outside jit"
             )
-        return self._one.bins[which]
 
-    @property
+    def _count(self, number: int) -> int:
+        self._check()
+        return int(self._one.bins[number])
+
+    @functools.cached_property
     def size(self) -> int:
         """Number of values, whatever they are."""
-        return int(self._counts().sum())
+        self._check()
+        return int(self._one.bins.sum())
 
-    @property
+    @functools.cached_property
     def finite(self) -> int:
         """Number of finite values: size - nan - posinf - neginf; 0 for opaque dtypes (keys)."""
-        return int(self._counts(FINITE_BINS).sum())
+        return self.size - int(self._one.bins[_APART].sum())
 
     @property
     def zeros(self) -> int:
         """Number of values that are +0 or -0; subnormals are not."""
-        return int(self._counts([ZERO_BIN, MINUS_ZERO_BIN]).sum())
+        return self._count(ZERO_BIN) + self._count(MINUS_ZERO_BIN)
 
     @property
     def nan(self) -> int:
         """Number of NaNs."""
-        return int(self._counts(NAN_BIN))
+        return self._count(NAN_BIN)
 
     @property
     def posinf(self) -> int:
         """Number of +Infs."""
-        return int(self._counts(POSINF_BIN))
+        return self._count(POSINF_BIN)
 
     @property
     def neginf(self) -> int:
         """Number of -Infs."""
-        return int(self._counts(NEGINF_BIN))
+        return self._count(NEGINF_BIN)
 
-    def _point(self, which: int) -> float:
-        one = self._one
-        return float(one.points[which]) if one.bins[FINITE_BINS].any() else math.nan
-
-    @property
+    @functools.cached_property
     def min(self) -> float:
         """The smallest finite value; NaN where there is none. Integers beyond 2**53 round."""
-        return self._point(MINIMUM)
+        return float(self._one.points[MINIMUM]) if len(self._used[0]) else math.nan
 
-    @property
+    @functools.cached_property
     def max(self) -> float:
         """The largest finite value; NaN where there is none. Integers beyond 2**53 round."""
-        return self._point(MAXIMUM)
+        return float(self._one.points[MAXIMUM]) if len(self._used[0]) else math.nan
 
-    @property
+    @functools.cached_property
     def mean(self) -> float:
         """The mean of the finite values; NaN where there is none."""
         n, one = self.finite, self._one
         if not n:
             return math.nan
         mean = float(one.points[SHIFT]) + float(one.sums[SCALE]) * (float(one.sums[SUM1]) / n)
-        # Rounding only: no mean lies outside. (np.clip passes an unknown, NaN mean on.)
-        return float(np.clip(mean, self.min, self.max))
+        # Rounding only: no mean lies outside.
+        return mean if math.isnan(mean) else min(max(mean, self.min), self.max)
 
-    @property
+    @functools.cached_property
     def std(self) -> float:
         """The standard deviation of the finite values (divided by n); NaN where there is none."""
         n, sums = self.finite, self._one.sums
@@ -347,32 +274,33 @@ class Summary:
         n = self.finite
         return math.hypot(self.mean, self.std) * math.sqrt(n) if n else math.nan
 
-    def _range(self) -> tuple[float, float]:
-        """Smallest and largest finite value; where unknown, the outermost bins' edges."""
-        low, high = self.min, self.max
-        if math.isnan(low):
-            edges = bin_edges()[self.nonzero_bins()[:, 0].astype(np.int64)]
-            low, high = float(edges.min()), float(edges.max())
-        return low, high
+    @functools.cached_property
+    def _used(self) -> tuple[_Array, _Array]:
+        """The bins of `VALUE_ORDER` in use, and their counts, zeros among the subnormals'."""
+        bins = self._one.bins
+        counts = bins[VALUE_ORDER]
+        half = len(VALUE_ORDER) // 2
+        counts[half - 1] += bins[MINUS_ZERO_BIN]
+        counts[half] += bins[ZERO_BIN]
+        used = np.flatnonzero(counts)
+        return VALUE_ORDER[used], counts[used]
 
-    def _occupied(self) -> tuple[_Floats, _Floats, _Floats]:
-        """Lower edge, upper edge and count of the bins in use, in value order, within the range."""
-        pairs = self.nonzero_bins()
-        index = pairs[:, 0].astype(np.int64)
-        edges, (low, high) = bin_edges()[index], self._range()
-        # The outermost bins also hold what wider dtypes have beyond float32's range.
-        lower = np.clip(np.where(index == 0xFF7, low, edges[:, 0]), low, high)
-        upper = np.clip(np.where(index == 0x7F7, high, edges[:, 1]), low, high)
-        return lower, upper, pairs[:, 1]
+    @functools.cached_property
+    def _binned(self) -> Binned:
+        """The finite values by bin; where moments are unknown, the outermost bins bound them."""
+        self._check()
+        index, counts = self._used
+        low, high = self.min, self.max
+        if math.isnan(low) and len(index):
+            low, high = bin_edges()[index[0], 0], bin_edges()[index[-1], 1]
+        return Binned(index, counts[None].astype(np.float64), np.array([low]), np.array([high]))
 
     def nonzero_bins(self) -> _Floats:
         """The bins in use as float64[k, 2], (bin, count), the most negative values first."""
-        counts = np.where(FINITE_BINS, self._counts(), np.uint64(0))
-        for zero, bin_of_zero in ((ZERO_BIN, 0), (MINUS_ZERO_BIN, _SIGN)):
-            counts[bin_of_zero] += counts[zero]
-            counts[zero] = 0
-        used = _VALUE_ORDER[counts[_VALUE_ORDER] > 0]
-        return np.stack([used, counts[used]], axis=1).astype(np.float64)
+        index, counts, _, _ = self._binned
+        pairs = np.empty((len(index), 2))
+        pairs[:, 0], pairs[:, 1] = index, counts[0]
+        return pairs
 
     def quantile(self, q: npt.ArrayLike) -> Any:
         """The order statistic number floor(q * (finite - 1)), from the histogram.
@@ -393,29 +321,10 @@ class Summary:
         fractions = np.asarray(q, np.float64)
         if not ((fractions >= 0) & (fractions <= 1)).all():
             raise ValueError(f"quantile takes fractions from 0 to 1, got {q!r}")
-        n = self.finite
-        if not n:
-            values = np.full(fractions.shape, np.nan)
-        else:
-            lower, upper, counts = self._occupied()
-            low, high = self._range()
-            # The harmonic middle of [a, b] is equally far, relatively, from both of its ends.
-            half = lower / 2 + upper / 2
-            with np.errstate(all="ignore"):
-                middle = np.where(lower == upper, lower, lower / half * upper)
-            crossing = (lower <= 0) & (upper >= 0)  # zeros and subnormals
-            middle = np.where(crossing, np.clip(0.0, low, high), middle)
-            # What wider dtypes have beyond float32 is in one bin: known to no relative precision.
-            middle[(lower < -(2.0**128)) | (upper > 2.0**128)] = np.nan
-            rank = np.floor(fractions * (n - 1))
-            at = np.searchsorted(np.cumsum(counts), rank, side="right")
-            values = middle[np.minimum(at, len(middle) - 1)]
-            values = np.where(rank == 0, low, np.where(rank == n - 1, high, values))
+        values = quantiles(self._binned, fractions.ravel()).reshape(fractions.shape)
         return float(values) if values.ndim == 0 else values
 
-    def histogram(
-        self, bins: int = 64, *, scale: Literal["linear", "symlog"] = "linear"
-    ) -> tuple[_Floats, _Floats]:
+    def histogram(self, bins: int = 64, *, scale: Scale = "linear") -> tuple[_Floats, _Floats]:
         """The finite values in `bins` intervals from min to max.
 
         Each of the 4080 log bins is spread evenly over the part of it that lies within [min, max],
@@ -437,10 +346,8 @@ class Summary:
             raise ValueError(f"histogram takes bins >= 1 and scale linear or symlog, not {scale!r}")
         if not self.finite:
             return np.linspace(0.0, 1.0, bins + 1), np.zeros(bins)
-        low, high = self._range()
-        lower, upper, counts = self._occupied()
-        edges = _edges(low, high, bins, _threshold(lower, upper, counts, scale))
-        return edges, _shares(edges, lower, upper, counts)
+        edges = axis(self._binned, bins, scale)
+        return edges, rebinned(self._binned, edges)[0]
 
     def sparkline(self, n: int = 32) -> npt.NDArray[np.uint8]:
         """Heights uint8[n] of the "symlog" histogram: the highest is 255, one in use never 0."""
@@ -448,7 +355,7 @@ class Summary:
         highest = float(counts.max())
         if highest == 0:
             return np.zeros(n, np.uint8)
-        return np.ceil(counts * (255 / highest)).clip(0, 255).astype(np.uint8)
+        return np.minimum(np.ceil(counts * (255 / highest)), 255).astype(np.uint8)
 
     def to_arrays(self) -> dict[str, _Array]:
         """The fields as few small arrays, the histogram sparse; `from_arrays` restores them."""

@@ -18,7 +18,8 @@ from flax import nnx
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from nnx_inspector.summarize import pack, packed_size, summarize
+from nnx_inspector.packing import pack, packed_size
+from nnx_inspector.summarize import summarize
 
 mark = Primitive("nnx_inspector_mark")
 mark.multiple_results = True

@@ -27,9 +27,10 @@ from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector import _private, board
 from nnx_inspector.interception import TAP_OUTPUT, Context, Layer, Scope, hooked, scope_of
+from nnx_inspector.packing import pack, unpack
 from nnx_inspector.perturbation import OFF, ROW, apply_tree
 from nnx_inspector.sites import Only, Selection, methods, module_sites, site_key
-from nnx_inspector.summarize import pack, summarize, unpack
+from nnx_inspector.summarize import summarize
 from nnx_inspector.summary import Summary, merge
 from nnx_inspector.taps import is_node, is_observable
 
@@ -66,12 +67,13 @@ class Session:
 
     def refresh(self) -> None:
         """Read the model's sites again (a module may have been added or removed)."""
-        keys = [
+        # sorted: an NNX transform reorders the attributes of the objects that it updates
+        keys = sorted(
             site_key(site.path, name)
             for site in module_sites(self.model)
             for name in methods(type(site.module))
             if self.selection.matches(site.path, name, site.module)
-        ]
+        )
         if keys != self.keys:
             self.keys = keys
             self._publish()

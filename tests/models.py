@@ -495,10 +495,10 @@ class Fails(nnx.Module):
 
     def __call__(self, x):
         self.norm(self.linear(x))
-        raise ForwardFailed("the user's own")
+        raise ForwardError("the user's own")
 
 
-class ForwardFailed(Exception):
+class ForwardError(Exception):
     pass
 
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
+import subprocess
+import sys
 
 import hypothesis
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
+import models
 import numpy as np
 import pytest
 from flax import nnx
+from models import ZOO, batch, rngs
 
-import nnx_inspector as nni
 from nnx_inspector import interception
+from nnx_inspector.capture import capture, value_and_grad
 from nnx_inspector.sites import module_sites
-from tests import models
-from tests.models import ZOO, batch, rngs
 
 pytestmark = pytest.mark.filterwarnings(
     r"ignore:[\s\S]*Using 'Module\.(sow|perturb):DeprecationWarning",
@@ -119,6 +120,17 @@ def summaries(tree):
     return [x for x in jax.tree.leaves(tree, is_leaf=is_leaf) if is_leaf(x)]
 
 
+# --------------------------------------------------------- the public names
+
+
+@pytest.mark.xfail(
+    strict=True, reason="importing nnx_inspector.capture puts the module over the function"
+)
+def test_the_public_names_are_functions_in_whatever_order_they_are_used():
+    code = "import nnx_inspector as n; n.value_and_grad; assert not hasattr(n.capture, '__file__')"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
 # ------------------------------------------------- the zoo: results and state
 
 
@@ -127,7 +139,7 @@ def test_eagerly_result_state_and_classes_are_those_of_the_plain_call(name):
     plain, ours = ZOO[name](), ZOO[name]()
     expected = plain.run()
     calls = {type(m): vars(type(m)).get("__call__") for _, m in nnx.iter_modules(ours.model)}
-    out, record = nni.capture(ours.model)(*ours.args, **ours.kwargs)
+    out, record = capture(ours.model)(*ours.args, **ours.kwargs)
     assert_same(out, expected)
     assert_same(nnx.state(ours.model), nnx.state(plain.model))
     assert nnx.graphdef(ours.model) == nnx.graphdef(plain.model)
@@ -146,7 +158,7 @@ def test_under_jit_result_and_state_are_those_of_the_plain_call(name):
 
     @nnx.jit
     def captured(model, args, kwargs):
-        return nni.capture(model)(*args, **kwargs)
+        return capture(model)(*args, **kwargs)
 
     expected = run(plain.model, plain.args, plain.kwargs)
     out, record = captured(ours.model, ours.args, ours.kwargs)
@@ -161,7 +173,7 @@ def test_under_jax_jit_in_the_functional_style():
 
     @jax.jit
     def forward(state, x):
-        return nni.capture(nnx.merge(graphdef, state))(x)
+        return capture(nnx.merge(graphdef, state))(x)
 
     y, record = forward(state, x)
     np.testing.assert_allclose(y, model(x), atol=1e-6)
@@ -170,14 +182,27 @@ def test_under_jax_jit_in_the_functional_style():
 
 @pytest.mark.parametrize(
     "name",
-    ["mlp", "cnn", "nested", "shared", "super", "tree_kwargs", "numpy", "recursive", "integer"]
-    + ["bf16", "keys", "words", "attention"],
+    [
+        "mlp",
+        "cnn",
+        "nested",
+        "shared",
+        "super",
+        "tree_kwargs",
+        "numpy",
+        "recursive",
+        "integer",
+        "bf16",
+        "keys",
+        "words",
+        "attention",
+    ],
 )
 def test_every_summary_is_that_of_the_values_seen_by_hand(name):
     by_hand, ours = ZOO[name](), ZOO[name]()
     with recorded_by_hand(by_hand.model) as seen:
         by_hand.run()
-    _, record = nni.capture(ours.model)(*ours.args, **ours.kwargs)
+    _, record = capture(ours.model)(*ours.args, **ours.kwargs)
     assert set(record) == set(seen)
     loose = {"rtol": 1e-4, "atol": 1e-5}
     for site, calls in seen.items():
@@ -194,7 +219,7 @@ def test_every_summary_is_that_of_the_values_seen_by_hand(name):
 
 def test_nested_calls_of_one_site_pair_their_inputs_with_their_outputs():
     model, x = models.Recursive(rngs()), batch(4, 3)
-    _, record = nni.capture(model)(x, 2)
+    _, record = capture(model)(x, 2)
     first = jnp.tanh(model.linear(x))
     second = jnp.tanh(model.linear(first))
     for call, received in zip(record[""].calls, (second, first, x), strict=True):
@@ -205,7 +230,7 @@ def test_nested_calls_of_one_site_pair_their_inputs_with_their_outputs():
 def test_batch_norm_and_rng_counts_advance_exactly_once():
     case = ZOO["cnn"]()
     model, before = case.model, nnx.clone(case.model)
-    nni.capture(model)(*case.args)
+    capture(model)(*case.args)
     assert int(model.dropout.rngs.count[...]) == int(before.dropout.rngs.count[...]) + 1
     conv = np.asarray(before.conv(*case.args), np.float64)
     expected = 0.01 * conv.mean(axis=(0, 1, 2))
@@ -222,7 +247,7 @@ def test_a_plain_attribute_that_the_call_sets_is_set_once():
             return x
 
     model = Counts()
-    nni.capture(model)(batch(1, 3))
+    capture(model)(batch(1, 3))
     assert model.calls == 1
 
 
@@ -234,13 +259,13 @@ def test_a_module_that_the_call_adds_is_added():
             return self.made(x)
 
     model, x = Grows(), batch(4, 3)
-    y, _ = nni.capture(model)(x)
+    y, _ = capture(model)(x)
     np.testing.assert_array_equal(y, model.made(x))
 
 
 def test_nan_and_infinity_are_counted():
     x = jnp.array([[jnp.nan, jnp.inf, -jnp.inf], [1.0, 2.0, 3.0]])
-    _, record = nni.capture(models.Frozen())(x)
+    _, record = capture(models.Frozen())(x)
     out = record[""].output
     assert (out.nan, out.posinf, out.neginf, out.finite) == (1, 1, 1, 3)
     assert (out.min, out.max) == (3.0, 9.0)
@@ -251,7 +276,7 @@ def test_nan_and_infinity_are_counted():
 
 def test_scan_gives_one_row_a_layer():
     model, x = models.Stacked(rngs()), batch(4, 3)
-    _, record = nni.capture(model)(x)
+    _, record = capture(model)(x)
     kernels = np.asarray(model.blocks.linear.kernel[...], np.float64)
     biases = np.asarray(model.blocks.linear.bias[...], np.float64)
     hidden, blocks, inputs, y = [], [], [], np.asarray(x, np.float64)
@@ -269,7 +294,7 @@ def test_scan_gives_one_row_a_layer():
 
 def test_a_while_loop_adds_up():
     model, x = models.While(rngs()), batch(4, 3)
-    _, record = nni.capture(model)(x)
+    _, record = capture(model)(x)
     outputs, y = [], x
     for _ in range(3):
         outputs.append(model.linear(y))
@@ -286,7 +311,7 @@ def test_a_while_loop_that_runs_no_time_has_seen_nothing():
 
             return nnx.while_loop(lambda c: c[1].sum() > 1e9, body, (self.linear, x))[1]
 
-    _, record = nni.capture(Never(rngs()))(batch(4, 3))
+    _, record = capture(Never(rngs()))(batch(4, 3))
     assert record["linear"].output is None
     assert not record["linear"].calls[0].took_place
 
@@ -295,7 +320,7 @@ def test_a_while_loop_that_runs_no_time_has_seen_nothing():
 def test_cond_records_the_taken_branch_alone(sign):
     """TRAPS: `cond` traces both branches; call counts must not come from tracing alone."""
     model, x = models.Cond(rngs()), sign * jnp.abs(batch(4, 3))
-    _, record = nni.capture(model)(x)
+    _, record = capture(model)(x)
     taken, other = ("positive", "negative") if sign > 0 else ("negative", "positive")
     assert_summary(record[taken].output, getattr(model, taken)(x))
     assert record[other].output is None
@@ -308,14 +333,14 @@ def test_fori_loop_counts_what_ran_and_not_what_was_traced():
         def __call__(self, x):
             return nnx.fori_loop(0, 4, lambda i, c: (c[0], c[0](c[1])), (self.linear, x))[1]
 
-    _, record = nni.capture(Fori(rngs()))(batch(4, 3))
+    _, record = capture(Fori(rngs()))(batch(4, 3))
     assert int(np.sum(record["linear"].calls[0].ran)) == 4
     assert len(record["linear"].calls) == 1
 
 
 def test_an_ensemble_is_measured_over_all_members():
     model, x = models.Ensemble(rngs()), batch(4, 3)
-    _, record = nni.capture(model)(x)
+    _, record = capture(model)(x)
     kernels = np.asarray(model.members.kernel[...], np.float64)
     assert_summary(record["members"].output, np.asarray(x, np.float64) @ kernels)
 
@@ -325,15 +350,15 @@ def test_a_cached_inner_jit_is_seen_every_time():
     model, x = models.InnerJit(rngs()), batch(4, 3)
     model(x)
     for _ in range(2):
-        _, record = nni.capture(model)(x)
+        _, record = capture(model)(x)
         assert_summary(record["linear"].output, model.linear(x))
 
 
 def test_a_module_level_jit_works_in_two_traces_of_ours():
     """TRAPS: a cached inner jit in two outer traces with an equal plan: UnexpectedTracerError."""
     model, x = models.InnerJit(rngs()), batch(4, 3)
-    first = nnx.jit(lambda m, x: nni.value_and_grad(lambda m, x: m(x).sum())(m, x)[0][1])
-    second = nnx.jit(lambda m, x: nni.value_and_grad(lambda m, x: 2 * m(x).sum())(m, x)[0][1])
+    first = nnx.jit(lambda m, x: value_and_grad(lambda m, x: m(x).sum())(m, x)[0][1])
+    second = nnx.jit(lambda m, x: value_and_grad(lambda m, x: 2 * m(x).sum())(m, x)[0][1])
     a, b = first(model, x)["linear"].gradient, second(model, x)["linear"].gradient
     np.testing.assert_allclose(b.mean, 2 * a.mean, rtol=1e-5)
 
@@ -341,7 +366,7 @@ def test_a_module_level_jit_works_in_two_traces_of_ours():
 def test_both_calls_of_a_shared_module_are_kept_apart_and_merged():
     """TRAPS: two calls of one site sum in the sink: means are right, min and max are not."""
     model, x = models.Shared(rngs()), batch(4, 3)
-    _, record = nni.capture(model)(x)
+    _, record = capture(model)(x)
     first = model.first(x)
     second = model.first(jnp.tanh(first))
     assert_summary(record["first"].calls[0].output, first)
@@ -364,10 +389,10 @@ def test_a_custom_vjp_functions_inside_is_unseen_and_not_an_error():
             return f(state, x)
 
     model, x = Custom(rngs()), batch(4, 3)
-    (loss, record), _ = nni.value_and_grad(lambda m, x: m(x).sum())(model, x)
+    (loss, record), _ = value_and_grad(lambda m, x: m(x).sum())(model, x)
     np.testing.assert_allclose(loss, model(x).sum(), rtol=1e-6)
     assert "custom_vjp" in record.unseen["linear"]
-    with pytest.raises(KeyError, match="'linear' could not be read: .*custom_vjp"):
+    with pytest.raises(KeyError, match=r"'linear' could not be read: .*custom_vjp"):
         record["linear"]
 
 
@@ -378,13 +403,13 @@ def test_a_remat_of_the_users_own_gradient_is_counted_once():
         return nnx.grad(lambda m: m(x).sum())(model)
 
     model, x = models.Stacked(rngs(), remat=True), batch(4, 3)
-    _, record = nni.capture(step)(model, x)
+    _, record = capture(step)(model, x)
     assert int(sum(np.sum(call.ran) for call in record["blocks"].calls)) == 3
 
 
 def test_the_users_own_gradient_of_a_plain_model_is_counted_once():
     model, x = models.MLP(rngs()), batch(4, 3)
-    grads, record = nni.capture(lambda m, x: nnx.grad(lambda m: m(x).sum())(m))(model, x)
+    grads, record = capture(lambda m, x: nnx.grad(lambda m: m(x).sum())(m))(model, x)
     assert_same(grads, nnx.grad(lambda m: m(x).sum())(model), rtol=1e-6)
     assert len(record["up"].calls) == 1
 
@@ -394,44 +419,44 @@ def test_the_users_own_gradient_of_a_plain_model_is_counted_once():
 
 def test_a_bound_method():
     model, x = models.Methods(rngs()), batch(4, 3)
-    y, record = nni.capture(model.encode)(x)
+    y, record = capture(model.encode)(x)
     np.testing.assert_array_equal(y, model.encode(x))
     assert list(record) == ["encoder"]
 
 
 def test_a_bound_method_that_jit_decorates():
     model, x = models.Decorated(rngs()), batch(4, 3)
-    y, record = nni.capture(model.jitted, only="**:*")(x)
+    y, record = capture(model.jitted, only="**:*")(x)
     np.testing.assert_array_equal(y, model.jitted(x))
     assert set(record) == {":jitted", "linear"}
 
 
 def test_other_methods_are_recorded_when_asked_for():
     model, x = models.Methods(rngs()), batch(4, 3)
-    _, record = nni.capture(model, only="**:*")(x)
+    _, record = capture(model, only="**:*")(x)
     assert set(record) == {"", ":encode", ":decode", ":update", "encoder", "decoder"}
     assert_summary(record[":encode"].output, model.encode(x))
 
 
 def test_only_selects_sites():
-    _, record = nni.capture(models.Nested(rngs()), only=["blocks/*", nnx.Dict])(batch(4, 3))
+    _, record = capture(models.Nested(rngs()), only=["blocks/*", nnx.Dict])(batch(4, 3))
     assert set(record) == {"blocks/0", "blocks/1"}
 
 
 def test_only_that_matches_nothing_names_the_nearest():
-    with pytest.raises(ValueError, match="'upp' matches no site of this model.*'up'"):
-        nni.capture(models.MLP(rngs()), only="upp")(batch(4, 3))
+    with pytest.raises(ValueError, match=r"'upp' matches no site of this model.*'up'"):
+        capture(models.MLP(rngs()), only="upp")(batch(4, 3))
 
 
 def test_without_inputs_there_are_none():
-    _, record = nni.capture(models.MLP(rngs()), inputs=False)(batch(4, 3))
+    _, record = capture(models.MLP(rngs()), inputs=False)(batch(4, 3))
     assert record["up"].input is None
     assert record["up"].output.size == 16
 
 
 def test_paths_are_relative_to_the_argument_when_its_submodules_are_called():
     model, x = models.MLP(rngs()), batch(4, 3)
-    _, record = nni.capture(lambda model, x: model.down(model.up(x)))(model, x)
+    _, record = capture(lambda model, x: model.down(model.up(x)))(model, x)
     assert set(record) == {"up", "down"}
 
 
@@ -441,7 +466,7 @@ def test_with_several_modules_keys_begin_with_the_arguments_name():
 
     a, b, c = (models.MLP(rngs(i)) for i in range(3))
     x = batch(4, 3)
-    _, record = nni.capture(f)(a, {"a": [b]}, extra=c, x=x)
+    _, record = capture(f)(a, {"a": [b]}, extra=c, x=x)
     assert {k for k in record if k.endswith("up")} == {"student/up", "pair/a/0/up", "extra/up"}
     assert_summary(record["pair/a/0/up"].output, b.up(x))
 
@@ -452,7 +477,7 @@ def test_teacher_and_student_as_two_arguments_are_told_apart():
 
     @nnx.jit
     def run(student, teacher, x):
-        return nni.capture(lambda student, teacher: student(x) - teacher(x))(student, teacher)
+        return capture(lambda student, teacher: student(x) - teacher(x))(student, teacher)
 
     _, record = run(student, teacher, x)
     assert_summary(record["student"].output, student(x))
@@ -461,39 +486,38 @@ def test_teacher_and_student_as_two_arguments_are_told_apart():
 
 def test_one_module_in_two_arguments_is_one_site():
     model, x = models.MLP(rngs()), batch(4, 3)
-    _, record = nni.capture(lambda a, b: a(x) + b(x))(model, model)
+    _, record = capture(lambda a, b: a(x) + b(x))(model, model)
     assert len(record[""].calls) == 2
 
 
 def test_calls_of_a_clone_are_unattributed_and_counted_once_each():
     """TRAPS: never merge the calls of a clone with the model's."""
     model, x = models.MLP(rngs()), batch(4, 3)
-    _, record = nni.capture(lambda m: m(x) + nnx.clone(m)(x))(model)
+    _, record = capture(lambda m: m(x) + nnx.clone(m)(x))(model)
     assert len(record[""].calls) == 1
     assert record.unseen["(MLP)"].startswith("1 calls of modules of this type are unattributed")
     assert record.unseen["(Linear)"].startswith("2 calls")
 
 
 def test_without_a_module_there_is_nothing_to_capture():
-    with pytest.raises(TypeError, match="None of the arguments of f holds an nnx.Module"):
+    def f(x):
+        return x
 
-        def f(x):
-            return x
-
-        nni.capture(f)(batch(4, 3))
+    with pytest.raises(TypeError, match=r"None of the arguments of f holds an nnx.Module"):
+        capture(f)(batch(4, 3))
 
 
 def test_a_module_without_a_call_is_told_so():
     class Mute(nnx.Module):
         pass
 
-    with pytest.raises(TypeError, match="capture got a Mute, which has no __call__"):
-        nni.capture(Mute())
+    with pytest.raises(TypeError, match=r"capture got a Mute, which has no __call__"):
+        capture(Mute())
 
 
 def test_a_class_is_no_model():
-    with pytest.raises(TypeError, match="capture is the class MLP|is the class MLP"):
-        nni.capture(models.MLP)
+    with pytest.raises(TypeError, match=r"capture is the class MLP|is the class MLP"):
+        capture(models.MLP)
 
 
 def test_the_exception_of_the_forward_pass_is_the_users_and_changes_nothing():
@@ -502,14 +526,14 @@ def test_the_exception_of_the_forward_pass_is_the_users_and_changes_nothing():
     before, attributes = nnx.state(model), {p: set(vars(m)) for p, m in nnx.iter_modules(model)}
     before = jax.tree.map(np.asarray, before)
     call = vars(models.Fails)["__call__"]
-    with pytest.raises(models.ForwardFailed) as error:
-        nni.capture(model)(batch(4, 3))
+    with pytest.raises(models.ForwardError) as error:
+        capture(model)(batch(4, 3))
     assert error.value.args == ("the user's own",)
     jax.tree.map(np.testing.assert_array_equal, nnx.state(model), before)
     assert {p: set(vars(m)) for p, m in nnx.iter_modules(model)} == attributes
     assert vars(models.Fails)["__call__"] is call
     assert not interception.is_hooked()
-    assert nni.capture(models.MLP(rngs()))(batch(4, 3))[1]["up"].output.size == 16
+    assert capture(models.MLP(rngs()))(batch(4, 3))[1]["up"].output.size == 16
 
 
 @pytest.mark.xfail(
@@ -520,10 +544,10 @@ def test_capture_inside_capture():
     model, x = models.MLP(rngs()), batch(4, 3)
 
     def f(model, x):
-        y, inner = nni.capture(model.up)(x)
+        y, inner = capture(model.up)(x)
         return model.down(jnp.tanh(y)), inner
 
-    (y, inner), record = nni.capture(f)(model, x)
+    (y, inner), record = capture(f)(model, x)
     np.testing.assert_array_equal(y, model(x))
     assert set(inner) == {""}
     assert_summary(inner[""].output, model.up(x))
@@ -543,27 +567,27 @@ def test_the_users_nnx_capture_and_perturb_go_on_inside():
         return nnx.grad(loss, argnums=1)(model, perturbations)
 
     expected = grads(model, perturbations)
-    ours, record = nni.capture(grads)(model, perturbations)
+    ours, record = capture(grads)(model, perturbations)
     assert_same(ours, expected, rtol=1e-6)
     assert len(record["linear"].calls) == 1
 
 
 def test_sown_values_survive_ours():
     model, x = models.Sows(rngs()), batch(4, 3)
-    (y, sown), record = nni.capture(lambda m, x: nnx.capture(m, nnx.Intermediate)(x))(model, x)
+    (_, sown), record = capture(lambda m, x: nnx.capture(m, nnx.Intermediate)(x))(model, x)
     np.testing.assert_array_equal(sown["features"][0], model.linear(x))
     assert_summary(record["linear"].output, sown["features"][0])
 
 
 def test_a_graphdef_made_inside_and_returned_merges():
     model, x = models.MLP(rngs()), batch(4, 3)
-    y, _ = nni.capture(lambda m, x: m(x))(copy.deepcopy(model), x)
+    y, _ = capture(lambda m, x: m(x))(copy.deepcopy(model), x)
     np.testing.assert_array_equal(y, model(x))
 
 
 def test_a_module_that_the_function_returns_is_returned():
     model, x = models.MLP(rngs()), batch(4, 3)
-    (same, y), _ = nni.capture(lambda m, x: (m, m(x)))(model, x)
+    (same, y), _ = capture(lambda m, x: (m, m(x)))(model, x)
     assert same is model
     np.testing.assert_array_equal(y, model(x))
 
@@ -571,15 +595,15 @@ def test_a_module_that_the_function_returns_is_returned():
 def test_checking_leaks_is_clean():
     case = ZOO["scan_remat"]()
     with jax.checking_leaks():
-        nni.value_and_grad(lambda m, x: m(x).sum())(case.model, *case.args)
+        value_and_grad(lambda m, x: m(x).sum())(case.model, *case.args)
 
 
 # -------------------------------------------------------- value_and_grad
 
 
 def graded(loss, *args, **options):
-    """`nni.value_and_grad`, compiled as one program: eagerly each operation compiles by itself."""
-    return nnx.jit(nni.value_and_grad(loss, **options))(*args)
+    """`value_and_grad`, compiled as one program: eagerly each operation compiles by itself."""
+    return nnx.jit(value_and_grad(loss, **options))(*args)
 
 
 def squares(model, x):
@@ -592,7 +616,7 @@ def squares(model, x):
 def test_loss_gradients_and_state_are_those_of_nnx_value_and_grad(name):
     plain, ours = ZOO[name](), ZOO[name]()
     expected, grads = nnx.jit(nnx.value_and_grad(squares))(plain.model, *plain.args)
-    (loss, record), our_grads = nnx.jit(nni.value_and_grad(squares))(ours.model, *ours.args)
+    (loss, record), our_grads = nnx.jit(value_and_grad(squares))(ours.model, *ours.args)
     assert_same(loss, expected, rtol=1e-6)
     assert_same(our_grads, grads, rtol=1e-5, atol=1e-6)
     assert_same(nnx.state(ours.model), nnx.state(plain.model), atol=1e-6)
@@ -619,7 +643,7 @@ def test_argnums_are_those_of_nnx_value_and_grad(argnums):
 
     model, x, tree = models.MLP(rngs()), batch(4, 3), {"w": jnp.float32(2.0)}
     expected, grads = nnx.value_and_grad(loss, argnums=argnums)(model, x, tree)
-    (value, _), ours = nni.value_and_grad(loss, argnums=argnums)(model, x, tree)
+    (value, _), ours = value_and_grad(loss, argnums=argnums)(model, x, tree)
     assert_same(value, expected, rtol=1e-6)
     assert_same(ours, grads, rtol=1e-5, atol=1e-6)
 
@@ -631,7 +655,7 @@ def test_one_array_given_twice_has_two_gradients():
         return (model(a) + 3.0 * b.sum()).mean()
 
     _, expected = nnx.value_and_grad(loss, argnums=(1, 2))(model, x, x)
-    _, ours = nni.value_and_grad(loss, argnums=(1, 2))(model, x, x)
+    _, ours = value_and_grad(loss, argnums=(1, 2))(model, x, x)
     assert_same(ours, expected, rtol=1e-5)
 
 
@@ -639,7 +663,7 @@ def test_python_numbers_can_be_differentiated():
     model, x = models.MLP(rngs()), batch(4, 3)
     loss = lambda model, x, scale: (scale * model(x)).sum()  # noqa: E731
     _, expected = nnx.value_and_grad(loss, argnums=2)(model, x, 2.0)
-    _, ours = nni.value_and_grad(loss, argnums=2)(model, x, 2.0)
+    _, ours = value_and_grad(loss, argnums=2)(model, x, 2.0)
     assert_same(ours, expected, rtol=1e-6)
 
 
@@ -649,7 +673,7 @@ def test_has_aux_keeps_the_auxiliary_values_as_they_are():
         return y.sum(), {"y": y, "n": 3, "name": "logits"}
 
     model, x = models.MLP(rngs()), batch(4, 3)
-    (value, aux, record), grads = nni.value_and_grad(loss, has_aux=True)(model, x)
+    (value, aux, record), grads = value_and_grad(loss, has_aux=True)(model, x)
     (expected, expected_aux), expected_grads = nnx.value_and_grad(loss, has_aux=True)(model, x)
     assert_same((value, aux), (expected, expected_aux), rtol=1e-6)
     assert_same(grads, expected_grads, rtol=1e-5, atol=1e-6)
@@ -662,10 +686,9 @@ def test_a_bound_method_is_differentiated_by_its_module():
             return scale * (self(x) ** 2).mean()
 
     model, x = Trains(rngs()), batch(4, 3)
-    _, expected = nnx.grad(lambda m: m.loss(x, 1.0)), None
-    (loss, record), grads = nni.value_and_grad(model.loss)(x, 1.0)
+    (loss, _), grads = value_and_grad(model.loss)(x, 1.0)
     assert_same(grads, nnx.grad(lambda m: m.loss(x, 1.0))(model), rtol=1e-5, atol=1e-7)
-    _, by_scale = nni.value_and_grad(model.loss, argnums=-1)(x, 2.0)
+    _, by_scale = value_and_grad(model.loss, argnums=-1)(x, 2.0)
     np.testing.assert_allclose(by_scale, loss, rtol=1e-6)
 
 
@@ -674,42 +697,40 @@ def test_the_optimizer_takes_the_gradients():
 
     model, x = models.MLP(rngs()), batch(4, 3)
     plain = nnx.clone(model)
-    for m, transform in ((model, nni.value_and_grad), (plain, nnx.value_and_grad)):
+    for m, transform in ((model, value_and_grad), (plain, nnx.value_and_grad)):
         optimizer = nnx.Optimizer(m, optax.sgd(0.1), wrt=nnx.Param)
         optimizer.update(m, transform(squares)(m, x)[1])
     assert_same(nnx.state(model), nnx.state(plain), rtol=1e-5, atol=1e-6)
 
 
 def test_a_loss_and_more_without_has_aux_is_an_error():
-    with pytest.raises(TypeError, match="must be one scalar array.*pass has_aux=True"):
-        nni.value_and_grad(lambda m, x: (m(x).sum(), m(x)))(models.MLP(rngs()), batch(4, 3))
+    with pytest.raises(TypeError, match=r"must be one scalar array.*pass has_aux=True"):
+        value_and_grad(lambda m, x: (m(x).sum(), m(x)))(models.MLP(rngs()), batch(4, 3))
 
 
 def test_has_aux_without_aux_is_an_error():
     with pytest.raises(TypeError, match=r"must return \(loss, aux\)"):
-        nni.value_and_grad(lambda m, x: m(x).sum(), has_aux=True)(models.MLP(rngs()), batch(4, 3))
+        value_and_grad(lambda m, x: m(x).sum(), has_aux=True)(models.MLP(rngs()), batch(4, 3))
 
 
 def test_a_loss_that_is_no_array_is_an_error():
-    with pytest.raises(TypeError, match="returned a Python value"):
-        nni.value_and_grad(lambda m, x: (3.0, m(x)), has_aux=True)(models.MLP(rngs()), batch(4, 3))
+    with pytest.raises(TypeError, match=r"returned a Python value"):
+        value_and_grad(lambda m, x: (3.0, m(x)), has_aux=True)(models.MLP(rngs()), batch(4, 3))
 
 
 def test_a_loss_that_is_no_scalar_is_an_error():
-    with pytest.raises(TypeError, match="scalar-output"):
-        nni.value_and_grad(lambda m, x: m(x))(models.MLP(rngs()), batch(4, 3))
+    with pytest.raises(TypeError, match=r"scalar-output"):
+        value_and_grad(lambda m, x: m(x))(models.MLP(rngs()), batch(4, 3))
 
 
 def test_argnums_out_of_range_is_an_error():
-    with pytest.raises(ValueError, match="argnums names argument 5, but there are 2 positional"):
-        nni.value_and_grad(squares, argnums=5)(models.MLP(rngs()), batch(4, 3))
+    with pytest.raises(ValueError, match=r"argnums names argument 5, but there are 2 positional"):
+        value_and_grad(squares, argnums=5)(models.MLP(rngs()), batch(4, 3))
 
 
 def test_argnums_of_something_without_arrays_is_an_error():
-    with pytest.raises(TypeError, match="argnums names an argument that holds a str"):
-        nni.value_and_grad(lambda m, x, s: m(x).sum(), argnums=2)(
-            models.MLP(rngs()), batch(4, 3), "s"
-        )
+    with pytest.raises(TypeError, match=r"argnums names an argument that holds a str"):
+        value_and_grad(lambda m, x, s: m(x).sum(), argnums=2)(models.MLP(rngs()), batch(4, 3), "s")
 
 
 # --------------------------------------------------- gradients of activations
@@ -734,7 +755,8 @@ def test_gradients_of_activations_are_those_of_jax_grad():
 
 def stacked_cotangents(model, x):
     """For the squares of a Stacked model: the cotangent of each block's output and linear, in
-    float64 NumPy by the chain rule."""
+    float64 NumPy by the chain rule.
+    """
     kernels = np.asarray(model.blocks.linear.kernel[...], np.float64)
     biases = np.asarray(model.blocks.linear.bias[...], np.float64)
     y, hidden = np.asarray(x, np.float64), []
@@ -754,7 +776,7 @@ def stacked_cotangents(model, x):
 @pytest.mark.parametrize("jit", [False, True])
 def test_gradients_within_scan_have_one_row_a_layer(remat, jit):
     model, x = models.Stacked(rngs(), remat=remat), batch(4, 3)
-    function = nni.value_and_grad(squares)
+    function = value_and_grad(squares)
     (_, record), _ = (nnx.jit(function) if jit else function)(model, x)
     blocks, linears = stacked_cotangents(model, x)
     assert_rows(record["blocks"].calls[0].gradient, blocks, rtol=1e-4)
@@ -866,7 +888,7 @@ def test_gradients_of_bfloat16_are_summed_in_float32():
 def test_jvp_through_capture():
     """TRAPS: `custom_vjp` breaks `jvp` and `jacfwd`."""
     model, x = models.MLP(rngs()), batch(4, 3)
-    f = lambda x: nni.capture(model)(x)[0]  # noqa: E731
+    f = lambda x: capture(model)(x)[0]  # noqa: E731
     ours = jax.jvp(f, (x,), (jnp.ones_like(x),))
     assert_same(ours, jax.jvp(model, (x,), (jnp.ones_like(x),)), rtol=1e-5, atol=1e-6)
 
@@ -876,7 +898,7 @@ def test_hessian_through_value_and_grad():
     model, x = models.MLP(rngs()), batch(1, 3)
 
     def ours(x):
-        return nni.value_and_grad(squares, argnums=1)(model, x)[1]
+        return value_and_grad(squares, argnums=1)(model, x)[1]
 
     def plain(x):
         return jax.grad(lambda x: squares(model, x))(x)
@@ -887,7 +909,7 @@ def test_hessian_through_value_and_grad():
 
 def test_hessian_of_a_captured_function():
     model, x = models.MLP(rngs()), batch(1, 3)
-    ours = jax.hessian(lambda x: nni.capture(model)(x)[0].sum())(x)
+    ours = jax.hessian(lambda x: capture(model)(x)[0].sum())(x)
     np.testing.assert_allclose(ours, jax.hessian(lambda x: model(x).sum())(x), atol=1e-5)
 
 
@@ -896,7 +918,7 @@ def test_vmap_over_value_and_grad_gives_a_record_an_example():
     graphdef, state = nnx.split(model)
 
     def one(state, x):
-        (_, record), _ = nni.value_and_grad(squares)(nnx.merge(graphdef, state), x)
+        (_, record), _ = value_and_grad(squares)(nnx.merge(graphdef, state), x)
         return record
 
     record = jax.vmap(one, in_axes=(None, 0))(state, xs)
@@ -911,7 +933,7 @@ def test_vmap_over_members_gives_a_record_a_member():
     states = jax.tree.map(lambda *xs: jnp.stack(xs), *(nnx.state(m) for m in members))
 
     def one(state):
-        return nni.value_and_grad(squares)(nnx.merge(graphdef, state), x)[0][1]
+        return value_and_grad(squares)(nnx.merge(graphdef, state), x)[0][1]
 
     record = jax.vmap(one)(states)
     ys = [np.asarray(m(x), np.float64) for m in members]
@@ -921,7 +943,7 @@ def test_vmap_over_members_gives_a_record_a_member():
 
 def test_the_users_own_grad_through_capture_is_unchanged():
     model, x = models.MLP(rngs()), batch(4, 3)
-    ours = nnx.grad(lambda m: nni.capture(m)(x)[0].sum())(model)
+    ours = nnx.grad(lambda m: capture(m)(x)[0].sum())(model)
     assert_same(ours, nnx.grad(lambda m: m(x).sum())(model), rtol=1e-6)
 
 
@@ -933,7 +955,7 @@ def test_scan_over_captured_steps_stacks_the_records():
     @jax.jit
     def run(state, xs):
         def step(state, x):
-            return state, nni.capture(nnx.merge(graphdef, state))(x)[1]
+            return state, capture(nnx.merge(graphdef, state))(x)[1]
 
         return jax.lax.scan(step, state, xs)[1]
 
@@ -975,13 +997,13 @@ def check_generated(tree, mode):
     plain, ours, x = build(tree, rngs()), build(tree, rngs()), batch(4, 3)
     loss = lambda m, x: (m(x) ** 2).mean()  # noqa: E731
     run = lambda m, x: m(x)  # noqa: E731
-    captured = lambda m, x: nni.capture(m)(x)[0]  # noqa: E731
+    captured = lambda m, x: capture(m)(x)[0]  # noqa: E731
     if mode == "eager":
         assert_same(captured(ours, x), run(plain, x))
     elif mode == "jit":
         assert_same(nnx.jit(captured)(ours, x), nnx.jit(run)(plain, x), atol=1e-6)
     else:
-        (value, _), grads = nni.value_and_grad(loss)(ours, x)
+        (value, _), grads = value_and_grad(loss)(ours, x)
         expected, expected_grads = nnx.value_and_grad(loss)(plain, x)
         assert_same(value, expected, rtol=1e-5)
         assert_same(grads, expected_grads, rtol=1e-4, atol=1e-5)
@@ -989,19 +1011,14 @@ def check_generated(tree, mode):
     assert nnx.graphdef(ours) == nnx.graphdef(plain)
 
 
-GENERATED = functools.partial(
-    hypothesis.settings, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
-)
-
-
-@GENERATED(max_examples=20, derandomize=True)
+@hypothesis.settings(max_examples=20)
 @hypothesis.given(tree=TREES, mode=st.sampled_from(MODES))
 def test_generated_models_give_what_they_give_without_us(tree, mode):
     check_generated(tree, mode)
 
 
 @pytest.mark.long
-@GENERATED(max_examples=500)
+@hypothesis.settings(max_examples=500, derandomize=False)
 @hypothesis.given(tree=TREES, mode=st.sampled_from(MODES))
 def test_many_generated_models_give_what_they_give_without_us(tree, mode):
     check_generated(tree, mode)

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nnx_inspector.binning import NAN_BIN
 from nnx_inspector.findings import diagnose
 from nnx_inspector.recording import Recording
 from nnx_inspector.summarize import summarize
-from nnx_inspector.summary import NAN_BIN, Summary, empty
+from nnx_inspector.summary import Summary, empty
 
 NAN, INF = float("nan"), float("inf")
 

@@ -9,33 +9,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 import tracemalloc
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 import pytest
+from recorded import VALUES, fields, normal, summary_of
 
-from nnx_inspector.protocol import HISTORY_BINS, HISTORY_QUANTILES, STATISTICS, history_buffer
-from nnx_inspector.recording import Pass, Recording
+from nnx_inspector.passes import Pass
+from nnx_inspector.protocol import HISTORY_QUANTILES, STATISTICS
+from nnx_inspector.recording import Recording
 from nnx_inspector.summarize import summarize
-from nnx_inspector.summary import BINS, Summary, empty, merge
-
-Values = npt.NDArray[Any]
-
-
-def summary_of(x: Values) -> Summary:
-    return summarize(jnp.asarray(x)).merged()
-
-
-def normal(seed: int, n: int = 1000, scale: float = 1.0) -> Values:
-    return (np.random.default_rng(seed).standard_normal(n) * scale).astype(np.float32)
-
-
-def fields(s: Summary) -> list[bytes]:
-    return [np.asarray(a).tobytes() + str(a.dtype).encode() for a in (s.bins, s.points, s.sums)]
+from nnx_inspector.summary import Summary, empty
 
 
 def filled(passes: int, **bounds: int) -> Recording:
@@ -43,32 +29,6 @@ def filled(passes: int, **bounds: int) -> Recording:
     for i in range(passes):
         recording.append(i, {"a": {"output": pool[i % 8]}, "b": {"output": pool[-i % 8]}})
     return recording
-
-
-VALUES = {
-    "normal": normal(0),
-    "scaled": normal(1, scale=1e-20),
-    "zeros": np.zeros(7, np.float32),
-    "signed zeros": np.array([0.0, -0.0, 1.0], np.float32),
-    "one": np.array([-3.5], np.float32),
-    "nothing": np.zeros(0, np.float32),
-    "nan": np.full(5, np.nan, np.float32),
-    "mixed": np.array([np.nan, 1, np.inf, -np.inf, -2, 0], np.float32),
-    "subnormal": np.array([1e-40, -1e-40, 0.0, 1.0], np.float32),
-    "extreme": np.array([-3.4e38, 3.4e38, 1e-38], np.float32),
-    "integers": np.array([-(2**31), 2**31 - 1, 0], np.int32),
-    "unsigned": np.array([2**32 - 1, 3], np.uint32),
-    "bool": np.array([True, False, True]),
-}
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_a_stored_summary_comes_back_bit_for_bit(name: str) -> None:
-    summary, recording = summary_of(VALUES[name]), Recording()
-    recording.append(3, {"a": {"output": summary}})
-    back = recording.summary("a")
-    assert back is not None
-    assert fields(back) == fields(summary)
 
 
 def test_rows_are_merged_and_unknown_moments_stay_unknown() -> None:
@@ -140,28 +100,6 @@ def test_errors_teach_and_leave_nothing_behind() -> None:
     assert recording.curves() == {}
 
 
-def test_metrics_keep_what_is_not_finite_and_are_bounded() -> None:
-    recording = Recording(max_steps=20)
-    recording.append(0, {}, metrics={"loss": 1.5})
-    recording.add_metrics(1, {"loss": float("nan"), "val/acc": jnp.float32(0.5)})  # type: ignore[dict-item]
-    recording.add_metrics(1, {"loss": float("-inf")})
-    curves = recording.curves()
-    np.testing.assert_array_equal(curves["loss"], [[0, 1.5], [1, np.nan], [1, -np.inf]])
-    np.testing.assert_array_equal(curves["val/acc"], [[1, 0.5]])
-    frame = recording.metrics_frame()
-    assert list(frame.columns) == ["step", "name", "value"]
-    assert frame["step"].tolist() == [0, 1, 1, 1]
-    np.testing.assert_array_equal(frame["value"], [1.5, np.nan, -np.inf, 0.5])
-    for i in range(2, 3000):
-        recording.add_metrics(i, {"loss": i if i < 1000 else np.nan})
-    loss = recording.curves()["loss"]
-    assert len(loss) <= 200
-    assert len(loss) + 1 + recording.thinned_points == 3 + 1 + 2998
-    np.testing.assert_array_equal(loss[[0, 1, -1]], [[0, 1.5], [1, np.nan], [2999, np.nan]])
-    assert 1000 in loss[:, 0]  # where the curve left the finite numbers
-    assert "metric points thinned out" in repr(recording)
-
-
 def test_an_empty_recording_reads_as_nothing() -> None:
     recording = Recording()
     assert (len(recording), recording.steps, recording.sites) == (0, [], ())
@@ -170,37 +108,6 @@ def test_an_empty_recording_reads_as_nothing() -> None:
     )
     assert len(recording.to_frame()) == len(recording.metrics_frame()) == 0
     assert repr(recording) == "Recording(0 passes, 0 sites, 0.0 MiB)"
-
-
-@pytest.mark.parametrize("limit", [2, 3, 5, 16, 100])
-def test_thinning_keeps_the_first_and_the_newest_and_counts(limit: int) -> None:
-    recording = filled(0, max_steps=limit)
-    summary, steps = summary_of(normal(0)), list[int]()
-    for i in range(1000):
-        recording.append(i, {"a": {"output": summary}})
-        steps = recording.steps
-        assert len(steps) <= limit
-        assert (steps[0], steps[-1]) == (0, i)
-        assert steps == sorted(set(steps))
-        assert len(steps) + recording.thinned == i + 1
-    assert f"{recording.thinned} older passes thinned out" in repr(recording)
-    if limit == 100:  # the recent half is whole, the past is coarser the older it is
-        assert np.diff(steps)[-40:].tolist() == [1] * 40
-        assert 1 < np.diff(steps).max() < 3 * 1000 / 17  # 17 of them span the past
-
-
-def test_thinning_keeps_the_first_nan_and_inf() -> None:
-    recording, fine = Recording(max_steps=30), summary_of(normal(0))
-    news = {137: [1.0, np.nan], 141: [np.inf], 143: [-np.inf]}
-    for i in range(2000):
-        bad = summary_of(np.array(news[i], np.float32)) if i in news else None
-        late = summary_of(np.array([np.nan], np.float32)) if i > 200 else fine
-        recording.append(i, {"a": {"output": bad or late, "gradient": fine}})
-    assert len(recording) <= 30
-    assert set(news) <= set(recording.steps)
-    assert [sorted(p.nonfinite) for p in recording.passes if p.step in news] == (
-        [["nan"], ["posinf"], ["neginf"]]
-    )
 
 
 def test_the_byte_bound_holds_and_the_estimate_is_real() -> None:
@@ -239,118 +146,6 @@ def test_layouts_of_passes_that_went_are_not_kept() -> None:
         recording.append(i, {f"s{i % 50}": {"output": empty()}, f"t{i % 49}": {"output": empty()}})
     assert recording.nbytes < 20_000
     assert len(recording.sites) == 99
-
-
-def test_history_equals_the_summaries() -> None:
-    recording = Recording()
-    kept: list[Summary] = []
-    values = [*VALUES.values(), *(normal(i, 3000, 10.0 ** (i - 3)) for i in range(6))]
-    for i, x in enumerate(values):
-        summary = summary_of(x)
-        kept.append(summary)
-        recording.append(2 * i, {"a": {"output": summary}}, perturbed=i % 2 == 1)
-    history = recording.history("a")
-    total = merge([s for s in kept if s.finite])
-    edges, _ = total.histogram(HISTORY_BINS, scale="symlog")
-    np.testing.assert_allclose(history.edges, edges, rtol=1e-12)
-    assert history.steps.tolist() == [2 * i for i in range(len(values))]
-    for row, summary in enumerate(kept):
-        if not summary.finite:
-            assert np.isnan(history.quantiles[row]).all()
-            assert np.isnan(history.fractions[row]).all()
-            continue
-        assert history.quantiles[row].tolist() == summary.quantile(HISTORY_QUANTILES).tolist()
-        assert history.fractions[row].sum() == pytest.approx(1, abs=1e-12)
-        assert (history.fractions[row] >= -1e-15).all()
-
-
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
-def test_history_fractions_against_numpy(scale: float) -> None:
-    recording, values = Recording(), [normal(i, 20_000, scale * (1 + i / 10)) for i in range(20)]
-    for i, x in enumerate(values):
-        recording.append(i, {"a": {"output": summary_of(x)}})
-    history = recording.history("a")
-    inner = history.edges.copy()
-    inner[[0, -1]] = -np.inf, np.inf
-    for row, x in enumerate(values):
-        ranked = np.sort(x.astype(np.float64))
-        exact = np.histogram(ranked, inner)[0] / len(x)
-        # The cumulated fraction at an edge is off by at most what the log bin around it holds.
-        slack = 0.13 * np.abs(history.edges) + 1e-30
-        low, high = (np.searchsorted(ranked, history.edges + d) for d in (-slack, slack))
-        cumulated = np.concatenate([[0], np.cumsum(history.fractions[row])])
-        assert (cumulated >= low / len(x) - 1e-9).all()
-        assert (cumulated <= high / len(x) + 1e-9).all()
-        assert np.abs(history.fractions[row] - exact).sum() < 0.1
-        order = ranked[np.floor(np.array(HISTORY_QUANTILES) * (len(x) - 1)).astype(int)]
-        np.testing.assert_allclose(history.quantiles[row], order, rtol=0.0625)
-
-
-def test_history_of_nothing_finite_and_of_saturated_counts() -> None:
-    nan = summary_of(np.full(4, np.nan, np.float32))
-    bins = summary_of(normal(0)).bins.astype(np.uint32)
-    bins[0x3F8] = np.iinfo(np.uint32).max
-    stopped = Summary(bins=bins, points=np.array([-4.0, 4.0, 0.0]), sums=np.ones(3))
-    recording = Recording()
-    recording.append(0, {"a": {"output": nan, "gradient": nan}})
-    assert np.isnan(recording.history("a").quantiles).all()
-    recording.append(1, {"a": {"output": stopped}})
-    recording.append(2, {"a": {"output": summary_of(normal(1))}})
-    history = recording.history("a")
-    assert np.isnan(history.fractions).all(axis=1).tolist() == [True, True, False]
-    assert np.isnan(history.quantiles).all(axis=1).tolist() == [True, True, False]
-    only = recording.history("a", "gradient")
-    assert only.edges[0] < only.edges[-1]
-    assert len(history_buffer(*history)) == 8 * (3 + 3 * 7 + HISTORY_BINS + 1 + 3 * HISTORY_BINS)
-    frame = recording.to_frame()
-    assert frame["size"].isna().tolist() == [False, False, True, False]
-    assert frame["mean"].isna().tolist() == [True, True, True, False]
-    assert frame["max"].tolist()[2] == 4.0
-    never = Recording()
-    never.append(0, {"a": {"output": nan}})
-    assert never.history("a", "gradient").fractions.shape == (0, HISTORY_BINS)
-
-
-def test_history_is_downsampled_evenly_and_spans_all_passes() -> None:
-    recording = Recording()
-    for i in range(101):
-        recording.append(i, {"a": {"output": summary_of(normal(i, 50, 100.0 if i == 7 else 1.0))}})
-    history = recording.history("a", columns=11)
-    assert history.steps.tolist() == list(range(0, 101, 10))
-    assert history.edges[-1] == max(
-        float(normal(i, 50, 100.0 if i == 7 else 1.0).max()) for i in range(101)
-    )
-    assert recording.history("a", columns=300).steps.tolist() == list(range(101))
-    assert recording.history("a", columns=2).steps.tolist() == [0, 100]
-    assert len(set(recording.history("a", columns=100).steps.tolist())) == 100
-
-
-def test_history_of_values_beyond_float32() -> None:
-    x = np.array([-1e300, -1.0, 1.0 - 1e-12, 1e300, 1e60])  # by hand: jax would need x64
-    numbers = x.clip(-3.4028234e38, 3.4028234e38).astype(np.float32)
-    bins = np.bincount(numbers.view(np.uint32) >> 20, minlength=BINS)
-    summary = Summary(
-        bins=bins.astype(np.uint64), points=np.array([-1e300, 1e300, 0.0]), sums=np.ones(3)
-    )
-    recording = Recording()
-    recording.append(0, {"a": {"output": summary}})
-    history = recording.history("a")
-    assert (history.edges[0], history.edges[-1]) == (-1e300, 1e300)
-    np.testing.assert_array_equal(history.quantiles[0], summary.quantile(HISTORY_QUANTILES))
-    _, counts = summary.histogram(HISTORY_BINS, scale="symlog")
-    np.testing.assert_allclose(history.fractions[0], counts / 5, atol=1e-12)
-
-
-def test_history_is_quick() -> None:
-    recording, pool = Recording(), [summary_of(normal(i, 100_000)) for i in range(20)]
-    for i in range(600):
-        recording.append(i, {"a": {"output": pool[i % 20]}})
-    seconds: list[float] = []
-    for _ in range(8):
-        start = time.perf_counter()
-        recording.history("a")
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 0.05  # 4 ms on an idle core; the rest is for busy ones
 
 
 def test_frame_values_equal_the_summaries() -> None:

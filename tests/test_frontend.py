@@ -1,0 +1,29 @@
+"""The built front end: what is in it, and what must not be."""
+
+import pathlib
+import re
+
+import nnx_inspector
+
+ROOT = pathlib.Path(__file__).parents[1]
+STATIC = pathlib.Path(nnx_inspector.__file__).parent / "static"
+
+
+def test_it_is_built_and_small():
+    import gzip
+
+    script = (STATIC / "widget.js").read_bytes()
+    assert len(gzip.compress(script)) < 350_000
+    assert (STATIC / "widget.css").stat().st_size > 1000
+
+
+def test_it_asks_no_other_machine_for_anything():
+    text = (STATIC / "widget.js").read_text() + (STATIC / "widget.css").read_text()
+    addresses = set(re.findall(r"https?://[^\s\"'`)]+", text))
+    assert {a for a in addresses if "www.w3.org" not in a} == set()
+
+
+def test_no_lock_file_names_a_registry():
+    text = (ROOT / "js" / "package-lock.json").read_text()
+    assert "resolved" not in text
+    assert "http" not in re.sub(r'"url": "https?://[^"]*"', "", text)

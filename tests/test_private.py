@@ -1,0 +1,228 @@
+"""What `_private` relies on in flax and jax: one test a function, to fail clearly when it moves."""
+
+from __future__ import annotations
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import models
+import numpy as np
+import pytest
+from flax import nnx
+from flax.nnx import graphlib
+from models import batch, rngs
+
+from nnx_inspector import _private
+
+
+def equation(f, *args, name):
+    (found,) = [e for e in jax.make_jaxpr(f)(*args).eqns if e.primitive.name == name]
+    return found
+
+
+# ---------------------------------------------------------- tags in graphdefs
+
+
+def nodes_of(model):
+    return vars(model)[_private.NODES]
+
+
+def test_every_module_lists_its_nodes_in_a_hashable_mapping():
+    assert isinstance(nodes_of(models.MLP(rngs())), graphlib.HashableMapping)
+
+
+def test_tagged_nodes_are_equal_by_tag_and_unequal_to_the_plain_ones():
+    plain = nodes_of(models.MLP(rngs()))
+    tagged = _private.TaggedNodes(dict(plain), "a")
+    assert tagged == _private.TaggedNodes(dict(plain), "a")
+    assert hash(tagged) == hash(_private.TaggedNodes(dict(plain), "a"))
+    assert tagged != _private.TaggedNodes(dict(plain), "b")
+    assert tagged != plain
+    assert plain != tagged
+    assert tagged.plain() == plain
+    assert type(tagged.plain()) is graphlib.HashableMapping
+
+
+def test_tagged_nodes_can_be_pickled():
+    tagged = _private.TaggedNodes(dict(nodes_of(models.MLP(rngs()))), ("token", ("a",)))
+    assert pickle.loads(pickle.dumps(tagged)) == tagged
+
+
+@pytest.fixture
+def swapped():
+    """(arrived, undo) with every object of MLP tagged "tag"."""
+    arrived = []
+    undo = _private.swap_graph_node(
+        models.MLP, lambda node: "tag", lambda node, tag: arrived.append((node, tag))
+    )
+    yield arrived, undo
+    undo()
+
+
+def test_a_tag_travels_through_split_and_merge(swapped):
+    model = models.MLP(rngs())
+    merged = nnx.merge(*nnx.split(model))
+    assert swapped[0] == [(merged, "tag")]
+
+
+def test_a_tag_travels_into_jit(swapped):
+    nnx.jit(lambda m, x: m(x))(models.MLP(rngs()), batch(4, 3))
+    assert "tag" in [tag for _, tag in swapped[0]]
+
+
+def test_objects_filled_from_a_tagged_graphdef_are_plain(swapped):
+    model = models.MLP(rngs())
+    merged = nnx.merge(*nnx.split(model))
+    assert type(nodes_of(merged)) is graphlib.HashableMapping
+    assert jax.tree.structure(merged) == jax.tree.structure(model)
+
+
+def test_jax_tree_functions_do_not_see_the_tag(swapped):
+    model = models.MLP(rngs())
+    tagged = jax.tree.structure(model)
+    swapped[1]()
+    assert jax.tree.structure(model) == tagged
+
+
+def test_the_registry_is_as_before_after_the_undo(swapped):
+    swapped[1]()
+    graphdef = nnx.graphdef(models.MLP(rngs()))
+    again = _private.swap_graph_node(models.MLP, lambda node: None, lambda node, tag: None)
+    assert nnx.graphdef(models.MLP(rngs())) == graphdef
+    again()
+    assert isinstance(graphlib.GRAPH_REGISTRY[models.MLP], graphlib.GraphNodeImpl)
+
+
+def test_a_class_that_is_no_graph_node_is_left_alone():
+    undo = _private.swap_graph_node(int, lambda node: "tag", lambda node, tag: None)
+    undo()
+    assert int not in graphlib.GRAPH_REGISTRY
+
+
+# --------------------------------------------------------------------- jax
+
+
+def test_the_trace_state_is_equal_exactly_within_one_trace():
+    outside = _private.trace_state()
+    inside = []
+
+    @jax.jit
+    def f(x):
+        inside.extend([_private.trace_state(), _private.trace_state()])
+        return x
+
+    f(1.0)
+    assert outside == _private.trace_state()
+    assert inside[0] == inside[1]
+    assert inside[0] != outside
+
+
+def test_tracers_are_told_from_arrays():
+    seen = []
+    jax.jit(lambda x: seen.append(_private.is_tracer(x)))(1.0)
+    assert seen == [True]
+    assert not _private.is_tracer(jnp.ones(1))
+
+
+def test_open_jaxpr_gives_equations_and_constants():
+    constant = np.arange(3.0)
+    closed = jax.make_jaxpr(lambda x: x + jnp.asarray(constant))(jnp.ones(3))
+    jaxpr, consts = _private.open_jaxpr(closed)
+    assert [e.primitive.name for e in jaxpr.eqns][-1] == "add"
+    assert len(consts) == len(jaxpr.constvars)
+
+
+@pytest.mark.parametrize(
+    ("name", "f", "count"),
+    [
+        ("scan", lambda x: jax.lax.scan(lambda c, _: (c * 2, None), x, None, length=2), 1),
+        ("while", lambda x: jax.lax.while_loop(lambda c: c < 3.0, lambda c: c + 1, x), 2),
+        ("cond", lambda x: jax.lax.cond(x > 0, lambda x: x, lambda x: -x, x), 2),
+        ("jit", lambda x: jax.jit(lambda x: x + 1)(x), 1),
+        ("add", lambda x: x + x, 0),
+    ],
+)
+def test_sub_jaxprs_finds_every_jaxpr_of_an_equation(name, f, count):
+    found = list(_private.sub_jaxprs(equation(f, 1.0, name=name)))
+    assert len(found) == count
+    assert all(_private.open_jaxpr(j)[0].invars for j in found)
+
+
+def test_remat_has_a_sub_jaxpr_and_the_parameters_that_harvest_reads():
+    jaxpr = jax.make_jaxpr(jax.checkpoint(lambda x: jnp.sin(x)))(1.0)
+    (found,) = jaxpr.eqns
+    assert found.primitive.name in ("remat2", "remat", "checkpoint")
+    assert {"prevent_cse", "policy"} <= found.params.keys()
+    assert len(list(_private.sub_jaxprs(found))) == 1
+
+
+def test_the_parameters_of_loops_that_harvest_reads():
+    scan = equation(
+        lambda x: jax.lax.scan(lambda c, _: (c, None), x, None, length=2), 1.0, name="scan"
+    )
+    assert {"length", "reverse", "unroll"} <= scan.params.keys()
+    loop = equation(
+        lambda x: jax.lax.while_loop(lambda c: c < 3, lambda c: c, x), 1.0, name="while"
+    )
+    assert {"cond_jaxpr", "body_jaxpr", "cond_nconsts", "body_nconsts"} <= loop.params.keys()
+    cond = equation(lambda x: jax.lax.cond(x > 0, lambda x: x, lambda x: -x, x), 1.0, name="cond")
+    assert "branches" in cond.params
+
+
+def test_literals_are_told_from_variables():
+    add = equation(lambda x: x + 1.0, 1.0, name="add")
+    assert [_private.is_literal(atom) for atom in add.invars] == [False, True]
+
+
+def test_bind_does_what_the_equation_does():
+    found = equation(lambda x, y: jax.lax.dot(x, y), jnp.ones((2, 3)), jnp.ones((3, 2)),
+                     name="dot_general")  # fmt: skip
+    (out,) = _private.bind(found, [2 * jnp.ones((2, 3)), jnp.ones((3, 2))])
+    np.testing.assert_array_equal(out, np.full((2, 2), 6.0))
+
+
+def test_bind_works_for_an_equation_with_a_custom_rule():
+    (found,) = jax.make_jaxpr(jax.nn.relu)(jnp.ones(2)).eqns  # custom_jvp_call, maybe in a jit
+    np.testing.assert_array_equal(_private.bind(found, [jnp.array([-1.0, 1.0])])[0], [0.0, 1.0])
+
+
+def test_bind_keeps_the_users_name_scope():
+    def f(x):
+        with jax.named_scope("mine"):
+            return jnp.sin(x)
+
+    found = equation(f, 1.0, name="sin")
+    again = jax.make_jaxpr(lambda x: _private.bind(found, [x])[0])(1.0)
+    assert "mine" in str(again.eqns[0].source_info.name_stack)
+
+
+def test_scan_parts_are_constants_carry_and_rows():
+    constant = jnp.float32(2.0)
+
+    def f(constant, carry, rows):
+        return jax.lax.scan(lambda c, x: (c * constant + x, c), carry, rows)
+
+    found = equation(f, constant, jnp.float32(3.0), jnp.ones(4), name="scan")
+    consts, carry, xs = _private.scan_parts(found, ["constant", "carry", "rows"])
+    assert (consts, carry, xs) == (["constant"], ["carry"], ["rows"])
+
+
+def test_frames_of_jax_and_flax_are_internal_and_the_users_are_not():
+    assert _private.frame_is_internal(nnx.Linear.__init__.__code__.co_filename)
+    assert _private.frame_is_internal(jax.jit.__code__.co_filename)
+    assert _private.frame_is_internal(_private.__file__)
+    assert not _private.frame_is_internal(__file__)
+
+
+def test_compilations_are_told_until_the_undo():
+    events = []
+    undo = _private.compilation_events(lambda kind, seconds: events.append(kind))
+    try:
+        jax.jit(lambda x: x * 3 + 1)(jnp.ones(5)).block_until_ready()
+    finally:
+        undo()
+    assert {"trace", "compile"} <= set(events)
+    count = len(events)
+    jax.jit(lambda x: x * 5 + 1)(jnp.ones(5)).block_until_ready()
+    assert len(events) == count

@@ -1,0 +1,188 @@
+"""A record: a mapping, a pytree, and what it says where something was not measured."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import models
+import numpy as np
+import pytest
+from flax import nnx
+from models import batch, rngs
+
+from nnx_inspector.capture import capture, value_and_grad
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.record import Record
+
+
+@pytest.fixture(scope="module")
+def model():
+    return models.Nested(rngs())
+
+
+@pytest.fixture(scope="module")
+def graded():
+    return nnx.jit(value_and_grad(lambda m, x: (m(x) ** 2).mean()))
+
+
+@pytest.fixture(scope="module")
+def record(model, graded):
+    return graded(model, batch(4, 3))[0][1]
+
+
+@pytest.fixture(scope="module")
+def stacked(graded):
+    return graded(models.Stacked(rngs()), batch(4, 3))[0][1]
+
+
+def test_a_record_is_a_mapping_of_site_keys(record):
+    assert set(record) == {
+        "", "blocks/0", "blocks/0/linear", "blocks/1", "blocks/1/linear",
+        "heads/a", "heads/b", "tail", "tail/layers/0",
+    }  # fmt: skip
+    assert len(record) == 9
+    assert "blocks/0" in record
+    assert "blocks/2" not in record
+
+
+def test_a_missing_site_names_the_nearest(record):
+    with pytest.raises(KeyError) as error:
+        record["blocks/0/linaer"]
+    assert error.value.args[0] == (
+        "'blocks/0/linaer' is not in this record. "
+        "The closest sites are 'blocks/0/linear', 'blocks/1/linear', 'blocks/0'."
+    )
+
+
+def test_the_repr_says_how_many_sites_and_names_some(record):
+    assert repr(record).startswith("Record(9 sites: ")
+    assert repr(record).endswith(", ... 5 more)")
+
+
+def test_a_record_comes_out_of_jit_with_its_keys(record):
+    assert isinstance(record, Record)
+    assert record["tail"].output.size == 8
+
+
+def test_device_get_gives_numpy_and_the_same_figures(record):
+    host = jax.device_get(record)
+    assert all(isinstance(leaf, np.ndarray | np.generic) for leaf in jax.tree.leaves(host))
+    assert host["tail"].output.mean == record["tail"].output.mean
+
+
+def test_tree_map_keeps_keys_and_structure(record):
+    same = jax.tree.map(lambda x: x, record)
+    assert list(same) == list(record)
+    assert jax.tree.structure(same) == jax.tree.structure(record)
+    assert same["heads/a"].gradient.norm == record["heads/a"].gradient.norm
+
+
+def test_a_record_goes_into_jit_and_out_again(record):
+    again = jax.jit(lambda r: r)(record)
+    assert again["tail"].output.max == record["tail"].output.max
+
+
+def test_records_of_equal_passes_have_equal_structure(model, graded, record):
+    other = graded(model, batch(4, 3, seed=1))[0][1]
+    assert jax.tree.structure(other) == jax.tree.structure(record)
+
+
+@pytest.mark.parametrize("part", ["output", "input", "gradient"])
+def test_reading_inside_jit_raises_the_error_that_teaches(model, part):
+    @nnx.jit
+    def step(model, x):
+        (loss, record), _ = value_and_grad(lambda m, x: m(x).sum())(model, x)
+        getattr(record["tail"], part)
+        return loss
+
+    with pytest.raises(InspectorError, match=r"inside jit cannot be read.*Return the record"):
+        step(model, batch(4, 3))
+
+
+def test_unseen_sites_survive_jit_and_raise_with_their_reason():
+    record = jax.jit(lambda r: r)(Record({}, {"a": "it is hidden"}))
+    assert record.unseen == {"a": "it is hidden"}
+    assert repr(record).endswith("; unseen: ['a'])")
+    with pytest.raises(KeyError, match=r"'a' could not be read: it is hidden."):
+        record["a"]
+
+
+def test_an_empty_record_has_no_closest_sites():
+    with pytest.raises(KeyError, match=r"The closest sites are none."):
+        Record({}, {})["a"]
+
+
+def test_rows_are_read_by_index(stacked):
+    assert stacked["blocks"].rows == 3
+    for i in range(3):
+        row = stacked[f"blocks[{i}]"]
+        assert row.output.size == 12
+        assert row.output.mean == stacked["blocks"].calls[0].output.row(i).mean
+        assert row.gradient.mean == stacked["blocks"].calls[0].gradient.row(i).mean
+    assert stacked["blocks[-1]"].output.mean == stacked["blocks[2]"].output.mean
+    assert stacked["blocks"].output.size == 36
+
+
+def test_a_row_that_is_not_there_is_an_error(stacked):
+    with pytest.raises(IndexError, match=r"'blocks' has 3 rows, there is no row 3"):
+        stacked["blocks[3]"]
+
+
+def test_a_site_without_rows_has_none(record):
+    assert record["tail"].rows == 0
+    with pytest.raises(IndexError, match=r"'tail' has 0 rows"):
+        record["tail[0]"]
+
+
+def test_calls_of_unlike_structure_do_not_add_up_and_can_be_read_apart():
+    class Either(nnx.Module):
+        def __call__(self, x, both):
+            return (x, x) if both else x
+
+    class Twice(nnx.Module):
+        def __init__(self):
+            self.either = Either()
+
+        def __call__(self, x):
+            self.either(x, True)
+            return self.either(x, False)
+
+    _, record = capture(Twice())(batch(4, 3))
+    with pytest.raises(InspectorError, match=r"outputs of unlike structure.*calls\[0\].output"):
+        _ = record["either"].output
+    assert record["either"].calls[1].output.size == 12
+    assert record["either"].calls[0].output[1].size == 12
+
+
+def test_the_input_of_several_arrays_is_the_tree_of_arguments():
+    class Adds(nnx.Module):
+        def __call__(self, a, b, *, c):
+            return a + b + c
+
+    ones = jnp.ones(3)
+    _, record = capture(Adds())(ones, 2 * ones, c=3 * ones)
+    args, kwargs = record[""].input
+    assert [a.mean for a in args] == [1.0, 2.0]
+    assert kwargs["c"].mean == 3.0
+
+
+def test_without_gradients_the_gradient_is_none():
+    _, record = capture(models.Frozen())(batch(4, 3))
+    assert record[""].gradient is None
+
+
+def test_a_frame_has_a_row_a_quantity_and_array():
+    _, record = capture(models.TreeOutput(rngs()))(batch(4, 3))
+    frame = record.to_frame()
+    assert list(frame.columns[:4]) == ["site", "quantity", "array", "calls"]
+    root = frame[(frame.site == "") & (frame.quantity == "output")]
+    assert list(root.array) == ["['parts'][0]", "['parts'][1][0]", "['y']"]
+    linear = frame[(frame.site == "linear") & (frame.quantity == "output")].iloc[0]
+    assert linear["size"] == 8
+    np.testing.assert_allclose(linear["mean"], record["linear"].output.mean)
+
+
+def test_a_frame_of_nothing_has_its_columns():
+    frame = Record({}, {}).to_frame()
+    assert len(frame) == 0
+    assert {"site", "mean", "nan"} <= set(frame.columns)
