@@ -173,7 +173,7 @@ def hooked(*layers: Layer) -> Iterator[None]:
     if not layers:
         yield
         return
-    with _installed(), _layers((*_layers.value, *layers)):
+    with installed(), _layers((*_layers.value, *layers)):
         yield
 
 
@@ -192,7 +192,11 @@ _originals: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
-def _installed() -> Iterator[None]:
+def installed() -> Iterator[None]:
+    """Keep the wrappers on the classes; regions opened inside need not put them there again.
+
+    Without a region open they call straight through.
+    """
     global _open_regions
     with _lock:
         _open_regions += 1

@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator, Iterable
 from typing import Any, Protocol, TypeVar
 
+from nnx_inspector.interception import installed
 from nnx_inspector.watch import Session
 
 T = TypeVar("T")
@@ -34,20 +35,22 @@ def watched(
     """The batches, one by one, with the session open around the caller's work on some of them."""
     total = len(batches) if hasattr(batches, "__len__") else None  # type: ignore[arg-type]
     step = owner.loop_begins(total)
+    session.refresh()
     untaken = False
     try:
-        for batch in batches:
-            perturbed = owner.step_begins(session)
-            sampled = step % every == 0
-            if sampled and untaken:
-                session.take()  # of perturbed steps in between, which are not recorded
-            hooked = sampled or perturbed
-            began = time.perf_counter()
-            with session.open() if hooked else contextlib.nullcontext():
-                yield batch
-            seconds = time.perf_counter() - began
-            untaken = hooked and not sampled
-            owner.step_ends(session, step, sampled=sampled, hooked=hooked, seconds=seconds)
-            step += 1
+        with installed():
+            for batch in batches:
+                perturbed = owner.step_begins(session)
+                sampled = step % every == 0
+                if sampled and untaken:
+                    session.take()  # of perturbed steps in between, which are not recorded
+                hooked = sampled or perturbed
+                began = time.perf_counter()
+                with session.open() if hooked else contextlib.nullcontext():
+                    yield batch
+                seconds = time.perf_counter() - began
+                untaken = hooked and not sampled
+                owner.step_ends(session, step, sampled=sampled, hooked=hooked, seconds=seconds)
+                step += 1
     finally:
         owner.loop_ends(session)

@@ -238,7 +238,8 @@ def staged(
             return returned.take(returned.arrays), leaves_out
 
         arrays = arguments.take(arguments.arrays)
-        jaxpr = jax.make_jaxpr(pure)(state_leaves, list(arrays))
+        with _saying_why_values_are_unknown():
+            jaxpr = jax.make_jaxpr(pure)(state_leaves, list(arrays))
         returned: Arguments = result["returned"]
 
         def finish(out: Sequence[Any], update: bool) -> Any:
@@ -252,7 +253,8 @@ def staged(
                         f"pass that must not change the model. Return its arrays instead."
                     )
                 new_state = jax.tree.unflatten(result["state_def"], state_out)
-                with nnx.merge_context(_TAG, False) as merging:
+                mine_before = arguments.take(arguments.nodes)
+                with _unchanged_on_error(mine_before), nnx.merge_context(_TAG, False) as merging:
                     _, nodes = merging.merge(result["graphdef"], new_state)
             return returned.rebuild(nodes, mine)
 
@@ -269,6 +271,26 @@ def staged(
         )
 
 
+@contextlib.contextmanager
+def _unchanged_on_error(nodes: Any) -> Iterator[None]:
+    """Give the objects back what they held if writing to them fails (a Variable from an outer
+    trace): NNX empties each object before it fills it again.
+    """
+    every: list[Any] = [node for _, node in nnx.iter_graph(nodes)]
+    values = [(v, v.get_raw_value()) for v in every if isinstance(v, nnx.Variable)]
+    attributes = [(node, dict(vars(node))) for node in every if isinstance(node, nnx.Pytree)]
+    try:
+        yield
+    except BaseException:
+        for node, names in attributes:
+            vars(node).clear()
+            vars(node).update(names)
+        for variable, value in values:
+            if variable.get_raw_value() is not value:
+                variable.set_raw_value(value)
+        raise
+
+
 def _contents(nodes: Any) -> tuple[Any, list[Any]]:
     graphdef, state = nnx.split(nodes)
     return graphdef, jax.tree.leaves(state)  # now: a State refers to the Variables themselves
@@ -279,6 +301,23 @@ def _differ(before: tuple[Any, list[Any]], after: tuple[Any, list[Any]]) -> bool
     if before[0] != after[0] or len(before[1]) != len(after[1]):
         return True
     return any(a is not b for a, b in zip(before[1], after[1], strict=True))
+
+
+@contextlib.contextmanager
+def _saying_why_values_are_unknown() -> Iterator[None]:
+    try:
+        yield
+    except (
+        jax.errors.ConcretizationTypeError,
+        jax.errors.TracerArrayConversionError,
+        jax.errors.TracerIntegerConversionError,
+    ) as error:
+        error.add_note(
+            "nnx_inspector: the call is traced, as by jax.jit, so its code cannot ask for the "
+            "value of an array. Use jax.lax.cond or jnp.where, or pass what it branches on as a "
+            "Python value."
+        )
+        raise
 
 
 def _spans(nodes: Any, state: Any) -> dict[int, tuple[int, ...]]:

@@ -36,11 +36,9 @@ from nnx_inspector.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2, me
 
 _Array = npt.NDArray[Any]
 _Floats = npt.NDArray[np.float64]
-_POINTS: Final = tuple(map(np.dtype, ("f8", "i4", "u4", "i8", "u8")))
+_MERGED: Final = [tuple(map(np.dtype, ("u8", "f8", p))) for p in ("f8", "i4", "u4", "i8", "u8")]
 _APART: Final = np.flatnonzero(~FINITE_BINS)
-_UNREADABLE: Final = (
-    "a summary inside jit cannot be read: return it from the function and read it outside"
-)
+_UNREADABLE = "a summary inside jit cannot be read: return it from the function and read it outside"
 
 
 def empty(rows: tuple[int, ...] = ()) -> Summary:
@@ -57,9 +55,7 @@ def empty(rows: tuple[int, ...] = ()) -> Summary:
 def merge(summaries: Sequence[Summary]) -> Summary:
     """The summary of all the values of `summaries` (and of all their rows) together.
 
-    Counts add in uint64, moments in float64 about one shift (Chan, Golub and LeVeque 1983,
-    "Algorithms for computing the sample variance"). Integer extremes stay integers where all parts
-    have the same dtype.
+    Counts add in uint64, moments in float64; integer extremes stay integers in like dtypes.
 
     Args:
         summaries: Summaries of concrete arrays; may be empty.
@@ -131,10 +127,8 @@ class Summary:
     @functools.cached_property
     def _is_merged(self) -> bool:
         """Whether this is what `merge` returns: merging it again would change nothing."""
-        if not self._is_host or self.rows:
-            return False
-        kinds = (self.bins.dtype, self.sums.dtype) == (np.uint64, np.float64)
-        return kinds and self.points.dtype in _POINTS
+        kinds = (self.bins.dtype, self.sums.dtype, self.points.dtype) if self._is_host else ()
+        return not self.rows and kinds in _MERGED
 
     @functools.cached_property
     def _fetched(self) -> Summary:
@@ -271,8 +265,7 @@ class Summary:
     @property
     def norm(self) -> float:
         """The L2 norm of the finite values, sqrt(sum of x * x); NaN where there is none."""
-        n = self.finite
-        return math.hypot(self.mean, self.std) * math.sqrt(n) if n else math.nan
+        return math.hypot(self.mean, self.std) * math.sqrt(self.finite)
 
     @functools.cached_property
     def _used(self) -> tuple[_Array, _Array]:
@@ -282,7 +275,7 @@ class Summary:
         half = len(VALUE_ORDER) // 2
         counts[half - 1] += bins[MINUS_ZERO_BIN]
         counts[half] += bins[ZERO_BIN]
-        used = np.flatnonzero(counts)
+        used = np.flatnonzero(counts > 0)
         return VALUE_ORDER[used], counts[used]
 
     @functools.cached_property

@@ -17,7 +17,7 @@ def surplus(at: Sequence[float], keep: Sequence[bool]) -> set[int]:
 
     Example:
         >>> surplus([0, 1, 2, 3, 4, 5], [False] * 6)
-        {1}
+        {1, 2}
     """
     for share, kept in ((2, keep), (1, keep), (1, [False] * len(at))):
         older: npt.NDArray[np.float64] = np.array(

@@ -44,7 +44,7 @@ class Session:
     """What one model's watched passes have sent and not yet been asked for.
 
     Args:
-        model: the model that is watched; its structure is read anew at each `open`.
+        model: the model that is watched; its structure is read again by `refresh`.
         only: which sites.
         gradients: whether cotangents are measured.
     """
@@ -66,7 +66,8 @@ class Session:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the model's sites again (a module may have been added or removed)."""
+        """Read the model's modules again (one may have been added or removed)."""
+        self._scope = scope_of(self.model)
         # sorted: an NNX transform reorders the attributes of the objects that it updates
         keys = sorted(
             site_key(site.path, name)
@@ -95,8 +96,7 @@ class Session:
     @contextmanager
     def open(self) -> Iterator[None]:
         """Watch every pass that this thread makes inside."""
-        self.refresh()
-        scope = scope_of(self.model)
+        scope = self._scope
         hook = _Watch(self.number, tuple(self.keys), self.gradients)
         try:
             with hooked(Layer(hook, TAP_OUTPUT, self.selection, scope)):
@@ -108,6 +108,7 @@ class Session:
     def _note(self, scope: Scope) -> None:
         for name, count in scope.unattributed.items():
             self.unattributed[name] = self.unattributed.get(name, 0) + count
+        scope.unattributed.clear()
 
     def receive(self, key: str, quantity: str, packed: np.ndarray) -> None:
         """Called on any thread when a summary arrives."""

@@ -50,7 +50,7 @@ def main() -> None:
     run("tsc and eslint", npm, "run", "check", cwd=js, env=env)
     run("vitest", npm, "test", cwd=js, env=env)
     arguments = [a for a in sys.argv[1:] if a != "--long"]
-    marker = [] if "--long" in sys.argv else ["-m", "not long"]
+    marker = ["-m", "long or not long"] if "--long" in sys.argv else []
     run("pytest", py, "-m", "pytest", *marker, *arguments, env=env)
 
 

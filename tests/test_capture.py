@@ -7,6 +7,7 @@ import copy
 import subprocess
 import sys
 
+import flax
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -134,7 +135,24 @@ def test_the_public_names_are_functions_in_whatever_order_they_are_used():
 # ------------------------------------------------- the zoo: results and state
 
 
-@pytest.mark.parametrize("name", ZOO)
+IN_OTHER_TESTS = {
+    "mlp",
+    "shared",
+    "scan",
+    "inner_jit",
+    "tree",
+    "string",
+    "integer",
+    "bf16",
+    "linear",
+}
+"""Whose like is tested below: only in the long run."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.long if n in IN_OTHER_TESTS else ()) for n in ZOO],
+)
 def test_eagerly_result_state_and_classes_are_those_of_the_plain_call(name):
     plain, ours = ZOO[name](), ZOO[name]()
     expected = plain.run()
@@ -148,7 +166,7 @@ def test_eagerly_result_state_and_classes_are_those_of_the_plain_call(name):
     assert record.unseen == {}
 
 
-@pytest.mark.parametrize("name", ["cnn", "scan_remat", "cond", "decorated", "none", "tree_kwargs"])
+@pytest.mark.parametrize("name", ["cnn", "scan_remat", "cond", "none", "tree_kwargs"])
 def test_under_jit_result_and_state_are_those_of_the_plain_call(name):
     plain, ours = ZOO[name](), ZOO[name]()
 
@@ -182,21 +200,7 @@ def test_under_jax_jit_in_the_functional_style():
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "mlp",
-        "cnn",
-        "nested",
-        "shared",
-        "super",
-        "tree_kwargs",
-        "numpy",
-        "recursive",
-        "integer",
-        "bf16",
-        "keys",
-        "words",
-        "attention",
-    ],
+    ["nested", "shared", "super", "tree_kwargs", "numpy", "recursive", "integer", "bf16", "keys"],
 )
 def test_every_summary_is_that_of_the_values_seen_by_hand(name):
     by_hand, ours = ZOO[name](), ZOO[name]()
@@ -585,6 +589,51 @@ def test_a_graphdef_made_inside_and_returned_merges():
     np.testing.assert_array_equal(y, model(x))
 
 
+def test_a_model_of_an_outer_trace_that_cannot_be_written_stays_whole():
+    """The plain call raises here too: flax does not change Variables from another trace."""
+    model, x = models.InnerJit(rngs()), batch(4, 3)
+    with pytest.raises(flax.errors.TraceContextError):
+        jax.jit(lambda x: capture(model)(x)[0])(x)
+    np.testing.assert_array_equal(model(x), models.InnerJit(rngs())(x))
+
+
+def test_a_model_that_does_not_change_may_be_closed_over_by_jit():
+    model, x = models.MLP(rngs()), batch(4, 3)
+    y, record = jax.jit(lambda x: capture(model)(x))(x)
+    np.testing.assert_allclose(y, model(x), atol=1e-6)
+    assert_summary(record["up"].output, model.up(x))
+
+
+@pytest.mark.xfail(
+    strict=True, reason="what is unattributed is counted while tracing: a cached trace counts none"
+)
+def test_unattributed_calls_within_a_cached_inner_jit_are_told_every_time():
+    @nnx.jit
+    def run(module, x):
+        return nnx.clone(module)(x)
+
+    model, x = models.Base(rngs()), batch(4, 3)
+    records = [capture(lambda m, x: run(m.linear, x))(model, x)[1] for _ in range(2)]
+    assert records[0].unseen == records[1].unseen != {}
+
+
+def test_raw_jax_transforms_inside_are_seen():
+    """TRAPS: raw jax.vmap, jax.checkpoint inside lose the batch axis or leak with nnx.perturb."""
+
+    class Raw(models.Base):
+        def __call__(self, x):
+            graphdef, state = nnx.split(self.linear)
+            run = jax.checkpoint(lambda state, x: nnx.merge(graphdef, state)(x))
+            return run(state, x) + jax.vmap(self.linear)(x)
+
+    model, x = Raw(rngs()), batch(4, 3)
+    (_, record), _ = graded(squares, model, x)
+    for call in record["linear"].calls:
+        assert_summary(call.output, model.linear(x))
+        y = 2 * np.asarray(model.linear(x), np.float64)
+        assert_summary(call.gradient, 2 * y / y.size)
+
+
 def test_a_module_that_the_function_returns_is_returned():
     model, x = models.MLP(rngs()), batch(4, 3)
     (same, y), _ = capture(lambda m, x: (m, m(x)))(model, x)
@@ -610,9 +659,7 @@ def squares(model, x):
     return (model(x) ** 2).mean()
 
 
-@pytest.mark.parametrize(
-    "name", ["mlp", "cnn", "nested", "shared", "scan_remat", "ensemble", "cond", "decorated"]
-)
+@pytest.mark.parametrize("name", ["cnn", "nested", "scan_remat", "ensemble", "decorated"])
 def test_loss_gradients_and_state_are_those_of_nnx_value_and_grad(name):
     plain, ours = ZOO[name](), ZOO[name]()
     expected, grads = nnx.jit(nnx.value_and_grad(squares))(plain.model, *plain.args)
@@ -903,8 +950,8 @@ def test_hessian_through_value_and_grad():
     def plain(x):
         return jax.grad(lambda x: squares(model, x))(x)
 
-    np.testing.assert_allclose(jax.jacfwd(ours)(x), jax.jacfwd(plain)(x), atol=1e-5)
-    np.testing.assert_allclose(jax.jacrev(ours)(x), jax.jacfwd(plain)(x), atol=1e-5)
+    expected = jax.jit(jax.jacfwd(plain))(x)
+    np.testing.assert_allclose(jax.jit(jax.jacfwd(ours))(x), expected, atol=1e-5)
 
 
 def test_hessian_of_a_captured_function():
@@ -1011,7 +1058,7 @@ def check_generated(tree, mode):
     assert nnx.graphdef(ours) == nnx.graphdef(plain)
 
 
-@hypothesis.settings(max_examples=20)
+@hypothesis.settings(max_examples=10)
 @hypothesis.given(tree=TREES, mode=st.sampled_from(MODES))
 def test_generated_models_give_what_they_give_without_us(tree, mode):
     check_generated(tree, mode)

@@ -129,16 +129,17 @@ def test_empty_in_trace_has_the_structure_of_summarize() -> None:
 
 def test_merging_in_trace_wants_like_summaries() -> None:
     with pytest.raises(ValueError, match="unlike"):
-        merge_in_trace(summarize(jnp.ones(3)), summarize(jnp.ones(3, jnp.int32)))
+        merge_in_trace(summarize(jnp.ones(257)), summarize(jnp.ones(257, jnp.int32)))
 
 
 def test_counts_stop_instead_of_wrapping() -> None:
     s = summarize(jnp.ones(4))
     big = Summary(bins=s.bins * np.uint32(2**30 - 1), points=s.points, sums=s.sums)
     assert big.size == 4 * (2**30 - 1)
-    most = merge_in_trace(big, summarize(jnp.ones(2)))
+    two = Summary(bins=s.bins // np.uint32(2), points=s.points, sums=s.sums)
+    most = merge_in_trace(big, two)
     assert most.size == 2**32 - 2
-    full = merge_in_trace(most, summarize(jnp.ones(7)))
+    full = merge_in_trace(most, s)
     for stopped in (full, merge_in_trace(full, s), merge([full, s]), unpack(pack(full))):
         assert stopped.saturated
         assert "saturated" in repr(stopped)

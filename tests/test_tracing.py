@@ -202,3 +202,13 @@ def test_root_flops_agree_with_xla_for_matrix_products():
     cost = jax.jit(lambda x: mlp(model, x)).lower(x).compile().cost_analysis()
     ours = nni.trace(model, x).calls[0].flops
     np.testing.assert_allclose(ours, cost["flops"], rtol=0.01)
+
+
+def test_code_that_asks_for_a_value_is_told_that_it_is_traced():
+    class Branching(nnx.Module):
+        def __call__(self, x):
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        nni.trace(Branching(), jnp.ones(3))
+    assert any("the call is traced, as by jax.jit" in note for note in caught.value.__notes__)
