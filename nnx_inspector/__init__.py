@@ -6,8 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nnx_inspector.capture import capture as capture
-    from nnx_inspector.capture import value_and_grad as value_and_grad
+    from nnx_inspector.capturing import capture as capture
+    from nnx_inspector.capturing import value_and_grad as value_and_grad
     from nnx_inspector.errors import InspectorError as InspectorError
     from nnx_inspector.findings import diagnose as diagnose
     from nnx_inspector.inspector import Inspector as Inspector
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from nnx_inspector.tracing import trace as trace
 
 _WHERE = {
-    "capture": "capture",
-    "value_and_grad": "capture",
+    "capture": "capturing",
+    "value_and_grad": "capturing",
     "diagnose": "findings",
     "Inspector": "inspector",
     "InspectorError": "errors",

@@ -65,25 +65,30 @@ class Survey:
 _INLINE = {"closed_call", "core_call", "custom_lin"}
 
 
-def survey(jaxpr: Any) -> Survey:
-    """Find the marks of a jaxpr, in order, through every equation that can be entered."""
+def survey(jaxpr: Any, owner: Any) -> Survey:
+    """Find an owner's marks in a jaxpr, in order, through every equation that can be entered.
+
+    Marks of others, around or inside us, are equations like any other.
+    """
     bare, consts = _private.open_jaxpr(jaxpr)
     items: dict[int, Item] = {}
     unseen: dict[str, str] = {}
     for number, equation in enumerate(bare.eqns):
-        item = _item(equation, unseen)
+        item = _item(equation, owner, unseen)
         if item is not None:
             items[number] = item
     return Survey(bare, tuple(consts), items, unseen)
 
 
-def _item(equation: Any, unseen: dict[str, str]) -> Item | None:
+def _item(equation: Any, owner: Any, unseen: dict[str, str]) -> Item | None:
     params, name = equation.params, equation.primitive.name
     if equation.primitive is mark:
+        if params["owner"] != owner:
+            return None
         avals = tuple(v.aval for v in equation.invars)
         marked = Marked(params["site"], params["part"], params["structure"], avals)
         return Item("mark", marked)
-    inner = [survey(j) for j in _private.sub_jaxprs(equation)]
+    inner = [survey(j, owner) for j in _private.sub_jaxprs(equation)]
     if not any(child.items or child.unseen for child in inner):
         return None
     for child in inner:
@@ -91,11 +96,11 @@ def _item(equation: Any, unseen: dict[str, str]) -> Item | None:
     if name == "scan":
         return Item("scan", None, (inner[0],), params["length"])
     if name == "while":
-        test, body = survey(params["cond_jaxpr"]), survey(params["body_jaxpr"])
+        test, body = (survey(params[name], owner) for name in ("cond_jaxpr", "body_jaxpr"))
         _lose(test, "it is called in the condition of a while loop", unseen)
         return Item("while", None, (test, body)) if body.items else None
     if name == "cond":
-        return Item("cond", None, tuple(survey(branch) for branch in params["branches"]))
+        return Item("cond", None, tuple(survey(branch, owner) for branch in params["branches"]))
     if name in ("jit", "pjit"):
         return Item("jit", None, (inner[0],))
     if name in ("remat2", "remat", "checkpoint"):

@@ -35,7 +35,7 @@ from nnx_inspector.record import Record, merged_summaries
 from nnx_inspector.recording import Recording
 from nnx_inspector.sites import Only, Selection, nothing_selected, require_module
 from nnx_inspector.tracing import Trace, trace
-from nnx_inspector.watch import Session
+from nnx_inspector.watching import Session
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -85,6 +85,7 @@ class Scope:
         self._paths: dict[int, tuple[weakref.ref[Any], Path]] = {}
         self._copies: dict[int, tuple[weakref.ref[Any], Path]] = {}
         self._flattened: dict[Path, Any] = {}
+        self._arrived: dict[Path, tuple[Any, weakref.ref[Any]]] = {}
         self.types: set[type] = set()
         self.unattributed: dict[str, int] = {}
         for prefix, root in roots.items():
@@ -123,10 +124,17 @@ class Scope:
         """A module was filled from a graphdef that carries `path`.
 
         Within the trace in which it was split it is a clone of the user's own, a second model;
-        in another trace it is a transform's stand-in for the same module.
+        in another trace it is a transform's stand-in for the same module. A transform makes one
+        stand-in a trace: a second is the user's own merge, which may be of another model's state.
         """
-        if self.path_of(module) is None and self._flattened.get(path) != _private.trace_state():
-            self._copies[id(module)] = (weakref.ref(module), path)
+        trace = _private.trace_state()
+        if self.path_of(module) is not None or self._flattened.get(path) == trace:
+            return
+        earlier = self._arrived.get(path)
+        if earlier is not None and earlier[0] == trace and earlier[1]() is not None:
+            return
+        self._arrived[path] = (trace, weakref.ref(module))
+        self._copies[id(module)] = (weakref.ref(module), path)
 
 
 _OUTERMOST = "outermost"
@@ -177,9 +185,9 @@ def hooked(*layers: Layer) -> Iterator[None]:
         yield
 
 
-def is_hooked() -> bool:
-    """Whether a hooked region is open in this thread."""
-    return bool(_layers.value)
+def open_layers() -> int:
+    """How many layers are open in this thread."""
+    return len(_layers.value)
 
 
 # ----------------------------------------------------------------- classes

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable
 from typing import Any, Protocol, TypeVar
 
 from nnx_inspector.interception import installed
-from nnx_inspector.watch import Session
+from nnx_inspector.watching import Session
 
 T = TypeVar("T")
 

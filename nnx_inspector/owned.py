@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from nnx_inspector.capture import marking_layers, record_of
+from nnx_inspector.capturing import marking_layers, record_of
 from nnx_inspector.harvest import Plan, evaluate, sinks_for
 from nnx_inspector.perturbation import ROW, apply
 from nnx_inspector.record import Record

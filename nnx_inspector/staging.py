@@ -18,7 +18,7 @@ from flax import nnx
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.harvest import Survey, survey
-from nnx_inspector.interception import Layer, Scope, hooked
+from nnx_inspector.interception import Layer, Scope, hooked, open_layers
 from nnx_inspector.sites import Path, argument_name, module_sites, require_module
 from nnx_inspector.taps import is_node
 
@@ -163,6 +163,7 @@ class Staged:
         outputs: the number of the call's own outputs; the rest is state.
         returned: what the call returned, without its arrays and modules.
         scope: in which paths were found; it counts what could not be attributed.
+        owner: whose marks the survey holds.
         spans: for the id of each Variable where its arrays are among the inputs.
         arrays: the arrays among the arguments, the last of the inputs.
     """
@@ -172,6 +173,7 @@ class Staged:
     outputs: int
     returned: Arguments
     scope: Scope
+    owner: Any
     roots: dict[Path, nnx.Module]
     spans: dict[int, tuple[int, ...]]
     arrays: tuple[Any, ...]
@@ -193,16 +195,20 @@ class Staged:
         return self._finish(out, update)
 
 
+LayersOf = Callable[[Scope, Any], Sequence[Layer]]
+"""The layers to open for a scope, marking for an owner."""
+
+
 @contextlib.contextmanager
 def staged(
     function: Function,
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    layers: Callable[[Scope], Sequence[Layer]],
+    layers: LayersOf,
     *,
     roots: dict[Path, Any] | None = None,
 ) -> Iterator[Staged]:
-    """Trace `function(*args, **kwargs)` with `layers(scope)` open.
+    """Trace `function(*args, **kwargs)` with `layers(scope, owner)` open.
 
     Runs nothing on a device. Within the context the modules may be updated by `finish`. `roots`
     are the modules that paths are relative to, by default those among the arguments.
@@ -211,9 +217,10 @@ def staged(
     arguments = Arguments.of((function.owner, tuple(args), kwargs))
     token = (_TAG, *sorted((str(p), id(m)) for p, m in roots.items()))
     scope = Scope(roots, token)
+    owner = (token, open_layers())  # nested in another, even of the same model, it is another
     result: dict[str, Any] = {}
 
-    with nnx.update_context(_TAG), hooked(*layers(scope)):
+    with nnx.update_context(_TAG), hooked(*layers(scope, owner)):
         with nnx.split_context(_TAG) as splitting:
             graphdef, state = splitting.split(arguments.take(arguments.nodes))
         state_leaves, state_def = jax.tree.flatten(state)
@@ -259,11 +266,12 @@ def staged(
             return returned.rebuild(nodes, mine)
 
         yield Staged(
-            survey(jaxpr),
+            survey(jaxpr, owner),
             [*state_leaves, *arrays],
             len(returned.arrays),
             returned,
             scope,
+            owner,
             roots,
             spans,
             arrays,

@@ -17,7 +17,7 @@ import jax
 from flax import nnx
 
 from nnx_inspector import _private
-from nnx_inspector.capture import MarkOutput
+from nnx_inspector.capturing import MarkOutput
 from nnx_inspector.flops import equation_flops
 from nnx_inspector.harvest import INPUT, OUTPUT
 from nnx_inspector.interception import TAP_INPUT, TAP_OUTPUT, Context, Layer, Scope
@@ -125,11 +125,14 @@ def _short(number: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _MarkEntry:
-    """Marks what a method receives and where in the user's code it is called."""
+    """Marks what a method receives and where in the user's code it is called, for one owner."""
+
+    owner: Any
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
         args, kwargs = mark_tree(
             (args, kwargs),
+            owner=self.owner,
             site=context.site,
             part=INPUT,
             source=_caller(),
@@ -217,17 +220,17 @@ def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
     function = as_function(f, "trace")
     selection = Selection(only)
 
-    def layers(scope: Scope) -> Sequence[Layer]:
+    def layers(scope: Scope, owner: Any) -> Sequence[Layer]:
         return [
             Layer(NameFailingSite(), TAP_OUTPUT, selection, scope),
-            Layer(MarkOutput(), TAP_OUTPUT, selection, scope),
-            Layer(_MarkEntry(), TAP_INPUT, selection, scope),
+            Layer(MarkOutput(owner), TAP_OUTPUT, selection, scope),
+            Layer(_MarkEntry(owner), TAP_INPUT, selection, scope),
         ]
 
     with staged(function, args, kwargs, layers) as stage:
         modules = [s for prefix, root in stage.roots.items() for s in module_sites(root, prefix)]
         by_key = {site.key: site.module for site in modules}
-        walk = _Walk(by_key)
+        walk = _Walk(by_key, stage.owner)
         walk.enter(stage.survey.jaxpr, [frozenset()] * len(stage.inputs), 1)
         unseen = dict(stage.survey.unseen)
         for name, count in stage.scope.unattributed.items():
@@ -283,8 +286,9 @@ _Sources = frozenset[str]
 class _Walk:
     """Walks a jaxpr once: opens and closes calls at marks, adds up operations, follows values."""
 
-    def __init__(self, modules: dict[str, nnx.Module]):
+    def __init__(self, modules: dict[str, nnx.Module], owner: Any):
         self.modules = modules
+        self.owner = owner
         self.calls: list[_Open] = []
         self.open: list[int] = []
         self.edges: list[Edge] = []
@@ -296,7 +300,7 @@ class _Walk:
         read = lambda v: frozenset() if _private.is_literal(v) else known.get(v, frozenset())  # noqa: E731
         for equation in bare.eqns:
             stems = [read(v) for v in equation.invars]
-            if equation.primitive is mark:
+            if equation.primitive is mark and equation.params["owner"] == self.owner:
                 out = self._mark(equation, stems, times)
             else:
                 inner = list(_private.sub_jaxprs(equation))
@@ -372,7 +376,7 @@ class _Walk:
         self, body: Any, stems: list[_Sources], consts: int, carry: int, times: int | None
     ) -> list[_Sources]:
         # what one iteration hands to the next is known after the first: a dry walk, then the real
-        dry = _Walk(self.modules)
+        dry = _Walk(self.modules, self.owner)
         dry.open = list(self.open)
         dry.calls = [dataclasses.replace(call) for call in self.calls]
         first = dry.enter(body, stems, times)

@@ -16,7 +16,7 @@ X = batch(4, 3)
 
 
 def mark(x, site="s"):
-    return mark_tree(x, site=site, part="output")
+    return mark_tree(x, owner="us", site=site, part="output")
 
 
 def scan(x):
@@ -63,14 +63,14 @@ PROGRAMS = [scan, scan_in_reverse, scan_of_scan, loop, branches, remat, inner_ji
 
 @pytest.mark.parametrize("f", PROGRAMS)
 def test_the_evaluation_is_the_plain_one(f):
-    out, _ = evaluate(survey(jax.make_jaxpr(f)(X)), [X], plan=Plan())
+    out, _ = evaluate(survey(jax.make_jaxpr(f)(X), "us"), [X], plan=Plan())
     for ours, plain in zip(out, jax.tree.leaves(f(X)), strict=True):
         np.testing.assert_allclose(ours, plain, rtol=1e-6)  # a loop's body is fused anew
 
 
 @pytest.mark.parametrize("f", [scan, scan_in_reverse, remat, inner_jit, branches])
 def test_the_gradient_of_an_evaluation_with_sinks_is_the_plain_one(f):
-    found = survey(jax.make_jaxpr(f)(X))
+    found = survey(jax.make_jaxpr(f)(X), "us")
 
     def ours(x, sinks):
         out, _ = evaluate(found, [x], plan=Plan(), sinks=sinks)
@@ -86,17 +86,17 @@ def test_the_gradient_of_an_evaluation_with_sinks_is_the_plain_one(f):
     [(scan, ["s"]), (loop, ["s"]), (branches, ["a", "b"]), (remat, ["s"]), (scan_of_scan, ["s"])],
 )
 def test_every_mark_is_found_once(f, sites):
-    assert [m.site for m in marks(survey(jax.make_jaxpr(f)(X)))] == sites
+    assert [m.site for m in marks(survey(jax.make_jaxpr(f)(X), "us"))] == sites
 
 
 def test_without_marks_nothing_is_found():
-    found = survey(jax.make_jaxpr(jnp.sin)(X))
+    found = survey(jax.make_jaxpr(jnp.sin)(X), "us")
     assert found.items == {}
     assert found.unseen == {}
 
 
 def test_a_mark_in_a_custom_rule_is_unseen_with_its_reason():
-    found = survey(jax.make_jaxpr(custom)(X))
+    found = survey(jax.make_jaxpr(custom)(X), "us")
     assert found.items == {}
     assert list(found.unseen) == ["s"]
     assert "inside a custom_jvp_call equation, which cannot be entered" in found.unseen["s"]
@@ -106,7 +106,7 @@ def test_a_mark_in_the_condition_of_a_while_loop_is_unseen_and_the_loop_runs():
     def f(x):
         return jax.lax.while_loop(lambda c: mark(c).sum() < 50.0, lambda c: c + 1.0, x)
 
-    found = survey(jax.make_jaxpr(f)(X))
+    found = survey(jax.make_jaxpr(f)(X), "us")
     assert found.unseen == {"s": "it is called in the condition of a while loop"}
     np.testing.assert_array_equal(evaluate(found, [X], plan=Plan())[0][0], f(X))
 
@@ -116,7 +116,7 @@ def test_marks_in_condition_and_body_do_not_disturb_each_other():
         body = lambda c: mark(c + 1.0, "body")  # noqa: E731
         return jax.lax.while_loop(lambda c: mark(c, "test").sum() < 50.0, body, x)
 
-    found = survey(jax.make_jaxpr(f)(X))
+    found = survey(jax.make_jaxpr(f)(X), "us")
     (out,), seen = evaluate(found, [X], plan=Plan())
     np.testing.assert_array_equal(out, f(X))
     assert list(found.unseen) == ["test"]
@@ -125,25 +125,25 @@ def test_marks_in_condition_and_body_do_not_disturb_each_other():
 
 
 def test_nested_scans_give_a_row_for_each_iteration_of_both():
-    _, ((seen,),) = evaluate(survey(jax.make_jaxpr(scan_of_scan)(X)), [X], plan=Plan())
+    _, ((seen,),) = evaluate(survey(jax.make_jaxpr(scan_of_scan)(X), "us"), [X], plan=Plan())
     (leaf,) = jax.tree.leaves(seen, is_leaf=lambda s: isinstance(s, harvest.Seen))
     assert leaf.ran.shape == (2, 3)
     assert leaf.summaries[0].rows == (2, 3)
 
 
 def test_sinks_have_a_row_for_each_iteration_and_none_in_a_while_loop():
-    (sink,) = jax.tree.leaves(sinks_for(survey(jax.make_jaxpr(scan_of_scan)(X))))
+    (sink,) = jax.tree.leaves(sinks_for(survey(jax.make_jaxpr(scan_of_scan)(X), "us")))
     assert sink.shape[:2] == (2, 3)
-    assert jax.tree.leaves(sinks_for(survey(jax.make_jaxpr(loop)(X)))) == []
+    assert jax.tree.leaves(sinks_for(survey(jax.make_jaxpr(loop)(X), "us"))) == []
 
 
 def test_integers_get_no_sink():
-    found = survey(jax.make_jaxpr(lambda x: mark(x))(jnp.arange(3)))
+    found = survey(jax.make_jaxpr(lambda x: mark(x))(jnp.arange(3)), "us")
     assert sinks_for(found) == [[None]]
 
 
 def test_a_perturbation_acts_on_outputs_and_is_what_is_measured():
-    found = survey(jax.make_jaxpr(lambda x: 2.0 * mark(x))(X))
+    found = survey(jax.make_jaxpr(lambda x: 2.0 * mark(x))(X), "us")
     plan = Plan(perturb=lambda site, x: 10.0 * x if site == "s" else x)
     (out,), (seen,) = evaluate(found, [X], plan=plan)
     np.testing.assert_array_equal(out, 20.0 * X)
@@ -151,27 +151,27 @@ def test_a_perturbation_acts_on_outputs_and_is_what_is_measured():
 
 
 def test_without_summaries_only_the_counts_come_out():
-    found = survey(jax.make_jaxpr(mark)(X))
+    found = survey(jax.make_jaxpr(mark)(X), "us")
     _, (seen,) = evaluate(found, [X], plan=Plan(summarise=False))
     assert seen.summaries == []
     assert int(seen.ran) == 1
 
 
 def test_one_value_marked_twice_is_reduced_once():
-    found = survey(jax.make_jaxpr(lambda x: mark(mark(x, "a"), "b"))(X))
+    found = survey(jax.make_jaxpr(lambda x: mark(mark(x, "a"), "b"))(X), "us")
     _, seen = evaluate(found, [X], plan=Plan())
     assert seen[0].summaries[0] is seen[1].summaries[0]
 
 
 def test_a_jaxpr_of_one_scan_stays_one_scan():
     """Equations with marks are done again as what they are, not unrolled or inlined."""
-    found = survey(jax.make_jaxpr(scan)(X))
+    found = survey(jax.make_jaxpr(scan)(X), "us")
     again = jax.make_jaxpr(lambda x: evaluate(found, [x], plan=Plan()))(X)
     assert [e.primitive.name for e in again.eqns].count("scan") == 1
 
 
 def test_remat_and_jit_are_wrapped_again():
     for f, names in ((remat, {"remat2", "remat", "checkpoint"}), (inner_jit, {"jit", "pjit"})):
-        found = survey(jax.make_jaxpr(f)(X))
+        found = survey(jax.make_jaxpr(f)(X), "us")
         again = jax.make_jaxpr(lambda x, found=found: evaluate(found, [x], plan=Plan()))(X)
         assert names & {e.primitive.name for e in again.eqns}

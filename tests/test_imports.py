@@ -21,7 +21,7 @@ LAYERS = [
     {"interception", "taps", "findings", "figures", "presenting", "screen"},
     {"harvest", "record", "board", "presenter"},
     {"staging", "perturbation"},
-    {"capture", "watch"},
+    {"capturing", "watching"},
     {"tracing", "flops", "owned", "loop", "handles"},
     {"layout", "measures"},
     {"inspector"},
@@ -99,6 +99,11 @@ def test_private_parts_of_flax_and_jax_are_touched_in_one_file_only():
 def test_every_public_name_resolves():
     for name in nnx_inspector.__all__:
         assert getattr(nnx_inspector, name).__doc__
+
+
+def test_no_public_name_is_a_files_name():
+    # importing a file binds its name in the package, over a function of the same name
+    assert not set(nnx_inspector.__all__) & set(files())
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error():

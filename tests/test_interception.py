@@ -18,7 +18,7 @@ from flax import nnx
 from models import batch, rngs
 
 from nnx_inspector import interception
-from nnx_inspector.capture import capture
+from nnx_inspector.capturing import capture
 from nnx_inspector.interception import intercept_methods
 
 
@@ -1003,4 +1003,4 @@ def test_capture_of_ours_works_inside_interception():
 def test_a_capture_that_fails_closes_its_hooks():
     with pytest.raises(models.ForwardError):
         capture(models.Fails(rngs()))(batch(4, 3))
-    assert not interception.is_hooked()
+    assert interception.open_layers() == 0

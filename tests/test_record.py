@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from models import batch, rngs
 
-from nnx_inspector.capture import capture, value_and_grad
+from nnx_inspector.capturing import capture, value_and_grad
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.record import Record
 

@@ -8,7 +8,7 @@ import pytest
 from flax import linen, nnx
 
 from nnx_inspector import sites
-from nnx_inspector.capture import capture
+from nnx_inspector.capturing import capture
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.sites import Selection, glob_matches, parse_key, site_key
 

@@ -17,7 +17,7 @@ X = batch(4, 3)
 
 
 def marked(x):
-    return mark_tree(x, site="s", part="output")
+    return mark_tree(x, owner=None, site="s", part="output")
 
 
 def marks_of(jaxpr):
@@ -71,7 +71,7 @@ def test_a_mark_without_arrays_still_leaves_its_equation():
 def test_what_is_no_array_passes_by():
     word = object()
     tree = {"a": X, "b": ("text", 3, None, word)}
-    out = mark_tree(tree, site="s", part="output")
+    out = mark_tree(tree, owner=None, site="s", part="output")
     assert out["b"] == ("text", 3, None, word)
     np.testing.assert_array_equal(out["a"], X)
 
@@ -83,7 +83,7 @@ def test_numpy_arrays_stay_numpy():
 
 def test_modules_and_variables_stay_the_objects_they_are():
     module, variable = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.Param(jnp.ones(2))
-    out = mark_tree((module, variable), site="s", part="output")
+    out = mark_tree((module, variable), owner=None, site="s", part="output")
     assert out[0] is module
     assert out[1] is variable
 

@@ -23,6 +23,7 @@ from nnx_inspector.sites import Only, Selection
 from nnx_inspector.staging import (
     Arguments,
     Function,
+    LayersOf,
     Staged,
     as_function,
     name_of,
@@ -36,28 +37,33 @@ from nnx_inspector.taps import is_node, mark_tree
 
 @dataclasses.dataclass(frozen=True)
 class MarkOutput:
-    """Marks what a call returns, after interceptors and perturbations."""
+    """Marks what a call returns, after interceptors and perturbations, for one owner."""
+
+    owner: Any
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
-        return mark_tree(next_fun(*args, **kwargs), site=context.site, part=OUTPUT)
+        out = next_fun(*args, **kwargs)
+        return mark_tree(out, owner=self.owner, site=context.site, part=OUTPUT)
 
 
 @dataclasses.dataclass(frozen=True)
 class MarkInput:
-    """Marks what a method receives, after interceptors."""
+    """Marks what a method receives, after interceptors, for one owner."""
+
+    owner: Any
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
-        args, kwargs = mark_tree((args, kwargs), site=context.site, part=INPUT)
+        args, kwargs = mark_tree((args, kwargs), owner=self.owner, site=context.site, part=INPUT)
         return next_fun(*args, **kwargs)
 
 
-def marking_layers(selection: Selection, *, inputs: bool) -> Callable[[Scope], Sequence[Layer]]:
+def marking_layers(selection: Selection, *, inputs: bool) -> LayersOf:
     """The layers that mark the outputs (and inputs) of the selected sites of a scope."""
 
-    def layers(scope: Scope) -> Sequence[Layer]:
-        out = [Layer(MarkOutput(), TAP_OUTPUT, selection, scope)]
+    def layers(scope: Scope, owner: Any) -> Sequence[Layer]:
+        out = [Layer(MarkOutput(owner), TAP_OUTPUT, selection, scope)]
         if inputs:
-            out.append(Layer(MarkInput(), TAP_INPUT, selection, scope))
+            out.append(Layer(MarkInput(owner), TAP_INPUT, selection, scope))
         return out
 
     return layers

@@ -9,9 +9,9 @@ import optax
 import pytest
 from flax import nnx
 
-from nnx_inspector import board, watch
+from nnx_inspector import board, watching
 from nnx_inspector.perturbation import SCALE, ZERO
-from nnx_inspector.watch import Session
+from nnx_inspector.watching import Session
 
 
 class Net(nnx.Module):
@@ -127,7 +127,9 @@ def test_layers_of_a_scan_are_each_seen_once_also_under_remat(remat):
     with session.open():
         nnx.jit(nnx.value_and_grad(loss_fn))(model, X)
     got = session.take()["layers"]
-    kernel, bias = (np.asarray(v[...], np.float64) for v in (model.layers.kernel, model.layers.bias))
+    kernel, bias = (
+        np.asarray(v[...], np.float64) for v in (model.layers.kernel, model.layers.bias)
+    )
     h, outputs = np.asarray(X, np.float64), []
     for k, b in zip(kernel, bias, strict=True):
         outputs.append(h @ k + b)
@@ -175,7 +177,9 @@ def test_a_while_loop_is_reported_as_unseen_and_does_not_break_the_gradient():
             self.inner, self.head = nnx.Linear(3, 3, rngs=rngs), nnx.Linear(3, 1, rngs=rngs)
 
         def __call__(self, x):
-            y = nnx.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, self.inner(s[1])), (0, x))[1]
+            y = nnx.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, self.inner(s[1])), (0, x))[
+                1
+            ]
             return self.head(x + jax.lax.stop_gradient(y))
 
     model = Looped(nnx.Rngs(0))
@@ -248,7 +252,7 @@ def test_an_exception_in_the_step_is_the_users_own_and_leaves_nothing():
     with pytest.raises(ZeroDivisionError, match="mine"), session.open():
         nnx.jit(lambda m, x: m(x))(model, X)
     assert (dict(vars(Broken)), nnx.graphdef(model)) == before
-    assert watch._level.depth == 0
+    assert watching._level.depth == 0
     session.take()
     session.close()
 
@@ -290,7 +294,7 @@ def test_a_dropped_session_is_freed():
     import gc
 
     gc.collect()
-    assert number not in watch._sessions
+    assert number not in watching._sessions
 
 
 def test_flips_from_another_thread_during_donated_steps():
