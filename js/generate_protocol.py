@@ -79,7 +79,9 @@ def typescript(protocol: types.ModuleType) -> str:
             f'"{v}"' if isinstance(v, str) else repr(v) for v in getattr(protocol, name)
         )
         lines.append(f"export const {name} = [{items}] as const;")
-    lines += [f"export const {name} = {getattr(protocol, name)};" for name in ("SPARK", "HISTORY_BINS")]
+    lines += [
+        f"export const {name} = {getattr(protocol, name)};" for name in ("SPARK", "HISTORY_BINS")
+    ]
     lines += [
         "",
         "export type Quantity = (typeof QUANTITIES)[number];",
@@ -190,7 +192,9 @@ def outputs() -> dict[pathlib.Path, bytes]:
     protocol = load_protocol()
     files = {HERE / "src" / "protocol.ts": typescript(protocol).encode()}
     for name, (message, buffer) in goldens(protocol).items():
-        files[HERE / "test" / "golden" / f"{name}.json"] = (protocol.to_json(message) + "\n").encode()
+        files[HERE / "test" / "golden" / f"{name}.json"] = (
+            protocol.to_json(message) + "\n"
+        ).encode()
         if buffer is not None:
             files[HERE / "test" / "golden" / f"{name}.bin"] = buffer
     return files
@@ -198,7 +202,9 @@ def outputs() -> dict[pathlib.Path, bytes]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 on a difference")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 on a difference"
+    )
     check = parser.parse_args().check
     files = outputs()
     stale = [p for p, text in files.items() if not p.exists() or p.read_bytes() != text]

@@ -68,10 +68,15 @@ class FrontEndHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def _build(self) -> None:
         if not (self._js / "src").is_dir():
-            raise RuntimeError(f"{STATIC} is not complete and js/src is missing: nothing to build it from.")
+            raise RuntimeError(
+                f"{STATIC} is not complete and js/src is missing: nothing to build it from."
+            )
         node, npm = _find_node()
         self.app.display_info(f"Building the front end with {node}")
-        env = {**os.environ, "PATH": f"{pathlib.Path(node).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+        env = {
+            **os.environ,
+            "PATH": f"{pathlib.Path(node).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        }
         with tempfile.TemporaryDirectory(prefix="nnx-inspector-js-") as folder:
             work = pathlib.Path(folder)
             for path in (*self._sources(), self._js / ".npmrc"):

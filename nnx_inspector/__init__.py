@@ -33,7 +33,19 @@ _WHERE = {
 }
 """Public name -> module. Imported on first use: opening a file must not start jax."""
 
-__all__ = sorted(_WHERE)
+__all__ = [
+    "Inspector",
+    "InspectorError",
+    "Recording",
+    "Scale",
+    "Zero",
+    "capture",
+    "diagnose",
+    "intercept_methods",
+    "perturb",
+    "trace",
+    "value_and_grad",
+]
 
 
 def __getattr__(name: str) -> Any:

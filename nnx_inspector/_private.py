@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.core as jcore
 import jax.extend.core as jex
 from flax.nnx import graphlib
+from flax.typing import HashableMapping
 
 NODES = "_pytree__nodes"
 """The attribute of every NNX object that lists which attributes are data."""
 
 
-class TaggedNodes(graphlib.HashableMapping):
+class TaggedNodes(HashableMapping):
     """Stands in for an object's `_pytree__nodes` inside a graphdef and carries a tag there.
 
     The tag takes part in equality and hash, so a graphdef that carries one never shares a jit
@@ -36,8 +38,8 @@ class TaggedNodes(graphlib.HashableMapping):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TaggedNodes) and self.tag == other.tag and super().__eq__(other)
 
-    def plain(self) -> graphlib.HashableMapping:
-        return graphlib.HashableMapping(dict(self), copy=False)
+    def plain(self) -> HashableMapping:
+        return HashableMapping(dict(self), copy=False)
 
 
 def swap_graph_node(
@@ -88,7 +90,7 @@ def swap_graph_node(
 def _tagged(value: Any, tag: Any) -> Any:
     if isinstance(value, graphlib.StaticElem):
         return graphlib.StaticElem(TaggedNodes(dict(value.value), tag))
-    if isinstance(value, graphlib.HashableMapping):  # nnx.Object: attributes are not wrapped
+    if isinstance(value, HashableMapping):  # nnx.Object: attributes are not wrapped
         return TaggedNodes(dict(value), tag)
     return value
 
@@ -99,7 +101,7 @@ def trace_state() -> Any:
 
 
 def is_tracer(x: Any) -> bool:
-    return isinstance(x, jax.core.Tracer)
+    return isinstance(x, jcore.Tracer)
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
@@ -174,14 +176,11 @@ def compilation_events(listener: Callable[[str, float], None]) -> Callable[[], N
         elif event == "/jax/core/compile/jaxpr_trace_duration":
             listener("trace", seconds)
 
-    jax.monitoring.register_event_duration_secs_listener(on_event)
+    listener_of: Any = on_event
+    jax.monitoring.register_event_duration_secs_listener(listener_of)
 
     def undo() -> None:
-        unregister = (
-            getattr(monitoring, "unregister_event_duration_listener", None)
-            or monitoring._unregister_event_duration_listener_by_callback
-        )
-        unregister(on_event)
+        monitoring.unregister_event_duration_listener(listener_of)
 
     return undo
 

@@ -10,7 +10,7 @@ import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -55,7 +55,7 @@ class Metrics:
         """Write what is ready, in order; with `wait` all of it."""
         while self._waiting:
             step, name, value = self._waiting[0]
-            if not wait and isinstance(value, jax.Array) and not value.is_ready():
+            if not wait and isinstance(value, jax.Array) and not cast(Any, value).is_ready():
                 return
             self._waiting.popleft()
             if isinstance(value, jax.Array) and value.is_deleted():
@@ -133,7 +133,7 @@ class Meter:
 def scalars_of(value: Any) -> dict[str, float]:
     """The metrics in what a loss function returns: the loss, and the scalars of a dict aux."""
     loss, aux = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-    out = {"loss": float(loss)}
+    out = {"loss": float(cast(Any, loss))}
     if isinstance(aux, Mapping):
         out.update({str(k): float(v) for k, v in aux.items() if _is_scalar(v)})
     return out

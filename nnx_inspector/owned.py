@@ -137,7 +137,8 @@ def _backward(stage: Staged, plan: Plan) -> Any:
         if not stage.outputs or jnp.shape(out[0]) != ():
             shape = f"an array of shape {jnp.shape(out[0])}" if stage.outputs else "no array"
             raise TypeError(
-                f"The loss function must return a scalar, or (scalar, aux); it returned {shape} first."
+                f"The loss function must return a scalar, or (scalar, aux); it returned {shape} "
+                f"first."
             )
         if not jnp.issubdtype(out[0].dtype, jnp.floating):
             raise TypeError(f"The loss must be a floating-point scalar, got {out[0].dtype}.")

@@ -60,7 +60,7 @@ class InspectorWidget(anywidget.AnyWidget):
         one that opened it, which a running cell keeps busy. Where it has forgotten who sent last,
         it goes by the message itself, which JupyterLab addresses to a subshell.
         """
-        comm = self.comm
+        comm: Any = self.comm
         if comm is not None and hasattr(comm, "_reply_subshell_id"):
             del comm._reply_subshell_id
 

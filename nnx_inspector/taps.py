@@ -164,10 +164,8 @@ def _batcher(primitive: Primitive) -> Any:
             return primitive.bind(x, sink, rows=rows), x_dim
         size = sink.shape[sink_dim]
         sink = jnp.moveaxis(sink, sink_dim, 0)
-        if x_dim is None:
-            x = jnp.broadcast_to(x, (size, *x.shape))
-        else:
-            x = jnp.moveaxis(x, x_dim, 0)
+        whole = (size, *x.shape)
+        x = jnp.broadcast_to(x, whole) if x_dim is None else jnp.moveaxis(x, x_dim, 0)
         return primitive.bind(x, sink, rows=rows + 1), 0
 
     return batch

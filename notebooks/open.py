@@ -6,6 +6,7 @@ JupyterLab. Knows nothing of the package but its name.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -17,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 def environment(extra: str) -> pathlib.Path:
     """The Python of `.venv`, made where it is missing, with the package and an extra installed."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - this runs before pip could refuse
         sys.exit(f"nnx_inspector needs Python 3.11 or newer, this is {sys.version.split()[0]}.")
     folder = ROOT / ".venv"
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -35,10 +36,8 @@ def main() -> None:
     root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     notebook = str(ROOT / "notebooks" / "quickstart.ipynb")
     command = [str(python), "-m", "jupyter", "lab", notebook, *root, *sys.argv[1:]]
-    try:
+    with contextlib.suppress(KeyboardInterrupt):  # JupyterLab's own way to stop
         sys.exit(subprocess.run(command, check=False).returncode)
-    except KeyboardInterrupt:
-        pass
 
 
 if __name__ == "__main__":

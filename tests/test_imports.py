@@ -97,6 +97,7 @@ def test_private_parts_of_flax_and_jax_are_touched_in_one_file_only():
 
 
 def test_every_public_name_resolves():
+    assert set(nnx_inspector.__all__) == set(nnx_inspector._WHERE)
     for name in nnx_inspector.__all__:
         assert getattr(nnx_inspector, name).__doc__
 

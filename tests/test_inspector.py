@@ -455,9 +455,9 @@ def test_a_loss_that_is_no_scalar_is_refused(insp, loss, text):
 
 
 def test_a_site_that_is_not_there_names_the_closest(insp):
-    with pytest.raises(ValueError, match="'nrom' matches no site.*'norm'"):
+    with pytest.raises(ValueError, match=r"'nrom' matches no site.*'norm'"):
         insp.perturb("nrom", nni.Zero())
-    with pytest.raises(ValueError, match="'nrom' matches no site.*'norm'"):
+    with pytest.raises(ValueError, match=r"'nrom' matches no site.*'norm'"):
         insp.selected = "nrom"
     with pytest.raises(ValueError, match="closest sites are 'norm'"):
         insp.figure("nrom")

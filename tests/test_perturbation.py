@@ -149,7 +149,7 @@ def test_what_is_no_perturbation_is_refused(model):
 
 
 def test_a_site_that_is_not_there_names_the_closest(model):
-    with pytest.raises(ValueError, match="'c' matches no site.*closest"):
+    with pytest.raises(ValueError, match=r"'c' matches no site.*closest"):
         with nni.perturb("c", nni.Zero(), model=model):
             pass
     with pytest.raises(ValueError, match="'c' matches no site"):

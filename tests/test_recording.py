@@ -195,7 +195,7 @@ def test_eight_threads_append_while_others_read() -> None:
     def guarded(work: Any, *args: Any) -> None:
         try:
             work(*args)
-        except Exception as error:  # noqa: BLE001 - reported below
+        except Exception as error:
             errors.append(error)
 
     def write(thread: int) -> None:

@@ -1,4 +1,4 @@
-"""Watching somebody else's step: figures against activations computed by hand, and no traces left."""
+"""Watching somebody else's step: figures against activations computed by hand, nothing left."""
 
 import threading
 
