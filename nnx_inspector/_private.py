@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
 import jax.core as jcore
 import jax.extend.core as jex
 from flax.nnx import graphlib

@@ -113,7 +113,7 @@ def require_module(model: Any, what: str = "model") -> nnx.Module:
             f"{what} is the class {model.__name__}, not an instance of it. "
             f"Build it first: {model.__name__}(..., rngs=nnx.Rngs(0))."
         )
-    linen = any(c.__module__.startswith("flax.linen") for c in type(model).mro())
+    linen = any(c.__module__.startswith("flax.linen") for c in inspect.getmro(type(model)))
     hint = (
         "Wrap a Linen module with nnx.bridge.ToNNX(module, rngs=...)."
         if linen
