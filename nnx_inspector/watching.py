@@ -27,7 +27,6 @@ from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector import _private, board
 from nnx_inspector.interception import TAP_OUTPUT, Context, Layer, Scope, hooked, scope_of
-from nnx_inspector.packing import pack, unpack
 from nnx_inspector.perturbation import OFF, ROW, apply_tree
 from nnx_inspector.sites import Only, Selection, methods, module_sites, site_key
 from nnx_inspector.summarize import summarize
@@ -60,7 +59,7 @@ class Session:
         self.unattributed: dict[str, int] = {}
         self.unseen: dict[str, str] = {}
         self._lock = threading.Lock()
-        self._arrived: dict[tuple[str, str], list[np.ndarray]] = {}
+        self._arrived: dict[tuple[str, str], list[Summary]] = {}
         self._rows: dict[str, tuple[float, float]] = {}
         _sessions[self.number] = self
         self.refresh()
@@ -110,10 +109,10 @@ class Session:
             self.unattributed[name] = self.unattributed.get(name, 0) + count
         scope.unattributed.clear()
 
-    def receive(self, key: str, quantity: str, packed: np.ndarray) -> None:
+    def receive(self, key: str, quantity: str, summary: Summary) -> None:
         """Called on any thread when a summary arrives."""
         with self._lock:
-            self._arrived.setdefault((key, quantity), []).append(packed)
+            self._arrived.setdefault((key, quantity), []).append(summary)
 
     def take(self) -> dict[str, dict[str, Summary]]:
         """What has arrived since the last `take`: site -> quantity -> summary over all calls.
@@ -131,7 +130,7 @@ class Session:
                 outputs = _without_recomputation(outputs)
             for quantity, parts in ((OUTPUT, outputs), (GRADIENT, gradients)):
                 if parts:
-                    out.setdefault(key, {})[quantity] = merge([unpack(p) for p in parts])
+                    out.setdefault(key, {})[quantity] = merge(parts)
         return out
 
     def close(self) -> None:
@@ -140,11 +139,12 @@ class Session:
         board.retire(self._token())
 
 
-def _without_recomputation(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _without_recomputation(parts: Sequence[Summary]) -> list[Summary]:
     """One of each pair of equal summaries, if all come in pairs: remat computes a value twice."""
-    kept: dict[bytes, list[np.ndarray]] = {}
+    kept: dict[bytes, list[Summary]] = {}
     for part in parts:
-        kept.setdefault(part.tobytes(), []).append(part)
+        content = b"".join(leaf.tobytes() for leaf in jax.tree.leaves(part))
+        kept.setdefault(content, []).append(part)
     if any(len(same) % 2 for same in kept.values()):
         return list(parts)
     return [part for same in kept.values() for part in same[: len(same) // 2]]
@@ -214,11 +214,11 @@ class _Watch:
     def _leaf(self, key: str, leaf: Any) -> Any:
         if not is_observable(leaf):
             return leaf
-        packed = _reduced(jax.lax.stop_gradient(jnp.asarray(leaf)))
+        summary = _reduced(jax.lax.stop_gradient(jnp.asarray(leaf)))
         if _private.trace_state() == _level.trace:
-            _level.gathered.append((key, packed))
+            _level.gathered.append((key, summary))
         else:
-            _send(self.session, [(key, packed)])
+            _send(self.session, [(key, summary)])
         if (
             self.gradients
             and isinstance(leaf, jax.Array)
@@ -230,29 +230,30 @@ class _Watch:
 
 @jax.custom_batching.custom_vmap
 def _reduced(x: Any) -> Any:
-    return pack(summarize(x))
+    return summarize(x)
 
 
 @_reduced.def_vmap
-def _reduced_batch(axis_size: int, in_batched: Any, x: Any) -> tuple[Any, bool]:
-    return _reduced(x), False  # the batch is part of what is summarised
+def _reduced_batch(axis_size: int, in_batched: Any, x: Any) -> tuple[Any, Any]:
+    summary = _reduced(x)  # the batch is part of what is summarised
+    return summary, jax.tree.map(lambda _: False, summary)
 
 
 def _send(session: int, gathered: list[tuple[str, Any]], quantity: str = OUTPUT) -> None:
     if gathered:
         keys = tuple(key for key, _ in gathered)
         receive = functools.partial(_receive, session, keys, quantity)
-        jax.debug.callback(receive, *(packed for _, packed in gathered))
+        jax.debug.callback(receive, *(summary for _, summary in gathered))
 
 
-def _receive(session: int, keys: tuple[str, ...], quantity: str, *packed: Any) -> None:
+def _receive(session: int, keys: tuple[str, ...], quantity: str, *summaries: Any) -> None:
     """The host side. Must not raise: that would rise in the user's training step."""
     found = _sessions.get(session)
     if found is None:
         return
     try:
-        for key, one in zip(keys, packed, strict=True):
-            found.receive(key, quantity, np.asarray(one))
+        for key, one in zip(keys, summaries, strict=True):
+            found.receive(key, quantity, jax.tree.map(np.asarray, one))
     except Exception as error:  # noqa: BLE001 - counted and shown instead
         found.errors.append(f"{type(error).__name__}: {error}")
 

@@ -171,6 +171,30 @@ def test_per_example_gradients_add_up():
     session.close()
 
 
+def test_integers_keys_and_several_arrays_are_watched_without_disturbing_the_step():
+    class Mixed(nnx.Module):
+        def __init__(self, rngs):
+            self.inner = nnx.Linear(3, 4, rngs=rngs)
+
+        def __call__(self, x):
+            y = self.inner(x)
+            return {"y": y, "best": y.argmax(-1), "sure": y > 0, "key": jax.random.key(0)}, "text"
+
+    model = Mixed(nnx.Rngs(0))
+    f = nnx.jit(nnx.value_and_grad(lambda m, x: (m(x)[0]["y"] ** 2).mean()))
+    bare = f(model, X)[0]
+    session = Session(model)
+    with session.open():
+        loss = f(model, X)[0]
+    np.testing.assert_allclose(loss, bare, rtol=1e-6)
+    got = session.take()
+    y = np.asarray(model.inner(X), np.float64)
+    everything = np.concatenate([y.ravel(), y.argmax(-1), (y > 0).ravel()])
+    check(got[""]["output"], everything)
+    assert got[""]["gradient"].size == y.size
+    session.close()
+
+
 def test_a_while_loop_is_reported_as_unseen_and_does_not_break_the_gradient():
     class Looped(nnx.Module):
         def __init__(self, rngs):
