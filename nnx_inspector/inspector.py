@@ -196,9 +196,10 @@ class Inspector:
             self._metrics.settle()
             self._pending = False
             self._view.effect = effect
-            self._view.progress = protocol.Progress(
-                kind=kind, running=False, step=self._step, total=None, rate=None
-            )
+            if self._view.progress.kind != "watch":  # a loop's progress stays on screen
+                self._view.progress = protocol.Progress(
+                    kind=kind, running=False, step=self._step, total=None, rate=None
+                )
         self._view.present(force=True)
 
     # ---------------------------------------------------------------- loops
@@ -472,7 +473,10 @@ class Inspector:
 
     @property
     def effect(self) -> protocol.Effect | None:
-        """What the active perturbations change, against the clean pass; None without any."""
+        """What the active perturbations change, against the clean pass.
+
+        After `step` it is there without a perturbation too, with equal figures on both sides.
+        """
         return self._view.effect
 
     @property

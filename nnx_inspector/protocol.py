@@ -313,9 +313,10 @@ def from_header(header: Any) -> Any:
     """
     if not isinstance(header, Mapping):
         raise ProtocolError(f"A message must be an object, got {type(header).__name__}.")
-    cls = _TYPES.get(header.get("type"))  # type: ignore[arg-type]
+    kind = header.get("type")
+    cls = _TYPES.get(kind) if isinstance(kind, str) else None
     if cls is None:
-        raise ProtocolError(f"Unknown message type {header.get('type')!r}.")
+        raise ProtocolError(f"Unknown message type {kind!r}.")
     return _build(cls, {k: v for k, v in header.items() if k != "type"}, cls.type)
 
 

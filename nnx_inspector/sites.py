@@ -270,9 +270,9 @@ def nothing_selected(selection: Selection, keys: Sequence[str]) -> str:
 
 def closest(key: str, keys: Sequence[str], n: int = 3) -> list[str]:
     """The `n` site keys nearest to `key`; the first ones where none is near."""
-    last = key.rpartition("/")[2]
+    last = split_escaped(key, "/")[-1]
     by_path = difflib.get_close_matches(key, keys, n=n, cutoff=0.5)
-    by_name = [k for k in keys if last and k.rpartition("/")[2] == last]
+    by_name = [k for k in keys if last and split_escaped(k, "/")[-1] == last]
     return list(dict.fromkeys([*by_path, *by_name, *keys]))[:n]
 
 

@@ -21,7 +21,7 @@ from nnx_inspector.capturing import MarkOutput
 from nnx_inspector.flops import equation_flops
 from nnx_inspector.harvest import INPUT, OUTPUT
 from nnx_inspector.interception import TAP_INPUT, TAP_OUTPUT, Context, Layer, Scope
-from nnx_inspector.sites import ModuleSite, Only, Selection, module_sites
+from nnx_inspector.sites import CALL, ModuleSite, Only, Selection, module_sites, parse_key
 from nnx_inspector.staging import as_function, staged
 from nnx_inspector.taps import Structure, mark, mark_tree
 
@@ -101,7 +101,9 @@ class Trace:
     def __repr__(self) -> str:
         rows = [("site", "type", "inputs", "output", "params", "flops")]
         for call in self.calls:
-            name = "  " * call.depth + (call.site.rpartition("/")[2] or "(root)")
+            segments, method = parse_key(call.site)
+            last = (segments[-1] if segments else "(root)") + f":{method}" * (method != CALL)
+            name = "  " * call.depth + last
             times = (
                 "" if call.times == 1 else " (while)" if call.times is None else f" x{call.times}"
             )

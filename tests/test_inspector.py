@@ -387,6 +387,7 @@ def test_the_switch_in_the_browser_is_the_handle_in_python(insp, browser):
         ({"type": "select", "id": 9}, "lacks ['site']"),
         ({"type": "select", "id": 9, "site": 3}, "select.site must be str, got int"),
         ({"type": "melt", "id": 9}, "Unknown message type 'melt'"),
+        ({"type": ["select"], "id": 9}, "Unknown message type ['select']"),
         ({"type": "frame", "id": 9}, "lacks"),
     ],
 )

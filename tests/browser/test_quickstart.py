@@ -192,8 +192,11 @@ def test_zero_shows_loss_and_accuracy_beside_the_clean_ones(notebook: Notebook, 
     expect(view.row("conv1").get_by_test_id("nni-badge-perturbed")).to_have_text("perturbed")
 
     view.part("nni-switch").click()
-    view.part("nni-no-effect").wait_for()
-    assert notebook.ask("insp.effect") is None
+    expect(view.part("nni-effect-loss-perturbed")).to_have_attribute(
+        "data-value", view.part("nni-effect-loss-clean").get_attribute("data-value") or "none"
+    )
+    for name in ("loss", "accuracy"):
+        assert view.number(f"nni-effect-{name}-perturbed") == clean[name], "the old figure, exactly"
     assert view.figures() == before
     assert notebook.ask("[handle.enabled for handle in insp.perturbations]") == [False]
     assert notebook.ask("[float(insp.step(loss_fn, (images[test], labels[test]))[0])]") == [
