@@ -723,10 +723,6 @@ def test_the_functional_style_inside_jit_is_attributed():
     assert log.sites == ["", "up", "down"]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="two merges of one tagged graphdef in another trace are both taken for the model",
-)
 def test_a_teacher_merged_from_the_students_graphdef_is_not_the_model():
     """TRAPS: never attribute one's calls to the other."""
     model, log = models.MLP(rngs()), Log()
