@@ -23,19 +23,24 @@ NODES = "_pytree__nodes"
 class TaggedNodes(HashableMapping):
     """Stands in for an object's `_pytree__nodes` inside a graphdef and carries a tag there.
 
-    The tag takes part in equality and hash, so a graphdef that carries one never shares a jit
-    cache entry with the graphdef of a twin. It is never set on an object: only graphdefs hold it.
+    While `strict`, the tag takes part in equality, so a graphdef that carries one never shares a
+    jit cache entry with the graphdef of a twin. Otherwise it equals the plain mapping: a graphdef
+    that the user kept is then like any other, and so is a model merged from it.
     """
+
+    strict = False
 
     def __init__(self, mapping: Any, tag: Any):
         super().__init__(mapping)
         self.tag = tag
 
     def __hash__(self) -> int:
-        return hash((super().__hash__(), self.tag))
+        return super().__hash__()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TaggedNodes) and self.tag == other.tag and super().__eq__(other)
+        if TaggedNodes.strict and not (isinstance(other, TaggedNodes) and self.tag == other.tag):
+            return False
+        return super().__eq__(other)
 
     def plain(self) -> HashableMapping:
         return HashableMapping(dict(self), copy=False)

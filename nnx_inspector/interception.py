@@ -208,6 +208,7 @@ def installed() -> Iterator[None]:
     global _open_regions
     with _lock:
         _open_regions += 1
+        _private.TaggedNodes.strict = True
         try:
             for cls in _module_classes():
                 if cls not in _wrapped:  # another thread's region may be open: classes made since
@@ -261,6 +262,7 @@ def _restore(cls: type, name: str, wrapper: Any, own: bool, previous: Any) -> No
 
 
 def _unwrap_classes() -> None:
+    _private.TaggedNodes.strict = False
     global _wrapped
     while _undo:
         _undo.pop()()

@@ -655,9 +655,6 @@ def test_a_clone_made_while_hooked_is_equal_to_one_made_before():
     assert jax.tree.structure(during) == jax.tree.structure(before)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a graphdef that the user keeps from a hooked region holds our tags"
-)
 def test_a_model_merged_after_the_hooks_from_a_graphdef_of_within_is_as_any_other():
     model = models.MLP(rngs())
     with intercept_methods(passing, model=model):

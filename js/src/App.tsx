@@ -1,5 +1,6 @@
 // One view: header, what is wrong, what is perturbed, and below them the tree beside the detail.
-// Invariant: a failure in one part shows its text in that part's place and leaves the rest alone.
+// Invariants: a failure in one part shows its text in that part's place and leaves the rest alone;
+// no key that is pressed in here is one of the host's shortcuts.
 import type { ComponentChildren } from "preact";
 import { useLayoutEffect, useRef } from "preact/hooks";
 import type { Bridge } from "./bridge";
@@ -28,7 +29,14 @@ export function App({ store, bridge }: Props) {
     const typing = event.target instanceof HTMLInputElement;
     if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
+    event.stopPropagation();
     root.current!.querySelector<HTMLInputElement>(`[data-testid="${ids.search}"]`)?.focus();
+  };
+
+  // Lumino looks for the attribute from the focused element upwards, but tries its selectors (which
+  // end in `:focus`) on the way: an element above the focused one is too late.
+  const onFocusIn = (event: FocusEvent): void => {
+    if (event.target instanceof Element) event.target.setAttribute("data-lm-suppress-shortcuts", "true");
   };
 
   return (
@@ -37,6 +45,7 @@ export function App({ store, bridge }: Props) {
       class={dark.value ? "nni-root nni-dark" : "nni-root"}
       data-testid={ids.root}
       data-lm-suppress-shortcuts="true"
+      onFocusIn={onFocusIn}
       onKeyDown={onKeyDown}
     >
       <div class="nni-view">

@@ -1,7 +1,7 @@
 // The two comms: control (hello, requests, acks; replies come back) and stream (what to show).
 // ipykernel answers a click while a cell runs only if nothing is streamed on the comm of the click.
-// Invariant: every request gets one outcome, the kernel's reply; silence is only ever reported as
-// "not yet", because a busy kernel answers late. Hello is said until anything arrives, and once
+// Invariant: every request gets one outcome, the kernel's reply, or UNREACHABLE where it could not
+// be sent; silence is only ever reported as "not yet", because a busy kernel answers late. Hello is said until anything arrives, and once
 // more at the end: ipykernel routes a comm by the shell that last *sent* on it, JupyterLab starts
 // its subshell a little after the comm, and only an answer (on control) to a hello that came
 // through the subshell moves the route there.
@@ -28,6 +28,7 @@ export interface Receiver {
 export const HELLO_MS = [0, 300, 1000];
 export const ABSENT_MS = 3000;
 export const LATE_MS = 10_000;
+export const UNREACHABLE = "this view is not connected to a kernel.";
 
 export class Bridge {
   readonly connection = signal<"waiting" | "connected" | "absent">("waiting");
@@ -62,15 +63,22 @@ export class Bridge {
     const id = ++this.lastId;
     const entry = { settle, late: false, timer: setTimeout(() => this.overdue(id), LATE_MS) };
     this.waiting.set(id, entry);
-    this.send({ ...request, id } as ToKernel);
+    if (!this.send({ ...request, id } as ToKernel)) this.replied(id, UNREACHABLE);
   }
 
   ack(seq: number): void {
     this.send({ type: "ack", seq });
   }
 
-  private send(message: ToKernel): void {
-    this.models.control?.send(message);
+  /** Whether there was a comm to send on: one whose kernel was restarted throws. */
+  private send(message: ToKernel): boolean {
+    try {
+      this.models.control?.send(message);
+      return true;
+    } catch {
+      this.connection.value = "absent";
+      return false;
+    }
   }
 
   private hello(): void {

@@ -3,7 +3,7 @@
 // acknowledged after that; a frame of another layout than the current one is never drawn; pausing
 // holds the step on screen and nothing else. Views only read signals and call methods of this.
 import { batch, computed, signal } from "@preact/signals";
-import type { Ask, Receiver, Update } from "./bridge";
+import { UNREACHABLE, type Ask, type Receiver, type Update } from "./bridge";
 import { decodeCurves, decodeFrame, decodeHistory, sitesOf } from "./decode";
 import type { CurveData, FrameData, HistoryData } from "./decode";
 import type { Layout, Notice, Perturbation, Progress, State } from "./protocol";
@@ -190,7 +190,8 @@ export class Store implements Receiver {
       this.selectTimer = undefined;
       this.kernel.ask({ type: "select", site: key }, (error) => {
         this.selecting -= 1;
-        if (error) this.problem("error", `Could not select ${label(key)}: ${error}`, key);
+        // What is here of a site can be looked at without a kernel, and the banner tells about that.
+        if (error && error !== UNREACHABLE) this.problem("error", `Could not select ${label(key)}: ${error}`, key);
       });
     }, SELECT_MS);
   }

@@ -2,7 +2,7 @@
 // Invariant: margins are constant, so that the plot does not move while numbers stream.
 import { tick } from "../format";
 import type { Area } from "./Canvas";
-import { spaced, type Scale } from "./scale";
+import { labels, spaced, type Scale } from "./scale";
 
 export interface Plot {
   readonly left: number;
@@ -45,12 +45,9 @@ export function plot(area: Area, x: Scale, y: Scale): Plot {
     context.fillText(tick(value), left - 5, at);
   }
   context.textBaseline = "top";
-  for (const { value } of spaced(x, 44 / width)) {
-    const at = result.x(value);
-    const text = tick(value);
-    const half = context.measureText(text).width / 2;
-    context.textAlign = "center";
-    context.fillText(text, Math.min(Math.max(at, left + half - 8), left + width - half + MARGIN.right), top + height + 5);
+  context.textAlign = "left";
+  for (const label of labels(x, width, tick, (text) => context.measureText(text).width, MARGIN.right)) {
+    context.fillText(label.text, left + label.left, top + height + 5);
   }
   return result;
 }

@@ -69,6 +69,40 @@ function powerTicks(low: number, high: number, threshold: number): number[] {
   return ticks;
 }
 
+/** A tick with its label: `left` and `width` in pixels from the start of the axis. */
+export interface Label {
+  readonly value: number;
+  readonly at: number;
+  readonly text: string;
+  readonly left: number;
+  readonly width: number;
+}
+
+const BETWEEN = 8;
+
+/**
+ * Labels below an axis of `length` pixels, inside it but for `over` at the ends, none touching
+ * another: 0 and the outermost stay, then earlier ticks win.
+ */
+export function labels(scale: Scale, length: number, text: (value: number) => string, widthOf: (text: string) => number, over = 0): Label[] {
+  const all = scale.ticks
+    .map((value) => ({ value, at: scale.at(value), text: text(value) }))
+    .filter(({ at }) => at >= 0 && at <= 1)
+    .map((tick) => {
+      const width = widthOf(tick.text);
+      const left = Math.max(Math.min(tick.at * length - width / 2, length + over - width), -over);
+      return { ...tick, left, width };
+    });
+  const along = [...all].sort((a, b) => a.at - b.at);
+  const first = new Set([along.find((l) => l.value === 0), along[0], along[along.length - 1]].filter((l) => l !== undefined));
+  const kept: Label[] = [];
+  for (const label of [...first, ...all.filter((l) => !first.has(l))]) {
+    const clear = (k: Label): boolean => label.left >= k.left + k.width + BETWEEN || k.left >= label.left + label.width + BETWEEN;
+    if (kept.every(clear)) kept.push(label);
+  }
+  return kept.sort((a, b) => a.at - b.at);
+}
+
 /** Ticks whose labels do not touch: earlier ones win, `apart` is a fraction of the axis. */
 export function spaced(scale: Scale, apart: number): { value: number; at: number }[] {
   const kept: { value: number; at: number }[] = [];

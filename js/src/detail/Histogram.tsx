@@ -3,9 +3,10 @@
 // widths. Areas are counts on either; all bars are one path (a hundred elements cost 8 ms a frame).
 // Invariant: a tall bar of zeros is cut and labelled, so that the rest stays readable; the
 // line that tells about a bar has its place whether it is empty or not.
-import { useMemo, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { isZero, quantile, rebin, total, type Bar } from "../charts/bins";
-import { linear, spaced, symlog, type Scale } from "../charts/scale";
+import { labels, linear, symlog, type Scale } from "../charts/scale";
+import { textWidth } from "../charts/text";
 import { count, percent, real, tick } from "../format";
 import { ids } from "../testids";
 
@@ -32,6 +33,16 @@ export function Histogram({ bars, log, quantity, word }: Props) {
   const [at, setAt] = useState<number | null>(null);
   const svg = useRef<SVGSVGElement>(null);
   const { drawn, scale } = useMemo(() => (log ? onLog(bars) : onLinear(bars)), [bars, log]);
+  const [length, setLength] = useState(WIDTH);
+  const ticks = useMemo(() => labels(scale, length, tick, (text) => textWidth(text, svg.current)), [scale, length]);
+  useLayoutEffect(() => {
+    const element = svg.current!;
+    const measure = (): void => setLength(element.getBoundingClientRect().width || WIDTH);
+    measure();
+    const observer = new ResizeObserver(measure);
+    observer.observe(element);
+    return () => observer.disconnect();
+  }, []);
   const all = total(bars);
   const heights = drawn.map((bar) => bar.count / Math.max(bar.to - bar.from, 1e-9));
   const { top, cut } = ceiling(heights);
@@ -48,6 +59,7 @@ export function Histogram({ bars, log, quantity, word }: Props) {
     const step = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
     if (step === 0) return;
     event.preventDefault();
+    event.stopPropagation();
     setAt(Math.min(Math.max((at ?? (step > 0 ? -1 : drawn.length)) + step, 0), drawn.length - 1));
   };
 
@@ -65,7 +77,7 @@ export function Histogram({ bars, log, quantity, word }: Props) {
         onBlur={() => setAt(null)}
         onKeyDown={key}
       >
-        {spaced(scale, 0.1).map((t) => (
+        {ticks.map((t) => (
           <line key={t.value} class="nni-grid" x1={t.at * WIDTH} x2={t.at * WIDTH} y1={0} y2={HEIGHT} />
         ))}
         <path class={`nni-bar-${quantity}`} d={drawn.map((bar, i) => (i === cut ? "" : outline(bar, y(i)))).join("")} />
@@ -74,9 +86,9 @@ export function Histogram({ bars, log, quantity, word }: Props) {
         <line class="nni-axis" x1={0} x2={WIDTH} y1={HEIGHT} y2={HEIGHT} />
       </svg>
       <div class="nni-ticks" aria-hidden="true">
-        {spaced(scale, 0.12).map((t) => (
-          <span key={t.value} style={{ left: `${t.at * 100}%`, transform: `translateX(-${t.at * 100}%)` }}>
-            {tick(t.value)}
+        {ticks.map((t) => (
+          <span key={t.value} style={{ left: `${t.left}px` }}>
+            {t.text}
           </span>
         ))}
       </div>

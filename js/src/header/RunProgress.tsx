@@ -1,5 +1,6 @@
-// The step on screen, how far the run is, how fast, and the button that holds the step.
-// Invariant: the step shown is that of the frame drawn, not of the newest received.
+// How far the run is, how fast, and the button that holds the step on screen.
+// Invariants: where the run stands is said once, in steps done while a loop counts them, else as
+// the step on screen; the step shown is that of the frame drawn, not of the newest received.
 import type { Progress } from "../protocol";
 import type { Store } from "../store";
 import { count, exact, real } from "../format";
@@ -7,16 +8,19 @@ import { ids } from "../testids";
 
 export function RunProgress({ store }: { store: Store }) {
   const progress = store.progress.value;
-  const frame = store.frame.value;
   const paused = store.paused.value;
-  const step = frame?.header.step ?? progress?.step;
+  const step = store.frame.value?.header.step ?? progress?.step;
   const status = progress ? statusOf(progress) : "waiting";
+  const onScreen = step === undefined ? "no step yet" : `step ${count(step)}`;
+  const text = progress?.kind === "watch" ? doneOf(progress) : onScreen;
   return (
     <div class="nni-run">
-      <span class="nni-step" data-testid={ids.step} data-value={exact(step)}>
-        {step === undefined ? "no step yet" : `step ${count(step)}`}
+      <span class="nni-progress" data-testid={ids.progress} data-value={exact(progress?.step)} data-state={status}>
+        {progress?.kind === "watch" && progress.total !== null && <Bar progress={progress} total={progress.total} text={text} />}
+        <span class="nni-step" title={`On screen: ${onScreen}`} data-testid={ids.step} data-value={exact(step)}>
+          {text}
+        </span>
       </span>
-      {progress && <Bar progress={progress} status={status} />}
       <span class={`nni-status nni-status-${status}`}>{status}</span>
       {progress?.running && progress.rate !== null && (
         <span class="nni-rate">{real(Number(progress.rate.toPrecision(3)))} steps/s</span>
@@ -31,35 +35,33 @@ export function RunProgress({ store }: { store: Store }) {
       >
         {paused ? "▶ Follow" : "❚❚ Hold"}
       </button>
+      {paused && text !== onScreen && <span class="nni-held">{onScreen} held</span>}
     </div>
   );
 }
 
-function Bar({ progress, status }: { progress: Progress; status: string }) {
-  const { step, total } = progress;
-  const fraction = total ? Math.min(step / total, 1) : 0;
-  const text = total === null ? `${count(step)} steps` : `${count(step)} of ${count(total)}`;
+function Bar({ progress: { kind, step }, total, text }: { progress: Progress; total: number; text: string }) {
   return (
-    <span class="nni-progress" data-testid={ids.progress} data-value={exact(step)} data-state={status}>
-      {total !== null && (
-        <span
-          class="nni-bar"
-          role="progressbar"
-          aria-label={`${progress.kind}: steps`}
-          aria-valuemin={0}
-          aria-valuemax={total}
-          aria-valuenow={step}
-          aria-valuetext={text}
-        >
-          <span style={{ transform: `scaleX(${fraction})` }} />
-        </span>
-      )}
-      <span class="nni-of">{text}</span>
+    <span
+      class="nni-bar"
+      role="progressbar"
+      aria-label={`${kind}: steps`}
+      aria-valuemin={0}
+      aria-valuemax={total}
+      aria-valuenow={step}
+      aria-valuetext={text}
+    >
+      <span style={{ transform: `scaleX(${total ? Math.min(step / total, 1) : 0})` }} />
     </span>
   );
 }
 
-function statusOf({ running, step, total }: Progress): string {
+function doneOf({ step, total }: Progress): string {
+  return total === null ? `${count(step)} steps` : `${count(step)} of ${count(total)}`;
+}
+
+/** A loop that was left before its total is idle, not finished. */
+function statusOf({ kind, running, step, total }: Progress): string {
   if (running) return "running";
-  return total !== null && step >= total ? "finished" : "idle";
+  return kind === "watch" && step >= (total ?? 0) ? "finished" : "idle";
 }

@@ -1,4 +1,5 @@
-// The metrics of the run as small curves, one chart each: their scales have nothing in common.
+// The metrics of training, as the loop reported them (a perturbation's effect has its own table):
+// small curves, one chart each: their scales have nothing in common.
 import { useCallback } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
 import { paintCurve } from "../charts/curve";
@@ -11,10 +12,13 @@ export function Metrics({ store }: { store: Store }) {
   const curves = store.curves.value.filter((curve) => curve.points.length > 0);
   if (curves.length === 0) return null;
   return (
-    <section class="nni-metrics" aria-label="Metrics">
-      {curves.map((curve) => (
-        <Curve key={curve.name} curve={curve} />
-      ))}
+    <section class="nni-metrics" aria-label="Training metrics">
+      <h4>Training metrics</h4>
+      <div class="nni-curves">
+        {curves.map((curve) => (
+          <Curve key={curve.name} curve={curve} />
+        ))}
+      </div>
     </section>
   );
 }

@@ -1,5 +1,6 @@
 // The perturbed pass beside the clean one: each metric, its change, and how far the output moved.
-// Invariant: without a pair of passes it says why there is no effect; it never shows a stale one.
+// Invariants: without a pair of passes it says why there is no effect; it never shows a stale one;
+// what did not change at all says so, and is not set like a change.
 import { NOT_MEASURED, exact, percent, real, signed } from "../format";
 import type { Effect, State } from "../protocol";
 import { ids } from "../testids";
@@ -20,7 +21,10 @@ export function EffectView({ state }: { state: State | null }) {
       <table>
         <thead>
           <tr>
-            <th scope="col">Effect{effect.source && ` (${effect.source})`}</th>
+            <th scope="col">
+              <b>Effect</b>
+              {effect.source && ` on ${effect.source}`}
+            </th>
             <th scope="col">clean</th>
             <th scope="col">perturbed</th>
             <th scope="col">change</th>
@@ -34,7 +38,13 @@ export function EffectView({ state }: { state: State | null }) {
             <tr>
               <th scope="row">output</th>
               <td colSpan={3} data-testid={ids.outputChange} data-value={exact(effect.output_change)}>
-                changed by {percent(effect.output_change)}
+                {effect.output_change === 0 ? (
+                  <span class="nni-no-change">no change</span>
+                ) : (
+                  <>
+                    changed by <span class="nni-change">{percent(effect.output_change)}</span>
+                  </>
+                )}
               </td>
             </tr>
           )}
@@ -56,7 +66,13 @@ function Row({ metric, effect }: { metric: string; effect: Effect }) {
       <td data-testid={ids.effectValue(metric, "perturbed")} data-value={exact(perturbed)}>
         {real(perturbed)}
       </td>
-      <td class="nni-change">{clean === null || perturbed === null ? NOT_MEASURED : signed(perturbed - clean)}</td>
+      <Change by={clean === null || perturbed === null ? null : perturbed - clean} />
     </tr>
   );
+}
+
+function Change({ by }: { by: number | null }) {
+  if (by === null) return <td class="nni-no-change">{NOT_MEASURED}</td>;
+  if (by === 0) return <td class="nni-no-change">no change</td>;
+  return <td class="nni-change">{signed(by)}</td>;
 }

@@ -1,4 +1,6 @@
 // What is special about a site, as small words; the title says it at length.
+// Invariant: a badge is never cut; in a narrow tree it shows a sign, and keeps its word as its name.
+import type { ComponentChildren } from "preact";
 import type { Site } from "../protocol";
 import { ids } from "../testids";
 
@@ -16,45 +18,63 @@ export function Badges({ site, bad, open, on }: Props) {
   return (
     <span class="nni-badges">
       {(bad & 1) !== 0 && (
-        <span class="nni-badge nni-badge-bad" title="Has NaN or infinite values" data-testid={ids.nan}>
+        <Badge look="nni-badge-bad" sign="NaN" title="Has NaN or infinite values" testid={ids.nan}>
           NaN/Inf
-        </span>
+        </Badge>
       )}
       {(bad & 1) === 0 && inside && (
-        <span class="nni-badge nni-badge-bad" title="A module inside has NaN or infinite values">
+        <Badge look="nni-badge-bad" sign="NaN…" title="A module inside has NaN or infinite values">
           NaN inside
-        </span>
+        </Badge>
       )}
       {on !== undefined && (
-        <span
-          class={on ? "nni-badge nni-badge-on" : "nni-badge"}
+        <Badge
+          look={on ? "nni-badge-on" : ""}
+          sign={on ? "◆" : "◇"}
           title={on ? "Perturbed" : "Has a perturbation, switched off"}
-          data-testid={ids.badgePerturbed}
-          data-value={String(on)}
+          testid={ids.badgePerturbed}
+          value={String(on)}
         >
           {on ? "perturbed" : "off"}
-        </span>
+        </Badge>
       )}
       {site.stacked > 1 && (
-        <span class="nni-badge" title={`${site.stacked} layers stacked in one module`}>
-          ×{site.stacked}
-        </span>
+        <Badge sign={`×${site.stacked}`} title={`${site.stacked} layers stacked in one module`}>
+          {`×${site.stacked}`}
+        </Badge>
       )}
       {site.calls > 1 && (
-        <span class="nni-badge" title={`Called ${site.calls} times a pass; its values are merged`}>
-          {site.calls} calls
-        </span>
+        <Badge sign={`${site.calls}c`} title={`Called ${site.calls} times a pass; its values are merged`}>
+          {`${site.calls} calls`}
+        </Badge>
       )}
       {site.aliases.length > 0 && (
-        <span class="nni-badge" title={`One module in several places: also ${site.aliases.join(", ")}`}>
+        <Badge sign="=" title={`One module in several places: also ${site.aliases.join(", ")}`}>
           shared
-        </span>
+        </Badge>
       )}
       {site.unseen !== "" && (
-        <span class="nni-badge" title={site.unseen}>
+        <Badge sign="?" title={site.unseen}>
           not seen
-        </span>
+        </Badge>
       )}
+    </span>
+  );
+}
+
+interface BadgeProps {
+  look?: string;
+  sign: string;
+  title: string;
+  testid?: string;
+  value?: string;
+  children: ComponentChildren;
+}
+
+function Badge({ look = "", sign, title, testid, value, children }: BadgeProps) {
+  return (
+    <span class={`nni-badge ${look}`} title={title} data-testid={testid} data-value={value} data-sign={sign}>
+      <span class="nni-word">{children}</span>
     </span>
   );
 }

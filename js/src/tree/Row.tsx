@@ -22,6 +22,8 @@ interface Props {
 
 const STEP = 14;
 const DEEPEST = 14;
+/** Of the column: what is left is for the name and its badges. */
+const DEEPEST_SHARE = "40%";
 
 export const rowId = (sites: Sites, index: number): string => `nni-row-${sites.id}-${index}`;
 
@@ -46,7 +48,7 @@ export function Row({ store, sites, index, top, open, selected }: Props) {
       onClick={() => store.select(site.key, false)}
       onDblClick={() => hasChildren && store.setOpen(site.key, !open)}
     >
-      <span class="nni-c-name" style={{ paddingLeft: `${Math.min(site.depth, DEEPEST) * STEP}px` }}>
+      <span class="nni-c-name" style={{ paddingLeft: `min(${Math.min(site.depth, DEEPEST) * STEP}px, ${DEEPEST_SHARE})` }}>
         <span
           class={hasChildren ? (open ? "nni-twist nni-twist-open" : "nni-twist") : "nni-twist nni-leaf"}
           aria-hidden="true"

@@ -68,6 +68,7 @@ export function Tree({ store }: { store: Store }) {
       <div
         ref={scroller}
         class="nni-rows"
+        style={{ "--nni-count": rows.length }}
         role="tree"
         tabIndex={0}
         aria-label="Modules"
@@ -112,8 +113,12 @@ function Search({ store, shown }: { store: Store; shown: number }) {
         data-testid={ids.search}
         onInput={(event) => (store.query.value = event.currentTarget.value)}
         onKeyDown={(event) => {
-          if (event.key === "Escape") store.query.value = "";
-          if (event.key !== "ArrowDown" && event.key !== "Enter") return;
+          if (!["Escape", "ArrowDown", "Enter"].includes(event.key)) return;
+          event.stopPropagation();
+          if (event.key === "Escape") {
+            store.query.value = "";
+            return;
+          }
           event.preventDefault();
           const rows = store.rows.value;
           const hit = rows.findLast((i) => store.sites.value!.children[i].length === 0) ?? rows.at(-1);
