@@ -58,6 +58,21 @@ function isDark(): boolean {
   return window.matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
+const unstyled = new WeakSet<Element>();
+
+/** Hosts render before they attach: until then an element has no colours. Either changes its size. */
+function repaintWhenStyled(root: Element): void {
+  if (unstyled.has(root)) return;
+  unstyled.add(root);
+  const observer = new ResizeObserver(() => {
+    if (getComputedStyle(root).getPropertyValue("--nni-text") === "") return;
+    observer.disconnect();
+    unstyled.delete(root);
+    repaint.value += 1;
+  });
+  observer.observe(root);
+}
+
 const palettes = new WeakMap<Element, { at: number; palette: Palette }>();
 
 /** The colours in force at an element, read from its style once per change of theme. */
@@ -66,6 +81,7 @@ export function paletteOf(element: Element): Palette {
   const known = palettes.get(root);
   if (known?.at === repaint.peek()) return known.palette;
   const style = getComputedStyle(root);
+  if (style.getPropertyValue("--nni-text") === "") repaintWhenStyled(root);
   const color = (name: string): string => style.getPropertyValue(`--nni-${name}`).trim() || "gray";
   const palette = {
     text: color("text"),

@@ -1,6 +1,6 @@
 // Hello, replies, silence: what is said and when, with a mock comm and a mock clock.
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import { Bridge, type Update } from "../src/bridge";
+import { Bridge, UNREACHABLE, type Update } from "../src/bridge";
 import { MockModel, layout, state } from "./helpers";
 
 let received: Update[];
@@ -116,4 +116,24 @@ it("refuses what it cannot read, in words, and goes on", () => {
   stream.emit(layout());
   expect(refused).toEqual(['Unknown message type "surprise".', "A message must be an object, got string."]);
   expect(received).toHaveLength(1);
+});
+
+it("a comm that throws is not connected: nothing escapes, and a request fails in words", () => {
+  attach();
+  stream.emit(layout());
+  control.send = () => {
+    throw new Error("Cannot send");
+  };
+  control.trigger("comm_live_update");
+  expect(() => vi.advanceTimersByTime(0)).not.toThrow();
+  expect(bridge.connection.value).toBe("absent");
+  expect(() => vi.advanceTimersByTime(5000)).not.toThrow();
+  const outcomes: (string | null)[] = [];
+  bridge.ask({ type: "remove", perturbation: 7 }, (e) => outcomes.push(e));
+  bridge.ack(1);
+  expect(outcomes).toEqual([UNREACHABLE]);
+  vi.advanceTimersByTime(60_000);
+  expect(bridge.late.value).toBe(0);
+  stream.emit(state());
+  expect(bridge.connection.value).toBe("connected");
 });

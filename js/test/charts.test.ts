@@ -1,8 +1,8 @@
 // Bins, scales and numbers: the parts of a chart that can be wrong without looking wrong.
 import { describe, expect, it } from "vitest";
 import { edges, quantile, rebin, toBars, total } from "../src/charts/bins";
-import { along, linear, niceTicks, symlog } from "../src/charts/scale";
-import { bytes, compact, count, exact, percent, real, seconds, shortType, signed } from "../src/format";
+import { along, labels, linear, niceTicks, symlog } from "../src/charts/scale";
+import { bytes, compact, count, exact, percent, real, seconds, shortType, signed, tick } from "../src/format";
 
 const binOf = (value: number): number => new Uint32Array(new Float32Array([value]).buffer)[0] >>> 20;
 
@@ -125,5 +125,32 @@ describe("numbers", () => {
     expect(signed(0.5)).toBe("+0.5000");
     expect(exact(0.1 + 0.2)).toBe("0.30000000000000004");
     expect(shortType("bfloat16[8,4], uint8[3]")).toBe("bf16[8,4], u8[3]");
+  });
+});
+
+describe("labels of an axis", () => {
+  const width = (text: string): number => text.length * 6;
+  const values = (length: number, scale = symlog(-0.0123, 0.0123, 1e-5, 0.25)): number[] => {
+    const found = labels(scale, length, tick, width);
+    for (let i = 1; i < found.length; i++) expect(found[i].left).toBeGreaterThanOrEqual(found[i - 1].left + found[i - 1].width + 8);
+    for (const l of found) {
+      expect(l.left).toBeGreaterThanOrEqual(0);
+      expect(l.left + l.width).toBeLessThanOrEqual(length + 1e-9);
+    }
+    return found.map((l) => l.value);
+  };
+
+  it("never touch, and 0 and the outermost stay", () => {
+    expect(values(2000)).toHaveLength(9);
+    for (const length of [700, 315, 220, 150]) {
+      const found = values(length);
+      expect(found).toContain(0);
+      expect([found[0], found.at(-1)]).toEqual([-0.01, 0.01]);
+    }
+    expect(values(60)).toEqual([0]);
+  });
+
+  it("are one where the scale is a point", () => {
+    expect(values(300, linear(2, 2))).toEqual([2]);
   });
 });

@@ -2,7 +2,7 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import widget from "../src/widget";
 import { ids } from "../src/testids";
-import { MockModel, SITES, frame, layout, perturbation, settle, site, state } from "./helpers";
+import { MockModel, SITES, frame, layout, perturbation, progress, settle, site, state } from "./helpers";
 
 const EVIL = `<img src=x onerror="window.hacked=true"><script>window.hacked=true</script>`;
 let control: MockModel;
@@ -134,11 +134,11 @@ describe("what was not measured", () => {
   });
 });
 
-describe("keys", () => {
-  const press = (target: HTMLElement, key: string): void => {
-    target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
-  };
+const press = (target: HTMLElement, key: string): void => {
+  target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+};
 
+describe("keys", () => {
   it("move, and space perturbs where that is possible", async () => {
     await start();
     const tree = find(ids.tree)!;
@@ -163,6 +163,62 @@ describe("keys", () => {
     search.dispatchEvent(new Event("input", { bubbles: true }));
     await settle();
     expect(all(ids.row).map((row) => row.dataset["site"])).toEqual(["", "blocks", "blocks/1"]);
+  });
+});
+
+describe("the host's shortcuts", () => {
+  it("do not fire where the focus is in the view", async () => {
+    await start();
+    const svg = find(ids.hist("output"))!.querySelector("svg")!;
+    for (const element of [find(ids.tree)!, find(ids.perturbZero)!, find(ids.pause)!, find(ids.search)!, svg]) {
+      element.focus();
+      if (document.activeElement !== element) element.dispatchEvent(new FocusEvent("focusin", { bubbles: true }));
+      expect(element.getAttribute("data-lm-suppress-shortcuts")).toBe("true");
+    }
+  });
+
+  it("do not see the keys that are used here", async () => {
+    await start();
+    const seen: string[] = [];
+    el.addEventListener("keydown", (event) => seen.push(event.key));
+    press(find(ids.tree)!, "ArrowDown");
+    press(find(ids.tree)!, "/");
+    press(find(ids.search)!, "Escape");
+    press(find(ids.hist("output"))!.querySelector("svg")! as never, "ArrowRight");
+    expect(seen).toEqual([]);
+    press(find(ids.tree)!, "q");
+    expect(seen).toEqual(["q"]);
+  });
+});
+
+describe("the header", () => {
+  const text = (): string => el.querySelector(".nni-run")!.textContent!;
+
+  it("says where a loop is once", async () => {
+    await start();
+    expect(find(ids.step)?.textContent).toBe("1 of 10");
+    expect(text()).not.toContain("step 1");
+    expect(text()).toContain("running2 steps/s");
+    expect(el.querySelector("[role=progressbar]")?.getAttribute("aria-valuetext")).toBe("1 of 10");
+    stream.emit(state({ progress: { ...progress, running: false, step: 10 } }));
+    await settle();
+    expect(text()).toContain("10 of 10finished");
+    stream.emit(state({ progress: { ...progress, running: false, step: 4, total: null } }));
+    await settle();
+    expect(text()).toContain("4 stepsfinished");
+    find(ids.pause)!.click();
+    await settle();
+    expect(text()).toContain("step 1 held");
+  });
+
+  it("says the step of a single pass, and idle", async () => {
+    await start();
+    stream.emit(state({ progress: { kind: "step", running: false, step: 1, total: null, rate: null } }));
+    await settle();
+    expect(text()).toContain("step 1idle");
+    expect(text()).not.toContain("steps");
+    expect(el.querySelector("[role=progressbar]")).toBeNull();
+    expect(find(ids.progress)?.dataset).toMatchObject({ value: "1", state: "idle" });
   });
 });
 
@@ -193,6 +249,21 @@ describe("perturbing", () => {
     expect(find(ids.effect)?.textContent).toContain("+0.5000");
     expect(find(ids.effectValue("accuracy", "perturbed"))?.textContent).toBe("–");
     expect(find(ids.outputChange)?.textContent).toContain("50");
+  });
+
+  it("tells no change from a change, and what the effect was measured on", async () => {
+    const effect = { source: "the example", clean: { loss: 0.25, accuracy: 1 }, perturbed: { loss: 0.125, accuracy: 1 }, output_change: 0 };
+    await start({ perturbations: [perturbation(1, "head")], effect });
+    const words = (selector: string): (string | null)[] => [...find(ids.effect)!.querySelectorAll(selector)].map((e) => e.textContent);
+    expect(words(".nni-change")).toEqual(["−0.1250"]);
+    expect(words(".nni-no-change")).toEqual(["no change", "no change"]);
+    expect(words("th")[0]).toBe("Effect on the example");
+  });
+
+  it("marks its row with a word that a narrow tree keeps as a name", async () => {
+    await start({ perturbations: [perturbation(1, "head")] });
+    const badge = find(ids.badgePerturbed)!;
+    expect([badge.textContent, badge.title, badge.dataset["sign"]]).toEqual(["perturbed", "Perturbed", "◆"]);
   });
 
   it("shows why a request failed", async () => {

@@ -97,7 +97,7 @@ export function Histogram({ bars, log, quantity, word }: Props) {
           ? `${active.text}: ${count(active.count)} (${percent(active.count / all)})`
           : cut === null
             ? `${count(all)} values`
-            : `${count(all)} values; the cut bar at 0 holds ${percent(drawn[cut].count / all)}`}
+            : `${count(all)} values; cut bar: ${percent(drawn[cut].count / all)}`}
       </p>
     </div>
   );

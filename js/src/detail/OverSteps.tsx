@@ -19,7 +19,7 @@ export function OverSteps({ store }: { store: Store }) {
     <section class="nni-section" aria-label="Over the steps">
       <div class="nni-heading">
         <h4>Over the steps</h4>
-        <span class="nni-faint nni-small">
+        <span class="nni-faint nni-small nni-hint">
           {kind === "bands" ? `line: median; bands: ${SHARES.join(", ")} % of the values` : "stronger colour: more of the step's values"}
         </span>
         <span class="nni-grow" />
