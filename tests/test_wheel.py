@@ -113,7 +113,6 @@ def python(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> str
     return python
 
 
-@pytest.mark.long
 def test_it_is_imported_elsewhere(python: str, tmp_path: pathlib.Path):
     code = "import sys, nnx_inspector; print(nnx_inspector.__file__, 'jax' in sys.modules)"
     place, with_jax = _run(python, "-W", "error", "-I", "-c", code, cwd=tmp_path).split()
@@ -122,7 +121,6 @@ def test_it_is_imported_elsewhere(python: str, tmp_path: pathlib.Path):
     _run(python, "-I", "-c", "import nnx_inspector; nnx_inspector.Inspector", cwd=tmp_path)
 
 
-@pytest.mark.long
 @pytest.mark.browser
 def test_its_widget_renders_with_the_network_off(python: str, tmp_path: pathlib.Path):
     with _lab(tmp_path, python) as lab, lab.notebook("wheel.ipynb", [CELL]) as notebook:
