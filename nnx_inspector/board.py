@@ -41,6 +41,11 @@ def publish(token: Hashable, numbers: Any) -> None:
 def retire(token: Hashable) -> None:
     """Forget a board, once the programs that read it have finished."""
     jax.effects_barrier()
+    forget(token)
+
+
+def forget(token: Hashable) -> None:
+    """Forget a board at once: nobody is left to whom its numbers matter."""
     with _lock:
         _boards.pop(token, None)
 

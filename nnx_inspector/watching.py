@@ -62,6 +62,7 @@ class Session:
         self._arrived: dict[tuple[str, str], list[Summary]] = {}
         self._rows: dict[str, tuple[float, float]] = {}
         _sessions[self.number] = self
+        weakref.finalize(self, board.forget, self._token())
         self.refresh()
 
     def refresh(self) -> None:

@@ -319,6 +319,7 @@ def test_a_dropped_session_is_freed():
 
     gc.collect()
     assert number not in watching._sessions
+    assert ("watch", number) not in board._boards
 
 
 def test_flips_from_another_thread_during_donated_steps():
