@@ -352,6 +352,3 @@ def _in_order(found: Survey, seen: list[Any], cotangents: list[Any] | None) -> l
             for i, child in enumerate(item.children):
                 out.extend(_in_order(child, seen[number][i], None if not back else back[i]))
     return out
-
-
-__all__ = ["MarkInput", "MarkOutput", "capture", "marking_layers", "record_of", "value_and_grad"]

@@ -23,14 +23,12 @@ import jax
 from flax import nnx
 
 from nnx_inspector import _private
-from nnx_inspector.errors import InspectorError
 from nnx_inspector.sites import (
     CALL,
     Only,
     Path,
     Selection,
     methods,
-    module_sites,
     nothing_selected,
     require_module,
     site_key,
@@ -524,16 +522,3 @@ class _Remember:
             module = context.module
             self.called.append(_Called(site_keys(module), self.only.matches_any(module)))
         return next_fun(*args, **kwargs)
-
-
-__all__ = [
-    "Context",
-    "InspectorError",
-    "Interceptor",
-    "Layer",
-    "Scope",
-    "hooked",
-    "intercept_methods",
-    "module_sites",
-    "scope_of",
-]

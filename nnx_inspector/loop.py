@@ -35,9 +35,9 @@ def watched(
     """The batches, one by one, with the session open around the caller's work on some of them."""
     total = len(batches) if hasattr(batches, "__len__") else None  # type: ignore[arg-type]
     step = owner.loop_begins(total)
-    session.refresh()
     untaken = False
     try:
+        session.refresh()
         with installed():
             for batch in batches:
                 perturbed = owner.step_begins(session)

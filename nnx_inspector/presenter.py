@@ -6,8 +6,11 @@ message that could not be sent is counted. Knows no model and no jax.
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,16 +34,13 @@ class Presenter:
 
     Args:
         handle: called with each command of the browser.
-        snapshot: gives the recording, handles, metrics and meter at this moment.
+        snapshot: a bound method that gives the recording, handles, metrics and meter at this
+            moment; its owner is held weakly.
     """
 
     def __init__(self, handle: Callable[[Any], None], snapshot: Callable[[], dict[str, Any]]):
-        import weakref
-
         self.screen = Screen(handle)
-        owner = weakref.WeakMethod(snapshot) if hasattr(snapshot, "__self__") else None
-        self._owner = owner
-        self._snapshot_plain = None if owner else snapshot
+        self._owner = weakref.WeakMethod(snapshot)
         self._lock = threading.RLock()
         self.selected = ""
         self.keys: tuple[str, ...] = ()
@@ -57,9 +57,7 @@ class Presenter:
         self._shown_in: int | None = None
 
     def _snapshot(self) -> dict[str, Any] | None:
-        if self._snapshot_plain is not None:
-            return self._snapshot_plain()
-        method = self._owner() if self._owner is not None else None
+        method = self._owner()
         return None if method is None else method()
 
     # --------------------------------------------------------------- content
@@ -210,8 +208,6 @@ class Presenter:
             if snapshot is not None:
                 state = self._state()
                 if state is not None:
-                    import dataclasses
-
                     self._send(dataclasses.replace(state, closed=True))
             self.screen.close()
 
@@ -235,8 +231,6 @@ def _why_none(handles: list[Any]) -> str:
 
 def _execution_count() -> int | None:
     """The number of the cell that runs, in a notebook's kernel; None elsewhere."""
-    import sys
-
     if "IPython" not in sys.modules:
         return None
     from IPython.core.getipython import get_ipython

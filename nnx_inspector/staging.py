@@ -19,7 +19,7 @@ from flax import nnx
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.harvest import Survey, survey
 from nnx_inspector.interception import Layer, Scope, hooked, open_layers
-from nnx_inspector.sites import Path, argument_name, module_sites, require_module
+from nnx_inspector.sites import Path, argument_name, require_module
 from nnx_inspector.taps import is_node
 
 _TAG = "nnx_inspector"
@@ -354,15 +354,3 @@ def _without(returned: Arguments) -> tuple[Any, ...]:
     # no tracer may outlive the trace: nodes and arrays are filled in from the outputs
     dynamic = {*returned.nodes, *returned.arrays}
     return tuple(None if i in dynamic else leaf for i, leaf in enumerate(returned.leaves))
-
-
-def called_sites(roots: dict[Path, nnx.Module]) -> dict[str, nnx.Module]:
-    """Every module of the roots by its key."""
-    return {
-        site.key: site.module
-        for prefix, root in roots.items()
-        for site in module_sites(root, prefix)
-    }
-
-
-__all__ = ["Arguments", "Function", "Staged", "as_function", "called_sites", "roots_of", "staged"]
