@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from nnx_inspector.capturing import capture as capture
     from nnx_inspector.capturing import value_and_grad as value_and_grad
     from nnx_inspector.errors import InspectorError as InspectorError
+    from nnx_inspector.errors import InspectorWarning as InspectorWarning
     from nnx_inspector.findings import diagnose as diagnose
     from nnx_inspector.inspector import Inspector as Inspector
     from nnx_inspector.interception import intercept_methods as intercept_methods
@@ -24,6 +25,7 @@ _WHERE = {
     "diagnose": "findings",
     "Inspector": "inspector",
     "InspectorError": "errors",
+    "InspectorWarning": "errors",
     "intercept_methods": "interception",
     "perturb": "perturbation",
     "Recording": "recording",
@@ -36,6 +38,7 @@ _WHERE = {
 __all__ = [
     "Inspector",
     "InspectorError",
+    "InspectorWarning",
     "Recording",
     "Scale",
     "Zero",

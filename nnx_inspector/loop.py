@@ -12,7 +12,7 @@ import time
 from collections.abc import Generator, Iterable
 from typing import Any, Protocol, TypeVar
 
-from nnx_inspector.interception import installed
+from nnx_inspector.dispatch import installed
 from nnx_inspector.watching import Session
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ import fnmatch
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from flax import nnx
@@ -122,12 +122,18 @@ def require_module(model: Any, what: str = "model") -> nnx.Module:
     raise TypeError(f"{what} must be an nnx.Module, got {type(model).__name__}. {hint}")
 
 
+def iter_modules(model: nnx.Module) -> Iterator[tuple[Path, nnx.Module]]:
+    """Every module of a model with its path, a shared one once, whichever mode NNX is set to."""
+    every: Any = nnx.iter_modules(model, graph=True)
+    return every
+
+
 def module_sites(model: nnx.Module, prefix: Path = ()) -> list[ModuleSite]:
     """The modules of a model, parents before children, children in the order they were set.
 
     Paths are those of `nnx.iter_modules`.
     """
-    found: dict[Any, nnx.Module] = dict(nnx.iter_modules(model))
+    found: dict[Any, nnx.Module] = dict(iter_modules(model))
     aliases: dict[Path, tuple[Path, ...]] = {}
     for paths in nnx.find_duplicates(model):
         first, *others = [cast(Path, tuple(p)) for p in paths]

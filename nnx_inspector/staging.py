@@ -16,9 +16,11 @@ from typing import Any
 import jax
 from flax import nnx
 
+from nnx_inspector.dispatch import Layer, hooked, open_layers
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.harvest import Survey, survey
-from nnx_inspector.interception import Layer, Scope, hooked, open_layers
+from nnx_inspector.scope import Scope
+from nnx_inspector.interception import warn_of_doubtful_calls
 from nnx_inspector.sites import Path, argument_name, require_module
 from nnx_inspector.taps import is_node
 
@@ -247,6 +249,7 @@ def staged(
         arrays = arguments.take(arguments.arrays)
         with _saying_why_values_are_unknown():
             jaxpr = jax.make_jaxpr(pure)(state_leaves, list(arrays))
+        warn_of_doubtful_calls(scope)
         returned: Arguments = result["returned"]
 
         def finish(out: Sequence[Any], update: bool) -> Any:

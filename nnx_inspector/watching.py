@@ -26,8 +26,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector import _private, board
-from nnx_inspector.interception import TAP_OUTPUT, Context, Layer, Scope, hooked, scope_of
+from nnx_inspector.dispatch import TAP_OUTPUT, Context, Layer, hooked
 from nnx_inspector.perturbation import OFF, ROW, apply_tree
+from nnx_inspector.scope import Scope, scope_of
 from nnx_inspector.sites import Only, Selection, methods, module_sites, site_key
 from nnx_inspector.summarize import summarize
 from nnx_inspector.summary import Summary, merge

@@ -12,17 +12,19 @@ import nnx_inspector
 PACKAGE = pathlib.Path(nnx_inspector.__file__).parent
 
 LAYERS = [
-    {"errors", "protocol", "binning", "moments", "thinning", "_private"},
+    {"errors", "protocol", "binning", "moments", "thinning", "redirection", "_private"},
     {"summary"},
     {"compact", "curves"},
     {"history", "passes"},
     {"sites", "summarize", "recording"},
     {"packing"},
-    {"interception", "taps", "findings", "figures", "presenting", "screen"},
+    {"scope", "wrapping", "taps", "findings", "figures", "presenting", "screen"},
+    {"dispatch"},
+    {"interception"},
     {"harvest", "record", "board", "presenter"},
     {"staging", "perturbation"},
     {"capturing", "watching"},
-    {"tracing", "flops", "owned", "loop", "handles"},
+    {"tracing", "flops", "modes", "switching", "owned", "loop", "handles"},
     {"layout", "measures"},
     {"inspector"},
 ]
@@ -62,7 +64,9 @@ def test_a_file_imports_only_from_its_own_layer_or_earlier_ones(name: str):
 
 
 def test_interception_knows_only_sites():
-    assert imported("interception") <= {"sites", "errors", "_private"}
+    below = {"sites", "errors", "_private", "redirection", "scope", "wrapping", "dispatch"}
+    for name in ("interception", "dispatch", "wrapping", "scope"):
+        assert imported(name) <= below
 
 
 def test_sites_and_summaries_know_nothing_of_the_others():

@@ -17,8 +17,9 @@ import pytest
 from flax import nnx
 from models import batch, rngs
 
-from nnx_inspector import interception
+from nnx_inspector import dispatch, wrapping
 from nnx_inspector.capturing import capture
+from nnx_inspector.errors import InspectorWarning
 from nnx_inspector.interception import intercept_methods
 
 
@@ -28,6 +29,10 @@ def passing(next_fun, args, kwargs, context):
 
 def doubling(next_fun, args, kwargs, context):
     return 2.0 * next_fun(*args, **kwargs)
+
+
+def doubted(calls="1 of MLP, 2 of Linear"):
+    return pytest.warns(InspectorWarning, match=f"could not be attributed to it: {calls}")
 
 
 class Log:
@@ -46,7 +51,7 @@ class Log:
 
 
 def class_dicts():
-    return {cls: dict(vars(cls)) for cls in interception._module_classes()}
+    return {cls: dict(vars(cls)) for cls in wrapping.module_classes()}
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +67,8 @@ def nothing_is_left_behind():
                 assert after[cls][name] is value, (cls, name)
     for cls, impl in registry.items():
         assert nnx.graphlib.GRAPH_REGISTRY[cls] is impl
-    assert not interception._undo
-    assert not interception._thread.frames
+    assert not wrapping._undo
+    assert not dispatch._thread.frames
 
 
 # ------------------------------------------------------------ the contract
@@ -405,15 +410,13 @@ def test_decorated_methods_are_intercepted_outside_their_transform():
     assert log.sites == ["", ":jitted", "linear", ":again", "linear", ":mapped", "linear"]
 
 
-def test_a_method_reference_taken_before_the_hooks_passes_them_by_but_its_submodules_do_not():
-    """TRAPS: method references taken before the hooks. The object is a bound function of Python's
-    own, which no hook can see; what it calls is seen, and so is what is seen told.
-    """
+def test_a_method_reference_taken_before_the_hooks_is_hooked():
+    """TRAPS: method references taken before the hooks."""
     model, log = models.MLP(rngs()), Log()
     taken = model.__call__
     with intercept_methods(log, model=model):
         taken(batch(4, 3))
-    assert log.sites == ["up", "down"]
+    assert log.sites == ["", "up", "down"]
 
 
 def test_a_method_stored_in_init_is_called_as_ever():
@@ -464,7 +467,7 @@ def test_a_class_made_while_another_thread_has_hooks_open_is_intercepted():
         leave.set()
         thread.join()
     assert log.sites == [""]
-    assert Late.__call__ not in interception._originals
+    assert Late.__call__ not in wrapping._originals
 
 
 def test_a_patch_made_while_hooked_stays_and_is_called_under_later_hooks():
@@ -617,12 +620,14 @@ def attributed(model, run):
 def test_a_clone_made_while_hooked_is_not_the_model():
     """TRAPS: a clone made while hooked: never attribute one's calls to the other."""
     model = models.MLP(rngs())
-    assert attributed(model, lambda: nnx.clone(model)(batch(4, 3))) == []
+    with doubted():
+        assert attributed(model, lambda: nnx.clone(model)(batch(4, 3))) == []
 
 
 def test_a_deep_copy_made_while_hooked_is_not_the_model():
     model = models.MLP(rngs())
-    assert attributed(model, lambda: copy.deepcopy(model)(batch(4, 3))) == []
+    with doubted():
+        assert attributed(model, lambda: copy.deepcopy(model)(batch(4, 3))) == []
 
 
 def test_an_ema_copy_made_while_hooked_is_not_the_model():
@@ -706,7 +711,7 @@ def test_a_clone_made_inside_jit_is_not_the_model():
     def run(model, x):
         return nnx.clone(model)(x)
 
-    with intercept_methods(log, model=model):
+    with doubted(), intercept_methods(log, model=model):
         run(model, batch(4, 3))
     assert log.calls == []
 
@@ -723,7 +728,7 @@ def test_the_functional_style_inside_jit_is_attributed():
 def test_a_teacher_merged_from_the_students_graphdef_is_not_the_model():
     """TRAPS: never attribute one's calls to the other."""
     model, log = models.MLP(rngs()), Log()
-    with intercept_methods(log, model=model, only=""):
+    with doubted(), intercept_methods(log, model=model, only=""):
         graphdef, state = nnx.split(model)
         teacher_state = jax.tree.map(lambda x: x + 1.0, state)
 
@@ -740,7 +745,7 @@ def test_calls_of_an_older_graphdef_are_not_attributed():
     """TRAPS: older graphdefs cannot be seen: never adopt a look-alike."""
     model, log = models.MLP(rngs()), Log()
     graphdef, state = nnx.split(model)
-    with intercept_methods(log, model=model):
+    with doubted(), intercept_methods(log, model=model):
         jax.jit(lambda state, x: nnx.merge(graphdef, state)(x))(state, batch(4, 3))
     assert log.calls == []
 
@@ -750,7 +755,7 @@ def test_a_cached_partial_made_before_is_not_attributed_and_works():
     model, x, log = models.MLP(rngs()), batch(4, 3), Log()
     forward = nnx.cached_partial(nnx.jit(lambda m, x: m(x)), model)
     plain = forward(x)
-    with intercept_methods(log, model=model):
+    with doubted(), intercept_methods(log, model=model):
         np.testing.assert_array_equal(forward(x), plain)
     assert log.calls == []
 
@@ -868,7 +873,7 @@ def test_an_exception_in_the_forward_pass_is_the_users_and_leaves_nothing():
             model(batch(4, 3))
     assert nnx.graphdef(model) == before
     assert vars(models.Fails)["__call__"].__qualname__ == "Fails.__call__"
-    assert models.Fails.__call__ not in interception._originals
+    assert models.Fails.__call__ not in wrapping._originals
 
 
 def test_the_numbers_start_anew_after_an_exception():
@@ -996,4 +1001,4 @@ def test_capture_of_ours_works_inside_interception():
 def test_a_capture_that_fails_closes_its_hooks():
     with pytest.raises(models.ForwardError):
         capture(models.Fails(rngs()))(batch(4, 3))
-    assert interception.open_layers() == 0
+    assert dispatch.open_layers() == 0

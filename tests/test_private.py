@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
 
 import jax
@@ -32,25 +33,38 @@ def test_every_module_lists_its_nodes_in_a_hashable_mapping():
     assert isinstance(nodes_of(models.MLP(rngs())), graphlib.HashableMapping)
 
 
-def test_tagged_nodes_are_equal_by_tag_while_a_region_is_open(monkeypatch):
+def test_tagged_nodes_are_equal_by_tag_in_a_cache_while_a_region_is_open(monkeypatch):
     plain = nodes_of(models.MLP(rngs()))
     tagged = _private.TaggedNodes(dict(plain), "a")
-    assert tagged == plain
-    assert plain == tagged
-    assert hash(plain) == hash(tagged)
+    same, other = (_private.TaggedNodes(dict(plain), tag) for tag in ("a", "b"))
+    assert operator.eq(tagged, plain)
+    assert operator.eq(plain, tagged)
+    assert hash(plain) == hash(tagged) == hash(same)
     monkeypatch.setattr(_private.TaggedNodes, "strict", True)
-    assert tagged == _private.TaggedNodes(dict(plain), "a")
-    assert hash(tagged) == hash(_private.TaggedNodes(dict(plain), "a"))
-    assert tagged != _private.TaggedNodes(dict(plain), "b")
-    assert tagged != plain
-    assert plain != tagged
+    assert operator.eq(tagged, same)
+    assert not operator.eq(tagged, other)
+    assert not operator.eq(tagged, plain)
+    assert not operator.eq(plain, tagged)
+    assert {tagged: 1}.get(other) is None
     assert tagged.plain() == plain
     assert type(tagged.plain()) is graphlib.HashableMapping
 
 
-def test_tagged_nodes_can_be_pickled():
+def test_tagged_nodes_are_equal_in_a_comparison_that_code_writes_out(monkeypatch):
+    plain = nodes_of(models.MLP(rngs()))
+    tagged = _private.TaggedNodes(dict(plain), "a")
+    other = _private.TaggedNodes(dict(plain), "b")
+    monkeypatch.setattr(_private.TaggedNodes, "strict", True)
+    assert tagged == other
+    assert not tagged != plain  # noqa: SIM202
+    assert (1, tagged) == (1, plain)
+
+
+def test_tagged_nodes_are_pickled_as_what_they_stand_for():
     tagged = _private.TaggedNodes(dict(nodes_of(models.MLP(rngs()))), ("token", ("a",)))
-    assert pickle.loads(pickle.dumps(tagged)) == tagged
+    again = pickle.loads(pickle.dumps(tagged))
+    assert again == tagged
+    assert type(again) is graphlib.HashableMapping
 
 
 @pytest.fixture

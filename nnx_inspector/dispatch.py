@@ -1,0 +1,353 @@
+"""Composes what is hooked around each call of a module: layers, their order, their selection.
+
+What is active lives in a `jax.make_user_context` value: thread-local, and part of every jit cache
+key, so functions that were jitted before honour it and drop it on exit. `wrapping` sends the
+calls here, `Scope` says which path a module has. Invariant: a call that cannot be attributed is
+counted and told, never guessed. Does not know what a layer does with a call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from flax import nnx
+
+from nnx_inspector import wrapping
+from nnx_inspector.scope import Scope
+from nnx_inspector.sites import (
+    CALL,
+    Path,
+    Selection,
+    methods,
+    site_key,
+)
+
+TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT = range(4)
+"""Where a layer sits around a call: the smaller is the further out."""
+
+_layers = jax.make_user_context(default_value=())
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What an interceptor is told about a call, as Linen's `InterceptorContext`.
+
+    Attributes:
+        module: the module that is called (inside a transform: NNX's copy of it).
+        method_name: `"__call__"` or another public method.
+        orig_method: the bound method itself; calling it bypasses the remaining interceptors.
+        path: the module's path, `"blocks/0/attn"`; `None` where it cannot be known.
+        call: how often this site was called before within the outermost call, 0 for the first.
+            Under jit that is counted while tracing.
+        kind: `"method"`, or `"linen"` for a method of a Linen module inside `nnx.bridge.ToNNX`.
+            Layers of our own also see `"sow"` and `"perturb"`, a value that the user's module
+            hands to NNX: its path is that of the Variable.
+        type_name: of the module's class, or of the Variable's that is sown.
+    """
+
+    module: Any
+    method_name: str
+    orig_method: Callable[..., Any]
+    path: str | None
+    call: int
+    kind: str = "method"
+    type_name: str = ""
+
+    @property
+    def site(self) -> str | None:
+        """The site's key: the path, and the method unless it is `__call__`."""
+        if self.path is None or self.method_name == CALL:
+            return self.path
+        return f"{self.path}:{self.method_name}"
+
+
+Interceptor = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Context], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """What one open context adds to the calls it selects.
+
+    Attributes:
+        wrap: `(next_fun, args, kwargs, context) -> output`. Equal `wrap`s must act alike: they
+            share compiled programs.
+        rank: where it sits around a call.
+        only: which sites; None for all that `wrap` is asked about.
+        scope: the model that paths are relative to; None for the outermost module called.
+        unattributed: told the type of a module that looks like one of the scope's and is none.
+    """
+
+    wrap: Interceptor
+    rank: int = INTERCEPTOR
+    only: Selection | None = None
+    scope: Scope | None = None
+    unattributed: Callable[[str], None] | None = None
+    matched: set[str] = dataclasses.field(default_factory=lambda: set[str](), compare=False)
+
+
+@dataclasses.dataclass
+class _Frame:
+    module: Any
+    method: str
+    function: Any
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.frames: list[_Frame] = []
+        self.outermost: Scope | None = None
+        self.calls: dict[Any, int] = {}
+        self.executables = 0
+
+
+_thread = _Thread()
+_compiled_inside: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def hooked(*layers: Layer) -> Iterator[None]:
+    """Open layers around every module call of this thread, inside those already open."""
+    if not layers:
+        yield
+        return
+    with installed(), _layers((*_layers.value, *layers)):
+        yield
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Keep the wrappers on the classes; regions opened inside need not put them there again.
+
+    Without a region open they call straight through.
+    """
+    with wrapping.installed(_HOOKS):
+        yield
+
+
+def open_layers() -> int:
+    """How many layers are open in this thread."""
+    return len(_layers.value)
+
+
+def executables_called() -> int:
+    """How many ahead-of-time compiled executables this thread called, since last asked, that were
+    made without the layers that were open: no hook sees inside them.
+    """
+    called, _thread.executables = _thread.executables, 0
+    return called
+
+
+# ------------------------------------------------------------------- calls
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A call on its way through the layers.
+
+    `below` is where it takes place under `owner`, the module whose path is known: () for a method
+    of it. `selected` is what a filter by type looks at.
+    """
+
+    owner: Any
+    below: Path
+    module: Any
+    method: str
+    original: Callable[..., Any]
+    kind: str
+    type_name: str
+    selected: Any
+
+
+def _called(
+    cls: type, name: str, function: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    original = function.__get__(module, type(module))
+    if _is_within(name, function, module):
+        return original(*args, **kwargs)  # super().name(...), or what a decorated method holds
+    call = _Call(module, (), module, name, original, "method", type(module).__name__, module)
+    return _through_layers(call, function, args, kwargs)
+
+
+def call_inside(
+    owner: nnx.Module,
+    below: Path,
+    module: Any,
+    method: str,
+    original: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run a method that is no NNX module's own through the layers: a Linen submodule's.
+
+    Args:
+        owner: the NNX module inside which it is called.
+        below: the rest of its path, under the owner's.
+        module: what it is a method of.
+        method: its name.
+        original: the bound method.
+        args: what it is called with.
+        kwargs: likewise.
+    """
+    call = _Call(owner, below, module, method, original, "linen", type(module).__name__, module)
+    return _through_layers(call, original, args, kwargs)
+
+
+def _sown(module: Any, name: str, kind: str, variable_type: Any, value: Any) -> Any:
+    """A value that the user's module hands to `sow`, or that `perturb` returns."""
+    if name in methods(type(module)):
+        return value  # nnx.capture(method_outputs=...) sows what methods return: seen already
+    below: Path = (name,)
+    method = kind if any(_has_module(scope, module, name) for scope in _scopes()) else CALL
+    type_name = variable_type if isinstance(variable_type, str) else variable_type.__name__
+    call = _Call(module, below, module, method, lambda: value, kind, type_name, variable_type)
+    return _wrapped_in_layers(call, (TAP_OUTPUT, PERTURBATION))()
+
+
+def _has_module(scope: Scope, module: Any, name: str) -> bool:
+    path = scope.path_of(module)
+    return path is not None and scope.holds((*path, name))
+
+
+def _through_layers(
+    call: _Call, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    frames = _thread.frames
+    outermost = not frames
+    if outermost:
+        needs_scope = any(layer.scope is None for layer in _layers.value)
+        _thread.outermost = Scope({(): call.owner}, _OUTERMOST) if needs_scope else None
+        _thread.calls = {}
+    frames.append(_Frame(call.module, call.method, function))
+    try:
+        for scope in _scopes():
+            scope.note_unattributed(call.owner)
+        return _wrapped_in_layers(call, (TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT))(
+            *args, **kwargs
+        )
+    finally:
+        frames.pop()
+        if outermost:
+            _thread.outermost = None
+            _thread.calls = {}
+
+
+def _is_within(name: str, function: Any, module: Any) -> bool:
+    """Whether the innermost call is of this method of this module (or of what it stands in for),
+    and is done by another function: then both are one call of one site.
+    """
+    if not _thread.frames or _thread.frames[-1].method != name:
+        return False
+    outer = _thread.frames[-1]
+    if outer.function is function:
+        return False  # a method that calls itself
+    if outer.module is module:
+        return True
+    paths = [(scope.path_of(outer.module), scope.path_of(module)) for scope in _scopes()]
+    return any(a is not None and a == b for a, b in paths)
+
+
+def _wrapped_in_layers(call: _Call, ranks: tuple[int, ...]) -> Callable[..., Any]:
+    layers = _layers.value
+    chain = call.original
+    for number in _outermost_last(layers):
+        if layers[number].rank in ranks:
+            chain = _around(number, layers[number], chain, call)
+    return chain
+
+
+def _outermost_last(layers: tuple[Layer, ...]) -> list[int]:
+    # by rank, and among equals the context entered first is outermost
+    return sorted(reversed(range(len(layers))), key=lambda number: -layers[number].rank)
+
+
+def _around(
+    number: int, layer: Layer, inner: Callable[..., Any], call: _Call
+) -> Callable[..., Any]:
+    scope = layer.scope if layer.scope is not None else _thread.outermost
+    path = scope.path_of(call.owner) if scope is not None else None
+    if layer.scope is not None and path is None:
+        if layer.unattributed is not None and type(call.owner) in layer.scope.types:
+            layer.unattributed(type(call.owner).__name__)
+        return inner
+    if path is not None:
+        path = (*path, *call.below)
+    if layer.only is not None and not layer.only.matches(path, call.method, call.selected):
+        return inner
+    layer.matched.add(call.method)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        counter = (number, path if path is not None else id(call.module), call.method)
+        before = _thread.calls.get(counter, 0)
+        _thread.calls[counter] = before + 1
+        key = None if path is None else site_key(path)
+        context = Context(
+            call.module, call.method, call.original, key, before, call.kind, call.type_name
+        )
+        return layer.wrap(inner, args, kwargs, context)
+
+    return run
+
+
+# ---------------------------------------------------------- copies of modules
+
+
+_OUTERMOST = "outermost"
+
+
+def _scopes() -> Iterator[Scope]:
+    seen: set[int] = set()
+    for layer in _layers.value:
+        if layer.scope is not None and id(layer.scope) not in seen:
+            seen.add(id(layer.scope))
+            yield layer.scope
+    if _thread.outermost is not None:
+        yield _thread.outermost
+
+
+def _tag_of(module: Any) -> Any:
+    if not _layers.value:
+        return None
+    tag = {}
+    for scope in _scopes():
+        path = scope.leaves_with_tag(module)
+        if path is not None or scope.doubts(module):
+            tag[scope.token] = path
+    return tuple(tag.items())  # empty: of another model, for certain
+
+
+def _arrived(module: Any, tag: Any, moved: bool) -> None:
+    if not _layers.value:
+        return
+    paths = None if tag is None else dict(tag)
+    for scope in _scopes():
+        if paths is None:  # taken apart before the hooks
+            scope.arrives_with_tag(module, None, moved=False)
+        elif scope.token in paths:
+            scope.arrives_with_tag(module, paths[scope.token], moved=moved)
+
+
+def _compiled(executable: Any) -> None:
+    if _layers.value:
+        _compiled_inside[executable] = _layers.value
+
+
+def _executed(executable: Any) -> None:
+    if _layers.value and _compiled_inside.get(executable) != _layers.value:
+        _thread.executables += 1
+
+
+_HOOKS = wrapping.Hooks(
+    active=lambda: bool(_layers.value),
+    call=_called,
+    sown=_sown,
+    tag_of=_tag_of,
+    arrived=_arrived,
+    compiled=_compiled,
+    executed=_executed,
+)

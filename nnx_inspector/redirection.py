@@ -1,0 +1,80 @@
+"""Sends the calls of a function elsewhere, whoever holds a reference to it.
+
+A bound method that a model keeps in an attribute, or one taken before the hooks, refers to the
+function itself: replacing the class attribute does not reach it, replacing the function's code
+does. Invariant: the function object stays the same one, its signature can still be read, and
+undoing gives it back the very code it had. Knows no module and no hook.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable
+from typing import Any
+
+_TARGET = "nnx_inspector's target"
+
+
+def _template(*args: Any, **kwargs: Any) -> Any:
+    target: Any = "nnx_inspector's target"
+    return target(*args, **kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Redirection:
+    """A function whose calls go elsewhere.
+
+    Attributes:
+        function: the function, whose code is now ours.
+        original: another function with the code that it had; calling it does what it did.
+        undo: gives the function its code back.
+    """
+
+    function: types.FunctionType
+    original: types.FunctionType
+    undo: Callable[[], None]
+
+
+def copy_of(function: types.FunctionType) -> types.FunctionType:
+    """A second function object that does the same."""
+    code, names = function.__code__, function.__globals__
+    copy = types.FunctionType(
+        code, names, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__qualname__ = function.__qualname__
+    copy.__module__ = function.__module__
+    copy.__doc__ = function.__doc__
+    copy.__dict__.update(function.__dict__)
+    return copy
+
+
+def redirect(
+    function: types.FunctionType, target: Callable[..., Any], original: types.FunctionType
+) -> Redirection:
+    """Call `target` wherever `function` is called, until it is undone.
+
+    Args:
+        function: any Python function; closures and defaults may stay.
+        target: called with the same arguments. It must not call `function`.
+        original: `copy_of(function)`, which `target` may call.
+    """
+    code, annotated = function.__code__, "__wrapped__" in function.__dict__
+    function.__code__ = _template.__code__.replace(
+        co_consts=tuple(target if c == _TARGET else c for c in _template.__code__.co_consts),
+        co_freevars=code.co_freevars,  # as many as the function's closure has
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+    )
+    if not annotated:
+        function.__dict__["__wrapped__"] = original  # what inspect.signature follows
+
+    def undo() -> None:
+        function.__code__ = code
+        if not annotated:
+            function.__dict__.pop("__wrapped__", None)
+
+    return Redirection(function, original, undo)
