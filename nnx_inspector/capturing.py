@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from nnx_inspector.dispatch import TAP_INPUT, TAP_OUTPUT, Context, Layer
 from nnx_inspector.harvest import INPUT, OUTPUT, Marked, Plan, Seen, Survey, evaluate, sinks_for
-from nnx_inspector.interception import TAP_INPUT, TAP_OUTPUT, Context, Layer, Scope
 from nnx_inspector.packing import unpack
 from nnx_inspector.record import Call, Record
+from nnx_inspector.scope import Scope
 from nnx_inspector.sites import Only, Selection
 from nnx_inspector.staging import (
     Arguments,

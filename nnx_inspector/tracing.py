@@ -18,9 +18,10 @@ from flax import nnx
 
 from nnx_inspector import _private
 from nnx_inspector.capturing import MarkOutput
+from nnx_inspector.dispatch import TAP_INPUT, TAP_OUTPUT, Context, Layer
 from nnx_inspector.flops import equation_flops
 from nnx_inspector.harvest import INPUT, OUTPUT
-from nnx_inspector.interception import TAP_INPUT, TAP_OUTPUT, Context, Layer, Scope
+from nnx_inspector.scope import Scope
 from nnx_inspector.sites import CALL, ModuleSite, Only, Selection, module_sites, parse_key
 from nnx_inspector.staging import as_function, staged
 from nnx_inspector.taps import Structure, mark, mark_tree
