@@ -6,8 +6,11 @@ parameters of a jaxpr's equation. `tests/test_private.py` fails clearly when a v
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import dis
+import functools
+import math
 import os
 import sys
 import types
@@ -21,6 +24,9 @@ from flax.nnx import extract, graphlib, pytreelib
 from flax.typing import HashableMapping
 
 from nnx_inspector.redirection import copy_of, redirect
+
+REMAT = frozenset(["remat2", "remat", "checkpoint"])
+"""The names that jax gives its remat primitive."""
 
 NODES = "_pytree__nodes"
 """The attribute of every NNX object that lists which attributes are data."""
@@ -247,6 +253,17 @@ def sub_jaxprs(equation: Any) -> Iterator[Any]:
                 yield item
 
 
+def is_recomputation(equation: Any) -> bool:
+    """Whether an equation is the second pass of a remat, within a backward pass."""
+    return bool(equation.params.get("differentiated")) and equation.primitive.name in REMAT
+
+
+def devices_of(equation: Any) -> int:
+    """On how many devices (along the axes it makes manual) a shard_map runs its function."""
+    mesh, axes = equation.params["mesh"], equation.params["newly_manual_axes"]
+    return math.prod(mesh.shape[axis] for axis in axes)
+
+
 def is_literal(atom: Any) -> bool:
     return hasattr(atom, "val")
 
@@ -283,6 +300,44 @@ def frame_is_internal(filename: str) -> bool:
     return not _is_user_file(filename)
 
 
+def source_of_caller() -> str | None:
+    """`file:line` of the nearest user code on the stack, or None.
+
+    None too where jax's tracing of an inner function (jit, scan, remat) lies between: that trace
+    may be kept and used again elsewhere, so the line is the one of the equation that holds it.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if _traces_a_function(frame.f_code):
+            return None
+        if _is_user_file(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def source_of_equation(equation: Any) -> str | None:
+    """`file:line` of the nearest user code that made an equation, within the function that was
+    traced into its jaxpr; or None.
+    """
+    from jax._src import source_info_util
+
+    traceback = equation.source_info.traceback
+    codes, instructions = traceback.raw_frames() if traceback else ((), ())
+    for code, instruction in zip(codes, instructions, strict=True):
+        if _traces_a_function(code):
+            return None
+        if _is_user_file(code.co_filename):
+            frame = source_info_util.raw_frame_to_frame(code, instruction)
+            return f"{frame.file_name}:{frame.start_line}"
+    return None
+
+
+def _traces_a_function(code: types.CodeType) -> bool:
+    return code.co_name.startswith("trace_to_jaxpr") and code.co_filename.startswith(_JAX)
+
+
+@functools.cache
 def _is_user_file(filename: str) -> bool:
     from jax._src import source_info_util
 
@@ -330,3 +385,52 @@ def inside_while_loop() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def linen_applies() -> int:
+    """How many `apply` and `init` of Linen modules are under way in this thread, one in another."""
+    from flax.linen import module
+
+    return len(module._context.capture_stack)
+
+
+def linen_dry_run(module: Any) -> bool:
+    """Whether a Linen module is run without variables, only to check what its setup does."""
+    from flax.linen.module import TestScope
+
+    return isinstance(module.scope, TestScope)
+
+
+@contextlib.contextmanager
+def outermost_linen_interceptor(interceptor: Callable[..., Any]) -> Iterator[None]:
+    """`linen.intercept_methods`, around the interceptors that are open instead of inside them."""
+    from flax.linen import module
+
+    stack = module._global_interceptor_stack._storage
+    stack.insert(0, interceptor)
+    try:
+        yield
+    finally:
+        stack.remove(interceptor)
+
+
+def swap_linen_jit_key(more: Callable[[Any], Any]) -> Callable[[], None]:
+    """Let `more(module)` be a part of what `linen.jit` compiles a program for; returns the undo.
+
+    Where it is None nothing changes.
+    """
+    from flax.linen import transforms
+
+    cls = transforms._HashableProxy
+    original = vars(cls)["from_module"]
+
+    def from_module(cls: type, module: Any) -> Any:
+        proxy, key = original.__func__(cls, module), more(module)
+        return proxy if key is None else cls(proxy.module_ref, hash((proxy.hash_key, key)))
+
+    cls.from_module = classmethod(from_module)  # type: ignore[assignment]
+
+    def undo() -> None:
+        cls.from_module = original
+
+    return undo

@@ -16,7 +16,18 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector.dispatch import TAP_INPUT, TAP_OUTPUT, Context, Layer
-from nnx_inspector.harvest import INPUT, OUTPUT, Marked, Plan, Seen, Survey, evaluate, sinks_for
+from nnx_inspector.harvest import (
+    INPUT,
+    OUTPUT,
+    UNATTRIBUTED,
+    Marked,
+    Plan,
+    Seen,
+    Survey,
+    evaluate,
+    marks,
+    sinks_for,
+)
 from nnx_inspector.packing import unpack
 from nnx_inspector.record import Call, Record
 from nnx_inspector.scope import Scope
@@ -29,7 +40,6 @@ from nnx_inspector.staging import (
     as_function,
     name_of,
     plain_key,
-    roots_of,
     staged,
 )
 from nnx_inspector.summary import Summary
@@ -48,6 +58,16 @@ class MarkOutput:
 
 
 @dataclasses.dataclass(frozen=True)
+class MarkUnattributed:
+    """Leaves a mark where a call could not be attributed: it is told however the trace is kept."""
+
+    owner: Any
+
+    def __call__(self, type_name: str) -> None:
+        mark_tree((), owner=self.owner, site=type_name, part=UNATTRIBUTED)
+
+
+@dataclasses.dataclass(frozen=True)
 class MarkInput:
     """Marks what a method receives, after interceptors, for one owner."""
 
@@ -62,7 +82,8 @@ def marking_layers(selection: Selection, *, inputs: bool) -> LayersOf:
     """The layers that mark the outputs (and inputs) of the selected sites of a scope."""
 
     def layers(scope: Scope, owner: Any) -> Sequence[Layer]:
-        out = [Layer(MarkOutput(owner), TAP_OUTPUT, selection, scope)]
+        unattributed = MarkUnattributed(owner)
+        out = [Layer(MarkOutput(owner), TAP_OUTPUT, selection, scope, unattributed)]
         if inputs:
             out.append(Layer(MarkInput(owner), TAP_INPUT, selection, scope))
         return out
@@ -70,9 +91,10 @@ def marking_layers(selection: Selection, *, inputs: bool) -> LayersOf:
     return layers
 
 
-def _check_selection(selection: Selection, function: Function, args: Any, kwargs: Any) -> None:
+def _check_selection(selection: Selection, stage: Staged) -> None:
     if selection.terms != (None,):
-        selection.require_match(roots_of(function, args, kwargs))
+        called = [marked.site for marked in marks(stage.survey)]
+        selection.require_match(stage.roots, [*called, *stage.survey.unseen])
 
 
 def capture(f: Any, *, only: Only = None, inputs: bool = True) -> Callable[..., tuple[Any, Record]]:
@@ -107,8 +129,8 @@ def capture(f: Any, *, only: Only = None, inputs: bool = True) -> Callable[..., 
     selection = Selection(only)
 
     def captured(*args: Any, **kwargs: Any) -> tuple[Any, Record]:
-        _check_selection(selection, function, args, kwargs)
         with staged(function, args, kwargs, marking_layers(selection, inputs=inputs)) as stage:
+            _check_selection(selection, stage)
             out, seen = evaluate(stage.survey, stage.inputs, plan=Plan())
             return stage.finish(out, update=True), record_of(stage, seen)
 
@@ -162,13 +184,13 @@ def value_and_grad(
     wanted = [_diff_state(a) for a in (argnums if several else (argnums,))]
 
     def graded(*args: Any, **kwargs: Any) -> Any:
-        _check_selection(selection, function, args, kwargs)
         parts_of = [(_argument(function, args, n), only) for n, only in wanted]
         owned = 0 if function.owner is None else 1
         chosen = {n - owned for n, _ in parts_of}
         args = tuple(_numbers_as_arrays(a) if i in chosen else a for i, a in enumerate(args))
         layers = marking_layers(selection, inputs=inputs)
         with staged(function, args, kwargs, layers) as stage:
+            _check_selection(selection, stage)
             parts = [_differentiable(stage, function, args, n, only) for n, only in parts_of]
             _check_loss(stage, function, has_aux)
             value, out, seen, cotangents, grads = _run_backward(stage, parts)
@@ -327,7 +349,7 @@ def record_of(stage: Staged, seen: list[Any], cotangents: list[Any] | None = Non
             )
         )
     unseen = dict(stage.survey.unseen)
-    for name, count in stage.scope.unattributed.items():
+    for name, count in stage.survey.unattributed.items():
         unseen[f"({name})"] = (
             f"{count} calls of modules of this type are unattributed: they are not part of the "
             f"model that was passed, but copies of it or modules made during the call"

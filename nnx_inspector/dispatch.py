@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from nnx_inspector import wrapping
+from nnx_inspector import linen, wrapping
 from nnx_inspector.scope import Scope
 from nnx_inspector.sites import (
     CALL,
@@ -30,6 +31,8 @@ from nnx_inspector.sites import (
 
 TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT = range(4)
 """Where a layer sits around a call: the smaller is the further out."""
+
+_EVERY = (TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT)
 
 _layers = jax.make_user_context(default_value=())
 
@@ -170,8 +173,35 @@ def _called(
     original = function.__get__(module, type(module))
     if _is_within(name, function, module):
         return original(*args, **kwargs)  # super().name(...), or what a decorated method holds
+    made_at = linen.made_here(module)
+    if made_at is not None:
+        for scope in _scopes():
+            scope.adopt(module, *made_at)
+    if isinstance(module, nnx.bridge.ToNNX) and name == CALL:
+        original = functools.partial(_in_linen, module, original)
     call = _Call(module, (), module, name, original, "method", type(module).__name__, module)
-    return _through_layers(call, function, args, kwargs)
+    # the call of what a ToLinen makes is the ToLinen's own, which was told
+    ranks = () if made_at is not None and name == CALL else _EVERY
+    return _through_layers(call, function, args, kwargs, ranks)
+
+
+def _in_linen(owner: Any, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a ToNNX; what its Linen modules call goes through the layers too."""
+    paths = [(scope.token, scope.path_of(owner)) for scope in _scopes()]
+    key = tuple((token, path) for token, path in paths if path is not None)
+    with linen.told(owner, linen.Listener(call_inside, _foreign, key)):
+        return original(*args, **kwargs)
+
+
+def _foreign(owner: Any, module: Any) -> None:
+    name = type(module).__name__
+    for scope in _scopes():
+        if scope.path_of(owner) is not None:
+            scope.count_unattributed(name)
+    for layer in _layers.value:
+        if layer.unattributed is not None and layer.scope is not None:
+            if layer.scope.path_of(owner) is not None:
+                layer.unattributed(name)
 
 
 def call_inside(
@@ -195,7 +225,7 @@ def call_inside(
         kwargs: likewise.
     """
     call = _Call(owner, below, module, method, original, "linen", type(module).__name__, module)
-    return _through_layers(call, original, args, kwargs)
+    return _through_layers(call, original, args, kwargs, _EVERY)
 
 
 def _sown(module: Any, name: str, kind: str, variable_type: Any, value: Any) -> Any:
@@ -206,7 +236,7 @@ def _sown(module: Any, name: str, kind: str, variable_type: Any, value: Any) -> 
     method = kind if any(_has_module(scope, module, name) for scope in _scopes()) else CALL
     type_name = variable_type if isinstance(variable_type, str) else variable_type.__name__
     call = _Call(module, below, module, method, lambda: value, kind, type_name, variable_type)
-    return _wrapped_in_layers(call, (TAP_OUTPUT, PERTURBATION))()
+    return _wrapped_in_layers(call, (TAP_OUTPUT, PERTURBATION, TAP_INPUT))()
 
 
 def _has_module(scope: Scope, module: Any, name: str) -> bool:
@@ -215,7 +245,11 @@ def _has_module(scope: Scope, module: Any, name: str) -> bool:
 
 
 def _through_layers(
-    call: _Call, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    call: _Call,
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    ranks: tuple[int, ...],
 ) -> Any:
     frames = _thread.frames
     outermost = not frames
@@ -225,11 +259,10 @@ def _through_layers(
         _thread.calls = {}
     frames.append(_Frame(call.module, call.method, function))
     try:
-        for scope in _scopes():
-            scope.note_unattributed(call.owner)
-        return _wrapped_in_layers(call, (TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT))(
-            *args, **kwargs
-        )
+        if call.module is call.owner:
+            for scope in _scopes():
+                scope.note_unattributed(call.owner)
+        return _wrapped_in_layers(call, ranks)(*args, **kwargs)
     finally:
         frames.pop()
         if outermost:
@@ -272,12 +305,13 @@ def _around(
     scope = layer.scope if layer.scope is not None else _thread.outermost
     path = scope.path_of(call.owner) if scope is not None else None
     if layer.scope is not None and path is None:
-        if layer.unattributed is not None and type(call.owner) in layer.scope.types:
-            layer.unattributed(type(call.owner).__name__)
+        if layer.unattributed is not None and call.module is call.owner:
+            if type(call.owner) in layer.scope.types:
+                layer.unattributed(type(call.owner).__name__)
         return inner
     if path is not None:
         path = (*path, *call.below)
-    if layer.only is not None and not layer.only.matches(path, call.method, call.selected):
+    if layer.only is not None and not _selects(layer.only, path, call):
         return inner
     layer.matched.add(call.method)
 
@@ -292,6 +326,13 @@ def _around(
         return layer.wrap(inner, args, kwargs, context)
 
     return run
+
+
+def _selects(only: Selection, path: Path | None, call: _Call) -> bool:
+    if only.matches(path, call.method, call.selected):
+        return True
+    # a sown value is no method's: where a method is asked for by default, it is meant too
+    return call.kind in ("sow", "perturb") and only.matches(path, CALL, call.selected)
 
 
 # ---------------------------------------------------------- copies of modules

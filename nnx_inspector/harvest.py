@@ -23,6 +23,8 @@ from nnx_inspector.summary import Summary
 from nnx_inspector.taps import Structure, mark, observe_cotangent, sink_like
 
 OUTPUT, INPUT = "output", "input"
+UNATTRIBUTED = "unattributed"
+"""Marks a call that looks like the model's and is none; its site is the name of the type."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +56,18 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """A jaxpr and its equations that hold marks, by their number."""
+    """A jaxpr and its equations that hold marks, by their number.
+
+    Attributes:
+        unseen: sites whose marks cannot be taken out, each with the reason.
+        unattributed: how many calls, by the type of module, look like the model's and are not.
+    """
 
     jaxpr: Any
     consts: tuple[Any, ...]
     items: Mapping[int, Item]
     unseen: Mapping[str, str]
+    unattributed: Mapping[str, int]
 
 
 _INLINE = {"closed_call", "core_call", "custom_lin"}
@@ -73,22 +81,31 @@ def survey(jaxpr: Any, owner: Any) -> Survey:
     bare, consts = _private.open_jaxpr(jaxpr)
     items: dict[int, Item] = {}
     unseen: dict[str, str] = {}
+    unattributed: dict[str, int] = {}
     for number, equation in enumerate(bare.eqns):
-        item = _item(equation, owner, unseen)
+        item = _item(equation, owner, unseen, unattributed)
         if item is not None:
             items[number] = item
-    return Survey(bare, tuple(consts), items, unseen)
+    return Survey(bare, tuple(consts), items, unseen, unattributed)
 
 
-def _item(equation: Any, owner: Any, unseen: dict[str, str]) -> Item | None:
+def _item(
+    equation: Any, owner: Any, unseen: dict[str, str], unattributed: dict[str, int]
+) -> Item | None:
     params, name = equation.params, equation.primitive.name
     if equation.primitive is mark:
         if params["owner"] != owner:
+            return None
+        if params["part"] == UNATTRIBUTED:
+            unattributed[params["site"]] = unattributed.get(params["site"], 0) + 1
             return None
         avals = tuple(v.aval for v in equation.invars)
         marked = Marked(params["site"], params["part"], params["structure"], avals)
         return Item("mark", marked)
     inner = [survey(j, owner) for j in _private.sub_jaxprs(equation)]
+    for child in inner:
+        for name_of_type, count in child.unattributed.items():
+            unattributed[name_of_type] = unattributed.get(name_of_type, 0) + count
     if not any(child.items or child.unseen for child in inner):
         return None
     for child in inner:

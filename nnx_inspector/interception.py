@@ -122,24 +122,22 @@ def telling_what_was_not_seen(scope: Scope | None) -> Iterator[None]:
             stacklevel=_outside(),
         )
     if scope is not None:
-        warn_of_doubtful_calls(scope)
+        warn_of_doubtful_calls(scope, "Split inside the context, or leave out model=.")
 
 
-def warn_of_doubtful_calls(scope: Scope) -> None:
+def warn_of_doubtful_calls(scope: Scope, way_out: str) -> None:
     """Warn of calls that may be the scope's model's and could not be attributed; counts anew."""
     counts = dict(scope.doubtful)
     scope.doubtful.clear()
     if counts:
-        warnings.warn(_doubtful_in_words(counts), InspectorWarning, stacklevel=_outside())
-
-
-def _doubtful_in_words(counts: dict[str, int]) -> str:
-    calls = ", ".join(f"{count} of {name}" for name, count in counts.items())
-    return (
-        f"Calls that may be the model's could not be attributed to it: {calls}. They are of a "
-        f"graphdef that was split before the hooks (as in nnx.cached_partial), or of a clone of "
-        f"the model. Split inside the context, or leave out model=."
-    )
+        calls = ", ".join(f"{count} of {name}" for name, count in counts.items())
+        warnings.warn(
+            f"Calls that may be the model's could not be attributed to it: {calls}. They are of a "
+            f"graphdef that was split before the hooks (as in nnx.cached_partial), or of a clone "
+            f"of the model. {way_out}",
+            InspectorWarning,
+            stacklevel=_outside(),
+        )
 
 
 def _outside() -> int:

@@ -69,9 +69,21 @@ class Scope:
         """
         if type(module) in self.types and self.path_of(module) is None:
             name = type(module).__name__
-            self.unattributed[name] = self.unattributed.get(name, 0) + 1
+            self.count_unattributed(name)
             if self.doubts(module):
                 self.doubtful[name] = self.doubtful.get(name, 0) + 1
+
+    def count_unattributed(self, name: str) -> None:
+        """Count a call of a module of this type that is not the model's."""
+        self.unattributed[name] = self.unattributed.get(name, 0) + 1
+
+    def adopt(self, module: nnx.Module, owner: nnx.Module, below: Path) -> None:
+        """Let a module that is made during a call stand below one of the model's own."""
+        path = self.path_of(owner)
+        if path is not None:
+            for inner, part in iter_modules(module):
+                self._copies[id(part)] = (weakref.ref(part), (*path, *below, *inner))
+                self.types.add(type(part))
 
     def leaves_with_tag(self, module: Any) -> Path | None:
         """The path to put into a graphdef or treedef; notes at which trace it was put there."""

@@ -227,8 +227,12 @@ class Selection:
     def __repr__(self) -> str:
         return f"Selection({self.terms!r})"
 
-    def matches(self, path: Path | None, method: str, module: nnx.Module) -> bool:
-        """Whether one site is selected. A path of None (unattributed) matches no glob."""
+    def matches(self, path: Path | None, method: str, module: Any) -> bool:
+        """Whether one site is selected. A path of None (unattributed) matches no glob.
+
+        For a value that is sown `module` is the type of its Variable (or that type's name), which
+        a type selects and no predicate is asked about.
+        """
         return any(self._matches(term, path, method, module) for term in self.terms)
 
     def _matches(self, term: Any, path: Path | None, method: str, module: Any) -> bool:
@@ -242,9 +246,12 @@ class Selection:
             return False
         if term is None:
             return True
+        sown = isinstance(module, (type, str))  # the type of Variable that is sown, not a module
         if isinstance(term, type):
-            return isinstance(module, term)
-        return bool(term(path, module))
+            return (
+                issubclass(module, term) if isinstance(module, type) else isinstance(module, term)
+            )
+        return not sown and bool(term(path, module))
 
     def matches_any(self, model: nnx.Module, prefix: Path = ()) -> bool:
         """Whether any site of a model is selected."""
@@ -254,14 +261,44 @@ class Selection:
             for name in methods(type(site.module))
         )
 
-    def require_match(self, model: nnx.Module | Mapping[Path, nnx.Module]) -> None:
+    def require_match(
+        self, model: nnx.Module | Mapping[Path, nnx.Module], called: Sequence[str] | None = None
+    ) -> None:
         """Raise a ValueError that names the closest sites where nothing is selected, in a model or
         in several, each under its prefix.
+
+        Args:
+            model: the model, or several by prefix.
+            called: the keys of the selected sites that a call has revealed; None before a call.
+                Values that are sown and Linen submodules are not known before.
         """
         roots = {(): model} if isinstance(model, nnx.Module) else model
-        if not any(self.matches_any(root, prefix) for prefix, root in roots.items()):
-            keys = [key for prefix, root in roots.items() for key in site_keys(root, prefix)]
-            raise ValueError(nothing_selected(self, keys))
+        if called or any(self.matches_any(root, prefix) for prefix, root in roots.items()):
+            return
+        if called is None and any(self._may_be_revealed(root) for root in roots.values()):
+            return
+        keys = [key for prefix, root in roots.items() for key in site_keys(root, prefix)]
+        raise ValueError(nothing_selected(self, keys))
+
+    def _may_be_revealed(self, model: nnx.Module) -> bool:
+        """Whether only a call can tell what is selected: types that are no NNX module's, and globs
+        where the model holds Linen modules or hands values to `sow` or `perturb`.
+        """
+        for term in self.terms:
+            if isinstance(term, type) and not issubclass(term, nnx.Module):
+                return True
+            if isinstance(term, str) and any(_reveals(m) for _, m in iter_modules(model)):
+                return True
+        return False
+
+
+def _reveals(module: nnx.Module) -> bool:
+    """Whether a module's code hands values to `sow` or `perturb`, or runs a Linen module."""
+    if isinstance(module, nnx.bridge.ToNNX):
+        return True
+    functions = [inspect.unwrap(method) for method in methods(type(module)).values()]
+    codes = [f.__code__ for f in functions if isinstance(f, types.FunctionType)]
+    return any({"sow", "perturb"} & set(code.co_names) for code in codes)
 
 
 def nothing_selected(selection: Selection, keys: Sequence[str]) -> str:

@@ -19,8 +19,8 @@ from flax import nnx
 from nnx_inspector.dispatch import Layer, hooked, open_layers
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.harvest import Survey, survey
-from nnx_inspector.scope import Scope
 from nnx_inspector.interception import warn_of_doubtful_calls
+from nnx_inspector.scope import Scope
 from nnx_inspector.sites import Path, argument_name, require_module
 from nnx_inspector.taps import is_node
 
@@ -101,7 +101,7 @@ def _nodes(tree: Any) -> list[tuple[Path, Any]]:
 def _outermost_modules(node: Any) -> list[tuple[Path, nnx.Module]]:
     if isinstance(node, nnx.Module):
         return [((), node)]
-    every: list[tuple[Any, Any]] = list(nnx.iter_graph(node))
+    every: list[tuple[Any, Any]] = list(nnx.iter_graph(node, graph=True))
     found = [(tuple(p), m) for p, m in every if isinstance(m, nnx.Module)]
     paths = {p for p, _ in found}
     return [(p, m) for p, m in found if not any(p[:n] in paths for n in range(len(p)))]
@@ -225,31 +225,31 @@ def staged(
     with nnx.update_context(_TAG), hooked(*layers(scope, owner)):
         with nnx.split_context(_TAG) as splitting:
             graphdef, state = splitting.split(arguments.take(arguments.nodes))
-        state_leaves, state_def = jax.tree.flatten(state)
+        held, state_leaves = _Held.of(state)
         spans = _spans(arguments.take(arguments.nodes), state)
 
         def pure(state_leaves: Any, arrays: Any) -> Any:
             with nnx.merge_context(_TAG, True) as merging:
-                inner = merging.merge(graphdef, jax.tree.unflatten(state_def, state_leaves))
+                inner = merging.merge(graphdef, held.with_arrays(state_leaves))
             before = _contents(inner)
             owner, inner_args, inner_kwargs = arguments.rebuild(inner, arrays)
             out = function.bind(owner)(*inner_args, **inner_kwargs)
             returned = Arguments.of(out).without_numpy()
             with nnx.split_context(_TAG) as splitting:
                 graphdef_out, state_out = splitting.split((inner, returned.take(returned.nodes)))
-            leaves_out, state_out_def = jax.tree.flatten(state_out)
+            held_out, leaves_out = _Held.of(state_out)
             result.update(
                 changed=_differ(before, _contents(inner)),
                 returned=dataclasses.replace(returned, leaves=_without(returned)),
                 graphdef=graphdef_out,
-                state_def=state_out_def,
+                held=held_out,
             )
             return returned.take(returned.arrays), leaves_out
 
         arrays = arguments.take(arguments.arrays)
         with _saying_why_values_are_unknown():
             jaxpr = jax.make_jaxpr(pure)(state_leaves, list(arrays))
-        warn_of_doubtful_calls(scope)
+        warn_of_doubtful_calls(scope, "They are listed as unseen.")
         returned: Arguments = result["returned"]
 
         def finish(out: Sequence[Any], update: bool) -> Any:
@@ -262,7 +262,7 @@ def staged(
                         f"{name_of(function.call)} returns an NNX object, which cannot leave a "
                         f"pass that must not change the model. Return its arrays instead."
                     )
-                new_state = jax.tree.unflatten(result["state_def"], state_out)
+                new_state = result["held"].with_arrays(state_out)
                 mine_before = arguments.take(arguments.nodes)
                 with _unchanged_on_error(mine_before), nnx.merge_context(_TAG, False) as merging:
                     _, nodes = merging.merge(result["graphdef"], new_state)
@@ -282,12 +282,36 @@ def staged(
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Held:
+    """A state without its arrays: what else its Variables hold (a text that was sown) stays."""
+
+    treedef: Any
+    others: dict[int, Any]
+
+    @staticmethod
+    def of(state: Any) -> tuple[_Held, list[Any]]:
+        leaves, treedef = jax.tree.flatten(state)
+        others = {i: leaf for i, leaf in enumerate(leaves) if not _can_be_traced(leaf)}
+        return _Held(treedef, others), [x for i, x in enumerate(leaves) if i not in others]
+
+    def with_arrays(self, arrays: Sequence[Any]) -> Any:
+        rest = iter(arrays)
+        count = len(self.others) + len(arrays)
+        leaves = [self.others[i] if i in self.others else next(rest) for i in range(count)]
+        return jax.tree.unflatten(self.treedef, leaves)
+
+
+def _can_be_traced(leaf: Any) -> bool:
+    return _is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
+
+
 @contextlib.contextmanager
 def _unchanged_on_error(nodes: Any) -> Iterator[None]:
     """Give the objects back what they held if writing to them fails (a Variable from an outer
     trace): NNX empties each object before it fills it again.
     """
-    every: list[Any] = [node for _, node in nnx.iter_graph(nodes)]
+    every: list[Any] = [node for _, node in nnx.iter_graph(nodes, graph=True)]
     values = [(v, v.get_raw_value()) for v in every if isinstance(v, nnx.Variable)]
     attributes = [(node, dict(vars(node))) for node in every if isinstance(node, nnx.Pytree)]
     try:
@@ -303,7 +327,7 @@ def _unchanged_on_error(nodes: Any) -> Iterator[None]:
 
 
 def _contents(nodes: Any) -> tuple[Any, list[Any]]:
-    graphdef, state = nnx.split(nodes)
+    graphdef, state = nnx.split(nodes, graph=True)
     return graphdef, jax.tree.leaves(state)  # now: a State refers to the Variables themselves
 
 
@@ -333,12 +357,12 @@ def _saying_why_values_are_unknown() -> Iterator[None]:
 
 def _spans(nodes: Any, state: Any) -> dict[int, tuple[int, ...]]:
     """For the id of each Variable the numbers of its leaves in the flat state."""
-    variables = dict(nnx.iter_graph(nodes))
+    variables = dict(nnx.iter_graph(nodes, graph=True))
     is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
     spans: dict[int, tuple[int, ...]] = {}
     start = 0
     for path, value in jax.tree_util.tree_flatten_with_path(state, is_leaf=is_variable)[0]:
-        count = len(jax.tree.leaves(value))
+        count = sum(_can_be_traced(leaf) for leaf in jax.tree.leaves(value))
         key = tuple(plain_key(k) for k in path)
         spans[id(variables[key])] = tuple(range(start, start + count))
         start += count

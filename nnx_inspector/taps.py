@@ -21,16 +21,33 @@ from jax.interpreters import ad, batching, mlir
 from nnx_inspector.packing import pack, packed_size
 from nnx_inspector.summarize import summarize
 
+OUTPUT, INPUT, CHANGE, BEGIN = "output", "input", "change", "begin"
+"""What a mark's operands are: what a call returns, what it receives, or the values of a Variable
+before and after it. A mark without operands stands where a call begins."""
+
 mark = Primitive("nnx_inspector_mark")
 mark.multiple_results = True
 mark.def_impl(lambda *xs, **_: list(xs))
 mark.def_abstract_eval(lambda *avals, **_: list(avals))
 mlir.register_lowering(mark, lambda ctx, *xs, **_: list(xs))  # type: ignore[arg-type]
-batching.primitive_batchers[mark] = lambda xs, dims, **params: (mark.bind(*xs, **params), dims)
 ad.primitive_jvps[mark] = lambda xs, ts, **params: (mark.bind(*xs, **params), list(ts))
 ad.primitive_transposes[mark] = lambda cts, *xs, **_: [
     ct if ad.is_undefined_primal(x) else None for ct, x in zip(cts, xs, strict=True)
 ]
+
+
+def _batch_mark(xs: Any, dims: Any, **params: Any) -> Any:
+    if params.get("part") == CHANGE and len(set(dims)) > 1:  # before and after are to be alike
+        size = next(x.shape[d] for x, d in zip(xs, dims, strict=True) if d is not None)
+        xs = [
+            jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+            for x, d in zip(xs, dims, strict=True)
+        ]
+        dims = [0] * len(xs)
+    return mark.bind(*xs, **params), dims
+
+
+batching.primitive_batchers[mark] = _batch_mark
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ import jax
 from flax import nnx
 
 from nnx_inspector import _private
-from nnx_inspector.capturing import MarkOutput
+from nnx_inspector.capturing import MarkOutput, MarkUnattributed
 from nnx_inspector.dispatch import TAP_INPUT, TAP_OUTPUT, Context, Layer
 from nnx_inspector.flops import equation_flops
 from nnx_inspector.harvest import INPUT, OUTPUT
@@ -226,7 +226,7 @@ def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
     def layers(scope: Scope, owner: Any) -> Sequence[Layer]:
         return [
             Layer(NameFailingSite(), TAP_OUTPUT, selection, scope),
-            Layer(MarkOutput(owner), TAP_OUTPUT, selection, scope),
+            Layer(MarkOutput(owner), TAP_OUTPUT, selection, scope, MarkUnattributed(owner)),
             Layer(_MarkEntry(owner), TAP_INPUT, selection, scope),
         ]
 
@@ -236,7 +236,7 @@ def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
         walk = _Walk(by_key, stage.owner)
         walk.enter(stage.survey.jaxpr, [frozenset()] * len(stage.inputs), 1)
         unseen = dict(stage.survey.unseen)
-        for name, count in stage.scope.unattributed.items():
+        for name, count in stage.survey.unattributed.items():
             unseen[f"({name})"] = f"{count} calls of modules of this type are unattributed"
         calls = tuple(call.freeze() for call in walk.calls)
         return Trace(calls, tuple(dict.fromkeys(walk.edges)), tuple(modules), unseen)

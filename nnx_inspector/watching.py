@@ -26,7 +26,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector import _private, board
-from nnx_inspector.dispatch import TAP_OUTPUT, Context, Layer, hooked
+from nnx_inspector.dispatch import TAP_OUTPUT, Context, Layer, executables_called, hooked
 from nnx_inspector.perturbation import OFF, ROW, apply_tree
 from nnx_inspector.scope import Scope, scope_of
 from nnx_inspector.sites import Only, Selection, methods, module_sites, site_key
@@ -47,17 +47,28 @@ class Session:
         model: the model that is watched; its structure is read again by `refresh`.
         only: which sites.
         gradients: whether cotangents are measured.
+        besides: sites that only a call reveals (a sown value, a Linen submodule) and that may be
+            perturbed; others of these are measured too.
     """
 
-    def __init__(self, model: nnx.Module, *, only: Only = None, gradients: bool = True):
+    def __init__(
+        self,
+        model: nnx.Module,
+        *,
+        only: Only = None,
+        gradients: bool = True,
+        besides: Sequence[str] = (),
+    ):
         self.number = next(_numbers)
         self.model = model
         self.selection = Selection(only)
         self.selection.require_match(model)
         self.gradients = gradients
+        self.besides = tuple(besides)
         self.keys: list[str] = []
         self.errors: list[str] = []
         self.unattributed: dict[str, int] = {}
+        self.executables = 0
         self.unseen: dict[str, str] = {}
         self._lock = threading.Lock()
         self._arrived: dict[tuple[str, str], list[Summary]] = {}
@@ -71,10 +82,15 @@ class Session:
         self._scope = scope_of(self.model)
         # sorted: an NNX transform reorders the attributes of the objects that it updates
         keys = sorted(
-            site_key(site.path, name)
-            for site in module_sites(self.model)
-            for name in methods(type(site.module))
-            if self.selection.matches(site.path, name, site.module)
+            {
+                *self.besides,
+                *(
+                    site_key(site.path, name)
+                    for site in module_sites(self.model)
+                    for name in methods(type(site.module))
+                    if self.selection.matches(site.path, name, site.module)
+                ),
+            }
         )
         if keys != self.keys:
             self.keys = keys
@@ -98,6 +114,7 @@ class Session:
     def open(self) -> Iterator[None]:
         """Watch every pass that this thread makes inside."""
         scope = self._scope
+        executables_called()
         hook = _Watch(self.number, tuple(self.keys), self.gradients)
         try:
             with hooked(Layer(hook, TAP_OUTPUT, self.selection, scope)):
@@ -105,11 +122,13 @@ class Session:
         finally:
             _level.__init__()
             self._note(scope)
+            self.executables += executables_called()
 
     def _note(self, scope: Scope) -> None:
         for name, count in scope.unattributed.items():
             self.unattributed[name] = self.unattributed.get(name, 0) + count
         scope.unattributed.clear()
+        scope.doubtful.clear()  # the same calls: whoever shows `unattributed` tells of them
 
     def receive(self, key: str, quantity: str, summary: Summary) -> None:
         """Called on any thread when a summary arrives."""
@@ -125,7 +144,7 @@ class Session:
         with self._lock:
             arrived, self._arrived = self._arrived, {}
         out: dict[str, dict[str, Summary]] = {}
-        for key in self.keys:
+        for key in dict.fromkeys([*self.keys, *(key for key, _ in arrived)]):
             outputs = arrived.get((key, OUTPUT), [])
             gradients = arrived.get((key, GRADIENT), [])
             if gradients and len(outputs) == 2 * len(gradients):
@@ -200,9 +219,10 @@ class _Watch:
                 _send(self.session, gathered)
 
     def _observed(self, out: Any, key: str) -> Any:
-        shape = (len(self.keys), ROW)
-        rows = board.read(("watch", self.session), shape, _level.reads)
-        out = apply_tree(out, rows[self.keys.index(key)])
+        if key in self.keys:
+            shape = (len(self.keys), ROW)
+            rows = board.read(("watch", self.session), shape, _level.reads)
+            out = apply_tree(out, rows[self.keys.index(key)])
         if _private.inside_while_loop():
             found = _sessions.get(self.session)
             if found is not None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from flax import nnx
 
-from nnx_inspector import _private
+from nnx_inspector import _private, linen
 from nnx_inspector.redirection import copy_of, redirect
 from nnx_inspector.sites import methods
 
@@ -103,6 +103,7 @@ def _wrap_shared(hooks: Hooks) -> None:
     _undo.append(functools.partial(setattr, _private.TaggedNodes, "strict", False))
     _undo.append(_private.swap_pytree_nodes(hooks.tag_of, hooks.arrived))
     _undo.append(_private.swap_executables(hooks.compiled, hooks.executed))
+    _undo.append(_private.swap_linen_jit_key(linen.program_key))
     for function, observed in (
         (nnx.Module.sow, _observed_sow),
         (nnx.Module.perturb, _observed_perturb),

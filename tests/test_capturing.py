@@ -18,8 +18,9 @@ import pytest
 from flax import nnx
 from models import ZOO, batch, rngs
 
-from nnx_inspector import interception
+from nnx_inspector import dispatch
 from nnx_inspector.capturing import capture, value_and_grad
+from nnx_inspector.errors import InspectorWarning
 from nnx_inspector.sites import module_sites
 
 pytestmark = pytest.mark.filterwarnings(
@@ -159,7 +160,8 @@ def test_eagerly_result_state_and_classes_are_those_of_the_plain_call(name):
     assert_same(nnx.state(ours.model), nnx.state(plain.model))
     assert nnx.graphdef(ours.model) == nnx.graphdef(plain.model)
     assert {cls: vars(cls).get("__call__") for cls in calls} == calls
-    assert set(record) <= {site.key for site in module_sites(ours.model)}
+    sown = {"features", "hidden"}  # sites of what the user's own sow and perturb are given
+    assert set(record) - sown <= {site.key for site in module_sites(ours.model)}
     assert record.unseen == {}
 
 
@@ -494,7 +496,8 @@ def test_one_module_in_two_arguments_is_one_site():
 def test_calls_of_a_clone_are_unattributed_and_counted_once_each():
     """TRAPS: never merge the calls of a clone with the model's."""
     model, x = models.MLP(rngs()), batch(4, 3)
-    _, record = capture(lambda m: m(x) + nnx.clone(m)(x))(model)
+    with pytest.warns(InspectorWarning, match="1 of MLP, 2 of Linear"):
+        _, record = capture(lambda m: m(x) + nnx.clone(m)(x))(model)
     assert len(record[""].calls) == 1
     assert record.unseen["(MLP)"].startswith("1 calls of modules of this type are unattributed")
     assert record.unseen["(Linear)"].startswith("2 calls")
@@ -533,7 +536,7 @@ def test_the_exception_of_the_forward_pass_is_the_users_and_changes_nothing():
     jax.tree.map(np.testing.assert_array_equal, nnx.state(model), before)
     assert {p: set(vars(m)) for p, m in nnx.iter_modules(model)} == attributes
     assert vars(models.Fails)["__call__"] is call
-    assert interception.open_layers() == 0
+    assert dispatch.open_layers() == 0
     assert capture(models.MLP(rngs()))(batch(4, 3))[1]["up"].output.size == 16
 
 
@@ -598,16 +601,14 @@ def test_a_model_that_does_not_change_may_be_closed_over_by_jit():
     assert_summary(record["up"].output, model.up(x))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="what is unattributed is counted while tracing: a cached trace counts none"
-)
 def test_unattributed_calls_within_a_cached_inner_jit_are_told_every_time():
     @nnx.jit
     def run(module, x):
         return nnx.clone(module)(x)
 
     model, x = models.Base(rngs()), batch(4, 3)
-    records = [capture(lambda m, x: run(m.linear, x))(model, x)[1] for _ in range(2)]
+    with pytest.warns(InspectorWarning, match="1 of Linear"):
+        records = [capture(lambda m, x: run(m.linear, x))(model, x)[1] for _ in range(2)]
     assert records[0].unseen == records[1].unseen != {}
 
 

@@ -18,14 +18,15 @@ LAYERS = [
     {"history", "passes"},
     {"sites", "summarize", "recording"},
     {"packing"},
-    {"scope", "wrapping", "taps", "findings", "figures", "presenting", "screen"},
+    {"linen", "scope", "wrapping", "taps", "findings", "figures", "presenting", "screen"},
     {"dispatch"},
     {"interception"},
     {"harvest", "record", "board", "presenter"},
     {"staging", "perturbation"},
     {"capturing", "watching"},
     {"tracing", "flops", "modes", "switching", "owned", "loop", "handles"},
-    {"layout", "measures"},
+    {"layout", "measures", "commands"},
+    {"trials"},
     {"inspector"},
 ]
 """A file may import from earlier layers (and within its own, without a cycle)."""
@@ -64,7 +65,7 @@ def test_a_file_imports_only_from_its_own_layer_or_earlier_ones(name: str):
 
 
 def test_interception_knows_only_sites():
-    below = {"sites", "errors", "_private", "redirection", "scope", "wrapping", "dispatch"}
+    below = {"sites", "errors", "_private", "redirection", "linen", "scope", "wrapping", "dispatch"}
     for name in ("interception", "dispatch", "wrapping", "scope"):
         assert imported(name) <= below
 
