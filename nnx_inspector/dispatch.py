@@ -138,11 +138,11 @@ def open_layers() -> int:
     return len(_layers.value)
 
 
-def executables_called() -> int:
+def executables_called(*, restart: int = 0) -> int:
     """How many ahead-of-time compiled executables this thread called, since last asked, that were
-    made without the layers that were open: no hook sees inside them.
+    made without the layers that were open: no hook sees inside them. Counts on from `restart`.
     """
-    called, _thread.executables = _thread.executables, 0
+    called, _thread.executables = _thread.executables, restart
     return called
 
 

@@ -72,11 +72,9 @@ def intercept_methods(
         )
     scope = None if model is None else scope_of(model)
     selection = None if only is None else Selection(only, default_methods="*")
-    if selection is not None and model is not None:
-        selection.require_match(model)
     wrap = interceptor if _is_hashable(interceptor) else _Unhashable(interceptor)
     layer = Layer(wrap, INTERCEPTOR, selection, scope)
-    with open_layer(layer):
+    with open_layer(layer, model):
         yield
 
 
@@ -110,9 +108,9 @@ def telling_what_was_not_seen(scope: Scope | None) -> Iterator[None]:
 
     Nothing is said where an exception passes: it says more.
     """
-    executables_called()
+    earlier = executables_called()
     yield
-    executables = executables_called()
+    executables = executables_called(restart=earlier)
     if executables:
         warnings.warn(
             f"{executables} calls of executables that were compiled ahead of time, before this "
@@ -149,24 +147,27 @@ def _outside() -> int:
 
 
 @contextlib.contextmanager
-def open_layer(layer: Layer) -> Iterator[None]:
-    """Open one layer; where its paths are relative to what is called, check on leaving that its
-    selection matched something.
+def open_layer(layer: Layer, model: nnx.Module | None) -> Iterator[None]:
+    """Open one layer. Raises a ValueError where its selection matches nothing: at once where
+    `model` says so, else on leaving, from what was called.
     """
-    called: list[_CalledModel] = []
-    if layer.only is None or layer.scope is not None:
+    if layer.only is None:
         with telling_what_was_not_seen(layer.scope), hooked(layer):
             yield
         return
-    with (
-        telling_what_was_not_seen(None),
-        hooked(Layer(_Remember(layer.only, called), TAP_OUTPUT), layer),
-    ):
+    known = False
+    if model is not None:
+        layer.only.require_match(model)
+        known = layer.only.matches_any(model)
+    called: list[_CalledModel] = []
+    remember = Layer(_Remember(layer.only, called), TAP_OUTPUT, None, layer.scope)
+    with telling_what_was_not_seen(layer.scope), hooked(remember, layer):
         yield
     if layer.matched:
         _matched.add(hash(layer))  # later its calls may sit in cached programs, unseen from here
-    elif called and not any(one.matches for one in called) and hash(layer) not in _matched:
-        raise ValueError(nothing_selected(layer.only, called[0].keys))
+    elif called and not (known or any(one.matches for one in called)):
+        if hash(layer) not in _matched:
+            raise ValueError(nothing_selected(layer.only, called[0].keys))
 
 
 _matched: set[int] = set()

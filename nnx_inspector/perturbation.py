@@ -199,8 +199,6 @@ def perturb(
     require_perturbation(perturbation)
     selection = Selection(only)
     scope = None if model is None else scope_of(model)
-    if model is not None:
-        selection.require_match(model)
     kind = type(perturbation).__name__
     base = (selection, scope, kind, threading.get_ident())
     depths: dict[Any, int] = _open.__dict__.setdefault("depths", {})
@@ -209,7 +207,7 @@ def perturb(
     depths[base] = depth + 1
     try:
         board.publish(token, perturbation.row())
-        with open_layer(Layer(_Perturb(token, kind), PERTURBATION, selection, scope)):
+        with open_layer(Layer(_Perturb(token, kind), PERTURBATION, selection, scope), model):
             yield
     finally:
         depths[base] = depth

@@ -237,6 +237,19 @@ def test_a_site_that_only_a_call_reveals_can_be_perturbed_in_a_watched_step():
         np.testing.assert_array_equal(step(model, x), jnp.zeros((4, 3)))
 
 
+@pytest.mark.parametrize("relative", [True, False])
+def test_what_perturb_returns_can_be_perturbed(relative):
+    model, x = Deep(rngs()), batch(4, 3)
+    with perturb("blocks/*/hidden", Zero(), model=model if relative else None):
+        y = model(x)
+    np.testing.assert_allclose(y, jnp.broadcast_to(model.child.bias, (4, 3)))
+    with (
+        pytest.raises(ValueError, match="'hiden' matches no site"),
+        perturb("hiden", Zero(), model=model if relative else None),
+    ):
+        model(x)
+
+
 @pytest.mark.parametrize("name", ["sows", "perturbs"])
 def test_what_the_model_stores_is_what_it_stores_without_us(name):
     plain, other = models.ZOO[name](), models.ZOO[name]()
