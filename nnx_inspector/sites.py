@@ -179,12 +179,32 @@ def _natural(path: Path) -> tuple[Any, ...]:
 
 
 def site_keys(model: nnx.Module, prefix: Path = ()) -> list[str]:
-    """The key of every site of a model, every public method included."""
+    """The key of every site that is known before a call, every public method included."""
     return [
-        site_key(site.path, name)
+        key
         for site in module_sites(model, prefix)
-        for name in methods(type(site.module))
+        for key in (
+            *(site_key(site.path, name) for name in methods(type(site.module))),
+            *(site_key((*site.path, *inner)) for inner in linen_paths(site.module)),
+        )
     ]
+
+
+def linen_paths(module: nnx.Module) -> list[Path]:
+    """The paths below a `nnx.bridge.ToNNX` of the Linen modules that have variables."""
+    found: list[Path] = []
+
+    def collect(node: Any, path: Path) -> None:
+        if isinstance(node, dict):
+            found.append(path)
+            for name, value in node.items():
+                collect(value, (*path, name))
+
+    if isinstance(module, nnx.bridge.ToNNX):
+        for name, value in vars(module).items():
+            if not name.startswith(("to_nnx__", "_pytree__")):
+                collect(value, (name,))
+    return found
 
 
 class Selection:
@@ -248,17 +268,22 @@ class Selection:
             return True
         sown = isinstance(module, (type, str))  # the type of Variable that is sown, not a module
         if isinstance(term, type):
-            return (
-                issubclass(module, term) if isinstance(module, type) else isinstance(module, term)
-            )
+            return issubclass(module, term) if isinstance(module, type) else _is_a(module, term)
         return not sown and bool(term(path, module))
 
     def matches_any(self, model: nnx.Module, prefix: Path = ()) -> bool:
-        """Whether any site of a model is selected."""
+        """Whether any site of a model is selected, of those that are known before a call."""
+        sites = module_sites(model, prefix)
         return any(
             self.matches(site.path, name, site.module)
-            for site in module_sites(model, prefix)
+            for site in sites
             for name in methods(type(site.module))
+        ) or any(
+            self._matches(term, (*site.path, *inner), CALL, None)
+            for site in sites
+            for inner in linen_paths(site.module)
+            for term in self.terms
+            if isinstance(term, str)
         )
 
     def require_match(
@@ -281,21 +306,30 @@ class Selection:
         raise ValueError(nothing_selected(self, keys))
 
     def _may_be_revealed(self, model: nnx.Module) -> bool:
-        """Whether only a call can tell what is selected: types that are no NNX module's, and globs
-        where the model holds Linen modules or hands values to `sow` or `perturb`.
+        """Whether only a call can tell what is selected: types that are no NNX module's, globs
+        where the model hands values to `sow` or `perturb`, anything where it holds Linen modules.
         """
+        modules = [module for _, module in iter_modules(model)]
+        if any(isinstance(module, nnx.bridge.ToNNX) for module in modules):
+            return True
         for term in self.terms:
             if isinstance(term, type) and not issubclass(term, nnx.Module):
                 return True
-            if isinstance(term, str) and any(_reveals(m) for _, m in iter_modules(model)):
+            if isinstance(term, str) and any(_sows(module) for module in modules):
                 return True
         return False
 
 
-def _reveals(module: nnx.Module) -> bool:
-    """Whether a module's code hands values to `sow` or `perturb`, or runs a Linen module."""
-    if isinstance(module, nnx.bridge.ToNNX):
+def _is_a(module: Any, cls: type) -> bool:
+    """Whether a module is of a type, or wraps one that is: the two are one site."""
+    if isinstance(module, nnx.bridge.ToNNX) and isinstance(module.to_nnx__module, cls):
         return True
+    made = module.nnx_class if isinstance(module, nnx.bridge.ToLinen) else None
+    return isinstance(module, cls) or (isinstance(made, type) and issubclass(made, cls))
+
+
+def _sows(module: nnx.Module) -> bool:
+    """Whether a module's code hands values to `sow` or `perturb`."""
     functions = [inspect.unwrap(method) for method in methods(type(module)).values()]
     codes = [f.__code__ for f in functions if isinstance(f, types.FunctionType)]
     return any({"sow", "perturb"} & set(code.co_names) for code in codes)

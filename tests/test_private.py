@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import models
 import numpy as np
 import pytest
-from flax import nnx
+from flax import linen, nnx
 from flax.nnx import graphlib
 from models import batch, rngs
 
@@ -244,3 +244,107 @@ def test_compilations_are_told_until_the_undo():
     count = len(events)
     jax.jit(lambda x: x * 5 + 1)(jnp.ones(5)).block_until_ready()
     assert len(events) == count
+
+
+# ----------------------------------------------------------------------- Linen
+
+
+def test_linen_applies_are_counted_through_nesting_and_lifting():
+    counts = []
+
+    class Inner(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            counts.append(_private.linen_applies())
+            return linen.Dense(2)(x)
+
+    class Outer(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            counts.append(_private.linen_applies())
+            other = Inner(parent=None)
+            other.apply(other.init(jax.random.key(0), x), x)
+            return linen.remat(Inner)()(x)
+
+    x = jnp.ones((1, 2))
+    assert _private.linen_applies() == 0
+    variables = Outer().init(jax.random.key(0), x)
+    counts.clear()
+    Outer().apply(variables, x)
+    assert counts == [1, 2, 2, 1]
+    assert _private.linen_applies() == 0
+
+
+def test_linens_dry_run_of_a_lifted_modules_setup_is_told_from_the_real_one():
+    found = []
+
+    class Inner(linen.Module):
+        def setup(self):
+            found.append(_private.linen_dry_run(self))
+
+        def __call__(self, x):
+            return x
+
+    class Outer(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return linen.remat(Inner)()(x)
+
+    Outer().apply({}, jnp.ones(2))
+    assert True in found
+    assert found[-1] is False
+
+
+def test_a_linen_interceptor_can_be_put_around_those_that_are_open():
+    order = []
+
+    def note(name):
+        def interceptor(next_fun, args, kwargs, context):
+            order.append(name)
+            return next_fun(*args, **kwargs)
+
+        return interceptor
+
+    dense, x = linen.Dense(2), jnp.ones((1, 2))
+    variables = dense.init(jax.random.key(0), x)
+    with linen.intercept_methods(note("user's")):
+        with _private.outermost_linen_interceptor(note("ours")):
+            dense.apply(variables, x)
+        assert order == ["ours", "user's"]
+        dense.apply(variables, x)
+    assert order == ["ours", "user's", "user's"]
+    dense.apply(variables, x)
+    assert len(order) == 3
+
+
+def test_linens_jit_keeps_programs_apart_by_what_is_added_to_its_key():
+    traced = []
+
+    class Traced(linen.Module):
+        @linen.jit
+        @linen.compact
+        def __call__(self, x):
+            traced.append(self.name)
+            return linen.Dense(2)(x)
+
+    class Outer(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return Traced(name="b")(Traced(name="a")(x))
+
+    x = jnp.ones((1, 2))
+    variables = Outer().init(jax.random.key(0), x)
+    traced.clear()
+    Outer().apply(variables, x)
+    assert traced == ["a"]  # what makes this necessary
+    undo = _private.swap_linen_jit_key(lambda module: module.scope.path)
+    try:
+        traced.clear()
+        Outer().apply(variables, x)
+        Outer().apply(variables, x)
+        assert traced == ["a", "b"]
+    finally:
+        undo()
+    traced.clear()
+    Outer().apply(variables, x)
+    assert traced == []
