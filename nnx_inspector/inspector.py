@@ -6,6 +6,7 @@ user's training loop; it is counted and shown. Measures, draws and formats nothi
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 import weakref
@@ -16,25 +17,23 @@ import jax
 from flax import nnx
 
 from nnx_inspector import protocol
+from nnx_inspector.commands import answer, weakly
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.findings import Finding, diagnose
 from nnx_inspector.handles import Handle, Handles
 from nnx_inspector.layout import layout_of
 from nnx_inspector.loop import watched
-from nnx_inspector.measures import Meter, Metrics, effect_of, scalars_of
-from nnx_inspector.owned import OwnedPasses, Result
-from nnx_inspector.perturbation import (
-    KINDS,
-    Perturbation,
-    Scale,
-    check_applies,
-    require_perturbation,
-)
+from nnx_inspector.measures import Meter, Metrics
+from nnx_inspector.modes import Modes
+from nnx_inspector.owned import OwnedPasses
+from nnx_inspector.perturbation import Perturbation, check_applies, require_perturbation
 from nnx_inspector.presenter import Presenter
 from nnx_inspector.record import Record, merged_summaries
 from nnx_inspector.recording import Recording
-from nnx_inspector.sites import Only, Selection, nothing_selected, require_module
+from nnx_inspector.sites import Only, Selection, module_sites, nothing_selected, require_module
+from nnx_inspector.switching import Switches
 from nnx_inspector.tracing import Trace, trace
+from nnx_inspector.trials import Outcome, Trial
 from nnx_inspector.watching import Session
 
 if TYPE_CHECKING:
@@ -81,14 +80,13 @@ class Inspector:
         self._model = require_module(model)
         self._selection = Selection(only)
         self._selection.require_match(model)
-        self._example = (args, kwargs)
+        self._example = self._trial = Trial(args, kwargs)
         self._lock = threading.RLock()
         self._closed = False
         self._trace = trace(model, *args, only=only, **kwargs)
-        keys = tuple(dict.fromkeys(call.site for call in self._trace.calls))
-        self._outputs = {c.site: c.output.split(", ") for c in self._trace.calls}
+        self._modes = Modes(model, self._modes_changed)
         self._recording = Recording()
-        self._passes = OwnedPasses(keys, self._selection)
+        self._passes = OwnedPasses((), self._selection)
         self._handles = Handles(self._perturbations_changed)
         self._sessions: dict[bool, Session] = {}
         self._meter = Meter()
@@ -97,12 +95,11 @@ class Inspector:
         self._loop_perturbed = False
         self._pending = False
         self._step = 0
-        self._last_step: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None = None
         itself = weakref.WeakMethod(self._asked)
-        self._view = Presenter(_weakly(itself), self._snapshot)
+        self._view = Presenter(weakly(itself), self._snapshot)
         # widget registries must not keep an inspector that nobody holds
         weakref.finalize(self, self._view.close)
-        self._new_layout({})
+        self._take_trace(self._trace)
         try:
             self.run(*args, **kwargs)
         except BaseException:
@@ -120,13 +117,7 @@ class Inspector:
             What the model returns.
         """
         self._require_open()
-        perturbed, clean = self._with_and_without(
-            lambda rows: self._passes.forward(self._model, args, kwargs, rows)
-        )
-        self._example, self._last_step = (args, kwargs), None
-        effect = None if clean is None else effect_of("the example", clean, perturbed)
-        self._show(perturbed.record, {}, "run", effect)
-        return perturbed.value
+        return self._run(Trial(args, kwargs))
 
     def step(self, loss_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """One forward and backward pass of `loss_fn(model, *args, **kwargs)` on screen.
@@ -148,21 +139,21 @@ class Inspector:
             raise TypeError(
                 f"step takes a function loss_fn(model, *args), got {type(loss_fn).__name__}."
             )
-        perturbed, clean = self._with_and_without(
-            lambda rows: self._passes.backward(loss_fn, self._model, args, kwargs, rows)
-        )
-        self._last_step = (loss_fn, args, kwargs)
-        after = scalars_of(perturbed.value)
-        before = after if clean is None else scalars_of(clean.value)
-        effect = effect_of("the last step", clean or perturbed, perturbed, before, after)
-        # not among the metrics' curves: those are the training's, this is an evaluation
-        self._show(perturbed.record, {}, "step", effect)
-        return perturbed.value
+        return self._run(Trial(args, kwargs, loss_fn))
 
-    def _with_and_without(self, make: Callable[[Any], Result]) -> tuple[Result, Result | None]:
-        rows = self._handles.rows()
+    def _run(self, trial: Trial) -> Any:
+        outcome = self._make(trial)
+        self._trial = trial
+        self._example = trial if trial.loss_fn is None else self._example
+        # a loss is not among the metrics' curves: those are the training's, this is an evaluation
+        self._show(outcome.perturbed.record, {}, trial.kind, outcome.effect())
+        return outcome.perturbed.value
+
+    def _make(self, trial: Trial) -> Outcome:
+        switches = self._modes.switches()
+        self._show_modes(switches)
         self._meter.count_compilations()
-        return make(rows), (make({}) if rows else None)
+        return trial.make(self._passes, self._model, self._handles.rows(), switches)
 
     def push(self, record: Record, *, step: int | None = None, **metrics: Any) -> None:
         """Put a record of your own (from `nni.capture` or `nni.value_and_grad`) on screen.
@@ -233,7 +224,9 @@ class Inspector:
             raise InspectorError("This inspector watches a loop already; finish that one first.")
         if gradients not in self._sessions:
             only = self._selection.terms
-            self._sessions[gradients] = Session(self._model, only=only, gradients=gradients)
+            self._sessions[gradients] = Session(
+                self._model, only=only, gradients=gradients, besides=self._besides()
+            )
         return watched(self, self._sessions[gradients], batches, every)
 
     def loop_begins(self, total: int | None) -> int:
@@ -288,7 +281,7 @@ class Inspector:
             )
         if sampled:
             if self._handles.rows():
-                self._refresh_effect()
+                self._refresh()
             self._view.present()
         else:
             self._view.tick()
@@ -381,17 +374,21 @@ class Inspector:
         self._require_open()
         require_perturbation(perturbation)
         selection = Selection(only)
-        called = {call.site for call in self._trace.calls}
+        called = dict.fromkeys(call.site for call in self._trace.calls)
         modules = {site.key: site for site in self._trace.modules}
         sites = [
             key
-            for key, site in modules.items()
-            if key in called and selection.matches(site.path, "__call__", site.module)
+            for key in called
+            if (site := modules.get(key)) is not None
+            and selection.matches(site.path, "__call__", site.module)
+            or site is None
+            and selection.matches_key(key)  # what only a call reveals has no module here
         ]
         if not sites:
             raise ValueError(nothing_selected(selection, sorted(called)))
+        outputs = {call.site: call.output.split(", ") for call in self._trace.calls}
         for site in sites:
-            check_applies(perturbation, site, self._outputs[site])
+            check_applies(perturbation, site, outputs[site])
         name = only if isinstance(only, str) else ", ".join(sites)
         return self._handles.add(name, sites, perturbation)
 
@@ -405,49 +402,52 @@ class Inspector:
             self._pending = True
             looping = self._looping
         if not looping:
-            self._refresh_effect()
+            self._refresh()
         self._view.state_changed()
 
-    def _refresh_effect(self) -> None:
-        """Measure the effect of what is on now, on the last step's loss and batch if there is one,
-        else on the example. A failure is shown, not raised: nobody asked in this thread.
+    def _refresh(self) -> None:
+        """Run again what was run last, with what is on now. A failure is shown, not raised: nobody
+        asked in this thread.
         """
         if not self._handles.rows():
             self._view.effect = None
         try:
-            if self._looping:
-                self._effect_while_looping()
-            elif self._last_step is not None:
-                loss_fn, args, kwargs = self._last_step
-                self.step(loss_fn, *args, **kwargs)
-            else:
-                args, kwargs = self._example
-                self.run(*args, **kwargs)
+            if not self._looping:
+                self._run(self._trial)
+            elif self._handles.rows():  # the screen shows the loop, and beside it the effect
+                self._view.effect = self._make(self._trial).effect("the last insp.step's batch")
         except Exception as error:  # noqa: BLE001 - shown instead
-            self._notice(
-                "error", f"The effect could not be measured: {type(error).__name__}: {error}"
-            )
+            what = self._trial.name
+            self._notice("error", f"{what} could not be run again: {type(error).__name__}: {error}")
 
-    def _effect_while_looping(self) -> None:
-        if self._last_step is not None:
-            loss_fn, args, kwargs = self._last_step
-            perturbed, clean = self._with_and_without(
-                lambda rows: self._passes.backward(loss_fn, self._model, args, kwargs, rows)
-            )
-            source = "the last insp.step's batch"
-        else:
-            args, kwargs = self._example
-            perturbed, clean = self._with_and_without(
-                lambda rows: self._passes.forward(self._model, args, kwargs, rows)
-            )
-            source = "the example"
-        if clean is not None:
-            metrics = (
-                {}
-                if self._last_step is None
-                else {"before": scalars_of(clean.value), "after": scalars_of(perturbed.value)}
-            )
-            self._view.effect = effect_of(source, clean, perturbed, **metrics)
+    # ----------------------------------------------------------------- modes
+
+    @property
+    def modes(self) -> Modes:
+        """What the modules let you switch (deterministic, use_running_average ...) for `run`,
+        `step` and the effect, without touching the model.
+        """
+        return self._modes
+
+    def _modes_changed(self, view: nnx.Module) -> None:
+        self._require_open()
+        args, kwargs, runs = self._example.args, self._example.kwargs, True
+        try:
+            self._take_trace(trace(view, *args, only=self._selection.terms, **kwargs))
+        except Exception as error:  # noqa: BLE001 - shown: another example may well run
+            text = f"The example cannot be run in these modes: {type(error).__name__}: {error}"
+            self._notice("warning", text)
+            self._view.effect = None
+            runs = self._trial is not self._example
+        if runs and not self._looping:
+            self._refresh()
+        self._show_modes(self._modes.switches())
+        self._view.state_changed()
+
+    def _show_modes(self, switches: Switches) -> None:
+        text = f"Modes for inspected passes: {switches.in_words()}. A watched loop has the model's."
+        notice = protocol.Notice(level="info", text=text, site=None)
+        self._view.standing = (notice,) if switches else ()
 
     # ------------------------------------------------------------- reading
 
@@ -500,33 +500,7 @@ class Inspector:
     # ------------------------------------------------------------ the screen
 
     def _asked(self, message: Any) -> None:
-        """A command of the browser, on any thread. Exactly one reply; never raises."""
-        if isinstance(message, protocol.Hello):
-            self._view.welcome()
-            return
-        try:
-            self._do(message)
-        except Exception as error:  # noqa: BLE001 - it is the reply
-            self._view.screen.reply(message.id, f"{error.args[0] if error.args else error}")
-            return
-        self._view.screen.reply(message.id)
-
-    def _do(self, message: Any) -> None:
-        if isinstance(message, protocol.Select):
-            self.selected = message.site
-        elif isinstance(message, protocol.Perturb):
-            if message.kind not in KINDS:
-                raise ValueError(f"There is no perturbation {message.kind!r}.")
-            strength = 1.0 if message.strength is None else message.strength
-            kind = Scale(strength) if message.kind == "Scale" else KINDS[message.kind]()
-            self.perturb(message.site, kind)
-        elif isinstance(message, protocol.Adjust):
-            handle = self._handles.get(message.perturbation)
-            if message.strength is not None and isinstance(handle.perturbation, Scale):
-                handle.perturbation = Scale(message.strength)
-            handle.enabled = message.enabled
-        elif isinstance(message, protocol.Remove):
-            self._handles.get(message.perturbation).remove()
+        answer(message, self, self._handles, self._view)
 
     def _snapshot(self) -> dict[str, Any]:
         return {
@@ -537,6 +511,14 @@ class Inspector:
             "meter": self._meter,
             "errors": self._metrics.errors,
         }
+
+    def _take_trace(self, found: Trace) -> None:
+        # what was traced may be a view with other modes: the rows are the model's own modules
+        own = {site.path: site for site in module_sites(self._model)}
+        modules = (*own.values(), *(site for site in found.modules if site.path not in own))
+        self._trace = dataclasses.replace(found, modules=modules)
+        self._passes.extend([*(c.site for c in found.calls), *(site.key for site in modules)])
+        self._new_layout({})
 
     def _new_layout(self, unseen: Mapping[str, str]) -> None:
         layout = layout_of(self._model, self._trace, number=self._view.layouts + 1, unseen=unseen)
@@ -569,12 +551,3 @@ class Inspector:
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
         return f"Inspector({type(self._model).__name__}, {self._recording!r}{state})"
-
-
-def _weakly(method: weakref.WeakMethod[Any]) -> Callable[[Any], None]:
-    def call(message: Any) -> None:
-        alive = method()
-        if alive is not None:
-            alive(message)
-
-    return call

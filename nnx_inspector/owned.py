@@ -1,15 +1,16 @@
 """Passes over a model in programs of our own: nothing of the model changes, every site has a row.
 
 A forward pass, or a forward and backward pass of a loss, is traced and compiled once for each
-structure of model and arguments; the perturbation of every site is an argument of it. Invariant:
-switching or tuning a perturbation runs the same program, and the clean pass is that program with
-rows of zeros. The model, its RNG streams, statistics and optimizer stay as they are.
+structure of model and arguments and for each set of modes, which are switched on the program's own
+copy of the model; the perturbation of every site is an argument of it. Invariant: switching or
+tuning a perturbation runs the same program, and the clean pass is that program with rows of zeros.
+The model, its RNG streams, statistics and optimizer stay as they are.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -23,8 +24,10 @@ from nnx_inspector.perturbation import ROW, apply
 from nnx_inspector.record import Record
 from nnx_inspector.sites import Selection
 from nnx_inspector.staging import Arguments, Function, Staged, as_function, staged
+from nnx_inspector.switching import Switches, exactly
 
 Rows = Mapping[str, tuple[float, float]]
+NONE = Switches()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +36,14 @@ class Result:
 
     value: Any
     record: Record
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Returned:
+    """What a traced program returned, without its arrays: jit keeps it with the trace it is of."""
+
+    arguments: Arguments
 
 
 class OwnedPasses:
@@ -48,11 +59,20 @@ class OwnedPasses:
         self._selection = selection
         self._programs: dict[Any, Any] = {}
 
+    def extend(self, keys: Iterable[str]) -> None:
+        """Give more sites a row."""
+        self._keys = tuple(dict.fromkeys((*self._keys, *keys)))
+
     def forward(
-        self, model: nnx.Module, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Rows
+        self,
+        model: nnx.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        rows: Rows,
+        switches: Switches = NONE,
     ) -> Result:
-        """`model(*args, **kwargs)` and its record, with `rows` in force."""
-        return self._run("forward", None, model, args, kwargs, rows)
+        """`model(*args, **kwargs)` and its record, with `rows` and `switches` in force."""
+        return self._run("forward", None, model, args, kwargs, rows, switches)
 
     def backward(
         self,
@@ -61,12 +81,13 @@ class OwnedPasses:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         rows: Rows,
+        switches: Switches = NONE,
     ) -> Result:
         """`loss_fn(model, *args, **kwargs)`, and a record with the gradients of all activations.
 
         `loss_fn` returns the loss, or `(loss, aux)`.
         """
-        return self._run("backward", loss_fn, model, args, kwargs, rows)
+        return self._run("backward", loss_fn, model, args, kwargs, rows, switches)
 
     def _run(
         self,
@@ -76,22 +97,28 @@ class OwnedPasses:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         rows: Rows,
+        switches: Switches,
     ) -> Result:
         arguments = Arguments.of((model, args, kwargs))
-        graphdef, state = nnx.split(arguments.take(arguments.nodes))
+        graphdef, state = nnx.split(arguments.take(arguments.nodes), graph=True)
         arrays = arguments.take(arguments.arrays)
-        key = (kind, loss_fn, graphdef, arguments.key())
+        blank = dataclasses.replace(arguments, leaves=_blank(arguments))
+        call = (graphdef, blank.treedef, exactly(blank.leaves))
+        key = (kind, loss_fn, *call, switches, self._keys)
         if key not in self._programs:
-            blank = dataclasses.replace(arguments, leaves=_blank(arguments))
-            self._programs[key] = self._compile(kind, loss_fn, graphdef, blank)
-        compiled, held = self._programs[key]
+            self._programs[key] = self._compile(kind, loss_fn, graphdef, blank, switches)
+        program = self._programs[key]
         numbers = np.zeros((len(self._keys), ROW), np.float32)
         for index, site in enumerate(self._keys):
             if site in rows:
                 numbers[index] = rows[site]
-        out, record = compiled(state, arrays, numbers)
-        returned: Arguments = held["returned"]
-        return Result(returned.rebuild((), out), jax.device_get(record))
+        try:
+            out, record, returned = program(state, arrays, numbers)
+        except Exception as error:
+            if switches:
+                error.add_note(f"nnx_inspector: with the modes {switches.in_words()}.")
+            raise
+        return Result(returned.arguments.rebuild((), out), jax.device_get(record))
 
     def _compile(
         self,
@@ -99,17 +126,19 @@ class OwnedPasses:
         loss_fn: Callable[..., Any] | None,
         graphdef: Any,
         arguments: Arguments,
-    ) -> tuple[Any, dict[str, Any]]:
-        held: dict[str, Any] = {}
+        switches: Switches,
+    ) -> Any:
+        keys = self._keys
 
         def program(state: Any, arrays: Any, numbers: Any) -> Any:
             model, args, kwargs = arguments.rebuild(nnx.merge(graphdef, state), arrays)
+            switches.apply(model)
             function = as_function(model, "run") if loss_fn is None else Function(loss_fn)
             positional = args if loss_fn is None else (model, *args)
             layers = marking_layers(self._selection, inputs=False)
             roots = {(): model}
             with staged(function, positional, kwargs, layers, roots=roots) as stage:
-                plan = Plan(perturb=self._perturb(numbers))
+                plan = Plan(perturb=self._perturb(keys, numbers))
                 if kind == "backward":
                     out, seen, cotangents = _backward(stage, plan)
                 else:
@@ -117,13 +146,13 @@ class OwnedPasses:
                 value = stage.finish(out, update=False)
                 record = record_of(stage, seen, cotangents)
             returned = Arguments.of(value)
-            held["returned"] = dataclasses.replace(returned, leaves=_blank(returned))
-            return returned.take(returned.arrays), record
+            structure = _Returned(dataclasses.replace(returned, leaves=_blank(returned)))
+            return returned.take(returned.arrays), record, structure
 
-        return jax.jit(program), held
+        return jax.jit(program)
 
-    def _perturb(self, numbers: Any) -> Callable[[str, Any], Any]:
-        index = {key: i for i, key in enumerate(self._keys)}
+    def _perturb(self, keys: tuple[str, ...], numbers: Any) -> Callable[[str, Any], Any]:
+        index = {key: i for i, key in enumerate(keys)}
 
         def perturb(site: str, value: Any) -> Any:
             return apply(value, numbers[index[site]]) if site in index else value

@@ -47,6 +47,7 @@ class Presenter:
         self.layouts = 0
         self._layout: protocol.Layout | None = None
         self._notices: list[protocol.Notice] = []
+        self.standing: tuple[protocol.Notice, ...] = ()  # for as long as they hold; first
         self._state_seq = 0
         self._slow_at = 0.0
         self._tick_at = 0.0
@@ -177,7 +178,7 @@ class Presenter:
                     frames_dropped=self.screen.dropped,
                     errors=self.failures + snapshot["errors"],
                 ),
-                notices=tuple(self._notices),
+                notices=(*self.standing, *self._notices),
                 closed=self.screen.closed,
             )
 

@@ -552,3 +552,72 @@ def test_commands_may_arrive_on_any_thread_while_a_loop_runs(insp, model, browse
     assert np.isfinite(losses).all()
     assert traces == 2
     assert all(header["ok"] for header, _ in browser.of("reply"))
+
+
+# -------------------------------------------------------------------- modes
+
+
+def dropped(insp):
+    """How many values Dropout put to zero, in each pass of the watched loop."""
+    passes = [p for p in insp.recording.passes if p.kind == "watch"]
+    found = [s for p in passes for site, q, s in p.items() if (site, q) == ("drop", "output")]
+    assert len(found) == len(passes)
+    assert all(s.size == 24 for s in found), "each pass is measured once"
+    return [s.zeros for s in found]
+
+
+def test_the_users_own_modes_may_change_while_a_loop_is_watched(insp, model):
+    optimizer = nnx.Optimizer(model, ADAM, wrt=nnx.Param)
+    traces = []
+
+    @nnx.jit
+    def step(model, optimizer, x):
+        traces.append(1)
+        (loss, _), grads = nnx.value_and_grad(loss_fn, has_aux=True)(model, x)
+        optimizer.update(model, grads)
+        return loss
+
+    for i, batch in enumerate(insp.watch([X] * 8, every=1)):
+        (model.eval if i % 2 else model.train)()
+        step(model, optimizer, batch)
+    assert [count == 0 for count in dropped(insp)] == [i % 2 == 1 for i in range(8)]
+    assert len(traces) == 2, "one program in each mode"
+
+
+def test_modes_are_for_inspected_passes_not_for_the_watched_loop(insp, model):
+    insp.modes.eval()
+    twin, steps = nnx.clone(model), []
+    for i, batch in enumerate(insp.watch([X] * 4, every=2)):
+        if i == 2:
+            insp.modes.set(nnx.Dropout, deterministic=False)
+        steps.append(np.asarray(nnx.jit(lambda m, x: m(x))(model, batch)))
+        calls = insp._trace.calls
+    bare = [np.asarray(nnx.jit(lambda m, x: m(x))(twin, X)) for _ in range(4)]
+    np.testing.assert_allclose(steps, bare, rtol=1e-5, atol=1e-6)
+    assert [c.site for c in calls] == ["", "a", "norm", "drop", "b"]
+    assert len(dropped(insp)) == 2
+    assert all(dropped(insp))
+
+
+def test_switching_a_mode_shows_the_pass_again(insp, model):
+    assert insp.recording.summary("drop").zeros > 0
+    insp.modes.eval()
+    assert insp.recording.summary("drop").zeros == 0
+    insp.step(loss_fn, X)
+    insp.modes.reset()
+    assert insp.recording.passes[-1].kind == "step"
+    assert insp.recording.summary("drop").zeros > 0
+    assert repr(insp.modes).count("False") == 4
+
+
+def test_a_loss_that_sets_modes_itself_has_the_last_word(insp, model):
+    def setting(model, x):
+        model.set_attributes(deterministic=True)
+        return (model(x) ** 2).mean()
+
+    copy = nnx.clone(model)
+    wanted = float(setting(copy, X))
+    insp.modes.train()
+    np.testing.assert_allclose(insp.step(setting, X), wanted, rtol=1e-5)
+    assert insp.recording.summary("drop").zeros == 0
+    assert not model.drop.deterministic

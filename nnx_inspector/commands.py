@@ -1,0 +1,68 @@
+"""What the browser may ask of an inspector: each command gets exactly one reply.
+
+Invariant: nothing that a browser sends raises into the thread that received it; what goes wrong
+is the reply. Knows no model: it turns messages into the calls that a person would make.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from nnx_inspector import protocol
+from nnx_inspector.handles import Handle, Handles
+from nnx_inspector.perturbation import KINDS, Perturbation, Scale
+from nnx_inspector.presenter import Presenter
+
+
+class Commanded(Protocol):
+    """What a command may call."""
+
+    @property
+    def selected(self) -> str: ...
+    @selected.setter
+    def selected(self, site: str) -> None: ...
+    def perturb(self, only: str, perturbation: Perturbation) -> Handle: ...
+
+
+def answer(message: Any, inspector: Commanded, handles: Handles, view: Presenter) -> None:
+    """Do what a message asks, on any thread, and reply."""
+    if isinstance(message, protocol.Hello):
+        view.welcome()
+        return
+    try:
+        _do(message, inspector, handles)
+    except Exception as error:  # noqa: BLE001 - it is the reply
+        view.screen.reply(message.id, f"{error.args[0] if error.args else error}")
+        return
+    view.screen.reply(message.id)
+
+
+def _do(message: Any, inspector: Commanded, handles: Handles) -> None:
+    if isinstance(message, protocol.Select):
+        inspector.selected = message.site
+    elif isinstance(message, protocol.Perturb):
+        if message.kind not in KINDS:
+            raise ValueError(f"There is no perturbation {message.kind!r}.")
+        strength = 1.0 if message.strength is None else message.strength
+        kind = Scale(strength) if message.kind == "Scale" else KINDS[message.kind]()
+        inspector.perturb(message.site, kind)
+    elif isinstance(message, protocol.Adjust):
+        handle = handles.get(message.perturbation)
+        if message.strength is not None and isinstance(handle.perturbation, Scale):
+            handle.perturbation = Scale(message.strength)
+        handle.enabled = message.enabled
+    elif isinstance(message, protocol.Remove):
+        handles.get(message.perturbation).remove()
+
+
+def weakly(method: weakref.WeakMethod[Any]) -> Callable[[Any], None]:
+    """Call a bound method for as long as its object lives: widgets must not keep it alive."""
+
+    def call(message: Any) -> None:
+        alive = method()
+        if alive is not None:
+            alive(message)
+
+    return call
