@@ -224,10 +224,11 @@ class Inspector:
             raise InspectorError("This inspector watches a loop already; finish that one first.")
         if gradients not in self._sessions:
             only = self._selection.terms
-            self._sessions[gradients] = Session(
-                self._model, only=only, gradients=gradients, besides=self._besides()
-            )
-        return watched(self, self._sessions[gradients], batches, every)
+            self._sessions[gradients] = Session(self._model, only=only, gradients=gradients)
+        session = self._sessions[gradients]
+        modules = {site.key for site in self._trace.modules}
+        session.besides = tuple(c.site for c in self._trace.calls if c.site not in modules)
+        return watched(self, session, batches, every)
 
     def loop_begins(self, total: int | None) -> int:
         """Called by `loop.watched`: the first step's number."""
@@ -379,10 +380,11 @@ class Inspector:
         sites = [
             key
             for key in called
-            if (site := modules.get(key)) is not None
-            and selection.matches(site.path, "__call__", site.module)
-            or site is None
-            and selection.matches_key(key)  # what only a call reveals has no module here
+            if (  # what only a call reveals has no module here
+                selection.matches(modules[key].path, "__call__", modules[key].module)
+                if key in modules
+                else selection.matches_key(key)
+            )
         ]
         if not sites:
             raise ValueError(nothing_selected(selection, sorted(called)))

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 from flax import linen, nnx
 
 from nnx_inspector import _private
@@ -172,10 +173,9 @@ def program_key(module: linen.Module) -> Any:
     return inside.listener.key, _path(module)
 
 
-def parameters(module: nnx.Module | linen.Module) -> Any:
-    """The parameters of a module as a tree of arrays, children included; of a Linen module those
-    that it is bound to (inside a lifted transform: one layer's).
+def parameter_shapes(module: linen.Module) -> list[tuple[int, ...]]:
+    """The shapes of the parameters that a Linen module is bound to, children's included, sorted by
+    name; inside a lifted loop they are one layer's.
     """
-    if isinstance(module, nnx.Module):
-        return nnx.state(module, nnx.Param)
-    return {} if module.scope is None else module.variables.get("params", {})
+    held: Any = {} if module.scope is None else module.variables.get("params", {})
+    return [tuple(leaf.shape) for leaf in jax.tree.leaves(held) if hasattr(leaf, "shape")]

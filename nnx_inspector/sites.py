@@ -185,20 +185,23 @@ def site_keys(model: nnx.Module, prefix: Path = ()) -> list[str]:
         for site in module_sites(model, prefix)
         for key in (
             *(site_key(site.path, name) for name in methods(type(site.module))),
-            *(site_key((*site.path, *inner)) for inner in linen_paths(site.module)),
+            *(site_key((*site.path, *inner)) for inner in linen_parts(site.module)),
         )
     ]
 
 
-def linen_paths(module: nnx.Module) -> list[Path]:
-    """The paths below a `nnx.bridge.ToNNX` of the Linen modules that have variables."""
-    found: list[Path] = []
+def linen_parts(module: nnx.Module) -> dict[Path, dict[str, Any]]:
+    """The Linen modules that have Variables in a `nnx.bridge.ToNNX`: for the path below it the
+    Variables, children's included, sorted by name.
+    """
+    found: dict[Path, dict[str, Any]] = {}
 
-    def collect(node: Any, path: Path) -> None:
-        if isinstance(node, dict):
-            found.append(path)
-            for name, value in node.items():
-                collect(value, (*path, name))
+    def collect(node: Any, path: Path) -> Any:
+        if not isinstance(node, dict):
+            return node
+        found[path] = {}  # parents before children
+        found[path] |= {name: collect(node[name], (*path, name)) for name in sorted(node)}
+        return found[path]
 
     if isinstance(module, nnx.bridge.ToNNX):
         for name, value in vars(module).items():
@@ -279,12 +282,16 @@ class Selection:
             for site in sites
             for name in methods(type(site.module))
         ) or any(
-            self._matches(term, (*site.path, *inner), CALL, None)
+            self.matches_key(site_key((*site.path, *inner)))
             for site in sites
-            for inner in linen_paths(site.module)
-            for term in self.terms
-            if isinstance(term, str)
+            for inner in linen_parts(site.module)
         )
+
+    def matches_key(self, key: str) -> bool:
+        """Whether a glob selects a site, of which nothing but the key is known."""
+        path, method = parse_key(key)
+        globs = (term for term in self.terms if isinstance(term, str))
+        return any(self._matches(glob, path, method, None) for glob in globs)
 
     def require_match(
         self, model: nnx.Module | Mapping[Path, nnx.Module], called: Sequence[str] | None = None
