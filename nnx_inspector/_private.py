@@ -295,30 +295,24 @@ def scan_parts(equation: Any, values: Sequence[Any]) -> tuple[list[Any], list[An
     return consts, carry, xs
 
 
-def frame_is_internal(filename: str) -> bool:
-    """Whether a source file belongs to jax, flax or us, rather than to the user."""
-    return not _is_user_file(filename)
+def source_of_caller() -> tuple[str, bool]:
+    """`file:line` of the nearest user code on the stack (`""` for none), and whether jax's tracing
+    of an inner function (jit, scan, remat) lies between.
 
-
-def source_of_caller() -> str | None:
-    """`file:line` of the nearest user code on the stack, or None.
-
-    None too where jax's tracing of an inner function (jit, scan, remat) lies between: that trace
-    may be kept and used again elsewhere, so the line is the one of the equation that holds it.
+    Where it does, the trace may be kept and used again for another line.
     """
-    frame = sys._getframe(1)
+    frame, inner = sys._getframe(1), False
     while frame is not None:
-        if _traces_a_function(frame.f_code):
-            return None
         if _is_user_file(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}", inner
+        inner = inner or _traces_a_function(frame.f_code)
         frame = frame.f_back
-    return None
+    return "", inner
 
 
-def source_of_equation(equation: Any) -> str | None:
+def source_of_equation(equation: Any) -> str:
     """`file:line` of the nearest user code that made an equation, within the function that was
-    traced into its jaxpr; or None.
+    traced into its jaxpr; `""` for none.
     """
     from jax._src import source_info_util
 
@@ -326,11 +320,11 @@ def source_of_equation(equation: Any) -> str | None:
     codes, instructions = traceback.raw_frames() if traceback else ((), ())
     for code, instruction in zip(codes, instructions, strict=True):
         if _traces_a_function(code):
-            return None
+            return ""
         if _is_user_file(code.co_filename):
             frame = source_info_util.raw_frame_to_frame(code, instruction)
-            return f"{frame.file_name}:{frame.start_line}"
-    return None
+            return f"{code.co_filename}:{frame.start_line}"
+    return ""
 
 
 def _traces_a_function(code: types.CodeType) -> bool:
@@ -342,7 +336,7 @@ def _is_user_file(filename: str) -> bool:
     from jax._src import source_info_util
 
     own = __file__.rpartition("_private")[0]
-    flax = graphlib.__file__.rpartition("graphlib")[0]
+    flax = os.path.dirname(sys.modules["flax"].__file__ or "") + os.sep
     return source_info_util.is_user_filename(filename) and not filename.startswith((own, flax))
 
 

@@ -15,10 +15,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from nnx_inspector.changes import mark_changes
 from nnx_inspector.dispatch import TAP_INPUT, TAP_OUTPUT, Context, Layer
 from nnx_inspector.harvest import (
-    INPUT,
-    OUTPUT,
     UNATTRIBUTED,
     Marked,
     Plan,
@@ -43,17 +42,23 @@ from nnx_inspector.staging import (
     staged,
 )
 from nnx_inspector.summary import Summary
-from nnx_inspector.taps import is_node, mark_tree
+from nnx_inspector.taps import CHANGE, INPUT, OUTPUT, is_node, mark_tree
+from nnx_inspector.variables import contents
 
 
 @dataclasses.dataclass(frozen=True)
 class MarkOutput:
-    """Marks what a call returns, after interceptors and perturbations, for one owner."""
+    """Marks what a call returns, after interceptors and perturbations, and the Variables that it
+    changes, for one owner.
+    """
 
     owner: Any
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+        before = contents(context.module if context.kind == "method" else None)
         out = next_fun(*args, **kwargs)
+        if context.kind == "method":
+            out = mark_changes(out, before, context.module, owner=self.owner, site=context.site)
         return mark_tree(out, owner=self.owner, site=context.site, part=OUTPUT)
 
 
@@ -332,12 +337,15 @@ def record_of(stage: Staged, seen: list[Any], cotangents: list[Any] | None = Non
     """The record of what `evaluate` saw, and of the cotangents that reached the sinks."""
     calls: dict[str, list[Call]] = {}
     waiting: dict[str, list[_Passed]] = {}
+    changes: dict[str, list[_Passed]] = {}
     for passed in _in_order(stage.survey, seen, cotangents):
         site = passed.mark.site
-        if passed.mark.part == INPUT:
-            waiting.setdefault(site, []).append(passed)
+        if passed.mark.part != OUTPUT:
+            kept = changes if passed.mark.part == CHANGE else waiting
+            kept.setdefault(site, []).append(passed)
             continue
         entered = waiting[site].pop() if waiting.get(site) else None
+        changed = changes.pop(site, [])
         calls.setdefault(site, []).append(
             Call(
                 outputs=passed.seen.summaries,
@@ -346,6 +354,8 @@ def record_of(stage: Staged, seen: list[Any], cotangents: list[Any] | None = Non
                 ran=passed.seen.ran,
                 structure=passed.mark.structure,
                 input_structure=None if entered is None else entered.mark.structure,
+                changed=[change.seen.summaries[0] for change in changed],
+                variables=tuple(change.mark.variable for change in changed),
             )
         )
     unseen = dict(stage.survey.unseen)
@@ -369,6 +379,8 @@ def _in_order(found: Survey, seen: list[Any], cotangents: list[Any] | None) -> l
                     item.mark, seen[number], [None if g is None else unpack(g) for g in gradients]
                 )
             )
+        elif item.again:
+            continue  # of the first pass
         elif item.kind == "while":
             out.extend(_in_order(item.children[1], seen[number][0], None))
         else:

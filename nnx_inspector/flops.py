@@ -1,104 +1,144 @@
 """Floating-point operations of one equation of a jaxpr, counted from its shapes.
 
-A multiply-add counts as two; an elementwise function counts one for each element of its result;
-moving data counts nothing. A convolution counts its whole window, padding included. Invariant:
-nothing is run or compiled. Does not enter loops: the caller multiplies.
+A multiply-add counts as two, an elementwise function as one for each element of its result;
+integers, comparisons and moving data count nothing. A convolution's padding counts like input,
+the holes of a dilation do not. Invariant: an operation whose arithmetic is not known has None
+operations, never a guess. Does not enter loops: the caller multiplies.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 _FREE = frozenset(
-    [
-        "broadcast_in_dim",
-        "reshape",
-        "transpose",
-        "squeeze",
-        "expand_dims",
-        "slice",
-        "dynamic_slice",
-        "dynamic_update_slice",
-        "gather",
-        "concatenate",
-        "pad",
-        "rev",
-        "copy",
-        "copy_p",
-        "convert_element_type",
-        "bitcast_convert_type",
-        "iota",
-        "select_n",
-        "stop_gradient",
-        "random_wrap",
-        "random_unwrap",
-        "random_seed",
-        "random_bits",
-        "random_fold_in",
-        "random_split",
-        "threefry2x32",
-        "device_put",
-        "sharding_constraint",
-        "split",
-        "reduce_precision",
-        "optimization_barrier",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "and",
-        "or",
-        "not",
-        "xor",
-        "is_finite",
-        "shift_left",
-        "shift_right_logical",
-        "shift_right_arithmetic",
-        "nnx_inspector_mark",
-        "symbolic_zeros",
-        "empty",
-        "argmax",
-        "argmin",
-        "sort",
-        "real",
-        "imag",
-        "complex",
-        "clamp",
-    ]
+    """
+    after_all all_gather all_gather_invariant all_to_all all_to_all_invariant and approx_top_k
+    argmax argmin axis_index bitcast_convert_type broadcast_in_dim clamp clz complex concatenate
+    conj convert_element_type copy copy_p create_token dce_sink device_put dynamic_slice
+    dynamic_update_slice empty empty2 eq eq_to gather ge get gt imag iota is_finite
+    layout_constraint le le_to lt lt_to mesh_cast name ne nextafter nnx_inspector_mark not
+    optimization_barrier or pad pbroadcast pcast pmax pmin population_count ppermute psum
+    psum_invariant psum_scatter pvary ragged_all_to_all random_bits random_clone random_fold_in
+    random_gamma random_seed random_split random_unwrap random_wrap real reduce_and reduce_or
+    reduce_precision reduce_scatter reduce_xor reshape reshard rev rng_bit_generator rng_uniform
+    scatter select_and_gather_add select_n shard_alike sharding_constraint shift_left
+    shift_right_arithmetic shift_right_logical slice sort split squeeze stop_gradient swap
+    symbolic_zeros threefry2x32 tile top_k transpose xor
+    """.split()  # noqa: SIM905
+)
+_ELEMENTWISE = frozenset(
+    """
+    abs acos acosh add add_any asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil cos cosh
+    digamma div erf erf_inv erfc exp exp2 expm1 floor igamma igamma_grad_a igammac lgamma log log1p
+    log2 logistic max min mul neg one_minus_square polygamma pow regularized_incomplete_beta rem
+    round rsqrt sign sin sinh sqrt square sub tan tanh zeta
+    """.split()  # noqa: SIM905
 )
 
 
-def equation_flops(equation: Any) -> float:
-    """The operations of one equation that holds no jaxpr of its own."""
+def equation_flops(equation: Any) -> float | None:
+    """The operations of one equation; None where they are not known."""
     name = equation.primitive.name
     if name in _FREE or not equation.outvars:
         return 0.0
+    if not is_arithmetic(equation):
+        return None
     out = equation.outvars[0].aval
-    if not hasattr(out, "shape") or not jnp.issubdtype(out.dtype, jnp.inexact):
+    if not jnp.issubdtype(out.dtype, jnp.inexact):
         return 0.0
-    size = float(math.prod(out.shape))
-    operands = [v.aval for v in equation.invars]
-    if name == "dot_general":
-        (contracted, _), _ = equation.params["dimension_numbers"]
-        return 2.0 * size * math.prod(operands[0].shape[d] for d in contracted)
-    if name == "conv_general_dilated":
-        kernel, numbers = operands[1].shape, equation.params["dimension_numbers"]
-        window = math.prod(kernel[d] for d in numbers.rhs_spec[1:])  # input features and space
-        return 2.0 * size * window
-    if name.startswith("reduce_window") or name in (
-        "select_and_scatter_add",
-        "select_and_gather_add",
-    ):
-        return size * math.prod(equation.params.get("window_dimensions", (1,)))
-    if name.startswith(("reduce_", "cum", "scatter")):
-        largest = max((math.prod(o.shape) for o in operands if hasattr(o, "shape")), default=0)
-        updates = operands[-1] if name.startswith("scatter") else None
-        return float(math.prod(updates.shape) if updates is not None else largest)
-    if name == "integer_pow":
-        return size * max(1, math.ceil(math.log2(max(2, abs(equation.params["y"])))))
-    return size
+    counted = _KNOWN[name](equation) if name in _KNOWN else math.prod(out.shape)
+    return None if counted is None else float(counted)
+
+
+def is_arithmetic(equation: Any) -> bool:
+    """Whether an equation's own name says what it computes, whatever jaxprs it holds."""
+    name = equation.primitive.name
+    return name in _FREE or name in _ELEMENTWISE or name in _KNOWN
+
+
+def _product(equation: Any) -> float:
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    shape = equation.invars[0].aval.shape
+    return 2 * _results(equation) * math.prod(shape[d] for d in contracted)
+
+
+def _ragged_product(equation: Any) -> float | None:
+    if equation.outvars[0].aval.ndim != 2:
+        return None  # groups along what is summed over, or a batch
+    rows, inner = equation.invars[0].aval.shape
+    return 2 * rows * inner * equation.invars[1].aval.shape[-1]
+
+
+def _convolution(equation: Any) -> float:
+    params, numbers = equation.params, equation.params["dimension_numbers"]
+    kernel, out = equation.invars[1].aval.shape, equation.outvars[0].aval.shape
+    count = 2 * kernel[numbers.rhs_spec[1]] * math.prod(out[d] for d in numbers.out_spec[:2])
+    for i, (a, b) in enumerate(zip(numbers.out_spec[2:], numbers.rhs_spec[2:], strict=True)):
+        first = np.arange(out[a]) * params["window_strides"][i] - params["padding"][i][0]
+        taps = np.arange(kernel[b]) * params["rhs_dilation"][i]
+        count *= np.count_nonzero((first[:, None] + taps) % params["lhs_dilation"][i] == 0)
+    return count
+
+
+def _largest(equation: Any) -> float:
+    return max(math.prod(v.aval.shape) for v in equation.invars)
+
+
+def _updates(equation: Any) -> float:
+    return math.prod(equation.invars[-1].aval.shape)
+
+
+def _window(equation: Any) -> float:
+    return _results(equation) * math.prod(equation.params["window_dimensions"])
+
+
+def _power(equation: Any) -> float:
+    return _results(equation) * max(1, math.ceil(math.log2(max(2, abs(equation.params["y"])))))
+
+
+def _fourier(equation: Any) -> float:
+    before, after = equation.invars[0].aval, equation.outvars[0].aval
+    lengths = equation.params["fft_lengths"]
+    points = math.prod(before.shape[: -len(lengths)]) * math.prod(lengths)
+    whole = jnp.iscomplexobj(before) and jnp.iscomplexobj(after)
+    return (5 if whole else 2.5) * points * math.log2(max(2, math.prod(lengths)))
+
+
+def _cholesky(equation: Any) -> float:
+    return _results(equation) * equation.outvars[0].aval.shape[-1] / 3
+
+
+def _triangular_solve(equation: Any) -> float:
+    return _results(equation) * equation.invars[0].aval.shape[-1]
+
+
+def _results(equation: Any) -> int:
+    return math.prod(equation.outvars[0].aval.shape)
+
+
+_KNOWN: dict[str, Callable[[Any], float | None]] = {
+    "dot_general": _product,
+    "ragged_dot_general": _ragged_product,
+    "conv_general_dilated": _convolution,
+    "integer_pow": _power,
+    "fft": _fourier,
+    "cholesky": _cholesky,
+    "triangular_solve": _triangular_solve,
+    **dict.fromkeys(
+        ["reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"], _window
+    ),
+    **dict.fromkeys(["reduce", "reduce_sum", "reduce_prod", "reduce_max", "reduce_min"], _largest),
+    **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"], _largest),
+    **dict.fromkeys(["scatter-add", "scatter-mul", "scatter-max", "scatter-min"], _updates),
+    **dict.fromkeys(["select_and_scatter", "select_and_scatter_add"], _updates),
+}
+
+
+def is_foreign(equation: Any) -> bool:
+    """Whether an equation that holds jaxprs does other arithmetic than is written there."""
+    return equation.primitive.name in ("pallas_call", "custom_linear_solve", "custom_root")

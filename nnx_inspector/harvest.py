@@ -18,23 +18,28 @@ import jax
 import jax.numpy as jnp
 
 from nnx_inspector import _private
+from nnx_inspector.changes import difference, is_number, pair_of
+from nnx_inspector.forwarding import Values
 from nnx_inspector.summarize import merge_in_trace, summarize
 from nnx_inspector.summary import Summary
-from nnx_inspector.taps import Structure, mark, observe_cotangent, sink_like
+from nnx_inspector.taps import CHANGE, OUTPUT, Structure, mark, observe_cotangent, sink_like
 
-OUTPUT, INPUT = "output", "input"
 UNATTRIBUTED = "unattributed"
 """Marks a call that looks like the model's and is none; its site is the name of the type."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Marked:
-    """One mark in a jaxpr: which site, which part of the call, and what it holds."""
+    """One mark in a jaxpr: which site, which part of the call, and what it holds.
+
+    `variable` is what a mark of a change says of the Variable.
+    """
 
     site: str
     part: str
     structure: Structure
     avals: tuple[Any, ...]
+    variable: Any = None
 
     @property
     def differentiable(self) -> tuple[bool, ...]:
@@ -45,13 +50,15 @@ class Marked:
 class Item:
     """One equation that holds marks: the mark itself, or an equation with jaxprs inside.
 
-    `kind` is "mark", "scan", "while", "cond", "jit", "remat", "inline" or "opaque".
+    `kind` is "mark", "scan", "while", "cond", "jit", "remat", "inline" or "opaque". `again` says
+    that it is the second pass of a remat: perturbed like the first, and not measured again.
     """
 
     kind: str
     mark: Marked | None = None
     children: tuple[Survey, ...] = ()
     length: int = 1
+    again: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +89,10 @@ def survey(jaxpr: Any, owner: Any) -> Survey:
     items: dict[int, Item] = {}
     unseen: dict[str, str] = {}
     unattributed: dict[str, int] = {}
+    values = Values(bare)
     for number, equation in enumerate(bare.eqns):
         item = _item(equation, owner, unseen, unattributed)
-        if item is not None:
+        if item is not None and not _says_nothing(item, equation, values):
             items[number] = item
     return Survey(bare, tuple(consts), items, unseen, unattributed)
 
@@ -100,7 +108,8 @@ def _item(
             unattributed[params["site"]] = unattributed.get(params["site"], 0) + 1
             return None
         avals = tuple(v.aval for v in equation.invars)
-        marked = Marked(params["site"], params["part"], params["structure"], avals)
+        variable = params.get("variable")
+        marked = Marked(params["site"], params["part"], params["structure"], avals, variable)
         return Item("mark", marked)
     inner = [survey(j, owner) for j in _private.sub_jaxprs(equation)]
     for child in inner:
@@ -120,13 +129,22 @@ def _item(
         return Item("cond", None, tuple(survey(branch, owner) for branch in params["branches"]))
     if name in ("jit", "pjit"):
         return Item("jit", None, (inner[0],))
-    if name in ("remat2", "remat", "checkpoint"):
-        return Item("remat", None, (inner[0],))
+    if name in _private.REMAT:
+        again = _private.is_recomputation(equation)
+        return Item("remat", None, (inner[0],), again=again)
     if name in _INLINE:
         return Item("inline", None, (inner[0],))
     for child in inner:
         _lose(child, f"it is called inside a {name} equation, which cannot be entered", unseen)
     return None
+
+
+def _says_nothing(item: Item, equation: Any, values: Values) -> bool:
+    """Whether an item marks a change that is none, or is no number."""
+    if item.mark is None or item.mark.part != CHANGE:
+        return False
+    pair = pair_of(equation)
+    return not pair or not is_number(pair[0].aval) or values.same(*pair)
 
 
 def _lose(child: Survey, reason: str, unseen: dict[str, str]) -> None:
@@ -242,7 +260,7 @@ def _run_mark(
         values = [plan.perturb(marked.site, v) for v in values]
     summaries: list[Summary] = []
     if plan.summarise:
-        for value in values:
+        for value in [difference(*values[:2])] if marked.part == CHANGE else values:
             known = memo.get(id(value))
             if known is None or known[0] is not value:
                 known = memo[id(value)] = (value, summarize(value))
@@ -342,6 +360,7 @@ def _run_remat(
     item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
 ) -> Any:
     params = equation.params
+    plan = dataclasses.replace(plan, summarise=False) if item.again else plan
 
     def body(values: Any, sink: Any) -> Any:
         return evaluate(item.children[0], values, plan=plan, sinks=sink)

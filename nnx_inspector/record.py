@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from nnx_inspector import _private
+from nnx_inspector.changes import ChangedVariable
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.sites import closest, split_escaped
 from nnx_inspector.summary import Summary, merge
@@ -39,6 +40,9 @@ class Call:
         ran: how often the call took place; 0 in a branch that was not taken. Rows as above.
         structure: of the output.
         input_structure: of `(args, kwargs)`, or None.
+        changed: for each array of a Variable that the call changed the summary of the new value
+            less the old.
+        variables: what they are, by name, type, dtype and shape.
     """
 
     outputs: list[Summary]
@@ -47,6 +51,10 @@ class Call:
     ran: Any
     structure: Structure = dataclasses.field(metadata={"static": True})
     input_structure: Structure | None = dataclasses.field(metadata={"static": True})
+    changed: list[Summary] = dataclasses.field(default_factory=lambda: list[Summary]())
+    variables: tuple[ChangedVariable, ...] = dataclasses.field(
+        default=(), metadata={"static": True}
+    )
 
     @property
     def took_place(self) -> bool:
@@ -74,6 +82,16 @@ class Call:
         if all(g is None for g in measured):
             return None
         return self.structure.unflatten(measured)
+
+    @property
+    def changes(self) -> dict[str, Summary]:
+        """By how much the call changed its module's Variables: name -> Summary of new less old.
+
+        Names are relative to the module, children's Variables included (`"norm/mean"`,
+        `"dropout/rngs/count"`). A PRNG key, and a Variable that is new or has another shape, have
+        no difference; `trace` lists those too.
+        """
+        return {v.name: s for v, s in zip(self.variables, self.changed, strict=True)}
 
 
 def _concrete(x: Any) -> np.ndarray:
@@ -136,6 +154,19 @@ class Entry:
         return self._merged("gradient")
 
     @property
+    def changes(self) -> dict[str, Summary]:
+        """By how much a call changed its module's Variables, merged over the calls that did.
+
+        For what all calls together changed, add up `calls[i].changes`.
+        """
+        found: dict[str, list[Summary]] = {}
+        for call in self.calls:
+            if call.took_place:
+                for name, summary in call.changes.items():
+                    found.setdefault(name, []).append(summary)
+        return {name: merge(summaries) for name, summaries in found.items()}
+
+    @property
     def rows(self) -> int:
         """How many rows (iterations of a scan, layers of a stack) each call has; 0: none."""
         shape = np.shape(self.calls[0].ran)
@@ -190,16 +221,19 @@ class Record(Mapping[str, Entry]):
         """A tidy pandas frame, one row a site, quantity and array.
 
         Columns: `site, quantity, array, calls, size, mean, std, min, max, norm, zeros, nan,
-        posinf, neginf`; `array` is the leaf's path within a pytree output, `""` for a lone array.
+        posinf, neginf`; `quantity` is `output`, `input`, `gradient` or `change`; `array` is the
+        leaf's path within a pytree output, `""` for a lone array, of a change the Variable's name.
         """
         import pandas as pd
 
         rows = []
         for key in self:
             entry = self[key]
-            for quantity in ("output", "input", "gradient"):
-                tree = getattr(entry, quantity)
-                for path, summary in named_summaries(tree):
+            measured = ("output", "input", "gradient")
+            parts = {q: named_summaries(getattr(entry, q)) for q in measured}
+            parts["change"] = list(entry.changes.items())
+            for quantity, found in parts.items():
+                for path, summary in found:
                     rows.append(
                         {
                             "site": key,

@@ -22,8 +22,8 @@ from nnx_inspector.packing import pack, packed_size
 from nnx_inspector.summarize import summarize
 
 OUTPUT, INPUT, CHANGE, BEGIN = "output", "input", "change", "begin"
-"""What a mark's operands are: what a call returns, what it receives, or the values of a Variable
-before and after it. A mark without operands stands where a call begins."""
+"""Where a mark stands and what it observes: what a call returns, what it receives, a Variable
+before and after it (the first two operands), the place where it begins."""
 
 mark = Primitive("nnx_inspector_mark")
 mark.multiple_results = True
@@ -37,13 +37,14 @@ ad.primitive_transposes[mark] = lambda cts, *xs, **_: [
 
 
 def _batch_mark(xs: Any, dims: Any, **params: Any) -> Any:
-    if params.get("part") == CHANGE and len(set(dims)) > 1:  # before and after are to be alike
-        size = next(x.shape[d] for x, d in zip(xs, dims, strict=True) if d is not None)
-        xs = [
+    pair, alike = xs[:2], params.get("part") != CHANGE or not params["structure"].arrays
+    if not alike and len(set(dims[:2])) > 1:
+        size = next(x.shape[d] for x, d in zip(pair, dims, strict=False) if d is not None)
+        pair = [
             jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
-            for x, d in zip(xs, dims, strict=True)
+            for x, d in zip(pair, dims, strict=False)
         ]
-        dims = [0] * len(xs)
+        xs, dims = [*pair, *xs[2:]], [0, 0, *dims[2:]]
     return mark.bind(*xs, **params), dims
 
 
@@ -96,14 +97,19 @@ def is_observable(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
 
 
-def mark_tree(tree: Any, **params: Any) -> Any:
-    """`tree`, with its arrays marked; `params` are the mark's parameters (hashable)."""
+def mark_tree(tree: Any, *pair: Any, structure: Structure | None = None, **params: Any) -> Any:
+    """`tree`, with its arrays marked; `params` are the mark's parameters (hashable).
+
+    A `pair` of values goes into the mark before the arrays, which then tie it to the program: what
+    nothing uses, a transform may leave out. `structure` is that of the tree unless told.
+    """
     leaves, treedef = jax.tree.flatten(tree, is_leaf=is_node)
     arrays = [i for i, leaf in enumerate(leaves) if is_observable(leaf)]
-    structure = Structure(treedef, tuple(describe(leaf) for leaf in leaves), tuple(arrays))
+    if structure is None:
+        structure = Structure(treedef, tuple(describe(leaf) for leaf in leaves), tuple(arrays))
     # a value without arrays still leaves its mark, so that the call is seen
-    marked = mark.bind(*(leaves[i] for i in arrays), structure=structure, **params)
-    for i, value in zip(arrays, marked, strict=True):
+    marked = mark.bind(*pair, *(leaves[i] for i in arrays), structure=structure, **params)
+    for i, value in zip(arrays, marked[len(pair) :], strict=True):
         if isinstance(leaves[i], jax.Array):  # NumPy arrays stay NumPy for the user's code
             leaves[i] = value
     return jax.tree.unflatten(treedef, leaves)

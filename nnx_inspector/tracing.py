@@ -2,78 +2,38 @@
 
 The pass is traced abstractly with every call marked; the tree of calls, the operations between a
 call's marks and the path of values from one module to the next are read from the jaxpr.
-Invariant: nothing is computed, no array is allocated, and the model is not changed.
+Invariant: nothing is computed, no array is allocated, and the model is not changed, also where
+the pass raises.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import math
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
-from flax import nnx
-
 from nnx_inspector import _private
-from nnx_inspector.capturing import MarkOutput, MarkUnattributed
-from nnx_inspector.dispatch import TAP_INPUT, TAP_OUTPUT, Context, Layer
-from nnx_inspector.flops import equation_flops
-from nnx_inspector.harvest import INPUT, OUTPUT
+from nnx_inspector.capturing import MarkUnattributed
+from nnx_inspector.dataflow import Edge, dataflow
+from nnx_inspector.dispatch import TAP_INPUT, TAP_OUTPUT, Layer
+from nnx_inspector.marking import History, MarkCalls, MarkInputs, add_note, error_in_words
 from nnx_inspector.scope import Scope
-from nnx_inspector.sites import CALL, ModuleSite, Only, Selection, module_sites, parse_key
-from nnx_inspector.staging import as_function, staged
-from nnx_inspector.taps import Structure, mark, mark_tree
+from nnx_inspector.sites import (
+    CALL,
+    ModuleSite,
+    Only,
+    Selection,
+    linen_parts,
+    module_sites,
+    parse_key,
+    site_key,
+)
+from nnx_inspector.staging import LayersOf, as_function, roots_of, staged
+from nnx_inspector.walk import Modules, TracedCall, calls_of
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-@dataclasses.dataclass(frozen=True)
-class TracedCall:
-    """One call of one site, as it stands in the traced program.
-
-    Attributes:
-        site: the site's key.
-        type: the name of the module's class.
-        depth: how many calls it is nested in.
-        parent: the number of the call it is nested in, or None.
-        inputs: dtypes and shapes that go in, in words; without the batch axis of a `vmap`.
-        output: likewise of what comes out.
-        shape, dtype: of the output where it is one array, else None.
-        parameters: the number of elements of the module's `nnx.Param`s, children included.
-        flops: operations of the call, children included; None inside a while loop.
-        times: how often it takes place: the product of the scans around it; None in a while loop.
-        stacked: how many layers the module holds, of which each call sees one; 0 for a plain one.
-        source: `file:line` of the code that makes the call.
-    """
-
-    site: str
-    type: str
-    depth: int
-    parent: int | None
-    inputs: str
-    output: str
-    shape: tuple[int, ...] | None
-    dtype: str | None
-    parameters: int
-    flops: float | None
-    times: int | None
-    stacked: int
-    source: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Edge:
-    """A value that one module returns and another receives (perhaps changed on the way)."""
-
-    producer: str
-    consumer: str
-    shape: str
-
-    def __iter__(self) -> Any:
-        return iter((self.producer, self.consumer, self.shape))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,41 +42,79 @@ class Trace:
 
     Attributes:
         calls: in the order in which they begin.
-        edges: the dataflow between modules that are called by the same module.
+        edges: the dataflow between modules: what one returns and another receives.
+        borders: the dataflow between a call and those nested in it. Where the producer encloses
+            the consumer, the value is one that the producer received; where the consumer encloses
+            the producer, or is the producer, it is part of what the consumer returns.
         modules: every module of the model, called or not.
         unseen: sites that could not be seen, with the reason.
+        error: what the pass raised, in words; `""` for a pass that did not. Such a trace ends with
+            the call that raised, and has neither edges nor counts of operations.
     """
 
     calls: tuple[TracedCall, ...]
     edges: tuple[Edge, ...]
+    borders: tuple[Edge, ...]
     modules: tuple[ModuleSite, ...]
     unseen: dict[str, str]
+    error: str = ""
 
     def to_frame(self) -> pd.DataFrame:
-        """A tidy pandas frame, a row per call."""
+        """A tidy pandas frame, a row per call.
+
+        Columns: `site, type, depth, parent, inputs, output, shape, dtype, parameters,
+        parameter_bytes, output_bytes, flops, times, conditional, stacked, source, changed, error`,
+        the fields of `TracedCall`; `changed` in words, `"mean (BatchStat), var (BatchStat)"`.
+        """
         import pandas as pd
 
         columns = [f.name for f in dataclasses.fields(TracedCall)]
-        return pd.DataFrame([dataclasses.asdict(c) for c in self.calls], columns=columns)
+        rows = [[getattr(call, name) for name in columns] for call in self.calls]
+        frame = pd.DataFrame(rows, columns=columns)
+        frame["changed"] = [", ".join(map(str, call.changed or ())) for call in self.calls]
+        return frame
 
     def __repr__(self) -> str:
-        rows = [("site", "type", "inputs", "output", "params", "flops")]
-        for call in self.calls:
-            segments, method = parse_key(call.site)
-            last = (segments[-1] if segments else "(root)") + f":{method}" * (method != CALL)
-            name = "  " * call.depth + last
-            times = (
-                "" if call.times == 1 else " (while)" if call.times is None else f" x{call.times}"
-            )
-            flops = "?" if call.flops is None else _short(call.flops)
-            params = _short(call.parameters) if call.parameters else ""
-            rows.append((name + times, call.type, call.inputs, call.output, params, flops))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        names = ("site", "type", "inputs", "output", "params", "flops", "changes")
+        rows = [names, *(self._row(number) for number in range(len(self.calls)))]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(names))]
         lines = [
             "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
         ]
         lines += [f"{key} not seen: {why}" for key, why in self.unseen.items()]
-        return "\n".join(lines)
+        return "\n".join([*lines, f"raised {self.error}"] if self.error else lines)
+
+    def _row(self, number: int) -> tuple[str, ...]:
+        call = self.calls[number]
+        segments, method = parse_key(call.site)
+        name = (segments[-1] if segments else "(root)") + f":{method}" * (method != CALL)
+        if not self.error:
+            name += " (while)" if call.times is None else f" x{call.times}" * (call.times != 1)
+            name += " (cond)" * call.conditional
+        flops = ("" if self.error else "?") if call.flops is None else _short(call.flops)
+        raised = call.error.splitlines()[0][:60] if call.error else ""
+        return (
+            "  " * call.depth + name,
+            call.type,
+            call.inputs,
+            call.output or (f"raised {raised}" if raised else "(did not return)"),
+            _short(call.parameters) if call.parameters else "",
+            flops,
+            self._own_changes(number),
+        )
+
+    def _own_changes(self, number: int) -> str:
+        """The Variables that a call changes by itself, not by one that is nested in it."""
+        here, _ = parse_key(self.calls[number].site)
+        below = {
+            (*parse_key(call.site)[0][len(here) :], *parse_key(variable.name)[0])
+            for call in self.calls
+            if call.parent == number
+            for variable in call.changed or ()
+        }
+        changed = self.calls[number].changed or ()
+        own = [c.name for c in changed if parse_key(c.name)[0] not in below]
+        return ", ".join(own if len(own) <= 3 else [*own[:3], f"... {len(own) - 3} more"])
 
 
 def _short(number: float) -> str:
@@ -124,78 +122,6 @@ def _short(number: float) -> str:
         if number >= limit:
             return f"{number / limit * (10 if unit == 'k' else 1):.3g}{unit}"
     return f"{number:.0f}"
-
-
-@dataclasses.dataclass(frozen=True)
-class _MarkEntry:
-    """Marks what a method receives and where in the user's code it is called, for one owner."""
-
-    owner: Any
-
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
-        args, kwargs = mark_tree(
-            (args, kwargs),
-            owner=self.owner,
-            site=context.site,
-            part=INPUT,
-            source=_caller(),
-            parameter=_first_parameter(context.module),
-        )
-        return next_fun(*args, **kwargs)
-
-
-@dataclasses.dataclass(frozen=True)
-class NameFailingSite:
-    """Adds a note to an exception that says in which call it was raised; the innermost only."""
-
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
-        try:
-            return next_fun(*args, **kwargs)
-        except Exception as error:
-            prefix = "nnx_inspector: raised in the call of"
-            if not any(n.startswith(prefix) for n in getattr(error, "__notes__", ())):
-                error.add_note(
-                    f"{prefix} {context.site or '(root)'!r} ({type(context.module).__name__}) with "
-                    f"inputs {in_words(args, kwargs)}."
-                )
-            raise
-
-
-def in_words(args: Any, kwargs: Any) -> str:
-    """Arguments as dtypes and shapes: `"float32[8,10], train=bool"`."""
-    from nnx_inspector.taps import describe, is_node
-
-    def words(value: Any) -> str:
-        leaves = jax.tree.leaves(value, is_leaf=is_node)
-        text = ", ".join(describe(leaf) for leaf in leaves)
-        return text if len(leaves) == 1 else f"({text})"
-
-    return ", ".join([*(words(a) for a in args), *(f"{k}={words(v)}" for k, v in kwargs.items())])
-
-
-def _first_parameter(module: nnx.Module) -> tuple[int, ...] | None:
-    leaves = jax.tree.leaves(nnx.state(module, nnx.Param))
-    return tuple(leaves[0].shape) if leaves and hasattr(leaves[0], "shape") else None
-
-
-def _stacked(module: nnx.Module | None, inside: tuple[int, ...] | None) -> int:
-    """How many layers a module holds, seen by what a call finds of its first parameter."""
-    whole = None if module is None else _first_parameter(module)
-    if whole is None or inside is None or len(whole) != len(inside) + 1:
-        return 0
-    for axis, size in enumerate(whole):
-        if whole[:axis] + whole[axis + 1 :] == inside:
-            return size
-    return 0
-
-
-def _caller() -> str:
-    frame = sys._getframe(1)
-    while frame is not None:
-        if not _private.frame_is_internal(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
 
 
 def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
@@ -210,7 +136,8 @@ def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
 
     Raises:
         TypeError: no module among the arguments.
-        Whatever the forward pass raises, unchanged, with a note that names the failing site.
+        Whatever the forward pass raises, unchanged but for a note that names the failing site and
+        an attribute `partial_trace`: the `Trace` up to there.
 
     Example:
         >>> import jax.numpy as jnp
@@ -219,170 +146,66 @@ def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
         >>> nni.trace(model, jnp.ones((4, 2))).calls[0].output
         'float32[4,3]'
+        >>> try:
+        ...     trace = nni.trace(model, jnp.ones((4, 5)))
+        ... except TypeError as error:
+        ...     trace = error.partial_trace
+        >>> trace.calls[0].inputs, trace.calls[0].error[:9]
+        ('float32[4,5]', 'TypeError')
     """
-    function = as_function(f, "trace")
-    selection = Selection(only)
-
-    def layers(scope: Scope, owner: Any) -> Sequence[Layer]:
-        return [
-            Layer(NameFailingSite(), TAP_OUTPUT, selection, scope),
-            Layer(MarkOutput(owner), TAP_OUTPUT, selection, scope, MarkUnattributed(owner)),
-            Layer(_MarkEntry(owner), TAP_INPUT, selection, scope),
-        ]
-
-    with staged(function, args, kwargs, layers) as stage:
-        modules = [s for prefix, root in stage.roots.items() for s in module_sites(root, prefix)]
-        by_key = {site.key: site.module for site in modules}
-        walk = _Walk(by_key, stage.owner)
-        walk.enter(stage.survey.jaxpr, [frozenset()] * len(stage.inputs), 1)
+    function, selection = as_function(f, "trace"), Selection(only)
+    roots = roots_of(function, args, kwargs)
+    sites = tuple(s for prefix, root in roots.items() for s in module_sites(root, prefix))
+    held: dict[str, Any] = {site.key: site.module for site in sites}
+    for site in sites:
+        held |= {
+            site_key((*site.path, *path)): part for path, part in linen_parts(site.module).items()
+        }
+    modules = Modules(held)
+    history = History(modules)
+    source, _ = _private.source_of_caller()
+    with contextlib.ExitStack() as stack:
+        stack.callback(history.close)
+        try:
+            stage = stack.enter_context(
+                staged(function, args, kwargs, _layers(selection, history), roots=roots)
+            )
+        except Exception as error:
+            calls = _again(function, args, kwargs, selection, modules, error) or history.calls
+            partial = Trace(tuple(calls), (), (), sites, {}, error_in_words(error))
+            vars(error)["partial_trace"] = partial
+            add_note(error, "nnx_inspector: this exception's partial_trace holds the calls so far.")
+            raise
         unseen = dict(stage.survey.unseen)
         for name, count in stage.survey.unattributed.items():
             unseen[f"({name})"] = f"{count} calls of modules of this type are unattributed"
-        calls = tuple(call.freeze() for call in walk.calls)
-        return Trace(calls, tuple(dict.fromkeys(walk.edges)), tuple(modules), unseen)
+        calls = calls_of(stage.survey.jaxpr, stage.owner, modules, source)
+        edges, borders = dataflow(stage.survey.jaxpr, stage.owner)
+        return Trace(calls, edges, borders, sites, unseen)
 
 
-def parameter_count(module: nnx.Module) -> int:
-    """Elements of the module's `nnx.Param`s, children included, a shared one counted once."""
-    leaves = jax.tree.leaves(nnx.state(module, nnx.Param))
-    return sum(math.prod(leaf.shape) for leaf in leaves if hasattr(leaf, "shape"))
+def _layers(selection: Selection, history: History, again: Any = None) -> LayersOf:
+    def layers(scope: Scope, owner: Any) -> Sequence[Layer]:
+        owner = owner if again is None else (owner, again)
+        return [
+            Layer(MarkCalls(owner, history), TAP_OUTPUT, selection, scope, MarkUnattributed(owner)),
+            Layer(MarkInputs(owner, history), TAP_INPUT, selection, scope),
+        ]
+
+    return layers
 
 
-@dataclasses.dataclass
-class _Open:
-    """A call while its jaxpr is being walked."""
-
-    site: str
-    module: nnx.Module | None
-    depth: int
-    parent: int | None
-    inputs: Structure
-    times: int | None
-    source: str
-    parameter: tuple[int, ...] | None = None
-    flops: float | None = 0.0
-    output: Structure | None = None
-    arrays: tuple[Any, ...] = ()
-
-    def freeze(self) -> TracedCall:
-        lone = len(self.arrays) == 1
-        return TracedCall(
-            site=self.site,
-            type="" if self.module is None else type(self.module).__name__,
-            depth=self.depth,
-            parent=self.parent,
-            inputs=str(self.inputs),
-            output="" if self.output is None else str(self.output),
-            shape=tuple(self.arrays[0].shape) if lone else None,
-            dtype=str(self.arrays[0].dtype) if lone else None,
-            parameters=0 if self.module is None else parameter_count(self.module),
-            flops=self.flops,
-            times=self.times,
-            stacked=_stacked(self.module, self.parameter),
-            source=self.source,
-        )
-
-
-_Sources = frozenset[str]
-
-
-class _Walk:
-    """Walks a jaxpr once: opens and closes calls at marks, adds up operations, follows values."""
-
-    def __init__(self, modules: dict[str, nnx.Module], owner: Any):
-        self.modules = modules
-        self.owner = owner
-        self.calls: list[_Open] = []
-        self.open: list[int] = []
-        self.edges: list[Edge] = []
-
-    def enter(self, jaxpr: Any, sources: Sequence[_Sources], times: int | None) -> list[_Sources]:
-        """Walk one jaxpr. `sources[i]` are the sites whose outputs its i-th input stems from."""
-        bare, _ = _private.open_jaxpr(jaxpr)
-        known: dict[Any, _Sources] = dict(zip(bare.invars, sources, strict=True))
-        read = lambda v: frozenset() if _private.is_literal(v) else known.get(v, frozenset())  # noqa: E731
-        for equation in bare.eqns:
-            stems = [read(v) for v in equation.invars]
-            if equation.primitive is mark and equation.params["owner"] == self.owner:
-                out = self._mark(equation, stems, times)
-            else:
-                inner = list(_private.sub_jaxprs(equation))
-                if inner:
-                    out = self._control(equation, inner, stems, times)
-                else:
-                    self._count(equation_flops(equation), times)
-                    out = [frozenset().union(*stems)] * len(equation.outvars)
-            known.update(zip(equation.outvars, out, strict=True))
-        return [read(v) for v in bare.outvars]
-
-    def _mark(self, equation: Any, stems: list[_Sources], times: int | None) -> list[_Sources]:
-        params = equation.params
-        site, structure = params["site"], params["structure"]
-        if params["part"] == OUTPUT:
-            while self.open:
-                call = self.calls[self.open.pop()]
-                if call.site == site:
-                    call.output = structure
-                    call.arrays = tuple(v.aval for v in equation.invars)
-                    break
-            return [frozenset({site})] * len(stems)
-        for stem, variable in zip(stems, equation.invars, strict=True):
-            shape = f"{variable.aval.dtype}[{','.join(map(str, variable.aval.shape))}]"
-            self.edges += [Edge(producer, site, shape) for producer in sorted(stem)]
-        self.calls.append(
-            _Open(
-                site=site,
-                module=self.modules.get(site.rpartition(":")[0] if ":" in site else site),
-                depth=len(self.open),
-                parent=self.open[-1] if self.open else None,
-                inputs=structure,
-                times=times,
-                source=params.get("source", ""),
-                parameter=params.get("parameter"),
-            )
-        )
-        self.open.append(len(self.calls) - 1)
-        return [frozenset()] * len(stems)  # inside, they are the module's own input
-
-    def _count(self, flops: float, times: int | None) -> None:
-        for number in self.open:
-            call = self.calls[number]
-            if call.flops is not None:
-                call.flops = None if times is None else call.flops + flops * times
-
-    def _control(
-        self, equation: Any, inner: list[Any], stems: list[_Sources], times: int | None
-    ) -> list[_Sources]:
-        name = equation.primitive.name
-        if name == "scan":
-            length = equation.params["length"]
-            within = None if times is None else times * length
-            consts, carry, _ = _private.scan_parts(equation, stems)
-            out = self._loop(inner[0], stems, len(consts), len(carry), within)
-            return out
-        if name == "while":
-            test = equation.params["cond_nconsts"]
-            body = equation.params["body_nconsts"]
-            rest = stems[test:]
-            return self._loop(equation.params["body_jaxpr"], rest, body, len(rest) - body, None)
-        if name == "cond":
-            branches = [self.enter(branch, stems[1:], times) for branch in inner]
-            return [frozenset().union(*column) for column in zip(*branches, strict=True)]
-        bare, _ = _private.open_jaxpr(inner[0])
-        if len(bare.invars) == len(stems):
-            out = self.enter(inner[0], stems, times)
-            if len(out) == len(equation.outvars):
-                return out
-        return [frozenset().union(*stems)] * len(equation.outvars)
-
-    def _loop(
-        self, body: Any, stems: list[_Sources], consts: int, carry: int, times: int | None
-    ) -> list[_Sources]:
-        # what one iteration hands to the next is known after the first: a dry walk, then the real
-        dry = _Walk(self.modules, self.owner)
-        dry.open = list(self.open)
-        dry.calls = [dataclasses.replace(call) for call in self.calls]
-        first = dry.enter(body, stems, times)
-        around = [s | f for s, f in zip(stems[consts : consts + carry], first[:carry], strict=True)]
-        out = self.enter(body, [*stems[:consts], *around, *stems[consts + carry :]], times)
-        return [a | b for a, b in zip(out[:carry], around, strict=True)] + list(out[carry:])
+def _again(
+    function: Any, args: Any, kwargs: Any, selection: Selection, modules: Modules, error: Exception
+) -> list[TracedCall]:
+    """The calls of a pass that raised, from a second one that takes no traced function from a
+    cache: the first saw nothing of those. Empty where the second pass does not raise likewise.
+    """
+    history = History(modules)
+    try:
+        with staged(function, args, kwargs, _layers(selection, history, again=object())):
+            return []
+    except Exception as second:  # noqa: BLE001 - it is the first that the user gets
+        return history.calls if type(second) is type(error) else []
+    finally:
+        history.close()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import operator
+import pathlib
 import pickle
+import types
 
 import jax
 import jax.numpy as jnp
@@ -226,11 +229,82 @@ def test_scan_parts_are_constants_carry_and_rows():
     assert (consts, carry, xs) == (["constant"], ["carry"], ["rows"])
 
 
-def test_frames_of_jax_and_flax_are_internal_and_the_users_are_not():
-    assert _private.frame_is_internal(nnx.Linear.__init__.__code__.co_filename)
-    assert _private.frame_is_internal(jax.jit.__code__.co_filename)
-    assert _private.frame_is_internal(_private.__file__)
-    assert not _private.frame_is_internal(__file__)
+def line_of(comment):
+    """`file:line` of the one line of this file that ends with a comment."""
+    lines = pathlib.Path(__file__).read_text().splitlines()
+    (number,) = [i for i, line in enumerate(lines, 1) if line.endswith(f"  # {comment}")]
+    return f"{__file__}:{number}"
+
+
+def as_if_in(module, function):
+    """The same function, as if its code stood in another file."""
+    code = function.__code__.replace(co_filename=module.__file__)
+    return types.FunctionType(code, globals(), closure=function.__closure__)
+
+
+def test_the_source_of_a_caller_is_the_nearest_line_of_the_user():
+    found = []
+
+    def look(x):
+        found.append(_private.source_of_caller())
+        return x
+
+    for module in (jax, nnx, linen, _private, functools):
+        as_if_in(module, look)(1)  # looks
+    assert found == [(line_of("looks"), False)] * 5
+    assert _private.source_of_caller()[0].startswith(f"{__file__}:")
+
+
+def test_the_source_of_a_caller_says_whether_the_tracing_of_a_function_lies_between():
+    found = []
+
+    def look(x):
+        found.append(_private.source_of_caller())
+        return x
+
+    inside = as_if_in(jax, look)
+    jax.jit(inside)(1.0)  # jits
+    jax.lax.scan(lambda c, x: (inside(c), x), 1.0, jnp.ones(2))  # scans
+    jax.vmap(inside)(jnp.ones(2))  # vmaps
+    assert found == [
+        (line_of("jits"), True),
+        (line_of("scans"), False),  # the lambda's own line
+        (line_of("vmaps"), False),
+    ]
+
+
+def test_the_source_of_an_equation_is_within_the_function_that_was_traced():
+    def inner(x):
+        return jnp.sin(x)  # sine
+
+    outer = jax.make_jaxpr(lambda x: jax.jit(inner)(x))(1.0)  # calls inner
+    call = outer.eqns[0]
+    (sine,) = next(_private.sub_jaxprs(call)).eqns
+    assert _private.source_of_equation(call) == line_of("calls inner")
+    assert _private.source_of_equation(sine) == line_of("sine")
+    internal = jax.make_jaxpr(jax.jit(as_if_in(jax, inner)))(1.0).eqns[0]
+    (sine,) = next(_private.sub_jaxprs(internal)).eqns
+    assert _private.source_of_equation(sine) == ""
+
+
+def test_only_the_second_pass_of_a_remat_is_a_recomputation():
+    def f(x):
+        return jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)))(x)
+
+    forward = equation(f, 1.0, name="remat2")
+    assert forward.primitive.name in _private.REMAT
+    assert not _private.is_recomputation(forward)
+    assert _private.is_recomputation(equation(jax.grad(f), 1.0, name="remat2"))
+
+
+def test_the_devices_of_a_shard_map_are_those_of_its_axes():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("data")
+    f = jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec)
+    found = equation(f, jnp.ones(4), name="shard_map")
+    assert _private.devices_of(found) == 1
+    wide = types.SimpleNamespace(shape={"data": 4, "model": 2})
+    assert _private.devices_of(types.SimpleNamespace(params={**found.params, "mesh": wide})) == 4
 
 
 def test_compilations_are_told_until_the_undo():

@@ -167,7 +167,15 @@ def test_the_frame_has_a_row_a_call_and_the_source_line():
 
 def test_it_shows_itself_as_a_tree():
     text = repr(nni.trace(Net(4, nnx.Rngs(0)), jnp.ones((3, 4))))
-    assert text.splitlines()[0].split() == ["site", "type", "inputs", "output", "params", "flops"]
+    assert text.splitlines()[0].split() == [
+        "site",
+        "type",
+        "inputs",
+        "output",
+        "params",
+        "flops",
+        "changes",
+    ]
     assert "\n    linear" in text
 
 

@@ -1,0 +1,282 @@
+"""The calls of a marked program: opened and closed at its marks, with what happens between.
+
+Goes through the jaxpr once, inner jaxprs each time they are used. Invariant: a count that cannot
+be known (inside a while loop, an operation whose arithmetic is not known) is None, never too
+small. Follows no values; that is `dataflow`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+from nnx_inspector import _private
+from nnx_inspector.changes import ChangedVariable, pair_of
+from nnx_inspector.flops import equation_flops, is_arithmetic, is_foreign
+from nnx_inspector.forwarding import Values
+from nnx_inspector.taps import BEGIN, CHANGE, INPUT, OUTPUT, mark
+from nnx_inspector.variables import byte_count, parameter_arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedCall:
+    """One call of one site, as it stands in the traced program.
+
+    Attributes:
+        site: the site's key.
+        type: the name of the module's class.
+        depth: how many calls it is nested in.
+        parent: the number of the call it is nested in, or None.
+        inputs: what goes in, as written in a call: `"float32[8,10], train=True"`. Arrays by dtype
+            and shape, without the batch axis of a `vmap`; Python values as they are.
+        output: likewise what comes out; `""` for a call that did not return.
+        shape, dtype: of the output where it is one array, else None; with the batch axes of a
+            `vmap` around the call.
+        parameters: the number of elements of the module's `nnx.Param`s, children included.
+        parameter_bytes: their bytes.
+        output_bytes: bytes of the arrays that one such call returns, batch axes of a `vmap`
+            included: its activation.
+        flops: operations of all its times, children included, of a `cond` the branch with the
+            most; None where their number cannot be known (a while loop, foreign code).
+        times: how often it takes place: the product of the scans around it (and the devices of a
+            `shard_map`); None where that cannot be known (a while loop).
+        conditional: whether it stands in a branch of a `cond`, which may not be taken.
+        stacked: how many layers the module holds, of which each call sees one; 0 for a plain one.
+        source: `file:line` of the user's code that makes the call. For a call that flax makes (a
+            layer of an `nnx.Sequential`) it is the line that called that.
+        changed: the Variables that hold another value after the call, children's included; None
+            in a trace that ended in an exception, where it is not known.
+        error: what the call raised, in words; `""` for none, as for the calls around it.
+    """
+
+    site: str
+    type: str
+    depth: int
+    parent: int | None
+    inputs: str
+    output: str = ""
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    parameters: int = 0
+    parameter_bytes: int = 0
+    output_bytes: int = 0
+    flops: float | None = None
+    times: int | None = None
+    conditional: bool = False
+    stacked: int = 0
+    source: str = ""
+    changed: tuple[ChangedVariable, ...] | None = None
+    error: str = ""
+
+    def returning(self, text: str, arrays: Any) -> TracedCall:
+        """The call with its output: in words, and its arrays (or abstract ones)."""
+        lone = arrays[0] if len(arrays) == 1 else None
+        return dataclasses.replace(
+            self,
+            output=text,
+            shape=None if lone is None else tuple(lone.shape),
+            dtype=None if lone is None else str(lone.dtype),
+            output_bytes=byte_count(arrays),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class CallSite:
+    """What is known of a call when it begins; a parameter of its marks.
+
+    Attributes:
+        key: the site's key.
+        path: the module's.
+        type: the name of the module's class.
+        source: `file:line`, or `""` where the equation around knows better.
+        first: the shape of the module's first parameter, as the call finds it.
+    """
+
+    key: str
+    path: str
+    type: str
+    source: str
+    first: tuple[int, ...] | None
+
+
+class Modules:
+    """A model's modules by path, and their parameters, each looked at once."""
+
+    def __init__(self, modules: Mapping[str, nnx.Module]):
+        self._modules = modules
+        self._known: dict[str, tuple[Any, ...]] = {}
+
+    def begin(self, call: CallSite, inputs: str, depth: int, parent: int | None) -> TracedCall:
+        """A call of one of the modules, as it begins."""
+        if call.path not in self._known:
+            module = self._modules.get(call.path)
+            arrays = [] if module is None else parameter_arrays(module)
+            size = sum(math.prod(a.shape) for a in arrays)
+            first = tuple(arrays[0].shape) if arrays else None
+            self._known[call.path] = (size, byte_count(arrays), first)
+        size, held, whole = self._known[call.path]
+        return TracedCall(
+            site=call.key,
+            type=call.type,
+            depth=depth,
+            parent=parent,
+            inputs=inputs,
+            parameters=size,
+            parameter_bytes=held,
+            stacked=_stacked(whole, call.first),
+            source=call.source,
+        )
+
+
+def _stacked(whole: tuple[int, ...] | None, inside: tuple[int, ...] | None) -> int:
+    """How many layers a module holds, by what a call finds of its first parameter."""
+    if whole is None or inside is None or len(whole) != len(inside) + 1:
+        return 0
+    for axis, size in enumerate(whole):
+        if whole[:axis] + whole[axis + 1 :] == inside:
+            return size
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Where:
+    """In what part of the program an equation stands."""
+
+    times: int | None = 1
+    conditional: bool = False
+    source: str = ""
+    again: bool = False  # in the second pass of a remat, whose calls were seen in the first
+
+
+class _Walk:
+    def __init__(self, modules: Modules, owner: Any):
+        self.modules = modules
+        self.owner = owner
+        self.calls: list[TracedCall] = []
+        self.open: list[int] = []
+        self.flops: list[float | None] = [0.0]  # of the program, then of each open call or branch
+        self.forwarded: dict[int, Any] = {}
+
+    def enter(self, jaxpr: Any, where: _Where) -> None:
+        bare, _ = _private.open_jaxpr(jaxpr)
+        values, outside = Values(bare, self.forwarded), len(self.open)
+        for equation in bare.eqns:
+            if equation.primitive is mark:
+                if equation.params["owner"] == self.owner and not where.again:
+                    self._mark(equation, values, where)
+                continue
+            inner = [] if is_arithmetic(equation) else list(_private.sub_jaxprs(equation))
+            if inner:
+                self._control(equation, inner, where)
+            else:
+                self._add(_times(equation_flops(equation), where.times))
+        while len(self.open) > outside:  # a call that does not return within this jaxpr
+            self._close()
+
+    def _add(self, flops: float | None) -> None:
+        total = self.flops[-1]
+        self.flops[-1] = None if total is None or flops is None else total + flops
+
+    def _mark(self, equation: Any, values: Values, where: _Where) -> None:
+        params, part = equation.params, equation.params["part"]
+        innermost = self.calls[self.open[-1]].site if self.open else None
+        if part == BEGIN or (part == INPUT and innermost != params["site"]):
+            self._begin(params["call"], where)
+        if part == INPUT:
+            self._replace(inputs=params["text"])
+        elif part == CHANGE:
+            self._return_to(params["call"], where)
+            pair = pair_of(equation)
+            if not (pair and values.same(*pair)):
+                changed = self.calls[self.open[-1]].changed or ()
+                self._replace(changed=(*changed, params["variable"]))
+        elif part == OUTPUT:
+            self._return_to(params["call"], where)
+            call = self.calls[self.open[-1]]
+            arrays = [v.aval for v in equation.invars]
+            self.calls[self.open[-1]] = call.returning(params["text"], arrays)
+            self._close()
+
+    def _replace(self, **fields: Any) -> None:
+        self.calls[self.open[-1]] = dataclasses.replace(self.calls[self.open[-1]], **fields)
+
+    def _return_to(self, call: CallSite, where: _Where) -> None:
+        """Make a call the innermost open one, though marks may have been left out (by a
+        transform that drops what nothing needs).
+        """
+        if not any(self.calls[n].site == call.key for n in self.open):
+            self._begin(call, where)
+        while self.calls[self.open[-1]].site != call.key:
+            self._close()
+
+    def _begin(self, call: CallSite, where: _Where) -> None:
+        parent = self.open[-1] if self.open else None
+        begun = self.modules.begin(call, "(not seen)", len(self.open), parent)
+        self.open.append(len(self.calls))
+        self.flops.append(0.0)
+        self.calls.append(
+            dataclasses.replace(
+                begun,
+                times=where.times,
+                conditional=where.conditional,
+                source=begun.source or where.source,
+                changed=(),
+            )
+        )
+
+    def _close(self) -> None:
+        number, flops = self.open.pop(), self.flops.pop()
+        self.calls[number] = dataclasses.replace(self.calls[number], flops=flops)
+        self._add(flops)
+
+    def _control(self, equation: Any, inner: list[Any], where: _Where) -> None:
+        name = equation.primitive.name
+        within = dataclasses.replace(
+            where,
+            source=_private.source_of_equation(equation) or where.source,
+            again=where.again or _private.is_recomputation(equation),
+        )
+        if name == "scan" and within.times is not None:
+            within = dataclasses.replace(within, times=within.times * equation.params["length"])
+        elif name == "shard_map" and within.times is not None:
+            within = dataclasses.replace(within, times=within.times * _private.devices_of(equation))
+        elif name == "while":
+            within = dataclasses.replace(within, times=None)
+        elif name == "cond":
+            within = dataclasses.replace(within, conditional=True)
+            branches: list[float | None] = []
+            for branch in inner:
+                self.flops.append(0.0)
+                self.enter(branch, within)
+                branches.append(self.flops.pop())
+            known = [flops for flops in branches if flops is not None]
+            self._add(max(known) if len(known) == len(branches) else None)
+            return
+        for jaxpr in inner:
+            self.enter(jaxpr, within)
+        if is_foreign(equation):
+            self._add(None)
+
+
+def _times(flops: float | None, times: int | None) -> float | None:
+    if not flops:  # nothing, however often, is nothing
+        return flops
+    return None if times is None else flops * times
+
+
+def calls_of(jaxpr: Any, owner: Any, modules: Modules, source: str) -> tuple[TracedCall, ...]:
+    """The calls that a marked jaxpr holds, in the order in which they begin.
+
+    Args:
+        jaxpr: with an owner's marks.
+        owner: the same.
+        modules: of the model.
+        source: of calls that no user code of the traced function makes.
+    """
+    walk = _Walk(modules, owner)
+    walk.enter(jaxpr, _Where(source=source))
+    return tuple(walk.calls)
