@@ -124,6 +124,13 @@ def hooked(*layers: Layer) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def without(unwanted: Callable[[Layer], bool]) -> Iterator[None]:
+    """Close some of the open layers for a while: a pass of our own is not what they are for."""
+    with _layers(tuple(layer for layer in _layers.value if not unwanted(layer))):
+        yield
+
+
+@contextlib.contextmanager
 def installed() -> Iterator[None]:
     """Keep the wrappers on the classes; regions opened inside need not put them there again.
 

@@ -34,7 +34,7 @@ from nnx_inspector.sites import Only, Selection, module_sites, nothing_selected,
 from nnx_inspector.switching import Switches
 from nnx_inspector.tracing import Trace, trace
 from nnx_inspector.trials import Outcome, Trial
-from nnx_inspector.watching import Session
+from nnx_inspector.watching import Session, unwatched
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -435,7 +435,9 @@ class Inspector:
         self._require_open()
         args, kwargs, runs = self._example.args, self._example.kwargs, True
         try:
-            self._take_trace(trace(view, *args, only=self._selection.terms, **kwargs))
+            with unwatched():
+                found = trace(view, *args, only=self._selection.terms, **kwargs)
+            self._take_trace(found)
         except Exception as error:  # noqa: BLE001 - shown: another example may well run
             text = f"The example cannot be run in these modes: {type(error).__name__}: {error}"
             self._notice("warning", text)

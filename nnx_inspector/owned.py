@@ -25,6 +25,7 @@ from nnx_inspector.record import Record
 from nnx_inspector.sites import Selection
 from nnx_inspector.staging import Arguments, Function, Staged, as_function, staged
 from nnx_inspector.switching import Switches, exactly
+from nnx_inspector.watching import unwatched
 
 Rows = Mapping[str, tuple[float, float]]
 NONE = Switches()
@@ -113,7 +114,8 @@ class OwnedPasses:
             if site in rows:
                 numbers[index] = rows[site]
         try:
-            out, record, returned = program(state, arrays, numbers)
+            with unwatched():
+                out, record, returned = program(state, arrays, numbers)
         except Exception as error:
             if switches:
                 error.add_note(f"nnx_inspector: with the modes {switches.in_words()}.")

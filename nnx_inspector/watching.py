@@ -15,7 +15,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax
@@ -26,7 +26,14 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector import _private, board
-from nnx_inspector.dispatch import TAP_OUTPUT, Context, Layer, executables_called, hooked
+from nnx_inspector.dispatch import (
+    TAP_OUTPUT,
+    Context,
+    Layer,
+    executables_called,
+    hooked,
+    without,
+)
 from nnx_inspector.perturbation import OFF, ROW, apply_tree
 from nnx_inspector.scope import Scope, scope_of
 from nnx_inspector.sites import Only, Selection, methods, module_sites, site_key
@@ -259,6 +266,11 @@ def _reduced(x: Any) -> Any:
 def _reduced_batch(axis_size: int, in_batched: Any, x: Any) -> tuple[Any, Any]:
     summary = _reduced(x)  # the batch is part of what is summarised
     return summary, jax.tree.map(lambda _: False, summary)
+
+
+def unwatched() -> AbstractContextManager[None]:
+    """No session sees (or perturbs) what is called inside: it is no pass of the watched loop."""
+    return without(lambda layer: isinstance(layer.wrap, _Watch))
 
 
 def _send(session: int, gathered: list[tuple[str, Any]], quantity: str = OUTPUT) -> None:

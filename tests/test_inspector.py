@@ -621,3 +621,23 @@ def test_a_loss_that_sets_modes_itself_has_the_last_word(insp, model):
     np.testing.assert_allclose(insp.step(setting, X), wanted, rtol=1e-5)
     assert insp.recording.summary("drop").zeros == 0
     assert not model.drop.deterministic
+
+
+# ------------------------------------------- passes of our own inside a loop
+
+
+def test_a_pass_made_inside_a_watched_loop_is_not_counted_as_the_loops(insp, model):
+    model.eval()
+    insp.perturb("b", nni.Scale(0.5))
+    forward = nnx.jit(lambda m, x: m(x))
+    with nni.perturb("b", nni.Scale(0.5)):
+        halved = np.asarray(forward(nnx.clone(model), X))
+    for i, batch in enumerate(insp.watch([X] * 3, every=1)):
+        forward(model, batch)
+        if i == 1:
+            np.testing.assert_allclose(insp.run(X), halved, rtol=1e-5, atol=1e-6)
+            insp.step(loss_fn, X)
+            insp.modes.train()
+    assert dropped(insp) == [0, 0, 0], "each with the values of one call"
+    watched = [p for p in insp.recording.passes if p.kind == "watch"]
+    assert [{q for _, q, _ in p.items()} for p in watched] == [{"output"}] * 3

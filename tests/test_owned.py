@@ -140,3 +140,28 @@ def test_the_model_and_its_arrays_are_not_kept():
     del model
     gc.collect()
     assert alive() is None
+
+
+class Shared(nnx.Module):
+    def __init__(self, rngs):
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.first = nnx.Linear(3, 3, rngs=rngs)
+        self.second = self.first
+
+    def __call__(self, x):
+        return self.drop(self.second(self.first(x)))
+
+
+@pytest.mark.parametrize("mode", [nnx.set_graph_mode, nnx.set_graph_updates])
+def test_without_graph_mode_or_its_updates_a_pass_is_the_same(mode):
+    model = Shared(nnx.Rngs(0))
+    evaluate = Switches(((("drop",), (("deterministic", True),)),))
+    owned, wanted = passes("first"), np.asarray(model.first(model.first(X)))
+    with mode(False):
+        for _ in range(2):
+            result = owned.forward(model, (X,), {}, {}, evaluate)
+            np.testing.assert_allclose(result.value, wanted, rtol=1e-5, atol=1e-6)
+            assert result.record["first"].output.size == 2 * X.size
+            loss = owned.backward(lambda m, x: m(x).sum(), model, (X,), {}, {}, evaluate).value
+            np.testing.assert_allclose(loss, wanted.sum(), rtol=1e-5)
+    assert len(owned._programs) == 3, "the loss is another function each time"
