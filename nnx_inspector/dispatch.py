@@ -34,7 +34,10 @@ TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT = range(4)
 
 _EVERY = (TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT)
 
-_layers = jax.make_user_context(default_value=())
+_key = jax.make_user_context(default_value=None)
+"""The part of every jit cache key that says which layers are open. Compared by identity only:
+jaxlib crashes where several threads look into a cache whose keys compare in Python.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +106,7 @@ class _Frame:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
+        self.layers: tuple[Layer, ...] = ()
         self.frames: list[_Frame] = []
         self.outermost: Scope | None = None
         self.calls: dict[Any, int] = {}
@@ -119,15 +123,47 @@ def hooked(*layers: Layer) -> Iterator[None]:
     if not layers:
         yield
         return
-    with installed(), _layers((*_layers.value, *layers)):
+    with installed(), _open((*_thread.layers, *layers)):
         yield
 
 
 @contextlib.contextmanager
 def without(unwanted: Callable[[Layer], bool]) -> Iterator[None]:
     """Close some of the open layers for a while: a pass of our own is not what they are for."""
-    with _layers(tuple(layer for layer in _layers.value if not unwanted(layer))):
+    with _open(tuple(layer for layer in _thread.layers if not unwanted(layer))):
         yield
+
+
+@contextlib.contextmanager
+def _open(layers: tuple[Layer, ...]) -> Iterator[None]:
+    outer = _thread.layers
+    with _key(_key_of(layers)):
+        _thread.layers = layers
+        try:
+            yield
+        finally:
+            _thread.layers = outer
+
+
+class _Key:
+    """Stands for layers in jit cache keys: one object for equal layers, as long as a cache has it.
+
+    Equal layers act alike, so a program that was traced under them may be run under others.
+    """
+
+
+_keys: weakref.WeakValueDictionary[tuple[Layer, ...], _Key] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def _key_of(layers: tuple[Layer, ...]) -> _Key | None:
+    if not layers:
+        return None
+    with _lock:
+        key = _keys.get(layers)
+        if key is None:
+            key = _keys[layers] = _Key()
+        return key
 
 
 @contextlib.contextmanager
@@ -142,7 +178,7 @@ def installed() -> Iterator[None]:
 
 def open_layers() -> int:
     """How many layers are open in this thread."""
-    return len(_layers.value)
+    return len(_thread.layers)
 
 
 def executables_called(*, restart: int = 0) -> int:
@@ -205,10 +241,10 @@ def _foreign(owner: Any, module: Any) -> None:
     for scope in _scopes():
         if scope.path_of(owner) is not None:
             scope.count_unattributed(name)
-    for layer in _layers.value:
-        if layer.unattributed is not None and layer.scope is not None:
-            if layer.scope.path_of(owner) is not None:
-                layer.unattributed(name)
+    for layer in _thread.layers:
+        told, scope = layer.unattributed, layer.scope
+        if told is not None and scope is not None and scope.path_of(owner) is not None:
+            told(name)
 
 
 def call_inside(
@@ -261,7 +297,7 @@ def _through_layers(
     frames = _thread.frames
     outermost = not frames
     if outermost:
-        needs_scope = any(layer.scope is None for layer in _layers.value)
+        needs_scope = any(layer.scope is None for layer in _thread.layers)
         _thread.outermost = Scope({(): call.owner}, _OUTERMOST) if needs_scope else None
         _thread.calls = {}
     frames.append(_Frame(call.module, call.method, function))
@@ -293,7 +329,7 @@ def _is_within(name: str, function: Any, module: Any) -> bool:
 
 
 def _wrapped_in_layers(call: _Call, ranks: tuple[int, ...]) -> Callable[..., Any]:
-    layers = _layers.value
+    layers = _thread.layers
     chain = call.original
     for number in _outermost_last(layers):
         if layers[number].rank in ranks:
@@ -312,9 +348,9 @@ def _around(
     scope = layer.scope if layer.scope is not None else _thread.outermost
     path = scope.path_of(call.owner) if scope is not None else None
     if layer.scope is not None and path is None:
-        if layer.unattributed is not None and call.module is call.owner:
-            if type(call.owner) in layer.scope.types:
-                layer.unattributed(type(call.owner).__name__)
+        looks_alike = type(call.owner) in layer.scope.types and call.module is call.owner
+        if layer.unattributed is not None and looks_alike:
+            layer.unattributed(type(call.owner).__name__)
         return inner
     if path is not None:
         path = (*path, *call.below)
@@ -350,7 +386,7 @@ _OUTERMOST = "outermost"
 
 def _scopes() -> Iterator[Scope]:
     seen: set[int] = set()
-    for layer in _layers.value:
+    for layer in _thread.layers:
         if layer.scope is not None and id(layer.scope) not in seen:
             seen.add(id(layer.scope))
             yield layer.scope
@@ -359,7 +395,7 @@ def _scopes() -> Iterator[Scope]:
 
 
 def _tag_of(module: Any) -> Any:
-    if not _layers.value:
+    if not _thread.layers:
         return None
     tag = {}
     for scope in _scopes():
@@ -370,7 +406,7 @@ def _tag_of(module: Any) -> Any:
 
 
 def _arrived(module: Any, tag: Any, moved: bool) -> None:
-    if not _layers.value:
+    if not _thread.layers:
         return
     paths = None if tag is None else dict(tag)
     for scope in _scopes():
@@ -381,17 +417,17 @@ def _arrived(module: Any, tag: Any, moved: bool) -> None:
 
 
 def _compiled(executable: Any) -> None:
-    if _layers.value:
-        _compiled_inside[executable] = _layers.value
+    if _thread.layers:
+        _compiled_inside[executable] = _thread.layers
 
 
 def _executed(executable: Any) -> None:
-    if _layers.value and _compiled_inside.get(executable) != _layers.value:
+    if _thread.layers and _compiled_inside.get(executable) != _thread.layers:
         _thread.executables += 1
 
 
 _HOOKS = wrapping.Hooks(
-    active=lambda: bool(_layers.value),
+    active=lambda: bool(_thread.layers),
     call=_called,
     sown=_sown,
     tag_of=_tag_of,
