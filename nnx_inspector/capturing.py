@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector.changes import mark_changes
-from nnx_inspector.dispatch import TAP_INPUT, TAP_OUTPUT, Context, Layer
 from nnx_inspector.harvest import (
     UNATTRIBUTED,
     Marked,
@@ -27,6 +26,7 @@ from nnx_inspector.harvest import (
     marks,
     sinks_for,
 )
+from nnx_inspector.layers import TAP_INPUT, TAP_OUTPUT, Context, Layer
 from nnx_inspector.packing import unpack
 from nnx_inspector.record import Call, Record
 from nnx_inspector.scope import Scope

@@ -1,9 +1,8 @@
 """Composes what is hooked around each call of a module: layers, their order, their selection.
 
-What is active lives in a `jax.make_user_context` value: thread-local, and part of every jit cache
-key, so functions that were jitted before honour it and drop it on exit. `wrapping` sends the
-calls here, `Scope` says which path a module has. Invariant: a call that cannot be attributed is
-counted and told, never guessed. Does not know what a layer does with a call.
+`wrapping` sends the calls here, `layers` says what is open, `Scope` which path a module has.
+Invariant: a call that cannot be attributed is counted and told, never guessed. Does not know what
+a layer does with a call.
 """
 
 from __future__ import annotations
@@ -16,10 +15,19 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 from flax import nnx
 
 from nnx_inspector import linen, wrapping
+from nnx_inspector.layers import (
+    EVERY,
+    PERTURBATION,
+    TAP_INPUT,
+    TAP_OUTPUT,
+    Context,
+    Layer,
+    open_layers,
+    opened,
+)
 from nnx_inspector.scope import Scope
 from nnx_inspector.sites import (
     CALL,
@@ -28,73 +36,6 @@ from nnx_inspector.sites import (
     methods,
     site_key,
 )
-
-TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT = range(4)
-"""Where a layer sits around a call: the smaller is the further out."""
-
-_EVERY = (TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT)
-
-_key = jax.make_user_context(default_value=None)
-"""The part of every jit cache key that says which layers are open. Compared by identity only:
-jaxlib crashes where several threads look into a cache whose keys compare in Python.
-"""
-
-
-@dataclasses.dataclass(frozen=True)
-class Context:
-    """What an interceptor is told about a call, as Linen's `InterceptorContext`.
-
-    Attributes:
-        module: the module that is called (inside a transform: NNX's copy of it).
-        method_name: `"__call__"` or another public method.
-        orig_method: the bound method itself; calling it bypasses the remaining interceptors.
-        path: the module's path, `"blocks/0/attn"`; `None` where it cannot be known.
-        call: how often this site was called before within the outermost call, 0 for the first.
-            Under jit that is counted while tracing.
-        kind: `"method"`, or `"linen"` for a method of a Linen module inside `nnx.bridge.ToNNX`.
-            Layers of our own also see `"sow"` and `"perturb"`, a value that the user's module
-            hands to NNX: its path is that of the Variable.
-        type_name: of the module's class, or of the Variable's that is sown.
-    """
-
-    module: Any
-    method_name: str
-    orig_method: Callable[..., Any]
-    path: str | None
-    call: int
-    kind: str = "method"
-    type_name: str = ""
-
-    @property
-    def site(self) -> str | None:
-        """The site's key: the path, and the method unless it is `__call__`."""
-        if self.path is None or self.method_name == CALL:
-            return self.path
-        return f"{self.path}:{self.method_name}"
-
-
-Interceptor = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Context], Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Layer:
-    """What one open context adds to the calls it selects.
-
-    Attributes:
-        wrap: `(next_fun, args, kwargs, context) -> output`. Equal `wrap`s must act alike: they
-            share compiled programs.
-        rank: where it sits around a call.
-        only: which sites; None for all that `wrap` is asked about.
-        scope: the model that paths are relative to; None for the outermost module called.
-        unattributed: told the type of a module that looks like one of the scope's and is none.
-    """
-
-    wrap: Interceptor
-    rank: int = INTERCEPTOR
-    only: Selection | None = None
-    scope: Scope | None = None
-    unattributed: Callable[[str], None] | None = None
-    matched: set[str] = dataclasses.field(default_factory=lambda: set[str](), compare=False)
 
 
 @dataclasses.dataclass
@@ -106,7 +47,6 @@ class _Frame:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.layers: tuple[Layer, ...] = ()
         self.frames: list[_Frame] = []
         self.outermost: Scope | None = None
         self.calls: dict[Any, int] = {}
@@ -123,47 +63,8 @@ def hooked(*layers: Layer) -> Iterator[None]:
     if not layers:
         yield
         return
-    with installed(), _open((*_thread.layers, *layers)):
+    with installed(), opened((*open_layers(), *layers)):
         yield
-
-
-@contextlib.contextmanager
-def without(unwanted: Callable[[Layer], bool]) -> Iterator[None]:
-    """Close some of the open layers for a while: a pass of our own is not what they are for."""
-    with _open(tuple(layer for layer in _thread.layers if not unwanted(layer))):
-        yield
-
-
-@contextlib.contextmanager
-def _open(layers: tuple[Layer, ...]) -> Iterator[None]:
-    outer = _thread.layers
-    with _key(_key_of(layers)):
-        _thread.layers = layers
-        try:
-            yield
-        finally:
-            _thread.layers = outer
-
-
-class _Key:
-    """Stands for layers in jit cache keys: one object for equal layers, as long as a cache has it.
-
-    Equal layers act alike, so a program that was traced under them may be run under others.
-    """
-
-
-_keys: weakref.WeakValueDictionary[tuple[Layer, ...], _Key] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
-
-
-def _key_of(layers: tuple[Layer, ...]) -> _Key | None:
-    if not layers:
-        return None
-    with _lock:
-        key = _keys.get(layers)
-        if key is None:
-            key = _keys[layers] = _Key()
-        return key
 
 
 @contextlib.contextmanager
@@ -174,11 +75,6 @@ def installed() -> Iterator[None]:
     """
     with wrapping.installed(_HOOKS):
         yield
-
-
-def open_layers() -> int:
-    """How many layers are open in this thread."""
-    return len(_thread.layers)
 
 
 def executables_called(*, restart: int = 0) -> int:
@@ -224,7 +120,7 @@ def _called(
         original = functools.partial(_in_linen, module, original)
     call = _Call(module, (), module, name, original, "method", type(module).__name__, module)
     # the call of what a ToLinen makes is the ToLinen's own, which was told
-    ranks = () if made_at is not None and name == CALL else _EVERY
+    ranks = () if made_at is not None and name == CALL else EVERY
     return _through_layers(call, function, args, kwargs, ranks)
 
 
@@ -241,7 +137,7 @@ def _foreign(owner: Any, module: Any) -> None:
     for scope in _scopes():
         if scope.path_of(owner) is not None:
             scope.count_unattributed(name)
-    for layer in _thread.layers:
+    for layer in open_layers():
         told, scope = layer.unattributed, layer.scope
         if told is not None and scope is not None and scope.path_of(owner) is not None:
             told(name)
@@ -268,7 +164,7 @@ def call_inside(
         kwargs: likewise.
     """
     call = _Call(owner, below, module, method, original, "linen", type(module).__name__, module)
-    return _through_layers(call, original, args, kwargs, _EVERY)
+    return _through_layers(call, original, args, kwargs, EVERY)
 
 
 def _sown(module: Any, name: str, kind: str, variable_type: Any, value: Any) -> Any:
@@ -297,7 +193,7 @@ def _through_layers(
     frames = _thread.frames
     outermost = not frames
     if outermost:
-        needs_scope = any(layer.scope is None for layer in _thread.layers)
+        needs_scope = any(layer.scope is None for layer in open_layers())
         _thread.outermost = Scope({(): call.owner}, _OUTERMOST) if needs_scope else None
         _thread.calls = {}
     frames.append(_Frame(call.module, call.method, function))
@@ -329,7 +225,7 @@ def _is_within(name: str, function: Any, module: Any) -> bool:
 
 
 def _wrapped_in_layers(call: _Call, ranks: tuple[int, ...]) -> Callable[..., Any]:
-    layers = _thread.layers
+    layers = open_layers()
     chain = call.original
     for number in _outermost_last(layers):
         if layers[number].rank in ranks:
@@ -386,7 +282,7 @@ _OUTERMOST = "outermost"
 
 def _scopes() -> Iterator[Scope]:
     seen: set[int] = set()
-    for layer in _thread.layers:
+    for layer in open_layers():
         if layer.scope is not None and id(layer.scope) not in seen:
             seen.add(id(layer.scope))
             yield layer.scope
@@ -395,7 +291,7 @@ def _scopes() -> Iterator[Scope]:
 
 
 def _tag_of(module: Any) -> Any:
-    if not _thread.layers:
+    if not open_layers():
         return None
     tag = {}
     for scope in _scopes():
@@ -406,7 +302,7 @@ def _tag_of(module: Any) -> Any:
 
 
 def _arrived(module: Any, tag: Any, moved: bool) -> None:
-    if not _thread.layers:
+    if not open_layers():
         return
     paths = None if tag is None else dict(tag)
     for scope in _scopes():
@@ -417,17 +313,17 @@ def _arrived(module: Any, tag: Any, moved: bool) -> None:
 
 
 def _compiled(executable: Any) -> None:
-    if _thread.layers:
-        _compiled_inside[executable] = _thread.layers
+    if open_layers():
+        _compiled_inside[executable] = open_layers()
 
 
 def _executed(executable: Any) -> None:
-    if _thread.layers and _compiled_inside.get(executable) != _thread.layers:
+    if open_layers() and _compiled_inside.get(executable) != open_layers():
         _thread.executables += 1
 
 
 _HOOKS = wrapping.Hooks(
-    active=lambda: bool(_thread.layers),
+    active=lambda: bool(open_layers()),
     call=_called,
     sown=_sown,
     tag_of=_tag_of,

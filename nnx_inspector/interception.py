@@ -15,16 +15,9 @@ from typing import Any
 
 from flax import nnx
 
-from nnx_inspector.dispatch import (
-    INTERCEPTOR,
-    TAP_OUTPUT,
-    Context,
-    Interceptor,
-    Layer,
-    executables_called,
-    hooked,
-)
+from nnx_inspector.dispatch import executables_called, hooked
 from nnx_inspector.errors import InspectorWarning
+from nnx_inspector.layers import INTERCEPTOR, TAP_OUTPUT, Context, Interceptor, Layer
 from nnx_inspector.scope import Scope, scope_of
 from nnx_inspector.sites import Only, Selection, nothing_selected, site_keys
 

@@ -18,7 +18,7 @@ from flax import nnx
 
 from nnx_inspector import _private, linen
 from nnx_inspector.changes import mark_changes
-from nnx_inspector.dispatch import Context
+from nnx_inspector.layers import Context
 from nnx_inspector.taps import BEGIN, INPUT, OUTPUT, is_node, mark_tree
 from nnx_inspector.variables import Contents, contents
 from nnx_inspector.walk import CallSite, Modules, TracedCall

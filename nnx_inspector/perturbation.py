@@ -19,9 +19,9 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector import _private, board
-from nnx_inspector.dispatch import PERTURBATION, Context, Layer
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.interception import open_layer
+from nnx_inspector.layers import PERTURBATION, Context, Layer
 from nnx_inspector.scope import scope_of
 from nnx_inspector.sites import Only, Selection
 from nnx_inspector.taps import describe, is_node, is_observable

@@ -16,10 +16,11 @@ from typing import Any
 import jax
 from flax import nnx
 
-from nnx_inspector.dispatch import Layer, hooked, open_layers
+from nnx_inspector.dispatch import hooked
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.harvest import Survey, survey
 from nnx_inspector.interception import warn_of_doubtful_calls
+from nnx_inspector.layers import Layer, open_layers
 from nnx_inspector.scope import Scope
 from nnx_inspector.sites import Path, argument_name, require_module
 from nnx_inspector.taps import is_node
@@ -59,6 +60,8 @@ def as_function(f: Any, what: str) -> Function:
         # how a method that nnx.jit decorates is bound
         owner, name = f.args[0], getattr(f.func, "__name__", "")
         name = name if getattr(getattr(owner, name, None), "func", None) is f.func else ""
+    if isinstance(owner, nnx.bridge.ToNNX) and "method" in getattr(f, "keywords", ()):
+        name = f.keywords["method"].__name__  # how it binds a method of its Linen module
     if isinstance(owner, nnx.Module) and name:
         return Function(f, owner, name)
     if isinstance(f, type) or not callable(f):
@@ -219,7 +222,7 @@ def staged(
     arguments = Arguments.of((function.owner, tuple(args), kwargs))
     token = (_TAG, *sorted((str(p), id(m)) for p, m in roots.items()))
     scope = Scope(roots, token)
-    owner = (token, open_layers())  # nested in another, even of the same model, it is another
+    owner = (token, len(open_layers()))  # nested in another, even of the same model, it is another
     result: dict[str, Any] = {}
 
     with nnx.update_context(_TAG), hooked(*layers(scope, owner)):

@@ -26,14 +26,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector import _private, board
-from nnx_inspector.dispatch import (
-    TAP_OUTPUT,
-    Context,
-    Layer,
-    executables_called,
-    hooked,
-    without,
-)
+from nnx_inspector.dispatch import executables_called, hooked
+from nnx_inspector.layers import TAP_OUTPUT, Context, Layer, without
 from nnx_inspector.perturbation import OFF, ROW, apply_tree
 from nnx_inspector.scope import Scope, scope_of
 from nnx_inspector.sites import Only, Selection, methods, module_sites, site_key

@@ -18,7 +18,7 @@ import pytest
 from flax import nnx
 from models import ZOO, batch, rngs
 
-from nnx_inspector import dispatch
+from nnx_inspector import layers
 from nnx_inspector.capturing import capture, value_and_grad
 from nnx_inspector.errors import InspectorWarning
 from nnx_inspector.sites import module_sites
@@ -536,7 +536,7 @@ def test_the_exception_of_the_forward_pass_is_the_users_and_changes_nothing():
     jax.tree.map(np.testing.assert_array_equal, nnx.state(model), before)
     assert {p: set(vars(m)) for p, m in nnx.iter_modules(model)} == attributes
     assert vars(models.Fails)["__call__"] is call
-    assert dispatch.open_layers() == 0
+    assert layers.open_layers() == ()
     assert capture(models.MLP(rngs()))(batch(4, 3))[1]["up"].output.size == 16
 
 

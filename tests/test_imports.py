@@ -19,6 +19,7 @@ LAYERS = [
     {"sites", "summarize", "recording"},
     {"packing", "variables", "forwarding", "flops"},
     {"linen", "scope", "wrapping", "taps", "findings", "figures", "presenting", "screen"},
+    {"layers"},
     {"dispatch", "wording", "changes"},
     {"interception"},
     {"harvest", "record", "board", "presenter"},
@@ -65,8 +66,9 @@ def test_a_file_imports_only_from_its_own_layer_or_earlier_ones(name: str):
 
 
 def test_interception_knows_only_sites():
-    below = {"sites", "errors", "_private", "redirection", "linen", "scope", "wrapping", "dispatch"}
-    for name in ("interception", "dispatch", "wrapping", "scope"):
+    below = {"sites", "errors", "_private", "redirection", "linen", "scope", "wrapping"}
+    below |= {"layers", "dispatch"}
+    for name in ("interception", "dispatch", "layers", "wrapping", "scope"):
         assert imported(name) <= below
 
 

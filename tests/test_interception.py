@@ -17,7 +17,7 @@ import pytest
 from flax import nnx
 from models import batch, rngs
 
-from nnx_inspector import dispatch, wrapping
+from nnx_inspector import dispatch, layers, wrapping
 from nnx_inspector.capturing import capture
 from nnx_inspector.errors import InspectorWarning
 from nnx_inspector.interception import intercept_methods
@@ -1001,4 +1001,4 @@ def test_capture_of_ours_works_inside_interception():
 def test_a_capture_that_fails_closes_its_hooks():
     with pytest.raises(models.ForwardError):
         capture(models.Fails(rngs()))(batch(4, 3))
-    assert dispatch.open_layers() == 0
+    assert layers.open_layers() == ()
