@@ -1,19 +1,46 @@
-"""The rows of the tree: every module of a model with what a trace says about it.
+"""The rows of the tree: every site of a model with what a trace says about it.
 
-Invariant: a module that was not called, or cannot be seen, has a row that says so. Makes protocol
-messages only; draws nothing.
+Every module has a row, and every site that only a call reveals: a Linen submodule, a sown value,
+a method beside `__call__`. Invariant: a module that was not called, or cannot be seen, has a row
+that says so. Makes protocol messages only; draws nothing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 
 from flax import nnx
 
 from nnx_inspector import protocol
-from nnx_inspector.sites import CALL, ModuleSite, methods, site_key
-from nnx_inspector.tracing import Trace, TracedCall, parameter_count
+from nnx_inspector.sites import CALL, methods, parse_key, site_key
+from nnx_inspector.tracing import Trace
+from nnx_inspector.variables import parameter_count
+from nnx_inspector.walk import TracedCall
+
+_Segments = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """What a row is of.
+
+    Attributes:
+        key: the site's key.
+        segments: where it is in the tree; a method beside `__call__` is below its module.
+        kind: the name of the module's class (of the Variable's, for a value that is sown).
+        parameters: how many it has.
+        aliases: its other keys.
+        callable: whether it can be called at all.
+    """
+
+    key: str
+    segments: _Segments
+    kind: str
+    parameters: int
+    aliases: tuple[str, ...] = ()
+    callable: bool = True
 
 
 def layout_of(
@@ -34,18 +61,37 @@ def layout_of(
     calls: dict[str, list[TracedCall]] = {}
     for call in trace.calls:
         calls.setdefault(call.site, []).append(call)
-    modules = in_call_order(trace)
-    paths = {site.path: i for i, site in enumerate(modules)}
-    rows = [
-        _row(site, calls.get(site.key, []), paths, {**trace.unseen, **unseen}) for site in modules
-    ]
+    places = _in_call_order(trace, _places(trace))
+    known = {place.segments: i for i, place in enumerate(places)}
+    why = {**trace.unseen, **unseen}
+    rows = [_row(place, calls.get(place.key, []), known, why) for place in places]
     return protocol.Layout(
         version=protocol.VERSION, layout=number, model=type(model).__name__, sites=tuple(rows)
     )
 
 
-def in_call_order(trace: Trace) -> list[ModuleSite]:
-    """The modules, parents before children, siblings in the order in which they are called.
+def _places(trace: Trace) -> list[_Place]:
+    found = {
+        site.key: _Place(
+            site.key,
+            parse_key(site.key)[0],
+            type(site.module).__name__,
+            parameter_count(site.module),
+            tuple(site_key(alias) for alias in site.aliases),
+            CALL in methods(type(site.module)),
+        )
+        for site in trace.modules
+    }
+    for call in trace.calls:
+        if call.site not in found:
+            path, method = parse_key(call.site)
+            segments = path if method == CALL else (*path, f":{method}")
+            found[call.site] = _Place(call.site, segments, call.type, call.parameters)
+    return list(found.values())
+
+
+def _in_call_order(trace: Trace, places: Sequence[_Place]) -> list[_Place]:
+    """Parents before children, siblings in the order in which they are called.
 
     Their order as attributes says nothing: an NNX transform sorts what it updates by name.
     """
@@ -53,59 +99,58 @@ def in_call_order(trace: Trace) -> list[ModuleSite]:
     for number, call in enumerate(trace.calls):
         first.setdefault(call.site, number)
     never = len(trace.calls)
-    reached: dict[tuple[str | int, ...], int] = {}
-    for site in trace.modules:
-        number = first.get(site.key, never)
-        for end in range(len(site.path) + 1):
-            above = site.path[:end]
+    reached: dict[_Segments, int] = {}
+    for place in places:
+        number = first.get(place.key, never)
+        for end in range(len(place.segments) + 1):
+            above = place.segments[:end]
             reached[above] = min(reached.get(above, never), number)
-    position = {site.path: i for i, site in enumerate(trace.modules)}
+    position = {place.segments: i for i, place in enumerate(places)}
 
-    def rank(site: ModuleSite) -> list[tuple[int, int]]:
-        above = [site.path[:end] for end in range(len(site.path) + 1)]
-        return [(reached[path], position.get(path, 0)) for path in above]
+    def rank(place: _Place) -> list[tuple[int, int]]:
+        above = [place.segments[:end] for end in range(len(place.segments) + 1)]
+        return [(reached[segments], position.get(segments, 0)) for segments in above]
 
-    return sorted(trace.modules, key=rank)
+    return sorted(places, key=rank)
 
 
 def _row(
-    site: ModuleSite,
+    place: _Place,
     calls: Sequence[TracedCall],
-    paths: Mapping[tuple[str | int, ...], int],
+    known: Mapping[_Segments, int],
     unseen: Mapping[str, str],
 ) -> protocol.Site:
-    parent, start = _parent(site.path, paths)
+    parent, start = _parent(place.segments, known)
     first = calls[0] if calls else None
-    reason = unseen.get(site.key, "")
-    if not reason and first is None and CALL in methods(type(site.module)):
+    reason = unseen.get(place.key, "")
+    if not reason and first is None and place.callable:
         reason = "it is not called by the example"
     flops = [c.flops for c in calls]
+    above = sum(1 for n in range(len(place.segments)) if place.segments[:n] in known)
     return protocol.Site(
-        key=site.key,
-        name="/".join(str(p) for p in site.path[start:]) or type(site.module).__name__,
-        kind=type(site.module).__name__,
+        key=place.key,
+        name="/".join(place.segments[start:]) or place.kind,
+        kind=place.kind,
         parent=parent,
-        depth=0 if parent < 0 else sum(1 for n in range(len(site.path)) if site.path[:n] in paths),
+        depth=0 if parent < 0 else above,
         inputs=first.inputs if first else "",
         output=first.output if first else "",
-        parameters=parameter_count(site.module),
+        parameters=place.parameters,
         flops=None if not calls or None in flops else float(sum(f for f in flops if f is not None)),
         calls=len(calls),
         stacked=first.stacked if first else 0,
-        aliases=tuple(site_key(alias) for alias in site.aliases),
+        aliases=place.aliases,
         source=_short(first.source) if first else "",
         perturbable=first is not None and "[" in first.output,
         unseen=reason,
     )
 
 
-def _parent(
-    path: tuple[str | int, ...], paths: Mapping[tuple[str | int, ...], int]
-) -> tuple[int, int]:
-    """(row of the nearest module above, length of its path); (-1, 0) for the root."""
-    for end in range(len(path) - 1, -1, -1):
-        if path[:end] in paths:
-            return paths[path[:end]], end
+def _parent(segments: _Segments, known: Mapping[_Segments, int]) -> tuple[int, int]:
+    """(row of the nearest site above, length of its path); (-1, 0) for the root."""
+    for end in range(len(segments) - 1, -1, -1):
+        if segments[:end] in known:
+            return known[segments[:end]], end
     return -1, 0
 
 

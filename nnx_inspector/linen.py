@@ -93,8 +93,11 @@ class _Inside:
         """Whether a Linen module is part of the ToNNX's, and is called for what it computes."""
         if _private.linen_applies() != self.applies or _private.linen_dry_run(module):
             return False
-        # a lifted class is called as the class that it lifts
-        return bool(module.path) or isinstance(self.owner.to_nnx__module, type(module))
+        root = module
+        while isinstance(root.parent, linen.Module):
+            root = root.parent
+        # a lifted module is a root too, with its path; at () it is of the class that was lifted
+        return bool(root.path) or isinstance(self.owner.to_nnx__module, type(root))
 
 
 class _Thread(threading.local):

@@ -70,7 +70,8 @@ def methods(cls: type) -> dict[str, Any]:
     they have no module to speak of. A name's value is the raw attribute nearest in the MRO.
     """
     own: dict[str, Any] = {}
-    containers = (c for c in (nnx.Module, nnx.List, nnx.Dict) if issubclass(cls, c))
+    bases = (nnx.Module, nnx.List, nnx.Dict, nnx.bridge.Module)
+    containers = (c for c in bases if issubclass(cls, c))
     base = {c for container in containers for c in container.__mro__}
     for owner in cls.__mro__:
         if owner in base:

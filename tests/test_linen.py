@@ -5,12 +5,15 @@ The oracle is the same network written out with jnp; gradients are `jax.grad`'s 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
@@ -119,6 +122,12 @@ class JittedMethod(nn.Module):
     @nn.compact
     def __call__(self, x):
         return nn.Dense(3)(x)
+
+
+class Recurrent(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.RNN(nn.SimpleCell(4, name="cell"))(x[None])
 
 
 class Sub(Mlp):
@@ -299,6 +308,15 @@ def test_a_method_that_is_called_by_method(method):
     assert calls(model.wrapped.encode, X, model=model) == ["wrapped", "wrapped:encode", *layers]
 
 
+def test_a_method_of_the_linen_module_can_be_captured_and_traced():
+    model = host(Listed()).wrapped
+    expected = ["", ":encode", "layers_0", "layers_1"]
+    y, record = nni.capture(model.encode, only=["**", "**:*"])(X)
+    assert sorted(record) == expected
+    np.testing.assert_array_equal(y, model.encode(X))
+    assert [call.site for call in nni.trace(model.encode, X, only=["**", "**:*"]).calls] == expected
+
+
 def test_a_function_over_the_linen_module_is_no_site():
     model = host(Listed())
     found = calls(model.wrapped, X, method=lambda m, x: m.layers[1](m.encode(x)), model=model)
@@ -366,6 +384,7 @@ def test_modules_that_share_a_scope_are_two_sites():
 
     found = calls(host(Outer()), X)
     assert found[3:] == ["wrapped/adapted", "wrapped/adapted/base"]
+    assert calls(host(Adapted()), X)[2:] == ["wrapped", "wrapped/base"]
 
 
 def test_linen_modules_that_are_applied_by_hand_are_unattributed():
@@ -376,7 +395,9 @@ def test_linen_modules_that_are_applied_by_hand_are_unattributed():
             variables = other.init(jax.random.key(0), x)
             bound = Block(parent=None).bind({"params": {"Dense_0": {
                 "kernel": jnp.ones((3, 3)), "bias": jnp.ones(3)}}})  # fmt: skip
-            return nn.Dense(3)(x) + bound(x) + other.apply(variables, x).sum()
+            held = Listed(parent=None).bind(Listed(parent=None).init(jax.random.key(0), x))
+            y = bound(x) + held.layers[0](x) + other.apply(variables, x).sum()
+            return nn.Dense(3)(x) + y
 
     model = host(ByHand())
     assert calls(model, X, model=model) == ["", "inner", "wrapped", "wrapped/Dense_0"]
@@ -384,6 +405,7 @@ def test_linen_modules_that_are_applied_by_hand_are_unattributed():
     assert sorted(record) == ["", "inner", "wrapped", "wrapped/Dense_0"]
     assert "2 calls" in record.unseen["(Mlp)"]
     assert "1 calls" in record.unseen["(Block)"]
+    assert "1 calls" in record.unseen["(Dense)"]
 
 
 def test_a_linen_module_inside_an_unknown_tonnx_has_no_path():
@@ -589,6 +611,135 @@ def test_programs_of_linen_jit_are_compiled_once_for_equal_hooks():
     np.testing.assert_array_equal(model(X), before)
 
 
+# ----------------------------------------------------- trace, Inspector, watch
+
+
+def test_the_trace_tells_types_parameters_and_flops_of_linen_sites():
+    model = host(Nested())
+    found = {call.site: call for call in nni.trace(model, X).calls}
+    assert list(found) == [
+        "", "inner", "wrapped", "wrapped/mlp", "wrapped/mlp/Dense_0", "wrapped/mlp/Dense_1",
+        "wrapped/out",
+    ]  # fmt: skip
+    dense = found["wrapped/mlp/Dense_0"]
+    assert (dense.type, dense.inputs, dense.output) == ("Dense", "float32[5,3]", "float32[5,4]")
+    assert (dense.depth, found["wrapped/mlp"].type) == (3, "Mlp")
+    assert dense.parameters == 3 * 4 + 4
+    assert dense.flops == 2 * 5 * 3 * 4 + 5 * 4
+    assert found["wrapped/mlp"].parameters == 16 + 4 * 2 + 2
+    assert found["wrapped"].parameters == 26 + 2 * 3 + 3
+    assert found["wrapped"].flops > found["wrapped/mlp"].flops > dense.flops
+    assert "test_linen.py" in dense.source
+
+
+def test_edges_go_from_linen_module_to_linen_module_and_across_the_bridge():
+    edges = {tuple(edge)[:2] for edge in nni.trace(host(Nested()), X).edges}
+    assert edges == {
+        ("inner", "wrapped"),
+        ("wrapped/mlp/Dense_0", "wrapped/mlp/Dense_1"),
+        ("wrapped/mlp", "wrapped/out"),
+    }
+
+
+def test_loops_and_stacks_of_lifted_modules_are_told():
+    found = {call.site: call for call in nni.trace(host(Scanned()), X).calls}
+    dense = found["wrapped/layers/Dense_0"]
+    assert (dense.times, dense.stacked, dense.parameters) == (3, 3, 3 * 12)
+    assert "test_linen.py" in dense.source
+    assert "test_linen.py" in found["wrapped/layers"].source
+    each = {call.site: call for call in nni.trace(host(Mapped()), X).calls}["wrapped/each"]
+    assert (each.times, each.stacked, each.parameters) == (1, 5, 5 * (3 * 2 + 2))
+
+
+def test_an_exception_names_the_linen_site_that_raised():
+    class Failing(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3, name="second")(nn.Dense(4, name="first")(x)[None] @ jnp.ones((7, 2)))
+
+    model = Host(Failing(), nnx.Rngs(0))
+    with pytest.raises(TypeError) as info:
+        nni.trace(nnx.bridge.lazy_init, model, X)
+    assert any("'wrapped'" in note for note in info.value.__notes__)
+
+
+@pytest.fixture
+def inspector():
+    found = nni.Inspector(host(Nested()), X)
+    yield found
+    found.close()
+
+
+def layout(inspector) -> dict[str, Any]:
+    from nnx_inspector.layout import layout_of
+
+    message = layout_of(inspector._model, inspector.trace, number=1, unseen={})
+    return {site.key: site for site in message.sites}
+
+
+def test_linen_sites_have_rows(inspector):
+    rows = layout(inspector)
+    keys = list(rows)
+    assert keys == [
+        "", "inner", "wrapped", "wrapped/mlp", "wrapped/mlp/Dense_0", "wrapped/mlp/Dense_1",
+        "wrapped/out",
+    ]  # fmt: skip
+    dense = rows["wrapped/mlp/Dense_0"]
+    assert (dense.name, dense.kind, dense.depth) == ("Dense_0", "Dense", 3)
+    assert keys[dense.parent] == "wrapped/mlp"
+    assert (dense.parameters, dense.calls, dense.output) == (16, 1, "float32[5,4]")
+    assert dense.perturbable
+    assert not any(row.unseen for row in rows.values())
+
+
+def test_a_method_of_a_linen_module_has_a_row_below_it():
+    with contextlib.closing(nni.Inspector(host(Listed()), X, only=["**", "**:encode"])) as insp:
+        rows = layout(insp)
+        keys = list(rows)
+        row = rows["wrapped:encode"]
+        assert (row.name, row.kind, keys[row.parent]) == (":encode", "Listed", "wrapped")
+        assert keys[rows["wrapped/heads_a"].parent] == "wrapped"
+
+
+def test_the_inspector_measures_and_perturbs_linen_sites(inspector):
+    plain = inspector.run(X)
+    entry = inspector.recording.to_frame().query("site == 'wrapped/mlp/Dense_0'")
+    assert len(entry)
+    with inspector.perturb("wrapped/mlp", nni.Zero()):
+        out = inspector.run(X)
+        bias = inspector._model.wrapped.out["bias"][...]
+        np.testing.assert_allclose(out, jnp.broadcast_to(bias, (5, 3)), atol=1e-6)
+    np.testing.assert_allclose(inspector.run(X), plain, rtol=1e-6)
+    with pytest.raises(ValueError, match="wrapped/mlp"):
+        inspector.perturb("wrapped/mlb", nni.Zero())
+
+
+def test_a_watched_train_step_sees_and_perturbs_linen_sites(inspector):
+    model = inspector._model
+    optimizer = nnx.Optimizer(model, optax.sgd(0.0), wrt=nnx.Param)
+
+    @nnx.jit
+    def train_step(model, optimizer, x):
+        loss, grads = nnx.value_and_grad(lambda m: (m(x) ** 2).sum())(model)
+        optimizer.update(model, grads)
+        return loss
+
+    losses = []
+    for step, x in enumerate(inspector.watch([X] * 4, every=1)):
+        if step == 2:
+            inspector.perturb("wrapped/mlp", nni.Zero())
+        losses.append(float(train_step(model, optimizer, x)))
+    bias = 5 * float((model.wrapped.out["bias"][...] ** 2).sum())
+    assert losses[0] == losses[1] > 1e-3
+    np.testing.assert_allclose(losses[3], bias, atol=1e-6)  # taken over between two steps
+    frame = inspector.recording.to_frame()
+    seen = frame[frame.site == "wrapped/mlp/Dense_0"]
+    assert {"output", "gradient"} <= set(seen.quantity)
+    dense = model.wrapped.mlp["Dense_0"]
+    mean = (model.inner(X) @ dense["kernel"][...] + dense["bias"][...]).mean()
+    np.testing.assert_allclose(seen[seen.quantity == "output"]["mean"].iloc[0], mean, rtol=1e-4)
+
+
 # ---------------------------------------------------------------- perturbations
 
 
@@ -674,6 +825,16 @@ def test_lazy_init_is_seen():
     assert sorted(calls(model, X)) == sorted(found)
     alone = nnx.bridge.ToNNX(Mlp(), rngs=nnx.Rngs(0))
     assert sorted(calls(alone.lazy_init, X)) == ["", ":lazy_init", "Dense_0", "Dense_1"]
+
+
+def test_lazy_init_can_be_traced_and_captured():
+    model = Host(Mlp(), nnx.Rngs(0))
+    expected = ["", "inner", "wrapped", "wrapped/Dense_0", "wrapped/Dense_1"]
+    assert [c.site for c in nni.trace(nnx.bridge.lazy_init, model, X).calls] == expected
+    assert "Dense_0" not in vars(model.wrapped)
+    _, record = nni.capture(nnx.bridge.lazy_init)(model, X)
+    assert sorted(record) == expected
+    assert model.wrapped.Dense_0["kernel"].shape == (3, 4)
 
 
 def test_lazy_init_inside_the_hooks_gives_the_same_parameters():
@@ -825,6 +986,16 @@ def test_nnx_inside_linen_inside_nnx_inside_linen():
     assert sorted(set(calls(model, X, model=model))) == sorted(expected)
 
 
+def test_modules_of_the_bridge_have_no_sites_of_their_base_class():
+    class Scaled(nnx.bridge.Module):
+        @nnx.bridge.compact
+        def __call__(self, x):
+            return self.param("scale", nn.initializers.ones, ()) * x
+
+    variables = Scaled().init(jax.random.key(0), X)
+    assert calls(Scaled().apply, variables, X) == [""]
+
+
 # ------------------------------------------------------------------ functional
 
 
@@ -848,3 +1019,42 @@ def test_a_functional_linen_model_keeps_its_sites():
     run = lambda state, x: functional.apply(state)(x)[0]  # noqa: E731
     expected = ["", "inner", "wrapped", "wrapped/Dense_0", "wrapped/Dense_1"]
     assert sorted(calls(run, state, X)) == expected
+
+
+# ------------------------------------------------------ Linen's own composite layers
+
+
+def test_the_cell_of_a_linen_rnn_is_seen_from_inside_its_loop():
+    model = host(Recurrent())
+    found = {call.site: call for call in nni.trace(model, X).calls}
+    assert (found["wrapped/cell"].type, found["wrapped/cell"].times) == ("SimpleCell", 5)
+    assert {"wrapped/RNN_0", "wrapped/cell/i", "wrapped/cell/h"} <= set(found)
+    (_, record), _ = nni.value_and_grad(lambda m, x: (m(x) ** 2).sum())(model, X)
+    assert record["wrapped/cell/i"].gradient.norm > 0
+    assert not record.unseen
+
+
+@pytest.mark.parametrize("transform", ["vmap", "scan", "remat"])
+def test_nnx_transforms_over_a_tonnx(transform):
+    class Stack(nnx.Module):
+        def __init__(self, rngs):
+            def make(rngs):
+                layer = nnx.bridge.ToNNX(Block(), rngs=rngs).lazy_init(X)
+                layer.to_nnx__rngs = None  # not to be advanced by every example
+                return layer
+
+            self.layers = nnx.vmap(make)(rngs.split(2)) if transform == "scan" else make(rngs)
+
+        def __call__(self, x):
+            if transform == "vmap":
+                return nnx.vmap(lambda layer, x: layer(x), in_axes=(None, 0))(self.layers, x)
+            if transform == "remat":
+                return nnx.remat(lambda layer, x: layer(x))(self.layers, x)
+            run = nnx.scan(lambda layer, x: layer(x), in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+            return run(self.layers, x)
+
+    model = Stack(nnx.Rngs(0))
+    assert calls(model, X, model=model) == ["", "layers", "layers/Dense_0"]
+    _, record = nni.capture(model)(X)
+    assert record["layers/Dense_0"].output.size == (30 if transform == "scan" else 15)
+    assert not record.unseen
