@@ -279,8 +279,8 @@ def _differentiable(
     builders: list[tuple[int, Any]] = []
     for leaf in leaves:
         if is_node(leaf):
-            variables = dict(nnx.iter_graph(leaf))
-            diff = leaf if isinstance(leaf, nnx.Variable) else nnx.state(leaf, only)
+            variables = dict(nnx.iter_graph(leaf, graph=True))
+            diff = leaf if isinstance(leaf, nnx.Variable) else nnx.state(leaf, only, graph=True)
             flat = jax.tree_util.tree_flatten_with_path(
                 diff, is_leaf=lambda x: isinstance(x, nnx.Variable)
             )[0]

@@ -31,7 +31,10 @@ class Scope:
         self._flattened: dict[Path, list[Any]] = {}
         self._arrived: dict[Path, tuple[Any, weakref.ref[Any]]] = {}
         self.types: set[type] = set()
-        self._doubted: dict[int, weakref.ref[Any]] = {}
+        self._roots = [(prefix, weakref.ref(root)) for prefix, root in roots.items()]
+        self._variables: dict[int, Path] | None = None
+        self._doubted: dict[int, tuple[weakref.ref[Any], Path | None]] = {}
+        self._no_views: dict[int, weakref.ref[Any]] = {}
         self.unattributed: dict[str, int] = {}
         self.doubtful: dict[str, int] = {}
         for prefix, root in roots.items():
@@ -47,11 +50,53 @@ class Scope:
         return hash(self.token)
 
     def path_of(self, module: Any) -> Path | None:
+        """The module's path; of a view (`nnx.view`: the same Variables) that of what it shows."""
+        known = self._known(module)
+        if known is not None or type(module) not in self.types:
+            return known
+        asked = self._no_views.get(id(module))
+        if asked is not None and asked() is module:
+            return None
+        self._no_views[id(module)] = weakref.ref(module)
+        return self._path_of_view(module)
+
+    def _known(self, module: Any) -> Path | None:
         for known in (self._paths, self._copies):
             entry = known.get(id(module))
             if entry is not None and entry[0]() is module:
                 return entry[1]
         return None
+
+    def _path_of_view(self, module: nnx.Module) -> Path | None:
+        mine = variables_of(module)
+        path = self._shown_by(module, mine) if mine else None
+        if path is None:
+            return None
+        entries = [*self._paths.values(), *self._copies.values()]
+        shown = [ref() for ref, known in entries if known == path]
+        if not any(type(s) is type(module) and variables_of(s) == mine for s in shown):
+            return None
+        for inner, part in iter_modules(module):
+            self._copies[id(part)] = (weakref.ref(part), (*path, *inner))
+        return path
+
+    def _shown_by(self, module: nnx.Module, mine: list[tuple[Path, int]]) -> Path | None:
+        """The path of what a module may be a view of: by its tag, else by its first Variable."""
+        ref, tag = self._doubted.get(id(module), (None, None))
+        if ref is not None and ref() is module and tag is not None:
+            return tag
+        if self._variables is None:  # may be out of date, so it is only a hint
+            roots = [(prefix, ref()) for prefix, ref in self._roots]
+            self._variables = {
+                number: (*prefix, *path)
+                for prefix, root in roots
+                if root is not None
+                for path, number in variables_of(root)
+            }
+        below, first = mine[0]
+        whole = self._variables.get(first)
+        end = 0 if whole is None else len(whole) - len(below)
+        return None if whole is None or whole[end:] != below else whole[:end]
 
     def holds(self, path: Path) -> bool:
         """Whether one of the model's own modules is at `path`."""
@@ -60,7 +105,7 @@ class Scope:
     def doubts(self, module: Any) -> bool:
         """Whether a module may be a copy of one of the model's: nothing says where it is from."""
         known = self._doubted.get(id(module))
-        return known is not None and known() is module
+        return known is not None and known[0]() is module
 
     def note_unattributed(self, module: Any) -> None:
         """Count a call of a module that looks like one of ours and is none.
@@ -102,13 +147,13 @@ class Scope:
         Within a trace in which it was taken apart it is a clone of the user's own, or what a
         transform returned: a second model. In another trace it is a transform's stand-in for the
         same module. A transform makes one stand-in a trace: a second is the user's own merge,
-        which may be of another model's state. `moved` says that a transform replaced its own
+        which may be of another model's state, unless it has the very Variables. `moved` says that a transform replaced its own
         stand-in by this one. A path of None says that nobody knows (an older graphdef).
         """
-        if self.path_of(module) is not None or type(module) not in self.types:
+        if self._known(module) is not None or type(module) not in self.types:
             return
         if path is None or not (moved or self._is_stand_in(path)):
-            self._doubted[id(module)] = weakref.ref(module)
+            self._doubted[id(module)] = (weakref.ref(module), path)
             return
         self._arrived[path] = (_private.trace_state(), weakref.ref(module))
         self._copies[id(module)] = (weakref.ref(module), path)
@@ -119,6 +164,12 @@ class Scope:
             return False
         earlier = self._arrived.get(path)
         return earlier is None or earlier[0] != trace or earlier[1]() is None
+
+
+def variables_of(module: nnx.Module) -> list[tuple[Path, int]]:
+    """The Variables within a module: path and identity."""
+    every: Any = nnx.iter_graph(module, graph=True)
+    return [(tuple(p), id(node)) for p, node in every if isinstance(node, nnx.Variable)]
 
 
 def scope_of(model: nnx.Module, what: str = "model") -> Scope:

@@ -67,7 +67,8 @@ def methods(cls: type) -> dict[str, Any]:
     """The public methods of a module class that are not `nnx.Module`'s own, by name.
 
     `__call__` counts as public. Static and class methods, properties and nested classes do not:
-    they have no module to speak of. A name's value is the raw attribute nearest in the MRO.
+    they have no module to speak of; nor does `set_view`, by which `nnx.view` switches modes. A
+    name's value is the raw attribute nearest in the MRO.
     """
     own: dict[str, Any] = {}
     bases = (nnx.Module, nnx.List, nnx.Dict, nnx.bridge.Module)
@@ -79,7 +80,7 @@ def methods(cls: type) -> dict[str, Any]:
         for name, value in vars(owner).items():
             if name not in own and (name == CALL or not name.startswith("_")):
                 own[name] = value
-    inherited = {n for b in base for n in vars(b)}
+    inherited = {n for b in base for n in vars(b)} | {"set_view"}
     return {n: v for n, v in own.items() if _is_method(v) and (n == CALL or n not in inherited)}
 
 
