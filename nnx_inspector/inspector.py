@@ -317,6 +317,13 @@ class Inspector:
                 f"a copy, or a graphdef made before watching) and are not shown.",
             )
         session.unattributed.clear()
+        if session.executables:
+            self._notice(
+                "warning",
+                "The step is an executable that was compiled ahead of time, before watching: what "
+                "runs inside it cannot be seen. Watch the jitted function itself.",
+            )
+        session.executables = 0
         if session.unseen:
             self._new_layout(session.unseen)
 

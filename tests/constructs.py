@@ -55,7 +55,6 @@ _COPY = (
     "a clone that was made before is a model of its own: give it as `model=`. `capture` and "
     "`watch` list its calls"
 )
-_EXECUTABLE = "a finished program; `intercept_methods` and `perturb` warn of it, `watch` not yet"
 _HOOKS = ("fires", "attributed", "instance", "perturb", "watched")
 
 KNOWN: dict[tuple[str, str, str], str] = {
@@ -65,10 +64,6 @@ KNOWN: dict[tuple[str, str, str], str] = {
     **{
         ("`nnx.clone` of the model", BEFORE, column): _COPY
         for column in ("attributed", "instance", "perturb")
-    },
-    **{
-        (f"`{name}(...).lower(...).compile()`", BEFORE, "watched"): _EXECUTABLE
-        for name in ("nnx.jit", "jax.jit")
     },
 }
 """(construct, moment, column) -> why a call is neither seen nor reported there."""
@@ -398,6 +393,8 @@ def watched(subject: Subject) -> str:
                 raise WrongError(f"watched {arrived[probe]['output']}")
             return YES
         if probe in session.unseen:
+            return LISTED
+        if session.executables:
             return LISTED
         if session.unattributed:
             return UNATTRIBUTED_LISTED

@@ -641,3 +641,11 @@ def test_a_pass_made_inside_a_watched_loop_is_not_counted_as_the_loops(insp, mod
     assert dropped(insp) == [0, 0, 0], "each with the values of one call"
     watched = [p for p in insp.recording.passes if p.kind == "watch"]
     assert [{q for _, q, _ in p.items()} for p in watched] == [{"output"}] * 3
+
+
+def test_a_step_that_was_compiled_ahead_of_time_is_told(insp, model):
+    compiled = nnx.jit(lambda m, x: m(x)).lower(model, X).compile()
+    for batch in insp.watch([X] * 2, every=1):
+        compiled(model, batch)
+    texts = [notice.text for notice in insp._view._notices]
+    assert sum("compiled ahead of time" in text for text in texts) == 1
