@@ -71,9 +71,9 @@ def swap_graph_node(
     """Let graph traversals carry a tag for each object of `cls`; returns the undo.
 
     `tag_of(node)` gives the tag to put into a graphdef (None for none; an empty one equals none);
-    `arrived(node, tag)` is called when an object is filled from a graphdef. Only flax's graph traversal
-    (split, merge, the transforms) is affected: `jax.tree` functions over the model are not, and
-    the objects themselves stay as they are.
+    `arrived(node, tag)` is called when an object is filled from a graphdef. Only flax's graph
+    traversal (split, merge, the transforms) is affected: `jax.tree` functions over the model are
+    not, and the objects themselves stay as they are.
     """
     original = graphlib.GRAPH_REGISTRY.get(cls)
     if not isinstance(original, graphlib.GraphNodeImpl):

@@ -42,7 +42,7 @@ from nnx_inspector.staging import (
     staged,
 )
 from nnx_inspector.summary import Summary
-from nnx_inspector.taps import CHANGE, INPUT, OUTPUT, is_node, mark_tree
+from nnx_inspector.taps import CHANGE, INPUT, OUTPUT, is_node, mark_arguments, mark_tree
 from nnx_inspector.variables import contents
 
 
@@ -79,7 +79,7 @@ class MarkInput:
     owner: Any
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
-        args, kwargs = mark_tree((args, kwargs), owner=self.owner, site=context.site, part=INPUT)
+        args, kwargs = mark_arguments(args, kwargs, owner=self.owner, site=context.site, part=INPUT)
         return next_fun(*args, **kwargs)
 
 

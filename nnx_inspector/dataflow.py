@@ -9,7 +9,7 @@ What decides between branches (a predicate, a trip count) is no dataflow here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from nnx_inspector import _private
@@ -118,23 +118,14 @@ class _Follow:
         return self.known[key][1]
 
     def _go_through(self, bare: Any, fed: tuple[bool, ...]) -> _Flow:
-        stems_of: dict[Any, _Stems] = {
-            v: frozenset([i])
-            for i, (v, some) in enumerate(zip(bare.invars, fed, strict=True))
-            if some
-        }
-        read = lambda v: _NONE if _private.is_literal(v) else stems_of.get(v, _NONE)  # noqa: E731
-        here = _Here()
+        entering = {v: frozenset([i]) for i, v in enumerate(bare.invars) if fed[i]}
+        here = _Here(entering)
         for equation in bare.eqns:
-            stems = [read(v) for v in equation.invars]
-            for variable, out in zip(
-                equation.outvars, self._apply(equation, stems, here), strict=True
-            ):
-                if out:
-                    stems_of[variable] = out
-        return _Flow(
-            tuple(read(v) for v in bare.outvars), tuple(here.meetings), frozenset(here.sites)
-        )
+            stems = [here.read(v) for v in equation.invars]
+            results = self._apply(equation, stems, here)
+            here.stems.update(zip(equation.outvars, results, strict=True))
+        results = tuple(here.read(v) for v in bare.outvars)
+        return _Flow(results, tuple(here.meetings), frozenset(here.sites))
 
     def _apply(self, equation: Any, stems: list[_Stems], here: _Here) -> Sequence[_Stems]:
         if equation.primitive is mark:
@@ -213,45 +204,71 @@ def _resolved(stems: _Stems, entering: Sequence[_Stems]) -> _Stems:
     return frozenset().union(*(entering[s] if isinstance(s, int) else {s} for s in stems))
 
 
-class _Here:
-    """The calls that are open in the jaxpr that is gone through, and what met them."""
+@dataclasses.dataclass
+class _Open:
+    """A call that has begun: the sites called inside it, and what its inputs stem from outside."""
 
-    def __init__(self) -> None:
+    site: str
+    inside: set[str] = dataclasses.field(default_factory=lambda: set[str]())
+    outside: dict[Any, _Stems] = dataclasses.field(default_factory=lambda: dict[Any, _Stems]())
+
+
+class _Here:
+    """The jaxpr that is gone through: stems of its variables, open calls, and what met them."""
+
+    def __init__(self, stems: dict[Any, _Stems]) -> None:
+        self.stems = stems
         self.meetings: list[_Meeting] = []
         self.sites: set[str] = set()
-        self.open: list[tuple[str, set[str]]] = []
+        self.open: list[_Open] = []
+
+    def read(self, atom: Any) -> _Stems:
+        return _NONE if _private.is_literal(atom) else self.stems.get(atom, _NONE)
 
     def mark(self, equation: Any, stems: list[_Stems]) -> Sequence[_Stems]:
         params, part = equation.params, equation.params["part"]
         site, inside = params["site"], set[str]()
-        if part == BEGIN or (part == INPUT and not (self.open and self.open[-1][0] == site)):
-            self.open.append((site, set()))
-        if part == INPUT:
-            around = tuple(s for s, _ in self.open[:-1])
-        elif part != BEGIN:
-            while any(site == s for s, _ in self.open):
-                found, inside = self.open.pop()
-                if found == site:
-                    break
-            around = tuple(s for s, _ in self.open)
-            self.add([site, *inside])
-        else:
+        if part == BEGIN or (part == INPUT and not (self.open and self.open[-1].site == site)):
+            self.open.append(_Open(site))
+        if part == BEGIN:
             return stems
+        result = frozenset([_Source(site, part == INPUT)])
+        around = tuple(one.site for one in self.open[:-1])
+        if part == INPUT:
+            for atom, stem in zip(equation.invars, stems, strict=True):
+                if not _private.is_literal(atom):  # inside, it is what the call received
+                    self.open[-1].outside.setdefault(atom, stem)
+                    self.stems[atom] = result
+        else:
+            inside = self._close(site)
+            around = tuple(one.site for one in self.open)
+            self.add([site, *inside])
         structure = params["structure"]
         for stem, leaf in zip(stems, structure.arrays, strict=True):
             if stem:
                 shape, within = structure.leaves[leaf], frozenset(inside)
                 self.meetings.append(_Meeting(site, part == INPUT, shape, stem, around, within))
-        return [frozenset([_Source(site, part == INPUT)])] * len(stems)
+        return [result] * len(stems)
 
-    def add(self, sites: Any) -> None:
+    def _close(self, site: str) -> set[str]:
+        """End the innermost call of a site, and what is still open in it."""
+        inside: set[str] = set()
+        while any(one.site == site for one in self.open):
+            closed = self.open.pop()
+            self.stems.update(closed.outside)
+            inside = closed.inside
+            if closed.site == site:
+                break
+        return inside
+
+    def add(self, sites: Iterable[str]) -> None:
         self.sites.update(sites)
-        for _, inside in self.open:
-            inside.update(sites)
+        for one in self.open:
+            one.inside.update(sites)
 
     def take(self, flow: _Flow, stems: Sequence[_Stems]) -> None:
         """The meetings of an inner jaxpr, as seen from here."""
-        around = tuple(s for s, _ in self.open)
+        around = tuple(one.site for one in self.open)
         for meeting in flow.meetings:
             self.meetings.append(
                 dataclasses.replace(

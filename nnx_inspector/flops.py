@@ -1,9 +1,10 @@
 """Floating-point operations of one equation of a jaxpr, counted from its shapes.
 
 A multiply-add counts as two, an elementwise function as one for each element of its result;
-integers, comparisons and moving data count nothing. A convolution's padding counts like input,
-the holes of a dilation do not. Invariant: an operation whose arithmetic is not known has None
-operations, never a guess. Does not enter loops: the caller multiplies.
+integers, comparisons and moving data count nothing. A convolution counts its whole window at each
+place of its output, padding included; a transposed one at each place of its input. Invariant: an
+operation whose arithmetic is not known has None operations, never a guess. Does not enter loops:
+the caller multiplies.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 _FREE = frozenset(
     """
@@ -75,14 +75,15 @@ def _ragged_product(equation: Any) -> float | None:
 
 
 def _convolution(equation: Any) -> float:
-    params, numbers = equation.params, equation.params["dimension_numbers"]
-    kernel, out = equation.invars[1].aval.shape, equation.outvars[0].aval.shape
-    count = 2 * kernel[numbers.rhs_spec[1]] * math.prod(out[d] for d in numbers.out_spec[:2])
-    for i, (a, b) in enumerate(zip(numbers.out_spec[2:], numbers.rhs_spec[2:], strict=True)):
-        first = np.arange(out[a]) * params["window_strides"][i] - params["padding"][i][0]
-        taps = np.arange(kernel[b]) * params["rhs_dilation"][i]
-        count *= np.count_nonzero((first[:, None] + taps) % params["lhs_dilation"][i] == 0)
-    return count
+    numbers, spread = equation.params["dimension_numbers"], equation.params["lhs_dilation"]
+    given, kernel = (v.aval.shape for v in equation.invars)
+    out = equation.outvars[0].aval.shape
+    places = [
+        given[i] if holes > 1 else out[o]  # a transposed one meets each place of its input
+        for i, o, holes in zip(numbers.lhs_spec[2:], numbers.out_spec[2:], spread, strict=True)
+    ]
+    window = math.prod(kernel[k] for k in numbers.rhs_spec[1:])  # input features, and taps
+    return 2 * math.prod(out[o] for o in numbers.out_spec[:2]) * math.prod(places) * window
 
 
 def _largest(equation: Any) -> float:

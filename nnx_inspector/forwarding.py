@@ -97,8 +97,10 @@ class Values:
         if len(inner) != 1 or counts != (len(bare.invars), len(bare.outvars)):
             return None
         found = self._results(inner[0])[position]
+        if found is None or not _alike(equation, position, *found):
+            return None  # a jaxpr of scalars, as a reduction has, says nothing of arrays
         specs = equation.params.get("in_specs"), equation.params.get("out_specs")
-        if found is None or specs == (None, None):
+        if specs == (None, None):
             return found
         placed_alike = found[1] is None and specs[0][found[0]] == specs[1][position]
         return found if placed_alike else None
@@ -116,6 +118,12 @@ class Values:
                 found.append(None if number is None else (number, order))
             self._known[id(bare)] = (bare, found)  # the jaxpr too, so that its id stays its own
         return self._known[id(bare)][1]
+
+
+def _alike(equation: Any, position: int, operand: int, order: Order) -> bool:
+    given = equation.invars[operand].aval.shape
+    shape = given if order is None else tuple(given[i] for i in order)
+    return equation.outvars[position].aval.shape == shape
 
 
 def _after(order: Order, first: Order) -> Order:

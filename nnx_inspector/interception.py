@@ -158,9 +158,10 @@ def open_layer(layer: Layer, model: nnx.Module | None) -> Iterator[None]:
         yield
     if layer.matched:
         _matched.add(hash(layer))  # later its calls may sit in cached programs, unseen from here
-    elif called and not (known or any(one.matches for one in called)):
-        if hash(layer) not in _matched:
-            raise ValueError(nothing_selected(layer.only, called[0].keys))
+        return
+    known = known or any(one.matches for one in called) or hash(layer) in _matched
+    if called and not known:
+        raise ValueError(nothing_selected(layer.only, called[0].keys))
 
 
 _matched: set[int] = set()

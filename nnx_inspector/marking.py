@@ -7,7 +7,6 @@ Changes neither arguments nor results, and of an exception only its notes.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import traceback
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from flax import nnx
 from nnx_inspector import _private, linen
 from nnx_inspector.changes import mark_changes
 from nnx_inspector.layers import Context
-from nnx_inspector.taps import BEGIN, INPUT, OUTPUT, is_node, mark_tree
+from nnx_inspector.taps import BEGIN, INPUT, OUTPUT, is_whole, mark_arguments, mark_tree
 from nnx_inspector.variables import Contents, contents
 from nnx_inspector.walk import CallSite, Modules, TracedCall
 from nnx_inspector.wording import in_words, value_in_words
@@ -49,7 +48,7 @@ class History:
 
     def end(self, output: Any, text: str) -> None:
         """The innermost call returns."""
-        leaves = jax.tree.leaves(output, is_leaf=is_node)
+        leaves = jax.tree.leaves(output, is_leaf=is_whole)
         arrays = [x for x in leaves if isinstance(x, jax.Array)]
         self.calls[self._open[-1]] = self.calls[self._open[-1]].returning(text, arrays)
         self._open.pop()
@@ -95,15 +94,14 @@ class MarkCalls:
         # an inner function's trace may be used again elsewhere: there its equation knows the line
         call = dataclasses.replace(call, source="" if inner else source)
         params = {"owner": self.owner, "site": site, "call": call}
-        args, kwargs = mark_tree((args, kwargs), part=BEGIN, **params)
+        args, kwargs = mark_arguments(args, kwargs, part=BEGIN, **params)
         try:
             out = next_fun(*args, **kwargs)
         except Exception as error:
             if self.history.fail(error):
-                add_note(
-                    error,
+                error.add_note(
                     f"nnx_inspector: raised in the call of {site or '(root)'!r} ({kind}) with "
-                    f"inputs {in_words(args, kwargs)}.",
+                    f"inputs {in_words(args, kwargs)}."
                 )
             raise
         if context.kind == "method":
@@ -124,16 +122,10 @@ class MarkInputs:
         site, text = context.site or "", in_words(args, kwargs)
         self.history.receive(text)
         call = CallSite(site, context.path or "", context.type_name, "", None)
-        args, kwargs = mark_tree(
-            (args, kwargs), owner=self.owner, site=site, part=INPUT, text=text, call=call
+        args, kwargs = mark_arguments(
+            args, kwargs, owner=self.owner, site=site, part=INPUT, text=text, call=call
         )
         return next_fun(*args, **kwargs)
-
-
-def add_note(error: BaseException, note: str) -> None:
-    """Add a note to an exception, unless its class forbids it (a frozen dataclass)."""
-    with contextlib.suppress(AttributeError):
-        error.add_note(note)
 
 
 def _shapes(held: Contents) -> Iterator[tuple[int, ...]]:

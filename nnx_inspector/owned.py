@@ -25,6 +25,7 @@ from nnx_inspector.record import Record
 from nnx_inspector.sites import Selection
 from nnx_inspector.staging import Arguments, Function, Staged, as_function, staged
 from nnx_inspector.switching import Switches, exactly
+from nnx_inspector.trees import orders
 from nnx_inspector.watching import unwatched
 
 Rows = Mapping[str, tuple[float, float]]
@@ -104,7 +105,7 @@ class OwnedPasses:
         graphdef, state = nnx.split(arguments.take(arguments.nodes), graph=True)
         arrays = arguments.take(arguments.arrays)
         blank = dataclasses.replace(arguments, leaves=_blank(arguments))
-        call = (graphdef, blank.treedef, exactly(blank.leaves))
+        call = (graphdef, blank.treedef, orders(blank.numbered), exactly(blank.leaves))
         key = (kind, loss_fn, *call, switches, self._keys)
         if key not in self._programs:
             self._programs[key] = self._compile(kind, loss_fn, graphdef, blank, switches)

@@ -24,7 +24,8 @@ from nnx_inspector.interception import open_layer
 from nnx_inspector.layers import PERTURBATION, Context, Layer
 from nnx_inspector.scope import scope_of
 from nnx_inspector.sites import Only, Selection
-from nnx_inspector.taps import describe, is_node, is_observable
+from nnx_inspector.taps import describe, is_observable, is_whole
+from nnx_inspector.trees import mapped
 
 OFF, ZERO, SCALE = range(3)
 ROW = 2
@@ -127,7 +128,7 @@ def apply(x: Any, row: Any) -> Any:
 
 def apply_tree(tree: Any, row: Any) -> Any:
     """Every array of a module's output perturbed."""
-    return jax.tree.map(lambda x: apply(x, row), tree, is_leaf=is_node)
+    return mapped(lambda x: apply(x, row), tree, is_whole)
 
 
 def check_applies(perturbation: Perturbation, site: str, leaves: Iterable[str]) -> None:
@@ -159,7 +160,7 @@ class _Perturb:
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
         out = next_fun(*args, **kwargs)
-        leaves = [describe(x) for x in jax.tree.leaves(out, is_leaf=is_node)]
+        leaves = [describe(x) for x in jax.tree.leaves(out, is_leaf=is_whole)]
         site = context.site or type(context.module).__name__
         check_applies(Zero() if self.kind == "Zero" else Scale(1.0), site, leaves)
         return apply_tree(out, board.read(self.token, (ROW,)))

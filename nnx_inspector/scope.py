@@ -73,8 +73,9 @@ class Scope:
         if path is None:
             return None
         entries = [*self._paths.values(), *self._copies.values()]
-        shown = [ref() for ref, known in entries if known == path]
-        if not any(type(s) is type(module) and variables_of(s) == mine for s in shown):
+        shown = (ref() for ref, known in entries if known == path)
+        alike = (s for s in shown if s is not None and type(s) is type(module))
+        if not any(variables_of(s) == mine for s in alike):
             return None
         for inner, part in iter_modules(module):
             self._copies[id(part)] = (weakref.ref(part), (*path, *inner))
@@ -147,8 +148,9 @@ class Scope:
         Within a trace in which it was taken apart it is a clone of the user's own, or what a
         transform returned: a second model. In another trace it is a transform's stand-in for the
         same module. A transform makes one stand-in a trace: a second is the user's own merge,
-        which may be of another model's state, unless it has the very Variables. `moved` says that a transform replaced its own
-        stand-in by this one. A path of None says that nobody knows (an older graphdef).
+        which may be of another model's state (unless it has the very Variables: a view). `moved`
+        says that a transform replaced its own stand-in by this one. A path of None says that
+        nobody knows (an older graphdef).
         """
         if self._known(module) is not None or type(module) not in self.types:
             return

@@ -23,7 +23,8 @@ from nnx_inspector.interception import warn_of_doubtful_calls
 from nnx_inspector.layers import Layer, open_layers
 from nnx_inspector.scope import Scope
 from nnx_inspector.sites import Path, argument_name, require_module
-from nnx_inspector.taps import is_node
+from nnx_inspector.taps import is_node, is_whole
+from nnx_inspector.trees import rebuilt
 
 _TAG = "nnx_inspector"
 
@@ -112,20 +113,25 @@ def _outermost_modules(node: Any) -> list[tuple[Path, nnx.Module]]:
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """The arguments of a call, taken apart into NNX objects, arrays and everything else."""
+    """The arguments of a call, taken apart into NNX objects, arrays and everything else.
+
+    `numbered` is the tree with its leaves' numbers: a treedef does not tell the order of a dict.
+    """
 
     treedef: Any
     leaves: tuple[Any, ...]
     nodes: tuple[int, ...]
     arrays: tuple[int, ...]
+    numbered: Any
 
     @staticmethod
     def of(tree: Any) -> Arguments:
-        leaves, treedef = jax.tree.flatten(tree, is_leaf=is_node)
+        leaves, treedef = jax.tree.flatten(tree, is_leaf=is_whole)
         nodes = tuple(i for i, leaf in enumerate(leaves) if is_node(leaf))
         # a Variable has a shape and a dtype too
         arrays = tuple(i for i, leaf in enumerate(leaves) if i not in nodes and _is_array(leaf))
-        return Arguments(treedef, tuple(leaves), nodes, arrays)
+        numbered = rebuilt(tree, range(len(leaves)), is_whole)
+        return Arguments(treedef, tuple(leaves), nodes, arrays, numbered)
 
     def without_numpy(self) -> Arguments:
         """The same, with NumPy's arrays among everything else: as results they stay NumPy's."""
@@ -142,14 +148,7 @@ class Arguments:
             *zip(self.arrays, arrays, strict=True),
         ]:
             leaves[i] = value
-        return jax.tree.unflatten(self.treedef, leaves)
-
-    def key(self) -> Any:
-        """What a compiled program of this call depends on, besides the arrays."""
-        dynamic = {*self.nodes, *self.arrays}
-        return self.treedef, tuple(
-            None if i in dynamic else leaf for i, leaf in enumerate(self.leaves)
-        )
+        return rebuilt(self.numbered, leaves)
 
 
 def _is_array(leaf: Any) -> bool:

@@ -8,6 +8,7 @@ model, only names and structure, so a traced function that contains marks may be
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector.packing import pack, packed_size
 from nnx_inspector.summarize import summarize
+from nnx_inspector.trees import rebuilt, with_arguments
 
 OUTPUT, INPUT, CHANGE, BEGIN = "output", "input", "change", "begin"
 """Where a mark stands and what it observes: what a call returns, what it receives, a Variable
@@ -97,22 +99,44 @@ def is_observable(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
 
 
+def is_whole(x: Any) -> bool:
+    """What is not taken apart: NNX's objects, and a generator, which may be gone through once."""
+    return is_node(x) or isinstance(x, types.GeneratorType)
+
+
 def mark_tree(tree: Any, *pair: Any, structure: Structure | None = None, **params: Any) -> Any:
     """`tree`, with its arrays marked; `params` are the mark's parameters (hashable).
 
     A `pair` of values goes into the mark before the arrays, which then tie it to the program: what
     nothing uses, a transform may leave out. `structure` is that of the tree unless told.
     """
-    leaves, treedef = jax.tree.flatten(tree, is_leaf=is_node)
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=is_whole)
+    return rebuilt(tree, _marked(leaves, treedef, pair, structure, params), is_whole)
+
+
+def mark_arguments(args: Any, kwargs: Any, **params: Any) -> tuple[Any, Any]:
+    """The arguments of a call, with their arrays marked.
+
+    Those in the caller's own lists and dicts are observed only, and stay: the method may write to
+    such a list.
+    """
+    leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_whole)
+    return with_arguments(args, kwargs, _marked(leaves, treedef, (), None, params), is_whole)
+
+
+def _marked(
+    leaves: Sequence[Any], treedef: Any, pair: Any, structure: Structure | None, params: Any
+) -> list[Any]:
+    leaves = list(leaves)
     arrays = [i for i, leaf in enumerate(leaves) if is_observable(leaf)]
     if structure is None:
         structure = Structure(treedef, tuple(describe(leaf) for leaf in leaves), tuple(arrays))
     # a value without arrays still leaves its mark, so that the call is seen
-    marked = mark.bind(*pair, *(leaves[i] for i in arrays), structure=structure, **params)
-    for i, value in zip(arrays, marked[len(pair) :], strict=True):
+    values = mark.bind(*pair, *(leaves[i] for i in arrays), structure=structure, **params)
+    for i, value in zip(arrays, values[len(pair) :], strict=True):
         if isinstance(leaves[i], jax.Array):  # NumPy arrays stay NumPy for the user's code
             leaves[i] = value
-    return jax.tree.unflatten(treedef, leaves)
+    return leaves
 
 
 # -------------------------------------------------------------- cotangents

@@ -17,7 +17,7 @@ from nnx_inspector import _private
 from nnx_inspector.capturing import MarkUnattributed
 from nnx_inspector.dataflow import Edge, dataflow
 from nnx_inspector.layers import TAP_INPUT, TAP_OUTPUT, Layer
-from nnx_inspector.marking import History, MarkCalls, MarkInputs, add_note, error_in_words
+from nnx_inspector.marking import History, MarkCalls, MarkInputs, error_in_words
 from nnx_inspector.scope import Scope
 from nnx_inspector.sites import (
     CALL,
@@ -30,6 +30,7 @@ from nnx_inspector.sites import (
     site_key,
 )
 from nnx_inspector.staging import LayersOf, as_function, roots_of, staged
+from nnx_inspector.variables import references
 from nnx_inspector.walk import Modules, TracedCall, calls_of
 
 if TYPE_CHECKING:
@@ -47,9 +48,10 @@ class Trace:
             the consumer, the value is one that the producer received; where the consumer encloses
             the producer, or is the producer, it is part of what the consumer returns.
         modules: every module of the model, called or not.
-        unseen: sites that could not be seen, with the reason.
+        unseen: sites and Variables that could not be seen, with the reason.
         error: what the pass raised, in words; `""` for a pass that did not. Such a trace ends with
-            the call that raised, and has neither edges nor counts of operations.
+            the call that raised, and has neither edges nor counts of operations; calls inside a
+            jitted function that is used twice alike are in it once.
     """
 
     calls: tuple[TracedCall, ...]
@@ -174,9 +176,15 @@ def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
             calls = _again(function, args, kwargs, selection, modules, error) or history.calls
             partial = Trace(tuple(calls), (), (), sites, {}, error_in_words(error))
             vars(error)["partial_trace"] = partial
-            add_note(error, "nnx_inspector: this exception's partial_trace holds the calls so far.")
+            error.add_note("nnx_inspector: this exception's partial_trace holds the calls so far.")
             raise
         unseen = dict(stage.survey.unseen)
+        for prefix, root in roots.items():
+            for path in references(root):
+                unseen[site_key((*prefix, *path))] = (
+                    "it is a Variable with ref=True or hijax=True: whether a call changes it is "
+                    "not told"
+                )
         for name, count in stage.survey.unattributed.items():
             unseen[f"({name})"] = f"{count} calls of modules of this type are unattributed"
         calls = calls_of(stage.survey.jaxpr, stage.owner, modules, source)

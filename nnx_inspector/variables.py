@@ -90,10 +90,20 @@ def _collect(node: Any, path: Path, found: Contents, seen: set[int]) -> None:
 
 def _collect_pytree(node: Any, path: Path, found: Contents, seen: set[int]) -> None:
     is_node = lambda x: isinstance(x, nnx.Variable | nnx.Pytree)  # noqa: E731
+    if isinstance(node, nnx.Variable):  # by NNX's own answer, which it gives for an instance only
+        seen.add(id(node))
+        found.variables[path] = (node, node.get_raw_value())
+        return
     for inner, leaf in jax.tree_util.tree_flatten_with_path(node, is_leaf=is_node)[0]:
         if leaf is not node:
             keys = tuple(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k))) for k in inner)
             _collect(leaf, (*path, *keys), found, seen)
+
+
+def references(module: Any) -> list[Path]:
+    """Where a module holds Variables that are references: writing to one makes no new value."""
+    variables = contents(module).variables
+    return [path for path, (variable, _) in variables.items() if variable.ref or variable.hijax]
 
 
 def differences(before: Contents, module: Any) -> Iterator[tuple[Path, Any, Any]]:

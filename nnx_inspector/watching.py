@@ -33,7 +33,8 @@ from nnx_inspector.scope import Scope, scope_of
 from nnx_inspector.sites import Only, Selection, methods, module_sites, site_key
 from nnx_inspector.summarize import summarize
 from nnx_inspector.summary import Summary, merge
-from nnx_inspector.taps import is_node, is_observable
+from nnx_inspector.taps import is_observable, is_whole
+from nnx_inspector.trees import mapped
 
 _sessions: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
@@ -232,7 +233,7 @@ class _Watch:
                     "without disturbing its differentiation; insp.run and nni.capture can see it"
                 )
             return out
-        return jax.tree.map(functools.partial(self._leaf, key), out, is_leaf=is_node)
+        return mapped(functools.partial(self._leaf, key), out, is_whole)
 
     def _leaf(self, key: str, leaf: Any) -> Any:
         if not is_observable(leaf):

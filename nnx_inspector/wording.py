@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from nnx_inspector.taps import describe, is_node
+from nnx_inspector.taps import describe, is_node, is_whole
 
 _LONGEST = 8
 """How many parts of a container are told before the rest is only counted."""
@@ -37,7 +37,7 @@ def value_in_words(value: Any) -> str:
         return str(value)
     if value is None or isinstance(value, bool | int | float | complex):
         return repr(value)
-    if is_node(value):
+    if is_whole(value):
         return type(value).__name__
     if callable(value) and isinstance(getattr(value, "__name__", None), str):
         return value.__name__
@@ -55,7 +55,7 @@ def _container(value: Any) -> str:
     if isinstance(value, tuple):
         inside = _some([value_in_words(v) for v in value])
         return f"({inside},)" if len(value) == 1 else f"({inside})"
-    leaves = jax.tree.leaves(value, is_leaf=is_node)
+    leaves = jax.tree.leaves(value, is_leaf=is_whole)
     if len(leaves) == 1 and leaves[0] is value:
         return type(value).__name__  # no pytree: its fields are its own affair
     return f"{type(value).__name__}({_some([value_in_words(leaf) for leaf in leaves])})"

@@ -159,7 +159,7 @@ def _wrapper(cls: type, name: str, raw: Any, hooks: Hooks) -> Any:
         return hooks.call(cls, name, function, self, args, kwargs)
 
     functools.update_wrapper(call, raw, updated=())
-    call.__wrapped__ = function
+    call.__dict__["__wrapped__"] = function
     wrapper = call if isinstance(raw, types.FunctionType) else _Decorated(call, raw)
     _originals[wrapper] = raw
     return wrapper

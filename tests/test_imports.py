@@ -12,7 +12,7 @@ import nnx_inspector
 PACKAGE = pathlib.Path(nnx_inspector.__file__).parent
 
 LAYERS = [
-    {"errors", "protocol", "binning", "moments", "thinning", "redirection", "_private"},
+    {"errors", "protocol", "binning", "moments", "thinning", "redirection", "trees", "_private"},
     {"summary"},
     {"compact", "curves"},
     {"history", "passes"},

@@ -154,6 +154,46 @@ def test_calls_of_unlike_structure_do_not_add_up_and_can_be_read_apart():
     assert record["either"].calls[0].output[1].size == 12
 
 
+def test_repeated_calls_are_apart_in_loops_scans_and_of_shared_modules():
+    class Repeats(nnx.Module):
+        def __init__(self):
+            self.layer = self.again = nnx.Linear(3, 3, rngs=rngs())
+
+        def __call__(self, x):
+            for _ in range(2):
+                x = self.layer(x)
+            scan = nnx.scan(in_axes=(None, nnx.Carry), out_axes=(nnx.Carry, 0), length=3)
+            x, _ = scan(lambda m, x: (m(x), None))(self.again, x)
+            return self.layer(x[:1])
+
+    model, x = Repeats(), batch(4, 3)
+    _, record = capture(model)(x)
+    (site,) = set(record) - {""}
+    calls = record[site].calls
+    assert [np.asarray(call.ran).tolist() for call in calls] == [1, 1, [1, 1, 1], 1]
+    expected = [x]
+    for _ in range(5):
+        expected.append(model.layer(expected[-1]))
+    last = model.layer(expected[-1][:1])
+    outputs = [calls[0].output, calls[1].output, *map(calls[2].output.row, range(3))]
+    for summary, value in zip([*outputs, calls[3].output], [*expected[1:], last], strict=True):
+        np.testing.assert_allclose(summary.mean, np.mean(value), rtol=1e-4, atol=1e-6)
+        assert summary.size == value.size
+    inputs = [call.input.size for call in calls]
+    assert inputs == [12, 12, 36, 3]
+    assert record[site].output.size == 5 * 12 + 3
+
+
+def test_a_call_that_a_remat_repeats_for_its_gradient_is_one_call():
+    def step(model, x):
+        return nnx.value_and_grad(lambda m: nnx.remat(lambda m, x: m(x))(m, x).sum())(model)[0]
+
+    model, x = models.MLP(rngs()), batch(4, 3)
+    loss, record = capture(step)(model, x)
+    assert {site: len(record[site].calls) for site in record} == {"": 1, "up": 1, "down": 1}
+    np.testing.assert_allclose(record[""].output.mean * 8, loss, rtol=1e-5)
+
+
 def test_the_input_of_several_arrays_is_the_tree_of_arguments():
     class Adds(nnx.Module):
         def __call__(self, a, b, *, c):

@@ -15,8 +15,8 @@ from test_interception import Log, nothing_is_left_behind  # noqa: F401
 
 from nnx_inspector.capturing import capture, value_and_grad
 from nnx_inspector.dispatch import hooked
-from nnx_inspector.layers import TAP_OUTPUT, Layer
 from nnx_inspector.interception import intercept_methods
+from nnx_inspector.layers import TAP_OUTPUT, Layer
 from nnx_inspector.perturbation import Zero, perturb
 from nnx_inspector.scope import scope_of
 from nnx_inspector.tracing import trace

@@ -1,9 +1,8 @@
 """`trace`: the call tree, shapes, FLOPs and dataflow, with nothing computed."""
 
-import pathlib
-
 import jax
 import jax.numpy as jnp
+import models
 import numpy as np
 import pytest
 from flax import nnx
@@ -72,14 +71,6 @@ def test_parameters_count_children_and_shared_ones_once():
     assert trace.calls[0].parameters == block + 20
 
 
-def test_flops_of_a_linear_layer_and_a_convolution_are_those_of_the_textbook():
-    linear = nni.trace(nnx.Linear(5, 7, rngs=nnx.Rngs(0)), jnp.ones((3, 5))).calls[0]
-    assert linear.flops == 2 * 3 * 5 * 7 + 3 * 7
-    conv = nnx.Conv(2, 6, (3, 3), rngs=nnx.Rngs(0))
-    call = nni.trace(conv, jnp.ones((1, 8, 8, 2))).calls[0]
-    assert call.flops == 2 * (8 * 8 * 6) * (3 * 3 * 2) + 8 * 8 * 6
-
-
 def test_flops_of_a_parent_hold_those_of_its_children():
     trace = nni.trace(Net(4, nnx.Rngs(0)), jnp.ones((3, 4)))
     by_site = {c.site: c.flops for c in trace.calls}
@@ -104,21 +95,6 @@ def test_a_while_loop_has_no_known_number_of_operations():
     assert (call.times, call.flops) == (None, None)
 
 
-def test_edges_are_the_dataflow_between_siblings_through_residual_connections():
-    trace = nni.trace(Net(4, nnx.Rngs(0)), jnp.ones((3, 4)))
-    assert [tuple(e) for e in trace.edges] == [
-        ("first/linear", "first/norm", "float32[3,4]"),
-        ("first", "second", "float32[3,4]"),
-        ("second/linear", "second/norm", "float32[3,4]"),
-        ("second", "drop", "float32[3,4]"),
-    ]
-
-
-def test_edges_go_from_one_iteration_of_a_loop_to_the_next():
-    trace = nni.trace(Stacked(4, 5, nnx.Rngs(0)), jnp.ones((3, 4)))
-    assert ("layers", "layers", "float32[3,4]") in [tuple(e) for e in trace.edges]
-
-
 def test_nothing_is_computed_and_nothing_changes():
     model = Net(4, nnx.Rngs(0))
     before, graphdef = jax.tree.leaves(nnx.state(model)), nnx.graphdef(model)
@@ -126,12 +102,6 @@ def test_nothing_is_computed_and_nothing_changes():
     after = jax.tree.leaves(nnx.state(model))
     assert all(a is b for a, b in zip(before, after, strict=True))
     assert nnx.graphdef(model) == graphdef
-
-
-def test_a_model_of_seventy_billion_parameters_traces_without_memory():
-    model = nnx.eval_shape(lambda: Stacked(32768, 65, nnx.Rngs(0)))
-    trace = nni.trace(model, jax.ShapeDtypeStruct((8, 32768), jnp.float32))
-    assert trace.calls[0].parameters > 69e9
 
 
 def test_a_forward_pass_that_raises_keeps_the_users_exception_and_names_the_site():
@@ -157,12 +127,154 @@ def test_an_input_of_the_wrong_shape_is_noted_at_the_innermost_site():
     assert "'first/linear' (Linear) with inputs float32[3,5]" in caught.value.__notes__[0]
 
 
-def test_the_frame_has_a_row_a_call_and_the_source_line():
-    frame = nni.trace(Net(4, nnx.Rngs(0)), jnp.ones((3, 4))).to_frame()
-    assert list(frame.site)[:2] == ["", "first"]
-    source = frame.source[list(frame.site).index("first")]
-    line = int(source.rpartition(":")[2])
-    assert "self.second(self.first(x))" in pathlib.Path(__file__).read_text().splitlines()[line - 1]
+def test_the_frame_has_a_row_a_call():
+    trace = nni.trace(Net(4, nnx.Rngs(0)), jnp.ones((3, 4)))
+    frame = trace.to_frame()
+    columns = (
+        "site type depth parent inputs output shape dtype parameters parameter_bytes output_bytes "
+        "flops times conditional stacked source changed error"
+    )
+    assert list(frame.columns) == columns.split()
+    assert all(f"{name}," in nni.tracing.Trace.to_frame.__doc__ for name in columns.split()[:-1])
+    assert list(frame.site) == [c.site for c in trace.calls]
+    norm = frame[frame.site == "first/norm"].iloc[0]
+    assert norm.changed == "mean (BatchStat), var (BatchStat)"
+    assert norm["shape"] == (3, 4)
+    assert frame.source[1].startswith(__file__)
+
+
+class Options(nnx.Module):
+    def __call__(self, x, mask=None, *, train, mode="fast"):
+        return {"y": x, "used": [mode, None, 3]}
+
+
+def test_keyword_arguments_and_values_that_are_no_arrays_are_told():
+    x = jnp.ones((2, 3))
+    (call,) = nni.trace(Options(), x, None, train=True).calls
+    assert call.inputs == "float32[2,3], None, train=True"
+    assert call.output == "{y: float32[2,3], used: ['fast', None, 3]}"
+    (call,) = nni.trace(Options(), [x, (x, 1.5)], train=jnp.tanh, mode={"a": x}).calls
+    assert call.inputs == (
+        "[float32[2,3], (float32[2,3], 1.5)], train=tanh, mode={a: float32[2,3]}"
+    )
+
+
+def test_bytes_of_parameters_and_of_what_is_returned():
+    layer = nnx.Linear(4, 7, rngs=nnx.Rngs(0), param_dtype=jnp.bfloat16)
+    (call,) = nni.trace(layer, jnp.ones((3, 4), jnp.float32)).calls
+    assert (call.parameters, call.parameter_bytes) == (35, 70)
+    assert call.output_bytes == 4 * 3 * 7
+    (call,) = nni.trace(Options(), jnp.ones((2, 3), jnp.int8), train=False).calls
+    assert (call.parameters, call.parameter_bytes, call.output_bytes) == (0, 0, 6)
+
+
+def test_an_activation_within_a_vmap_has_its_batch_axis():
+    linear = nnx.Linear(4, 7, rngs=nnx.Rngs(0))
+    each = nnx.vmap(lambda m, x: m(x), in_axes=(None, 0))
+    (call,) = nni.trace(each, linear, jnp.ones((5, 4))).calls
+    assert (call.inputs, call.output) == ("float32[4]", "float32[7]")
+    assert (call.shape, call.output_bytes) == ((5, 7), 4 * 5 * 7)
+
+
+def test_repeated_calls_are_apart():
+    class Repeats(nnx.Module):
+        def __init__(self):
+            self.layer = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            for _ in range(2):
+                x = self.layer(x)
+            x = nnx.scan(lambda m, x: (m(x), None), in_axes=(None, nnx.Carry), length=3,
+                         out_axes=(nnx.Carry, 0))(self.layer, x)[0]  # fmt: skip
+            return self.layer(x[:1])
+
+    calls = [c for c in nni.trace(Repeats(), jnp.ones((3, 4))).calls if c.site == "layer"]
+    assert [(c.inputs, c.times) for c in calls] == [
+        ("float32[3,4]", 1), ("float32[3,4]", 1), ("float32[3,4]", 3), ("float32[1,4]", 1),
+    ]  # fmt: skip
+    assert [c.flops for c in calls] == [108, 108, 324, 36]
+
+
+def test_calls_in_branches_may_not_take_place():
+    trace = nni.trace(models.Cond(models.rngs()), models.batch(4, 3))
+    assert {c.site: c.conditional for c in trace.calls} == {
+        "": False, "negative": True, "positive": True,
+    }  # fmt: skip
+    branch = next(c.flops for c in trace.calls if c.site == "positive")
+    assert branch < trace.calls[0].flops < 2 * branch
+
+
+def test_an_interceptor_that_skips_a_call_or_makes_it_twice():
+    model, x = models.Nested(models.rngs()), models.batch(4, 3)
+    whole = [(c.site, c.depth) for c in nni.trace(model, x).calls]
+
+    def skip(next_fun, args, kwargs, context):
+        return args[0]
+
+    def twice(next_fun, args, kwargs, context):
+        return next_fun(*args, **kwargs) + next_fun(args[0] + 1, **kwargs)
+
+    with nni.intercept_methods(skip, only="blocks/0"):
+        calls = nni.trace(model, x).calls
+    assert [(c.site, c.depth) for c in calls] == [c for c in whole if c[0] != "blocks/0/linear"]
+    assert calls[1].inputs == "(not seen)"
+    assert calls[1].output == "float32[4,3]"
+    with nni.intercept_methods(twice, only="blocks/0"):
+        calls = nni.trace(model, x).calls
+    extra = ("blocks/0/linear", 2)
+    assert [(c.site, c.depth) for c in calls] == [*whole[:2], extra, *whole[2:]]
+
+
+def state_of(model):
+    pure = nnx.to_pure_dict(nnx.state(model))
+
+    def numbers(x):
+        if isinstance(x, str):
+            return x
+        is_key = jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(x) if is_key else x)
+
+    return jax.tree.map(numbers, pure)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # sow and perturb outside nnx.capture
+@pytest.mark.parametrize("name", sorted(models.ZOO))
+def test_no_state_changes_and_no_stream_advances(name):
+    case = models.ZOO[name]()
+    graphdef, before = nnx.graphdef(case.model), state_of(case.model)
+    values = [id(leaf) for leaf in jax.tree.leaves(nnx.state(case.model))]
+    nni.trace(case.model, *case.args, **case.kwargs)
+    assert nnx.graphdef(case.model) == graphdef
+    assert [id(leaf) for leaf in jax.tree.leaves(nnx.state(case.model))] == values
+    jax.tree.map(np.testing.assert_array_equal, state_of(case.model), before)
+
+
+def test_the_same_call_is_traced_the_same_again():
+    model, x = models.Nested(models.rngs()), models.batch(4, 3)
+    assert nni.trace(model, x).calls == nni.trace(model, x).calls  # traces
+
+
+@pytest.mark.parametrize("kind", ["ref", "hijax"])
+def test_a_variable_that_is_a_reference_is_told_as_unseen(kind):
+    class Counts(nnx.Module):
+        def __init__(self):
+            self.n = nnx.Variable(jnp.zeros(()), **{kind: True})
+
+        def __call__(self, x):
+            return x
+
+    trace = nni.trace(Counts(), jnp.ones(3))
+    assert list(trace.unseen) == ["n"]
+    assert f"{kind}=True" in trace.unseen["n"]
+
+
+def test_it_shows_what_a_call_changes_by_itself():
+    lines = repr(nni.trace(Net(4, nnx.Rngs(0)), jnp.ones((3, 4)))).splitlines()
+    ends = {line.split()[0]: line.split("  ")[-1].strip() for line in lines[1:]}
+    assert ends["norm"] == "mean, var"
+    assert ends["drop"] == "rngs/count"
+    assert ends["first"].isdigit()  # the last column is empty: this is the one before
+    assert ends["(root)"].isdigit()
 
 
 def test_it_shows_itself_as_a_tree():
@@ -199,17 +311,6 @@ def test_a_model_that_is_no_module_is_refused():
         nni.trace(3, jnp.ones(3))
     with pytest.raises(TypeError, match="class Net, not an instance"):
         nni.trace(Net, jnp.ones(3))
-
-
-def test_root_flops_agree_with_xla_for_matrix_products():
-    def mlp(model, x):
-        return model(x)
-
-    model = nnx.Sequential(*(nnx.Linear(64, 64, rngs=nnx.Rngs(i)) for i in range(3)))
-    x = jnp.ones((32, 64))
-    cost = jax.jit(lambda x: mlp(model, x)).lower(x).compile().cost_analysis()
-    ours = nni.trace(model, x).calls[0].flops
-    np.testing.assert_allclose(ours, cost["flops"], rtol=0.01)
 
 
 def test_code_that_asks_for_a_value_is_told_that_it_is_traced():

@@ -1,0 +1,73 @@
+"""Pytrees put together again the way the user made them.
+
+`jax.tree.unflatten` sorts a dict's entries, and code that iterates over one would compute another
+thing. Invariant: what is rebuilt equals what it was, order and types of containers included, but
+for the leaves that were given; containers of the user's are copied, never written to.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+
+_IsLeaf = Callable[[Any], bool] | None
+
+
+def rebuilt(tree: Any, leaves: Iterable[Any], is_leaf: _IsLeaf = None) -> Any:
+    """`tree` with other leaves, one for each of `jax.tree.leaves(tree, is_leaf)`, in that order."""
+    return _rebuilt(tree, iter(leaves), is_leaf)
+
+
+def mapped(f: Callable[[Any], Any], tree: Any, is_leaf: _IsLeaf = None) -> Any:
+    """`jax.tree.map` of one tree, its dicts in their own order."""
+    return rebuilt(tree, map(f, jax.tree.leaves(tree, is_leaf=is_leaf)), is_leaf)
+
+
+def _rebuilt(node: Any, leaves: Iterator[Any], is_leaf: _IsLeaf) -> Any:
+    if is_leaf is not None and is_leaf(node):
+        return next(leaves)
+    children, kind = jax.tree.flatten(node, is_leaf=lambda child: child is not node)
+    if len(children) == 1 and children[0] is node:
+        return next(leaves)
+    new = jax.tree.unflatten(kind, [_rebuilt(child, leaves, is_leaf) for child in children])
+    if type(node) is dict:
+        return {key: new[key] for key in node}
+    if type(node) is collections.defaultdict:
+        return collections.defaultdict(node.default_factory, {key: new[key] for key in node})
+    return new
+
+
+def orders(tree: Any) -> tuple[tuple[Any, ...], ...]:
+    """The order of entries of every dict in a tree, which its treedef does not tell. Hashable."""
+    children = jax.tree.leaves(tree, is_leaf=lambda child: child is not tree)
+    if len(children) == 1 and children[0] is tree:
+        return ()
+    own = (tuple(tree),) if isinstance(tree, dict) else ()
+    return (*own, *(order for child in children for order in orders(child)))
+
+
+def with_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Iterable[Any], is_leaf: _IsLeaf = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call with other leaves, one for each of those of `(args, kwargs)`.
+
+    Only through tuples: any other container stays the caller's own object, old leaves and all, so
+    that a method may write to a list or dict that it was handed.
+    """
+    rest = iter(leaves)
+    new_args = tuple(_through_tuples(arg, rest, is_leaf) for arg in args)
+    by_name = {key: _through_tuples(kwargs[key], rest, is_leaf) for key in sorted(kwargs)}
+    return new_args, {key: by_name[key] for key in kwargs}
+
+
+def _through_tuples(node: Any, leaves: Iterator[Any], is_leaf: _IsLeaf) -> Any:
+    if isinstance(node, tuple) and not (is_leaf is not None and is_leaf(node)):
+        children, kind = jax.tree.flatten(node, is_leaf=lambda child: child is not node)
+        if not (len(children) == 1 and children[0] is node):
+            return jax.tree.unflatten(kind, [_through_tuples(c, leaves, is_leaf) for c in children])
+    own = jax.tree.leaves(node, is_leaf=is_leaf)
+    new = [next(leaves) for _ in own]
+    return new[0] if len(own) == 1 and own[0] is node else node
