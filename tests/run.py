@@ -58,7 +58,9 @@ def main() -> None:
     run("vitest", *npm, "test", cwd=js, env=env)
     arguments = [a for a in sys.argv[1:] if a != "--long"]
     marker = ["-m", "long or not long"] if "--long" in sys.argv else []
-    run("pytest", py, "-m", "pytest", *marker, *arguments, env=env)
+    # a file stays on one core: its fixtures (a JupyterLab, a built wheel) are made once
+    cores = ["-n", "auto", "--dist", "loadfile"]
+    run("pytest", py, "-m", "pytest", *cores, *marker, *arguments, env=env)
 
 
 if __name__ == "__main__":
