@@ -379,3 +379,10 @@ def of_kind(name: str) -> Spec:
 @pytest.mark.parametrize("name", sorted(set(generated.KINDS) - {"fails"}))
 def test_every_kind_of_layer_is_seen_as_it_is_called(name):
     check(Case(of_kind(name), (), "nested"))
+
+
+@pytest.mark.parametrize("name", sorted(generated.TRANSFORMS))
+def test_every_transform_is_seen_through(name):
+    methods = spec("methods", spec("dropout"), spec("layer_norm"))
+    model = spec("chain", spec("residual", spec("linear")), spec("batch_norm"), methods)
+    check(Case(model, (name,), "nested"))
