@@ -966,6 +966,7 @@ def fresh_family():
 ORDERS = ["tabulate, hooks", "hooks, tabulate, hooks", "tabulate within hooks, hooks"]
 
 
+@pytest.mark.usefixtures("after_tabulate")
 @pytest.mark.parametrize("order", ORDERS)
 def test_tabulate_and_hooks_in_every_order(order):
     """TRAPS: `nnx.tabulate` leaves inherited methods copied onto subclasses for good."""
@@ -1013,6 +1014,7 @@ def test_tabulate_and_hooks_in_every_order(order):
     assert calls == [1], f"{heir.__name__}.__call__ is one call, though tabulate copied it"
 
 
+@pytest.mark.usefixtures("after_tabulate")
 def test_what_tabulate_within_hooks_leaves_on_a_class_is_none_of_ours():
     """It copies what it finds on the class while we are there."""
     own = nnx_inspector.__file__.rpartition("/")[0]
@@ -1025,6 +1027,7 @@ def test_what_tabulate_within_hooks_leaves_on_a_class_is_none_of_ours():
             assert not function.__code__.co_filename.startswith(own), name
 
 
+@pytest.mark.usefixtures("after_tabulate")
 def test_an_nnx_capture_after_tabulate_within_hooks_is_no_worse_than_without_us():
     """TRAPS: a later capture(method_outputs) recurses without end."""
     x = batch(4, 3)

@@ -959,6 +959,7 @@ def test_the_users_nnx_capture_works_after_ours():
     np.testing.assert_array_equal(sown["features"][0], model.linear(x))
 
 
+@pytest.mark.usefixtures("after_tabulate")
 def test_tabulate_works_while_hooked_and_hooks_work_after_it():
     """TRAPS: nnx.tabulate leaves inherited methods copied onto subclasses for good."""
 
@@ -978,6 +979,7 @@ def test_tabulate_works_while_hooked_and_hooks_work_after_it():
     assert log.sites == ["", "linear"]
 
 
+@pytest.mark.usefixtures("after_tabulate")
 def test_hooks_inside_tabulate_after_capture_of_ours_do_not_recurse():
     """TRAPS: a later capture(method_outputs) recurses without end after nnx.tabulate."""
     model, x, log = models.Inherits(rngs()), batch(4, 3), Log()

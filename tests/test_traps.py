@@ -159,6 +159,7 @@ def test_a_site_called_with_two_shapes_has_the_gradient_of_each():
     np.testing.assert_allclose(second.gradient.mean, 3.0, rtol=1e-6)
 
 
+@pytest.mark.usefixtures("after_tabulate")
 @pytest.mark.filterwarnings(r"ignore:\s*Using 'Module.sow")
 def test_sow_is_seen_once_where_tabulate_has_copied_it_onto_the_class():
     """nnx.tabulate leaves inherited methods, `sow` among them, copied onto subclasses for good."""
