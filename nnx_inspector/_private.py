@@ -253,6 +253,24 @@ def sub_jaxprs(equation: Any) -> Iterator[Any]:
                 yield item
 
 
+def writes(jaxpr: Any) -> set[str]:
+    """Which kinds of state equations of a jaxpr write to, those inside included.
+
+    "ref": a `jax.Ref`. "hijax": a Variable that is one value for jax (flax 0.12.8 traces it and
+    then loses what was written; later ones raise).
+    """
+    found: set[str] = set()
+    for equation in open_jaxpr(jaxpr)[0].eqns:
+        name = equation.primitive.name
+        if name in ("swap", "addupdate"):
+            found.add("ref")
+        elif name == "set_variable":
+            found.add("hijax")
+        for inner in sub_jaxprs(equation):
+            found |= writes(inner)
+    return found
+
+
 def is_recomputation(equation: Any) -> bool:
     """Whether an equation is the second pass of a remat, within a backward pass."""
     return bool(equation.params.get("differentiated")) and equation.primitive.name in REMAT

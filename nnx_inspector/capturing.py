@@ -43,7 +43,7 @@ from nnx_inspector.staging import (
 )
 from nnx_inspector.summary import Summary
 from nnx_inspector.taps import CHANGE, INPUT, OUTPUT, is_node, mark_arguments, mark_tree
-from nnx_inspector.variables import contents
+from nnx_inspector.variables import contents, unseen_references
 
 
 @dataclasses.dataclass(frozen=True)
@@ -358,7 +358,7 @@ def record_of(stage: Staged, seen: list[Any], cotangents: list[Any] | None = Non
                 variables=tuple(change.mark.variable for change in changed),
             )
         )
-    unseen = dict(stage.survey.unseen)
+    unseen = {**stage.survey.unseen, **unseen_references(stage.roots)}
     for name, count in stage.survey.unattributed.items():
         unseen[f"({name})"] = (
             f"{count} calls of modules of this type are unattributed: they are not part of the "

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from nnx_inspector import _private
 from nnx_inspector.dispatch import hooked
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.harvest import Survey, survey
@@ -228,12 +229,13 @@ def staged(
         with nnx.split_context(_TAG) as splitting:
             graphdef, state = splitting.split(arguments.take(arguments.nodes))
         held, state_leaves = _Held.of(state)
+        references = _references(arguments.take(arguments.nodes))
         spans = _spans(arguments.take(arguments.nodes), state)
 
         def pure(state_leaves: Any, arrays: Any) -> Any:
             with nnx.merge_context(_TAG, True) as merging:
                 inner = merging.merge(graphdef, held.with_arrays(state_leaves))
-            before = _contents(inner)
+            before, inner_references = _contents(inner), _references(inner)
             owner, inner_args, inner_kwargs = arguments.rebuild(inner, arrays)
             out = function.bind(owner)(*inner_args, **inner_kwargs)
             returned = Arguments.of(out).without_numpy()
@@ -246,18 +248,29 @@ def staged(
                 graphdef=graphdef_out,
                 held=held_out,
             )
-            return returned.take(returned.arrays), leaves_out
+            left = [reference[...] for reference in inner_references]
+            return returned.take(returned.arrays), left, leaves_out
 
         arrays = arguments.take(arguments.arrays)
         with _saying_why_values_are_unknown():
             jaxpr = jax.make_jaxpr(pure)(state_leaves, list(arrays))
+        written = _private.writes(jaxpr)
         warn_of_doubtful_calls(scope, "They are listed as unseen.")
         returned: Arguments = result["returned"]
 
         def finish(out: Sequence[Any], update: bool) -> Any:
-            mine, state_out = out[: len(returned.arrays)], out[len(returned.arrays) :]
+            mine, rest = out[: len(returned.arrays)], out[len(returned.arrays) :]
+            left, state_out = rest[: len(references)], rest[len(references) :]
             nodes: Any = ()
             # what did not change is not written: a model from an outer trace could not be
+            if update and "hijax" in written:
+                raise InspectorError(
+                    f"{name_of(function.call)} writes to a Variable with hijax=True, which NNX's "
+                    f"own transforms cannot update either. Make that Variable with ref=True."
+                )
+            if update and "ref" in written:
+                for reference, value in zip(references, left, strict=True):
+                    reference[...] = value
             if (update and result["changed"]) or returned.nodes:
                 if returned.nodes and not update:
                     raise InspectorError(
@@ -294,8 +307,11 @@ class _Held:
     @staticmethod
     def of(state: Any) -> tuple[_Held, list[Any]]:
         leaves, treedef = jax.tree.flatten(state)
+        # what a reference holds: NNX makes a reference of our own of it when it merges
+        leaves = [leaf[...] if isinstance(leaf, jax.Ref) else leaf for leaf in leaves]
         others = {i: leaf for i, leaf in enumerate(leaves) if not _can_be_traced(leaf)}
-        return _Held(treedef, others), [x for i, x in enumerate(leaves) if i not in others]
+        arrays = [x for i, x in enumerate(leaves) if i not in others]
+        return _Held(treedef, others), arrays
 
     def with_arrays(self, arrays: Sequence[Any]) -> Any:
         rest = iter(arrays)
@@ -305,7 +321,15 @@ class _Held:
 
 
 def _can_be_traced(leaf: Any) -> bool:
-    return _is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
+    """Whether a leaf of a state is, or refers to, an array (or a number, which becomes one)."""
+    return _is_array(leaf) or isinstance(leaf, (bool, int, float, complex, jax.Ref))
+
+
+def _references(nodes: Any) -> list[jax.Ref]:
+    """What the Variables with `ref=True` refer to, in the order of the graph."""
+    every: list[Any] = [node for _, node in nnx.iter_graph(nodes, graph=True)]
+    found = [v.get_raw_value() for v in every if isinstance(v, nnx.Variable)]
+    return [value for value in found if isinstance(value, jax.Ref)]
 
 
 @contextlib.contextmanager

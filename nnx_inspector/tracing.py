@@ -30,7 +30,7 @@ from nnx_inspector.sites import (
     site_key,
 )
 from nnx_inspector.staging import LayersOf, as_function, roots_of, staged
-from nnx_inspector.variables import references
+from nnx_inspector.variables import unseen_references
 from nnx_inspector.walk import Modules, TracedCall, calls_of
 
 if TYPE_CHECKING:
@@ -179,12 +179,7 @@ def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
             error.add_note("nnx_inspector: this exception's partial_trace holds the calls so far.")
             raise
         unseen = dict(stage.survey.unseen)
-        for prefix, root in roots.items():
-            for path in references(root):
-                unseen[site_key((*prefix, *path))] = (
-                    "it is a Variable with ref=True or hijax=True: whether a call changes it is "
-                    "not told"
-                )
+        unseen.update(unseen_references(roots))
         for name, count in stage.survey.unattributed.items():
             unseen[f"({name})"] = f"{count} calls of modules of this type are unattributed"
         calls = calls_of(stage.survey.jaxpr, stage.owner, modules, source)

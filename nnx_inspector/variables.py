@@ -12,14 +12,14 @@ import functools
 import math
 import operator
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
-from nnx_inspector.sites import Path
+from nnx_inspector.sites import Path, site_key
 
 _PLAIN = (
     int, float, str, bytes, bool, complex, type, types.FunctionType, types.BuiltinFunctionType,
@@ -100,10 +100,17 @@ def _collect_pytree(node: Any, path: Path, found: Contents, seen: set[int]) -> N
             _collect(leaf, (*path, *keys), found, seen)
 
 
-def references(module: Any) -> list[Path]:
-    """Where a module holds Variables that are references: writing to one makes no new value."""
-    variables = contents(module).variables
-    return [path for path, (variable, _) in variables.items() if variable.ref or variable.hijax]
+def unseen_references(roots: Mapping[Path, Any]) -> dict[str, str]:
+    """The Variables that are references, by path, with why changes of them are not seen: writing
+    to one makes no new value.
+    """
+    return {
+        site_key((*prefix, *path)): "it is a Variable with ref=True or hijax=True: whether a call "
+        "changes it is not told"
+        for prefix, root in roots.items()
+        for path, (variable, _) in contents(root).variables.items()
+        if variable.ref or variable.hijax
+    }
 
 
 def differences(before: Contents, module: Any) -> Iterator[tuple[Path, Any, Any]]:

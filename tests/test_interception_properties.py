@@ -12,12 +12,14 @@ import generated
 import hypothesis
 import hypothesis.strategies as st
 import jax
+import jax.numpy as jnp
 import models
+import numpy as np
 import pytest
 from flax import nnx
 from generated import Spec, spec
 from generated_layers import ForwardError
-from leftovers import assert_close, nothing_left, numbers, objects, replaced
+from leftovers import TOLERANCE, assert_close, nothing_left, numbers, objects, replaced
 
 from nnx_inspector.capturing import capture, value_and_grad
 from nnx_inspector.interception import intercept_methods
@@ -206,7 +208,15 @@ def watched(case: Case, run: Run, model: Any, x: Any) -> Any:
 
 
 def loss_of(run: Run) -> Run:
-    return lambda model, x: (run(model, x) ** 2).sum()
+    """A weighted sum: the sum of squares of a normalised output is constant, and the gradient of
+    a constant is rounding errors.
+    """
+
+    def loss(model: Any, x: Any) -> Any:
+        y = run(model, x)
+        return (y * jnp.cos(jnp.arange(y.size).reshape(y.shape))).sum()
+
+    return loss
 
 
 def graded(case: Case, run: Run, model: Any, x: Any) -> Any:
@@ -229,6 +239,22 @@ CAPTURES = {"captured", "captured_within", "graded"}
 # ------------------------------------------------------------------ the property
 
 
+def rounding(case: Case, without: Run, x: Any) -> float:
+    """How far two ways of computing the same gradients may lie apart: ten times what `nnx.jit`
+    makes of them without hooks, for a normalisation may enlarge an error without bound.
+    """
+    results = [
+        numbers(call(generated.make(case.spec, case.transforms), x))
+        for call in (without, nnx.jit(without))
+    ]
+    apart = [
+        float(np.abs(a - b).max(initial=0.0)) / max(1.0, float(np.abs(b).max(initial=0.0)))
+        for a, b in zip(*results, strict=True)
+        if a.dtype.kind == "f" and np.isfinite(a).all()
+    ]
+    return max(10 * TOLERANCE, 10 * max(apart, default=0.0))
+
+
 def check(case: Case) -> None:
     """A hooked call and a plain one after it, beside two plain calls of an equal model."""
     x = models.batch(*generated.SHAPE)
@@ -240,11 +266,12 @@ def check(case: Case) -> None:
     state = numbers(nnx.state(plain))
     with nothing_left():
         found = HOOKS[case.hook](case, run, ours, x)
-    assert_close(found, expected, exactly=case.eager)
+    tolerance = rounding(case, without, x) if case.hook == "graded" else TOLERANCE
+    assert_close(found, expected, exactly=case.eager, tolerance=tolerance)
     assert_close(numbers(nnx.state(ours)), state, exactly=case.eager)
     expected = without(plain, x)
     found = without(ours, x)  # what is compiled within it was called with the hooks before
-    assert_close(found, expected, exactly=case.eager)
+    assert_close(found, expected, exactly=case.eager, tolerance=tolerance)
     assert_close(nnx.state(ours), nnx.state(plain), exactly=case.eager)
     left, left_by_plain = (
         replaced(before, objects(model), exactly=case.eager)

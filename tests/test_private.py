@@ -422,3 +422,18 @@ def test_linens_jit_keeps_programs_apart_by_what_is_added_to_its_key():
     traced.clear()
     Outer().apply(variables, x)
     assert traced == []
+
+
+def test_writes_are_found_in_the_program_and_what_is_inside_it():
+    def adds(x):
+        reference = jax.new_ref(x)
+
+        @jax.jit
+        def inner(reference):
+            reference[...] += 1.0
+
+        inner(reference)
+        return reference[...]
+
+    assert _private.writes(jax.make_jaxpr(adds)(1.0)) == {"ref"}
+    assert _private.writes(jax.make_jaxpr(lambda x: jax.new_ref(x)[...])(1.0)) == set()
