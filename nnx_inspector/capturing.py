@@ -8,13 +8,19 @@ does. Invariant: the call's results are those of the plain call. Never uses `nnx
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
 
+from nnx_inspector.backward import (
+    argument_number,
+    check_loss,
+    diff_state,
+    differentiable,
+    numbers_as_arrays,
+    run_backward,
+)
 from nnx_inspector.changes import mark_changes
 from nnx_inspector.harvest import (
     UNATTRIBUTED,
@@ -24,25 +30,23 @@ from nnx_inspector.harvest import (
     Survey,
     evaluate,
     marks,
-    sinks_for,
 )
+from nnx_inspector.keeping import Keep, Reduce
 from nnx_inspector.layers import TAP_INPUT, TAP_OUTPUT, Context, Layer
 from nnx_inspector.packing import unpack
+from nnx_inspector.parameters import Parameter, measure_parameters, updates_of
 from nnx_inspector.record import Call, Record
 from nnx_inspector.scope import Scope
 from nnx_inspector.sites import Only, Selection
 from nnx_inspector.staging import (
-    Arguments,
     Function,
     LayersOf,
     Staged,
     as_function,
-    name_of,
-    plain_key,
     staged,
 )
 from nnx_inspector.summary import Summary
-from nnx_inspector.taps import CHANGE, INPUT, OUTPUT, is_node, mark_arguments, mark_tree
+from nnx_inspector.taps import CHANGE, INPUT, OUTPUT, mark_arguments, mark_tree
 from nnx_inspector.variables import contents, unseen_references
 
 
@@ -102,7 +106,15 @@ def _check_selection(selection: Selection, stage: Staged) -> None:
         selection.require_match(stage.roots, [*called, *stage.survey.unseen])
 
 
-def capture(f: Any, *, only: Only = None, inputs: bool = True) -> Callable[..., tuple[Any, Record]]:
+def capture(
+    f: Any,
+    *,
+    only: Only = None,
+    inputs: bool = True,
+    values: bool | Reduce = False,
+    units: int | None = None,
+    parameters: bool = False,
+) -> Callable[..., tuple[Any, Record]]:
     """`f`, returning also a record of what its modules received and returned.
 
     The values are reduced to summaries where they are computed; nothing of an activation's size
@@ -113,6 +125,11 @@ def capture(f: Any, *, only: Only = None, inputs: bool = True) -> Callable[..., 
         f: a module, a bound method of one, or a function whose arguments hold modules.
         only: which sites; see `intercept_methods`. By default `__call__` of every module.
         inputs: whether to measure inputs too.
+        values: True keeps the arrays themselves, a function of one array whatever arrays it makes
+            of each: `record[site].values`. Under vmap the array holds every example.
+        units: an axis, -1 for the last: figures for each of its units, up to 65,536, without
+            keeping the array: `record[site].units`. Arrays without that axis have none.
+        parameters: whether to measure the parameters too: `record.parameters`.
 
     Returns:
         A function that returns `(f's result, Record)`.
@@ -131,13 +148,14 @@ def capture(f: Any, *, only: Only = None, inputs: bool = True) -> Callable[..., 
         12
     """
     function = as_function(f, "capture")
-    selection = Selection(only)
+    selection, plan = Selection(only), Plan(keep=Keep(values, units))
 
     def captured(*args: Any, **kwargs: Any) -> tuple[Any, Record]:
         with staged(function, args, kwargs, marking_layers(selection, inputs=inputs)) as stage:
             _check_selection(selection, stage)
-            out, seen = evaluate(stage.survey, stage.inputs, plan=Plan())
-            return stage.finish(out, update=True), record_of(stage, seen)
+            out, seen = evaluate(stage.survey, stage.inputs, plan=plan)
+            measured = measure_parameters(stage) if parameters else {}
+            return stage.finish(out, update=True), record_of(stage, seen, parameters=measured)
 
     return _named(captured, function)
 
@@ -149,6 +167,10 @@ def value_and_grad(
     has_aux: bool = False,
     only: Only = None,
     inputs: bool = True,
+    values: bool | Reduce = False,
+    units: int | None = None,
+    parameters: bool = False,
+    optimizer: nnx.Optimizer[Any] | None = None,
 ) -> Callable[..., Any]:
     """`nnx.value_and_grad`, returning also a record of every activation and of its gradient.
 
@@ -162,6 +184,13 @@ def value_and_grad(
         has_aux: `f` returns `(loss, aux)`.
         only: which sites; see `intercept_methods`. By default `__call__` of every module.
         inputs: whether to measure inputs too.
+        values: True keeps the arrays themselves, a function of one array whatever arrays it makes
+            of each: `record[site].values`. Under vmap the array holds every example.
+        units: an axis, -1 for the last: figures for each of its units, up to 65,536, without
+            keeping the array: `record[site].units`. Arrays without that axis have none.
+        parameters: whether to measure the parameters and their gradients too: `record.parameters`.
+        optimizer: an `nnx.Optimizer` of the model. The record's parameters then have the updates
+            that it would make, hence `update_ratio`; neither it nor the model is changed by that.
 
     Returns:
         A function that returns `((loss, record), grads)`, with `has_aux`
@@ -184,23 +213,29 @@ def value_and_grad(
         12
     """
     function = as_function(f, "value_and_grad")
-    selection = Selection(only)
+    selection, plan = Selection(only), Plan(keep=Keep(values, units))
     several = not isinstance(argnums, (int, nnx.DiffState))
-    wanted = [_diff_state(a) for a in (argnums if several else (argnums,))]
+    wanted = [diff_state(a) for a in (argnums if several else (argnums,))]
 
     def graded(*args: Any, **kwargs: Any) -> Any:
-        parts_of = [(_argument(function, args, n), only) for n, only in wanted]
+        parts_of = [(argument_number(function, args, n), only) for n, only in wanted]
         owned = 0 if function.owner is None else 1
         chosen = {n - owned for n, _ in parts_of}
-        args = tuple(_numbers_as_arrays(a) if i in chosen else a for i, a in enumerate(args))
+        args = tuple(numbers_as_arrays(a) if i in chosen else a for i, a in enumerate(args))
         layers = marking_layers(selection, inputs=inputs)
         with staged(function, args, kwargs, layers) as stage:
             _check_selection(selection, stage)
-            parts = [_differentiable(stage, function, args, n, only) for n, only in parts_of]
-            _check_loss(stage, function, has_aux)
-            value, out, seen, cotangents, grads = _run_backward(stage, parts)
+            parts = [differentiable(stage, function, args, n, only) for n, only in parts_of]
+            check_loss(stage, function, has_aux)
+            value, out, seen, cotangents, flat = run_backward(stage, parts, plan)
+            grads = [part.rebuild([flat[i] for i in part.where]) for part in parts]
+            measured = {}
+            if parameters or optimizer is not None:
+                every = [*([] if function.owner is None else [function.owner]), *args]
+                of = [(every[n], grad) for (n, _), grad in zip(parts_of, grads, strict=True)]
+                measured = measure_parameters(stage, flat, updates_of(optimizer, of))
             result = stage.finish(out, update=True)
-            record = record_of(stage, seen, cotangents)
+            record = record_of(stage, seen, cotangents, parameters=measured)
         head = (value, result[1], record) if has_aux else (value, record)
         return head, (tuple(grads) if several else grads[0])
 
@@ -211,114 +246,6 @@ def _named(wrapped: Callable[..., Any], function: Function) -> Any:
     name = getattr(function.call, "__name__", type(function.call).__name__)
     wrapped.__name__ = wrapped.__qualname__ = f"{wrapped.__name__}_{name}"
     return wrapped
-
-
-# ------------------------------------------------------------------ gradients
-
-
-def _diff_state(argnum: Any) -> tuple[int, Any]:
-    if isinstance(argnum, nnx.DiffState):
-        return argnum.argnum, argnum.filter
-    return argnum, nnx.Param
-
-
-def _numbers_as_arrays(argument: Any) -> Any:
-    return jax.tree.map(
-        lambda x: jnp.asarray(x) if isinstance(x, (int, float, complex)) else x,
-        argument,
-        is_leaf=is_node,
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """One differentiated argument: where its leaves are among the inputs, how to put it back."""
-
-    where: tuple[int, ...]
-    rebuild: Callable[[Sequence[Any]], Any]
-
-
-def _argument(function: Function, args: Sequence[Any], argnum: int) -> int:
-    """The number of an argument from the front; the owner of a bound method is number 0."""
-    count = len(args) + (0 if function.owner is None else 1)
-    if not -count <= argnum < count:
-        raise ValueError(
-            f"argnums names argument {argnum}, but there are {count} positional arguments."
-        )
-    return argnum % count
-
-
-def _check_loss(stage: Staged, function: Function, has_aux: bool) -> None:
-    """Raise where what the function returns is no loss, or no `(loss, aux)`."""
-    structure, name = stage.returned.treedef, name_of(function.call)
-    pair = jax.tree_util.treedef_children(structure)
-    if has_aux and not (structure.node_data() == (tuple, None) and len(pair) == 2):
-        raise TypeError(
-            f"With has_aux=True the loss function must return (loss, aux), "
-            f"{name} returned {structure}."
-        )
-    loss = pair[0] if has_aux else structure
-    if not jax.tree_util.treedef_is_leaf(loss):
-        hint = "" if has_aux else " For a loss and something else pass has_aux=True."
-        raise TypeError(f"The loss must be one scalar array, {name} returned {loss}.{hint}")
-    if 0 not in stage.returned.arrays:
-        raise TypeError(
-            f"The loss must be one scalar array, {name} returned a Python value, so there is "
-            f"nothing to differentiate."
-        )
-
-
-def _differentiable(
-    stage: Staged, function: Function, args: Sequence[Any], argnum: int, only: Any
-) -> _Part:
-    every = args if function.owner is None else (function.owner, *args)
-    argument = every[argnum]
-    position = len(Arguments.of(every[:argnum]).arrays)
-    leaves, treedef = jax.tree.flatten(argument, is_leaf=is_node)
-    where: list[int] = []
-    builders: list[tuple[int, Any]] = []
-    for leaf in leaves:
-        if is_node(leaf):
-            variables = dict(nnx.iter_graph(leaf, graph=True))
-            diff = leaf if isinstance(leaf, nnx.Variable) else nnx.state(leaf, only, graph=True)
-            flat = jax.tree_util.tree_flatten_with_path(
-                diff, is_leaf=lambda x: isinstance(x, nnx.Variable)
-            )[0]
-            count = 0
-            for path, _ in flat:
-                span = stage.spans[id(variables[tuple(plain_key(k) for k in path)])]
-                where.extend(span)
-                count += len(span)
-            builders.append((count, jax.tree.structure(diff)))
-        else:
-            where.append(stage.array_index(position, leaf))
-            position += 1
-            builders.append((1, None))
-
-    def rebuild(grads: Sequence[Any]) -> Any:
-        rest = list(grads)
-        out = []
-        for count, structure in builders:
-            mine, rest = rest[:count], rest[count:]
-            out.append(mine[0] if structure is None else jax.tree.unflatten(structure, mine))
-        return jax.tree.unflatten(treedef, out)
-
-    return _Part(tuple(where), rebuild)
-
-
-def _run_backward(stage: Staged, parts: Sequence[_Part]) -> Any:
-    where = sorted({i for part in parts for i in part.where})
-
-    def loss_of(chosen: dict[int, Any], sinks: Any) -> Any:
-        full = [chosen.get(i, value) for i, value in enumerate(stage.inputs)]
-        out, seen = evaluate(stage.survey, full, plan=Plan(), sinks=sinks)
-        return out[0], (out, seen)
-
-    transform = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)
-    (value, (out, seen)), (grads, cotangents) = transform(
-        {i: stage.inputs[i] for i in where}, sinks_for(stage.survey)
-    )
-    return value, out, seen, cotangents, [p.rebuild([grads[i] for i in p.where]) for p in parts]
 
 
 # -------------------------------------------------------------------- records
@@ -333,7 +260,13 @@ class _Passed:
     gradients: list[Summary | None]
 
 
-def record_of(stage: Staged, seen: list[Any], cotangents: list[Any] | None = None) -> Record:
+def record_of(
+    stage: Staged,
+    seen: list[Any],
+    cotangents: list[Any] | None = None,
+    *,
+    parameters: Mapping[str, Parameter] | None = None,
+) -> Record:
     """The record of what `evaluate` saw, and of the cotangents that reached the sinks."""
     calls: dict[str, list[Call]] = {}
     waiting: dict[str, list[_Passed]] = {}
@@ -356,6 +289,8 @@ def record_of(stage: Staged, seen: list[Any], cotangents: list[Any] | None = Non
                 input_structure=None if entered is None else entered.mark.structure,
                 changed=[change.seen.summaries[0] for change in changed],
                 variables=tuple(change.mark.variable for change in changed),
+                kept=passed.seen.kept,
+                input_kept=[] if entered is None else entered.seen.kept,
             )
         )
     unseen = {**stage.survey.unseen, **unseen_references(stage.roots)}
@@ -364,7 +299,7 @@ def record_of(stage: Staged, seen: list[Any], cotangents: list[Any] | None = Non
             f"{count} calls of modules of this type are unattributed: they are not part of the "
             f"model that was passed, but copies of it or modules made during the call"
         )
-    return Record(calls, unseen)
+    return Record(calls, unseen, parameters)
 
 
 def _in_order(found: Survey, seen: list[Any], cotangents: list[Any] | None) -> list[_Passed]:

@@ -20,9 +20,20 @@ import jax.numpy as jnp
 from nnx_inspector import _private
 from nnx_inspector.changes import difference, is_number, pair_of
 from nnx_inspector.forwarding import Values
+from nnx_inspector.keeping import NOTHING, Keep, Kept
 from nnx_inspector.summarize import merge_in_trace, summarize
 from nnx_inspector.summary import Summary
-from nnx_inspector.taps import CHANGE, OUTPUT, Structure, mark, observe_cotangent, sink_like
+from nnx_inspector.taps import (
+    CHANGE,
+    INPUT,
+    OUTPUT,
+    Structure,
+    mapped_first,
+    mark,
+    observe_cotangent,
+    sink_like,
+)
+from nnx_inspector.units import Units, merge_units
 
 UNATTRIBUTED = "unattributed"
 """Marks a call that looks like the model's and is none; its site is the name of the type."""
@@ -32,7 +43,8 @@ UNATTRIBUTED = "unattributed"
 class Marked:
     """One mark in a jaxpr: which site, which part of the call, and what it holds.
 
-    `variable` is what a mark of a change says of the Variable.
+    `variable` is what a mark of a change says of the Variable; `mapped` names for each array the
+    axes that vmap gave it, the innermost vmap first.
     """
 
     site: str
@@ -40,6 +52,7 @@ class Marked:
     structure: Structure
     avals: tuple[Any, ...]
     variable: Any = None
+    mapped: tuple[tuple[int, ...], ...] = ()
 
     @property
     def differentiable(self) -> tuple[bool, ...]:
@@ -108,8 +121,14 @@ def _item(
             unattributed[params["site"]] = unattributed.get(params["site"], 0) + 1
             return None
         avals = tuple(v.aval for v in equation.invars)
-        variable = params.get("variable")
-        marked = Marked(params["site"], params["part"], params["structure"], avals, variable)
+        marked = Marked(
+            params["site"],
+            params["part"],
+            params["structure"],
+            avals,
+            params.get("variable"),
+            params.get("mapped", ((),) * len(avals)),
+        )
         return Item("mark", marked)
     inner = [survey(j, owner) for j in _private.sub_jaxprs(equation)]
     for child in inner:
@@ -173,10 +192,12 @@ class Plan:
     Attributes:
         summarise: whether values are reduced to summaries.
         perturb: `(site, leaf) -> leaf` for outputs; it may close over arrays.
+        keep: what to keep of outputs and inputs besides.
     """
 
     summarise: bool = True
     perturb: Callable[[str, Any], Any] | None = None
+    keep: Keep = NOTHING
 
 
 def sinks_for(found: Survey, rows: tuple[int, ...] = ()) -> list[Any]:
@@ -245,10 +266,13 @@ def evaluate(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What one mark saw: a summary for each array, and how often the mark was passed."""
+    """What one mark saw: a summary for each array, how often the mark was passed, and what was
+    kept of each array.
+    """
 
     summaries: list[Summary]
     ran: jax.Array
+    kept: list[Kept] = dataclasses.field(default_factory=lambda: list[Kept]())
 
 
 def _run_mark(
@@ -265,6 +289,12 @@ def _run_mark(
             if known is None or known[0] is not value:
                 known = memo[id(value)] = (value, summarize(value))
             summaries.append(known[1])
+    kept: list[Kept] = []
+    if plan.keep and plan.summarise and marked.part in (OUTPUT, INPUT):
+        kept = [
+            plan.keep.of(mapped_first(value, mapped), site=marked.site, mapped=len(mapped))
+            for value, mapped in zip(values, marked.mapped, strict=True)
+        ]
     if marked.part == OUTPUT and sink is not None:
         tapped = []
         for value, one in zip(values, sink, strict=True):
@@ -273,7 +303,7 @@ def _run_mark(
                 memo[id(new)] = (new, memo[id(value)][1])
             tapped.append(new)
         values = tapped
-    return values, Seen(summaries, jnp.uint32(1))
+    return values, Seen(summaries, jnp.uint32(1), kept)
 
 
 def _run_scan(
@@ -307,6 +337,7 @@ def _run_while(
     n_body = equation.params["body_nconsts"]
     test_consts, body_consts = values[:n_test], values[n_test : n_test + n_body]
     init = values[n_test + n_body :]
+    plan = dataclasses.replace(plan, keep=plan.keep.additive())
 
     def step(carry: Any) -> Any:
         return evaluate(body, [*body_consts, *carry], plan=plan)
@@ -326,10 +357,13 @@ def _run_while(
 
 def merge_seen(a: Any, b: Any) -> Any:
     """Two like trees of `Seen`, added up."""
-    is_summary = lambda x: isinstance(x, Summary)  # noqa: E731
-    return jax.tree.map(
-        lambda x, y: merge_in_trace(x, y) if is_summary(x) else x + y, a, b, is_leaf=is_summary
-    )
+
+    def add(x: Any, y: Any) -> Any:
+        if isinstance(x, Summary):
+            return merge_in_trace(x, y)
+        return merge_units([x, y]) if isinstance(x, Units) else x + y
+
+    return jax.tree.map(add, a, b, is_leaf=lambda x: isinstance(x, (Summary, Units)))
 
 
 def _run_cond(

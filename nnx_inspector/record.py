@@ -8,18 +8,17 @@ Does not measure anything and knows no model.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from nnx_inspector import _private
-from nnx_inspector.changes import ChangedVariable
+from nnx_inspector.call import Call, concrete
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.sites import closest, split_escaped
 from nnx_inspector.summary import Summary, merge
-from nnx_inspector.taps import Structure
+from nnx_inspector.units import Units, merge_units
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,87 +26,37 @@ if TYPE_CHECKING:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Call:
-    """One call of a site: the summaries of each array that went in and came out.
-
-    Summaries have leading row axes where the call sat inside a scan, one row an iteration.
+class Parameter:
+    """One parameter array of a model in one pass.
 
     Attributes:
-        outputs: one summary for each array of the output.
-        inputs: likewise of the arguments, or None where inputs were not measured.
-        gradients: for each array of the output the summary of its cotangent; None where it has
-            none (an integer, a while loop, a pass without gradients).
-        ran: how often the call took place; 0 in a branch that was not taken. Rows as above.
-        structure: of the output.
-        input_structure: of `(args, kwargs)`, or None.
-        changed: for each array of a Variable that the call changed the summary of the new value
-            less the old.
-        variables: what they are, by name, type, dtype and shape.
+        value: its Summary before the step.
+        gradient: that of the loss's gradient, or None where it was not differentiated by.
+        update: that of what the optimizer would add to it, or None where none was given.
     """
 
-    outputs: list[Summary]
-    inputs: list[Summary] | None
-    gradients: list[Summary | None]
-    ran: Any
-    structure: Structure = dataclasses.field(metadata={"static": True})
-    input_structure: Structure | None = dataclasses.field(metadata={"static": True})
-    changed: list[Summary] = dataclasses.field(default_factory=lambda: list[Summary]())
-    variables: tuple[ChangedVariable, ...] = dataclasses.field(
-        default=(), metadata={"static": True}
-    )
+    value: Summary
+    gradient: Summary | None = None
+    update: Summary | None = None
 
     @property
-    def took_place(self) -> bool:
-        """Whether the call took place at all."""
-        return int(np.sum(_concrete(self.ran))) > 0
+    def update_ratio(self) -> float | None:
+        """Norm of the update over norm of the value, without unit; about 1e-3 is usual.
 
-    @property
-    def output(self) -> Any:
-        """A Summary, or for a pytree a pytree of them (None for what is no array)."""
-        return self.structure.unflatten(self.outputs)
-
-    @property
-    def input(self) -> Any:
-        """The summaries of `(args, kwargs)`; of a call with one array alone, its Summary."""
-        if self.inputs is None or self.input_structure is None:
-            return None
-        if len(self.inputs) == 1:
-            return self.inputs[0]
-        return self.input_structure.unflatten(self.inputs)
-
-    @property
-    def gradient(self) -> Any:
-        """The summaries of the output's cotangent, or None where there is none."""
-        measured = [_measured(g) for g in self.gradients]
-        if all(g is None for g in measured):
-            return None
-        return self.structure.unflatten(measured)
-
-    @property
-    def changes(self) -> dict[str, Summary]:
-        """By how much the call changed its module's Variables: name -> Summary of new less old.
-
-        Names are relative to the module, children's Variables included (`"norm/mean"`,
-        `"dropout/rngs/count"`). A PRNG key, and a Variable that is new or has another shape, have
-        no difference; `trace` lists those too.
+        None without an optimizer, and for a parameter that is all zeros.
         """
-        return {v.name: s for v, s in zip(self.variables, self.changed, strict=True)}
+        if self.update is None or not self.value.norm:
+            return None
+        return float(self.update.norm / self.value.norm)
 
-
-def _concrete(x: Any) -> np.ndarray:
-    if _private.is_tracer(x):
-        raise InspectorError(
-            "A record inside jit cannot be read: its figures are not known yet. Return the record "
-            "from the jitted function and read it outside."
-        )
-    return np.asarray(x)
-
-
-def _measured(gradient: Summary | None) -> Summary | None:
-    # no cotangent ever reached the tap: its sink is still zero, and says so by its size
-    if gradient is None or not _concrete(gradient.bins).any():
-        return None
-    return gradient
+    def summaries(self) -> dict[str, Summary]:
+        """What was measured, by name."""
+        named = {
+            "parameter": self.value,
+            "parameter gradient": self.gradient,
+            "update": self.update,
+        }
+        return {name: summary for name, summary in named.items() if summary is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,12 +66,12 @@ class Entry:
     key: str
     calls: tuple[Call, ...]
 
-    def _merged(self, part: str) -> Any:
+    def _merged(self, part: str, kind: type = Summary, add: Callable[..., Any] = merge) -> Any:
         values = [getattr(call, part) for call in self.calls if call.took_place]
         values = [v for v in values if v is not None]
         if not values:
             return None
-        is_leaf = lambda x: x is None or isinstance(x, Summary)  # noqa: E731
+        is_leaf = lambda x: x is None or isinstance(x, kind)  # noqa: E731
         trees = [jax.tree.flatten(v, is_leaf=is_leaf) for v in values]
         if any(tree[1] != trees[0][1] for tree in trees):
             shapes = " and ".join(dict.fromkeys(str(c.structure) for c in self.calls))
@@ -131,7 +80,7 @@ class Entry:
                 f"do not add up. Read them apart: record[{self.key!r}].calls[0].{part}."
             )
         merged = [
-            merge([s for s in column if s is not None])
+            add([s for s in column if s is not None])
             if any(s is not None for s in column)
             else None
             for column in zip(*(tree[0] for tree in trees), strict=True)
@@ -167,6 +116,45 @@ class Entry:
         return {name: merge(summaries) for name, summaries in found.items()}
 
     @property
+    def values(self) -> Any:
+        """What was kept of the output of the only call; see `Call.values`.
+
+        Raises:
+            InspectorError: there were several calls, whose values do not add up, or no values.
+        """
+        return self._lone("values")
+
+    @property
+    def input_values(self) -> Any:
+        """What was kept of the arguments of the only call; see `values`."""
+        return self._lone("input_values")
+
+    def _lone(self, part: str) -> Any:
+        calls = [call for call in self.calls if call.took_place]
+        if len(calls) > 1:
+            raise InspectorError(
+                f"{self.key!r} was called {len(calls)} times, and values do not add up. Read each "
+                f"call's: record[{self.key!r}].calls[0].{part}."
+            )
+        found = getattr(calls[0], part) if calls else None
+        if found is None:
+            raise InspectorError(
+                f"No {part} of {self.key!r} were kept. Ask for them with values=True (or a "
+                f"function of an array); within a while loop none are kept."
+            )
+        return found
+
+    @property
+    def units(self) -> Any:
+        """The Units of the outputs of all calls (a pytree of them for a pytree), or None."""
+        return self._merged("units", Units, merge_units)
+
+    @property
+    def input_units(self) -> Any:
+        """The Units of what the method received, or None."""
+        return self._merged("input_units", Units, merge_units)
+
+    @property
     def rows(self) -> int:
         """How many rows (iterations of a scan, layers of a stack) each call has; 0: none."""
         shape = np.shape(self.calls[0].ran)
@@ -185,11 +173,18 @@ class Record(Mapping[str, Entry]):
 
     Attributes:
         unseen: sites that could not be read, each with the reason.
+        parameters: the model's parameters by path, `"blocks/0/attn/kernel"`, where asked for.
     """
 
-    def __init__(self, calls: Mapping[str, Sequence[Call]], unseen: Mapping[str, str]):
+    def __init__(
+        self,
+        calls: Mapping[str, Sequence[Call]],
+        unseen: Mapping[str, str],
+        parameters: Mapping[str, Parameter] | None = None,
+    ):
         self._calls = {key: tuple(value) for key, value in calls.items()}
         self.unseen = dict(unseen)
+        self.parameters = dict(parameters or {})
 
     def __getitem__(self, key: str) -> Entry:
         if key in self._calls:
@@ -223,6 +218,8 @@ class Record(Mapping[str, Entry]):
         Columns: `site, quantity, array, calls, size, mean, std, min, max, norm, zeros, nan,
         posinf, neginf`; `quantity` is `output`, `input`, `gradient` or `change`; `array` is the
         leaf's path within a pytree output, `""` for a lone array, of a change the Variable's name.
+        Parameters follow, where there are any: `site` is the module, `array` the name within it,
+        `quantity` is `parameter`, `parameter gradient` or `update`.
         """
         import pandas as pd
 
@@ -239,10 +236,15 @@ class Record(Mapping[str, Entry]):
                             "site": key,
                             "quantity": quantity,
                             "array": path,
-                            "calls": int(sum(np.sum(_concrete(c.ran)) for c in entry.calls)),
+                            "calls": int(sum(np.sum(concrete(c.ran)) for c in entry.calls)),
                             **figures(summary),
                         }
                     )
+        for key, parameter in self.parameters.items():
+            *path, name = split_escaped(key, "/")
+            for quantity, summary in parameter.summaries().items():
+                row = {"site": "/".join(path), "quantity": quantity, "array": name, "calls": 1}
+                rows.append({**row, **figures(summary)})
         columns = ["site", "quantity", "array", "calls", *figures(None)]
         return pd.DataFrame(rows, columns=columns)
 
@@ -281,16 +283,22 @@ def figures(summary: Summary | None) -> dict[str, Any]:
 
 
 def _flatten(record: Record) -> tuple[Any, Any]:
-    keys = tuple(record._calls)
+    keys, names = tuple(record._calls), tuple(record.parameters)
     return (
-        tuple(record._calls[key] for key in keys),
-        (keys, tuple(sorted(record.unseen.items()))),
+        (
+            tuple(record._calls[key] for key in keys),
+            tuple(record.parameters[name] for name in names),
+        ),
+        (keys, names, tuple(sorted(record.unseen.items()))),
     )
 
 
 def _unflatten(aux: Any, children: Any) -> Record:
-    keys, unseen = aux
-    return Record(dict(zip(keys, children, strict=True)), dict(unseen))
+    keys, names, unseen = aux
+    calls, parameters = (
+        dict(zip(k, c, strict=True)) for k, c in zip((keys, names), children, strict=True)
+    )
+    return Record(calls, dict(unseen), parameters)
 
 
 jax.tree_util.register_pytree_node(Record, _flatten, _unflatten)

@@ -39,6 +39,10 @@ ad.primitive_transposes[mark] = lambda cts, *xs, **_: [
 
 
 def _batch_mark(xs: Any, dims: Any, **params: Any) -> Any:
+    before = params.get("mapped", ((),) * len(xs))
+    params["mapped"] = tuple(
+        mapped if d is None else (*mapped, d) for mapped, d in zip(before, dims, strict=True)
+    )
     pair, alike = xs[:2], params.get("part") != CHANGE or not params["structure"].arrays
     if not alike and len(set(dims[:2])) > 1:
         size = next(x.shape[d] for x, d in zip(pair, dims, strict=False) if d is not None)
@@ -51,6 +55,18 @@ def _batch_mark(xs: Any, dims: Any, **params: Any) -> Any:
 
 
 batching.primitive_batchers[mark] = _batch_mark
+
+
+def mapped_first(x: jax.Array, mapped: Sequence[int]) -> jax.Array:
+    """A marked array with the axes that `vmap` gave it in front, the outermost first.
+
+    Args:
+        x: the operand of a mark.
+        mapped: where each vmap put its axis, the innermost first: the mark's `mapped` for it.
+    """
+    for position, axis in enumerate(reversed(mapped)):
+        x = jnp.moveaxis(x, position + axis, position)
+    return x
 
 
 @dataclasses.dataclass(frozen=True)

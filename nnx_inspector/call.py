@@ -1,0 +1,143 @@
+"""What one call of a site did, as a pytree of plain arrays.
+
+Invariant: what was not measured is None, never a zero. Does not measure anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from nnx_inspector import _private
+from nnx_inspector.changes import ChangedVariable
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.keeping import Kept
+from nnx_inspector.summary import Summary
+from nnx_inspector.taps import Structure
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of a site: the summaries of each array that went in and came out.
+
+    Summaries have leading row axes where the call sat inside a scan, one row an iteration.
+
+    Attributes:
+        outputs: one summary for each array of the output.
+        inputs: likewise of the arguments, or None where inputs were not measured.
+        gradients: for each array of the output the summary of its cotangent; None where it has
+            none (an integer, a while loop, a pass without gradients).
+        ran: how often the call took place; 0 in a branch that was not taken. Rows as above.
+        structure: of the output.
+        input_structure: of `(args, kwargs)`, or None.
+        changed: for each array of a Variable that the call changed the summary of the new value
+            less the old.
+        variables: what they are, by name, type, dtype and shape.
+        kept: for each array of the output what was kept of it besides, where that was asked for.
+        input_kept: likewise of the arguments.
+    """
+
+    outputs: list[Summary]
+    inputs: list[Summary] | None
+    gradients: list[Summary | None]
+    ran: Any
+    structure: Structure = dataclasses.field(metadata={"static": True})
+    input_structure: Structure | None = dataclasses.field(metadata={"static": True})
+    changed: list[Summary] = dataclasses.field(default_factory=lambda: list[Summary]())
+    variables: tuple[ChangedVariable, ...] = dataclasses.field(
+        default=(), metadata={"static": True}
+    )
+    kept: list[Kept] = dataclasses.field(default_factory=lambda: list[Kept]())
+    input_kept: list[Kept] = dataclasses.field(default_factory=lambda: list[Kept]())
+
+    @property
+    def took_place(self) -> bool:
+        """Whether the call took place at all."""
+        return int(np.sum(concrete(self.ran))) > 0
+
+    @property
+    def output(self) -> Any:
+        """A Summary, or for a pytree a pytree of them (None for what is no array)."""
+        return self.structure.unflatten(self.outputs)
+
+    @property
+    def input(self) -> Any:
+        """The summaries of `(args, kwargs)`; of a call with one array alone, its Summary."""
+        if self.inputs is None or self.input_structure is None:
+            return None
+        if len(self.inputs) == 1:
+            return self.inputs[0]
+        return self.input_structure.unflatten(self.inputs)
+
+    @property
+    def gradient(self) -> Any:
+        """The summaries of the output's cotangent, or None where there is none."""
+        measured = [_measured(g) for g in self.gradients]
+        if all(g is None for g in measured):
+            return None
+        return self.structure.unflatten(measured)
+
+    @property
+    def values(self) -> Any:
+        """The output itself (a pytree of arrays), or what a reduction made of each of its arrays.
+
+        None where `values=` did not ask for it, and within a while loop, which runs a number of
+        times that only the data knows. Arrays have a leading axis for each scan around the call
+        (one row an iteration), and then one for each vmap.
+        """
+        return _tree(self.structure, [k.value for k in self.kept])
+
+    @property
+    def input_values(self) -> Any:
+        """As `values`, of `(args, kwargs)`; of a call with one array alone, that array."""
+        return _lone_or_tree(self.input_structure, [k.value for k in self.input_kept])
+
+    @property
+    def units(self) -> Any:
+        """The figures for each unit of the output (for a pytree a pytree of them), or None."""
+        return _tree(self.structure, [k.units for k in self.kept])
+
+    @property
+    def input_units(self) -> Any:
+        """As `units`, of `(args, kwargs)`; of a call with one array alone, its Units."""
+        return _lone_or_tree(self.input_structure, [k.units for k in self.input_kept])
+
+    @property
+    def changes(self) -> dict[str, Summary]:
+        """By how much the call changed its module's Variables: name -> Summary of new less old.
+
+        Names are relative to the module, children's Variables included (`"norm/mean"`,
+        `"dropout/rngs/count"`). A PRNG key, and a Variable that is new or has another shape, have
+        no difference; `trace` lists those too.
+        """
+        return {v.name: s for v, s in zip(self.variables, self.changed, strict=True)}
+
+
+def _tree(structure: Structure, values: list[Any]) -> Any:
+    return None if all(v is None for v in values) else structure.unflatten(values)
+
+
+def _lone_or_tree(structure: Structure | None, values: list[Any]) -> Any:
+    if structure is None or not values:
+        return None
+    return values[0] if len(values) == 1 else _tree(structure, values)
+
+
+def concrete(x: Any) -> np.ndarray:
+    if _private.is_tracer(x):
+        raise InspectorError(
+            "A record inside jit cannot be read: its figures are not known yet. Return the record "
+            "from the jitted function and read it outside."
+        )
+    return np.asarray(x)
+
+
+def _measured(gradient: Summary | None) -> Summary | None:
+    # no cotangent ever reached the tap: its sink is still zero, and says so by its size
+    if gradient is None or not concrete(gradient.bins).any():
+        return None
+    return gradient

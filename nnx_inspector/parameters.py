@@ -1,0 +1,102 @@
+"""The parameters of a pass: their values, gradients and the updates that an optimizer would make.
+
+Invariant: neither the model nor the optimizer is changed. A shared parameter is measured once.
+Does not run the pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from nnx_inspector.record import Parameter
+from nnx_inspector.sites import site_key
+from nnx_inspector.staging import Staged, plain_key
+from nnx_inspector.summarize import summarize
+from nnx_inspector.summary import Summary
+from nnx_inspector.variables import contents
+
+
+def measure_parameters(
+    stage: Staged, grads: Mapping[int, Any] | None = None, updates: Mapping[int, Any] | None = None
+) -> dict[str, Parameter]:
+    """The parameters of a staged call's modules, by path.
+
+    Args:
+        stage: before it is finished.
+        grads: for the number of a differentiated input its gradient.
+        updates: for the id of a Variable the update of each of its arrays.
+    """
+    found: dict[str, Parameter] = {}
+    seen: set[int] = set()
+    for prefix, root in stage.roots.items():
+        for path, (variable, _) in contents(root).variables.items():
+            span = stage.spans.get(id(variable), ())
+            chosen = grads is not None and any(i in grads for i in span)
+            if id(variable) in seen or not (chosen or isinstance(variable, nnx.Param)):
+                continue
+            seen.add(id(variable))
+            change = (updates or {}).get(id(variable), [None] * len(span))
+            for name, i, update in zip(_names(variable), span, change, strict=True):
+                found[site_key((*prefix, *path)) + name] = Parameter(
+                    summarize(stage.inputs[i]),
+                    _summary(None if grads is None else grads.get(i)),
+                    _summary(update),
+                )
+    return found
+
+
+def _names(variable: Any) -> list[str]:
+    """What tells the arrays of one Variable apart: nothing where it holds one."""
+    leaves = jax.tree_util.tree_flatten_with_path(variable.get_raw_value())[0]
+    return [jax.tree_util.keystr(path) for path, _ in leaves]
+
+
+def _summary(x: Any) -> Summary | None:
+    # what cannot be differentiated has a gradient of no dtype
+    if x is None or x.dtype == jax.dtypes.float0:
+        return None
+    return summarize(x)
+
+
+def updates_of(
+    optimizer: nnx.Optimizer[Any] | None, differentiated: Sequence[tuple[Any, Any]]
+) -> dict[int, list[Any]]:
+    """For the id of each Variable of the model the updates of its arrays.
+
+    Args:
+        optimizer: of the one module among the differentiated arguments, or None for no updates.
+        differentiated: the arguments, each with its gradients.
+
+    Raises:
+        ValueError: there is not one module among them.
+    """
+    if optimizer is None:
+        return {}
+    modules = [(arg, grads) for arg, grads in differentiated if isinstance(arg, nnx.Module)]
+    if len(modules) != 1:
+        raise ValueError(
+            f"optimizer= needs one differentiated argument that is a module, there are "
+            f"{len(modules)}. Name it by argnums, and leave the others to a call of their own."
+        )
+    ((model, grads),) = modules
+    # what Optimizer.update does, but for writing
+    params = nnx.state(model, optimizer.wrt, graph=True)
+    updates, _ = optimizer.tx.update(
+        nnx.as_pure(nnx.state(grads, optimizer.wrt, graph=True)),
+        nnx.as_pure(optimizer.opt_state),
+        nnx.as_pure(params),
+    )
+    is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
+    variables: dict[Any, Any] = dict(nnx.iter_graph(model, graph=True))
+    paths = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_variable)[0]
+    flat = iter(jax.tree.leaves(updates, is_leaf=lambda x: x is None))
+    return {
+        id(variables[tuple(plain_key(k) for k in path)]): [
+            next(flat) for _ in jax.tree.leaves(variable)
+        ]
+        for path, variable in paths
+    }
