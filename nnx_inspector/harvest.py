@@ -191,12 +191,15 @@ class Plan:
 
     Attributes:
         summarise: whether values are reduced to summaries.
-        perturb: `(site, leaf) -> leaf` for outputs; it may close over arrays.
+        perturb: `(mark, arrays, rows) -> arrays` for outputs and inputs; it may close over arrays.
+            `rows` are those below.
+        rows: of the scans around, outermost first, the number of the iteration and how many.
         keep: what to keep of outputs and inputs besides.
     """
 
     summarise: bool = True
-    perturb: Callable[[str, Any], Any] | None = None
+    perturb: Callable[[Marked, list[Any], tuple[Any, ...]], list[Any]] | None = None
+    rows: tuple[tuple[Any, int], ...] = ()
     keep: Keep = NOTHING
 
 
@@ -280,8 +283,8 @@ def _run_mark(
 ) -> Any:
     marked = item.mark
     assert marked is not None
-    if marked.part == OUTPUT and plan.perturb is not None:
-        values = [plan.perturb(marked.site, v) for v in values]
+    if marked.part in (OUTPUT, INPUT) and plan.perturb is not None:
+        values = plan.perturb(marked, values, plan.rows)
     summaries: list[Summary] = []
     if plan.summarise:
         for value in [difference(*values[:2])] if marked.part == CHANGE else values:
@@ -313,15 +316,17 @@ def _run_scan(
     consts, init, xs = _private.scan_parts(equation, values)
 
     def body(carry: Any, x: Any) -> Any:
-        elements, one = x
-        out, seen = evaluate(child, [*consts, *carry, *elements], plan=plan, sinks=one)
+        elements, one, row = x
+        within = dataclasses.replace(plan, rows=(*plan.rows, (row, params["length"])))
+        out, seen = evaluate(child, [*consts, *carry, *elements], plan=within, sinks=one)
         return out[: len(init)], (out[len(init) :], seen)
 
     inner = None if sink is None else sink[0]
+    rows = None if plan.perturb is None else jnp.arange(params["length"])
     carry, (ys, seen) = jax.lax.scan(
         body,
         init,
-        (xs, inner),
+        (xs, inner, rows),
         length=params["length"],
         reverse=params["reverse"],
         unroll=params["unroll"],

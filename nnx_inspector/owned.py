@@ -19,12 +19,13 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector.capturing import marking_layers, record_of
-from nnx_inspector.harvest import Plan, evaluate, sinks_for
+from nnx_inspector.harvest import Marked, Plan, evaluate, sinks_for
 from nnx_inspector.perturbation import ROW, apply
 from nnx_inspector.record import Record
 from nnx_inspector.sites import Selection
 from nnx_inspector.staging import Arguments, Function, Staged, as_function, staged
 from nnx_inspector.switching import Switches, exactly
+from nnx_inspector.taps import OUTPUT
 from nnx_inspector.trees import orders
 from nnx_inspector.watching import unwatched
 
@@ -154,11 +155,13 @@ class OwnedPasses:
 
         return jax.jit(program)
 
-    def _perturb(self, keys: tuple[str, ...], numbers: Any) -> Callable[[str, Any], Any]:
+    def _perturb(self, keys: tuple[str, ...], numbers: Any) -> Callable[..., list[Any]]:
         index = {key: i for i, key in enumerate(keys)}
 
-        def perturb(site: str, value: Any) -> Any:
-            return apply(value, numbers[index[site]]) if site in index else value
+        def perturb(marked: Marked, values: list[Any], rows: Any) -> list[Any]:
+            if marked.part != OUTPUT or marked.site not in index:
+                return values
+            return [apply(value, numbers[index[marked.site]]) for value in values]
 
         return perturb
 

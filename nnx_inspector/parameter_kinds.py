@@ -1,0 +1,70 @@
+"""What may be done to parameters for one pass, while the user's model keeps its own.
+
+Invariant: shape and dtype stay. Does not know models or programs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from nnx_inspector.kinds import _broadcasts, _like, check_number, kind, noise
+
+
+class ParameterPerturbation:
+    """What every kind has that acts on a parameter."""
+
+    def apply(self, x: jax.Array, name: str) -> jax.Array:
+        """The parameter called `name`, perturbed."""
+        raise NotImplementedError
+
+    def why_not(self, x: Any) -> str | None:
+        """Why it has no meaning for such a parameter, or None."""
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            return f"{type(self).__name__} needs floating-point values"
+        return None
+
+
+@kind(compared=True)
+class ParameterNoise(ParameterPerturbation):
+    """Adds Gaussian noise to parameters, the same in every pass with the same seed.
+
+    Args:
+        std: its standard deviation.
+        seed: a whole number. Every parameter has noise of its own.
+
+    Source: Plappert et al. 2018, "Parameter Space Noise for Exploration".
+    """
+
+    std: Any
+    seed: Any = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "std", check_number(self.std, "ParameterNoise", low=0.0))
+
+    def apply(self, x: jax.Array, name: str) -> jax.Array:
+        return x + _like(self.std, x) * noise(self.seed, x.shape, x.dtype, name)
+
+
+@kind()
+class PruneMask(ParameterPerturbation):
+    """Multiplies a parameter by a mask.
+
+    Args:
+        mask: an array that broadcasts to the parameter, of 0 and 1 or booleans.
+    """
+
+    mask: Any
+
+    def apply(self, x: jax.Array, name: str) -> jax.Array:
+        mask = jnp.asarray(self.mask)
+        if mask.dtype == jnp.bool_:
+            return jnp.where(mask, x, jnp.zeros_like(x))
+        return x * mask.astype(x.dtype)
+
+    def why_not(self, x: Any) -> str | None:
+        if not _broadcasts(jnp.shape(self.mask), x.shape):
+            return f"a mask of shape {jnp.shape(self.mask)} does not broadcast to it"
+        return super().why_not(x)

@@ -1,0 +1,248 @@
+"""`perturbed`: a call that takes what is done to its sites as an argument.
+
+The call is traced once and its jaxpr run again with the perturbations at the marks (`harvest`), so
+strengths may be traced, vmapped over, scanned over and differentiated by. Invariant: everything is
+checked against shapes and dtypes before anything runs; with no perturbation it is the plain call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from nnx_inspector.capturing import marking_layers
+from nnx_inspector.forwarding import Values
+from nnx_inspector.harvest import Marked, Plan, evaluate, marks
+from nnx_inspector.kinds import Noise, Perturbation, in_words
+from nnx_inspector.parameter_kinds import ParameterPerturbation
+from nnx_inspector.sites import Selection, glob_matches, nothing_selected, site_key, split_escaped
+from nnx_inspector.staging import Staged, as_function, staged
+from nnx_inspector.taps import INPUT, OUTPUT, mapped_first
+from nnx_inspector.variables import contents
+
+Perturbations = Mapping[str, Any]
+"""A glob over site keys (parameter paths) -> a perturbation, or several in the order in which they
+act. `[3]` behind a segment chooses one layer of a stacked module."""
+
+_INDEX = re.compile(r"(?<!\\)\[(-?\d+)\]")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rule:
+    """What is done at the sites that one key selects."""
+
+    key: str
+    perturbations: tuple[Any, ...]
+
+    @property
+    def pattern(self) -> str:
+        return _INDEX.sub("", self.key)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return tuple(int(i) for i in _INDEX.findall(self.key))
+
+    def of(self, part: str) -> list[Perturbation]:
+        return [p for p in self.perturbations if isinstance(p, Perturbation) and p.at == part]
+
+    @property
+    def of_parameters(self) -> list[ParameterPerturbation]:
+        return [p for p in self.perturbations if isinstance(p, ParameterPerturbation)]
+
+
+def perturbed(f: Any) -> Callable[..., Any]:
+    """`f`, taking also what to do to what its modules receive, compute and hold.
+
+    Args:
+        f: a module, a bound method of one, or a function whose arguments hold modules.
+
+    Returns:
+        A function `(perturbations, *args, **kwargs)` of the result of `f`. `perturbations` maps a
+        glob over site keys (for `ParameterNoise` and `PruneMask` over parameter paths; a module's
+        path means all its parameters) to a perturbation, or to a sequence of several, which act in
+        that order; those of an earlier key act first. `"layers[3]"` chooses one layer of a
+        stacked module. It is a pytree: trace it, vmap over it, differentiate by it. The model
+        changes as by the plain call, and its parameters stay its own.
+
+    Raises:
+        TypeError: not a perturbation, or one that has no meaning for an array of the site.
+        ValueError: a key selects nothing, or an array does not fit.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from flax import nnx
+        >>> import nnx_inspector as nni
+        >>> model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+        >>> def norm(factor):
+        ...     y = nni.perturbed(model)({"": nni.Scale(factor)}, jnp.ones((1, 2)))
+        ...     return (y ** 2).sum()
+        >>> jax.vmap(norm)(jnp.array([0.0, 1.0, 2.0])).shape
+        (3,)
+    """
+    function = as_function(f, "perturbed")
+
+    def call(perturbations: Perturbations, *args: Any, **kwargs: Any) -> Any:
+        rules = [_Rule(key, _several(key, value)) for key, value in perturbations.items()]
+        inputs = any(rule.of("input") for rule in rules)
+        patterns = [rule.pattern for rule in rules if rule.of("output") or rule.of("input")]
+        layers = marking_layers(Selection(patterns or None), inputs=inputs)
+        with staged(function, args, kwargs, layers) as stage:
+            plan = Plan(summarise=False, perturb=_at_marks(stage, rules))
+            replaced = _parameters(stage, rules)
+            given = [replaced.get(i, x) for i, x in enumerate(stage.inputs)]
+            out, _ = evaluate(stage.survey, given, plan=plan)
+            return stage.finish(_with_own_parameters(stage, out, replaced), update=True)
+
+    return call
+
+
+def _several(key: str, value: Any) -> tuple[Any, ...]:
+    if not isinstance(key, str):
+        raise TypeError(f"A key is a site key or a glob over them, got {type(key).__name__}.")
+    found = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    for one in found:
+        if not isinstance(one, (Perturbation, ParameterPerturbation)):
+            name = one.__name__ if isinstance(one, type) else type(one).__name__
+            raise TypeError(
+                f"At {key!r} there must be a perturbation such as nni.Scale(0.5), or several, "
+                f"got {name}."
+            )
+    return found
+
+
+# ----------------------------------------------------------------- values
+
+
+def _at_marks(stage: Staged, rules: Sequence[_Rule]) -> Callable[..., list[Any]]:
+    """What to do at each mark; everything is checked here."""
+    found = [mark for mark in marks(stage.survey) if mark.part in (OUTPUT, INPUT)]
+    numbers: dict[tuple[str, str], int] = {}
+    calls: dict[int, int] = {}
+    for mark in found:
+        calls[id(mark)] = numbers.get((mark.site, mark.part), 0)
+        numbers[mark.site, mark.part] = calls[id(mark)] + 1
+    at: dict[tuple[str, str], list[tuple[tuple[int, ...], Perturbation]]] = {}
+    for rule in rules:
+        selection = Selection(rule.pattern)
+        for part in ("output", "input"):
+            wanted = rule.of(part)
+            here = [m for m in found if m.part == part and selection.matches_key(m.site)]
+            if wanted and not here:
+                raise ValueError(nothing_selected(selection, list(dict.fromkeys(m.site for m in found)) or list(stage.survey.unseen)))
+            for mark in here:
+                for one in wanted:
+                    _check(one, mark)
+            for site in dict.fromkeys(m.site for m in here):
+                at.setdefault((site, part), []).extend((rule.rows, one) for one in wanted)
+
+    def perturb(mark: Marked, values: list[Any], rows: tuple[tuple[Any, int], ...]) -> list[Any]:
+        for wanted, one in at.get((mark.site, mark.part), ()):
+            new = [
+                _applied(one, x, mapped, f"{mark.site}/{calls[id(mark)]}/{number}")
+                for number, (x, mapped) in enumerate(zip(values, mark.mapped, strict=True))
+            ]
+            values = _in_rows(mark.site, wanted, rows, new, values)
+        return values
+
+    return perturb
+
+
+def _in_rows(
+    site: str,
+    wanted: tuple[int, ...],
+    rows: tuple[tuple[Any, int], ...],
+    new: list[Any],
+    old: list[Any],
+) -> list[Any]:
+    if not wanted:
+        return new
+    if len(wanted) > len(rows):
+        raise ValueError(
+            f"{site!r} is called within {len(rows)} scans, so {''.join(f'[{i}]' for i in wanted)} "
+            f"chooses none of its calls."
+        )
+    for index, (_, length) in zip(wanted, rows, strict=False):
+        if not -length <= index < length:
+            raise ValueError(f"{site!r} has {length} layers, there is no layer {index}.")
+    pairs = zip(wanted, rows, strict=False)
+    is_it = jnp.all(jnp.array([row == index % length for index, (row, length) in pairs]))
+    return [jnp.where(is_it, a, b) for a, b in zip(new, old, strict=True)]
+
+
+def _applied(one: Perturbation, x: Any, mapped: tuple[int, ...], name: str) -> Any:
+    apply = (lambda x: one.apply(x, name)) if isinstance(one, Noise) else one.apply
+    if not mapped:
+        return apply(x)
+    for _ in mapped:
+        apply = jax.vmap(apply)
+    y = apply(mapped_first(x, mapped))
+    for position, axis in reversed(list(enumerate(reversed(mapped)))):
+        y = jnp.moveaxis(y, position, position + axis)
+    return y
+
+
+def _check(one: Perturbation, mark: Marked) -> None:
+    """Raise where a perturbation has no meaning for what a module returns or receives."""
+    site = f"{mark.site or '(root)'!r}"
+    if not mark.avals:
+        verb = "returns" if mark.part == OUTPUT else "receives"
+        raise TypeError(f"{site} {verb} no array, so there is nothing to perturb.")
+    for aval, mapped in zip(mark.avals, mark.mapped, strict=True):
+        shape = list(aval.shape)
+        for axis in reversed(mapped):
+            del shape[axis]
+        x = jax.ShapeDtypeStruct(tuple(shape), aval.dtype)
+        why = one.why_not(x)
+        if why is not None:
+            wrong = TypeError if "needs" in why else ValueError
+            raise wrong(f"{type(one).__name__} at {site}, {in_words(x)}: {why}.")
+
+
+# ------------------------------------------------------------- parameters
+
+
+def _parameters(stage: Staged, rules: Sequence[_Rule]) -> dict[int, Any]:
+    """For the number of an input that holds a perturbed parameter, that parameter."""
+    replaced: dict[int, Any] = {}
+    every: dict[str, tuple[tuple[Any, ...], int]] = {}
+    for prefix, root in stage.roots.items():
+        for path, (variable, _) in contents(root).variables.items():
+            whole = (*prefix, *path)
+            for number in stage.spans.get(id(variable), ()):
+                every.setdefault(site_key(whole), (whole, number))
+    for rule in rules:
+        if not rule.of_parameters:
+            continue
+        chosen = {
+            name: number
+            for name, (path, number) in every.items()
+            if any(glob_matches(rule.pattern, path[:n]) for n in range(len(path) + 1))
+        }
+        if not chosen:
+            raise ValueError(nothing_selected(Selection(rule.pattern), list(every)))
+        for one in rule.of_parameters:
+            for name, number in chosen.items():
+                value = replaced.get(number, stage.inputs[number])
+                why = one.why_not(value)
+                if why is not None:
+                    raise ValueError(f"{type(one).__name__} at {name!r}, {in_words(value)}: {why}.")
+                replaced[number] = one.apply(value, name)
+    return replaced
+
+
+def _with_own_parameters(stage: Staged, out: Sequence[Any], replaced: dict[int, Any]) -> list[Any]:
+    """The outputs, where the call hands a parameter back as it was, with the model's own."""
+    if not replaced:
+        return list(out)
+    jaxpr = stage.survey.jaxpr
+    same = Values(jaxpr).same
+    own = {i: jaxpr.invars[i] for i in replaced}
+    return [
+        next((stage.inputs[i] for i, v in own.items() if same(atom, v)), value)
+        for atom, value in zip(jaxpr.outvars, out, strict=True)
+    ]
