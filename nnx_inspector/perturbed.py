@@ -133,7 +133,8 @@ def _at_marks(stage: Staged, rules: Sequence[_Rule]) -> Callable[..., list[Any]]
             wanted = rule.of(part)
             here = [m for m in found if m.part == part and selection.matches_key(m.site)]
             if wanted and not here:
-                raise ValueError(nothing_selected(selection, list(dict.fromkeys(m.site for m in found)) or list(stage.survey.unseen)))
+                selection.require_match(stage.roots, [])
+                raise ValueError(_why_unseen(rule.pattern, stage))
             for mark in here:
                 for one in wanted:
                     _check(one, mark)
@@ -150,6 +151,13 @@ def _at_marks(stage: Staged, rules: Sequence[_Rule]) -> Callable[..., list[Any]]
         return values
 
     return perturb
+
+
+def _why_unseen(pattern: str, stage: Staged) -> str:
+    selection = Selection(pattern)
+    reasons = {r for site, r in stage.survey.unseen.items() if selection.matches_key(site)}
+    why = "; ".join(sorted(reasons)) or "the call does not reach it"
+    return f"{pattern!r} cannot be perturbed here: {why}."
 
 
 def _in_rows(
