@@ -17,7 +17,7 @@ LAYERS = [
     {"compact", "curves"},
     {"history", "passes"},
     {"sites", "summarize", "recording"},
-    {"packing", "variables", "forwarding", "flops"},
+    {"packing", "units", "variables", "forwarding", "flops"},
     {"linen", "scope", "wrapping", "taps", "findings", "figures", "presenting", "screen"},
     {"layers"},
     {"dispatch", "wording", "changes"},
