@@ -61,8 +61,11 @@ class Call:
 
     @property
     def output(self) -> Any:
-        """A Summary, or for a pytree a pytree of them (None for what is no array)."""
-        return self.structure.unflatten(self.outputs)
+        """A Summary, or for a pytree a pytree of them (None for what is no array).
+
+        Of a PRNG key or a token it says dtype and shape (`Summary.opaque`), and has no figures.
+        """
+        return self.structure.summaries(self.outputs)
 
     @property
     def input(self) -> Any:
@@ -71,7 +74,7 @@ class Call:
             return None
         if len(self.inputs) == 1:
             return self.inputs[0]
-        return self.input_structure.unflatten(self.inputs)
+        return self.input_structure.summaries(self.inputs)
 
     @property
     def gradient(self) -> Any:

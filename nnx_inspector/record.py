@@ -147,12 +147,12 @@ class Entry:
     @property
     def units(self) -> Any:
         """The Units of the outputs of all calls (a pytree of them for a pytree), or None."""
-        return self._merged("units", Units, merge_units)
+        return self._merged("units", Units, _merged_units)
 
     @property
     def input_units(self) -> Any:
         """The Units of what the method received, or None."""
-        return self._merged("input_units", Units, merge_units)
+        return self._merged("input_units", Units, _merged_units)
 
     @property
     def rows(self) -> int:
@@ -166,6 +166,10 @@ class Entry:
             raise IndexError(f"{self.key!r} has {self.rows} rows, there is no row {index}.")
         picked = jax.tree.map(lambda x: x[index], self.calls)
         return Entry(f"{self.key}[{index}]", picked)
+
+
+def _merged_units(parts: Sequence[Units]) -> Units:
+    return merge_units([part.merged() for part in parts])  # calls may have unlike rows
 
 
 class Record(Mapping[str, Entry]):
@@ -269,6 +273,7 @@ def merged_summaries(record: Record) -> dict[str, dict[str, Summary]]:
                 for c in record._calls[key]
                 if c.took_place
                 for _, s in named_summaries(getattr(c, quantity))
+                if not s.opaque
             ]
             if parts:
                 out.setdefault(key, {})[quantity] = merge(parts)

@@ -7,6 +7,7 @@ Reading the figures is `nnx_inspector.summary`'s.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any, Final
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import AbstractToken, Token
 
 from nnx_inspector.binning import (
     BINS,
@@ -28,9 +30,11 @@ from nnx_inspector.binning import (
 )
 from nnx_inspector.summary import Summary
 
-jax.tree_util.register_dataclass(Summary, data_fields=("bins", "points", "sums"), meta_fields=())
+jax.tree_util.register_dataclass(Summary, data_fields=("bins", "points", "sums"), meta_fields=("opaque",))
 
 _LARGEST: Final = 2**32 - 1
+_BY_NAME_ONLY: Final = frozenset(["int1", "uint1", "float6_e2m3fn", "float6_e3m2fn"])
+"""Dtypes that jax names and XLA compiles nothing for."""
 
 
 def summarize(x: Any, *, batch_rank: int = 0) -> Summary:
@@ -44,7 +48,8 @@ def summarize(x: Any, *, batch_rank: int = 0) -> Summary:
     Args:
         x: An array of any dtype, a tracer, a NumPy array or a Python number. NumPy arrays of 64-bit
             dtypes are summarised in 64 bits whatever `jax_enable_x64` says. Of complex values it is
-            the magnitude. Of opaque dtypes (PRNG keys, float0) only `size` is counted.
+            the magnitude (of one below the smallest normal number, the larger part). Of PRNG keys,
+            float0 and tokens there is only `size` and `opaque`, which says dtype and shape.
         batch_rank: Number of leading axes that become rows; the others are reduced.
 
     Returns:
@@ -58,16 +63,21 @@ def summarize(x: Any, *, batch_rank: int = 0) -> Summary:
         >>> summarize(jnp.array([1.0, 3.0, jnp.nan])).mean
         2.0
     """
-    if not isinstance(x, jax.Array | np.ndarray):
-        x = np.asarray(x)
+    if is_token(x):
+        return _uncounted((), 0, np.dtype(np.float32), "token")
+    x = as_array(x)
     if not 0 <= batch_rank <= x.ndim:
         raise ValueError(f"batch_rank={batch_rank} of an array of shape {x.shape}")
     rows, n = x.shape[:batch_rank], math.prod(x.shape[batch_rank:])
     dtype = x.dtype
-    if dtype == jax.dtypes.float0 or jnp.issubdtype(dtype, jax.dtypes.extended):
-        return _uncounted(rows, n, np.dtype(np.float32))
-    if not (jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_):
-        raise TypeError(f"cannot summarise an array of dtype {dtype} and shape {x.shape}")
+    if is_opaque(dtype):
+        said = in_words(dtype, x.shape[batch_rank:])
+        return _uncounted(rows, n, np.dtype(np.float32), said)
+    if not is_number(dtype):
+        raise TypeError(
+            f"cannot summarise an array of dtype {dtype} and shape {x.shape}: it holds no numbers "
+            "that jax has a dtype for; convert it first"
+        )
     if n == 0 or math.prod(rows) == 0:
         return _uncounted(rows, 0, points_dtype(dtype))
     if isinstance(x, np.ndarray) and dtype.itemsize >= 8 and dtype != np.complex64:
@@ -96,13 +106,18 @@ def merge_in_trace(a: Summary, b: Summary) -> Summary:
         >>> merge_in_trace(summarize(jnp.ones(3)), summarize(jnp.zeros(1))).mean
         0.75
     """
+    if a.opaque != b.opaque:
+        raise ValueError(
+            f"summaries of {a.opaque or 'numbers'} and {b.opaque or 'numbers'} cannot be merged "
+            "inside jit; use nnx_inspector.summary.merge outside it"
+        )
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         if (x.shape, x.dtype) != (y.shape, y.dtype):
             raise ValueError(
                 f"summaries of unlike rows or dtypes cannot be merged inside jit: {x.dtype}"
                 f"{x.shape} and {y.dtype}{y.shape}; use nnx_inspector.summary.merge outside it"
             )
-    return _merge(a, b)
+    return dataclasses.replace(_merge(a, b), opaque=a.opaque)
 
 
 def empty_in_trace(like: Any, *, batch_rank: int = 0) -> Summary:
@@ -117,9 +132,52 @@ def empty_in_trace(like: Any, *, batch_rank: int = 0) -> Summary:
         0
     """
     if not isinstance(like, Summary):
-        aval = jax.ShapeDtypeStruct(jnp.shape(like), jnp.result_type(like))
+        dtype = like.dtype if hasattr(like, "dtype") else jnp.result_type(like)
+        aval = jax.ShapeDtypeStruct(jnp.shape(like), dtype)
         like = jax.eval_shape(functools.partial(summarize, batch_rank=batch_rank), aval)
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+
+
+def as_array(x: Any) -> Any:
+    """A jax or NumPy array of the same values, in a dtype that XLA compiles where there is one."""
+    if not isinstance(x, jax.Array | np.ndarray):
+        x = np.asarray(x)
+    if x.dtype.name in _BY_NAME_ONLY and not isinstance(x, jax.core.Tracer):
+        return np.asarray(x).astype(np.float32)
+    if isinstance(x, np.ndarray) and not x.dtype.isnative:
+        return x.astype(x.dtype.newbyteorder("="))
+    return x
+
+
+def is_number(dtype: Any) -> bool:
+    """Whether XLA computes with values of this dtype: bool and every int, float and complex.
+
+    Example:
+        >>> is_number(jnp.dtype(jnp.float8_e4m3fn)), is_number(np.dtype("U3"))
+        (True, False)
+    """
+    if jnp.issubdtype(dtype, jax.dtypes.extended) or dtype.name in _BY_NAME_ONLY:
+        return False
+    if dtype in (np.longdouble, np.clongdouble):
+        return dtype in (np.float64, np.complex128)  # as they are on some systems
+    return dtype == jnp.bool_ or (jnp.issubdtype(dtype, jnp.number) and dtype.isnative)
+
+
+def is_opaque(dtype: Any) -> bool:
+    """Whether arrays of this dtype have a size and no figures: PRNG keys, float0 and the like."""
+    extended = jnp.issubdtype(dtype, jax.dtypes.extended)
+    return extended or dtype == jax.dtypes.float0 or dtype.name in _BY_NAME_ONLY
+
+
+def in_words(dtype: Any, shape: tuple[int, ...]) -> str:
+    """Dtype and shape as in `"float32[8,10]"`."""
+    name = "float0" if dtype == jax.dtypes.float0 else dtype
+    return f"{name}[{','.join(map(str, shape))}]"
+
+
+def is_token(x: Any) -> bool:
+    """Whether this is a token, which orders effects and has neither shape nor dtype."""
+    return isinstance(x, Token) or isinstance(getattr(x, "aval", None), AbstractToken)
 
 
 def points_dtype(dtype: Any) -> np.dtype[Any]:
@@ -140,12 +198,14 @@ def _sum_dtype(exact: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64) if exact.itemsize == 8 else np.dtype(np.float32)
 
 
-def _uncounted(rows: tuple[int, ...], size: int, exact: np.dtype[Any]) -> Summary:
+def _uncounted(
+    rows: tuple[int, ...], size: int, exact: np.dtype[Any], opaque: str = ""
+) -> Summary:
     """The summary of `size` opaque values in each row."""
     with jax.enable_x64(exact.itemsize == 8 or jax.config.read("jax_enable_x64")):
         points, sums = jnp.zeros((*rows, 3), exact), jnp.zeros((*rows, 3), _sum_dtype(exact))
     bins = jnp.zeros((*rows, BINS), jnp.uint32).at[..., OPAQUE_BIN].set(min(size, _LARGEST))
-    return Summary(bins=bins, points=points, sums=sums)
+    return Summary(bins=bins, points=points, sums=sums, opaque=opaque)
 
 
 @jax.jit

@@ -22,6 +22,7 @@ from nnx_inspector.binning import (
     MINUS_ZERO_BIN,
     NAN_BIN,
     NEGINF_BIN,
+    OPAQUE_BIN,
     POSINF_BIN,
     VALUE_ORDER,
     ZERO_BIN,
@@ -50,6 +51,18 @@ def empty(rows: tuple[int, ...] = ()) -> Summary:
     """
     moments = np.zeros((*rows, 3), np.float64)
     return Summary(bins=np.zeros((*rows, BINS), np.uint64), points=moments, sums=moments)
+
+
+def opaque(said: str, size: int) -> Summary:
+    """The summary of `size` values of which only dtype and shape are known.
+
+    Example:
+        >>> opaque("key<fry>[3]", 3)
+        Summary(key<fry>[3], no figures)
+    """
+    nothing = empty()
+    nothing.bins[OPAQUE_BIN] = size
+    return dataclasses.replace(nothing, opaque=said)
 
 
 def merge(summaries: Sequence[Summary]) -> Summary:
@@ -88,7 +101,9 @@ def merge(summaries: Sequence[Summary]) -> Summary:
     finite = (bins.sum(axis=1) - bins[:, _APART].sum(axis=1)).astype(np.float64)
     used = finite > 0
     merged_points, merged_sums = merged_moments(points[used], sums[used], finite[used])
-    return Summary(bins=total, points=merged_points, sums=merged_sums)
+    alike = {s.opaque for s in hosts}
+    opaque = alike.pop() if len(alike) == 1 else ""
+    return Summary(bins=total, points=merged_points, sums=merged_sums, opaque=opaque)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -108,6 +123,8 @@ class Summary:
             none, NaN where only counts are known.
         sums: float32 or float64, rows + (3,): scale (a power of two, 0 where all values are equal)
             and the sums of d and d*d over the finite values, where d = (x - shift) / scale.
+        opaque: dtype and shape of an array that has no figures, as `"key<fry>[3]"`; "" of numbers.
+            A static part of the pytree.
 
     Example:
         >>> Summary(bins=np.bincount([NAN_BIN], minlength=BINS), points=np.zeros(3),
@@ -118,6 +135,7 @@ class Summary:
     bins: Any
     points: Any
     sums: Any
+    opaque: str = ""
 
     @functools.cached_property
     def _is_host(self) -> bool:
@@ -133,15 +151,14 @@ class Summary:
     @functools.cached_property
     def _fetched(self) -> Summary:
         fields: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for name in ("bins", "points", "sums"):
             try:
-                fields[field.name] = np.asarray(value)
+                fields[name] = np.asarray(getattr(self, name))
             except TypeError as error:  # jax's TracerArrayConversionError is one
                 raise TypeError(_UNREADABLE) from error
-            if fields[field.name].dtype == object:
+            if fields[name].dtype == object:
                 raise TypeError(_UNREADABLE)
-        return Summary(**fields)
+        return Summary(**fields, opaque=self.opaque)
 
     @functools.cached_property
     def _merged(self) -> Summary:
@@ -174,7 +191,8 @@ class Summary:
             not -n <= i < n for i, n in zip(indices, rows, strict=False)
         ):
             raise IndexError(f"row {index} of a summary with rows {rows}")
-        return Summary(bins=self.bins[index], points=self.points[index], sums=self.sums[index])
+        bins, points, sums = self.bins[index], self.points[index], self.sums[index]
+        return Summary(bins=bins, points=points, sums=sums, opaque=self.opaque)
 
     def merged(self) -> Summary:
         """All rows as one, on the host: uint64 counts, float64 moments."""
@@ -298,9 +316,10 @@ class Summary:
     def quantile(self, q: npt.ArrayLike) -> Any:
         """The order statistic number floor(q * (finite - 1)), from the histogram.
 
-        Within 6.25 % of it, relatively, for values that are normal float32 numbers (Masson, Rim and
-        Lee 2019, "DDSketch"), and exact for the first and the last. Subnormals read as 0, values of
-        wider dtypes beyond float32's range as NaN.
+        Within `QUANTILE_ERROR` (6.25 %) of it, relatively, where that is a normal float32 number
+        (Masson, Rim and Lee 2019, "DDSketch"; also after any merging), within `SUBNORMAL_ERROR`
+        below, and exact for the first and the last. NaN where it is a value of a wider dtype
+        beyond float32's range.
 
         Args:
             q: One or many fractions from 0 to 1.
@@ -389,6 +408,8 @@ class Summary:
     def __repr__(self) -> str:
         """One line; under jit only the shape of the rows is known."""
         rows = f"rows={self.rows}, " if getattr(self.bins, "ndim", 1) > 1 else ""
+        if self.opaque:
+            return f"Summary({rows}{self.opaque}, no figures)"
         try:
             if self.saturated:
                 return f"Summary({rows}saturated, min={self.min:.6g}, max={self.max:.6g})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector.packing import pack, packed_size
-from nnx_inspector.summarize import summarize
+from nnx_inspector.summarize import in_words, is_number, is_opaque, is_token, summarize
+from nnx_inspector.summary import opaque
 from nnx_inspector.trees import rebuilt, with_arguments
 
 OUTPUT, INPUT, CHANGE, BEGIN = "output", "input", "change", "begin"
@@ -77,15 +78,24 @@ class Structure:
         treedef: of the whole value.
         leaves: for each leaf its text, `"float32[8,10]"`; what is no array by its type's name.
         arrays: the numbers of the leaves that are arrays and were observed.
+        opaque: number and size of each leaf that has a shape and no figures (a PRNG key, a token).
     """
 
     treedef: Any
     leaves: tuple[str, ...]
     arrays: tuple[int, ...]
+    opaque: tuple[tuple[int, int], ...] = ()
+
+    def summaries(self, values: Sequence[Any]) -> Any:
+        """As `unflatten`, with a Summary that says dtype and shape for each opaque leaf."""
+        return self._filled(values, {i: opaque(self.leaves[i], size) for i, size in self.opaque})
 
     def unflatten(self, values: Sequence[Any]) -> Any:
         """The tree with one value for each observed array, None for every other leaf."""
-        filled: list[Any] = [None] * len(self.leaves)
+        return self._filled(values, {})
+
+    def _filled(self, values: Sequence[Any], others: Mapping[int, Any]) -> Any:
+        filled = [others.get(index) for index in range(len(self.leaves))]
         for index, value in zip(self.arrays, values, strict=True):
             filled[index] = value
         return jax.tree.unflatten(self.treedef, filled)
@@ -98,8 +108,10 @@ class Structure:
 
 def describe(leaf: Any) -> str:
     """One leaf in words: dtype and shape of an array, else the type's name."""
+    if is_token(leaf):
+        return "token"
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+        return in_words(leaf.dtype, leaf.shape)
     return type(leaf).__name__
 
 
@@ -110,9 +122,14 @@ def is_node(x: Any) -> bool:
 
 def is_observable(leaf: Any) -> bool:
     """Whether a leaf is an array of numbers: keys and Python scalars are not."""
-    if isinstance(leaf, np.ndarray):
-        return leaf.dtype != object and leaf.dtype.kind in "biufcV"
-    return isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    return isinstance(leaf, jax.Array | np.ndarray) and is_number(leaf.dtype)
+
+
+def _opaque_size(leaf: Any) -> int | None:
+    """How many elements a leaf has that is an array and not of numbers; None of other leaves."""
+    if isinstance(leaf, jax.Array | np.ndarray) and is_opaque(leaf.dtype):
+        return leaf.size
+    return 0 if is_token(leaf) else None
 
 
 def is_whole(x: Any) -> bool:
@@ -146,7 +163,10 @@ def _marked(
     leaves = list(leaves)
     arrays = [i for i, leaf in enumerate(leaves) if is_observable(leaf)]
     if structure is None:
-        structure = Structure(treedef, tuple(describe(leaf) for leaf in leaves), tuple(arrays))
+        words = tuple(describe(leaf) for leaf in leaves)
+        sizes = [(i, _opaque_size(leaf)) for i, leaf in enumerate(leaves)]
+        others = tuple((i, size) for i, size in sizes if size is not None)
+        structure = Structure(treedef, words, tuple(arrays), others)
     # a value without arrays still leaves its mark, so that the call is seen
     values = mark.bind(*pair, *(leaves[i] for i in arrays), structure=structure, **params)
     for i, value in zip(arrays, values[len(pair) :], strict=True):
