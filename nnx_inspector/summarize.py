@@ -72,8 +72,10 @@ def summarize(x: Any, *, batch_rank: int = 0) -> Summary:
         return _uncounted(rows, 0, points_dtype(dtype))
     if isinstance(x, np.ndarray) and dtype.itemsize >= 8 and dtype != np.complex64:
         with jax.enable_x64(True):  # or jax would cut it to 32 bits
-            return _summarize(x.reshape(*rows, n))
-    return _summarize(lax.stop_gradient(jnp.reshape(x, (*rows, n))))
+            return _summarize(x.reshape(*rows, n), batch_rank=batch_rank)
+    if x.ndim == batch_rank:
+        x = jnp.reshape(x, (*x.shape, 1))
+    return _summarize(lax.stop_gradient(x), batch_rank=batch_rank)
 
 
 def merge_in_trace(a: Summary, b: Summary) -> Summary:
@@ -148,30 +150,41 @@ def _uncounted(rows: tuple[int, ...], size: int, exact: np.dtype[Any]) -> Summar
     return Summary(bins=bins, points=points, sums=sums)
 
 
-@jax.jit
-def _summarize(x: jax.Array) -> Summary:
-    """x: rows + (n,), n > 0, of any numeric dtype."""
-    n = x.shape[-1]
+@functools.partial(jax.jit, static_argnames="batch_rank")
+def _summarize(x: jax.Array, *, batch_rank: int) -> Summary:
+    """x: of any numeric dtype, with at least one axis after its `batch_rank` rows, none empty.
+
+    It keeps its shape: an array that is sharded could not be flattened where it lies. What is done
+    to it is elementwise, a reduction or a scatter of all axes, which the compiler splits by device.
+    """
+    axes = tuple(range(batch_rank, x.ndim))
+    n = math.prod(x.shape[batch_rank:])
     value = _real(x)
     real = _sum_dtype(value.dtype)
     finite, index = _classes(value)
-    bins = _scatter(index)
+    bins = _scatter(index, batch_rank)
     others = bins[..., NAN_BIN] + bins[..., POSINF_BIN] + bins[..., NEGINF_BIN]
     many = jnp.asarray(n, real) - others.astype(real)
-    low, high = _extremes(value, finite)
+    low, high = _extremes(value, finite, axes)
     low = jnp.where(many > 0, low, jnp.zeros_like(low))
     high = jnp.where(many > 0, high, jnp.zeros_like(high))
     # The shift is the mean of the finite values; any other value would do, only less exactly. Each
     # is divided by (at least) n first, for their sum would overflow. XLA sums in a tree of its own.
     share = math.ldexp(1.0, -max(n - 1, 1).bit_length())
     origin = jnp.zeros_like(low) if _floating(value) else low
-    shares = _difference(value, origin[..., None], jnp.asarray(share, real))
-    total = jnp.where(finite, shares, 0).sum(axis=-1)
+    shares = _difference(value, _broadcastable(origin, axes), jnp.asarray(share, real))
+    total = jnp.where(finite, shares, 0).sum(axis=axes)
     shift = _moved(origin, total * (1 / (share * jnp.maximum(many, 1))), low, high)
     scale, factor = _scale(_difference(high, shift, 0.5), _difference(low, shift, 0.5))
-    d = jnp.where(finite, _difference(value, shift[..., None], factor[..., None]), 0)
-    sums = jnp.stack([scale, d.sum(axis=-1), (d * d).sum(axis=-1)], axis=-1)
+    about, unit = _broadcastable(shift, axes), _broadcastable(factor, axes)
+    d = jnp.where(finite, _difference(value, about, unit), 0)
+    sums = jnp.stack([scale, d.sum(axis=axes), (d * d).sum(axis=axes)], axis=-1)
     return Summary(bins=bins, points=jnp.stack([low, high, shift], axis=-1), sums=sums)
+
+
+def _broadcastable(figure: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """A figure of each row, with axes of length one for those that were reduced."""
+    return lax.expand_dims(figure, axes)
 
 
 def _real(x: jax.Array) -> jax.Array:
@@ -206,7 +219,7 @@ def _floating(value: jax.Array) -> bool:
 
 
 def _classes(value: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Which values are finite, and the bin of each: uint32, rows + (n,)."""
+    """Which values are finite, and the bin of each: uint32, in the values' shape."""
     wide = value.dtype == np.float64
     top = np.finfo(np.float32).max
     single = (jnp.clip(value, -top, top) if wide else value).astype(jnp.float32)
@@ -222,15 +235,15 @@ def _classes(value: jax.Array) -> tuple[jax.Array, jax.Array]:
     return magnitude < infinity, jnp.where(magnitude > infinity, jnp.uint32(NAN_BIN), index)
 
 
-def _scatter(index: jax.Array) -> jax.Array:
+def _scatter(index: jax.Array, batch_rank: int) -> jax.Array:
     """How often each of the 4096 bins occurs: uint32, rows + (4096,)."""
-    rows = index.shape[:-1]
+    rows = index.shape[:batch_rank]
     many = math.prod(rows)
     if many > 1:  # one scatter into all rows' bins is faster than a batched one
-        row = jnp.arange(many, dtype=jnp.uint32).reshape(*rows, 1)
+        row = jnp.arange(many, dtype=jnp.uint32).reshape(*rows, *[1] * (index.ndim - batch_rank))
         index = index + row * BINS
     zeros = jnp.zeros(many * BINS, jnp.uint32)
-    counts = zeros.at[index.reshape(-1)].add(jnp.uint32(1), mode="promise_in_bounds")
+    counts = zeros.at[index].add(jnp.uint32(1), mode="promise_in_bounds")
     return counts.reshape(*rows, BINS)
 
 
@@ -242,7 +255,9 @@ def _ordered(value: jax.Array) -> jax.Array:
     return value ^ ((value >> (width - 1)) & np.iinfo(value.dtype).max)
 
 
-def _extremes(value: jax.Array, finite: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _extremes(
+    value: jax.Array, finite: jax.Array, axes: tuple[int, ...]
+) -> tuple[jax.Array, jax.Array]:
     """Smallest and largest finite value of each row; anything where there is none."""
     key = _ordered(value) if _floating(value) else value
     info = np.iinfo(key.dtype)
@@ -252,7 +267,7 @@ def _extremes(value: jax.Array, finite: jax.Array) -> tuple[jax.Array, jax.Array
         (jnp.where(finite, key, last), jnp.where(finite, key, first)),
         (last, first),
         lambda a, b: (jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1])),
-        (key.ndim - 1,),
+        axes,
     )
     if not _floating(value):
         return low, high
