@@ -26,6 +26,7 @@ from nnx_inspector.binning import (
     SIGN,
     ZERO_BIN,
 )
+from nnx_inspector.sharding import left_to_the_compiler
 from nnx_inspector.summary import Summary
 
 jax.tree_util.register_dataclass(Summary, data_fields=("bins", "points", "sums"), meta_fields=())
@@ -152,6 +153,10 @@ def _uncounted(rows: tuple[int, ...], size: int, exact: np.dtype[Any]) -> Summar
 
 @functools.partial(jax.jit, static_argnames="batch_rank")
 def _summarize(x: jax.Array, *, batch_rank: int) -> Summary:
+    return left_to_the_compiler(functools.partial(_measured, batch_rank=batch_rank), x)
+
+
+def _measured(x: jax.Array, *, batch_rank: int) -> Summary:
     """x: of any numeric dtype, with at least one axis after its `batch_rank` rows, none empty.
 
     It keeps its shape: an array that is sharded could not be flattened where it lies. What is done
