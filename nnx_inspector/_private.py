@@ -17,6 +17,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 import jax.core as jcore
 import jax.extend.core as jex
 import jax.stages
@@ -262,6 +263,39 @@ def devices_of(equation: Any) -> int:
     """On how many devices (along the axes it makes manual) a shard_map runs its function."""
     mesh, axes = equation.params["mesh"], equation.params["newly_manual_axes"]
     return math.prod(mesh.shape[axis] for axis in axes)
+
+
+def jit_shardings(equation: Any) -> tuple[list[Any], list[Any]]:
+    """What a jit says of where its operands and results lie, of each a Sharding or None."""
+
+    def given(shardings: Any) -> list[Any]:
+        return [s if isinstance(s, jax.sharding.Sharding) else None for s in shardings]
+
+    return given(equation.params["in_shardings"]), given(equation.params["out_shardings"])
+
+
+def shard_map_parts(equation: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The axes that a shard_map makes manual, in the mesh's order, and what to pass to
+    `jax.shard_map` to make another of the same kind.
+    """
+    params = equation.params
+    mesh, manual = params["mesh"], params["newly_manual_axes"]
+    axes = tuple(axis for axis in mesh.axis_names if axis in manual)
+    return axes, {
+        "mesh": mesh,
+        "axis_names": set(axes),
+        "check_vma": params["check_vma"],
+        "in_specs": list(params["in_specs"]),
+        "out_specs": list(params["out_specs"]),
+    }
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """The manual axes on whose devices an array (or one of a ShapeDtypeStruct) differs; none where
+    a shard_map does not check.
+    """
+    kind = getattr(x, "aval", x).manual_axis_type
+    return frozenset() if kind is None else kind.varying
 
 
 def is_literal(atom: Any) -> bool:
