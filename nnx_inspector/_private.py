@@ -314,6 +314,11 @@ def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
     return list(out) if equation.primitive.multiple_results else [out]
 
 
+def context_of(equation: Any) -> contextlib.AbstractContextManager[None]:
+    """What held where an equation was traced: the mesh, where to compute, and the like."""
+    return equation.ctx.manager
+
+
 def scan_parts(equation: Any, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """(consts, carry, xs) among the operands of a scan: jax 0.10 counts, jax 0.12 holds a tree."""
     params = equation.params

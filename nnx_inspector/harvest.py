@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec
 from nnx_inspector import _private
 from nnx_inspector.changes import difference, is_number, pair_of
 from nnx_inspector.forwarding import Values
-from nnx_inspector.sharding import a_row_each, counted_once, placed, zeros_of
+from nnx_inspector.sharding import a_row_each, counted_once, on_this_mesh, placed, zeros_of
 from nnx_inspector.summarize import merge_in_trace, merge_rows, summarize
 from nnx_inspector.summary import Summary
 from nnx_inspector.taps import (
@@ -249,8 +249,9 @@ def evaluate(
         else:
             sink = None if sinks is None else sinks[len(seen)]
             run = _RUN[item.kind]
-            out, new = run(item, equation, values, plan, sink, memo)
-            seen.append(new)
+            with _private.context_of(equation):
+                out, new = run(item, equation, values, plan, on_this_mesh(sink), memo)
+            seen.append(on_this_mesh(new))
         env.update(zip(equation.outvars, out, strict=True))
     return [read(v) for v in found.jaxpr.outvars], seen
 

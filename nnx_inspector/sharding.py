@@ -44,6 +44,17 @@ def _explicit(mesh: Any) -> tuple[str, ...]:
     return tuple(name for name, kind in types if kind == AxisType.Explicit)
 
 
+def on_this_mesh(tree: Any) -> Any:
+    """Small arrays, of the current mesh's type: within `jax.sharding.auto_axes` it is another."""
+    current = jax.sharding.get_abstract_mesh()
+
+    def moved(x: Any) -> Any:
+        mesh = jax.typeof(x).sharding.mesh
+        return x if mesh.empty or mesh == current else jax.sharding.reshard(x, PartitionSpec())
+
+    return tree if current.empty else jax.tree.map(moved, tree)
+
+
 def a_row_each(mesh: Any, axes: Sequence[str]) -> NamedSharding | None:
     """Where an array of one row for each device along mesh axes lies; None where types do not say,
     and a shard_map takes it as it comes.

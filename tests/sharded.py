@@ -18,6 +18,7 @@ asked = parser.parse_args()
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={4 if asked.coordinator else 8}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+import contextlib  # noqa: E402
 import dataclasses  # noqa: E402
 import json  # noqa: E402
 from collections.abc import Callable  # noqa: E402
@@ -44,20 +45,36 @@ def mesh_of(kind: AxisType, shape: tuple[int, int] = (4, 2)) -> Any:
     return jax.make_mesh(shape, ("data", "model"), axis_types=(kind, kind), devices=devices)
 
 
-@dataclasses.dataclass(frozen=True)
+BATCH = (128, 16, models.WIDTH)
+GRADED: dict[str, Any] = {
+    "bare": nnx.value_and_grad(models.loss),
+    "ours": nni.value_and_grad(models.loss),
+    "record": lambda out: out[0][1],
+}
+FORWARD: dict[str, Any] = {
+    "bare": lambda model, x: model(x),
+    "ours": lambda model, x: nni.capture(model)(x),
+    "record": lambda out: out[1],
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
     """A model, built for a mesh or (None) for one device, and its batch and where it lies.
 
-    `bare` and `ours` are the functions to compare; `record` finds the record in what ours returns.
+    `bare` and `ours` are the functions to compare; `record` finds the record in what ours
+    returns. Without `context` no mesh is current when they run; without `jit` they run eagerly.
     """
 
     build: Callable[[Any], nnx.Module]
-    spec: P = P("data")
-    shape: tuple[int, ...] = (128, 16, models.WIDTH)
+    bare: Callable[..., Any]
+    ours: Callable[..., Any]
+    record: Callable[[Any], Any]
+    spec: tuple[Any, ...] = ("data",)
+    shape: tuple[int, ...] = BATCH
     explicit: bool = False
-    bare: Callable[..., Any] = nnx.value_and_grad(models.loss)
-    ours: Callable[..., Any] = nni.value_and_grad(models.loss)
-    record: Callable[[Any], Any] = lambda out: out[0][1]
+    context: bool = True
+    jit: bool = True
 
 
 def build(cls: Any, **options: Any) -> Callable[[Any], nnx.Module]:
@@ -66,17 +83,6 @@ def build(cls: Any, **options: Any) -> Callable[[Any], nnx.Module]:
 
 def with_mesh(cls: Any, **options: Any) -> Callable[[Any], nnx.Module]:
     return lambda mesh: cls(nnx.Rngs(0), mesh=mesh, **options)
-
-
-def forward(model: Any, x: Any) -> Any:
-    return model(x)
-
-
-def captured(model: Any, x: Any) -> Any:
-    return nni.capture(model)(x)
-
-
-FORWARD: dict[str, Any] = {"bare": forward, "ours": captured, "record": lambda out: out[1]}
 
 
 def microbatches(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,43 +109,55 @@ def each_example(step: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def out(spec: P) -> Callable[[Any], Any]:
-    return lambda mesh: models.MLP(nnx.Rngs(0), out=None if mesh is None else spec)
+def case(of: Callable[[Any], nnx.Module], mode: dict[str, Any] = GRADED, **options: Any) -> Case:
+    return Case(build=of, **mode, **options)
 
 
+def wrapped(by: Callable[..., Any], mode: dict[str, Any] = GRADED) -> dict[str, Any]:
+    return {**mode, "bare": by(mode["bare"]), "ours": by(mode["ours"])}
+
+
+def graded(only: str) -> dict[str, Any]:
+    """With fewer sites, so that compiling takes less time."""
+    return {**GRADED, "ours": nni.value_and_grad(models.loss, only=only)}
+
+
+def explicit(kind: str) -> Case:
+    only = graded("same" if kind == "auto" else "layer/**/up")
+    return case(with_mesh(models.Explicit, kind=kind), only, explicit=True)
+
+
+def mapped(**options: Any) -> Case:
+    return case(with_mesh(models.Mapped, **options))
+
+
+MLP = build(models.MLP)
 CASES: dict[str, Case] = {
-    "data": Case(build(models.MLP), P("data")),
-    "tensor": Case(build(models.MLP), P()),
-    "both": Case(build(models.MLP), P("data")),
-    "all on one axis": Case(build(models.MLP), P(("data", "model"))),
-    "forward": Case(build(models.MLP), **FORWARD),
-    "constrained": Case(build(models.Constrained)),
-    "uneven": Case(build(models.Uneven)),
-    "scan": Case(build(models.Deep)),
-    "scan of remat": Case(build(models.Deep, remat=True)),
-    "ensemble": Case(build(models.Ensemble)),
-    "inner jit": Case(with_mesh(models.Jitted)),
-    "image": Case(build(models.Image), shape=(128, 16, 32, 2)),
-    "attention": Case(build(models.Attention), shape=(32, 32, models.WIDTH)),
-    "loops": Case(build(models.Stepped), **FORWARD),
-    "microbatches": Case(
-        build(models.MLP),
-        bare=microbatches(nnx.value_and_grad(models.loss)),
-        ours=microbatches(nni.value_and_grad(models.loss)),
-    ),
-    "each example": Case(
-        build(models.MLP),
-        shape=(8, 512, models.WIDTH),
-        bare=each_example(nnx.value_and_grad(models.loss)),
-        ours=each_example(nni.value_and_grad(models.loss)),
-    ),
-    "shard_map": Case(with_mesh(models.Mapped)),
-    "shard_map, scan": Case(with_mesh(models.Mapped, loops="scan")),
-    "shard_map, cond": Case(with_mesh(models.Mapped, loops="cond")),
-    "shard_map, while": Case(with_mesh(models.Mapped, loops="while")),
-    "shard_map, unchecked": Case(with_mesh(models.Mapped, checked=False)),
-    "explicit, data": Case(out(P("data")), explicit=True),
-    "explicit, shard_map": Case(with_mesh(models.Mapped), explicit=True),
+    "data": case(MLP, spec=("data",)),
+    "tensor": case(MLP, spec=()),
+    "both": case(MLP, FORWARD),
+    "one axis": case(MLP, spec=(("data", "model"),)),
+    "no mesh is current": case(MLP, context=False),
+    "eager": case(MLP, jit=False, shape=(16, 16, models.WIDTH)),
+    "constrained": case(build(models.Constrained)),
+    "uneven": case(build(models.Uneven), graded("cut")),
+    "scan": case(build(models.Deep)),
+    "scan of remat": case(build(models.Deep, remat=True), graded("**/up")),
+    "ensemble": case(build(models.Ensemble)),
+    "inner jit": case(with_mesh(models.Jitted)),
+    "image": case(build(models.Image), shape=(128, 16, 32, 2)),
+    "attention": case(build(models.Attention), shape=(32, 32, models.WIDTH)),
+    "loops": case(build(models.Stepped), FORWARD),
+    "microbatches": case(MLP, wrapped(microbatches)),
+    "each example": case(MLP, wrapped(each_example), shape=(8, 512, models.WIDTH)),
+    "shard_map": mapped(),
+    "shard_map, eager": case(with_mesh(models.Mapped), jit=False, shape=(16, 16, models.WIDTH)),
+    "shard_map, scan": mapped(loops="scan"),
+    "shard_map, cond": mapped(loops="cond"),
+    "shard_map, while": mapped(loops="while"),
+    "shard_map, unchecked": mapped(checked=False),
+    "explicit, shard_map": case(with_mesh(models.Mapped), explicit=True),
+    **{f"explicit, {kind}": explicit(kind) for kind in ("scan", "remat", "cond", "vmap", "auto")},
 }
 
 
@@ -149,7 +167,7 @@ def arguments(case: Case, mesh: Any) -> tuple[nnx.Module, jax.Array]:
     if mesh is None:
         return model, jnp.asarray(x)
     models.place(model, mesh)
-    at = NamedSharding(mesh, case.spec)
+    at = NamedSharding(mesh, P(*case.spec))
     return model, jax.make_array_from_callback(x.shape, at, lambda index: x[index])
 
 
@@ -173,25 +191,44 @@ def read(record: Any) -> dict[str, Any]:
 
 
 def run(name: str) -> dict[str, Any]:
+    """One case over the mesh."""
     case = CASES[name]
     mesh = mesh_of(AxisType.Explicit if case.explicit else AxisType.Auto)
     with jax.set_mesh(mesh):
         model, x = arguments(case, mesh)
-        lowered = nnx.jit(case.bare).lower(model, x)
-        bare = collectives(lowered.compile().as_text())
-        ours = collectives(nnx.jit(case.ours).lower(model, x).compile().as_text())
-        record = case.record(nnx.jit(case.ours)(model, x))
-        said = read(jax.device_get(record))
-    return {"name": name, "bare": bare, "ours": ours, "said": said, "unseen": record.unseen}
+    with jax.set_mesh(mesh) if case.context else contextlib.nullcontext():
+        bare = ours = {}
+        step = nnx.jit(case.ours) if case.jit else case.ours
+        if case.jit:
+            lowered = [nnx.jit(f).lower(model, x) for f in (case.bare, case.ours)]
+            bare, ours = (collectives(one.compile().as_text()) for one in lowered)
+        record = case.record(step(model, x))
+    return {
+        "bare": bare,
+        "ours": ours,
+        "said": read(jax.device_get(record)),
+        "unseen": record.unseen,
+        "whole": all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(record)),
+    }
 
 
 def run_on_one(name: str) -> dict[str, Any]:
+    """What the record of one device says."""
     case = CASES[name]
     with jax.set_mesh(mesh_of(AxisType.Auto, (1, 1))):
-        record = case.record(nnx.jit(case.ours)(*arguments(case, None)))
-    return {"name": name, "said": read(jax.device_get(record))}
+        return read(case.record(nnx.jit(case.ours)(*arguments(case, None))))
+
+
+def main() -> None:
+    if asked.coordinator:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(asked.coordinator, 2, asked.process, initialization_timeout=60)
+    for name in asked.names or CASES:
+        said = {"name": name, "sharded": run(name)}
+        if not asked.coordinator:
+            said["one"] = run_on_one(name)
+        print(json.dumps(said), flush=True)
 
 
 if __name__ == "__main__":
-    for name in asked.names or CASES:
-        print(json.dumps([run(name), run_on_one(name)]), flush=True)
+    main()

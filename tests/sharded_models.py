@@ -76,8 +76,8 @@ class Cut(nnx.Module):
 
 
 class Layer(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs):
-        self.inner = MLP(rngs)
+    def __init__(self, rngs: nnx.Rngs, out: Any = None):
+        self.inner = MLP(rngs, out)
 
     def __call__(self, x):
         return jnp.clip(x + self.inner(x), -4.0, 4.0)
@@ -177,6 +177,34 @@ class Stepped(nnx.Module):
         x = nnx.while_loop(lambda c: c[0] < 2, body, (0, self.mlp, x))[2]
         self.pick(x)
         return nnx.cond(x.sum() > -1e9, lambda m, x: m(x), lambda m, x: x, self.mlp, x)
+
+
+class Explicit(nnx.Module):
+    """A layer within one of NNX's transforms, or a site within `jax.sharding.auto_axes`."""
+
+    def __init__(self, rngs: nnx.Rngs, kind: str, mesh: Any = None):
+        self.layer = Layer(rngs, None if mesh is None else P("data"))
+        self.same = Same()
+        self.kind = kind
+        self.mesh = mesh
+
+    def __call__(self, x):
+        run = lambda layer, x: layer(x)  # noqa: E731
+        if self.kind == "scan":
+            scan = nnx.scan(run, in_axes=(None, nnx.Carry), out_axes=nnx.Carry, length=2)
+            return scan(self.layer, x)
+        if self.kind == "remat":
+            return nnx.remat(run)(self.layer, x)
+        if self.kind == "cond":
+            return nnx.cond(True, run, lambda layer, x: x, self.layer, x)
+        if self.kind == "vmap":
+            return nnx.vmap(run, in_axes=(None, 1), out_axes=1)(self.layer, x)
+        if self.mesh is None:
+            return self._twice(self.layer(x))
+        return jax.sharding.auto_axes(self._twice, out_sharding=P("data"))(self.layer(x))
+
+    def _twice(self, x):
+        return jax.lax.scan(lambda c, _: (self.same(c), None), x, None, length=2)[0]
 
 
 class Pick(nnx.Module):
