@@ -117,9 +117,9 @@ def wrapped(by: Callable[..., Any], mode: dict[str, Any] = GRADED) -> dict[str, 
     return {**mode, "bare": by(mode["bare"]), "ours": by(mode["ours"])}
 
 
-def graded(only: str) -> dict[str, Any]:
-    """With fewer sites, so that compiling takes less time."""
-    return {**GRADED, "ours": nni.value_and_grad(models.loss, only=only)}
+def graded(*only: str) -> dict[str, Any]:
+    """With fewer summaries, so that compiling takes less time."""
+    return {**GRADED, "ours": nni.value_and_grad(models.loss, only=only, inputs=False)}
 
 
 def explicit(kind: str) -> Case:
@@ -127,15 +127,15 @@ def explicit(kind: str) -> Case:
     return case(with_mesh(models.Explicit, kind=kind), only, explicit=True)
 
 
-def mapped(**options: Any) -> Case:
-    return case(with_mesh(models.Mapped, **options))
+def mapped(mode: dict[str, Any] = GRADED, **options: Any) -> Case:
+    return case(with_mesh(models.Mapped, **options), mode)
 
 
 MLP = build(models.MLP)
 CASES: dict[str, Case] = {
     "data": case(MLP, spec=("data",)),
     "tensor": case(MLP, spec=()),
-    "both": case(MLP, FORWARD),
+    "both": case(MLP, graded("up", "down")),
     "one axis": case(MLP, spec=(("data", "model"),)),
     "no mesh is current": case(MLP, context=False),
     "eager": case(MLP, jit=False, shape=(16, 16, models.WIDTH)),
@@ -153,7 +153,7 @@ CASES: dict[str, Case] = {
     "shard_map": mapped(),
     "shard_map, eager": case(with_mesh(models.Mapped), jit=False, shape=(16, 16, models.WIDTH)),
     "shard_map, scan": mapped(loops="scan"),
-    "shard_map, cond": mapped(loops="cond"),
+    "shard_map, cond": mapped(graded("up", "down", "same"), loops="cond"),
     "shard_map, while": mapped(loops="while"),
     "shard_map, unchecked": mapped(checked=False),
     "explicit, shard_map": case(with_mesh(models.Mapped), explicit=True),

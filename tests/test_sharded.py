@@ -157,7 +157,7 @@ def test_an_unchecked_shard_map_counts_every_devices_copy(rest):
 
 
 def test_two_processes_have_the_record_of_one(quick):
-    names = ["scan of remat"]
+    names = ["both"]
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
