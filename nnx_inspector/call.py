@@ -88,8 +88,8 @@ class Call:
     def values(self) -> Any:
         """The output itself (a pytree of arrays), or what a reduction made of each of its arrays.
 
-        None where `values=` did not ask for it, and within a while loop, which runs a number of
-        times that only the data knows. Arrays have a leading axis for each scan around the call
+        None where `values=` did not ask for it, within a while loop, which runs a number of times
+        that only the data knows, and within `jax.shard_map`. Arrays have a leading axis for each scan around the call
         (one row an iteration), and then one for each vmap.
         """
         return _tree(self.structure, [k.value for k in self.kept])

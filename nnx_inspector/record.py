@@ -140,7 +140,7 @@ class Entry:
         if found is None:
             raise InspectorError(
                 f"No {part} of {self.key!r} were kept. Ask for them with values=True (or a "
-                f"function of an array); within a while loop none are kept."
+                f"function of an array); within a while loop or jax.shard_map none are kept."
             )
         return found
 

@@ -18,9 +18,19 @@ import numpy as np
 from flax import nnx
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
-from nnx_inspector.packing import pack, packed_size
-from nnx_inspector.summarize import in_words, is_number, is_opaque, is_token, summarize
+from nnx_inspector import _private
+from nnx_inspector.packing import pack, packed_size, unpack
+from nnx_inspector.sharding import counted_once
+from nnx_inspector.summarize import (
+    in_words,
+    is_number,
+    is_opaque,
+    is_token,
+    merge_rows,
+    summarize,
+)
 from nnx_inspector.summary import opaque
 from nnx_inspector.trees import rebuilt, with_arguments
 
@@ -230,10 +240,8 @@ def _tap_transpose(ct: Any, t: Any, sink: Any, *, rows: int) -> Any:
         return None, None
     payload = None
     if ad.is_undefined_primal(sink):
-        measure = lambda c: pack(summarize(c))  # noqa: E731
-        for _ in range(rows):
-            measure = jax.vmap(measure)
-        payload = measure(jax.lax.stop_gradient(ct))
+        payload = pack(summarize(ct, batch_rank=rows))
+        payload = counted_once(payload, ct, _private.varying_axes(sink))
     return (ct if ad.is_undefined_primal(t) else None), payload
 
 
@@ -253,6 +261,48 @@ def _batcher(primitive: Primitive) -> Any:
 
     return batch
 
+
+# one sink for each of several devices; what they received is merged, not added
+_apart = Primitive("nnx_inspector_sinks_apart")
+
+
+def sinks_apart(sink: jax.Array, count: int, at: NamedSharding | None = None) -> jax.Array:
+    """A sink for each of `count` devices, `[count, *sink.shape]`; with explicit sharding, `at`.
+
+    The gradient with respect to `sink` is the packed summary of all that theirs received.
+    """
+    return _apart.bind(sink, axis=0, count=count, at=at)
+
+
+def _stacked(sink: jax.Array, *, axis: int, count: int, at: NamedSharding | None) -> jax.Array:
+    sinks = jnp.stack([sink] * count, axis)
+    return sinks if at is None else jax.sharding.reshard(sinks, _behind(at, axis))
+
+
+def _behind(at: NamedSharding, axis: int) -> NamedSharding:
+    return NamedSharding(at.mesh, PartitionSpec(*[None] * axis, *at.spec))
+
+
+def _apart_aval(sink: Any, *, axis: int, count: int, at: NamedSharding | None) -> Any:
+    shape = (*sink.shape[:axis], count, *sink.shape[axis:])
+    spec = PartitionSpec(*[None] * len(shape)) if at is None else _behind(at, axis).spec
+    mesh = sink.sharding.mesh if at is None else at.mesh
+    return sink.update(shape=shape, sharding=NamedSharding(mesh, spec))
+
+
+def _batch_apart(args: Any, dims: Any, *, axis: int, **params: Any) -> Any:
+    return _apart.bind(jnp.moveaxis(args[0], dims[0], 0), axis=axis + 1, **params), 0
+
+
+def _transpose_apart(ct: Any, _: Any, *, axis: int, **params: Any) -> Any:
+    return [pack(merge_rows(unpack(ct), axis=axis))]
+
+
+_apart.def_impl(jax.jit(_stacked, static_argnames=("axis", "count", "at")))
+_apart.def_abstract_eval(_apart_aval)
+mlir.register_lowering(_apart, mlir.lower_fun(_stacked, multiple_results=False))
+ad.deflinear2(_apart, _transpose_apart)
+batching.primitive_batchers[_apart] = _batch_apart
 
 ad.primitive_jvps[_tap] = _tap_jvp
 ad.primitive_jvps[_tap_linear] = _tap_linear_jvp

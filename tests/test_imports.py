@@ -12,7 +12,17 @@ import nnx_inspector
 PACKAGE = pathlib.Path(nnx_inspector.__file__).parent
 
 LAYERS = [
-    {"errors", "protocol", "binning", "moments", "thinning", "redirection", "trees", "_private"},
+    {
+        "errors",
+        "protocol",
+        "binning",
+        "moments",
+        "thinning",
+        "redirection",
+        "trees",
+        "_private",
+        "sharding",
+    },
     {"summary"},
     {"compact", "curves"},
     {"history", "passes"},
