@@ -426,7 +426,7 @@ def _merged(s: Summary, *, axis: int) -> Summary:
     if _floating(points):
         unknown = (jnp.isnan(points).any(axis=-1) & used).any(axis=-1)[..., None]
         merged, sums = jnp.where(unknown, jnp.nan, merged), jnp.where(unknown, jnp.nan, sums)
-    return Summary(bins=bins, points=merged, sums=sums)
+    return Summary(bins=bins, points=merged, sums=sums, opaque=s.opaque)
 
 
 def _sum_saturating(counts: jax.Array, axis: int) -> jax.Array:
