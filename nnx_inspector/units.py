@@ -199,7 +199,8 @@ class Units:
     @property
     def norm(self) -> _Floats:
         """The L2 norm of the finite values of each unit."""
-        return np.hypot(self.mean, self.std) * np.sqrt(self.finite)
+        with np.errstate(over="ignore"):  # it may be beyond float64
+            return np.hypot(self.mean, self.std) * np.sqrt(self.finite)
 
     def _first(self) -> _Floats:
         return self._host[2][SUM1].astype(np.float64) / np.maximum(self.finite, 1)
