@@ -30,7 +30,9 @@ from nnx_inspector.binning import (
 )
 from nnx_inspector.summary import Summary
 
-jax.tree_util.register_dataclass(Summary, data_fields=("bins", "points", "sums"), meta_fields=("opaque",))
+jax.tree_util.register_dataclass(
+    Summary, data_fields=("bins", "points", "sums"), meta_fields=("opaque",)
+)
 
 _LARGEST: Final = 2**32 - 1
 _BY_NAME_ONLY: Final = frozenset(["int1", "uint1", "float6_e2m3fn", "float6_e3m2fn"])
@@ -198,9 +200,7 @@ def _sum_dtype(exact: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64) if exact.itemsize == 8 else np.dtype(np.float32)
 
 
-def _uncounted(
-    rows: tuple[int, ...], size: int, exact: np.dtype[Any], opaque: str = ""
-) -> Summary:
+def _uncounted(rows: tuple[int, ...], size: int, exact: np.dtype[Any], opaque: str = "") -> Summary:
     """The summary of `size` opaque values in each row."""
     with jax.enable_x64(exact.itemsize == 8 or jax.config.read("jax_enable_x64")):
         points, sums = jnp.zeros((*rows, 3), exact), jnp.zeros((*rows, 3), _sum_dtype(exact))

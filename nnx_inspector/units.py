@@ -97,9 +97,7 @@ class Units:
         """
         if not self.rows or not -self.rows[0] <= index < self.rows[0]:
             raise IndexError(f"row {index} of units with rows {self.rows}")
-        return Units(
-            counts=self.counts[index], points=self.points[index], sums=self.sums[index]
-        )
+        return Units(counts=self.counts[index], points=self.points[index], sums=self.sums[index])
 
     def merged(self) -> Units:
         """All rows as one. Works inside jit, where counts stop at 2**32 - 1."""

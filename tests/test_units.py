@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -202,7 +201,11 @@ def test_merging_many_drifting_parts_in_loops() -> None:
 
 def test_units_that_do_not_add_up() -> None:
     u = measure_units(jnp.ones((2, 3)))
-    for other in (no_units(4), no_units(3, dtype=jnp.int32), jax.vmap(measure_units)(jnp.ones((1, 2, 3)))):
+    for other in (
+        no_units(4),
+        no_units(3, dtype=jnp.int32),
+        jax.vmap(measure_units)(jnp.ones((1, 2, 3))),
+    ):
         with pytest.raises(ValueError, match="do not add up"):
             merge_units([u, other])
     with pytest.raises(ValueError, match="at least one part"):
