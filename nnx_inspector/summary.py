@@ -325,8 +325,8 @@ class Summary:
 
         Within `QUANTILE_ERROR` (6.25 %) of it, relatively, where that is a normal float32 number
         (Masson, Rim and Lee 2019, "DDSketch"; also after any merging), within `SUBNORMAL_ERROR`
-        below, and exact for the first and the last. NaN where it is a value of a wider dtype
-        beyond float32's range.
+        below, and exact for the first and the last. NaN where it may be a value of a wider dtype
+        beyond float32's range: those share the outermost bin.
 
         Args:
             q: One or many fractions from 0 to 1.
