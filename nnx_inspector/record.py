@@ -74,9 +74,9 @@ class Call:
         """The summaries of `(args, kwargs)`; of a call with one array alone, its Summary."""
         if self.inputs is None or self.input_structure is None:
             return None
-        if len(self.inputs) == 1:
-            return self.inputs[0]
-        return self.input_structure.summaries(self.inputs)
+        whole = self.input_structure.summaries(self.inputs)
+        alone = self.inputs or [summary for _, summary in named_summaries(whole)]
+        return alone[0] if len(alone) == 1 else whole
 
     @property
     def gradient(self) -> Any:
