@@ -72,9 +72,9 @@ class Call:
         """The summaries of `(args, kwargs)`; of a call with one array alone, its Summary."""
         if self.inputs is None or self.input_structure is None:
             return None
-        if len(self.inputs) == 1:
-            return self.inputs[0]
-        return self.input_structure.summaries(self.inputs)
+        whole = self.input_structure.summaries(self.inputs)
+        alone = self.inputs or [summary for _, summary in named_summaries(whole)]
+        return alone[0] if len(alone) == 1 else whole
 
     @property
     def gradient(self) -> Any:
@@ -144,3 +144,10 @@ def _measured(gradient: Summary | None) -> Summary | None:
     if gradient is None or not concrete(gradient.bins).any():
         return None
     return gradient
+
+
+def named_summaries(tree: Any) -> list[tuple[str, Summary]]:
+    """The summaries in an entry's output (or input, gradient), each with its path as text."""
+    is_leaf = lambda x: isinstance(x, Summary)  # noqa: E731
+    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in flat if is_leaf(leaf)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from nnx_inspector.call import Call, concrete
+from nnx_inspector.call import Call, concrete, named_summaries
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.sites import closest, split_escaped
 from nnx_inspector.summary import Summary, merge
@@ -251,13 +251,6 @@ class Record(Mapping[str, Entry]):
                 rows.append({**row, **figures(summary)})
         columns = ["site", "quantity", "array", "calls", *figures(None)]
         return pd.DataFrame(rows, columns=columns)
-
-
-def named_summaries(tree: Any) -> list[tuple[str, Summary]]:
-    """The summaries in an entry's output (or input, gradient), each with its path as text."""
-    is_leaf = lambda x: isinstance(x, Summary)  # noqa: E731
-    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
-    return [(jax.tree_util.keystr(path), leaf) for path, leaf in flat if is_leaf(leaf)]
 
 
 def merged_summaries(record: Record) -> dict[str, dict[str, Summary]]:

@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import AbstractToken, Token
 
+from nnx_inspector._private import is_tracer
 from nnx_inspector.binning import (
     BINS,
     FINITE_BINS,
@@ -164,7 +165,7 @@ def as_array(x: Any) -> Any:
     """A jax or NumPy array of the same values, in a dtype that XLA compiles where there is one."""
     if not isinstance(x, jax.Array | np.ndarray):
         x = np.asarray(x)
-    if x.dtype.name in _BY_NAME_ONLY and not isinstance(x, jax.core.Tracer):
+    if x.dtype.name in _BY_NAME_ONLY and not is_tracer(x):
         return np.asarray(x).astype(np.float32)
     if isinstance(x, np.ndarray) and not x.dtype.isnative:
         return x.astype(x.dtype.newbyteorder("="))

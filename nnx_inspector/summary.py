@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +28,10 @@ from nnx_inspector.binning import (
     ZERO_BIN,
     Binned,
     Scale,
+    apportioned,
     axis,
     bin_edges,
     quantiles,
-    rebinned,
 )
 from nnx_inspector.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2, merged_moments
 
@@ -40,6 +40,13 @@ _Floats = npt.NDArray[np.float64]
 _MERGED: Final = [tuple(map(np.dtype, ("u8", "f8", p))) for p in ("f8", "i4", "u4", "i8", "u8")]
 _APART: Final = np.flatnonzero(~FINITE_BINS)
 _UNREADABLE = "a summary inside jit cannot be read: return it from the function and read it outside"
+
+
+class Histogram(NamedTuple):
+    """Intervals and how many values each has: see `Summary.histogram`."""
+
+    edges: _Floats
+    counts: npt.NDArray[np.int64]
 
 
 def empty(rows: tuple[int, ...] = ()) -> Summary:
@@ -318,8 +325,8 @@ class Summary:
 
         Within `QUANTILE_ERROR` (6.25 %) of it, relatively, where that is a normal float32 number
         (Masson, Rim and Lee 2019, "DDSketch"; also after any merging), within `SUBNORMAL_ERROR`
-        below, and exact for the first and the last. NaN where it is a value of a wider dtype
-        beyond float32's range.
+        below, and exact for the first and the last. NaN where it may be a value of a wider dtype
+        beyond float32's range: those share the outermost bin.
 
         Args:
             q: One or many fractions from 0 to 1.
@@ -336,11 +343,13 @@ class Summary:
         values = quantiles(self._binned, fractions.ravel()).reshape(fractions.shape)
         return float(values) if values.ndim == 0 else values
 
-    def histogram(self, bins: int = 64, *, scale: Scale = "linear") -> tuple[_Floats, _Floats]:
+    def histogram(self, bins: int = 64, *, scale: Scale = "linear") -> Histogram:
         """The finite values in `bins` intervals from min to max.
 
-        Each of the 4080 log bins is spread evenly over the part of it that lies within [min, max],
-        so counts are fractional, and add up to `finite`.
+        Each of the 4080 log bins is spread evenly over the part of it that lies within [min, max];
+        how many values lie below each edge is then rounded to a whole number. So counts add up to
+        `finite` exactly, and an edge divides no bin but the one that it cuts: the error of the
+        count below it is less than that bin's count.
 
         Args:
             bins: Number of intervals, at least 1.
@@ -348,18 +357,26 @@ class Summary:
                 magnitude that seven tenths of the nonzero values stay below, logarithmic above it.
 
         Returns:
-            Edges float64[bins + 1], rising, and counts float64[bins]. Where all values are equal
+            A named tuple of `edges`, float64[bins + 1], rising, and `counts`, int64[bins]; an
+            interval has its lower edge, the last one both, as in NumPy. Where all values are equal
             the edges lie around that value; where nothing is finite they are 0 to 1.
 
         Raises:
             ValueError: `bins` or `scale` is none of the above.
+
+        Example:
+            >>> empty().histogram(2, scale="symlog").counts.tolist()
+            [0, 0]
         """
         if bins < 1 or scale not in ("linear", "symlog"):
-            raise ValueError(f"histogram takes bins >= 1 and scale linear or symlog, not {scale!r}")
+            raise ValueError(
+                f"histogram takes bins >= 1 and scale linear or symlog, not bins={bins!r} and "
+                f"scale={scale!r}"
+            )
         if not self.finite:
-            return np.linspace(0.0, 1.0, bins + 1), np.zeros(bins)
+            return Histogram(np.linspace(0.0, 1.0, bins + 1), np.zeros(bins, np.int64))
         edges = axis(self._binned, bins, scale)
-        return edges, rebinned(self._binned, edges)[0]
+        return Histogram(edges, apportioned(self._binned, edges)[0])
 
     def sparkline(self, n: int = 32) -> npt.NDArray[np.uint8]:
         """Heights uint8[n] of the "symlog" histogram: the highest is 255, one in use never 0."""

@@ -48,8 +48,8 @@ ZEROS, NAN, POSINF, NEGINF, FINITE = range(5)
 
 _LARGEST: Final = 2**32 - 1
 _CHUNK: Final = 128
-"""So many values are added up before their sum is: float32 sums stay exact to 1e-6, and what is read
-stays in the cache."""
+"""So many values are added up before their sum is: float32 sums stay exact to 1e-6, and what is
+read stays in the cache."""
 
 _Floats = npt.NDArray[np.float64]
 _Counts = npt.NDArray[np.int64]
@@ -68,8 +68,8 @@ class Units:
 
     Attributes:
         counts: uint32, rows + (5, k): zeros, NaN, +Inf, -Inf and finite values.
-        points: rows + (3, k): smallest and largest finite value, and the shift, as in a Summary.
-        sums: float32 or float64, rows + (3, k): scale, and the sums of d and d * d, as in a Summary.
+        points: rows + (3, k): smallest and largest finite value, and the shift, as of a Summary.
+        sums: float32 or float64, rows + (3, k): scale, and sums of d and d * d, as of a Summary.
 
     Example:
         >>> measure_units(jnp.array([[0.0, 3.0], [0.0, 4.0]])).dead.tolist()
@@ -197,7 +197,8 @@ class Units:
     @property
     def norm(self) -> _Floats:
         """The L2 norm of the finite values of each unit."""
-        return np.hypot(self.mean, self.std) * np.sqrt(self.finite)
+        with np.errstate(over="ignore"):  # it may be beyond float64
+            return np.hypot(self.mean, self.std) * np.sqrt(self.finite)
 
     def _first(self) -> _Floats:
         return self._host[2][SUM1].astype(np.float64) / np.maximum(self.finite, 1)
@@ -342,7 +343,8 @@ def _measured(x: jax.Array, axis: int) -> Units:
     real, floating = _sum_dtype(value.dtype), _floating(value)
     n = x.size // x.shape[axis]
     # Pass 1: counts, extremes, and the mean of the finite values, which is the shift. Each is
-    # divided by (at least) n first, for their sum would overflow. Integers are taken less the first.
+    # divided by (at least) n first, for their sum would overflow; of integers the first is
+    # subtracted.
     share = math.ldexp(1.0, -max(n - 1, 1).bit_length())
     first = value[tuple(slice(None) if a == axis else 0 for a in range(x.ndim))]
     origin = jnp.zeros_like(first) if floating else first

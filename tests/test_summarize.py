@@ -17,7 +17,6 @@ from oracle import ALL, CLASSES, FLOATS, check, device, values
 from nnx_inspector.summarize import empty_in_trace, merge_in_trace, summarize
 from nnx_inspector.summary import Summary, merge
 
-
 SHAPES = [(257,), (257,), (257,), (257,), (), (0,), (3, 0)]
 """Few shapes, for each is a compilation; most arrays have values."""
 
