@@ -288,9 +288,15 @@ def _flatten(record: Record) -> tuple[Any, Any]:
     )
 
 
+def _flatten_with_keys(record: Record) -> tuple[Any, Any]:
+    children, aux = _flatten(record)
+    names = [jax.tree_util.DictKey(key) for key in aux[0]]
+    return tuple(zip(names, children, strict=True)), aux
+
+
 def _unflatten(aux: Any, children: Any) -> Record:
     keys, unseen = aux
     return Record(dict(zip(keys, children, strict=True)), dict(unseen))
 
 
-jax.tree_util.register_pytree_node(Record, _flatten, _unflatten)
+jax.tree_util.register_pytree_with_keys(Record, _flatten_with_keys, _unflatten, _flatten)
