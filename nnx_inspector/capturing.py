@@ -356,6 +356,7 @@ def record_of(stage: Staged, seen: list[Any], cotangents: list[Any] | None = Non
                 input_structure=None if entered is None else entered.mark.structure,
                 changed=[change.seen.summaries[0] for change in changed],
                 variables=tuple(change.mark.variable for change in changed),
+                loops=passed.seen.ran.ndim,
             )
         )
     unseen = dict(stage.survey.unseen)

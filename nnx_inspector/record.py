@@ -43,6 +43,8 @@ class Call:
         changed: for each array of a Variable that the call changed the summary of the new value
             less the old.
         variables: what they are, by name, type, dtype and shape.
+        loops: how many row axes the pass itself has, one for each scan around the call. Those
+            before them are the user's (a scan over steps, a vmap over models).
     """
 
     outputs: list[Summary]
@@ -55,6 +57,13 @@ class Call:
     variables: tuple[ChangedVariable, ...] = dataclasses.field(
         default=(), metadata={"static": True}
     )
+    loops: int = dataclasses.field(default=0, metadata={"static": True})
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """The shape of the row axes that are the user's."""
+        shape = np.shape(self.ran)
+        return tuple(shape[: len(shape) - self.loops])
 
     @property
     def took_place(self) -> bool:
@@ -99,6 +108,10 @@ def _concrete(x: Any) -> np.ndarray:
         raise InspectorError(
             "A record inside jit cannot be read: its figures are not known yet. Return the record "
             "from the jitted function and read it outside."
+        )
+    if isinstance(x, jax.ShapeDtypeStruct):
+        raise InspectorError(
+            "A record out of jax.eval_shape has shapes and no figures. Call the function itself."
         )
     return np.asarray(x)
 
@@ -168,20 +181,32 @@ class Entry:
 
     @property
     def rows(self) -> int:
-        """How many rows (iterations of a scan, layers of a stack) each call has; 0: none."""
-        shape = np.shape(self.calls[0].ran)
-        return int(shape[0]) if shape else 0
+        """How many rows (iterations of a scan, layers of a stack) its calls have; 0: none.
+
+        Not those that the user's own scan or vmap adds to the record: see `Record.rows`.
+        """
+        return max((np.shape(c.ran)[len(c.leading)] for c in self.calls if c.loops), default=0)
 
     def row(self, index: int) -> Entry:
-        """The entry of one layer of a stacked module (one iteration of a scan)."""
+        """The entry of one layer of a stacked module (one iteration of a scan).
+
+        Of calls outside of the scan nothing is known by layer: they are left out.
+        """
         if not -self.rows <= index < self.rows:
             raise IndexError(f"{self.key!r} has {self.rows} rows, there is no row {index}.")
-        picked = jax.tree.map(lambda x: x[index], self.calls)
-        return Entry(f"{self.key}[{index}]", picked)
+        calls = [c for c in self.calls if c.loops and np.shape(c.ran)[len(c.leading)] == self.rows]
+        return Entry(f"{self.key}[{index}]", tuple(_row_of(c, index) for c in calls))
+
+
+def _row_of(call: Call, index: int) -> Call:
+    at = (*[slice(None)] * len(call.leading), index)
+    return dataclasses.replace(jax.tree.map(lambda x: x[at], call), loops=call.loops - 1)
 
 
 class Record(Mapping[str, Entry]):
     """One pass: site key -> entry. A pytree; `jax.device_get(record)` brings it to the host.
+
+    Out of a scan over steps or a vmap comes one record with `rows`, of which `row(i)` is one pass.
 
     Attributes:
         unseen: sites that could not be read, each with the reason.
@@ -201,6 +226,29 @@ class Record(Mapping[str, Entry]):
             raise KeyError(f"{key!r} could not be read: {self.unseen[key]}.")
         near = ", ".join(repr(k) for k in closest(key, list(self._calls)))
         raise KeyError(f"{key!r} is not in this record. The closest sites are {near or 'none'}.")
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The leading axes of a stacked record: the steps of a scan, the members of a vmap.
+
+        `()` for the record of one pass. A stacked record reads as all of its passes together.
+        """
+        shapes = {call.leading for calls in self._calls.values() for call in calls}
+        return shapes.pop() if len(shapes) == 1 else ()
+
+    def row(self, index: int | tuple[int, ...]) -> Record:
+        """The record of one pass of a stacked record, or with fewer indices than axes of several.
+
+        Raises:
+            IndexError: There is no such row.
+        """
+        indices = index if isinstance(index, tuple) else (index,)
+        rows = self.rows
+        if len(indices) > len(rows) or any(
+            not -n <= i < n for i, n in zip(indices, rows, strict=False)
+        ):
+            raise IndexError(f"row {index} of a record with rows {rows}")
+        return jax.tree.map(lambda x: x[indices], self)
 
     def __contains__(self, key: object) -> bool:
         return key in self._calls
