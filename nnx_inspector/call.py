@@ -37,6 +37,8 @@ class Call:
         changed: for each array of a Variable that the call changed the summary of the new value
             less the old.
         variables: what they are, by name, type, dtype and shape.
+        loops: how many row axes the pass itself has, one for each scan around the call. Those
+            before them are the user's (a scan over steps, a vmap over models).
         kept: for each array of the output what was kept of it besides, where that was asked for.
         input_kept: likewise of the arguments.
     """
@@ -51,8 +53,15 @@ class Call:
     variables: tuple[ChangedVariable, ...] = dataclasses.field(
         default=(), metadata={"static": True}
     )
+    loops: int = dataclasses.field(default=0, metadata={"static": True})
     kept: list[Kept] = dataclasses.field(default_factory=lambda: list[Kept]())
     input_kept: list[Kept] = dataclasses.field(default_factory=lambda: list[Kept]())
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """The shape of the row axes that are the user's."""
+        shape = np.shape(self.ran)
+        return tuple(shape[: len(shape) - self.loops])
 
     @property
     def took_place(self) -> bool:
@@ -89,8 +98,8 @@ class Call:
         """The output itself (a pytree of arrays), or what a reduction made of each of its arrays.
 
         None where `values=` did not ask for it, within a while loop, which runs a number of times
-        that only the data knows, and within `jax.shard_map`. Arrays have a leading axis for each scan around the call
-        (one row an iteration), and then one for each vmap.
+        that only the data knows, and within `jax.shard_map`. Arrays have a leading axis for each
+        scan around the call (one row an iteration), and then one for each vmap.
         """
         return _tree(self.structure, [k.value for k in self.kept])
 
@@ -135,6 +144,10 @@ def concrete(x: Any) -> np.ndarray:
         raise InspectorError(
             "A record inside jit cannot be read: its figures are not known yet. Return the record "
             "from the jitted function and read it outside."
+        )
+    if isinstance(x, jax.ShapeDtypeStruct):
+        raise InspectorError(
+            "A record out of jax.eval_shape has shapes and no figures. Call the function itself."
         )
     return np.asarray(x)
 

@@ -414,19 +414,18 @@ def _run_remat(
 def _run_jit(
     item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
 ) -> Any:
-    before, after = _private.jit_shardings(equation)
-
     def body(values: Any, sink: Any) -> Any:
-        values = placed(values, before)
-        out, seen = evaluate(item.children[0], values, plan=plan, sinks=sink)
-        return placed(out, after), seen
+        return evaluate(item.children[0], values, plan=plan, sinks=sink)
 
     inner = None if sink is None else sink[0]
+    before, after = _private.jit_shardings(equation)
     if any(_private.is_tracer(v) for v in values):
         body.__name__ = equation.params.get("name", "jit")
-        out, seen = jax.jit(body)(values, inner)
+        jitted = jax.jit(body, in_shardings=(before, None), out_shardings=(after, None))
+        out, seen = jitted(values, inner)
     else:  # a fresh function compiles each time: run eager calls equation by equation
-        out, seen = body(values, inner)
+        out, seen = body(placed(values, before), inner)
+        out = placed(out, after)
     return out, [seen]
 
 

@@ -7,7 +7,6 @@ Reading the figures is `nnx_inspector.summary`'s.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from typing import Any, Final
