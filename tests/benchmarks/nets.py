@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax
@@ -132,7 +133,7 @@ class MLP(nnx.Module):
     def __init__(self, width: int, layers: int, *, rngs: nnx.Rngs):
         sizes = [width] * layers + [CLASSES]
         self.layers = nnx.List([
-            nnx.Linear(a, b, rngs=rngs) for a, b in zip(sizes, sizes[1:], strict=False)
+            nnx.Linear(a, b, rngs=rngs) for a, b in itertools.pairwise(sizes)
         ])  # fmt: skip
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -145,4 +146,3 @@ def cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Array:
     """The mean negative log probability of the labels."""
     chosen = jnp.take_along_axis(jax.nn.log_softmax(scores), labels[..., None], axis=-1)
     return -chosen.mean()
-

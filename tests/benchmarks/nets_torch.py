@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -114,9 +115,7 @@ class MLP(nn.Module):
     def __init__(self, width: int, layers: int):
         super().__init__()
         sizes = [width] * layers + [CLASSES]
-        self.layers = nn.ModuleList(
-            nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)
-        )
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
 
     def forward(self, x: Any) -> Any:
         for layer in self.layers[:-1]:
