@@ -333,9 +333,9 @@ def _flatten_with_keys(record: Record) -> tuple[Any, Any]:
 def _unflatten(aux: Any, children: Any) -> Record:
     keys, unseen = aux
     *calls, parameters = children
-    # jax also fills a tree with what is no parameters (an axis, None), to be read by itself alone
-    named = parameters if isinstance(parameters, dict) else {}
-    return Record(dict(zip(keys, calls, strict=True)), dict(unseen), named)
+    made = Record(dict(zip(keys, calls, strict=True)), dict(unseen))
+    made.parameters = parameters  # as it is: jax fills trees with what is no parameter, too
+    return made
 
 
 jax.tree_util.register_pytree_with_keys(Record, _flatten_with_keys, _unflatten, _flatten)
