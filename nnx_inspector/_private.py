@@ -17,6 +17,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 import jax.core as jcore
 import jax.extend.core as jex
 import jax.stages
@@ -282,6 +283,39 @@ def devices_of(equation: Any) -> int:
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
+def jit_shardings(equation: Any) -> tuple[list[Any], list[Any]]:
+    """What a jit says of where its operands and results lie, of each a Sharding or None."""
+
+    def given(shardings: Any) -> list[Any]:
+        return [s if isinstance(s, jax.sharding.Sharding) else None for s in shardings]
+
+    return given(equation.params["in_shardings"]), given(equation.params["out_shardings"])
+
+
+def shard_map_parts(equation: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The axes that a shard_map makes manual, in the mesh's order, and what to pass to
+    `jax.shard_map` to make another of the same kind.
+    """
+    params = equation.params
+    mesh, manual = params["mesh"], params["newly_manual_axes"]
+    axes = tuple(axis for axis in mesh.axis_names if axis in manual)
+    return axes, {
+        "mesh": mesh,
+        "axis_names": set(axes),
+        "check_vma": params["check_vma"],
+        "in_specs": list(params["in_specs"]),
+        "out_specs": list(params["out_specs"]),
+    }
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """The manual axes on whose devices an array (or one of a ShapeDtypeStruct) differs; none where
+    a shard_map does not check.
+    """
+    kind = getattr(x, "aval", x).manual_axis_type
+    return frozenset() if kind is None else kind.varying
+
+
 def is_literal(atom: Any) -> bool:
     return hasattr(atom, "val")
 
@@ -296,6 +330,11 @@ def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
     with source_info_util.user_context(traceback, name_stack=stack), equation.ctx.manager:
         out = equation.primitive.bind(*values, **params)
     return list(out) if equation.primitive.multiple_results else [out]
+
+
+def context_of(equation: Any) -> contextlib.AbstractContextManager[None]:
+    """What held where an equation was traced: the mesh, where to compute, and the like."""
+    return equation.ctx.manager
 
 
 def scan_parts(equation: Any, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:

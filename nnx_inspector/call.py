@@ -37,6 +37,8 @@ class Call:
         changed: for each array of a Variable that the call changed the summary of the new value
             less the old.
         variables: what they are, by name, type, dtype and shape.
+        loops: how many row axes the pass itself has, one for each scan around the call. Those
+            before them are the user's (a scan over steps, a vmap over models).
         kept: for each array of the output what was kept of it besides, where that was asked for.
         input_kept: likewise of the arguments.
     """
@@ -51,8 +53,15 @@ class Call:
     variables: tuple[ChangedVariable, ...] = dataclasses.field(
         default=(), metadata={"static": True}
     )
+    loops: int = dataclasses.field(default=0, metadata={"static": True})
     kept: list[Kept] = dataclasses.field(default_factory=lambda: list[Kept]())
     input_kept: list[Kept] = dataclasses.field(default_factory=lambda: list[Kept]())
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """The shape of the row axes that are the user's."""
+        shape = np.shape(self.ran)
+        return tuple(shape[: len(shape) - self.loops])
 
     @property
     def took_place(self) -> bool:
@@ -61,17 +70,20 @@ class Call:
 
     @property
     def output(self) -> Any:
-        """A Summary, or for a pytree a pytree of them (None for what is no array)."""
-        return self.structure.unflatten(self.outputs)
+        """A Summary, or for a pytree a pytree of them (None for what is no array).
+
+        Of a PRNG key or a token it says dtype and shape (`Summary.opaque`), and has no figures.
+        """
+        return self.structure.summaries(self.outputs)
 
     @property
     def input(self) -> Any:
         """The summaries of `(args, kwargs)`; of a call with one array alone, its Summary."""
         if self.inputs is None or self.input_structure is None:
             return None
-        if len(self.inputs) == 1:
-            return self.inputs[0]
-        return self.input_structure.unflatten(self.inputs)
+        whole = self.input_structure.summaries(self.inputs)
+        alone = self.inputs or [summary for _, summary in named_summaries(whole)]
+        return alone[0] if len(alone) == 1 else whole
 
     @property
     def gradient(self) -> Any:
@@ -85,9 +97,9 @@ class Call:
     def values(self) -> Any:
         """The output itself (a pytree of arrays), or what a reduction made of each of its arrays.
 
-        None where `values=` did not ask for it, and within a while loop, which runs a number of
-        times that only the data knows. Arrays have a leading axis for each scan around the call
-        (one row an iteration), and then one for each vmap.
+        None where `values=` did not ask for it, within a while loop, which runs a number of times
+        that only the data knows, and within `jax.shard_map`. Arrays have a leading axis for each
+        scan around the call (one row an iteration), and then one for each vmap.
         """
         return _tree(self.structure, [k.value for k in self.kept])
 
@@ -133,6 +145,10 @@ def concrete(x: Any) -> np.ndarray:
             "A record inside jit cannot be read: its figures are not known yet. Return the record "
             "from the jitted function and read it outside."
         )
+    if isinstance(x, jax.ShapeDtypeStruct):
+        raise InspectorError(
+            "A record out of jax.eval_shape has shapes and no figures. Call the function itself."
+        )
     return np.asarray(x)
 
 
@@ -141,3 +157,10 @@ def _measured(gradient: Summary | None) -> Summary | None:
     if gradient is None or not concrete(gradient.bins).any():
         return None
     return gradient
+
+
+def named_summaries(tree: Any) -> list[tuple[str, Summary]]:
+    """The summaries in an entry's output (or input, gradient), each with its path as text."""
+    is_leaf = lambda x: isinstance(x, Summary)  # noqa: E731
+    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in flat if is_leaf(leaf)]

@@ -291,6 +291,7 @@ def record_of(
                 variables=tuple(change.mark.variable for change in changed),
                 kept=passed.seen.kept,
                 input_kept=[] if entered is None else entered.seen.kept,
+                loops=passed.seen.ran.ndim,
             )
         )
     unseen = {**stage.survey.unseen, **unseen_references(stage.roots)}

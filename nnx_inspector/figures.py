@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from nnx_inspector.binning import Scale
 from nnx_inspector.history import HistoryArrays
 from nnx_inspector.passes import Quantity
 from nnx_inspector.protocol import HISTORY_QUANTILES
@@ -24,26 +25,32 @@ _BINS: Final = 64
 _COLOURS: Final = {"output": "31, 119, 180", "gradient": "214, 39, 40", "input": "44, 160, 44"}
 _BANDS: Final = ((0, 6), (1, 5), (2, 4))
 _MEDIAN: Final = 3
+_SYMLOG: Final = "value (symmetric log)"
 
 _Floats = npt.NDArray[np.float64]
 
 
-def figure(recording: Recording, site: str, *, quantity: Quantity = "output") -> go.Figure:
+def figure(
+    recording: Recording, site: str, *, quantity: Quantity = "output", scale: Scale = "symlog"
+) -> go.Figure:
     """Draws one site: histogram of the newest pass, heatmap and percentile bands over the steps.
 
-    With the output comes the histogram of its gradient, where one was measured. Histogram bins are
-    even on a symmetric-log axis, hence of unequal width; the height is the number of elements.
+    With the output comes the histogram of its gradient, where one was measured. Its intervals are
+    equally wide on the axis chosen; the height is the number of elements.
 
     Args:
         recording: what was recorded.
         site: a site key, as in `recording.sites`.
         quantity: "output", "gradient" or "input".
+        scale: axis of the histograms, "symlog" (the heatmap's: equal steps of the logarithm, linear
+            around zero) or "linear".
 
     Returns:
         A plotly figure; `figure.show()`, or leave it as the last line of a cell.
 
     Raises:
-        ValueError: nothing was recorded for the site's quantity, or the quantity is unknown.
+        ValueError: nothing was recorded for the site's quantity, or the quantity or the scale is
+            unknown.
 
     Example:
         >>> figure(Recording(), "blocks/0")
@@ -53,6 +60,8 @@ def figure(recording: Recording, site: str, *, quantity: Quantity = "output") ->
     """
     import plotly.graph_objects as go  # pyright: ignore[reportMissingTypeStubs]
 
+    if scale not in ("symlog", "linear"):
+        raise ValueError(f"figure draws on a 'symlog' or a 'linear' axis, not on {scale!r}")
     newest = _newest(recording, site, quantity)
     gradient = _newest_or_none(recording, site, "gradient") if quantity == "output" else None
     history = recording.history(site, quantity)
@@ -62,7 +71,7 @@ def figure(recording: Recording, site: str, *, quantity: Quantity = "output") ->
 
     drawn = _subplots(titles)
     for row, (name, _, summary) in enumerate(panels, 1):
-        _histogram(drawn, go, row, name, summary)
+        _histogram(drawn, go, row, name, summary, scale)
     _heatmap(drawn, go, len(panels) + 1, history)
     _bands(drawn, go, len(panels) + 2, history, quantity)
     label = site or "the model"
@@ -120,16 +129,18 @@ def _subplots(titles: list[str]) -> Any:
     return make_subplots(rows=len(titles), cols=1, subplot_titles=titles, vertical_spacing=0.09)
 
 
-def _histogram(drawn: Any, go: Any, row: int, name: str, summary: Summary) -> None:
+def _histogram(drawn: Any, go: Any, row: int, name: str, summary: Summary, scale: Scale) -> None:
     edges, counts, total = np.zeros(1), np.zeros(0), 1
     if not summary.saturated and summary.finite:
-        edges, counts = summary.histogram(_BINS, scale="symlog")
+        edges, counts = summary.histogram(_BINS, scale=scale)
         total = summary.finite
+    # Plotly has no symmetric-log axis: there the intervals stand side by side, named by value.
+    places = edges if scale == "linear" else np.arange(len(edges)) - 0.5
     drawn.add_trace(
         go.Bar(
-            x=(edges[:-1] + edges[1:]) / 2,
+            x=places[:-1] / 2 + places[1:] / 2,
             y=counts,
-            width=np.diff(edges),
+            width=np.diff(places),
             customdata=np.stack([edges[:-1], edges[1:], counts / total], axis=1),
             hovertemplate=(
                 "%{customdata[0]:.4g} to %{customdata[1]:.4g}<br>%{y:.4~s} elements "
@@ -141,7 +152,9 @@ def _histogram(drawn: Any, go: Any, row: int, name: str, summary: Summary) -> No
         row=row,
         col=1,
     )
-    drawn.update_xaxes(title_text="value", row=row, col=1)
+    ticks = {} if scale == "linear" else _value_ticks(edges)
+    title = "value" if scale == "linear" else _SYMLOG
+    drawn.update_xaxes(title_text=title, row=row, col=1, **ticks)
     drawn.update_yaxes(title_text="elements", row=row, col=1)
 
 
@@ -167,15 +180,14 @@ def _heatmap(drawn: Any, go: Any, row: int, history: HistoryArrays) -> None:
         row=row,
         col=1,
     )
-    ticks: npt.NDArray[np.int64] = np.linspace(0, len(history.edges) - 1, 7).round().astype(int)
-    drawn.update_yaxes(
-        title_text="value (symmetric log)",
-        tickvals=ticks - 0.5,
-        ticktext=[f"{history.edges[i]:.3g}" for i in ticks],
-        row=row,
-        col=1,
-    )
+    drawn.update_yaxes(title_text=_SYMLOG, row=row, col=1, **_value_ticks(history.edges))
     _step_axis(drawn, row, history)
+
+
+def _value_ticks(edges: _Floats) -> dict[str, Any]:
+    """Some of the edges, by value, on an axis on which their intervals stand side by side."""
+    shown = np.unique(np.linspace(0, len(edges) - 1, 7).round().astype(int))
+    return {"tickvals": shown - 0.5, "ticktext": [f"{edges[i]:.3g}" for i in shown]}
 
 
 def _step_axis(drawn: Any, row: int, history: HistoryArrays) -> None:

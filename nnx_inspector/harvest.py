@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from nnx_inspector import _private
 from nnx_inspector.changes import difference, is_number, pair_of
 from nnx_inspector.forwarding import Values
 from nnx_inspector.keeping import NOTHING, Keep, Kept
-from nnx_inspector.summarize import merge_in_trace, summarize
+from nnx_inspector.sharding import a_row_each, counted_once, on_this_mesh, placed, zeros_of
+from nnx_inspector.summarize import merge_in_trace, merge_rows, summarize
 from nnx_inspector.summary import Summary
 from nnx_inspector.taps import (
     CHANGE,
@@ -32,6 +35,7 @@ from nnx_inspector.taps import (
     mark,
     observe_cotangent,
     sink_like,
+    sinks_apart,
 )
 from nnx_inspector.units import Units, merge_units
 
@@ -63,7 +67,7 @@ class Marked:
 class Item:
     """One equation that holds marks: the mark itself, or an equation with jaxprs inside.
 
-    `kind` is "mark", "scan", "while", "cond", "jit", "remat", "inline" or "opaque". `again` says
+    `kind` is "mark", "scan", "while", "cond", "jit", "remat", "shard_map" or "inline". `again` says
     that it is the second pass of a remat: perturbed like the first, and not measured again.
     """
 
@@ -151,6 +155,8 @@ def _item(
     if name in _private.REMAT:
         again = _private.is_recomputation(equation)
         return Item("remat", None, (inner[0],), again=again)
+    if name == "shard_map":
+        return Item("shard_map", None, (inner[0],))
     if name in _INLINE:
         return Item("inline", None, (inner[0],))
     for child in inner:
@@ -260,8 +266,9 @@ def evaluate(
         else:
             sink = None if sinks is None else sinks[len(seen)]
             run = _RUN[item.kind]
-            out, new = run(item, equation, values, plan, sink, memo)
-            seen.append(new)
+            with _private.context_of(equation):
+                out, new = run(item, equation, values, plan, on_this_mesh(sink), memo)
+            seen.append(on_this_mesh(new))
         env.update(zip(equation.outvars, out, strict=True))
     return [read(v) for v in found.jaxpr.outvars], seen
 
@@ -392,7 +399,7 @@ def _run_cond(
 
 
 def _zeros(shapes: Any) -> Any:
-    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return jax.tree.map(zeros_of, shapes)
 
 
 def _run_remat(
@@ -416,12 +423,57 @@ def _run_jit(
         return evaluate(item.children[0], values, plan=plan, sinks=sink)
 
     inner = None if sink is None else sink[0]
+    before, after = _private.jit_shardings(equation)
     if any(_private.is_tracer(v) for v in values):
         body.__name__ = equation.params.get("name", "jit")
-        out, seen = jax.jit(body)(values, inner)
+        jitted = jax.jit(body, in_shardings=(before, None), out_shardings=(after, None))
+        out, seen = jitted(values, inner)
     else:  # a fresh function compiles each time: run eager calls equation by equation
-        out, seen = body(values, inner)
+        out, seen = body(placed(values, before), inner)
+        out = placed(out, after)
     return out, [seen]
+
+
+def _run_shard_map(
+    item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
+) -> Any:
+    """Each device measures its own part; what they saw and received is merged outside."""
+    axes, params = _private.shard_map_parts(equation)
+    count = math.prod(params["mesh"].shape[axis] for axis in axes)
+    at = a_row_each(params["mesh"], axes)
+    a_device_each = PartitionSpec(axes)
+    plan = dataclasses.replace(plan, keep=NOTHING)  # a device has a part: of which units, say
+
+    def body(values: Any, sinks: Any) -> Any:
+        sinks = jax.tree.map(lambda s: s[0], sinks)
+        out, seen = evaluate(item.children[0], values, plan=plan, sinks=sinks)
+        once = functools.partial(_once, axes=axes if params["check_vma"] else ())
+        return out, jax.tree.map(lambda x: x[None], _each_seen(once, seen))
+
+    params["in_specs"] = (params["in_specs"], a_device_each)
+    params["out_specs"] = (params["out_specs"], a_device_each)
+    apart = lambda s: sinks_apart(s, count, at)  # noqa: E731
+    inner = jax.tree.map(apart, None if sink is None else sink[0])
+    run: Callable[..., Any] = jax.shard_map(body, **params)
+    if not any(_private.is_tracer(v) for v in values):
+        run = jax.jit(run)
+    out, seen = run(values, inner)
+    return out, [_each_seen(_of_all_devices, seen)]
+
+
+def _each_seen(f: Callable[[Seen], Seen], seen: Any) -> Any:
+    return jax.tree.map(f, seen, is_leaf=lambda x: isinstance(x, Seen))
+
+
+def _once(seen: Seen, axes: tuple[str, ...]) -> Seen:
+    def once(s: Summary) -> Summary:
+        return jax.tree.map(functools.partial(counted_once, like=s.bins, axes=axes), s)
+
+    return dataclasses.replace(seen, summaries=[once(s) for s in seen.summaries])
+
+
+def _of_all_devices(seen: Seen) -> Seen:
+    return Seen([merge_rows(s) for s in seen.summaries], seen.ran.max(axis=0))
 
 
 def _run_inline(
@@ -439,5 +491,6 @@ _RUN: dict[str, Callable[..., Any]] = {
     "cond": _run_cond,
     "jit": _run_jit,
     "remat": _run_remat,
+    "shard_map": _run_shard_map,
     "inline": _run_inline,
 }

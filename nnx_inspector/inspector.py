@@ -39,6 +39,8 @@ from nnx_inspector.watching import Session, unwatched
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from nnx_inspector.binning import Scale
+
 T = TypeVar("T")
 
 
@@ -502,11 +504,14 @@ class Inspector:
             raise ValueError(nothing_selected(selection, self._view.keys))
         self._view.select(site)
 
-    def figure(self, site: str, *, quantity: str = "output") -> go.Figure:
-        """A plotly figure of one site: its histogram now and over the steps."""
+    def figure(self, site: str, *, quantity: str = "output", scale: Scale = "symlog") -> go.Figure:
+        """A plotly figure of one site: its histogram now and over the steps.
+
+        `scale` is the axis of the histograms, "symlog" or "linear".
+        """
         from nnx_inspector.figures import figure
 
-        return figure(self._recording, site, quantity=quantity)  # type: ignore[arg-type]
+        return figure(self._recording, site, quantity=quantity, scale=scale)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------ the screen
 

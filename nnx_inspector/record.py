@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from nnx_inspector.call import Call, concrete
+from nnx_inspector.call import Call, concrete, named_summaries
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.sites import closest, split_escaped
 from nnx_inspector.summary import Summary, merge
@@ -140,36 +140,52 @@ class Entry:
         if found is None:
             raise InspectorError(
                 f"No {part} of {self.key!r} were kept. Ask for them with values=True (or a "
-                f"function of an array); within a while loop none are kept."
+                f"function of an array); within a while loop or jax.shard_map none are kept."
             )
         return found
 
     @property
     def units(self) -> Any:
         """The Units of the outputs of all calls (a pytree of them for a pytree), or None."""
-        return self._merged("units", Units, merge_units)
+        return self._merged("units", Units, _merged_units)
 
     @property
     def input_units(self) -> Any:
         """The Units of what the method received, or None."""
-        return self._merged("input_units", Units, merge_units)
+        return self._merged("input_units", Units, _merged_units)
 
     @property
     def rows(self) -> int:
-        """How many rows (iterations of a scan, layers of a stack) each call has; 0: none."""
-        shape = np.shape(self.calls[0].ran)
-        return int(shape[0]) if shape else 0
+        """How many rows (iterations of a scan, layers of a stack) its calls have; 0: none.
+
+        Not those that the user's own scan or vmap adds to the record: see `Record.rows`.
+        """
+        return max((np.shape(c.ran)[len(c.leading)] for c in self.calls if c.loops), default=0)
 
     def row(self, index: int) -> Entry:
-        """The entry of one layer of a stacked module (one iteration of a scan)."""
+        """The entry of one layer of a stacked module (one iteration of a scan).
+
+        Of calls outside of the scan nothing is known by layer: they are left out.
+        """
         if not -self.rows <= index < self.rows:
             raise IndexError(f"{self.key!r} has {self.rows} rows, there is no row {index}.")
-        picked = jax.tree.map(lambda x: x[index], self.calls)
-        return Entry(f"{self.key}[{index}]", picked)
+        calls = [c for c in self.calls if c.loops and np.shape(c.ran)[len(c.leading)] == self.rows]
+        return Entry(f"{self.key}[{index}]", tuple(_row_of(c, index) for c in calls))
+
+
+def _row_of(call: Call, index: int) -> Call:
+    at = (*[slice(None)] * len(call.leading), index)
+    return dataclasses.replace(jax.tree.map(lambda x: x[at], call), loops=call.loops - 1)
+
+
+def _merged_units(parts: Sequence[Units]) -> Units:
+    return merge_units([part.merged() for part in parts])  # calls may have unlike rows
 
 
 class Record(Mapping[str, Entry]):
     """One pass: site key -> entry. A pytree; `jax.device_get(record)` brings it to the host.
+
+    Out of a scan over steps or a vmap comes one record with `rows`, of which `row(i)` is one pass.
 
     Attributes:
         unseen: sites that could not be read, each with the reason.
@@ -196,6 +212,29 @@ class Record(Mapping[str, Entry]):
             raise KeyError(f"{key!r} could not be read: {self.unseen[key]}.")
         near = ", ".join(repr(k) for k in closest(key, list(self._calls)))
         raise KeyError(f"{key!r} is not in this record. The closest sites are {near or 'none'}.")
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The leading axes of a stacked record: the steps of a scan, the members of a vmap.
+
+        `()` for the record of one pass. A stacked record reads as all of its passes together.
+        """
+        shapes = {call.leading for calls in self._calls.values() for call in calls}
+        return shapes.pop() if len(shapes) == 1 else ()
+
+    def row(self, index: int | tuple[int, ...]) -> Record:
+        """The record of one pass of a stacked record, or with fewer indices than axes of several.
+
+        Raises:
+            IndexError: There is no such row.
+        """
+        indices = index if isinstance(index, tuple) else (index,)
+        rows = self.rows
+        if len(indices) > len(rows) or any(
+            not -n <= i < n for i, n in zip(indices, rows, strict=False)
+        ):
+            raise IndexError(f"row {index} of a record with rows {rows}")
+        return jax.tree.map(lambda x: x[indices], self)
 
     def __contains__(self, key: object) -> bool:
         return key in self._calls
@@ -249,13 +288,6 @@ class Record(Mapping[str, Entry]):
         return pd.DataFrame(rows, columns=columns)
 
 
-def named_summaries(tree: Any) -> list[tuple[str, Summary]]:
-    """The summaries in an entry's output (or input, gradient), each with its path as text."""
-    is_leaf = lambda x: isinstance(x, Summary)  # noqa: E731
-    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
-    return [(jax.tree_util.keystr(path), leaf) for path, leaf in flat if is_leaf(leaf)]
-
-
 def merged_summaries(record: Record) -> dict[str, dict[str, Summary]]:
     """For each site its output, gradient and input as one summary each, what is measured.
 
@@ -269,6 +301,7 @@ def merged_summaries(record: Record) -> dict[str, dict[str, Summary]]:
                 for c in record._calls[key]
                 if c.took_place
                 for _, s in named_summaries(getattr(c, quantity))
+                if not s.opaque
             ]
             if parts:
                 out.setdefault(key, {})[quantity] = merge(parts)
@@ -283,22 +316,26 @@ def figures(summary: Summary | None) -> dict[str, Any]:
 
 
 def _flatten(record: Record) -> tuple[Any, Any]:
-    keys, names = tuple(record._calls), tuple(record.parameters)
-    return (
-        (
-            tuple(record._calls[key] for key in keys),
-            tuple(record.parameters[name] for name in names),
-        ),
-        (keys, names, tuple(sorted(record.unseen.items()))),
-    )
+    keys = tuple(record._calls)
+    calls = (record._calls[key] for key in keys)
+    return (*calls, record.parameters), (keys, tuple(sorted(record.unseen.items())))
+
+
+def _flatten_with_keys(record: Record) -> tuple[Any, Any]:
+    children, aux = _flatten(record)
+    names = [
+        *(jax.tree_util.DictKey(key) for key in aux[0]),
+        jax.tree_util.GetAttrKey("parameters"),
+    ]
+    return tuple(zip(names, children, strict=True)), aux
 
 
 def _unflatten(aux: Any, children: Any) -> Record:
-    keys, names, unseen = aux
-    calls, parameters = (
-        dict(zip(k, c, strict=True)) for k, c in zip((keys, names), children, strict=True)
-    )
-    return Record(calls, dict(unseen), parameters)
+    keys, unseen = aux
+    *calls, parameters = children
+    made = Record(dict(zip(keys, calls, strict=True)), dict(unseen))
+    made.parameters = parameters  # as it is: jax fills trees with what is no parameter, too
+    return made
 
 
-jax.tree_util.register_pytree_node(Record, _flatten, _unflatten)
+jax.tree_util.register_pytree_with_keys(Record, _flatten_with_keys, _unflatten, _flatten)

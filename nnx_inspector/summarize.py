@@ -15,7 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import AbstractToken, Token
 
+from nnx_inspector._private import is_tracer
 from nnx_inspector.binning import (
     BINS,
     FINITE_BINS,
@@ -26,25 +28,33 @@ from nnx_inspector.binning import (
     SIGN,
     ZERO_BIN,
 )
+from nnx_inspector.sharding import left_to_the_compiler, with_even_axes
 from nnx_inspector.summary import Summary
 
-jax.tree_util.register_dataclass(Summary, data_fields=("bins", "points", "sums"), meta_fields=())
+jax.tree_util.register_dataclass(
+    Summary, data_fields=("bins", "points", "sums"), meta_fields=("opaque",)
+)
 
 _LARGEST: Final = 2**32 - 1
+_BY_NAME_ONLY: Final = frozenset(["int1", "uint1", "float6_e2m3fn", "float6_e3m2fn"])
+"""Dtypes that jax names and XLA compiles nothing for."""
+_STEP: Final = 8
+"""Which part of the values the shift is the mean of: every eighth slice."""
 
 
 def summarize(x: Any, *, batch_rank: int = 0) -> Summary:
     """Counts, moments and histogram of an array.
 
-    The shift is the mean found in a first pass, so that the variance does not cancel (Chan, Golub
-    and LeVeque 1983); d is scaled by a power of two, so that nothing overflows. Sums are float32,
-    added in XLA's own tree (float64 for 64-bit dtypes). XLA's CPU arithmetic takes subnormals for 0
-    in the moments; counts, min, max and bins see them.
+    The shift is the mean of an eighth of the values, so that the variance does not cancel (Chan,
+    Golub and LeVeque 1983); d is scaled by a power of two, so that nothing overflows. Sums are
+    float32, added in XLA's own tree (float64 for 64-bit dtypes). XLA's CPU arithmetic takes
+    subnormals for 0 in the moments; counts, min, max and bins see them.
 
     Args:
         x: An array of any dtype, a tracer, a NumPy array or a Python number. NumPy arrays of 64-bit
             dtypes are summarised in 64 bits whatever `jax_enable_x64` says. Of complex values it is
-            the magnitude. Of opaque dtypes (PRNG keys, float0) only `size` is counted.
+            the magnitude (of one below the smallest normal number, the larger part). Of PRNG keys,
+            float0 and tokens there is only `size` and `opaque`, which says dtype and shape.
         batch_rank: Number of leading axes that become rows; the others are reduced.
 
     Returns:
@@ -58,22 +68,29 @@ def summarize(x: Any, *, batch_rank: int = 0) -> Summary:
         >>> summarize(jnp.array([1.0, 3.0, jnp.nan])).mean
         2.0
     """
-    if not isinstance(x, jax.Array | np.ndarray):
-        x = np.asarray(x)
+    if is_token(x):
+        return _uncounted((), 0, np.dtype(np.float32), "token")
+    x = as_array(x)
     if not 0 <= batch_rank <= x.ndim:
         raise ValueError(f"batch_rank={batch_rank} of an array of shape {x.shape}")
     rows, n = x.shape[:batch_rank], math.prod(x.shape[batch_rank:])
     dtype = x.dtype
-    if dtype == jax.dtypes.float0 or jnp.issubdtype(dtype, jax.dtypes.extended):
-        return _uncounted(rows, n, np.dtype(np.float32))
-    if not (jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_):
-        raise TypeError(f"cannot summarise an array of dtype {dtype} and shape {x.shape}")
+    if is_opaque(dtype):
+        said = in_words(dtype, x.shape[batch_rank:])
+        return _uncounted(rows, n, np.dtype(np.float32), said)
+    if not is_number(dtype):
+        raise TypeError(
+            f"cannot summarise an array of dtype {dtype} and shape {x.shape}: it holds no numbers "
+            "that jax has a dtype for; convert it first"
+        )
     if n == 0 or math.prod(rows) == 0:
         return _uncounted(rows, 0, points_dtype(dtype))
     if isinstance(x, np.ndarray) and dtype.itemsize >= 8 and dtype != np.complex64:
         with jax.enable_x64(True):  # or jax would cut it to 32 bits
-            return _summarize(x.reshape(*rows, n))
-    return _summarize(lax.stop_gradient(jnp.reshape(x, (*rows, n))))
+            return _summarize(x.reshape(*rows, n), batch_rank=batch_rank)
+    if x.ndim == batch_rank:
+        x = jnp.reshape(x, (*x.shape, 1))
+    return _summarize(lax.stop_gradient(x), batch_rank=batch_rank)
 
 
 def merge_in_trace(a: Summary, b: Summary) -> Summary:
@@ -96,13 +113,35 @@ def merge_in_trace(a: Summary, b: Summary) -> Summary:
         >>> merge_in_trace(summarize(jnp.ones(3)), summarize(jnp.zeros(1))).mean
         0.75
     """
+    if a.opaque != b.opaque:
+        raise ValueError(
+            f"summaries of {a.opaque or 'numbers'} and {b.opaque or 'numbers'} cannot be merged "
+            "inside jit; use nnx_inspector.summary.merge outside it"
+        )
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         if (x.shape, x.dtype) != (y.shape, y.dtype):
             raise ValueError(
                 f"summaries of unlike rows or dtypes cannot be merged inside jit: {x.dtype}"
                 f"{x.shape} and {y.dtype}{y.shape}; use nnx_inspector.summary.merge outside it"
             )
-    return _merge(a, b)
+    return merge_rows(jax.tree.map(lambda *both: jnp.stack(both), a, b))
+
+
+def merge_rows(s: Summary, *, axis: int = 0) -> Summary:
+    """A summary whose rows along one axis are merged into one, inside jit.
+
+    Rows may lie on different devices: all that they exchange is counts and six numbers a row.
+    Counts stop at 2**32 - 1, as in `merge_in_trace`.
+
+    Args:
+        s: A summary with at least one row axis.
+        axis: Which of the row axes.
+
+    Example:
+        >>> merge_rows(summarize(jnp.arange(6.0).reshape(3, 2), batch_rank=1)).mean
+        2.5
+    """
+    return _merge_rows(s, axis=axis)
 
 
 def empty_in_trace(like: Any, *, batch_rank: int = 0) -> Summary:
@@ -117,9 +156,52 @@ def empty_in_trace(like: Any, *, batch_rank: int = 0) -> Summary:
         0
     """
     if not isinstance(like, Summary):
-        aval = jax.ShapeDtypeStruct(jnp.shape(like), jnp.result_type(like))
+        dtype = like.dtype if hasattr(like, "dtype") else jnp.result_type(like)
+        aval = jax.ShapeDtypeStruct(jnp.shape(like), dtype)
         like = jax.eval_shape(functools.partial(summarize, batch_rank=batch_rank), aval)
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+
+
+def as_array(x: Any) -> Any:
+    """A jax or NumPy array of the same values, in a dtype that XLA compiles where there is one."""
+    if not isinstance(x, jax.Array | np.ndarray):
+        x = np.asarray(x)
+    if x.dtype.name in _BY_NAME_ONLY and not is_tracer(x):
+        return np.asarray(x).astype(np.float32)
+    if isinstance(x, np.ndarray) and not x.dtype.isnative:
+        return x.astype(x.dtype.newbyteorder("="))
+    return x
+
+
+def is_number(dtype: Any) -> bool:
+    """Whether XLA computes with values of this dtype: bool and every int, float and complex.
+
+    Example:
+        >>> is_number(jnp.dtype(jnp.float8_e4m3fn)), is_number(np.dtype("U3"))
+        (True, False)
+    """
+    if jnp.issubdtype(dtype, jax.dtypes.extended) or dtype.name in _BY_NAME_ONLY:
+        return False
+    if dtype in (np.longdouble, np.clongdouble):
+        return dtype in (np.float64, np.complex128)  # as they are on some systems
+    return dtype == jnp.bool_ or (jnp.issubdtype(dtype, jnp.number) and dtype.isnative)
+
+
+def is_opaque(dtype: Any) -> bool:
+    """Whether arrays of this dtype have a size and no figures: PRNG keys, float0 and the like."""
+    extended = jnp.issubdtype(dtype, jax.dtypes.extended)
+    return extended or dtype == jax.dtypes.float0 or dtype.name in _BY_NAME_ONLY
+
+
+def in_words(dtype: Any, shape: tuple[int, ...]) -> str:
+    """Dtype and shape as in `"float32[8,10]"`."""
+    name = "float0" if dtype == jax.dtypes.float0 else dtype
+    return f"{name}[{','.join(map(str, shape))}]"
+
+
+def is_token(x: Any) -> bool:
+    """Whether this is a token, which orders effects and has neither shape nor dtype."""
+    return isinstance(x, Token) or isinstance(getattr(x, "aval", None), AbstractToken)
 
 
 def points_dtype(dtype: Any) -> np.dtype[Any]:
@@ -140,38 +222,79 @@ def _sum_dtype(exact: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64) if exact.itemsize == 8 else np.dtype(np.float32)
 
 
-def _uncounted(rows: tuple[int, ...], size: int, exact: np.dtype[Any]) -> Summary:
+def _uncounted(rows: tuple[int, ...], size: int, exact: np.dtype[Any], opaque: str = "") -> Summary:
     """The summary of `size` opaque values in each row."""
     with jax.enable_x64(exact.itemsize == 8 or jax.config.read("jax_enable_x64")):
         points, sums = jnp.zeros((*rows, 3), exact), jnp.zeros((*rows, 3), _sum_dtype(exact))
     bins = jnp.zeros((*rows, BINS), jnp.uint32).at[..., OPAQUE_BIN].set(min(size, _LARGEST))
-    return Summary(bins=bins, points=points, sums=sums)
+    return Summary(bins=bins, points=points, sums=sums, opaque=opaque)
 
 
-@jax.jit
-def _summarize(x: jax.Array) -> Summary:
-    """x: rows + (n,), n > 0, of any numeric dtype."""
-    n = x.shape[-1]
+@functools.partial(jax.jit, static_argnames="batch_rank")
+def _summarize(x: jax.Array, *, batch_rank: int) -> Summary:
+    return left_to_the_compiler(functools.partial(_measured, batch_rank=batch_rank), x)
+
+
+def _measured(x: jax.Array, *, batch_rank: int) -> Summary:
+    """x: of any numeric dtype, with at least one axis after its `batch_rank` rows, none empty.
+
+    It keeps its shape: an array that is sharded could not be flattened where it lies. What is done
+    to it is elementwise, a reduction or a scatter of all axes, which the compiler splits by device.
+    """
+    # XLA would repeat in each pass what makes x, and compile each of those kernels for itself.
+    x = lax.optimization_barrier(x)
+    axes = tuple(range(batch_rank, x.ndim))
+    n = math.prod(x.shape[batch_rank:])
     value = _real(x)
     real = _sum_dtype(value.dtype)
     finite, index = _classes(value)
-    bins = _scatter(index)
+    bins = _scatter(index, batch_rank)
     others = bins[..., NAN_BIN] + bins[..., POSINF_BIN] + bins[..., NEGINF_BIN]
     many = jnp.asarray(n, real) - others.astype(real)
-    low, high = _extremes(value, finite)
+    low, high = _extremes(value, finite, axes)
     low = jnp.where(many > 0, low, jnp.zeros_like(low))
     high = jnp.where(many > 0, high, jnp.zeros_like(high))
-    # The shift is the mean of the finite values; any other value would do, only less exactly. Each
-    # is divided by (at least) n first, for their sum would overflow. XLA sums in a tree of its own.
+    shift = _near_mean(_part(value, axes), axes, low, high)
+    scale, factor = _scale(_difference(high, shift, 0.5), _difference(low, shift, 0.5))
+    about, unit = _broadcastable(shift, axes), _broadcastable(factor, axes)
+    d = jnp.where(finite, _difference(value, about, unit), 0)
+    sums = jnp.stack([scale, d.sum(axis=axes), (d * d).sum(axis=axes)], axis=-1)
+    return Summary(bins=bins, points=jnp.stack([low, high, shift], axis=-1), sums=sums)
+
+
+def _near_mean(
+    value: jax.Array, axes: tuple[int, ...], low: jax.Array, high: jax.Array
+) -> jax.Array:
+    """The mean of the finite values of each row, within [low, high]."""
+    real, n = _sum_dtype(value.dtype), math.prod(value.shape[axis] for axis in axes)
+    finite, _ = _classes(value)
+    # Each is divided by (at least) n first, for their sum would overflow.
     share = math.ldexp(1.0, -max(n - 1, 1).bit_length())
     origin = jnp.zeros_like(low) if _floating(value) else low
-    shares = _difference(value, origin[..., None], jnp.asarray(share, real))
-    total = jnp.where(finite, shares, 0).sum(axis=-1)
-    shift = _moved(origin, total * (1 / (share * jnp.maximum(many, 1))), low, high)
-    scale, factor = _scale(_difference(high, shift, 0.5), _difference(low, shift, 0.5))
-    d = jnp.where(finite, _difference(value, shift[..., None], factor[..., None]), 0)
-    sums = jnp.stack([scale, d.sum(axis=-1), (d * d).sum(axis=-1)], axis=-1)
-    return Summary(bins=bins, points=jnp.stack([low, high, shift], axis=-1), sums=sums)
+    shares = _difference(value, _broadcastable(origin, axes), jnp.asarray(share, real))
+    total = jnp.where(finite, shares, 0).sum(axis=axes)
+    many = finite.sum(axis=axes, dtype=real)
+    return _moved(origin, total * (1 / (share * jnp.maximum(many, 1))), low, high)
+
+
+def _part(value: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """An eighth of the values, or all of few: every eighth slice along one axis.
+
+    The mean of m of n values is at most sqrt(n / m - 1) standard deviations from that of all, so
+    that sums about it lose at most log2(n / m) = 3 bits of the variance.
+    """
+    # Slices along an axis before the last are contiguous in memory, and of a long one between
+    # first and last no device needs what another has, however the array is usually sharded.
+    between = [axis for axis in axes[:-1] if value.shape[axis] >= 8 * _STEP]
+    if not between:
+        return value
+    axis = between[-1]
+    return lax.slice_in_dim(value, _STEP // 2, None, _STEP, axis)
+
+
+def _broadcastable(figure: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """A figure of each row, with axes of length one for those that were reduced."""
+    return lax.expand_dims(figure, axes)
 
 
 def _real(x: jax.Array) -> jax.Array:
@@ -206,7 +329,7 @@ def _floating(value: jax.Array) -> bool:
 
 
 def _classes(value: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Which values are finite, and the bin of each: uint32, rows + (n,)."""
+    """Which values are finite, and the bin of each: uint32, in the values' shape."""
     wide = value.dtype == np.float64
     top = np.finfo(np.float32).max
     single = (jnp.clip(value, -top, top) if wide else value).astype(jnp.float32)
@@ -222,16 +345,17 @@ def _classes(value: jax.Array) -> tuple[jax.Array, jax.Array]:
     return magnitude < infinity, jnp.where(magnitude > infinity, jnp.uint32(NAN_BIN), index)
 
 
-def _scatter(index: jax.Array) -> jax.Array:
+def _scatter(index: jax.Array, batch_rank: int) -> jax.Array:
     """How often each of the 4096 bins occurs: uint32, rows + (4096,)."""
-    rows = index.shape[:-1]
+    rows = index.shape[:batch_rank]
     many = math.prod(rows)
     if many > 1:  # one scatter into all rows' bins is faster than a batched one
-        row = jnp.arange(many, dtype=jnp.uint32).reshape(*rows, 1)
+        row = jnp.arange(many, dtype=jnp.uint32).reshape(*rows, *[1] * (index.ndim - batch_rank))
         index = index + row * BINS
-    zeros = jnp.zeros(many * BINS, jnp.uint32)
-    counts = zeros.at[index.reshape(-1)].add(jnp.uint32(1), mode="promise_in_bounds")
-    return counts.reshape(*rows, BINS)
+    even = with_even_axes(index, jnp.uint32(many * BINS))
+    zeros = jnp.zeros(many * BINS + (even is not index), jnp.uint32)
+    counts = zeros.at[even].add(jnp.uint32(1), mode="promise_in_bounds")
+    return counts[: many * BINS].reshape(*rows, BINS)
 
 
 def _ordered(value: jax.Array) -> jax.Array:
@@ -242,7 +366,9 @@ def _ordered(value: jax.Array) -> jax.Array:
     return value ^ ((value >> (width - 1)) & np.iinfo(value.dtype).max)
 
 
-def _extremes(value: jax.Array, finite: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _extremes(
+    value: jax.Array, finite: jax.Array, axes: tuple[int, ...]
+) -> tuple[jax.Array, jax.Array]:
     """Smallest and largest finite value of each row; anything where there is none."""
     key = _ordered(value) if _floating(value) else value
     info = np.iinfo(key.dtype)
@@ -252,7 +378,7 @@ def _extremes(value: jax.Array, finite: jax.Array) -> tuple[jax.Array, jax.Array
         (jnp.where(finite, key, last), jnp.where(finite, key, first)),
         (last, first),
         lambda a, b: (jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1])),
-        (key.ndim - 1,),
+        axes,
     )
     if not _floating(value):
         return low, high
@@ -295,43 +421,48 @@ def _scale(*halves: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.where(spread, scale, 0), jnp.where(spread, inverse, 0)
 
 
-@jax.jit
-def _merge(a: Summary, b: Summary) -> Summary:
-    bins = a.bins + b.bins
-    bins = jnp.where(bins < a.bins, jnp.uint32(_LARGEST), bins)  # it wrapped
-    real, values = a.sums.dtype, FINITE_BINS
-    n_a, n_b = (jnp.where(values, s.bins, 0).astype(real).sum(axis=-1) for s in (a, b))
-    # About the shift of the larger part first: then about the mean itself.
-    swap = (n_b > n_a)[..., None]
-    points, other = (jnp.where(swap, x, y) for x, y in ((b.points, a.points), (a.points, b.points)))
-    sums, more = (jnp.where(swap, x, y) for x, y in ((b.sums, a.sums), (a.sums, b.sums)))
-    many, few = jnp.maximum(n_a, n_b), jnp.minimum(n_a, n_b)
-    other = jnp.where((few > 0)[..., None], other, points)
-    unknown = jnp.zeros(swap.shape, bool)
-    if jnp.issubdtype(points.dtype, jnp.floating):
-        unknown = (jnp.isnan(points) | jnp.isnan(other)).any(axis=-1, keepdims=True)
-        back = functools.partial(lax.bitcast_convert_type, new_dtype=points.dtype)
-        keys = _ordered(points), _ordered(other)
-        low = back(_ordered(jnp.minimum(keys[0][..., 0], keys[1][..., 0])))
-        high = back(_ordered(jnp.maximum(keys[0][..., 1], keys[1][..., 1])))
-    else:
-        low = jnp.minimum(points[..., 0], other[..., 0])
-        high = jnp.maximum(points[..., 1], other[..., 1])
-    shift, shift2 = points[..., 2], other[..., 2]
-    apart = _difference(shift2, shift, 0.5)
+@functools.partial(jax.jit, static_argnames="axis")
+def _merge_rows(s: Summary, *, axis: int) -> Summary:
+    return left_to_the_compiler(functools.partial(_merged, axis=axis), s)
+
+
+def _merged(s: Summary, *, axis: int) -> Summary:
+    """One row axis of a summary merged: about the largest row's shift first, then the mean."""
+    bins = _sum_saturating(s.bins, axis)
+    points, sums = (jnp.moveaxis(field, axis, -2) for field in (s.points, s.sums))
+    real = sums.dtype
+    many = jnp.moveaxis(jnp.where(FINITE_BINS, s.bins, 0).astype(real).sum(axis=-1), axis, -1)
+    used, total = many > 0, many.sum(axis=-1)
+    low, high = _extremes(points[..., :2], used[..., None], (points.ndim - 2,))
+    low, high = low[..., 0], high[..., 1]
+    largest = many.argmax(axis=-1, keepdims=True)
+    origin = jnp.take_along_axis(points[..., 2], largest, axis=-1)
+    apart = jnp.where(used, _difference(points[..., 2], origin, 0.5), 0)
     # A quarter of a scale has that scale: it must not grow from merge to merge.
-    scale, factor = _scale(apart, sums[..., 0] * 0.25, more[..., 0] * 0.25)
-    delta = _difference(shift2, shift, factor)
-    ones, twos = _about(sums, many, 0.0, factor), _about(more, few, delta, factor)
-    mean = (ones[0] + twos[0]) / jnp.maximum(many + few, 1)
-    moved = _moved(shift, mean * scale, low, high)
-    step = _difference(shift, moved, factor)
-    ones, twos = (_about(sums, many, step, factor), _about(more, few, delta + step, factor))
-    merged = jnp.stack([scale, ones[0] + twos[0], ones[1] + twos[1]], axis=-1)
-    points = jnp.stack([low, high, moved], axis=-1)
-    if jnp.issubdtype(points.dtype, jnp.floating):
-        points = jnp.where(unknown, jnp.nan, points)
-    return Summary(bins=bins, points=points, sums=jnp.where(unknown, jnp.nan, merged))
+    spread = jnp.where(used, sums[..., 0] * 0.25, 0)
+    scale, factor = _scale(jnp.abs(apart).max(axis=-1), spread.max(axis=-1))
+    unit = factor[..., None]
+    delta = _difference(points[..., 2], origin, unit)
+    sum1 = jnp.where(used, _about(sums, many, delta, unit)[0], 0).sum(axis=-1)
+    origin = origin[..., 0]
+    shift = _moved(origin, sum1 / jnp.maximum(total, 1) * scale, low, high)
+    delta = delta + _difference(origin, shift, factor)[..., None]
+    moments = [jnp.where(used, x, 0).sum(axis=-1) for x in _about(sums, many, delta, unit)]
+    merged = jnp.stack([low, high, shift], axis=-1)
+    merged = jnp.where((total > 0)[..., None], merged, jnp.zeros_like(merged))
+    sums = jnp.stack([scale, *moments], axis=-1)
+    if _floating(points):
+        unknown = (jnp.isnan(points).any(axis=-1) & used).any(axis=-1)[..., None]
+        merged, sums = jnp.where(unknown, jnp.nan, merged), jnp.where(unknown, jnp.nan, sums)
+    return Summary(bins=bins, points=merged, sums=sums, opaque=s.opaque)
+
+
+def _sum_saturating(counts: jax.Array, axis: int) -> jax.Array:
+    """The sum of counts, uint32; 2**32 - 1 where it is larger. Of 65,536 at most."""
+    add = functools.partial(jnp.sum, axis=axis, dtype=jnp.uint32)
+    upper, lower = add(counts >> 16), add(counts & 0xFFFF)
+    upper = upper + (lower >> 16)
+    return jnp.where(upper > 0xFFFF, jnp.uint32(_LARGEST), (upper << 16) | (lower & 0xFFFF))
 
 
 def _about(sums: jax.Array, n: jax.Array, delta: Any, factor: jax.Array) -> tuple[Any, Any]:

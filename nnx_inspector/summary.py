@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +22,16 @@ from nnx_inspector.binning import (
     MINUS_ZERO_BIN,
     NAN_BIN,
     NEGINF_BIN,
+    OPAQUE_BIN,
     POSINF_BIN,
     VALUE_ORDER,
     ZERO_BIN,
     Binned,
     Scale,
+    apportioned,
     axis,
     bin_edges,
     quantiles,
-    rebinned,
 )
 from nnx_inspector.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2, merged_moments
 
@@ -39,6 +40,13 @@ _Floats = npt.NDArray[np.float64]
 _MERGED: Final = [tuple(map(np.dtype, ("u8", "f8", p))) for p in ("f8", "i4", "u4", "i8", "u8")]
 _APART: Final = np.flatnonzero(~FINITE_BINS)
 _UNREADABLE = "a summary inside jit cannot be read: return it from the function and read it outside"
+
+
+class Histogram(NamedTuple):
+    """Intervals and how many values each has: see `Summary.histogram`."""
+
+    edges: _Floats
+    counts: npt.NDArray[np.int64]
 
 
 def empty(rows: tuple[int, ...] = ()) -> Summary:
@@ -50,6 +58,18 @@ def empty(rows: tuple[int, ...] = ()) -> Summary:
     """
     moments = np.zeros((*rows, 3), np.float64)
     return Summary(bins=np.zeros((*rows, BINS), np.uint64), points=moments, sums=moments)
+
+
+def opaque(said: str, size: int) -> Summary:
+    """The summary of `size` values of which only dtype and shape are known.
+
+    Example:
+        >>> opaque("key<fry>[3]", 3)
+        Summary(key<fry>[3], no figures)
+    """
+    nothing = empty()
+    nothing.bins[OPAQUE_BIN] = size
+    return dataclasses.replace(nothing, opaque=said)
 
 
 def merge(summaries: Sequence[Summary]) -> Summary:
@@ -88,7 +108,9 @@ def merge(summaries: Sequence[Summary]) -> Summary:
     finite = (bins.sum(axis=1) - bins[:, _APART].sum(axis=1)).astype(np.float64)
     used = finite > 0
     merged_points, merged_sums = merged_moments(points[used], sums[used], finite[used])
-    return Summary(bins=total, points=merged_points, sums=merged_sums)
+    alike = {s.opaque for s in hosts}
+    opaque = alike.pop() if len(alike) == 1 else ""
+    return Summary(bins=total, points=merged_points, sums=merged_sums, opaque=opaque)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -108,6 +130,8 @@ class Summary:
             none, NaN where only counts are known.
         sums: float32 or float64, rows + (3,): scale (a power of two, 0 where all values are equal)
             and the sums of d and d*d over the finite values, where d = (x - shift) / scale.
+        opaque: dtype and shape of an array that has no figures, as `"key<fry>[3]"`; "" of numbers.
+            A static part of the pytree.
 
     Example:
         >>> Summary(bins=np.bincount([NAN_BIN], minlength=BINS), points=np.zeros(3),
@@ -118,6 +142,7 @@ class Summary:
     bins: Any
     points: Any
     sums: Any
+    opaque: str = ""
 
     @functools.cached_property
     def _is_host(self) -> bool:
@@ -133,15 +158,14 @@ class Summary:
     @functools.cached_property
     def _fetched(self) -> Summary:
         fields: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for name in ("bins", "points", "sums"):
             try:
-                fields[field.name] = np.asarray(value)
+                fields[name] = np.asarray(getattr(self, name))
             except TypeError as error:  # jax's TracerArrayConversionError is one
                 raise TypeError(_UNREADABLE) from error
-            if fields[field.name].dtype == object:
+            if fields[name].dtype == object:
                 raise TypeError(_UNREADABLE)
-        return Summary(**fields)
+        return Summary(**fields, opaque=self.opaque)
 
     @functools.cached_property
     def _merged(self) -> Summary:
@@ -174,7 +198,8 @@ class Summary:
             not -n <= i < n for i, n in zip(indices, rows, strict=False)
         ):
             raise IndexError(f"row {index} of a summary with rows {rows}")
-        return Summary(bins=self.bins[index], points=self.points[index], sums=self.sums[index])
+        bins, points, sums = self.bins[index], self.points[index], self.sums[index]
+        return Summary(bins=bins, points=points, sums=sums, opaque=self.opaque)
 
     def merged(self) -> Summary:
         """All rows as one, on the host: uint64 counts, float64 moments."""
@@ -298,9 +323,10 @@ class Summary:
     def quantile(self, q: npt.ArrayLike) -> Any:
         """The order statistic number floor(q * (finite - 1)), from the histogram.
 
-        Within 6.25 % of it, relatively, for values that are normal float32 numbers (Masson, Rim and
-        Lee 2019, "DDSketch"), and exact for the first and the last. Subnormals read as 0, values of
-        wider dtypes beyond float32's range as NaN.
+        Within `QUANTILE_ERROR` (6.25 %) of it, relatively, where that is a normal float32 number
+        (Masson, Rim and Lee 2019, "DDSketch"; also after any merging), within `SUBNORMAL_ERROR`
+        below, and exact for the first and the last. NaN where it may be a value of a wider dtype
+        beyond float32's range: those share the outermost bin.
 
         Args:
             q: One or many fractions from 0 to 1.
@@ -317,11 +343,13 @@ class Summary:
         values = quantiles(self._binned, fractions.ravel()).reshape(fractions.shape)
         return float(values) if values.ndim == 0 else values
 
-    def histogram(self, bins: int = 64, *, scale: Scale = "linear") -> tuple[_Floats, _Floats]:
+    def histogram(self, bins: int = 64, *, scale: Scale = "linear") -> Histogram:
         """The finite values in `bins` intervals from min to max.
 
-        Each of the 4080 log bins is spread evenly over the part of it that lies within [min, max],
-        so counts are fractional, and add up to `finite`.
+        Each of the 4080 log bins is spread evenly over the part of it that lies within [min, max];
+        how many values lie below each edge is then rounded to a whole number. So counts add up to
+        `finite` exactly, and an edge divides no bin but the one that it cuts: the error of the
+        count below it is less than that bin's count.
 
         Args:
             bins: Number of intervals, at least 1.
@@ -329,18 +357,26 @@ class Summary:
                 magnitude that seven tenths of the nonzero values stay below, logarithmic above it.
 
         Returns:
-            Edges float64[bins + 1], rising, and counts float64[bins]. Where all values are equal
+            A named tuple of `edges`, float64[bins + 1], rising, and `counts`, int64[bins]; an
+            interval has its lower edge, the last one both, as in NumPy. Where all values are equal
             the edges lie around that value; where nothing is finite they are 0 to 1.
 
         Raises:
             ValueError: `bins` or `scale` is none of the above.
+
+        Example:
+            >>> empty().histogram(2, scale="symlog").counts.tolist()
+            [0, 0]
         """
         if bins < 1 or scale not in ("linear", "symlog"):
-            raise ValueError(f"histogram takes bins >= 1 and scale linear or symlog, not {scale!r}")
+            raise ValueError(
+                f"histogram takes bins >= 1 and scale linear or symlog, not bins={bins!r} and "
+                f"scale={scale!r}"
+            )
         if not self.finite:
-            return np.linspace(0.0, 1.0, bins + 1), np.zeros(bins)
+            return Histogram(np.linspace(0.0, 1.0, bins + 1), np.zeros(bins, np.int64))
         edges = axis(self._binned, bins, scale)
-        return edges, rebinned(self._binned, edges)[0]
+        return Histogram(edges, apportioned(self._binned, edges)[0])
 
     def sparkline(self, n: int = 32) -> npt.NDArray[np.uint8]:
         """Heights uint8[n] of the "symlog" histogram: the highest is 255, one in use never 0."""
@@ -389,6 +425,8 @@ class Summary:
     def __repr__(self) -> str:
         """One line; under jit only the shape of the rows is known."""
         rows = f"rows={self.rows}, " if getattr(self.bins, "ndim", 1) > 1 else ""
+        if self.opaque:
+            return f"Summary({rows}{self.opaque}, no figures)"
         try:
             if self.saturated:
                 return f"Summary({rows}saturated, min={self.min:.6g}, max={self.max:.6g})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,9 +18,20 @@ import numpy as np
 from flax import nnx
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
-from nnx_inspector.packing import pack, packed_size
-from nnx_inspector.summarize import summarize
+from nnx_inspector import _private
+from nnx_inspector.packing import pack, packed_size, unpack
+from nnx_inspector.sharding import counted_once
+from nnx_inspector.summarize import (
+    in_words,
+    is_number,
+    is_opaque,
+    is_token,
+    merge_rows,
+    summarize,
+)
+from nnx_inspector.summary import opaque
 from nnx_inspector.trees import rebuilt, with_arguments
 
 OUTPUT, INPUT, CHANGE, BEGIN = "output", "input", "change", "begin"
@@ -77,15 +88,24 @@ class Structure:
         treedef: of the whole value.
         leaves: for each leaf its text, `"float32[8,10]"`; what is no array by its type's name.
         arrays: the numbers of the leaves that are arrays and were observed.
+        opaque: number and size of each leaf that has a shape and no figures (a PRNG key, a token).
     """
 
     treedef: Any
     leaves: tuple[str, ...]
     arrays: tuple[int, ...]
+    opaque: tuple[tuple[int, int], ...] = ()
+
+    def summaries(self, values: Sequence[Any]) -> Any:
+        """As `unflatten`, with a Summary that says dtype and shape for each opaque leaf."""
+        return self._filled(values, {i: opaque(self.leaves[i], size) for i, size in self.opaque})
 
     def unflatten(self, values: Sequence[Any]) -> Any:
         """The tree with one value for each observed array, None for every other leaf."""
-        filled: list[Any] = [None] * len(self.leaves)
+        return self._filled(values, {})
+
+    def _filled(self, values: Sequence[Any], others: Mapping[int, Any]) -> Any:
+        filled = [others.get(index) for index in range(len(self.leaves))]
         for index, value in zip(self.arrays, values, strict=True):
             filled[index] = value
         return jax.tree.unflatten(self.treedef, filled)
@@ -98,8 +118,10 @@ class Structure:
 
 def describe(leaf: Any) -> str:
     """One leaf in words: dtype and shape of an array, else the type's name."""
+    if is_token(leaf):
+        return "token"
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+        return in_words(leaf.dtype, leaf.shape)
     return type(leaf).__name__
 
 
@@ -110,9 +132,14 @@ def is_node(x: Any) -> bool:
 
 def is_observable(leaf: Any) -> bool:
     """Whether a leaf is an array of numbers: keys and Python scalars are not."""
-    if isinstance(leaf, np.ndarray):
-        return leaf.dtype != object and leaf.dtype.kind in "biufcV"
-    return isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    return isinstance(leaf, jax.Array | np.ndarray) and is_number(leaf.dtype)
+
+
+def _opaque_size(leaf: Any) -> int | None:
+    """How many elements a leaf has that is an array and not of numbers; None of other leaves."""
+    if isinstance(leaf, jax.Array | np.ndarray) and is_opaque(leaf.dtype):
+        return leaf.size
+    return 0 if is_token(leaf) else None
 
 
 def is_whole(x: Any) -> bool:
@@ -146,7 +173,10 @@ def _marked(
     leaves = list(leaves)
     arrays = [i for i, leaf in enumerate(leaves) if is_observable(leaf)]
     if structure is None:
-        structure = Structure(treedef, tuple(describe(leaf) for leaf in leaves), tuple(arrays))
+        words = tuple(describe(leaf) for leaf in leaves)
+        sizes = [(i, _opaque_size(leaf)) for i, leaf in enumerate(leaves)]
+        others = tuple((i, size) for i, size in sizes if size is not None)
+        structure = Structure(treedef, words, tuple(arrays), others)
     # a value without arrays still leaves its mark, so that the call is seen
     values = mark.bind(*pair, *(leaves[i] for i in arrays), structure=structure, **params)
     for i, value in zip(arrays, values[len(pair) :], strict=True):
@@ -210,10 +240,8 @@ def _tap_transpose(ct: Any, t: Any, sink: Any, *, rows: int) -> Any:
         return None, None
     payload = None
     if ad.is_undefined_primal(sink):
-        measure = lambda c: pack(summarize(c))  # noqa: E731
-        for _ in range(rows):
-            measure = jax.vmap(measure)
-        payload = measure(jax.lax.stop_gradient(ct))
+        payload = pack(summarize(ct, batch_rank=rows))
+        payload = counted_once(payload, ct, _private.varying_axes(sink))
     return (ct if ad.is_undefined_primal(t) else None), payload
 
 
@@ -233,6 +261,48 @@ def _batcher(primitive: Primitive) -> Any:
 
     return batch
 
+
+# one sink for each of several devices; what they received is merged, not added
+_apart = Primitive("nnx_inspector_sinks_apart")
+
+
+def sinks_apart(sink: jax.Array, count: int, at: NamedSharding | None = None) -> jax.Array:
+    """A sink for each of `count` devices, `[count, *sink.shape]`; with explicit sharding, `at`.
+
+    The gradient with respect to `sink` is the packed summary of all that theirs received.
+    """
+    return _apart.bind(sink, axis=0, count=count, at=at)
+
+
+def _stacked(sink: jax.Array, *, axis: int, count: int, at: NamedSharding | None) -> jax.Array:
+    sinks = jnp.stack([sink] * count, axis)
+    return sinks if at is None else jax.sharding.reshard(sinks, _behind(at, axis))
+
+
+def _behind(at: NamedSharding, axis: int) -> NamedSharding:
+    return NamedSharding(at.mesh, PartitionSpec(*[None] * axis, *at.spec))
+
+
+def _apart_aval(sink: Any, *, axis: int, count: int, at: NamedSharding | None) -> Any:
+    shape = (*sink.shape[:axis], count, *sink.shape[axis:])
+    spec = PartitionSpec(*[None] * len(shape)) if at is None else _behind(at, axis).spec
+    mesh = sink.sharding.mesh if at is None else at.mesh
+    return sink.update(shape=shape, sharding=NamedSharding(mesh, spec))
+
+
+def _batch_apart(args: Any, dims: Any, *, axis: int, **params: Any) -> Any:
+    return _apart.bind(jnp.moveaxis(args[0], dims[0], 0), axis=axis + 1, **params), 0
+
+
+def _transpose_apart(ct: Any, _: Any, *, axis: int, **params: Any) -> Any:
+    return [pack(merge_rows(unpack(ct), axis=axis))]
+
+
+_apart.def_impl(jax.jit(_stacked, static_argnames=("axis", "count", "at")))
+_apart.def_abstract_eval(_apart_aval)
+mlir.register_lowering(_apart, mlir.lower_fun(_stacked, multiple_results=False))
+ad.deflinear2(_apart, _transpose_apart)
+batching.primitive_batchers[_apart] = _batch_apart
 
 ad.primitive_jvps[_tap] = _tap_jvp
 ad.primitive_jvps[_tap_linear] = _tap_linear_jvp

@@ -10,10 +10,13 @@ from nnx_inspector.binning import (
     FINITE_BINS,
     MINUS_ZERO_BIN,
     NAN_BIN,
+    QUANTILE_ERROR,
     RANKS,
     VALUE_ORDER,
     ZERO_BIN,
     Binned,
+    Scale,
+    apportioned,
     axis,
     bin_edges,
     quantiles,
@@ -85,7 +88,50 @@ def test_a_value_on_an_edge_belongs_to_the_interval_above_it() -> None:
     assert rebinned(one, np.array([-2.0, 0.0, 1.5])).tolist() == [[0, 4]]
 
 
+def test_whole_counts_are_the_fractions_rounded() -> None:
+    rng = np.random.default_rng(1)
+    rows = [rng.normal(size=n) * 10.0**i for i, n in enumerate((1, 2, 30, 500, 3000))]
+    together = binned(*rows)
+    edges = axis(binned(np.concatenate(rows)), 48, "symlog")
+    fractions, counts = rebinned(together, edges), apportioned(together, edges)
+    assert counts.dtype == np.int64
+    assert (counts >= 0).all()
+    assert counts.sum(axis=1).tolist() == [len(x) for x in rows]
+    assert np.abs(np.cumsum(fractions, axis=1) - np.cumsum(counts, axis=1)).max() <= 0.5 + 1e-9
+
+
+@pytest.mark.parametrize("scale", ["linear", "symlog"])
+def test_the_outermost_values_are_in_the_outermost_intervals(scale: Scale) -> None:
+    x = np.concatenate([[-7.3], np.random.default_rng(2).normal(size=999), [6.1]])
+    one = binned(x)
+    counts = apportioned(one, axis(one, 64, scale))[0]
+    assert counts[0] >= 1
+    assert counts[-1] >= 1
+    assert counts.sum() == 1001
+
+
 def test_nothing_has_no_figures() -> None:
     nothing = Binned(np.zeros(0, int), np.zeros((2, 0)), np.full(2, np.nan), np.full(2, np.nan))
     assert np.isnan(quantiles(nothing, np.array([0.5]))).all()
     assert rebinned(nothing, np.arange(4.0)).tolist() == [[0, 0, 0]] * 2
+    assert apportioned(nothing, np.arange(4.0)).tolist() == [[0, 0, 0]] * 2
+
+
+def test_the_stated_error_is_that_of_the_edges() -> None:
+    low, high = bin_edges()[8:0x7F8].T  # the normal numbers
+    worst = ((high - low) / (high + low)).max()  # of the harmonic middle
+    assert worst == pytest.approx(1 / 17)
+    assert worst < QUANTILE_ERROR
+    rounded = (high * (1 + 2.0**-24) - low) / (high + low)
+    assert (rounded < QUANTILE_ERROR).all()
+
+
+@pytest.mark.parametrize("faint", [1e-310, 1e-200])
+def test_ranges_too_small_for_slopes_are_spread_too(faint: float) -> None:
+    counts = np.array([[4.0]])
+    zeros = Binned(np.array([0]), counts, np.array([0.0]), np.array([faint]))
+    assert rebinned(zeros, np.linspace(0, faint, 5))[0] == pytest.approx([1] * 4)
+    step = Binned(np.array([0, 0x3F8]), np.array([[4.0, 2.0]]), np.zeros(1), np.array([1.0]))
+    assert rebinned(step, np.array([0.0, 0.5, 1.0])).tolist() == [[4, 2]]
+    below = Binned(np.array([0xBF8, 0]), np.array([[2.0, 4.0]]), -np.ones(1), np.array([faint]))
+    assert rebinned(below, np.array([-1.0, -0.5, faint])).sum() == 6

@@ -214,7 +214,7 @@ def test_every_summary_is_that_of_the_values_seen_by_hand(name):
             if name == "recursive" and site == "":
                 continue  # calls end in another order than they begin; see below
             for part, values in (("output", numeric(out)), ("input", numeric(arguments))):
-                of_part = summaries(getattr(measured, part))
+                of_part = [s for s in summaries(getattr(measured, part)) if not s.opaque]
                 assert len(of_part) == len(values), (site, part)
                 for summary, value in zip(of_part, values, strict=True):
                     assert_summary(summary, value, **loose)

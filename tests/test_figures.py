@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nnx_inspector.binning import Scale
 from nnx_inspector.figures import figure
 from nnx_inspector.protocol import HISTORY_QUANTILES
 from nnx_inspector.recording import Recording
@@ -44,24 +45,32 @@ def traces(drawn: Any) -> dict[str, list[Any]]:
     return found
 
 
-def test_the_bars_are_the_histogram_of_the_newest_pass() -> None:
+@pytest.mark.parametrize("scale", ["linear", "symlog"])
+def test_the_bars_are_the_histogram_of_the_newest_pass(scale: Scale) -> None:
     recording = filled()
-    bars = traces(figure(recording, "blocks/0"))["bar"]
+    drawn: Any = figure(recording, "blocks/0", scale=scale)
+    bars = traces(drawn)["bar"]
     newest = [recording.series("blocks/0", q)[1][-1] for q in ("output", "gradient")]
     assert len(bars) == 2
     for bar, summary in zip(bars, newest, strict=True):
-        edges, counts = summary.histogram(64, scale="symlog")
+        edges, counts = summary.histogram(64, scale=scale)
+        places = edges if scale == "linear" else np.arange(65) - 0.5
         np.testing.assert_array_equal(bar.y, counts)
-        np.testing.assert_allclose(
-            np.asarray(bar.x) - np.asarray(bar.width) / 2, edges[:-1], atol=1e-12
-        )
-        np.testing.assert_allclose(
-            np.asarray(bar.x) + np.asarray(bar.width) / 2, edges[1:], atol=1e-12
-        )
+        half = np.asarray(bar.width) / 2
+        np.testing.assert_allclose(np.asarray(bar.x) - half, places[:-1], atol=1e-12)
+        np.testing.assert_allclose(np.asarray(bar.x) + half, places[1:], atol=1e-12)
         np.testing.assert_array_equal(
             np.asarray(bar.customdata)[:, :2], np.stack([edges[:-1], edges[1:]], 1)
         )
-        assert np.sum(bar.y) == pytest.approx(summary.finite)
+        assert np.sum(bar.y) == summary.finite
+    for x_axis, summary in zip((drawn.layout.xaxis, drawn.layout.xaxis2), newest, strict=True):
+        if scale == "linear":
+            assert (x_axis.title.text, x_axis.tickvals) == ("value", None)
+        else:
+            assert x_axis.title.text == "value (symmetric log)"
+            at = (np.asarray(x_axis.tickvals) + 0.5).astype(int)
+            edges = summary.histogram(64, scale="symlog").edges
+            assert list(x_axis.ticktext) == [f"{e:.3g}" for e in edges[at]]
 
 
 def test_the_heatmap_and_the_bands_are_the_history() -> None:
@@ -93,7 +102,8 @@ def test_titles_and_axes_say_what_and_in_which_unit() -> None:
     assert texts[0] == "output at step 50: 2,000 finite elements"
     assert texts[1] == "gradient at step 40: 2,000 finite elements"
     assert drawn.layout.title.text == "blocks/0: output"
-    assert (drawn.layout.xaxis.title.text, drawn.layout.yaxis.title.text) == ("value", "elements")
+    assert drawn.layout.xaxis.title.text == "value (symmetric log)"
+    assert drawn.layout.yaxis.title.text == "elements"
     assert drawn.layout.xaxis3.title.text == drawn.layout.xaxis4.title.text == "step"
     assert list(drawn.layout.xaxis3.ticktext) == ["0", "10", "20", "30", "40", "50"]
     assert all(t.hovertemplate or t.hoverinfo == "skip" for t in drawn.data)
@@ -136,3 +146,5 @@ def test_nothing_to_draw_teaches() -> None:
         figure(filled(), "blocks/0", quantity="input")
     with pytest.raises(ValueError, match="no quantity 'outputs'"):
         figure(filled(), "blocks/0", quantity="outputs")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="not on 'log'"):
+        figure(filled(), "blocks/0", scale="log")  # type: ignore[arg-type]

@@ -12,15 +12,25 @@ import nnx_inspector
 PACKAGE = pathlib.Path(nnx_inspector.__file__).parent
 
 LAYERS = [
-    {"errors", "protocol", "binning", "moments", "thinning", "redirection", "trees", "_private"},
+    {
+        "errors",
+        "protocol",
+        "binning",
+        "moments",
+        "thinning",
+        "redirection",
+        "trees",
+        "_private",
+        "sharding",
+    },
     {"summary"},
     {"compact", "curves"},
     {"history", "passes"},
     {"sites", "summarize", "recording"},
-    {"packing", "variables", "forwarding", "flops"},
+    {"packing", "units", "variables", "forwarding", "flops"},
     {"linen", "scope", "wrapping", "taps", "findings", "figures", "presenting", "screen"},
     {"layers"},
-    {"dispatch", "wording", "changes", "units"},
+    {"dispatch", "wording", "changes"},
     {"keeping"},
     {"call"},
     {"interception"},

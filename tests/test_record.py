@@ -12,7 +12,7 @@ from models import batch, rngs
 
 from nnx_inspector.capturing import capture, value_and_grad
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.record import Record
+from nnx_inspector.record import Record, merged_summaries
 
 
 @pytest.fixture(scope="module")
@@ -226,3 +226,57 @@ def test_a_frame_of_nothing_has_its_columns():
     frame = Record({}, {}).to_frame()
     assert len(frame) == 0
     assert {"site", "mean", "nan"} <= set(frame.columns)
+
+
+class Drawing(nnx.Module):
+    """Returns numbers, keys and a token; takes a key."""
+
+    def __call__(self, x, key):
+        keys = jax.random.split(key, 3)
+        return x * jax.random.normal(keys[0]), {"keys": keys, "token": jax.lax.create_token(x)}
+
+
+class Split(nnx.Module):
+    """Returns nothing but keys, from inside a loop as well."""
+
+    def __call__(self, key):
+        return jax.random.split(key)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, nnx.jit], ids=["plainly", "in jit"])
+def test_what_has_no_numbers_is_shape_only(wrap):
+    f = lambda m, x, key: m(x, key)[0]  # noqa: E731
+    record = wrap(capture(f))(Drawing(), jnp.ones((2, 3)), jax.random.key(0))[1]
+    numbers, others = record[""].output
+    assert numbers.size == 6
+    assert repr(others["keys"]) == "Summary(key<fry>[3], no figures)"
+    assert others["token"].opaque == "token"
+    assert np.isnan([others["keys"].mean, others["keys"].max, others["token"].norm]).all()
+    frame = record.to_frame()
+    frame = frame[frame["quantity"] == "output"].set_index("array")
+    assert frame["size"].to_dict() == {"[0]": 6, "[1]['keys']": 3, "[1]['token']": 0}
+    assert frame.loc["[1]['keys']"][["mean", "min", "norm"]].isna().all()
+    assert merged_summaries(record)[""]["output"].size == 6  # on screen numbers only
+
+
+def test_the_gradients_of_what_has_no_numbers_are_none():
+    (_, record), _ = value_and_grad(lambda m, x: m(x, jax.random.key(0))[0].sum())(
+        Drawing(), jnp.ones((2, 3))
+    )
+    gradient, others = record[""].gradient
+    assert gradient.size == 6
+    assert others == {"keys": None, "token": None}
+    assert record[""].output[1]["keys"].opaque == "key<fry>[3]"
+
+
+def test_keys_alone_and_in_loops():
+    split = Split()
+    record = capture(lambda m, key: m(key))(split, jax.random.key(0))[1]
+    assert record[""].output.opaque == "key<fry>[2]"
+    assert record[""].input.opaque == "key<fry>[]"
+    assert merged_summaries(record) == {}
+    keys = jax.random.split(jax.random.key(0), 4)
+    for mapped in (lambda m, keys: jax.vmap(m)(keys), lambda m, keys: jax.lax.map(m, keys)):
+        record = capture(mapped)(split, keys)[1]
+        assert record[""].output.opaque.startswith("key<fry>[")
+        assert record.unseen == {}

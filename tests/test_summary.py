@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnx_inspector.binning import BINS, NAN_BIN, NEGINF_BIN, POSINF_BIN, ZERO_BIN
+from nnx_inspector.binning import (
+    BINS,
+    NAN_BIN,
+    NEGINF_BIN,
+    POSINF_BIN,
+    QUANTILE_ERROR,
+    SUBNORMAL_ERROR,
+    ZERO_BIN,
+)
 from nnx_inspector.summary import Summary, empty, merge
 
 
@@ -92,8 +100,27 @@ def test_quantiles_are_within_their_bound(x: np.ndarray, q: float) -> None:
     assert isinstance(found, float)
     if finite.size:
         exact = finite[int(np.floor(q * (finite.size - 1)))]
-        assert abs(found - exact) <= 0.0625 * abs(exact) + 2.0**-126
+        assert abs(found - exact) <= max(QUANTILE_ERROR * abs(exact), SUBNORMAL_ERROR)
         assert finite[0] <= found <= finite[-1]
+
+
+LARGEST = np.finfo(np.float32).max
+
+
+def within_a_bin(x: np.ndarray, edges: np.ndarray, counts: np.ndarray) -> None:
+    """How many values lie below an edge is wrong by no more than the log bin that it cuts has."""
+    below = np.concatenate([[0], np.cumsum(counts)])[1:-1]
+    exact = np.array([(x < e).sum() for e in edges[1:-1]], int)
+    signed = x.astype(np.float32)
+    log_bin = lambda v: np.float32(v).view(np.uint32) >> 20  # noqa: E731
+    bins = log_bin(np.where(signed == 0, np.float32(0), signed))
+    for i, edge in enumerate(edges[1:-1]):
+        single = np.float32(np.clip(edge, -LARGEST, LARGEST))
+        around = [single, *(np.nextafter(single, s * LARGEST) for s in (-1, 1))]
+        cut = {int(log_bin(e)) for e in around}
+        if np.abs(edge) < 2.0**-129:  # zeros are among the least subnormals
+            cut |= {0, 0x800}
+        assert abs(below[i] - exact[i]) <= np.isin(bins, list(cut)).sum()
 
 
 @settings(max_examples=200, deadline=None)
@@ -104,8 +131,15 @@ def test_histograms_keep_every_finite_value(x: np.ndarray, bins: int, scale: Any
     assert edges.shape == (bins + 1,)
     assert counts.shape == (bins,)
     assert (np.diff(edges) > 0).all()
+    assert counts.dtype == np.int64
     assert (counts >= 0).all()
-    assert counts.sum() == pytest.approx(s.finite)
+    assert counts.sum() == s.finite
+    finite = x[np.isfinite(x)].astype(np.float64)
+    if finite.size:
+        within_a_bin(finite, edges, counts)
+    if len(np.unique(finite)) > 1 and edges[0] == finite.min():  # or too narrow for so many
+        assert counts[0] >= (finite == edges[0]).any()
+        assert counts[-1] >= (finite == edges[-1]).any()
     spark = s.sparkline(bins)
     assert spark.dtype == np.uint8
     assert spark.max() == (255 if s.finite else 0)
@@ -129,9 +163,13 @@ def test_quantile_of_many_and_of_nonsense() -> None:
 
 def test_a_histogram_is_numpys_up_to_the_width_of_a_bin() -> None:
     x = np.random.default_rng(0).normal(size=200_000).astype(np.float32)
-    edges, counts = made(x).histogram(20)
+    found = made(x).histogram(20)
+    edges, counts = found.edges, found.counts
     np.testing.assert_allclose(edges, np.histogram_bin_edges(x.astype(np.float64), 20))
     assert np.abs(counts - np.histogram(x, edges)[0]).max() < 0.01 * x.size
+    within_a_bin(x.astype(np.float64), edges, counts)
+    edges, counts = made(x).histogram(20, scale="symlog")
+    within_a_bin(x.astype(np.float64), edges, counts)
     spark = made(x).sparkline(32).astype(int)
     top = int(spark.argmax())
     assert (np.diff(spark[:top]) >= 0).all()  # one hill, as a normal distribution should look

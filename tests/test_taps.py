@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from flax import nnx
@@ -103,12 +104,36 @@ def test_keys_are_not_observed():
         ("a", False),
         (np.array(["a"]), False),
         (np.array([None]), False),
+        (np.zeros(2, jax.dtypes.float0), False),
+        (np.zeros(2, [("a", "f4")]), False),
+        (np.zeros(2, ml_dtypes.int1), False),
+        (np.zeros(2, ml_dtypes.float8_e4m3fn), True),
+        (np.zeros(2, ml_dtypes.int4), True),
         (jax.random.key(0), False),
     ],
     ids=str,
 )
 def test_what_is_observable(value, expected):
     assert taps.is_observable(value) is expected
+
+
+def test_what_has_a_shape_and_no_numbers_says_so():
+    found = []
+
+    def f(x):
+        token = jax.lax.create_token(x)
+        tree = {"x": x, "key": jax.random.split(jax.random.key(0), 3), "token": token, "n": 3}
+        marked(tree | {"zero": np.zeros((2,), jax.dtypes.float0)})
+        return x
+
+    for e in marks_of(jax.make_jaxpr(f)(X)):
+        found.append(e.params["structure"].summaries(["measured"]))
+    ((key, n, token, x, zero),) = [tuple(tree[k] for k in sorted(tree)) for tree in found]
+    assert (key.opaque, key.size) == ("key<fry>[3]", 3)
+    assert (token.opaque, token.size) == ("token", 0)
+    assert (zero.opaque, zero.size) == ("float0[2]", 2)
+    assert (n, x) == (None, "measured")
+    assert np.isnan([key.mean, token.max, zero.norm]).all()
 
 
 def test_a_structure_is_hashable_and_puts_values_back():

@@ -1,0 +1,213 @@
+"""What is timed in JAX: the bare steps, ours, `nnx.capture`, Linen's `capture_intermediates`."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import nnx_inspector as nni
+from tests.benchmarks import nets, nets_linen
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One model of the table: how to make it in each framework, and the shape of its batch."""
+
+    name: str
+    maker: str
+    sizes: tuple[Any, ...]
+    batch: tuple[int, ...]
+    tokens: int = 0
+    stacked: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """What only the transformers take."""
+        return {"stacked": self.stacked} if self.tokens else {}
+
+    def data(self) -> tuple[np.ndarray, np.ndarray]:
+        """A batch and its labels, the same for every framework."""
+        rng = np.random.default_rng(0)
+        if self.tokens:
+            tokens = rng.integers(0, self.tokens, self.batch).astype(np.int32)
+            return tokens, tokens
+        x = rng.normal(size=self.batch).astype(np.float32)
+        return x, rng.integers(0, nets.CLASSES, self.batch[:1]).astype(np.int32)
+
+
+@dataclasses.dataclass
+class Row:
+    """One line of the table.
+
+    Attributes:
+        against: the row whose figures are 1; its own for a bare step.
+        call: runs it once and waits for the result.
+        steps: how many steps that is.
+        compile_s: CPU seconds of tracing, lowering and compiling, None where it does not compile.
+        memory: bytes of temporaries and outputs of the compiled program.
+        result: bytes of what it returns besides the bare step's results.
+        times: seconds a step, one for each round.
+    """
+
+    label: str
+    against: str
+    call: Callable[[], Any]
+    steps: int = 1
+    compile_s: float | None = None
+    memory: int | None = None
+    result: int | None = None
+    times: list[float] = dataclasses.field(default_factory=lambda: list[float]())
+
+
+def size_of(tree: Any) -> int:
+    """Bytes of all the arrays of a pytree."""
+    return sum(x.nbytes for x in jax.tree.leaves(tree) if hasattr(x, "nbytes"))
+
+
+def _row(label: str, against: str, f: Any, args: Sequence[Any], extra: Any = None) -> Row:
+    """Compile `f` ahead of time; `extra` picks from its result what the bare step has not."""
+    began = time.process_time()
+    compiled = f.lower(*args).compile()
+    seconds = time.process_time() - began
+    used = compiled.memory_analysis()
+    memory = used.temp_size_in_bytes + used.output_size_in_bytes
+    out = jax.block_until_ready(compiled(*args))
+    result = 0 if extra is None else size_of(extra(out))
+    call = lambda: jax.block_until_ready(compiled(*args))  # noqa: E731
+    return Row(label, against, call, compile_s=seconds, memory=memory, result=result)
+
+
+def _descend(model: nnx.Module, grads: Any) -> None:
+    params = nnx.state(model, nnx.Param)
+    nnx.update(model, jax.tree.map(lambda p, g: p - 1e-3 * g, params, grads))
+
+
+def nnx_rows(case: Case) -> list[Row]:
+    """The rows of plain NNX, ours, and `nnx.capture`."""
+    make = getattr(nets, case.maker)
+    x, labels = (jnp.asarray(a) for a in case.data())
+
+    def model() -> Any:
+        return make(*case.sizes, **case.options(), rngs=nnx.Rngs(0))
+
+    def loss_fn(model: Any, x: Any, labels: Any) -> Any:
+        return nets.cross_entropy(model(x), labels)
+
+    def bare(model: Any, x: Any, labels: Any) -> Any:
+        loss, grads = nnx.value_and_grad(loss_fn)(model, x, labels)
+        _descend(model, grads)
+        return loss
+
+    def ours(**options: Any) -> Any:
+        def step(model: Any, x: Any, labels: Any) -> Any:
+            (loss, record), grads = nni.value_and_grad(loss_fn, **options)(model, x, labels)
+            _descend(model, grads)
+            return loss, record
+
+        return nnx.jit(step)
+
+    def forward(model: Any, x: Any) -> Any:
+        return model(x)
+
+    def captured(**options: Any) -> Any:
+        return nnx.jit(lambda model, x: nni.capture(model, **options)(x))
+
+    def everything(model: Any, x: Any) -> Any:
+        sown = nnx.capture(forward, nnx.Intermediate, method_outputs=nnx.Intermediate)
+        return sown(model, x)
+
+    second = lambda out: out[1]  # noqa: E731
+    # the first compilation of a process pays for starting the compiler
+    nnx.jit(bare).lower(model(), x[:1], labels[:1]).compile()
+    train, look = "train step", "forward pass"
+    batch = (x, labels)
+    rows = [
+        _row(train, train, nnx.jit(bare), (model(), *batch)),
+        _row("ours", train, ours(), (model(), *batch), second),
+        _row("ours, inputs=False", train, ours(inputs=False), (model(), *batch), second),
+        _row(look, look, nnx.jit(forward), (model(), x)),
+        _row("ours, forward", look, captured(), (model(), x), second),
+        _row("ours, forward, inputs=False", look, captured(inputs=False), (model(), x), second),
+    ]
+    try:
+        row = _row("nnx.capture, all returned", look, nnx.jit(everything), (model(), x), second)
+    except Exception as error:  # flax's own limits are a result too
+        rows.append(failed("nnx.capture, all returned", look, error))
+    else:
+        rows += [row, _with_histograms(row)]
+    try:
+        rows += _watched(model, nnx.jit(bare), x, labels)
+    except nni.InspectorError as error:  # the front end is not built
+        rows.append(failed("ours, watch(every=10)", train, error))
+    return rows
+
+
+def failed(label: str, against: str, error: Exception) -> Row:
+    """A row that could not be run, with the reason instead of figures."""
+    reason = f"{type(error).__name__}"
+    return Row(f"{label}: {reason}", against, lambda: None, steps=0)
+
+
+def _with_histograms(row: Row) -> Row:
+    def call() -> None:
+        for leaf in jax.tree.leaves(row.call()[1]):
+            np.histogram(np.asarray(leaf), bins=64)
+
+    return dataclasses.replace(row, label="the same, np.histogram of each", call=call, times=[])
+
+
+def _watched(make: Any, train_step: Any, x: Any, labels: Any) -> list[Row]:
+    steps = 10
+    batches = [(x, labels)] * steps
+    plain, watched = make(), make()
+    inspector = nni.Inspector(watched, x)
+
+    def loop(model: Any, over: Any) -> None:
+        loss = None
+        for batch in over:
+            loss = train_step(model, *batch)
+        jax.block_until_ready(loss)
+
+    name = "loop of train steps"
+    return [
+        Row(name, name, lambda: loop(plain, batches), steps),
+        Row(
+            "ours, watch(every=10)",
+            name,
+            lambda: loop(watched, inspector.watch(batches, every=10)),
+            steps,
+        ),
+    ]
+
+
+def linen_rows(case: Case) -> list[Row]:
+    """The rows of Linen."""
+    model = getattr(nets_linen, case.maker)(*case.sizes, **case.options())
+    x, _ = (jnp.asarray(a) for a in case.data())
+    variables = model.init(jax.random.key(0), x)
+    kept = [name for name in variables if name != "params"]
+
+    def forward(variables: Any, x: Any) -> Any:
+        return model.apply(variables, x, mutable=kept)
+
+    def everything(variables: Any, x: Any) -> Any:
+        mutable = [*kept, "intermediates"]
+        return model.apply(variables, x, mutable=mutable, capture_intermediates=True)
+
+    look = "Linen forward pass"
+    return [
+        _row(look, look, jax.jit(forward), (variables, x)),
+        _row(
+            "capture_intermediates, all returned",
+            look,
+            jax.jit(everything),
+            (variables, x),
+            lambda out: out[1]["intermediates"],
+        ),
+    ]
