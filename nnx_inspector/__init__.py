@@ -11,41 +11,86 @@ if TYPE_CHECKING:
     from nnx_inspector.errors import InspectorError as InspectorError
     from nnx_inspector.errors import InspectorWarning as InspectorWarning
     from nnx_inspector.findings import diagnose as diagnose
+    from nnx_inspector.gradient_kinds import ClipGradient as ClipGradient
+    from nnx_inspector.gradient_kinds import ReverseGradient as ReverseGradient
+    from nnx_inspector.gradient_kinds import ScaleGradient as ScaleGradient
+    from nnx_inspector.gradient_kinds import StopGradient as StopGradient
     from nnx_inspector.inspector import Inspector as Inspector
     from nnx_inspector.interception import intercept_methods as intercept_methods
-    from nnx_inspector.perturbation import Scale as Scale
-    from nnx_inspector.perturbation import Zero as Zero
+    from nnx_inspector.kinds import Apply as Apply
+    from nnx_inspector.kinds import Cast as Cast
+    from nnx_inspector.kinds import Clamp as Clamp
+    from nnx_inspector.kinds import Mask as Mask
+    from nnx_inspector.kinds import Mean as Mean
+    from nnx_inspector.kinds import Noise as Noise
+    from nnx_inspector.kinds import Patch as Patch
+    from nnx_inspector.kinds import Scale as Scale
+    from nnx_inspector.kinds import Shift as Shift
+    from nnx_inspector.kinds import Zero as Zero
+    from nnx_inspector.parameter_kinds import ParameterNoise as ParameterNoise
+    from nnx_inspector.parameter_kinds import PruneMask as PruneMask
     from nnx_inspector.perturbation import perturb as perturb
+    from nnx_inspector.perturbing import perturbed as perturbed
     from nnx_inspector.recording import Recording as Recording
     from nnx_inspector.tracing import trace as trace
 
 _WHERE = {
+    "Apply": "kinds",
     "capture": "capturing",
-    "value_and_grad": "capturing",
+    "Cast": "kinds",
+    "Clamp": "kinds",
+    "ClipGradient": "gradient_kinds",
     "diagnose": "findings",
     "Inspector": "inspector",
     "InspectorError": "errors",
     "InspectorWarning": "errors",
     "intercept_methods": "interception",
+    "Mask": "kinds",
+    "Mean": "kinds",
+    "Noise": "kinds",
+    "ParameterNoise": "parameter_kinds",
+    "Patch": "kinds",
     "perturb": "perturbation",
+    "perturbed": "perturbing",
+    "PruneMask": "parameter_kinds",
     "Recording": "recording",
-    "Scale": "perturbation",
+    "ReverseGradient": "gradient_kinds",
+    "Scale": "kinds",
+    "ScaleGradient": "gradient_kinds",
+    "Shift": "kinds",
+    "StopGradient": "gradient_kinds",
     "trace": "tracing",
-    "Zero": "perturbation",
+    "value_and_grad": "capturing",
+    "Zero": "kinds",
 }
 """Public name -> module. Imported on first use: opening a file must not start jax."""
 
 __all__ = [
+    "Apply",
+    "Cast",
+    "Clamp",
+    "ClipGradient",
     "Inspector",
     "InspectorError",
     "InspectorWarning",
+    "Mask",
+    "Mean",
+    "Noise",
+    "ParameterNoise",
+    "Patch",
+    "PruneMask",
     "Recording",
+    "ReverseGradient",
     "Scale",
+    "ScaleGradient",
+    "Shift",
+    "StopGradient",
     "Zero",
     "capture",
     "diagnose",
     "intercept_methods",
     "perturb",
+    "perturbed",
     "trace",
     "value_and_grad",
 ]

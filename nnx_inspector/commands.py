@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from nnx_inspector import protocol
 from nnx_inspector.handles import Handle, Handles
-from nnx_inspector.perturbation import KINDS, Perturbation, Scale
+from nnx_inspector.kinds import Scale
+from nnx_inspector.perturbation import KINDS, Live
 from nnx_inspector.presenter import Presenter
 
 
@@ -23,7 +24,7 @@ class Commanded(Protocol):
     def selected(self) -> str: ...
     @selected.setter
     def selected(self, site: str) -> None: ...
-    def perturb(self, only: str, perturbation: Perturbation) -> Handle: ...
+    def perturb(self, only: str, perturbation: Live) -> Handle: ...
 
 
 def answer(message: Any, inspector: Commanded, handles: Handles, view: Presenter) -> None:

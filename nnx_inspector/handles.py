@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.perturbation import OFF, Perturbation, combine, require_perturbation
+from nnx_inspector.perturbation import OFF, Live, combine, require_live
 
 
 class Handle:
@@ -28,13 +28,13 @@ class Handle:
         number: int,
         site: str,
         sites: Iterable[str],
-        perturbation: Perturbation,
+        perturbation: Live,
         changed: Callable[[Handle], None],
     ):
         self.id = number
         self.site = site
         self.sites = tuple(sites)
-        self._perturbation = require_perturbation(perturbation)
+        self._perturbation = require_live(perturbation)
         self._enabled = True
         self._removed = False
         self._changed = changed
@@ -54,14 +54,14 @@ class Handle:
             self._changed(self)
 
     @property
-    def perturbation(self) -> Perturbation:
+    def perturbation(self) -> Live:
         """What is done. May be set to another strength of the same kind."""
         return self._perturbation
 
     @perturbation.setter
-    def perturbation(self, value: Perturbation) -> None:
+    def perturbation(self, value: Live) -> None:
         self._require_live()
-        if type(require_perturbation(value)) is not type(self._perturbation):
+        if type(require_live(value)) is not type(self._perturbation):
             raise TypeError(
                 f"This handle is a {type(self._perturbation).__name__} on {self.site!r}; it takes "
                 f"another strength, not a {type(value).__name__}. Remove it and add the other."
@@ -107,7 +107,7 @@ class Handles:
         self._last = 0
         self._changed = changed
 
-    def add(self, site: str, sites: Iterable[str], perturbation: Perturbation) -> Handle:
+    def add(self, site: str, sites: Iterable[str], perturbation: Live) -> Handle:
         """A new perturbation, switched on."""
         with self._lock:
             self._last += 1
@@ -138,7 +138,7 @@ class Handles:
 
     def rows(self) -> dict[str, tuple[float, float]]:
         """For each site with something switched on, its row (see `perturbation`)."""
-        by_site: dict[str, list[Perturbation]] = {}
+        by_site: dict[str, list[Live]] = {}
         for handle in self.all():
             if handle.enabled:
                 for site in handle.sites:

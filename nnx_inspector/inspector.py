@@ -26,7 +26,7 @@ from nnx_inspector.loop import watched
 from nnx_inspector.measures import Meter, Metrics
 from nnx_inspector.modes import Modes
 from nnx_inspector.owned import OwnedPasses
-from nnx_inspector.perturbation import Perturbation, check_applies, require_perturbation
+from nnx_inspector.perturbation import Live, check_applies, require_live
 from nnx_inspector.presenter import Presenter
 from nnx_inspector.record import Record, merged_summaries
 from nnx_inspector.recording import Recording
@@ -370,7 +370,7 @@ class Inspector:
 
     # --------------------------------------------------------- perturbations
 
-    def perturb(self, only: str, perturbation: Perturbation) -> Handle:
+    def perturb(self, only: str, perturbation: Live) -> Handle:
         """Switch a perturbation on, as the click does; from the next pass on.
 
         Args:
@@ -382,7 +382,7 @@ class Inspector:
             ValueError: nothing matches; the text names the nearest.
         """
         self._require_open()
-        require_perturbation(perturbation)
+        require_live(perturbation)
         selection = Selection(only)
         called = dict.fromkeys(call.site for call in self._trace.calls)
         modules = {site.key: site for site in self._trace.modules}

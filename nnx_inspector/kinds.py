@@ -16,8 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnx_inspector import _private
-
 At = Literal["output", "input"]
 T = TypeVar("T")
 
@@ -47,6 +45,10 @@ class Perturbation:
         """The array, perturbed. Of the same shape and dtype."""
         raise NotImplementedError
 
+    def apply_at(self, x: jax.Array, name: str) -> jax.Array:
+        """As `apply`, where the array has a name, on which random numbers depend."""
+        return self.apply(x)
+
     def why_not(self, x: jax.ShapeDtypeStruct) -> str | None:
         """Why it has no meaning for such an array, or None."""
         if self.floating_only and not jnp.issubdtype(x.dtype, jnp.inexact):
@@ -60,10 +62,12 @@ def _check_at(at: str) -> None:
 
 
 def check_number(value: Any, kind: str, *, low: float | None = None) -> Any:
-    """A finite float32 number as it is; traced values and arrays pass, for they may be vmapped."""
-    if _private.is_tracer(value) or not isinstance(value, (int, float, np.number, str)):
-        if isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)) or _is_blank(value):
-            return value
+    """A finite float32 number as a float; arrays and traced values pass, for they may be vmapped,
+    and so does what jax puts into a pytree in place of a leaf.
+    """
+    arrays = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
+    if value is None or type(value) is object or isinstance(value, arrays):
+        return value
     try:
         number = float(value)
     except (TypeError, ValueError) as error:
@@ -75,11 +79,6 @@ def check_number(value: Any, kind: str, *, low: float | None = None) -> Any:
     return number
 
 
-def _is_blank(value: Any) -> bool:
-    # what jax puts into a pytree in place of a leaf: None, object(), an axis, a bool of vmap
-    return value is None or type(value) is object or _private.is_tracer(value)
-
-
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     return len(shape) <= len(to) and all(
         a in (1, b) for a, b in zip(shape[::-1], to[::-1], strict=False)
@@ -89,6 +88,12 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 def in_words(x: Any) -> str:
     """`float32[8,10]`."""
     return f"{x.dtype}[{','.join(map(str, x.shape))}]"
+
+
+def refusal(one: Perturbation, site: str, x: Any, why: str) -> Exception:
+    """The error for what `why_not` says."""
+    text = f"{type(one).__name__} at {site or '(root)'!r}, {in_words(x)}: {why}."
+    return TypeError(text) if "needs" in why else ValueError(text)
 
 
 def _like(value: Any, x: jax.Array) -> jax.Array:
@@ -146,7 +151,9 @@ class Scale(Perturbation):
         return x * _like(self.factor, x)
 
     def __repr__(self) -> str:
-        return f"Scale(factor={self.factor}{'' if self.at == 'output' else ', at=' + repr(self.at)})"
+        return (
+            f"Scale(factor={self.factor}{'' if self.at == 'output' else ', at=' + repr(self.at)})"
+        )
 
 
 @kind()
@@ -196,7 +203,10 @@ class Noise(Perturbation):
         _check_at(self.at)
         object.__setattr__(self, "std", check_number(self.std, "Noise", low=0.0))
 
-    def apply(self, x: jax.Array, name: str = "") -> jax.Array:
+    def apply(self, x: jax.Array) -> jax.Array:
+        return self.apply_at(x, "")
+
+    def apply_at(self, x: jax.Array, name: str) -> jax.Array:
         return x + _like(self.std, x) * noise(self.seed, x.shape, x.dtype, name)
 
 

@@ -1,8 +1,8 @@
-"""What may be done to the value that a module returns, with its strength as data.
+"""`perturb`: perturbs the modules that are called in a region, and the rows that programs read.
 
-Every kind is one row of two numbers, (mode, strength), for `apply`: a program with a place for a
-row can be switched and tuned without being compiled again. Invariant: a row of zeros leaves the
-value bitwise as it is. Several on one site compose: their strengths multiply, Zero wins.
+For an Inspector a site's perturbation is one row of two numbers, (mode, strength), for `apply`: a
+program with a place for a row can be switched and tuned without being compiled again. Invariant: a
+row of zeros leaves the value bitwise as it is. Several on one site: strengths multiply, Zero wins.
 """
 
 from __future__ import annotations
@@ -21,89 +21,55 @@ from flax import nnx
 from nnx_inspector import _private, board
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.interception import open_layer
+from nnx_inspector.kinds import Perturbation, Scale, Zero, refusal
 from nnx_inspector.layers import PERTURBATION, Context, Layer
+from nnx_inspector.parameter_kinds import ParameterPerturbation
 from nnx_inspector.scope import scope_of
 from nnx_inspector.sites import Only, Selection
-from nnx_inspector.taps import describe, is_observable, is_whole
-from nnx_inspector.trees import mapped
+from nnx_inspector.taps import is_observable, is_whole
+from nnx_inspector.trees import mapped, rebuilt, with_arguments
 
 OFF, ZERO, SCALE = range(3)
 ROW = 2
 """Numbers in a row: mode and strength."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Zero:
-    """Replaces the value by zeros of its shape and dtype ("zero ablation").
-
-    Example:
-        >>> import nnx_inspector as nni
-        >>> nni.Zero()
-        Zero()
-    """
-
-    def row(self) -> tuple[float, float]:
-        """(mode, strength)."""
-        return (ZERO, 0.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Scale:
-    """Multiplies the value by `factor`.
-
-    Args:
-        factor: a finite number; 1.0 leaves the value as it is, 0.0 zeroes what is finite (NaN
-            and Inf times 0 are NaN; `Zero` removes them).
-
-    Example:
-        >>> import nnx_inspector as nni
-        >>> nni.Scale(0.5)
-        Scale(factor=0.5)
-    """
-
-    factor: float
-
-    def __post_init__(self) -> None:
-        if _private.is_tracer(self.factor):
-            raise InspectorError(
-                "Scale got a traced value: this version takes strengths as Python numbers only. "
-                "Enter nni.perturb outside of jit; changing the number compiles nothing."
-            )
-        try:
-            factor = float(self.factor)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"Scale takes a number, got {self.factor!r}.") from error
-        if not np.isfinite(factor) or abs(factor) > float(np.finfo(np.float32).max):
-            raise ValueError(f"Scale takes a finite float32 number, got {factor}.")
-        object.__setattr__(self, "factor", factor)
-
-    def row(self) -> tuple[float, float]:
-        """(mode, strength)."""
-        return (SCALE, self.factor)
-
-
-Perturbation = Zero | Scale
+Live = Zero | Scale
+"""What a running program has a place for at every site."""
 KINDS = {"Zero": Zero, "Scale": Scale}
 
 
-def require_perturbation(value: Any) -> Perturbation:
+def require_live(value: Any) -> Live:
     """`value` itself, or a TypeError that names the kinds there are."""
-    if isinstance(value, (Zero, Scale)):
+    if isinstance(value, (Zero, Scale)) and value.at == "output":
+        if isinstance(value, Scale) and not isinstance(value.factor, float):
+            raise TypeError(f"Scale takes a number here, got {value.factor!r}.")
         return value
     if isinstance(value, type) and value in (Zero, Scale):
         raise TypeError(
             f"Pass an instance: nni.{value.__name__}({'0.5' if value is Scale else ''})."
         )
+    other = ""
+    if isinstance(value, (Perturbation, ParameterPerturbation)):
+        other = " Other kinds work with nni.perturbed, those of values with nni.perturb too."
     raise TypeError(
-        f"A perturbation is nni.Zero() or nni.Scale(factor), got {type(value).__name__}."
+        f"An Inspector takes nni.Zero() or nni.Scale(factor) on outputs, "
+        f"got {type(value).__name__}.{other}"
     )
 
 
-def combine(perturbations: Iterable[Perturbation]) -> tuple[float, float]:
+def row_of(perturbation: Live) -> tuple[float, float]:
+    """(mode, strength)."""
+    if isinstance(perturbation, Zero):
+        return (ZERO, 0.0)
+    return (SCALE, float(perturbation.factor))
+
+
+def combine(perturbations: Iterable[Live]) -> tuple[float, float]:
     """One row for several perturbations of one site: Zero wins, factors multiply."""
     mode, strength = float(OFF), 1.0
     for one in perturbations:
-        kind, factor = one.row()
+        kind, factor = row_of(one)
         if kind == ZERO or mode == ZERO:
             mode, strength = float(ZERO), 0.0
         else:
@@ -131,7 +97,7 @@ def apply_tree(tree: Any, row: Any) -> Any:
     return mapped(lambda x: apply(x, row), tree, is_whole)
 
 
-def check_applies(perturbation: Perturbation, site: str, leaves: Iterable[str]) -> None:
+def check_applies(perturbation: Live, site: str, leaves: Iterable[str]) -> None:
     """Raise a TypeError where a perturbation has no meaning for a site's output.
 
     Args:
@@ -153,17 +119,43 @@ def check_applies(perturbation: Perturbation, site: str, leaves: Iterable[str]) 
 
 @dataclasses.dataclass(frozen=True)
 class _Perturb:
-    """The hook of `perturb`: equal hooks share compiled programs, the strength is on the board."""
+    """The hook of `perturb`: equal hooks share compiled programs, the numbers are on the board."""
 
     token: Any
-    kind: str
+    treedef: Any
+    avals: tuple[jax.ShapeDtypeStruct, ...]
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
-        out = next_fun(*args, **kwargs)
-        leaves = [describe(x) for x in jax.tree.leaves(out, is_leaf=is_whole)]
-        site = context.site or type(context.module).__name__
-        check_applies(Zero() if self.kind == "Zero" else Scale(1.0), site, leaves)
-        return apply_tree(out, board.read(self.token, (ROW,)))
+        on, *leaves = board.read_arrays(self.token, self.avals)
+        one: Perturbation = jax.tree.unflatten(self.treedef, leaves)
+        site, call = context.site or type(context.module).__name__, context.call
+        if one.at == "output":
+            out = next_fun(*args, **kwargs)
+            arrays = jax.tree.leaves(out, is_leaf=is_whole)
+            return rebuilt(out, _each(one, on, arrays, site, call), is_whole)
+        arrays = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
+        new = _each(one, on, arrays, site, call)
+        args, kwargs = with_arguments(args, kwargs, new, is_whole)
+        return next_fun(*args, **kwargs)
+
+
+def _each(one: Perturbation, on: Any, leaves: list[Any], site: str, call: int) -> list[Any]:
+    """The leaves of what a module returns or receives, its arrays perturbed."""
+    if not any(map(is_observable, leaves)):
+        verb = "returns" if one.at == "output" else "receives"
+        raise TypeError(f"{site!r} {verb} no array, so there is nothing to perturb.")
+    new, number = list(leaves), 0
+    for index, leaf in enumerate(leaves):
+        if is_observable(leaf):
+            x = jnp.asarray(leaf)
+            why = one.why_not(jax.ShapeDtypeStruct(x.shape, x.dtype))
+            if why is not None:
+                raise refusal(one, site, x, why)
+            changed = one.apply_at(x, f"{site}/{call}/{number}")
+            # off only where a program outlives its region: a board that is gone reads zeros
+            new[index] = jnp.where(on, changed, x) if _private.is_tracer(on) else changed
+            number += 1
+    return new
 
 
 _open: threading.local = threading.local()
@@ -173,19 +165,22 @@ _open: threading.local = threading.local()
 def perturb(
     only: Only, perturbation: Perturbation, *, model: nnx.Module | None = None
 ) -> Iterator[None]:
-    """Perturb what the selected modules return, in every call of this thread.
+    """Perturb what the selected modules return (or receive), in every call of this thread.
 
-    Holds for functions that were jitted before. The strength is read when the program runs: a
-    second `perturb` of the same sites and kind with another strength compiles nothing.
+    Holds for functions that were jitted before. Numbers and arrays are read when the program runs:
+    a second `perturb` of the same sites and kind with other ones compiles nothing.
 
     Args:
         only: which sites; see `intercept_methods`.
-        perturbation: `Zero()` or `Scale(factor)`.
+        perturbation: any kind for values or gradients, `Scale(0.5)`, `Mask(units)`,
+            `StopGradient()`. Under vmap it acts on each example.
         model: paths are relative to it; without it to the outermost module that is called.
 
     Raises:
-        TypeError: not a perturbation; or one that has no meaning for a site's output.
-        ValueError: `only` matches no site.
+        TypeError: not a perturbation; or one that has no meaning for a site's values.
+        ValueError: `only` matches no site, or an array does not fit.
+        InspectorError: a traced value: what is data for a traced function is an argument of
+            `nni.perturbed`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -197,19 +192,46 @@ def perturb(
         >>> float(abs(y).sum())
         0.0
     """
-    require_perturbation(perturbation)
+    leaves, treedef = _data_of(perturbation)
     selection = Selection(only)
     scope = None if model is None else scope_of(model)
-    kind = type(perturbation).__name__
-    base = (selection, scope, kind, threading.get_ident())
+    avals = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves)
+    base = (selection, scope, treedef, avals, threading.get_ident())
     depths: dict[Any, int] = _open.__dict__.setdefault("depths", {})
     depth = depths.get(base, 0)
     token = ("perturb", *base, depth)
     depths[base] = depth + 1
     try:
-        board.publish(token, perturbation.row())
-        with open_layer(Layer(_Perturb(token, kind), PERTURBATION, selection, scope), model):
+        board.publish_arrays(token, leaves)
+        hook = _Perturb(token, treedef, avals)
+        with open_layer(Layer(hook, PERTURBATION, selection, scope), model):
             yield
     finally:
         depths[base] = depth
         board.retire(token)  # waits: what was started inside reads its strength
+
+
+def _data_of(perturbation: Any) -> tuple[list[np.ndarray], Any]:
+    """What goes on the board (that it is on, and its numbers and arrays), and the rest."""
+    if isinstance(perturbation, type) and issubclass(perturbation, Perturbation):
+        name = perturbation.__name__
+        raise TypeError(f"Pass an instance: nni.{name}({'0.5' if name == 'Scale' else ''}).")
+    if isinstance(perturbation, ParameterPerturbation):
+        name = type(perturbation).__name__
+        raise TypeError(f"{name} acts on parameters: nni.perturbed(f)({{path: {name}(...)}}, ...).")
+    if not isinstance(perturbation, Perturbation):
+        raise TypeError(
+            f"A perturbation is nni.Zero(), nni.Scale(factor) or another of the kinds, "
+            f"got {type(perturbation).__name__}."
+        )
+    leaves, treedef = jax.tree.flatten(perturbation)
+    if any(map(_private.is_tracer, leaves)):
+        raise InspectorError(
+            f"{type(perturbation).__name__} got a traced value, and nni.perturb reads its numbers "
+            f"from the host. Enter it outside of jit (other numbers compile nothing), or pass the "
+            f"perturbation as an argument: nni.perturbed(f)(perturbations, ...)."
+        )
+    arrays = [
+        np.asarray(x if isinstance(x, (jax.Array, np.ndarray)) else jnp.asarray(x)) for x in leaves
+    ]
+    return [np.ones((), np.bool_), *arrays], treedef

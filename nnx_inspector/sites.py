@@ -234,8 +234,8 @@ class Selection:
                 )
             if isinstance(term, str) and re.search(r"(?<!\\)\[", term):
                 raise InspectorError(
-                    f"{term!r} chooses one layer of a stacked module; this version selects whole "
-                    f"modules only. Select {term[: term.index('[')]!r} instead."
+                    f"{term!r} chooses one layer of a stacked module, which only nni.perturbed "
+                    f"does. Select {term[: term.index('[')]!r} instead."
                 )
         self.terms = terms
         self.default_methods = default_methods

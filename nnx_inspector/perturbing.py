@@ -8,6 +8,7 @@ checked against shapes and dtypes before anything runs; with no perturbation it 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,9 +19,9 @@ import jax.numpy as jnp
 from nnx_inspector.capturing import marking_layers
 from nnx_inspector.forwarding import Values
 from nnx_inspector.harvest import Marked, Plan, evaluate, marks
-from nnx_inspector.kinds import Noise, Perturbation, in_words
+from nnx_inspector.kinds import Perturbation, in_words, refusal
 from nnx_inspector.parameter_kinds import ParameterPerturbation
-from nnx_inspector.sites import Selection, glob_matches, nothing_selected, site_key, split_escaped
+from nnx_inspector.sites import Selection, glob_matches, nothing_selected, site_key
 from nnx_inspector.staging import Staged, as_function, staged
 from nnx_inspector.taps import INPUT, OUTPUT, mapped_first
 from nnx_inspector.variables import contents
@@ -183,7 +184,7 @@ def _in_rows(
 
 
 def _applied(one: Perturbation, x: Any, mapped: tuple[int, ...], name: str) -> Any:
-    apply = (lambda x: one.apply(x, name)) if isinstance(one, Noise) else one.apply
+    apply: Callable[[Any], Any] = functools.partial(one.apply_at, name=name)
     if not mapped:
         return apply(x)
     for _ in mapped:
@@ -207,8 +208,7 @@ def _check(one: Perturbation, mark: Marked) -> None:
         x = jax.ShapeDtypeStruct(tuple(shape), aval.dtype)
         why = one.why_not(x)
         if why is not None:
-            wrong = TypeError if "needs" in why else ValueError
-            raise wrong(f"{type(one).__name__} at {site}, {in_words(x)}: {why}.")
+            raise refusal(one, mark.site, x, why)
 
 
 # ------------------------------------------------------------- parameters

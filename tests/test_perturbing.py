@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 from models import batch, rngs
 
+from nnx_inspector.errors import InspectorError
 from nnx_inspector.gradient_kinds import (
     ClipGradient,
     ReverseGradient,
@@ -18,7 +19,8 @@ from nnx_inspector.gradient_kinds import (
 )
 from nnx_inspector.kinds import Apply, Cast, Clamp, Mask, Mean, Noise, Patch, Scale, Shift, Zero
 from nnx_inspector.parameter_kinds import ParameterNoise, PruneMask
-from nnx_inspector.perturbed import perturbed
+from nnx_inspector.perturbation import perturb
+from nnx_inspector.perturbing import perturbed
 
 X = batch(4, 3)
 OTHER = 2.0 * batch(4, 4) + 1.0
@@ -346,7 +348,9 @@ def test_noise_on_parameters_is_each_ones_own_and_of_its_strength():
     change = noisy() - model(jnp.eye(64))
     assert abs(float(jnp.std(change)) - 0.1 * np.sqrt(2)) < 0.01 * np.sqrt(2) + 0.03
     np.testing.assert_array_equal(noisy(seed=3), noisy(seed=3))
-    gradient = jax.grad(lambda std: perturbed(model)({"": ParameterNoise(std)}, X @ jnp.ones((3, 64))).sum())(0.1)
+    gradient = jax.grad(
+        lambda std: perturbed(model)({"": ParameterNoise(std)}, X @ jnp.ones((3, 64))).sum()
+    )(0.1)
     assert np.isfinite(gradient)
 
 
@@ -399,3 +403,87 @@ def test_an_integer_output_takes_what_has_a_meaning_for_it():
     np.testing.assert_array_equal(perturbed(model)({"": Zero()}, X), jnp.zeros_like(y))
     with pytest.raises(TypeError, match="Scale needs floating-point values"):
         perturbed(model)({"": Scale(0.5)}, X)
+
+
+# --------------------------------------------------------- in a region of code
+
+
+@pytest.mark.parametrize("name", sorted(VALUES))
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_perturb_does_in_a_region_what_perturbed_does(name, jitted):
+    model = models.MLP(rngs())
+    call = nnx.jit(lambda model, x: model(x)) if jitted else lambda model, x: model(x)
+    clean = call(model, X)
+    with perturb("up", VALUES[name][0]):
+        found = call(model, X)
+    expected = perturbed(model)({"up": VALUES[name][0]}, X)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+    np.testing.assert_array_equal(call(model, X), clean)
+
+
+def test_perturb_takes_noise_inputs_and_gradients():
+    model = models.MLP(rngs())
+    with perturb("down", Noise(0.1, seed=3)):
+        found = model(X)
+    np.testing.assert_allclose(found, perturbed(model)({"down": Noise(0.1, seed=3)}, X), rtol=1e-6)
+    with perturb("down", Scale(0.5, at="input")):
+        found = model(X)
+    np.testing.assert_allclose(found, model.down(0.5 * jnp.tanh(model.up(X))), rtol=1e-6)
+    for jitted in (False, True):
+        loss = lambda x: (model(x) ** 2).sum()  # noqa: E731
+        gradient = jax.jit(jax.grad(loss)) if jitted else jax.grad(loss)
+        plain = gradient(X)
+        with perturb("up", ReverseGradient(2.0)):
+            np.testing.assert_allclose(gradient(X), -2.0 * plain, rtol=1e-6)
+
+
+def test_perturb_with_other_arrays_traces_nothing_anew():
+    model, traces = models.MLP(rngs()), []
+
+    @nnx.jit
+    def run(model, x):
+        traces.append(1)
+        return model(x)
+
+    run(model, X)
+    for number in range(3):
+        mask = jnp.arange(4) == number
+        with perturb("up", Mask(mask)):
+            found = run(model, X)
+        expected = by_hand(model, X, lambda a, mask=mask: a * mask)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert len(traces) == 2
+
+
+@pytest.mark.parametrize(
+    ("perturbation", "error", "text"),
+    [
+        (ParameterNoise(0.1), TypeError, "acts on parameters: nni.perturbed"),
+        (Mask(jnp.ones(3)), ValueError, r"Mask at 'up', float32\[4,4\]"),
+        (Zero, TypeError, r"Pass an instance: nni.Zero\(\)"),
+        (0.5, TypeError, "A perturbation is.*got float"),
+    ],
+)
+def test_perturb_refuses_what_has_no_meaning(perturbation, error, text):
+    model = models.MLP(rngs())
+    with pytest.raises(error, match=text), perturb("up", perturbation):
+        model(X)
+
+
+def test_perturb_refuses_a_traced_strength_and_names_the_way():
+    model = models.MLP(rngs())
+
+    def loss(strength):
+        with perturb("up", Scale(strength)):
+            return model(X).sum()
+
+    with pytest.raises(InspectorError, match="Scale got a traced value.*nni.perturbed"):
+        jax.grad(loss)(0.5)
+
+
+def test_a_program_that_outlives_its_region_is_neutral():
+    model = nnx.Linear(3, 3, rngs=rngs())
+    with perturb("", Scale(0.5)):
+        compiled = jax.jit(lambda x: model(x)).lower(X).compile()
+        np.testing.assert_allclose(compiled(X), 0.5 * (X @ model.kernel[...]), rtol=1e-6)
+    np.testing.assert_allclose(compiled(X), model(X), rtol=1e-6)
