@@ -36,7 +36,8 @@ def left_to_the_compiler(f: Callable[[Any], T], x: Any) -> T:
     if not explicit:
         return f(x)
     whole = NamedSharding(mesh, PartitionSpec())
-    return jax.sharding.auto_axes(f, axes=explicit, out_sharding=whole)(x)
+    automatic: Any = jax.sharding.auto_axes(f, axes=explicit, out_sharding=whole)
+    return automatic(x)
 
 
 def _explicit(mesh: Any) -> tuple[str, ...]:

@@ -49,6 +49,13 @@ def inner_jit(x):
     return jax.jit(lambda x: mark(jnp.sin(x)))(x)
 
 
+def over_devices(x):
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("d")
+    run = lambda x: mark(jnp.sin(x))  # noqa: E731
+    return jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec)(x)
+
+
 def custom(x):
     @jax.custom_jvp
     def f(x):
@@ -58,7 +65,17 @@ def custom(x):
     return f(x)
 
 
-PROGRAMS = [scan, scan_in_reverse, scan_of_scan, loop, branches, remat, inner_jit, custom]
+PROGRAMS = [
+    scan,
+    scan_in_reverse,
+    scan_of_scan,
+    loop,
+    branches,
+    remat,
+    inner_jit,
+    over_devices,
+    custom,
+]
 
 
 @pytest.mark.parametrize("f", PROGRAMS)
@@ -68,7 +85,7 @@ def test_the_evaluation_is_the_plain_one(f):
         np.testing.assert_allclose(ours, plain, rtol=1e-6)  # a loop's body is fused anew
 
 
-@pytest.mark.parametrize("f", [scan, scan_in_reverse, remat, inner_jit, branches])
+@pytest.mark.parametrize("f", [scan, scan_in_reverse, remat, inner_jit, over_devices, branches])
 def test_the_gradient_of_an_evaluation_with_sinks_is_the_plain_one(f):
     found = survey(jax.make_jaxpr(f)(X), "us")
 

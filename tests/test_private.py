@@ -307,6 +307,51 @@ def test_the_devices_of_a_shard_map_are_those_of_its_axes():
     assert _private.devices_of(types.SimpleNamespace(params={**found.params, "mesh": wide})) == 4
 
 
+def test_a_shard_map_can_be_made_again_of_its_parts():
+    mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    spec = jax.sharding.PartitionSpec("data")
+    options = {"in_specs": (spec,), "out_specs": spec, "check_vma": False}
+    f = jax.shard_map(jnp.sin, mesh=mesh, axis_names={"data"}, **options)
+    axes, params = _private.shard_map_parts(equation(f, jnp.ones(4), name="shard_map"))
+    assert axes == ("data",)
+    assert (params["axis_names"], params["check_vma"]) == ({"data"}, False)
+    again = jax.shard_map(lambda x: [jnp.sin(x)], **{**params, "in_specs": spec})
+    np.testing.assert_allclose(jax.jit(again)(jnp.ones(4))[0], np.sin(np.ones(4)), rtol=1e-6)
+
+
+def test_the_axes_along_which_an_array_varies_are_known_within_shard_map():
+    mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    spec, seen = jax.sharding.PartitionSpec("data"), []
+
+    def f(x):
+        seen.append(_private.varying_axes(x))
+        seen.append(_private.varying_axes(jax.eval_shape(jnp.sin, x)))
+        seen.append(_private.varying_axes(jnp.zeros(2)))
+        return x
+
+    jax.make_jaxpr(jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec))(jnp.ones(4))
+    assert seen == [{"data"}, {"data"}, set()]
+    assert _private.varying_axes(jax.ShapeDtypeStruct((2,), jnp.float32)) == set()
+
+
+def test_the_shardings_of_a_jit_are_those_that_were_given():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    at = jax.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    f = jax.jit(lambda x, y: (x, y), in_shardings=(at, None), out_shardings=(None, at))
+    found = equation(f, jnp.ones(4), jnp.ones(4), name="jit")
+    assert _private.jit_shardings(found) == ([at, None], [None, at])
+
+
+def test_the_context_of_an_equation_has_the_mesh_that_it_was_traced_in():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        found = equation(jnp.sin, 1.0, name="sin")
+    assert jax.sharding.get_abstract_mesh().empty
+    with _private.context_of(found):
+        assert jax.sharding.get_abstract_mesh() == mesh.abstract_mesh
+    assert jax.sharding.get_abstract_mesh().empty
+
+
 def test_compilations_are_told_until_the_undo():
     events = []
     undo = _private.compilation_events(lambda kind, seconds: events.append(kind))
