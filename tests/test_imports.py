@@ -39,6 +39,7 @@ LAYERS = [
     {"staging", "perturbation"},
     {"parameters", "backward"},
     {"capturing", "watching"},
+    {"perturbing"},
     {"tracing", "walk", "dataflow", "marking", "modes", "switching", "owned", "loop", "handles"},
     {"layout", "measures", "commands"},
     {"trials"},

@@ -477,7 +477,7 @@ def test_perturb_refuses_a_traced_strength_and_names_the_way():
         with perturb("up", Scale(strength)):
             return model(X).sum()
 
-    with pytest.raises(InspectorError, match="Scale got a traced value.*nni.perturbed"):
+    with pytest.raises(InspectorError, match=r"Scale got a traced value.*nni.perturbed"):
         jax.grad(loss)(0.5)
 
 
