@@ -173,9 +173,11 @@ class Plan:
     Attributes:
         summarise: whether values are reduced to summaries.
         perturb: `(site, leaf) -> leaf` for outputs; it may close over arrays.
+        sample: of how many slices of a value one is binned, see `summarize`.
     """
 
     summarise: bool = True
+    sample: int = 1
     perturb: Callable[[str, Any], Any] | None = None
 
 
@@ -263,12 +265,14 @@ def _run_mark(
         for value in [difference(*values[:2])] if marked.part == CHANGE else values:
             known = memo.get(id(value))
             if known is None or known[0] is not value:
-                known = memo[id(value)] = (value, summarize(value))
+                known = memo[id(value)] = (value, summarize(value, sample=plan.sample))
             summaries.append(known[1])
     if marked.part == OUTPUT and sink is not None:
         tapped = []
         for value, one in zip(values, sink, strict=True):
-            new = value if one is None else observe_cotangent(value, one)
+            new = value
+            if one is not None:
+                new = observe_cotangent(value, one, sample=plan.sample)
             if new is not value and id(value) in memo:
                 memo[id(new)] = (new, memo[id(value)][1])
             tapped.append(new)
