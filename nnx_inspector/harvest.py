@@ -201,12 +201,14 @@ class Plan:
             `rows` are those below.
         rows: of the scans around, outermost first, the number of the iteration and how many.
         keep: what to keep of outputs and inputs besides.
+        sample: of how many slices of a value one is binned, see `summarize`.
     """
 
     summarise: bool = True
     perturb: Callable[[Marked, list[Any], tuple[Any, ...]], list[Any]] | None = None
     rows: tuple[tuple[Any, int], ...] = ()
     keep: Keep = NOTHING
+    sample: int = 1
 
 
 def sinks_for(found: Survey, rows: tuple[int, ...] = ()) -> list[Any]:
@@ -297,7 +299,7 @@ def _run_mark(
         for value in [difference(*values[:2])] if marked.part == CHANGE else values:
             known = memo.get(id(value))
             if known is None or known[0] is not value:
-                known = memo[id(value)] = (value, summarize(value))
+                known = memo[id(value)] = (value, summarize(value, sample=plan.sample))
             summaries.append(known[1])
     kept: list[Kept] = []
     if plan.keep and plan.summarise and marked.part in (OUTPUT, INPUT):
@@ -308,7 +310,9 @@ def _run_mark(
     if marked.part == OUTPUT and sink is not None:
         tapped = []
         for value, one in zip(values, sink, strict=True):
-            new = value if one is None else observe_cotangent(value, one)
+            new = value
+            if one is not None:
+                new = observe_cotangent(value, one, sample=plan.sample)
             if new is not value and id(value) in memo:
                 memo[id(new)] = (new, memo[id(value)][1])
             tapped.append(new)

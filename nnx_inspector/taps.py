@@ -199,14 +199,15 @@ _tap_linear.def_abstract_eval(lambda t, sink, **_: t)
 mlir.register_lowering(_tap_linear, lambda ctx, t, sink, **_: [t])
 
 
-def observe_cotangent(x: jax.Array, sink: jax.Array) -> jax.Array:
+def observe_cotangent(x: jax.Array, sink: jax.Array, *, sample: int = 1) -> jax.Array:
     """`x`. The gradient with respect to `sink` is the packed summary of the gradient of `x`.
 
     Args:
         x: a floating-point or complex array.
         sink: zeros, `[packed_size(x.dtype)]` of `sink_dtype(x.dtype)`.
+        sample: as for `summarize`.
     """
-    return _tap.bind(x, sink, rows=0)
+    return _tap.bind(x, sink, rows=0, sample=sample)
 
 
 def sink_like(x: Any, rows: tuple[int, ...] = ()) -> jax.Array:
@@ -218,46 +219,48 @@ def sink_dtype(dtype: Any) -> Any:
     return jnp.float64 if dtype in (jnp.float64, jnp.complex128) else jnp.float32
 
 
-def _tap_jvp(primals: Any, tangents: Any, *, rows: int) -> Any:
+def _tap_jvp(primals: Any, tangents: Any, *, rows: int, sample: int) -> Any:
     x, sink = primals
     t, t_sink = tangents
-    out = _tap.bind(x, sink, rows=rows)
+    out = _tap.bind(x, sink, rows=rows, sample=sample)
     if type(t_sink) is ad.Zero:
         return out, t
-    return out, _tap_linear.bind(ad.instantiate_zeros(t), t_sink, rows=rows)
+    return out, _tap_linear.bind(ad.instantiate_zeros(t), t_sink, rows=rows, sample=sample)
 
 
-def _tap_linear_jvp(primals: Any, tangents: Any, *, rows: int) -> Any:
-    return _tap_jvp_linear(primals, rows), _tap_jvp(primals, tangents, rows=rows)[1]
+def _tap_linear_jvp(primals: Any, tangents: Any, *, rows: int, sample: int) -> Any:
+    return _tap_jvp_linear(primals, rows, sample), _tap_jvp(
+        primals, tangents, rows=rows, sample=sample
+    )[1]
 
 
-def _tap_jvp_linear(primals: Any, rows: int) -> Any:
-    return _tap_linear.bind(*primals, rows=rows)
+def _tap_jvp_linear(primals: Any, rows: int, sample: int) -> Any:
+    return _tap_linear.bind(*primals, rows=rows, sample=sample)
 
 
-def _tap_transpose(ct: Any, t: Any, sink: Any, *, rows: int) -> Any:
+def _tap_transpose(ct: Any, t: Any, sink: Any, *, rows: int, sample: int) -> Any:
     if type(ct) is ad.Zero:
         return None, None
     payload = None
     if ad.is_undefined_primal(sink):
-        payload = pack(summarize(ct, batch_rank=rows))
+        payload = pack(summarize(ct, batch_rank=rows, sample=sample))
         payload = counted_once(payload, ct, _private.varying_axes(sink))
     return (ct if ad.is_undefined_primal(t) else None), payload
 
 
 def _batcher(primitive: Primitive) -> Any:
-    def batch(args: Any, dims: Any, *, rows: int) -> Any:
+    def batch(args: Any, dims: Any, *, rows: int, sample: int) -> Any:
         (x, sink), (x_dim, sink_dim) = args, dims
         if sink_dim is None:  # one sink for the whole batch: its summary covers all of it
             if rows:
                 x = jnp.moveaxis(x, x_dim, -1)
-                return primitive.bind(x, sink, rows=rows), x.ndim - 1
-            return primitive.bind(x, sink, rows=rows), x_dim
+                return primitive.bind(x, sink, rows=rows, sample=sample), x.ndim - 1
+            return primitive.bind(x, sink, rows=rows, sample=sample), x_dim
         size = sink.shape[sink_dim]
         sink = jnp.moveaxis(sink, sink_dim, 0)
         whole = (size, *x.shape)
         x = jnp.broadcast_to(x, whole) if x_dim is None else jnp.moveaxis(x, x_dim, 0)
-        return primitive.bind(x, sink, rows=rows + 1), 0
+        return primitive.bind(x, sink, rows=rows + 1, sample=sample), 0
 
     return batch
 
