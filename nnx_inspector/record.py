@@ -318,23 +318,22 @@ def figures(summary: Summary | None) -> dict[str, Any]:
 def _flatten(record: Record) -> tuple[Any, Any]:
     keys = tuple(record._calls)
     calls = (record._calls[key] for key in keys)
-    return (*calls, record.parameters), (keys, tuple(sorted(record.unseen.items())))
+    parameters = (record.parameters,) if record.parameters else ()
+    return (*calls, *parameters), (keys, tuple(sorted(record.unseen.items())))
 
 
 def _flatten_with_keys(record: Record) -> tuple[Any, Any]:
     children, aux = _flatten(record)
-    names = [
-        *(jax.tree_util.DictKey(key) for key in aux[0]),
-        jax.tree_util.GetAttrKey("parameters"),
-    ]
+    names = [jax.tree_util.DictKey(key) for key in aux[0]]
+    names += [jax.tree_util.GetAttrKey("parameters")] * (len(children) - len(names))
     return tuple(zip(names, children, strict=True)), aux
 
 
 def _unflatten(aux: Any, children: Any) -> Record:
     keys, unseen = aux
-    *calls, parameters = children
-    made = Record(dict(zip(keys, calls, strict=True)), dict(unseen))
-    made.parameters = parameters  # as it is: jax fills trees with what is no parameter, too
+    made = Record(dict(zip(keys, children, strict=False)), dict(unseen))
+    for parameters in children[len(keys) :]:
+        made.parameters = parameters  # as it is: jax fills trees with what is no parameter, too
     return made
 
 

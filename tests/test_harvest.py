@@ -161,7 +161,7 @@ def test_integers_get_no_sink():
 
 def test_a_perturbation_acts_on_outputs_and_is_what_is_measured():
     found = survey(jax.make_jaxpr(lambda x: 2.0 * mark(x))(X), "us")
-    plan = Plan(perturb=lambda site, x: 10.0 * x if site == "s" else x)
+    plan = Plan(perturb=lambda mark, xs, _: [10.0 * x for x in xs] if mark.site == "s" else xs)
     (out,), (seen,) = evaluate(found, [X], plan=plan)
     np.testing.assert_array_equal(out, 20.0 * X)
     np.testing.assert_allclose(seen.summaries[0].max, 10.0 * float(X.max()), rtol=1e-6)
