@@ -22,15 +22,7 @@ from nnx_inspector.backward import (
     run_backward,
 )
 from nnx_inspector.changes import mark_changes
-from nnx_inspector.harvest import (
-    UNATTRIBUTED,
-    Marked,
-    Plan,
-    Seen,
-    Survey,
-    evaluate,
-    marks,
-)
+from nnx_inspector.harvest import Plan, Seen, evaluate
 from nnx_inspector.keeping import Keep, Reduce
 from nnx_inspector.layers import TAP_INPUT, TAP_OUTPUT, Context, Layer
 from nnx_inspector.packing import unpack
@@ -46,6 +38,7 @@ from nnx_inspector.staging import (
     staged,
 )
 from nnx_inspector.summary import Summary
+from nnx_inspector.survey import UNATTRIBUTED, Marked, Survey, marks
 from nnx_inspector.taps import CHANGE, INPUT, OUTPUT, mark_arguments, mark_tree
 from nnx_inspector.variables import contents, unseen_references
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from nnx_inspector.kinds import At, Perturbation, _check_at, _static, check_number, kind
+from nnx_inspector.kinds import At, Perturbation, check_at, check_number, kind, static
 
 
 class GradientPerturbation(Perturbation):
@@ -34,11 +34,11 @@ class ScaleGradient(GradientPerturbation):
     """Multiplies the gradient that comes back through the value by `factor`."""
 
     factor: Any
-    at: At = _static("output")
+    at: At = static("output")
     how: ClassVar[str] = "scale"
 
     def __post_init__(self) -> None:
-        _check_at(self.at)
+        check_at(self.at)
         object.__setattr__(self, "factor", check_number(self.factor, "ScaleGradient"))
 
     def _number(self) -> Any:
@@ -53,11 +53,11 @@ class ReverseGradient(GradientPerturbation):
     """
 
     factor: Any = 1.0
-    at: At = _static("output")
+    at: At = static("output")
     how: ClassVar[str] = "scale"
 
     def __post_init__(self) -> None:
-        _check_at(self.at)
+        check_at(self.at)
         object.__setattr__(self, "factor", check_number(self.factor, "ReverseGradient"))
 
     def _number(self) -> Any:
@@ -68,11 +68,11 @@ class ReverseGradient(GradientPerturbation):
 class StopGradient(GradientPerturbation):
     """Makes the gradient zero, NaN and Inf in it too, as `jax.lax.stop_gradient` would."""
 
-    at: At = _static("output")
+    at: At = static("output")
     how: ClassVar[str] = "stop"
 
     def __post_init__(self) -> None:
-        _check_at(self.at)
+        check_at(self.at)
 
 
 @kind(compared=True)
@@ -80,11 +80,11 @@ class ClipGradient(GradientPerturbation):
     """Scales the gradient of each array down to a norm of at most `norm`."""
 
     norm: Any
-    at: At = _static("output")
+    at: At = static("output")
     how: ClassVar[str] = "clip"
 
     def __post_init__(self) -> None:
-        _check_at(self.at)
+        check_at(self.at)
         object.__setattr__(self, "norm", check_number(self.norm, "ClipGradient", low=0.0))
 
     def _number(self) -> Any:

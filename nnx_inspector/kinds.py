@@ -31,7 +31,7 @@ def kind(*, compared: bool = False) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
-def _static(default: Any = dataclasses.MISSING) -> Any:
+def static(default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"static": True})
 
 
@@ -56,7 +56,7 @@ class Perturbation:
         return None
 
 
-def _check_at(at: str) -> None:
+def check_at(at: str) -> None:
     if at not in ("output", "input"):
         raise ValueError(f"at= is 'output' or 'input', got {at!r}.")
 
@@ -79,7 +79,7 @@ def check_number(value: Any, kind: str, *, low: float | None = None) -> Any:
     return number
 
 
-def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     return len(shape) <= len(to) and all(
         a in (1, b) for a, b in zip(shape[::-1], to[::-1], strict=False)
     )
@@ -96,7 +96,7 @@ def refusal(one: Perturbation, site: str, x: Any, why: str) -> Exception:
     return TypeError(text) if "needs" in why else ValueError(text)
 
 
-def _like(value: Any, x: jax.Array) -> jax.Array:
+def like(value: Any, x: jax.Array) -> jax.Array:
     return jnp.asarray(value).astype(x.dtype)
 
 
@@ -113,11 +113,11 @@ class Zero(Perturbation):
         Zero()
     """
 
-    at: At = _static("output")
+    at: At = static("output")
     floating_only: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _check_at(self.at)
+        check_at(self.at)
 
     def apply(self, x: jax.Array) -> jax.Array:
         return jnp.zeros_like(x)
@@ -141,14 +141,14 @@ class Scale(Perturbation):
     """
 
     factor: Any
-    at: At = _static("output")
+    at: At = static("output")
 
     def __post_init__(self) -> None:
-        _check_at(self.at)
+        check_at(self.at)
         object.__setattr__(self, "factor", check_number(self.factor, "Scale"))
 
     def apply(self, x: jax.Array) -> jax.Array:
-        return x * _like(self.factor, x)
+        return x * like(self.factor, x)
 
     def __repr__(self) -> str:
         return (
@@ -170,17 +170,17 @@ class Shift(Perturbation):
 
     offset: Any
     strength: Any = 1.0
-    at: At = _static("output")
+    at: At = static("output")
 
     def __post_init__(self) -> None:
-        _check_at(self.at)
+        check_at(self.at)
         object.__setattr__(self, "strength", check_number(self.strength, "Shift"))
 
     def apply(self, x: jax.Array) -> jax.Array:
-        return x + _like(self.strength, x) * _like(self.offset, x)
+        return x + like(self.strength, x) * like(self.offset, x)
 
     def why_not(self, x: jax.ShapeDtypeStruct) -> str | None:
-        if not _broadcasts(jnp.shape(self.offset), x.shape):
+        if not broadcasts(jnp.shape(self.offset), x.shape):
             return f"an offset of shape {jnp.shape(self.offset)} does not broadcast to it"
         return super().why_not(x)
 
@@ -197,17 +197,17 @@ class Noise(Perturbation):
 
     std: Any
     seed: Any = 0
-    at: At = _static("output")
+    at: At = static("output")
 
     def __post_init__(self) -> None:
-        _check_at(self.at)
+        check_at(self.at)
         object.__setattr__(self, "std", check_number(self.std, "Noise", low=0.0))
 
     def apply(self, x: jax.Array) -> jax.Array:
         return self.apply_at(x, "")
 
     def apply_at(self, x: jax.Array, name: str) -> jax.Array:
-        return x + _like(self.std, x) * noise(self.seed, x.shape, x.dtype, name)
+        return x + like(self.std, x) * noise(self.seed, x.shape, x.dtype, name)
 
 
 def noise(seed: Any, shape: tuple[int, ...], dtype: Any, name: str) -> jax.Array:
@@ -223,18 +223,18 @@ class Clamp(Perturbation):
 
     low: Any = None
     high: Any = None
-    at: At = _static("output")
+    at: At = static("output")
     floating_only: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _check_at(self.at)
+        check_at(self.at)
         if self.low is None and self.high is None:
             raise ValueError("Clamp takes low=, high= or both.")
 
     def apply(self, x: jax.Array) -> jax.Array:
         if self.low is not None:
-            x = jnp.maximum(x, _like(self.low, x))
-        return x if self.high is None else jnp.minimum(x, _like(self.high, x))
+            x = jnp.maximum(x, like(self.low, x))
+        return x if self.high is None else jnp.minimum(x, like(self.high, x))
 
     def why_not(self, x: jax.ShapeDtypeStruct) -> str | None:
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
@@ -250,11 +250,11 @@ class Cast(Perturbation):
         dtype: a floating-point dtype, `jnp.bfloat16`.
     """
 
-    dtype: Any = _static()
-    at: At = _static("output")
+    dtype: Any = static()
+    at: At = static("output")
 
     def __post_init__(self) -> None:
-        _check_at(self.at)
+        check_at(self.at)
         object.__setattr__(self, "dtype", jnp.dtype(self.dtype))
         if not jnp.issubdtype(self.dtype, jnp.inexact):
             raise TypeError(f"Cast takes a floating-point dtype, got {self.dtype}.")
@@ -287,15 +287,15 @@ class Mean(Perturbation):
     """
 
     value: Any = None
-    axis: int | tuple[int, ...] = _static(0)
-    at: At = _static("output")
+    axis: int | tuple[int, ...] = static(0)
+    at: At = static("output")
 
     def __post_init__(self) -> None:
-        _check_at(self.at)
+        check_at(self.at)
 
     def apply(self, x: jax.Array) -> jax.Array:
         if self.value is not None:
-            return jnp.broadcast_to(_like(self.value, x), x.shape)
+            return jnp.broadcast_to(like(self.value, x), x.shape)
         wide = x.dtype if x.dtype.itemsize >= 4 else jnp.float32
         mean = jnp.mean(x.astype(wide), self.axis, keepdims=True).astype(x.dtype)
         return jnp.broadcast_to(mean, x.shape)
@@ -305,7 +305,7 @@ class Mean(Perturbation):
         if self.value is None:
             if any(not -len(x.shape) <= axis < len(x.shape) for axis in axes):
                 return f"it has no axis {self.axis}"
-        elif not _broadcasts(jnp.shape(self.value), x.shape):
+        elif not broadcasts(jnp.shape(self.value), x.shape):
             return f"a mean of shape {jnp.shape(self.value)} does not broadcast to it"
         return super().why_not(x)
 
@@ -324,12 +324,12 @@ class Mask(Perturbation):
     """
 
     mask: Any
-    axis: int = _static(-1)
-    at: At = _static("output")
+    axis: int = static(-1)
+    at: At = static("output")
     floating_only: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _check_at(self.at)
+        check_at(self.at)
 
     def _shape(self, ndim: int) -> tuple[int, ...]:
         shape, axis = jnp.shape(self.mask), self.axis % ndim
@@ -347,7 +347,7 @@ class Mask(Perturbation):
         ndim = len(x.shape)
         if not -ndim <= self.axis < ndim:
             return f"it has no axis {self.axis}"
-        if not _broadcasts(self._shape(ndim), x.shape):
+        if not broadcasts(self._shape(ndim), x.shape):
             return f"a mask of shape {jnp.shape(self.mask)} does not fit its axis {self.axis}"
         if _dtype(self.mask) != jnp.bool_ and not jnp.issubdtype(x.dtype, jnp.inexact):
             return "Mask needs floating-point values, or a boolean mask"
@@ -367,19 +367,19 @@ class Patch(Perturbation):
 
     value: Any
     where: Any = None
-    at: At = _static("output")
+    at: At = static("output")
     floating_only: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _check_at(self.at)
+        check_at(self.at)
 
     def apply(self, x: jax.Array) -> jax.Array:
-        value = jnp.broadcast_to(_like(self.value, x), x.shape)
+        value = jnp.broadcast_to(like(self.value, x), x.shape)
         return value if self.where is None else jnp.where(jnp.asarray(self.where), value, x)
 
     def why_not(self, x: jax.ShapeDtypeStruct) -> str | None:
         for what, part in (("a value", self.value), ("where=", self.where)):
-            if part is not None and not _broadcasts(jnp.shape(part), x.shape):
+            if part is not None and not broadcasts(jnp.shape(part), x.shape):
                 return f"{what} of shape {jnp.shape(part)} does not broadcast to it"
         if not jnp.can_cast(_dtype(self.value), x.dtype, "same_kind"):
             return f"a value of {_dtype(self.value)} does not become {x.dtype}"
@@ -400,13 +400,13 @@ class Apply(Perturbation):
         args: arrays that may change without compiling again.
     """
 
-    fn: Callable[..., Any] = _static()
+    fn: Callable[..., Any] = static()
     args: tuple[Any, ...] = ()
-    at: At = _static("output")
+    at: At = static("output")
     floating_only: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _check_at(self.at)
+        check_at(self.at)
         if not callable(self.fn):
             raise TypeError(f"Apply takes a function of an array, got {type(self.fn).__name__}.")
 

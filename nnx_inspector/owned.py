@@ -19,11 +19,12 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector.capturing import marking_layers, record_of
-from nnx_inspector.harvest import Marked, Plan, evaluate, sinks_for
+from nnx_inspector.harvest import Plan, evaluate, sinks_for
 from nnx_inspector.perturbation import ROW, apply
 from nnx_inspector.record import Record
 from nnx_inspector.sites import Selection
 from nnx_inspector.staging import Arguments, Function, Staged, as_function, staged
+from nnx_inspector.survey import Marked
 from nnx_inspector.switching import Switches, exactly
 from nnx_inspector.taps import OUTPUT
 from nnx_inspector.trees import orders

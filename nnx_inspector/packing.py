@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from nnx_inspector.arithmetic import points_dtype
 from nnx_inspector.binning import BINS
-from nnx_inspector.summarize import points_dtype
 from nnx_inspector.summary import Summary
 
 _LARGEST: Final = 2**32 - 1

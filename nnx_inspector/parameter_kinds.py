@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from nnx_inspector.kinds import _broadcasts, _like, check_number, kind, noise
+from nnx_inspector.kinds import broadcasts, check_number, kind, like, noise
 
 
 class ParameterPerturbation:
@@ -45,7 +45,7 @@ class ParameterNoise(ParameterPerturbation):
         object.__setattr__(self, "std", check_number(self.std, "ParameterNoise", low=0.0))
 
     def apply(self, x: jax.Array, name: str) -> jax.Array:
-        return x + _like(self.std, x) * noise(self.seed, x.shape, x.dtype, name)
+        return x + like(self.std, x) * noise(self.seed, x.shape, x.dtype, name)
 
 
 @kind()
@@ -65,6 +65,6 @@ class PruneMask(ParameterPerturbation):
         return x * mask.astype(x.dtype)
 
     def why_not(self, x: Any) -> str | None:
-        if not _broadcasts(jnp.shape(self.mask), x.shape):
+        if not broadcasts(jnp.shape(self.mask), x.shape):
             return f"a mask of shape {jnp.shape(self.mask)} does not broadcast to it"
         return super().why_not(x)

@@ -18,11 +18,12 @@ import jax.numpy as jnp
 
 from nnx_inspector.capturing import marking_layers
 from nnx_inspector.forwarding import Values
-from nnx_inspector.harvest import Marked, Plan, evaluate, marks
+from nnx_inspector.harvest import Plan, evaluate
 from nnx_inspector.kinds import Perturbation, in_words, refusal
 from nnx_inspector.parameter_kinds import ParameterPerturbation
 from nnx_inspector.sites import Selection, glob_matches, nothing_selected, site_key
 from nnx_inspector.staging import Staged, as_function, staged
+from nnx_inspector.survey import Marked, marks
 from nnx_inspector.taps import INPUT, OUTPUT, mapped_first
 from nnx_inspector.variables import contents
 

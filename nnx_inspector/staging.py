@@ -19,11 +19,11 @@ from flax import nnx
 from nnx_inspector import _private
 from nnx_inspector.dispatch import hooked
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.harvest import Survey, survey
 from nnx_inspector.interception import warn_of_doubtful_calls
 from nnx_inspector.layers import Layer, open_layers
 from nnx_inspector.scope import Scope
 from nnx_inspector.sites import Path, argument_name, require_module
+from nnx_inspector.survey import Survey, survey
 from nnx_inspector.taps import is_node, is_whole
 from nnx_inspector.trees import rebuilt
 

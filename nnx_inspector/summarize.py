@@ -18,6 +18,18 @@ from jax import lax
 from jax.extend.core import AbstractToken, Token
 
 from nnx_inspector._private import is_tracer
+from nnx_inspector.arithmetic import (
+    bit_pattern,
+    infinity_pattern,
+    is_floating,
+    moved_shift,
+    ordered_key,
+    points_dtype,
+    real_values,
+    scale_for,
+    scaled_difference,
+    sum_dtype,
+)
 from nnx_inspector.binning import (
     BINS,
     FINITE_BINS,
@@ -215,28 +227,10 @@ def is_token(x: Any) -> bool:
     return isinstance(x, Token) or isinstance(getattr(x, "aval", None), AbstractToken)
 
 
-def points_dtype(dtype: Any) -> np.dtype[Any]:
-    """The dtype of `Summary.points` for arrays of `dtype`: of six the first that holds all exactly.
-
-    Example:
-        >>> points_dtype(jnp.dtype(jnp.bfloat16))
-        dtype('float32')
-    """
-    if jnp.issubdtype(dtype, jnp.integer):
-        wide = dtype.itemsize >= 4
-        return np.dtype(dtype) if wide else np.dtype(np.float32)
-    wide = dtype in (np.float64, np.complex128)
-    return np.dtype(np.float64) if wide else np.dtype(np.float32)
-
-
-def _sum_dtype(exact: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype(np.float64) if exact.itemsize == 8 else np.dtype(np.float32)
-
-
 def _uncounted(rows: tuple[int, ...], size: int, exact: np.dtype[Any], opaque: str = "") -> Summary:
     """The summary of `size` opaque values in each row."""
     with jax.enable_x64(exact.itemsize == 8 or jax.config.read("jax_enable_x64")):
-        points, sums = jnp.zeros((*rows, 3), exact), jnp.zeros((*rows, 3), _sum_dtype(exact))
+        points, sums = jnp.zeros((*rows, 3), exact), jnp.zeros((*rows, 3), sum_dtype(exact))
     bins = jnp.zeros((*rows, BINS), jnp.uint32).at[..., OPAQUE_BIN].set(min(size, _LARGEST))
     return Summary(bins=bins, points=points, sums=sums, opaque=opaque)
 
@@ -256,12 +250,12 @@ def _measured(x: jax.Array, *, batch_rank: int, sample: int) -> Summary:
     # XLA would repeat in each pass what makes x, and compile each of those kernels for itself.
     x = lax.optimization_barrier(x)
     axes = tuple(range(batch_rank, x.ndim))
-    value = _real(x)
+    value = real_values(x)
     part = _part(value, axes, sample)
     if part is not value:
         return _sampled(value, part, axes)
     n = math.prod(x.shape[batch_rank:])
-    real = _sum_dtype(value.dtype)
+    real = sum_dtype(value.dtype)
     finite, index = _classes(value)
     bins = _scatter(index, batch_rank)
     others = bins[..., NAN_BIN] + bins[..., POSINF_BIN] + bins[..., NEGINF_BIN]
@@ -278,9 +272,11 @@ def _moments(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Points and sums of the values about the mean of a part of them; how many are finite there."""
     shift, many = _near_mean(part, axes, low, high)
-    scale, factor = _scale(_difference(high, shift, 0.5), _difference(low, shift, 0.5))
+    scale, factor = scale_for(
+        scaled_difference(high, shift, 0.5), scaled_difference(low, shift, 0.5)
+    )
     about, unit = _broadcastable(shift, axes), _broadcastable(factor, axes)
-    d = jnp.where(_classes(value)[0], _difference(value, about, unit), 0)
+    d = jnp.where(_classes(value)[0], scaled_difference(value, about, unit), 0)
     sums = jnp.stack([scale, d.sum(axis=axes), (d * d).sum(axis=axes)], axis=-1)
     return jnp.stack([low, high, shift], axis=-1), sums, many
 
@@ -320,7 +316,7 @@ def _census(
     In one pass: a reduction of integers alone, which XLA vectorises.
     """
     finite, index = _classes(value)
-    key = _ordered(value) if _floating(value) else value
+    key = ordered_key(value) if is_floating(value) else value
     info = np.iinfo(key.dtype)
     first, last = (np.array(limit, key.dtype) for limit in (info.min, info.max))
     apart = (ZERO_BIN, MINUS_ZERO_BIN, NAN_BIN, POSINF_BIN, NEGINF_BIN)
@@ -335,10 +331,12 @@ def _census(
         ),
         axes,
     )
-    if _floating(value):
+    if is_floating(value):
         back = functools.partial(lax.bitcast_convert_type, new_dtype=value.dtype)
         some = low <= high
-        low, high = (jnp.where(some, back(_ordered(v)), 0).astype(value.dtype) for v in (low, high))
+        low, high = (
+            jnp.where(some, back(ordered_key(v)), 0).astype(value.dtype) for v in (low, high)
+        )
     return low, high, dict(zip(apart, found, strict=True))
 
 
@@ -346,16 +344,16 @@ def _near_mean(
     value: jax.Array, axes: tuple[int, ...], low: jax.Array, high: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The mean of the finite values of each row, within [low, high], and their number."""
-    real, n = _sum_dtype(value.dtype), math.prod(value.shape[axis] for axis in axes)
+    real, n = sum_dtype(value.dtype), math.prod(value.shape[axis] for axis in axes)
     finite, _ = _classes(value)
     # Each is divided by (at least) n first, for their sum would overflow.
     share = math.ldexp(1.0, -max(n - 1, 1).bit_length())
-    origin = jnp.zeros_like(low) if _floating(value) else low
-    shares = _difference(value, _broadcastable(origin, axes), jnp.asarray(share, real))
+    origin = jnp.zeros_like(low) if is_floating(value) else low
+    shares = scaled_difference(value, _broadcastable(origin, axes), jnp.asarray(share, real))
     total = jnp.where(finite, shares, 0).sum(axis=axes)
     many = finite.sum(axis=axes, dtype=real)
     step = total * (1 / (share * jnp.maximum(many, 1)))
-    return _moved(origin, step, low, high), many
+    return moved_shift(origin, step, low, high), many
 
 
 def _part(value: jax.Array, axes: tuple[int, ...], step: int) -> jax.Array:
@@ -377,47 +375,16 @@ def _broadcastable(figure: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     return lax.expand_dims(figure, axes)
 
 
-def _real(x: jax.Array) -> jax.Array:
-    """The values in the dtype of `points`, of complex ones the magnitude."""
-    exact = points_dtype(x.dtype)
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        parts, infinity = jnp.stack([x.real, x.imag]), _infinity(exact)
-        bits = (_bits(parts) & np.iinfo(_bits(parts).dtype).max).max(axis=0)
-        larger = lax.bitcast_convert_type(bits, exact)  # Inf or NaN where a part is
-        # A magnitude beyond the dtype is no Inf for that, and one that arithmetic loses no 0.
-        size = jnp.minimum(jnp.abs(x), jnp.finfo(exact).max)
-        known = (bits < infinity) & (size >= jnp.finfo(exact).tiny)
-        return jnp.where(known, size, larger)
-    if x.dtype == jnp.bfloat16:  # by its bits: arithmetic would lose the subnormals
-        upper = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << 16
-        return lax.bitcast_convert_type(upper, jnp.float32)
-    return x.astype(exact)
-
-
-def _bits(value: jax.Array) -> jax.Array:
-    """The pattern of floats as signed integers of their width."""
-    return lax.bitcast_convert_type(value, np.dtype(f"int{value.dtype.itemsize * 8}"))
-
-
-def _infinity(dtype: Any) -> int:
-    """The pattern of +Inf; those of NaN are greater."""
-    return 0x7FF0_0000_0000_0000 if dtype == np.float64 else 0x7F80_0000
-
-
-def _floating(value: jax.Array) -> bool:
-    return value.dtype.kind == "f"
-
-
 def _classes(value: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Which values are finite, and the bin of each: uint32, in the values' shape."""
     wide = value.dtype == np.float64
     top = np.finfo(np.float32).max
     single = (jnp.clip(value, -top, top) if wide else value).astype(jnp.float32)
     index = lax.bitcast_convert_type(single, jnp.uint32) >> 20
-    if not _floating(value):
+    if not is_floating(value):
         index = jnp.where(value == 0, jnp.uint32(ZERO_BIN), index)
         return jnp.ones(value.shape, bool), index
-    bits, infinity = _bits(value), _infinity(value.dtype)
+    bits, infinity = bit_pattern(value), infinity_pattern(value.dtype)
     magnitude = bits & np.iinfo(bits.dtype).max
     index = jnp.where(magnitude == 0, (index & SIGN) | ZERO_BIN, index)
     if wide:
@@ -438,19 +405,11 @@ def _scatter(index: jax.Array, batch_rank: int) -> jax.Array:
     return counts[: many * BINS].reshape(*rows, BINS)
 
 
-def _ordered(value: jax.Array) -> jax.Array:
-    """Floats as integers of the same order (subnormals and signed zeros too), and back again."""
-    if _floating(value):
-        value = _bits(value)
-    width = value.dtype.itemsize * 8
-    return value ^ ((value >> (width - 1)) & np.iinfo(value.dtype).max)
-
-
 def _extremes(
     value: jax.Array, finite: jax.Array, axes: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array]:
     """Smallest and largest finite value of each row; anything where there is none."""
-    key = _ordered(value) if _floating(value) else value
+    key = ordered_key(value) if is_floating(value) else value
     info = np.iinfo(key.dtype)
     first, last = (np.array(limit, key.dtype) for limit in (info.min, info.max))
     # One reduction of both; integers, unlike floats, XLA may reorder and hence vectorise.
@@ -460,45 +419,10 @@ def _extremes(
         lambda a, b: (jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1])),
         axes,
     )
-    if not _floating(value):
+    if not is_floating(value):
         return low, high
     back = functools.partial(lax.bitcast_convert_type, new_dtype=value.dtype)
-    return back(_ordered(low)), back(_ordered(high))
-
-
-def _difference(a: jax.Array, b: jax.Array, factor: Any) -> jax.Array:
-    """(a - b) * factor in the dtype of the sums, without overflow; exact for integers."""
-    if _floating(a):
-        return a * factor - b * factor  # factor is a power of two: the products are exact
-    unsigned, real = np.dtype(f"uint{a.dtype.itemsize * 8}"), _sum_dtype(a.dtype)
-    up, down = (c.astype(unsigned).astype(real) for c in (a - b, b - a))  # modulo 2**bits
-    return jnp.where(a >= b, up, -down) * factor
-
-
-def _moved(shift: jax.Array, step: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    """A shift moved by step, within [low, high]; step is rounded for integers."""
-    if _floating(shift):
-        return jnp.clip(shift + step, low, high)
-    unsigned = np.dtype(f"uint{shift.dtype.itemsize * 8}")
-    top = float(np.iinfo(unsigned).max) * (1 - 2.0**-22)  # rounds to a value below its limit
-    stride = jnp.clip(jnp.round(jnp.abs(step)), 0, top).astype(unsigned).astype(shift.dtype)
-    moved = jnp.where(step < 0, shift - stride, shift + stride)
-    moved = jnp.where(step >= _difference(high, shift, 1), high, moved)
-    return jnp.where(step <= _difference(low, shift, 1), low, moved)
-
-
-def _scale(*halves: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A power of two, 2 to 4 times the largest |half|, and 1 / it; both 0 where all are 0."""
-    half = functools.reduce(jnp.maximum, [jnp.abs(h) for h in halves])
-    mantissa = 52 if half.dtype == np.float64 else 23
-    biased = _bits(half) >> mantissa
-    largest = (_infinity(half.dtype) >> mantissa) - 2
-    exponent = jnp.clip(biased + 2, 1, largest)
-    as_float = functools.partial(lax.bitcast_convert_type, new_dtype=half.dtype)
-    spread = biased > 0  # a subnormal spread counts as none
-    scale = as_float(exponent << mantissa)
-    inverse = as_float((largest + 1 - exponent) << mantissa)
-    return jnp.where(spread, scale, 0), jnp.where(spread, inverse, 0)
+    return back(ordered_key(low)), back(ordered_key(high))
 
 
 @functools.partial(jax.jit, static_argnames="axis")
@@ -517,21 +441,21 @@ def _merged(s: Summary, *, axis: int) -> Summary:
     low, high = low[..., 0], high[..., 1]
     largest = many.argmax(axis=-1, keepdims=True)
     origin = jnp.take_along_axis(points[..., 2], largest, axis=-1)
-    apart = jnp.where(used, _difference(points[..., 2], origin, 0.5), 0)
+    apart = jnp.where(used, scaled_difference(points[..., 2], origin, 0.5), 0)
     # A quarter of a scale has that scale: it must not grow from merge to merge.
     spread = jnp.where(used, sums[..., 0] * 0.25, 0)
-    scale, factor = _scale(jnp.abs(apart).max(axis=-1), spread.max(axis=-1))
+    scale, factor = scale_for(jnp.abs(apart).max(axis=-1), spread.max(axis=-1))
     unit = factor[..., None]
-    delta = _difference(points[..., 2], origin, unit)
+    delta = scaled_difference(points[..., 2], origin, unit)
     sum1 = jnp.where(used, _about(sums, many, delta, unit)[0], 0).sum(axis=-1)
     origin = origin[..., 0]
-    shift = _moved(origin, sum1 / jnp.maximum(total, 1) * scale, low, high)
-    delta = delta + _difference(origin, shift, factor)[..., None]
+    shift = moved_shift(origin, sum1 / jnp.maximum(total, 1) * scale, low, high)
+    delta = delta + scaled_difference(origin, shift, factor)[..., None]
     moments = [jnp.where(used, x, 0).sum(axis=-1) for x in _about(sums, many, delta, unit)]
     merged = jnp.stack([low, high, shift], axis=-1)
     merged = jnp.where((total > 0)[..., None], merged, jnp.zeros_like(merged))
     sums = jnp.stack([scale, *moments], axis=-1)
-    if _floating(points):
+    if is_floating(points):
         unknown = (jnp.isnan(points).any(axis=-1) & used).any(axis=-1)[..., None]
         merged, sums = jnp.where(unknown, jnp.nan, merged), jnp.where(unknown, jnp.nan, sums)
     return Summary(bins=bins, points=merged, sums=sums, opaque=s.opaque)

@@ -19,23 +19,20 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 
-from nnx_inspector.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2
-from nnx_inspector.summarize import (
-    _bits,
-    _difference,
-    _floating,
-    _infinity,
-    _moved,
-    _ordered,
-    _real,
-    _scale,
-    _sum_dtype,
-    as_array,
-    in_words,
-    is_number,
-    is_token,
+from nnx_inspector.arithmetic import (
+    bit_pattern,
+    infinity_pattern,
+    is_floating,
+    moved_shift,
+    ordered_key,
     points_dtype,
+    real_values,
+    scale_for,
+    scaled_difference,
+    sum_dtype,
 )
+from nnx_inspector.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2
+from nnx_inspector.summarize import as_array, in_words, is_number, is_token
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -295,7 +292,7 @@ def no_units(count: int, *, dtype: Any = np.float32) -> Units:
         return Units(
             counts=jnp.zeros((5, count), jnp.uint32),
             points=jnp.zeros((3, count), exact),
-            sums=jnp.zeros((3, count), _sum_dtype(exact)),
+            sums=jnp.zeros((3, count), sum_dtype(exact)),
         )
 
 
@@ -339,8 +336,8 @@ def _wide_enough(exact: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _measured(x: jax.Array, axis: int) -> Units:
-    value = _real(x)
-    real, floating = _sum_dtype(value.dtype), _floating(value)
+    value = real_values(x)
+    real, floating = sum_dtype(value.dtype), is_floating(value)
     n = x.size // x.shape[axis]
     # Pass 1: counts, extremes, and the mean of the finite values, which is the shift. Each is
     # divided by (at least) n first, for their sum would overflow; of integers the first is
@@ -348,18 +345,18 @@ def _measured(x: jax.Array, axis: int) -> Units:
     share = math.ldexp(1.0, -max(n - 1, 1).bit_length())
     first = value[tuple(slice(None) if a == axis else 0 for a in range(x.ndim))]
     origin = jnp.zeros_like(first) if floating else first
-    key = _ordered(value) if floating else value
+    key = ordered_key(value) if floating else value
     info = np.iinfo(key.dtype)
     least, most = (np.array(limit, key.dtype) for limit in (info.min, info.max))
     if floating:
-        bits, infinity = _bits(value), _infinity(value.dtype)
+        bits, infinity = bit_pattern(value), infinity_pattern(value.dtype)
         magnitude = bits & np.iinfo(bits.dtype).max
         finite = magnitude < infinity
         counted = [magnitude == 0, magnitude > infinity, bits == infinity]
         counted.append((magnitude == infinity) & (bits < 0))
     else:
         finite, counted = jnp.ones(value.shape, bool), [value == 0]
-    shares = _difference(value, _along(origin, axis, x.ndim), jnp.asarray(share, real))
+    shares = scaled_difference(value, _along(origin, axis, x.ndim), jnp.asarray(share, real))
     *counts, low, high, total = _reduced(
         (
             *((c.astype(jnp.uint32), np.uint32(0), jnp.add) for c in counted),
@@ -374,13 +371,15 @@ def _measured(x: jax.Array, axis: int) -> Units:
     many = counts[FINITE].astype(real)
     if floating:
         back = functools.partial(lax.bitcast_convert_type, new_dtype=value.dtype)
-        low, high = back(_ordered(low)), back(_ordered(high))
+        low, high = back(ordered_key(low)), back(ordered_key(high))
     low, high = (jnp.where(many > 0, end, jnp.zeros_like(end)) for end in (low, high))
-    shift = _moved(origin, total * (1 / (share * jnp.maximum(many, 1))), low, high)
-    scale, factor = _scale(_difference(high, shift, 0.5), _difference(low, shift, 0.5))
+    shift = moved_shift(origin, total * (1 / (share * jnp.maximum(many, 1))), low, high)
+    scale, factor = scale_for(
+        scaled_difference(high, shift, 0.5), scaled_difference(low, shift, 0.5)
+    )
     # Pass 2: sums about the shift.
     about, unit = (_along(v, axis, x.ndim) for v in (shift, factor))
-    d = jnp.where(finite, _difference(value, about, unit), 0)
+    d = jnp.where(finite, scaled_difference(value, about, unit), 0)
     nothing = np.zeros((), real)
     ones, twos = _reduced(((d, nothing, jnp.add), (d * d, nothing, jnp.add)), axis)
     return Units(
@@ -446,28 +445,28 @@ def _merged(s: Units) -> Units:
     real = s.sums.dtype
     n = s.counts[..., FINITE, :].astype(real)
     seen, total = n > 0, jnp.maximum(n.sum(axis=0), 1)
-    floating = _floating(s.points)
-    key = _ordered(s.points) if floating else s.points
+    floating = is_floating(s.points)
+    key = ordered_key(s.points) if floating else s.points
     info = np.iinfo(key.dtype)
     low = jnp.where(seen, key[..., MINIMUM, :], info.max).min(axis=0)
     high = jnp.where(seen, key[..., MAXIMUM, :], info.min).max(axis=0)
     if floating:
         back = functools.partial(lax.bitcast_convert_type, new_dtype=s.points.dtype)
-        low, high = back(_ordered(low)), back(_ordered(high))
+        low, high = back(ordered_key(low)), back(ordered_key(high))
     low, high = (jnp.where(seen.any(axis=0), end, jnp.zeros_like(end)) for end in (low, high))
     # About the largest part's shift first: then about the mean itself.
     largest = jnp.argmax(n, axis=0, keepdims=True)
     shifts = s.points[..., SHIFT, :]
     base = jnp.take_along_axis(shifts, largest, axis=0)
     shifts = jnp.where(seen, shifts, base)
-    apart = jnp.abs(_difference(shifts, base, 0.5)).max(axis=0)
+    apart = jnp.abs(scaled_difference(shifts, base, 0.5)).max(axis=0)
     # A quarter of a scale has that scale: it must not grow from merge to merge.
-    scale, factor = _scale(apart, s.sums[..., SCALE, :].max(axis=0) * 0.25)
+    scale, factor = scale_for(apart, s.sums[..., SCALE, :].max(axis=0) * 0.25)
     ratio = s.sums[..., SCALE, :] * factor
     ones, twos = s.sums[..., SUM1, :] * ratio, s.sums[..., SUM2, :] * ratio * ratio
-    mean = (ones + n * _difference(shifts, base, factor)).sum(axis=0) / total
-    shift = _moved(base[0], mean * scale, low, high)
-    step = _difference(shifts, shift[None], factor)
+    mean = (ones + n * scaled_difference(shifts, base, factor)).sum(axis=0) / total
+    shift = moved_shift(base[0], mean * scale, low, high)
+    step = scaled_difference(shifts, shift[None], factor)
     sums = [scale, (ones + n * step).sum(axis=0)]
     sums.append((twos + 2 * step * ones + n * step * step).sum(axis=0))
     return Units(

@@ -9,7 +9,8 @@ import pytest
 from models import batch
 
 from nnx_inspector import harvest
-from nnx_inspector.harvest import Plan, evaluate, marks, sinks_for, survey
+from nnx_inspector.harvest import Plan, evaluate, sinks_for
+from nnx_inspector.survey import marks, survey
 from nnx_inspector.taps import mark_tree
 
 X = batch(4, 3)

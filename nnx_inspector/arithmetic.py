@@ -1,0 +1,107 @@
+"""The arithmetic of summaries on the device: bit patterns, differences and scales that never
+overflow, for floats and integers alike.
+
+Invariant: what is compared by its bits is exact, subnormals and signed zeros too. Measures nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+def points_dtype(dtype: Any) -> np.dtype[Any]:
+    """The dtype of `Summary.points` for arrays of `dtype`: of six the first that holds all exactly.
+
+    Example:
+        >>> points_dtype(jnp.dtype(jnp.bfloat16))
+        dtype('float32')
+    """
+    if jnp.issubdtype(dtype, jnp.integer):
+        wide = dtype.itemsize >= 4
+        return np.dtype(dtype) if wide else np.dtype(np.float32)
+    wide = dtype in (np.float64, np.complex128)
+    return np.dtype(np.float64) if wide else np.dtype(np.float32)
+
+
+def sum_dtype(exact: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.float64) if exact.itemsize == 8 else np.dtype(np.float32)
+
+
+def real_values(x: jax.Array) -> jax.Array:
+    """The values in the dtype of `points`, of complex ones the magnitude."""
+    exact = points_dtype(x.dtype)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        parts, infinity = jnp.stack([x.real, x.imag]), infinity_pattern(exact)
+        bits = (bit_pattern(parts) & np.iinfo(bit_pattern(parts).dtype).max).max(axis=0)
+        larger = lax.bitcast_convert_type(bits, exact)  # Inf or NaN where a part is
+        # A magnitude beyond the dtype is no Inf for that, and one that arithmetic loses no 0.
+        size = jnp.minimum(jnp.abs(x), jnp.finfo(exact).max)
+        known = (bits < infinity) & (size >= jnp.finfo(exact).tiny)
+        return jnp.where(known, size, larger)
+    if x.dtype == jnp.bfloat16:  # by its bits: arithmetic would lose the subnormals
+        upper = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << 16
+        return lax.bitcast_convert_type(upper, jnp.float32)
+    return x.astype(exact)
+
+
+def bit_pattern(value: jax.Array) -> jax.Array:
+    """The pattern of floats as signed integers of their width."""
+    return lax.bitcast_convert_type(value, np.dtype(f"int{value.dtype.itemsize * 8}"))
+
+
+def infinity_pattern(dtype: Any) -> int:
+    """The pattern of +Inf; those of NaN are greater."""
+    return 0x7FF0_0000_0000_0000 if dtype == np.float64 else 0x7F80_0000
+
+
+def is_floating(value: jax.Array) -> bool:
+    return value.dtype.kind == "f"
+
+
+def ordered_key(value: jax.Array) -> jax.Array:
+    """Floats as integers of the same order (subnormals and signed zeros too), and back again."""
+    if is_floating(value):
+        value = bit_pattern(value)
+    width = value.dtype.itemsize * 8
+    return value ^ ((value >> (width - 1)) & np.iinfo(value.dtype).max)
+
+
+def scaled_difference(a: jax.Array, b: jax.Array, factor: Any) -> jax.Array:
+    """(a - b) * factor in the dtype of the sums, without overflow; exact for integers."""
+    if is_floating(a):
+        return a * factor - b * factor  # factor is a power of two: the products are exact
+    unsigned, real = np.dtype(f"uint{a.dtype.itemsize * 8}"), sum_dtype(a.dtype)
+    up, down = (c.astype(unsigned).astype(real) for c in (a - b, b - a))  # modulo 2**bits
+    return jnp.where(a >= b, up, -down) * factor
+
+
+def moved_shift(shift: jax.Array, step: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+    """A shift moved by step, within [low, high]; step is rounded for integers."""
+    if is_floating(shift):
+        return jnp.clip(shift + step, low, high)
+    unsigned = np.dtype(f"uint{shift.dtype.itemsize * 8}")
+    top = float(np.iinfo(unsigned).max) * (1 - 2.0**-22)  # rounds to a value below its limit
+    stride = jnp.clip(jnp.round(jnp.abs(step)), 0, top).astype(unsigned).astype(shift.dtype)
+    moved = jnp.where(step < 0, shift - stride, shift + stride)
+    moved = jnp.where(step >= scaled_difference(high, shift, 1), high, moved)
+    return jnp.where(step <= scaled_difference(low, shift, 1), low, moved)
+
+
+def scale_for(*halves: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A power of two, 2 to 4 times the largest |half|, and 1 / it; both 0 where all are 0."""
+    half = functools.reduce(jnp.maximum, [jnp.abs(h) for h in halves])
+    mantissa = 52 if half.dtype == np.float64 else 23
+    biased = bit_pattern(half) >> mantissa
+    largest = (infinity_pattern(half.dtype) >> mantissa) - 2
+    exponent = jnp.clip(biased + 2, 1, largest)
+    as_float = functools.partial(lax.bitcast_convert_type, new_dtype=half.dtype)
+    spread = biased > 0  # a subnormal spread counts as none
+    scale = as_float(exponent << mantissa)
+    inverse = as_float((largest + 1 - exponent) << mantissa)
+    return jnp.where(spread, scale, 0), jnp.where(spread, inverse, 0)
