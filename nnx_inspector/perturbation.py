@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -124,9 +124,11 @@ class _Perturb:
     token: Any
     treedef: Any
     avals: tuple[jax.ShapeDtypeStruct, ...]
+    fixed: tuple[bytes, ...] | None = None
+    """In a region within a trace the numbers themselves: the program runs when it is over."""
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
-        on, *leaves = board.read_arrays(self.token, self.avals)
+        on, *leaves = self._numbers()
         one: Perturbation = jax.tree.unflatten(self.treedef, leaves)
         site, call = context.site or type(context.module).__name__, context.call
         if one.at == "output":
@@ -137,6 +139,12 @@ class _Perturb:
         new = _each(one, on, arrays, site, call)
         args, kwargs = with_arguments(args, kwargs, new, is_whole)
         return next_fun(*args, **kwargs)
+
+    def _numbers(self) -> Sequence[Any]:
+        if self.fixed is None:
+            return board.read_arrays(self.token, self.avals)
+        pairs = zip(self.fixed, self.avals, strict=True)
+        return [np.frombuffer(data, a.dtype).reshape(a.shape) for data, a in pairs]
 
 
 def _each(one: Perturbation, on: Any, leaves: list[Any], site: str, call: int) -> list[Any]:
@@ -168,7 +176,8 @@ def perturb(
     """Perturb what the selected modules return (or receive), in every call of this thread.
 
     Holds for functions that were jitted before. Numbers and arrays are read when the program runs:
-    a second `perturb` of the same sites and kind with other ones compiles nothing.
+    a second `perturb` of the same sites and kind with other ones compiles nothing. Entered inside
+    of a traced function its numbers are part of that program.
 
     Args:
         only: which sites; see `intercept_methods`.
@@ -196,6 +205,12 @@ def perturb(
     selection = Selection(only)
     scope = None if model is None else scope_of(model)
     avals = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves)
+    if _private.is_tracing():
+        fixed = tuple(leaf.tobytes() for leaf in leaves)
+        hook = _Perturb("perturb", treedef, avals, fixed)
+        with open_layer(Layer(hook, PERTURBATION, selection, scope), model):
+            yield
+        return
     base = (selection, scope, treedef, avals, threading.get_ident())
     depths: dict[Any, int] = _open.__dict__.setdefault("depths", {})
     depth = depths.get(base, 0)
@@ -231,7 +246,6 @@ def _data_of(perturbation: Any) -> tuple[list[np.ndarray], Any]:
             f"from the host. Enter it outside of jit (other numbers compile nothing), or pass the "
             f"perturbation as an argument: nni.perturbed(f)(perturbations, ...)."
         )
-    arrays = [
-        np.asarray(x if isinstance(x, (jax.Array, np.ndarray)) else jnp.asarray(x)) for x in leaves
-    ]
+    # by NumPy alone: within a trace jnp.asarray makes a tracer of a number
+    arrays = [np.asarray(x, jax.dtypes.canonicalize_dtype(jnp.result_type(x))) for x in leaves]
     return [np.ones((), np.bool_), *arrays], treedef

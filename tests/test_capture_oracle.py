@@ -243,7 +243,7 @@ def test_every_summary_is_that_of_the_values_that_the_oracle_sows(name):
         calls = [call for call in record[site].calls if call.took_place]
         assert len(calls) == len(values), site
         for call, value in zip(calls, values, strict=True):
-            found = summaries(call.output)
+            found = [s for s in summaries(call.output) if not s.opaque]
             assert len(found) == len(arrays(value)), site
             for summary, array in zip(found, arrays(value), strict=True):
                 if name in ROWS - {"ensemble"} and site:

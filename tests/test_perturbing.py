@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 from models import batch, rngs
 
+from nnx_inspector.capturing import capture
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.gradient_kinds import (
     ClipGradient,
@@ -435,6 +436,30 @@ def test_perturb_takes_noise_inputs_and_gradients():
         plain = gradient(X)
         with perturb("up", ReverseGradient(2.0)):
             np.testing.assert_allclose(gradient(X), -2.0 * plain, rtol=1e-6)
+
+
+@pytest.mark.parametrize("trace", [jax.jit, jax.checkpoint, jax.vmap, jax.grad, capture])
+def test_perturb_entered_inside_a_trace_is_part_of_the_program(trace):
+    """The program runs when the region is over: its numbers are not read then."""
+    model, direction = nnx.Linear(3, 3, rngs=rngs()), np.ones(3, np.float32)
+    inner = jax.jit(lambda x: model(x))
+    plain = inner(X)
+
+    def run(*args):
+        with perturb("", Scale(0.5)), perturb("", Shift(direction, 2.0)):
+            y = inner(args[-1])
+        return y.sum() if trace is jax.grad else y
+
+    def by_hand(x):
+        y = 0.5 * (model(x) + 2.0)
+        return y.sum() if trace is jax.grad else y
+
+    if trace is capture:
+        found, expected = capture(run)(model, X)[0], by_hand(X)
+    else:
+        found, expected = trace(run)(X), trace(by_hand)(X)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_array_equal(inner(X), plain)
 
 
 def test_perturb_with_other_arrays_traces_nothing_anew():
