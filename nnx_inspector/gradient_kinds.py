@@ -7,6 +7,7 @@ as they are, so `jvp` and `hessian` go on working. Under vmap the gradient of ea
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from nnx_inspector.kinds import At, Perturbation, check_at, check_number, kind, static
+from nnx_inspector.kinds import At, Perturbation, kind, static
 
 
 class GradientPerturbation(Perturbation):
@@ -36,10 +37,7 @@ class ScaleGradient(GradientPerturbation):
     factor: Any
     at: At = static("output")
     how: ClassVar[str] = "scale"
-
-    def __post_init__(self) -> None:
-        check_at(self.at)
-        object.__setattr__(self, "factor", check_number(self.factor, "ScaleGradient"))
+    numbers: ClassVar[Mapping[str, float | None]] = {"factor": None}
 
     def _number(self) -> Any:
         return self.factor
@@ -55,10 +53,7 @@ class ReverseGradient(GradientPerturbation):
     factor: Any = 1.0
     at: At = static("output")
     how: ClassVar[str] = "scale"
-
-    def __post_init__(self) -> None:
-        check_at(self.at)
-        object.__setattr__(self, "factor", check_number(self.factor, "ReverseGradient"))
+    numbers: ClassVar[Mapping[str, float | None]] = {"factor": None}
 
     def _number(self) -> Any:
         return -jnp.asarray(self.factor)
@@ -71,9 +66,6 @@ class StopGradient(GradientPerturbation):
     at: At = static("output")
     how: ClassVar[str] = "stop"
 
-    def __post_init__(self) -> None:
-        check_at(self.at)
-
 
 @kind(compared=True)
 class ClipGradient(GradientPerturbation):
@@ -82,10 +74,7 @@ class ClipGradient(GradientPerturbation):
     norm: Any
     at: At = static("output")
     how: ClassVar[str] = "clip"
-
-    def __post_init__(self) -> None:
-        check_at(self.at)
-        object.__setattr__(self, "norm", check_number(self.norm, "ClipGradient", low=0.0))
+    numbers: ClassVar[Mapping[str, float | None]] = {"norm": 0.0}
 
     def _number(self) -> Any:
         return self.norm

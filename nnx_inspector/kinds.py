@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
 
 import jax
@@ -40,6 +40,13 @@ class Perturbation:
 
     at: At
     floating_only: ClassVar[bool] = True
+    numbers: ClassVar[Mapping[str, float | None]] = {}
+    """The fields that are a number, each with the least it may be."""
+
+    def __post_init__(self) -> None:
+        if self.at not in ("output", "input"):
+            raise ValueError(f"at= is 'output' or 'input', got {self.at!r}.")
+        check_numbers(self, self.numbers)
 
     def apply(self, x: jax.Array) -> jax.Array:
         """The array, perturbed. Of the same shape and dtype."""
@@ -56,9 +63,11 @@ class Perturbation:
         return None
 
 
-def check_at(at: str) -> None:
-    if at not in ("output", "input"):
-        raise ValueError(f"at= is 'output' or 'input', got {at!r}.")
+def check_numbers(one: Any, numbers: Mapping[str, float | None]) -> None:
+    """Hold the named fields of a frozen object to be numbers, and make floats of them."""
+    for name, low in numbers.items():
+        number = check_number(getattr(one, name), type(one).__name__, low=low)
+        object.__setattr__(one, name, number)
 
 
 def check_number(value: Any, kind: str, *, low: float | None = None) -> Any:
@@ -85,17 +94,6 @@ def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     )
 
 
-def in_words(x: Any) -> str:
-    """`float32[8,10]`."""
-    return f"{x.dtype}[{','.join(map(str, x.shape))}]"
-
-
-def refusal(one: Perturbation, site: str, x: Any, why: str) -> Exception:
-    """The error for what `why_not` says."""
-    text = f"{type(one).__name__} at {site or '(root)'!r}, {in_words(x)}: {why}."
-    return TypeError(text) if "needs" in why else ValueError(text)
-
-
 def like(value: Any, x: jax.Array) -> jax.Array:
     return jnp.asarray(value).astype(x.dtype)
 
@@ -115,9 +113,6 @@ class Zero(Perturbation):
 
     at: At = static("output")
     floating_only: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_at(self.at)
 
     def apply(self, x: jax.Array) -> jax.Array:
         return jnp.zeros_like(x)
@@ -142,10 +137,7 @@ class Scale(Perturbation):
 
     factor: Any
     at: At = static("output")
-
-    def __post_init__(self) -> None:
-        check_at(self.at)
-        object.__setattr__(self, "factor", check_number(self.factor, "Scale"))
+    numbers: ClassVar[Mapping[str, float | None]] = {"factor": None}
 
     def apply(self, x: jax.Array) -> jax.Array:
         return x * like(self.factor, x)
@@ -171,10 +163,7 @@ class Shift(Perturbation):
     offset: Any
     strength: Any = 1.0
     at: At = static("output")
-
-    def __post_init__(self) -> None:
-        check_at(self.at)
-        object.__setattr__(self, "strength", check_number(self.strength, "Shift"))
+    numbers: ClassVar[Mapping[str, float | None]] = {"strength": None}
 
     def apply(self, x: jax.Array) -> jax.Array:
         return x + like(self.strength, x) * like(self.offset, x)
@@ -198,10 +187,7 @@ class Noise(Perturbation):
     std: Any
     seed: Any = 0
     at: At = static("output")
-
-    def __post_init__(self) -> None:
-        check_at(self.at)
-        object.__setattr__(self, "std", check_number(self.std, "Noise", low=0.0))
+    numbers: ClassVar[Mapping[str, float | None]] = {"std": 0.0}
 
     def apply(self, x: jax.Array) -> jax.Array:
         return self.apply_at(x, "")
@@ -227,7 +213,7 @@ class Clamp(Perturbation):
     floating_only: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_at(self.at)
+        super().__post_init__()
         if self.low is None and self.high is None:
             raise ValueError("Clamp takes low=, high= or both.")
 
@@ -254,7 +240,7 @@ class Cast(Perturbation):
     at: At = static("output")
 
     def __post_init__(self) -> None:
-        check_at(self.at)
+        super().__post_init__()
         object.__setattr__(self, "dtype", jnp.dtype(self.dtype))
         if not jnp.issubdtype(self.dtype, jnp.inexact):
             raise TypeError(f"Cast takes a floating-point dtype, got {self.dtype}.")
@@ -290,9 +276,6 @@ class Mean(Perturbation):
     axis: int | tuple[int, ...] = static(0)
     at: At = static("output")
 
-    def __post_init__(self) -> None:
-        check_at(self.at)
-
     def apply(self, x: jax.Array) -> jax.Array:
         if self.value is not None:
             return jnp.broadcast_to(like(self.value, x), x.shape)
@@ -327,9 +310,6 @@ class Mask(Perturbation):
     axis: int = static(-1)
     at: At = static("output")
     floating_only: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_at(self.at)
 
     def _shape(self, ndim: int) -> tuple[int, ...]:
         shape, axis = jnp.shape(self.mask), self.axis % ndim
@@ -370,9 +350,6 @@ class Patch(Perturbation):
     at: At = static("output")
     floating_only: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        check_at(self.at)
-
     def apply(self, x: jax.Array) -> jax.Array:
         value = jnp.broadcast_to(like(self.value, x), x.shape)
         return value if self.where is None else jnp.where(jnp.asarray(self.where), value, x)
@@ -406,7 +383,7 @@ class Apply(Perturbation):
     floating_only: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_at(self.at)
+        super().__post_init__()
         if not callable(self.fn):
             raise TypeError(f"Apply takes a function of an array, got {type(self.fn).__name__}.")
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from nnx_inspector.kinds import broadcasts, check_number, kind, like, noise
+from nnx_inspector.kinds import broadcasts, check_numbers, kind, like, noise
 
 
 class ParameterPerturbation:
@@ -42,7 +42,7 @@ class ParameterNoise(ParameterPerturbation):
     seed: Any = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "std", check_number(self.std, "ParameterNoise", low=0.0))
+        check_numbers(self, {"std": 0.0})
 
     def apply(self, x: jax.Array, name: str) -> jax.Array:
         return x + like(self.std, x) * noise(self.seed, x.shape, x.dtype, name)

@@ -21,12 +21,12 @@ from flax import nnx
 from nnx_inspector import _private, board
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.interception import open_layer
-from nnx_inspector.kinds import Perturbation, Scale, Zero, refusal
+from nnx_inspector.kinds import Perturbation, Scale, Zero
 from nnx_inspector.layers import PERTURBATION, Context, Layer
 from nnx_inspector.parameter_kinds import ParameterPerturbation
 from nnx_inspector.scope import scope_of
 from nnx_inspector.sites import Only, Selection
-from nnx_inspector.taps import is_observable, is_whole
+from nnx_inspector.taps import OUTPUT, describe, is_observable, is_whole
 from nnx_inspector.trees import mapped, rebuilt, with_arguments
 
 OFF, ZERO, SCALE = range(3)
@@ -107,7 +107,7 @@ def check_applies(perturbation: Live, site: str, leaves: Iterable[str]) -> None:
     """
     arrays = [text for text in leaves if "[" in text]
     if not arrays:
-        raise TypeError(f"{site or '(root)'!r} returns no array, so there is nothing to perturb.")
+        raise nothing_to_perturb(site, OUTPUT)
     if isinstance(perturbation, Scale):
         for text in arrays:
             if not text.startswith(("float", "bfloat", "complex")):
@@ -131,7 +131,7 @@ class _Perturb:
         on, *leaves = self._numbers()
         one: Perturbation = jax.tree.unflatten(self.treedef, leaves)
         site, call = context.site or type(context.module).__name__, context.call
-        if one.at == "output":
+        if one.at == OUTPUT:
             out = next_fun(*args, **kwargs)
             arrays = jax.tree.leaves(out, is_leaf=is_whole)
             return rebuilt(out, _each(one, on, arrays, site, call), is_whole)
@@ -147,11 +147,22 @@ class _Perturb:
         return [np.frombuffer(data, a.dtype).reshape(a.shape) for data, a in pairs]
 
 
+def refusal(one: Perturbation, site: str, x: Any, why: str) -> Exception:
+    """The error for what `why_not` says."""
+    text = f"{type(one).__name__} at {site or '(root)'!r}, {describe(x)}: {why}."
+    return TypeError(text) if "needs" in why else ValueError(text)
+
+
+def nothing_to_perturb(site: str, part: str) -> TypeError:
+    """The error for a module that returns (or receives) no array."""
+    verb = "returns" if part == OUTPUT else "receives"
+    return TypeError(f"{site or '(root)'!r} {verb} no array, so there is nothing to perturb.")
+
+
 def _each(one: Perturbation, on: Any, leaves: list[Any], site: str, call: int) -> list[Any]:
     """The leaves of what a module returns or receives, its arrays perturbed."""
     if not any(map(is_observable, leaves)):
-        verb = "returns" if one.at == "output" else "receives"
-        raise TypeError(f"{site!r} {verb} no array, so there is nothing to perturb.")
+        raise nothing_to_perturb(site, one.at)
     new, number = list(leaves), 0
     for index, leaf in enumerate(leaves):
         if is_observable(leaf):

@@ -19,13 +19,14 @@ import jax.numpy as jnp
 from nnx_inspector.capturing import marking_layers
 from nnx_inspector.forwarding import Values
 from nnx_inspector.harvest import Plan, evaluate
-from nnx_inspector.kinds import Perturbation, in_words, refusal
+from nnx_inspector.kinds import Perturbation
 from nnx_inspector.parameter_kinds import ParameterPerturbation
+from nnx_inspector.perturbation import nothing_to_perturb, refusal
 from nnx_inspector.sites import Selection, glob_matches, nothing_selected, site_key
 from nnx_inspector.staging import Staged, as_function, staged
 from nnx_inspector.survey import Marked, marks
-from nnx_inspector.taps import INPUT, OUTPUT, mapped_first
-from nnx_inspector.variables import contents
+from nnx_inspector.taps import INPUT, OUTPUT, describe, mapped_first
+from nnx_inspector.variables import variables_by_path
 
 Perturbations = Mapping[str, Any]
 """A glob over site keys (parameter paths) -> a perturbation, or several in the order in which they
@@ -90,8 +91,8 @@ def perturbed(f: Any) -> Callable[..., Any]:
 
     def call(perturbations: Perturbations, *args: Any, **kwargs: Any) -> Any:
         rules = [_Rule(key, _several(key, value)) for key, value in perturbations.items()]
-        inputs = any(rule.of("input") for rule in rules)
-        patterns = [rule.pattern for rule in rules if rule.of("output") or rule.of("input")]
+        inputs = any(rule.of(INPUT) for rule in rules)
+        patterns = [rule.pattern for rule in rules if rule.of(OUTPUT) or rule.of(INPUT)]
         layers = marking_layers(Selection(patterns or None), inputs=inputs)
         with staged(function, args, kwargs, layers) as stage:
             plan = Plan(summarise=False, perturb=_at_marks(stage, rules))
@@ -131,7 +132,7 @@ def _at_marks(stage: Staged, rules: Sequence[_Rule]) -> Callable[..., list[Any]]
     at: dict[tuple[str, str], list[tuple[tuple[int, ...], Perturbation]]] = {}
     for rule in rules:
         selection = Selection(rule.pattern)
-        for part in ("output", "input"):
+        for part in (OUTPUT, INPUT):
             wanted = rule.of(part)
             here = [m for m in found if m.part == part and selection.matches_key(m.site)]
             if wanted and not here:
@@ -198,10 +199,8 @@ def _applied(one: Perturbation, x: Any, mapped: tuple[int, ...], name: str) -> A
 
 def _check(one: Perturbation, mark: Marked) -> None:
     """Raise where a perturbation has no meaning for what a module returns or receives."""
-    site = f"{mark.site or '(root)'!r}"
     if not mark.avals:
-        verb = "returns" if mark.part == OUTPUT else "receives"
-        raise TypeError(f"{site} {verb} no array, so there is nothing to perturb.")
+        raise nothing_to_perturb(mark.site, mark.part)
     for aval, mapped in zip(mark.avals, mark.mapped, strict=True):
         shape = list(aval.shape)
         for axis in reversed(mapped):
@@ -219,11 +218,9 @@ def _parameters(stage: Staged, rules: Sequence[_Rule]) -> dict[int, Any]:
     """For the number of an input that holds a perturbed parameter, that parameter."""
     replaced: dict[int, Any] = {}
     every: dict[str, tuple[tuple[Any, ...], int]] = {}
-    for prefix, root in stage.roots.items():
-        for path, (variable, _) in contents(root).variables.items():
-            whole = (*prefix, *path)
-            for number in stage.spans.get(id(variable), ()):
-                every.setdefault(site_key(whole), (whole, number))
+    for path, variable in variables_by_path(stage.roots):
+        for number in stage.spans.get(id(variable), ()):
+            every.setdefault(site_key(path), (path, number))
     for rule in rules:
         if not rule.of_parameters:
             continue
@@ -239,7 +236,7 @@ def _parameters(stage: Staged, rules: Sequence[_Rule]) -> dict[int, Any]:
                 value = replaced.get(number, stage.inputs[number])
                 why = one.why_not(value)
                 if why is not None:
-                    raise ValueError(f"{type(one).__name__} at {name!r}, {in_words(value)}: {why}.")
+                    raise ValueError(f"{type(one).__name__} at {name!r}, {describe(value)}: {why}.")
                 replaced[number] = one.apply(value, name)
     return replaced
 
