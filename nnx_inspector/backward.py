@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector.harvest import Plan, evaluate, sinks_for
-from nnx_inspector.staging import Arguments, Function, Staged, name_of, plain_key
+from nnx_inspector.staging import Arguments, Function, Staged, name_of, variables_of_state
 from nnx_inspector.taps import is_node
 
 
@@ -41,9 +41,14 @@ class Part:
     rebuild: Callable[[Sequence[Any]], Any]
 
 
+def every_argument(function: Function, args: Sequence[Any]) -> tuple[Any, ...]:
+    """The positional arguments as `argnums` counts them: the owner of a bound method is first."""
+    return tuple(args) if function.owner is None else (function.owner, *args)
+
+
 def argument_number(function: Function, args: Sequence[Any], argnum: int) -> int:
-    """The number of an argument from the front; the owner of a bound method is number 0."""
-    count = len(args) + (0 if function.owner is None else 1)
+    """The number of an argument from the front."""
+    count = len(every_argument(function, args))
     if not -count <= argnum < count:
         raise ValueError(
             f"argnums names argument {argnum}, but there are {count} positional arguments."
@@ -74,7 +79,7 @@ def check_loss(stage: Staged, function: Function, has_aux: bool) -> None:
 def differentiable(
     stage: Staged, function: Function, args: Sequence[Any], argnum: int, only: Any
 ) -> Part:
-    every = args if function.owner is None else (function.owner, *args)
+    every = every_argument(function, args)
     argument = every[argnum]
     position = len(Arguments.of(every[:argnum]).arrays)
     leaves, treedef = jax.tree.flatten(argument, is_leaf=is_node)
@@ -82,17 +87,10 @@ def differentiable(
     builders: list[tuple[int, Any]] = []
     for leaf in leaves:
         if is_node(leaf):
-            variables = dict(nnx.iter_graph(leaf, graph=True))
             diff = leaf if isinstance(leaf, nnx.Variable) else nnx.state(leaf, only, graph=True)
-            flat = jax.tree_util.tree_flatten_with_path(
-                diff, is_leaf=lambda x: isinstance(x, nnx.Variable)
-            )[0]
-            count = 0
-            for path, _ in flat:
-                span = stage.spans[id(variables[tuple(plain_key(k) for k in path)])]
-                where.extend(span)
-                count += len(span)
-            builders.append((count, jax.tree.structure(diff)))
+            span = [i for own, _ in variables_of_state(leaf, diff) for i in stage.spans[id(own)]]
+            where.extend(span)
+            builders.append((len(span), jax.tree.structure(diff)))
         else:
             where.append(stage.array_index(position, leaf))
             position += 1

@@ -88,10 +88,7 @@ class Call:
     @property
     def gradient(self) -> Any:
         """The summaries of the output's cotangent, or None where there is none."""
-        measured = [_measured(g) for g in self.gradients]
-        if all(g is None for g in measured):
-            return None
-        return self.structure.unflatten(measured)
+        return _tree(self.structure, [_measured(g) for g in self.gradients])
 
     @property
     def values(self) -> Any:

@@ -18,6 +18,7 @@ from nnx_inspector.backward import (
     check_loss,
     diff_state,
     differentiable,
+    every_argument,
     numbers_as_arrays,
     run_backward,
 )
@@ -30,13 +31,7 @@ from nnx_inspector.parameters import Parameter, measure_parameters, updates_of
 from nnx_inspector.record import Call, Record
 from nnx_inspector.scope import Scope
 from nnx_inspector.sites import Only, Selection
-from nnx_inspector.staging import (
-    Function,
-    LayersOf,
-    Staged,
-    as_function,
-    staged,
-)
+from nnx_inspector.staging import Function, LayersOf, Staged, as_function, staged
 from nnx_inspector.summary import Summary
 from nnx_inspector.survey import UNATTRIBUTED, Marked, Survey, marks
 from nnx_inspector.taps import CHANGE, INPUT, OUTPUT, mark_arguments, mark_tree
@@ -232,7 +227,7 @@ def value_and_grad(
             grads = [part.rebuild([flat[i] for i in part.where]) for part in parts]
             measured = {}
             if parameters or optimizer is not None:
-                every = [*([] if function.owner is None else [function.owner]), *args]
+                every = every_argument(function, args)
                 of = [(every[n], grad) for (n, _), grad in zip(parts_of, grads, strict=True)]
                 measured = measure_parameters(stage, flat, updates_of(optimizer, of))
             result = stage.finish(out, update=True)

@@ -14,10 +14,10 @@ from flax import nnx
 
 from nnx_inspector.record import Parameter
 from nnx_inspector.sites import site_key
-from nnx_inspector.staging import Staged, plain_key
+from nnx_inspector.staging import Staged, variables_of_state
 from nnx_inspector.summarize import summarize
 from nnx_inspector.summary import Summary
-from nnx_inspector.variables import contents
+from nnx_inspector.variables import variables_by_path
 
 
 def measure_parameters(
@@ -32,20 +32,19 @@ def measure_parameters(
     """
     found: dict[str, Parameter] = {}
     seen: set[int] = set()
-    for prefix, root in stage.roots.items():
-        for path, (variable, _) in contents(root).variables.items():
-            span = stage.spans.get(id(variable), ())
-            chosen = grads is not None and any(i in grads for i in span)
-            if id(variable) in seen or not (chosen or isinstance(variable, nnx.Param)):
-                continue
-            seen.add(id(variable))
-            change = (updates or {}).get(id(variable), [None] * len(span))
-            for name, i, update in zip(_names(variable), span, change, strict=True):
-                found[site_key((*prefix, *path)) + name] = Parameter(
-                    summarize(stage.inputs[i]),
-                    _summary(None if grads is None else grads.get(i)),
-                    _summary(update),
-                )
+    for path, variable in variables_by_path(stage.roots):
+        span = stage.spans.get(id(variable), ())
+        chosen = grads is not None and any(i in grads for i in span)
+        if id(variable) in seen or not (chosen or isinstance(variable, nnx.Param)):
+            continue
+        seen.add(id(variable))
+        change = (updates or {}).get(id(variable), [None] * len(span))
+        for name, i, update in zip(_names(variable), span, change, strict=True):
+            found[site_key(path) + name] = Parameter(
+                summarize(stage.inputs[i]),
+                _summary(None if grads is None else grads.get(i)),
+                _summary(update),
+            )
     return found
 
 
@@ -90,13 +89,8 @@ def updates_of(
         nnx.as_pure(optimizer.opt_state),
         nnx.as_pure(params),
     )
-    is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
-    variables: dict[Any, Any] = dict(nnx.iter_graph(model, graph=True))
-    paths = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_variable)[0]
     flat = iter(jax.tree.leaves(updates, is_leaf=lambda x: x is None))
     return {
-        id(variables[tuple(plain_key(k) for k in path)]): [
-            next(flat) for _ in jax.tree.leaves(variable)
-        ]
-        for path, variable in paths
+        id(own): [next(flat) for _ in jax.tree.leaves(value)]
+        for own, value in variables_of_state(model, params)
     }

@@ -100,7 +100,7 @@ def name_of(call: Any) -> str:
 
 def _nodes(tree: Any) -> list[tuple[Path, Any]]:
     flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_node)[0]
-    return [(tuple(plain_key(k) for k in path), leaf) for path, leaf in flat if is_node(leaf)]
+    return [(tuple(_plain_key(k) for k in path), leaf) for path, leaf in flat if is_node(leaf)]
 
 
 def _outermost_modules(node: Any) -> list[tuple[Path, nnx.Module]]:
@@ -262,7 +262,6 @@ def staged(
             mine, rest = out[: len(returned.arrays)], out[len(returned.arrays) :]
             left, state_out = rest[: len(references)], rest[len(references) :]
             nodes: Any = ()
-            # what did not change is not written: a model from an outer trace could not be
             if update and "hijax" in written:
                 raise InspectorError(
                     f"{name_of(function.call)} writes to a Variable with hijax=True, which NNX's "
@@ -271,6 +270,7 @@ def staged(
             if update and "ref" in written:
                 for reference, value in zip(references, left, strict=True):
                     reference[...] = value
+            # what did not change is not written: a model from an outer trace could not be
             if (update and result["changed"]) or returned.nodes:
                 if returned.nodes and not update:
                     raise InspectorError(
@@ -383,19 +383,26 @@ def _saying_why_values_are_unknown() -> Iterator[None]:
 
 def _spans(nodes: Any, state: Any) -> dict[int, tuple[int, ...]]:
     """For the id of each Variable the numbers of its leaves in the flat state."""
-    variables = dict(nnx.iter_graph(nodes, graph=True))
-    is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
     spans: dict[int, tuple[int, ...]] = {}
     start = 0
-    for path, value in jax.tree_util.tree_flatten_with_path(state, is_leaf=is_variable)[0]:
+    for own, value in variables_of_state(nodes, state):
         count = sum(_can_be_traced(leaf) for leaf in jax.tree.leaves(value))
-        key = tuple(plain_key(k) for k in path)
-        spans[id(variables[key])] = tuple(range(start, start + count))
+        spans[id(own)] = tuple(range(start, start + count))
         start += count
     return spans
 
 
-def plain_key(key: Any) -> Any:
+def variables_of_state(nodes: Any, state: Any) -> Iterator[tuple[Any, Any]]:
+    """The Variables of NNX objects that are in a state of them, in its order, each with its part of
+    the state.
+    """
+    variables = dict(nnx.iter_graph(nodes, graph=True))
+    is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
+    for path, value in jax.tree_util.tree_flatten_with_path(state, is_leaf=is_variable)[0]:
+        yield variables[tuple(_plain_key(k) for k in path)], value
+
+
+def _plain_key(key: Any) -> Any:
     """The name or number within one entry of a jax key path."""
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):

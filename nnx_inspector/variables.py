@@ -100,15 +100,22 @@ def _collect_pytree(node: Any, path: Path, found: Contents, seen: set[int]) -> N
             _collect(leaf, (*path, *keys), found, seen)
 
 
+def variables_by_path(roots: Mapping[Path, Any]) -> Iterator[tuple[Path, nnx.Variable[Any]]]:
+    """The Variables of several modules, each under its whole path; a shared one for each module."""
+    for prefix, root in roots.items():
+        for path, (variable, _) in contents(root).variables.items():
+            yield (*prefix, *path), variable
+
+
 def unseen_references(roots: Mapping[Path, Any]) -> dict[str, str]:
     """The Variables that are references, by path, with why changes of them are not seen: writing
     to one makes no new value.
     """
     return {
-        site_key((*prefix, *path)): "it is a Variable with ref=True or hijax=True: whether a call "
-        "changes it is not told"
-        for prefix, root in roots.items()
-        for path, (variable, _) in contents(root).variables.items()
+        site_key(
+            path
+        ): "it is a Variable with ref=True or hijax=True: whether a call changes it is not told"
+        for path, variable in variables_by_path(roots)
         if variable.ref or variable.hijax
     }
 
