@@ -29,7 +29,7 @@ LAYERS = [
     {"sites", "recording", "kinds", "arithmetic"},
     {"summarize"},
     {"gradient_kinds", "parameter_kinds"},
-    {"packing", "units", "variables", "forwarding", "flops"},
+    {"packing", "units", "variables", "forwarding", "flops", "places"},
     {"linen", "scope", "wrapping", "taps", "findings", "figures", "presenting", "screen"},
     {"layers"},
     {"dispatch", "wording", "changes"},
