@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import ShapedArray
 from jax.experimental import io_callback
 from jax.extend.core import Primitive
@@ -122,7 +123,7 @@ def _tell_impl(gate: Any, *arrays: Any, host: Any) -> jax.Array:
     def apart(*groups: Any) -> None:
         whole: list[Any] = [None] * len(kinds)
         for group, numbers in zip(groups, members.values(), strict=True):
-            for i, array in zip(numbers, group, strict=True):
+            for i, array in zip(numbers, np.asarray(group), strict=True):
                 whole[i] = array
         host(*whole)
 

@@ -23,6 +23,7 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector import _private
+from nnx_inspector.arming import Arming
 from nnx_inspector.collecting import Collectors, reduced_if
 from nnx_inspector.dispatch import executables_called, hooked
 from nnx_inspector.hostcalls import ask, tell, tied
@@ -84,7 +85,9 @@ class Session:
         self.executables = 0
         self.unseen: dict[str, str] = {}
         self.setting = CLEAN
+        self.places: tuple[Place, ...] = ()
         self.inbox = Inbox(CLEAN)
+        self._arming = Arming()
         _sessions[self.number] = self
         self.refresh()
 
@@ -117,13 +120,48 @@ class Session:
         sites = {site for place in places if place.rows for site in place.sites}
         return tuple((site, self.lengths[site]) for site in sorted(sites) if site in self.lengths)
 
+    def arm(self, done: Callable[[], None] = lambda: None) -> bool:
+        """Make room for what is set: at once where no program is compiled yet, else in a thread.
+
+        Args:
+            done: called when there is room, from the next `open` on; in that thread.
+
+        Returns:
+            Whether something is being compiled; until then the old programs go on.
+        """
+        if self._arming.running:
+            return True
+        places = self.setting.places
+        if set(places) <= set(self.places):
+            return False
+        hook = self.hook(places)
+
+        def finished() -> None:
+            self.places = places
+            self.errors += [f"compiling ahead: {text}" for text in self._arming.errors]
+            self._arming.errors.clear()
+            done()
+
+        def instead(layer: Layer) -> Layer:
+            mine = isinstance(layer.wrap, _Watch) and layer.wrap.session == self.number
+            return hook if mine else layer
+
+        if self._arming.start(instead, finished):
+            return True
+        self.places = places
+        return False
+
+    def note_call(self) -> None:
+        """A jitted call is being traced under the hook."""
+        self._arming.note()
+
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Watch every pass that this thread makes inside, with room for what is set now."""
+        """Watch every pass that this thread makes inside, with room for what is armed."""
         scope = self._scope
         executables_called()
         try:
-            with hooked(self.hook(self.setting.places)):
+            with hooked(self.hook(self.places)):
                 yield
         finally:
             _frames_of(self.number).clear()
@@ -305,6 +343,8 @@ class _Watch:
         numbers = ask(_Asked(self, begins=begins), avals, (args, kwargs), once=not loops)
         if begins and not loops:
             args, kwargs = _after(numbers[0], args, kwargs)
+        if begins and _private.is_tracing():
+            _safely(self.session, Session.note_call, lambda: None)
         if loops:
             found = _sessions.get(self.session)
             if found is not None:
