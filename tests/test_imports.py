@@ -26,7 +26,7 @@ LAYERS = [
     {"summary"},
     {"compact", "curves"},
     {"history", "passes"},
-    {"sites", "recording", "kinds", "arithmetic"},
+    {"sites", "recording", "kinds", "arithmetic", "effects"},
     {"summarize"},
     {"gradient_kinds", "parameter_kinds"},
     {"packing", "units", "variables", "forwarding", "flops", "places"},
