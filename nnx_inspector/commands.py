@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from nnx_inspector import protocol
 from nnx_inspector.handles import Handle, Handles
 from nnx_inspector.kinds import Scale
-from nnx_inspector.perturbation import KINDS, Live
+from nnx_inspector.perturbation import KINDS, Known
 from nnx_inspector.presenter import Presenter
 
 
@@ -24,7 +24,7 @@ class Commanded(Protocol):
     def selected(self) -> str: ...
     @selected.setter
     def selected(self, site: str) -> None: ...
-    def perturb(self, only: str, perturbation: Live) -> Handle: ...
+    def perturb(self, only: Any, perturbation: Known) -> Handle: ...
 
 
 def answer(message: Any, inspector: Commanded, handles: Handles, view: Presenter) -> None:
@@ -58,12 +58,12 @@ def _do(message: Any, inspector: Commanded, handles: Handles) -> None:
         handles.get(message.perturbation).remove()
 
 
-def weakly(method: weakref.WeakMethod[Any]) -> Callable[[Any], None]:
+def weakly(method: weakref.WeakMethod[Any]) -> Callable[..., None]:
     """Call a bound method for as long as its object lives: widgets must not keep it alive."""
 
-    def call(message: Any) -> None:
+    def call(*news: Any) -> None:
         alive = method()
         if alive is not None:
-            alive(message)
+            alive(*news)
 
     return call

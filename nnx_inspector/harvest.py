@@ -149,7 +149,7 @@ def _run_mark(
                 known = memo[id(value)] = (value, summarize(value, sample=plan.sample))
             summaries.append(known[1])
     kept: list[Kept] = []
-    if plan.keep and plan.summarise and marked.part in (OUTPUT, INPUT):
+    if plan.keep and marked.part in (OUTPUT, INPUT):
         kept = [
             plan.keep.of(mapped_first(value, mapped), site=marked.site, mapped=len(mapped))
             for value, mapped in zip(values, marked.mapped, strict=True)
@@ -257,7 +257,7 @@ def _run_remat(
     item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
 ) -> Any:
     params = equation.params
-    plan = dataclasses.replace(plan, summarise=False) if item.again else plan
+    plan = dataclasses.replace(plan, summarise=False, keep=NOTHING) if item.again else plan
 
     def body(values: Any, sink: Any) -> Any:
         return evaluate(item.children[0], values, plan=plan, sinks=sink)

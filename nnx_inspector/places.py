@@ -156,6 +156,13 @@ class Setting:
             parameter_data=tuple(_off(d) for d in self.parameter_data),
         )
 
+    def is_like(self, other: Setting) -> bool:
+        """Whether the same is done, by the same program."""
+        if self.code != other.code or dict(self.rows) != dict(other.rows):
+            return False
+        mine, others = (jax.tree.leaves((s.data, s.parameter_data)) for s in (self, other))
+        return all(a is b or a.tobytes() == b.tobytes() for a, b in zip(mine, others, strict=True))
+
     def without_parameters(self) -> Setting:
         """What of it acts on values and gradients."""
         return dataclasses.replace(self, parameters=(), parameter_data=())

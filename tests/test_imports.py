@@ -42,6 +42,7 @@ LAYERS = [
     {"parameters", "backward"},
     {"capturing", "watching"},
     {"perturbing"},
+    {"acting", "arming", "comparing"},
     {"tracing", "walk", "dataflow", "marking", "modes", "switching", "owned", "loop", "handles"},
     {"layout", "measures", "commands"},
     {"trials"},
