@@ -21,7 +21,8 @@ from flax import nnx
 from nnx_inspector import _private, board
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.interception import open_layer
-from nnx_inspector.kinds import Perturbation, Scale, Zero
+from nnx_inspector.kind import Perturbation, Refusal
+from nnx_inspector.kinds import Scale, Zero
 from nnx_inspector.layers import PERTURBATION, Context, Layer
 from nnx_inspector.parameter_kinds import ParameterPerturbation
 from nnx_inspector.places import data_of
@@ -160,10 +161,9 @@ class _Perturb:
         return [np.frombuffer(data, a.dtype).reshape(a.shape) for data, a in pairs]
 
 
-def refusal(one: Perturbation, site: str, x: Any, why: str) -> Exception:
-    """The error for what `why_not` says."""
-    text = f"{type(one).__name__} at {site or '(root)'!r}, {describe(x)}: {why}."
-    return TypeError(text) if "needs" in why else ValueError(text)
+def refusal(one: Any, site: str, x: Any, why: Refusal) -> Refusal:
+    """The error for what `why_not` says of an array of a site, or of a parameter."""
+    return type(why)(f"{type(one).__name__} at {site or '(root)'!r}, {describe(x)}: {why}.")
 
 
 def nothing_to_perturb(site: str, part: str) -> TypeError:
