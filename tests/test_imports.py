@@ -29,7 +29,7 @@ LAYERS = [
     {"sites", "recording", "kinds", "arithmetic"},
     {"summarize"},
     {"gradient_kinds", "parameter_kinds"},
-    {"packing", "units", "variables", "forwarding", "flops"},
+    {"packing", "units", "variables", "forwarding", "flops", "offers"},
     {"linen", "scope", "wrapping", "taps", "findings", "figures", "presenting", "screen"},
     {"layers"},
     {"dispatch", "wording", "changes"},
@@ -52,7 +52,7 @@ LAYERS = [
 HOST_ONLY = {
     "errors", "protocol", "binning", "moments", "thinning", "summary", "compact", "curves",
     "history", "passes", "recording", "findings", "figures", "presenting", "screen",
-    "presenter",
+    "presenter", "offers",
 }  # fmt: skip
 
 
