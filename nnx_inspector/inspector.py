@@ -271,6 +271,7 @@ class Inspector:
             raise InspectorError("This inspector watches a loop already; finish that one first.")
         with self._lock:
             self._looping, self._pending = True, True
+            self._view.loop_thread = threading.get_ident()
             start = self._step + 1 if self._recording.curves() or self._meter.steps else 0
             self._step = start
             end = None if total is None else start + total
@@ -326,6 +327,7 @@ class Inspector:
         """Called when the loop is left, by whatever way."""
         with self._lock:
             self._looping = self._loop_perturbed = False
+            self._view.loop_thread = None
             self._step = max(0, self._step - 1)
             self._view.training_perturbed = False
             self._view.progress = protocol.Progress(

@@ -153,7 +153,13 @@ def effect_of(
     """
     change = _relative_change(clean.value, perturbed.value) if before is None else None
     return protocol.Effect(
-        source=source, clean=dict(before or {}), perturbed=dict(after or {}), output_change=change
+        source=source,
+        clean=dict(before or {}),
+        perturbed=dict(after or {}),
+        output_change=change,
+        kl=None,
+        top1_changed=None,
+        sites=(),
     )
 
 

@@ -29,7 +29,7 @@ LAYERS = [
     {"sites", "recording", "kinds", "arithmetic", "effects"},
     {"summarize"},
     {"gradient_kinds", "parameter_kinds"},
-    {"packing", "units", "variables", "forwarding", "flops", "places"},
+    {"packing", "units", "variables", "forwarding", "flops", "places", "offers"},
     {"linen", "scope", "wrapping", "taps", "findings", "figures", "presenting", "screen"},
     {"layers"},
     {"dispatch", "wording", "changes"},
@@ -53,7 +53,7 @@ LAYERS = [
 HOST_ONLY = {
     "errors", "protocol", "binning", "moments", "thinning", "summary", "compact", "curves",
     "history", "passes", "recording", "findings", "figures", "presenting", "screen",
-    "presenter",
+    "presenter", "offers",
 }  # fmt: skip
 
 

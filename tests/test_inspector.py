@@ -338,7 +338,7 @@ def test_what_is_on_screen_is_what_the_summaries_say(insp, browser):
 def test_hello_is_answered_with_everything(insp, browser):
     insp.metrics(loss=1.0)
     browser.sent.clear()
-    browser.says(insp, protocol.Hello(version=1))
+    browser.says(insp, protocol.Hello(version=protocol.VERSION))
     kinds = [(role, header["type"]) for role, header, _ in browser.sent]
     assert kinds[:2] == [("control", "reply"), ("stream", "layout")]
     assert {kind for role, kind in kinds if role == "stream"} == {
@@ -366,7 +366,7 @@ def test_a_click_selects_and_sends_that_sites_histogram(insp, browser):
 
 def test_the_switch_in_the_browser_is_the_handle_in_python(insp, browser):
     insp.step(loss_fn, X)
-    browser.says(insp, protocol.Perturb(id=1, site="b", kind="Zero", strength=None))
+    browser.says(insp, protocol.Perturb(id=1, site="b", kind="Zero", strength=None, at="output"))
     handle = insp.perturbations[0]
     assert (handle.site, handle.enabled) == ("b", True)
     state = browser.of("state")[-1][0]
@@ -382,9 +382,18 @@ def test_the_switch_in_the_browser_is_the_handle_in_python(insp, browser):
     ("message", "text"),
     [
         (protocol.Select(id=9, site="c"), "'c' matches no site"),
-        (protocol.Perturb(id=9, site="c", kind="Zero", strength=None), "'c' matches no site"),
-        (protocol.Perturb(id=9, site="a", kind="Melt", strength=None), "no perturbation 'Melt'"),
-        (protocol.Adjust(id=9, perturbation=4, enabled=True, strength=None), "number 4"),
+        (
+            protocol.Perturb(id=9, site="c", kind="Zero", strength=None, at="output"),
+            "'c' matches no site",
+        ),
+        (
+            protocol.Perturb(id=9, site="a", kind="Melt", strength=None, at="output"),
+            "no perturbation 'Melt'",
+        ),
+        (
+            protocol.Adjust(id=9, perturbation=4, enabled=True, strength=None),
+            "number 4",
+        ),
         ({"type": "select", "id": 9}, "lacks ['site']"),
         ({"type": "select", "id": 9, "site": 3}, "select.site must be str, got int"),
         ({"type": "melt", "id": 9}, "Unknown message type 'melt'"),
@@ -538,7 +547,7 @@ def test_commands_may_arrive_on_any_thread_while_a_loop_runs(insp, model, browse
                 for handle in insp.perturbations:
                     browser.says(insp, protocol.Remove(id=i, perturbation=handle.id))
             else:
-                message = protocol.Perturb(id=i, site="a", kind="Scale", strength=0.5)
+                message = protocol.Perturb(id=i, site="a", kind="Scale", strength=0.5, at="output")
                 browser.says(insp, message)
             browser.says(insp, protocol.Select(id=i, site="b"))
             i += 1
