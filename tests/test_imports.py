@@ -22,6 +22,8 @@ LAYERS = [
         "trees",
         "_private",
         "sharding",
+        "progress",
+        "memory",
     },
     {"summary"},
     {"compact", "curves"},
@@ -43,7 +45,8 @@ LAYERS = [
     {"capturing", "watching"},
     {"perturbing"},
     {"tracing", "walk", "dataflow", "marking", "modes", "switching", "owned", "loop", "handles"},
-    {"layout", "measures", "commands"},
+    {"layout", "measures", "commands", "gates"},
+    {"sweeping"},
     {"trials"},
     {"inspector"},
 ]
