@@ -133,11 +133,7 @@ def _several(key: str, value: Any) -> tuple[Any, ...]:
 def _at_marks(stage: Staged, rules: Sequence[_Rule]) -> Callable[..., list[Any]]:
     """What to do at each mark; everything is checked here."""
     found = [mark for mark in marks(stage.survey) if mark.part in (OUTPUT, INPUT)]
-    numbers: dict[tuple[str, str], int] = {}
-    calls: dict[int, int] = {}
-    for mark in found:
-        calls[id(mark)] = numbers.get((mark.site, mark.part), 0)
-        numbers[mark.site, mark.part] = calls[id(mark)] + 1
+    calls = call_numbers(found)
     at: dict[tuple[str, str], list[tuple[tuple[int, ...], Perturbation]]] = {}
     for rule in rules:
         selection = Selection(rule.pattern)
@@ -146,10 +142,10 @@ def _at_marks(stage: Staged, rules: Sequence[_Rule]) -> Callable[..., list[Any]]
             here = [m for m in found if m.part == part and selection.matches_key(m.site)]
             if wanted and not here:
                 selection.require_match(stage.roots, [])
-                raise ValueError(_why_unseen(rule.pattern, stage))
+                raise ValueError(why_unseen(rule.pattern, stage))
             for mark in here:
                 for one in wanted:
-                    _check(one, mark)
+                    check_fits(one, mark)
             for site in dict.fromkeys(m.site for m in here):
                 at.setdefault((site, part), []).extend((rule.rows, one) for one in wanted)
 
@@ -163,7 +159,20 @@ def _at_marks(stage: Staged, rules: Sequence[_Rule]) -> Callable[..., list[Any]]
     return perturb
 
 
-def _why_unseen(pattern: str, stage: Staged) -> str:
+def call_numbers(found: Sequence[Marked]) -> dict[int, int]:
+    """For the id of each mark how many of its site and part are before it: random numbers depend
+    on it.
+    """
+    numbers: dict[tuple[str, str], int] = {}
+    calls: dict[int, int] = {}
+    for mark in found:
+        calls[id(mark)] = numbers.get((mark.site, mark.part), 0)
+        numbers[mark.site, mark.part] = calls[id(mark)] + 1
+    return calls
+
+
+def why_unseen(pattern: str, stage: Staged) -> str:
+    """The text of the error for a glob whose sites the call does not show."""
     selection = Selection(pattern)
     reasons = {r for site, r in stage.survey.unseen.items() if selection.matches_key(site)}
     why = "; ".join(sorted(reasons)) or "the call does not reach it"
@@ -197,10 +206,11 @@ def _all_applied(
     one: Perturbation, values: list[Any], *, mapped: Sequence[tuple[int, ...]], name: str
 ) -> list[Any]:
     pairs = enumerate(zip(values, mapped, strict=True))
-    return [_applied(one, x, axes, f"{name}/{number}") for number, (x, axes) in pairs]
+    return [applied(one, x, axes, f"{name}/{number}") for number, (x, axes) in pairs]
 
 
-def _applied(one: Perturbation, x: Any, mapped: tuple[int, ...], name: str) -> Any:
+def applied(one: Perturbation, x: Any, mapped: tuple[int, ...], name: str) -> Any:
+    """A marked array perturbed, each example of a vmap on its own."""
     apply: Callable[[Any], Any] = functools.partial(one.apply_at, name=name)
     if not mapped:
         return apply(x)
@@ -212,7 +222,7 @@ def _applied(one: Perturbation, x: Any, mapped: tuple[int, ...], name: str) -> A
     return y
 
 
-def _check(one: Perturbation, mark: Marked) -> None:
+def check_fits(one: Perturbation, mark: Marked) -> None:
     """Raise where a perturbation has no meaning for what a module returns or receives."""
     if not mark.avals:
         raise nothing_to_perturb(mark.site, mark.part)

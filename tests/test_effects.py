@@ -226,7 +226,7 @@ def test_what_counts_as_logits():
 
 
 def test_logits_that_are_none_are_an_error():
-    with pytest.raises(TypeError, match="has 2. Pass a function"):
+    with pytest.raises(TypeError, match=r"has 2\. Pass a function"):
         logits_of((A, B), True)
     with pytest.raises(TypeError, match=r"int32\[5, 7\]"):
         logits_of(A.astype(np.int32), True)

@@ -22,6 +22,8 @@ LAYERS = [
         "trees",
         "_private",
         "sharding",
+        "progress",
+        "memory",
     },
     {"summary"},
     {"compact", "curves"},
@@ -44,7 +46,8 @@ LAYERS = [
     {"perturbing"},
     {"acting", "arming", "comparing"},
     {"tracing", "walk", "dataflow", "marking", "modes", "switching", "owned", "loop", "handles"},
-    {"layout", "measures", "commands"},
+    {"layout", "measures", "commands", "gates"},
+    {"sweeping"},
     {"trials"},
     {"inspector"},
 ]
