@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
+import json
 import pathlib
 import sys
 import types
@@ -38,9 +39,13 @@ def load_protocol() -> types.ModuleType:
 def describe(hint: Any) -> tuple[str, str]:
     """A field's type as a shape for `validate.ts`, and as TypeScript.
 
-    Shapes: a scalar or a struct's name, then any of `?` (or null), `[]` (list of), `{}` (map of).
+    Shapes: a scalar, a struct's name or words (`a|b`, at least two), then any of `?`
+    (or null), `[]` (list of), `{}` (map of).
     """
     origin = typing.get_origin(hint)
+    if origin is typing.Literal:
+        words = typing.get_args(hint)
+        return "|".join(words), " | ".join(f'"{word}"' for word in words)
     if origin in (typing.Union, types.UnionType):
         (inner,) = [h for h in typing.get_args(hint) if h is not type(None)]
         shape, script = describe(inner)
@@ -103,7 +108,7 @@ def typescript(protocol: types.ModuleType) -> str:
         lines += ["", f"export type {name} = {' | '.join(c.__name__ for c in group)};"]
     lines += [
         "",
-        "/** The fields of every struct: a scalar or struct, then `?` or null, `[]` list, `{}` map. */",
+        "/** The fields of every struct: a scalar, struct or a|b, then `?` null, `[]` list, `{}` map. */",
         "export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> = {",
         *table,
         "};",
@@ -115,6 +120,12 @@ def typescript(protocol: types.ModuleType) -> str:
             "/** The struct of every message type. */",
             f"export const {name}: Readonly<Record<string, string>> = {{ {entries} }};",
         ]
+    lines += ["", "/** What a click can add, in the order of the menu. Python can do more. */"]
+    lines.append("export const OFFERS: readonly Offer[] = [")
+    for offer in protocol.OFFERS:
+        fields = ", ".join(f"{k}: {json.dumps(v)}" for k, v in dataclasses.asdict(offer).items())
+        lines.append(f"  {{ {fields} }},")
+    lines.append("];")
     return "\n".join(lines) + "\n"
 
 
@@ -155,11 +166,23 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
     state = p.State(
         version=p.VERSION, seq=4, selected="blocks/0",
         perturbations=(
-            p.Perturbation(id=1, site="blocks/0", kind="Zero", strength=None, enabled=True, pending=False),
-            p.Perturbation(id=2, site="", kind="Scale", strength=0.5, enabled=False, pending=True),
+            p.Perturbation(
+                id=1, site="blocks/0", sites=("blocks/0",), reach=1, kind="Zero", at="output",
+                acts_on="value", expression="nni.Zero()", strength=None, strength_name="", low=0.0,
+                high=0.0, units=0, units_off=0, enabled=True, pending=False, compiling=False,
+            ),
+            p.Perturbation(
+                id=2, site="**", sites=("", "blocks/0"), reach=2, kind="ScaleGradient", at="input",
+                acts_on="gradient", expression="nni.ScaleGradient(0.5, at='input')", strength=0.5,
+                strength_name="factor", low=0.0, high=2.0, units=0, units_off=0, enabled=False,
+                pending=True, compiling=True,
+            ),
         ),
-        training_perturbed=True,
-        effect=p.Effect(source="example", clean={"loss": 0.25}, perturbed={"loss": None}, output_change=0.125),
+        training_perturbed=True, listening="during", compiling=1,
+        effect=p.Effect(
+            source="example", clean={"loss": 0.25}, perturbed={"loss": None}, output_change=0.125,
+            kl=0.5, top1_changed=None, sites=(p.SiteEffect(site="blocks/1", change=1.5),),
+        ),
         no_effect="", progress=idle,
         cost=p.Cost(plain_seconds=0.01, inspected_seconds=0.011, compilations=2, bytes_sent=4096,
                     frames_dropped=1, errors=0),
@@ -182,8 +205,9 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         "hello": (p.Hello(version=p.VERSION), None),
         "ack": (p.Ack(seq=3), None),
         "select": (p.Select(id=1, site="blocks/0"), None),
-        "perturb": (p.Perturb(id=2, site="blocks/0", kind="Scale", strength=0.5), None),
+        "perturb": (p.Perturb(id=2, site="blocks/0", kind="Scale", strength=0.5, at="input"), None),
         "adjust": (p.Adjust(id=3, perturbation=1, enabled=True, strength=None), None),
+        "switch_all": (p.SwitchAll(id=5, enabled=False), None),
         "remove": (p.Remove(id=4, perturbation=1), None),
     }  # fmt: skip
 

@@ -1,83 +1,99 @@
-"""Compiles a running step for places that it has no room for, while the old program goes on.
+"""Compiles in the background, while the old program goes on.
 
-Each jitted call that is traced while it is watched is noted, without its arrays. To arm is to
-trace and compile these once more in a thread, under other layers; jax keeps the programs and the
-next step finds them. Invariant: what goes wrong there is kept as text and never reaches the
-user's loop, which then compiles in its own thread as it would without us.
+Invariant: the newest wish wins, nothing raises into a caller, and neither closing nor leaving the
+interpreter waits for more than the stage (tracing, compiling) that is under way. Knows no model.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import atexit
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 
-from nnx_inspector import _private
-from nnx_inspector.dispatch import installed
-from nnx_inspector.layers import Layer, open_layers, opened
-
-CALLS = 16
-"""How many different calls are kept; the oldest go."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Noted:
-    call: _private.JitCall
-    layers: tuple[Layer, ...]
+Job = Callable[[Callable[[], bool]], None]
+"""Compiles something; between its stages it asks whether to give up."""
 
 
 class Arming:
-    """The calls of one watched loop, and the thread that compiles them anew."""
+    """One thread, for as long as there is something to compile.
 
-    def __init__(self) -> None:
-        self._noted: list[_Noted] = []
-        self._lock = threading.Lock()
+    Args:
+        done: called in that thread when all that was wanted is compiled. It may want more.
+        failed: called in that thread with what a job raised; the others are given up.
+    """
+
+    def __init__(self, done: Callable[[], None], failed: Callable[[Exception], None]):
+        self._done = done
+        self._failed = failed
+        self._condition = threading.Condition()
+        self._jobs: list[Job] = []
         self._thread: threading.Thread | None = None
-        self.errors: list[str] = []
+        self._closed = False
 
-    def note(self) -> None:
-        """The jitted call that is being traced in this thread, if any, is one to compile again."""
-        call = _private.outermost_jit_call()
-        if call is None:
-            return
-        with self._lock:
-            kept = [one for one in self._noted if not one.call.same(call)]
-            self._noted = [*kept, _Noted(call, open_layers())][-CALLS:]
+    def want(self, jobs: Sequence[Job]) -> None:
+        """Compile these, instead of what was wanted before and has not begun."""
+        with self._condition:
+            self._jobs = [] if self._closed else list(jobs)
+            if self._jobs and self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, name="nnx_inspector.arming", daemon=True
+                )
+                _running.add(self)
+                self._thread.start()
 
     @property
-    def running(self) -> bool:
-        """Whether something is being compiled now."""
-        thread = self._thread
-        return thread is not None and thread.is_alive()
-
-    def start(self, instead: Callable[[Layer], Layer], done: Callable[[], None]) -> bool:
-        """Compile every call under other layers; False where there is none.
-
-        Args:
-            instead: for a layer that was open the one that shall be.
-            done: called in the thread when all is compiled (or failed, see `errors`).
-        """
-        with self._lock:
-            noted = list(self._noted)
-        if not noted:
-            return False
-
-        def work() -> None:
-            try:
-                with installed():
-                    for one in noted:
-                        with opened(tuple(map(instead, one.layers))):
-                            one.call.compile()
-            except Exception as error:  # noqa: BLE001 - the step will say it better
-                self.errors.append(f"{type(error).__name__}: {error}")
-            done()
-
-        self._thread = threading.Thread(target=work, name="nnx_inspector.arming", daemon=True)
-        self._thread.start()
-        return True
+    def busy(self) -> bool:
+        """Whether something is being compiled."""
+        return self._thread is not None
 
     def wait(self) -> None:
-        """Until nothing is being compiled."""
+        """Return when nothing is being compiled any more; at once in the thread that does it."""
+        with self._condition:
+            if self._thread is not threading.current_thread():
+                self._condition.wait_for(lambda: self._thread is None)
+
+    def close(self) -> None:
+        """Begin nothing more, and tell nobody what comes of what has begun."""
+        with self._condition:
+            self._closed, self._jobs = True, []
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                job(self._is_over)
+                if not self._jobs and not self._closed:
+                    self._done()
+            except Exception as error:  # noqa: BLE001 - there is no caller: it is shown
+                self._jobs = []
+                if not self._closed:
+                    self._failed(error)
+
+    def _next(self) -> Job | None:
+        with self._condition:
+            if self._jobs:
+                return self._jobs.pop(0)
+            self._thread = None
+            _running.discard(self)
+            self._condition.notify_all()
+            return None
+
+    def _is_over(self) -> bool:
+        return self._closed
+
+    def join(self) -> None:
+        """Close, and wait for what is under way."""
         thread = self._thread
-        if thread is not None:
+        self.close()
+        if thread is not None and thread is not threading.current_thread():
             thread.join()
+
+
+_running: weakref.WeakSet[Arming] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave() -> None:
+    # the interpreter must not go away under a thread that is inside XLA
+    for arming in list(_running):
+        arming.join()

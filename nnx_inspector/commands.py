@@ -6,14 +6,11 @@ is the reply. Knows no model: it turns messages into the calls that a person wou
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from nnx_inspector import protocol
 from nnx_inspector.handles import Handle, Handles
-from nnx_inspector.kinds import Scale
-from nnx_inspector.perturbation import KINDS, Live
+from nnx_inspector.offers import made, tuned
 from nnx_inspector.presenter import Presenter
 
 
@@ -24,7 +21,7 @@ class Commanded(Protocol):
     def selected(self) -> str: ...
     @selected.setter
     def selected(self, site: str) -> None: ...
-    def perturb(self, only: str, perturbation: Live) -> Handle: ...
+    def perturb(self, only: Any, perturbation: Any) -> Handle: ...
 
 
 def answer(message: Any, inspector: Commanded, handles: Handles, view: Presenter) -> None:
@@ -44,26 +41,15 @@ def _do(message: Any, inspector: Commanded, handles: Handles) -> None:
     if isinstance(message, protocol.Select):
         inspector.selected = message.site
     elif isinstance(message, protocol.Perturb):
-        if message.kind not in KINDS:
-            raise ValueError(f"There is no perturbation {message.kind!r}.")
-        strength = 1.0 if message.strength is None else message.strength
-        kind = Scale(strength) if message.kind == "Scale" else KINDS[message.kind]()
+        kind = made(message.kind, message.strength, message.at)
         inspector.perturb(message.site, kind)
     elif isinstance(message, protocol.Adjust):
         handle = handles.get(message.perturbation)
-        if message.strength is not None and isinstance(handle.perturbation, Scale):
-            handle.perturbation = Scale(message.strength)
+        if message.strength is not None:
+            handle.perturbation = tuned(handle.perturbation, message.strength)
         handle.enabled = message.enabled
+    elif isinstance(message, protocol.SwitchAll):
+        for handle in handles.all():
+            handle.enabled = message.enabled
     elif isinstance(message, protocol.Remove):
         handles.get(message.perturbation).remove()
-
-
-def weakly(method: weakref.WeakMethod[Any]) -> Callable[[Any], None]:
-    """Call a bound method for as long as its object lives: widgets must not keep it alive."""
-
-    def call(message: Any) -> None:
-        alive = method()
-        if alive is not None:
-            alive(message)
-
-    return call

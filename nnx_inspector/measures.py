@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from nnx_inspector import _private, protocol
+from nnx_inspector.comparing import Differences
 from nnx_inspector.owned import Result
 from nnx_inspector.recording import Recording
 
@@ -145,13 +146,20 @@ def effect_of(
     perturbed: Result,
     before: Mapping[str, float] | None = None,
     after: Mapping[str, float] | None = None,
+    differences: Differences | None = None,
 ) -> protocol.Effect:
     """What perturbing changes: the metrics, and without any the relative norm of the output's
     change, `|perturbed - clean| / |clean|` over all floating-point arrays of the output.
     """
     change = _relative_change(clean.value, perturbed.value) if before is None else None
     return protocol.Effect(
-        source=source, clean=dict(before or {}), perturbed=dict(after or {}), output_change=change
+        source=source,
+        clean=dict(before or {}),
+        perturbed=dict(after or {}),
+        output_change=change,
+        kl=None,
+        top1_changed=None,
+        sites=(),
     )
 
 

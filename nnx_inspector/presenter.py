@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nnx_inspector import protocol
+from nnx_inspector.offers import Showing
 from nnx_inspector.presenting import curves_of, frame_of, histories_of
 from nnx_inspector.screen import Screen
 from nnx_inspector.summary import Summary
@@ -48,11 +49,13 @@ class Presenter:
         self._layout: protocol.Layout | None = None
         self._notices: list[protocol.Notice] = []
         self.standing: tuple[protocol.Notice, ...] = ()  # for as long as they hold; first
+        self._showing = Showing()
         self._state_seq = 0
         self._slow_at = 0.0
         self._tick_at = 0.0
         self.effect: protocol.Effect | None = None
         self.training_perturbed = False
+        self.loop_thread: int | None = None  # where a watched loop runs, while one does
         self.progress = protocol.Progress(kind="", running=False, step=0, total=None, rate=None)
         self.failures = 0
         self._shown_in: int | None = None
@@ -161,12 +164,15 @@ class Presenter:
         with self._lock:
             self._state_seq += 1
             meter = snapshot["meter"]
+            perturbations = self._showing.of(snapshot["handles"], pending=snapshot["pending"])
             return protocol.State(
                 version=protocol.VERSION,
                 seq=self._state_seq,
                 selected=self.selected,
-                perturbations=tuple(_shown(h, snapshot["pending"]) for h in snapshot["handles"]),
+                perturbations=perturbations,
                 training_perturbed=self.training_perturbed,
+                listening=self.screen.listening(self.loop_thread),
+                compiling=sum(p.compiling for p in perturbations),
                 effect=self.effect,
                 no_effect="" if self.effect is not None else _why_none(snapshot["handles"]),
                 progress=self.progress,
@@ -211,17 +217,6 @@ class Presenter:
                 if state is not None:
                     self._send(dataclasses.replace(state, closed=True))
             self.screen.close()
-
-
-def _shown(handle: Any, pending: bool) -> protocol.Perturbation:
-    return protocol.Perturbation(
-        id=handle.id,
-        site=handle.site,
-        kind=type(handle.perturbation).__name__,
-        strength=getattr(handle.perturbation, "factor", None),
-        enabled=handle.enabled,
-        pending=pending,
-    )
 
 
 def _why_none(handles: list[Any]) -> str:

@@ -14,11 +14,11 @@ import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 QUANTITIES: Final = ("output", "gradient")
 """What is measured at a site; the second axis of `Frame`'s table."""
@@ -33,6 +33,14 @@ SPARK: Final = 32
 
 HISTORY_QUANTILES: Final = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 HISTORY_BINS: Final = 48
+
+MOST_SITES: Final = 100
+"""Sites that are named of one perturbation; `reach` counts them all."""
+MOST_EFFECTS: Final = 12
+"""Downstream sites in an `Effect`."""
+
+Part = Literal["output", "input"]
+"""Where at a site a perturbation of a value or of its gradient acts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,28 +148,61 @@ class Curves:
 class Perturbation:
     """One perturbation in force (or switched off), as the browser shows it.
 
-    `kind` is "Zero" or "Scale"; `strength` is Scale's factor, None where the kind has none.
-    `pending` says that the running loop takes it over at its next step.
+    `site` is the pattern it was made with; `sites` are the keys it acts on, the first MOST_SITES
+    of `reach`. `kind` is its class and `expression` the Python text that makes it. `strength` is
+    the one number that can be tuned, called `strength_name` (None and "": there is none); `low`
+    and `high` are its slider's range, and restrict nothing. `units` is the length of a boolean
+    mask along its axis (0: it is none), `units_off` how many of them it switches off. `pending`
+    says that the running loop takes it over at its next step; `compiling`, that the running
+    program has no place for it yet and another one is being made, while the old one goes on.
     """
 
     id: int
     site: str
+    sites: tuple[str, ...]
+    reach: int
     kind: str
+    at: Literal["output", "input", "parameter"]
+    acts_on: Literal["value", "gradient", "parameter"]
+    expression: str
     strength: float | None
+    strength_name: str
+    low: float
+    high: float
+    units: int
+    units_off: int
     enabled: bool
     pending: bool
+    compiling: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SiteEffect:
+    """How far one site's output moved: `|perturbed - clean| / |clean|`, a fraction; None where
+    that is not finite.
+    """
+
+    site: str
+    change: float | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Effect:
-    """The perturbed pass beside the clean one. Values by metric name ("loss" first);
-    `output_change` is the relative norm of the difference of the outputs, or None.
+    """The perturbed pass beside the clean one. Values by metric name ("loss" first).
+
+    `output_change` is the relative norm of the difference of the outputs; where those are logits,
+    `kl` is the mean divergence of the perturbed from the clean distribution in nats, and
+    `top1_changed` the fraction of predictions that are others. None: not measured, or without
+    meaning. `sites` are those downstream that moved most, at most MOST_EFFECTS, largest first.
     """
 
     source: str
     clean: dict[str, float | None]
     perturbed: dict[str, float | None]
     output_change: float | None
+    kl: float | None
+    top1_changed: float | None
+    sites: tuple[SiteEffect, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,7 +231,10 @@ class State:
     """Everything small that the screen shows, whole each time. Buffer: none.
 
     `training_perturbed` is True while a watched loop runs with a perturbation that is on.
-    `no_effect` says why there is no effect to show.
+    `no_effect` says why there is no effect to show. `listening` says how a change reaches a
+    running loop: "during" a cell (the kernel handles messages beside it), because the loop runs
+    in a "thread", or "after" the cell has ended. `compiling` counts the perturbations for which
+    a program is being compiled.
     """
 
     type: ClassVar[str] = "state"
@@ -199,6 +243,8 @@ class State:
     selected: str
     perturbations: tuple[Perturbation, ...]
     training_perturbed: bool
+    listening: Literal["during", "thread", "after"]
+    compiling: int
     effect: Effect | None
     no_effect: str
     progress: Progress
@@ -244,13 +290,16 @@ class Select:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Perturb:
-    """Browser to kernel: add a perturbation ("Zero" or "Scale") on one site, switched on."""
+    """Browser to kernel: add one of OFFERS on one site, switched on. Without a strength it has
+    the offer's own.
+    """
 
     type: ClassVar[str] = "perturb"
     id: int
     site: str
     kind: str
     strength: float | None
+    at: Part
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -273,8 +322,71 @@ class Remove:
     perturbation: int
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SwitchAll:
+    """Browser to kernel: switch all perturbations on, or off."""
+
+    type: ClassVar[str] = "switch_all"
+    id: int
+    enabled: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Offer:
+    """A kind that the screen may add: no message, but a row of OFFERS.
+
+    `does` ends the sentence "This will ...". `strength` is what it is added with at first (None:
+    it has none); `low` and `high` are the slider's range; `least` is the least it may be.
+    """
+
+    kind: str
+    group: Literal["value", "gradient"]
+    does: str
+    strength_name: str = ""
+    strength: float | None = None
+    low: float = 0.0
+    high: float = 0.0
+    least: float | None = None
+
+
+OFFERS: Final = (
+    Offer(kind="Zero", group="value", does="replace it by zeros"),
+    Offer(kind="Mean", group="value", does="replace it by its mean over the batch"),
+    Offer(
+        kind="Scale", group="value", does="multiply it by the factor",
+        strength_name="factor", strength=1.0, low=0.0, high=2.0,
+    ),
+    Offer(
+        kind="Shift", group="value", does="add the strength to every number",
+        strength_name="strength", strength=1.0, low=-2.0, high=2.0,
+    ),
+    Offer(
+        kind="Noise", group="value", does="add Gaussian noise of this std",
+        strength_name="std", strength=0.1, low=0.0, high=1.0, least=0.0,
+    ),
+    Offer(
+        kind="Clamp", group="value", does="cut it off at ± the limit",
+        strength_name="limit", strength=1.0, low=0.0, high=4.0, least=0.0,
+    ),
+    Offer(kind="Cast", group="value", does="round it to bfloat16 and back"),
+    Offer(
+        kind="ScaleGradient", group="gradient", does="multiply its gradient by the factor",
+        strength_name="factor", strength=1.0, low=0.0, high=2.0,
+    ),
+    Offer(kind="StopGradient", group="gradient", does="let no gradient back through it"),
+    Offer(
+        kind="ReverseGradient", group="gradient", does="multiply its gradient by −factor",
+        strength_name="factor", strength=1.0, low=0.0, high=2.0,
+    ),
+    Offer(
+        kind="ClipGradient", group="gradient", does="limit its gradient to this norm",
+        strength_name="norm", strength=1.0, low=0.0, high=10.0, least=0.0,
+    ),
+)  # fmt: skip
+"""What can be added by a click, in the order of the menu. Python can do more."""
+
 TO_BROWSER: Final = (Layout, Frame, History, Curves, State, Reply)
-TO_KERNEL: Final = (Hello, Ack, Select, Perturb, Adjust, Remove)
+TO_KERNEL: Final = (Hello, Ack, Select, Perturb, Adjust, SwitchAll, Remove)
 _TYPES: Final = {cls.type: cls for cls in (*TO_BROWSER, *TO_KERNEL)}
 
 
@@ -332,6 +444,11 @@ def _build(cls: type, fields: Mapping[str, Any], where: str) -> Any:
 
 def _checked(hint: Any, value: Any, where: str) -> Any:
     origin = typing.get_origin(hint)
+    if origin is Literal:
+        words = typing.get_args(hint)
+        if not isinstance(value, str) or value not in words:
+            raise ProtocolError(f"{where} must be {_either(words)}, got {value!r}.")
+        return value
     if origin in (typing.Union, types.UnionType):
         inner = [h for h in typing.get_args(hint) if h is not type(None)]
         return None if value is None else _checked(inner[0], value, where)
@@ -356,6 +473,10 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise ProtocolError(f"{where} must be finite.")
     return value
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join(map(repr, words))
 
 
 def frame_buffer(

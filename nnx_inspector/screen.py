@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import anywidget
 import traitlets
@@ -87,6 +87,8 @@ class Screen:
         self.control.on_msg(self._received)
         self.control.answer_where_asked()
         self.greeted = False
+        self._cells = threading.get_ident()
+        self._heard: int | None = None
         self._seq = 0
         self._acknowledged = 0
         self._sent_at = 0.0
@@ -94,7 +96,21 @@ class Screen:
         self.dropped = 0
         self.closed = False
 
+    def listening(self, loop: int | None) -> Literal["during", "thread", "after"]:
+        """How what the browser says reaches a loop that runs: see `protocol.State`.
+
+        A kernel that hears the browser on another thread than the one of the cells hears it while
+        a cell runs; ipykernel 7 does, where the front end asks it to (kernel subshells).
+
+        Args:
+            loop: the thread in which a loop runs, or None.
+        """
+        if loop not in (None, self._cells):
+            return "thread"
+        return "after" if self._heard in (None, self._cells) else "during"
+
     def _received(self, _widget: Any, content: Any, _buffers: Any) -> None:
+        self._heard = threading.get_ident()
         try:
             message = protocol.from_header(content)
             if not isinstance(message, protocol.TO_KERNEL):

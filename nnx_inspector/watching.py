@@ -28,15 +28,17 @@ from nnx_inspector.collecting import Collectors, reduced_if
 from nnx_inspector.dispatch import executables_called, hooked
 from nnx_inspector.hostcalls import ask, tell, tied
 from nnx_inspector.inbox import Inbox, Taken, merged
+from nnx_inspector.jitcalls import JitCalls
 from nnx_inspector.layers import TAP_OUTPUT, Context, Layer, without
 from nnx_inspector.packing import unpack
 from nnx_inspector.perturbation import OFF, ROW, apply
-from nnx_inspector.places import CLEAN, Place, Setting, applied
+from nnx_inspector.places import CLEAN, Place, Setting, applied, has_room
 from nnx_inspector.scope import Scope, scope_of
 from nnx_inspector.sites import Only, Selection, methods, module_sites, site_key
 from nnx_inspector.summary import Summary
 from nnx_inspector.taps import INPUT, OUTPUT, is_observable, is_whole
 from nnx_inspector.trees import rebuilt, with_arguments
+from nnx_inspector.weak import weakly
 
 _sessions: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
@@ -87,7 +89,10 @@ class Session:
         self.setting = CLEAN
         self.places: tuple[Place, ...] = ()
         self.inbox = Inbox(CLEAN)
-        self._arming = Arming()
+        self.on_armed: Callable[[], None] = lambda: None
+        self._wanted: tuple[Place, ...] = ()
+        self._calls = JitCalls()
+        self._arming = Arming(weakly(self._armed), weakly(self._not_armed))
         _sessions[self.number] = self
         self.refresh()
 
@@ -120,40 +125,50 @@ class Session:
         sites = {site for place in places if place.rows for site in place.sites}
         return tuple((site, self.lengths[site]) for site in sorted(sites) if site in self.lengths)
 
-    def arm(self, done: Callable[[], None] = lambda: None) -> bool:
+    def arm(self) -> bool:
         """Make room for what is set: at once where no program is compiled yet, else in a thread.
 
-        Args:
-            done: called when there is room, from the next `open` on; in that thread.
-
         Returns:
-            Whether something is being compiled; until then the old programs go on.
+            Whether something is being compiled; until then the old programs go on. From the first
+            `open` after that there is room.
         """
-        if self._arming.running:
-            return True
         places = self.setting.places
-        if set(places) <= set(self.places):
+        if has_room(self.places, places):
             return False
-        hook = self.hook(places)
-
-        def finished() -> None:
-            self.places = places
-            self.errors += [f"compiling ahead: {text}" for text in self._arming.errors]
-            self._arming.errors.clear()
-            done()
+        if places == self._wanted and self._arming.busy:
+            return True
+        self._wanted, hook = places, self.hook(places)
 
         def instead(layer: Layer) -> Layer:
             mine = isinstance(layer.wrap, _Watch) and layer.wrap.session == self.number
             return hook if mine else layer
 
-        if self._arming.start(instead, finished):
-            return True
-        self.places = places
-        return False
+        calls = self._calls.all()
+        if not calls:
+            self.places = places
+            return False
+
+        def compile_all(is_over: Callable[[], bool]) -> None:
+            for call in calls:
+                if not is_over():
+                    call.compile(instead)
+            self.places = places
+
+        self._arming.want([compile_all])
+        return True
+
+    def _armed(self) -> None:
+        self.on_armed()
+
+    def _not_armed(self, error: Exception) -> None:
+        # the user's own call will compile it in its own thread, or say better what is wrong
+        self.places = self._wanted
+        self.errors.append(f"compiling ahead: {type(error).__name__}: {error}")
+        self.on_armed()
 
     def note_call(self) -> None:
         """A jitted call is being traced under the hook."""
-        self._arming.note()
+        self._calls.note()
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -192,6 +207,7 @@ class Session:
 
     def close(self) -> None:
         """Programs that are still compiled with the hook tell nobody from here on."""
+        self._arming.close()
         _sessions.pop(self.number, None)
 
 
@@ -239,8 +255,7 @@ class _Asked:
         rows = np.zeros((len(keys), ROW), np.float32)
         for index, key in enumerate(keys):
             rows[index] = setting.rows.get(key, (OFF, 0.0))
-        data = dict(zip(setting.places, setting.data, strict=True))
-        found = [x for place in places for x in data.get(place) or place.nothing()]
+        found = [x for data in setting.at(places) for x in data]
         ticket = np.array([number % 2**31, turn % 2**31], np.int32)
         return ticket, np.array(sampled, np.bool_), rows, *found
 

@@ -121,9 +121,9 @@ def test_step_returns_what_the_loss_returns_and_measures_gradients(insp, model):
 def test_the_effect_is_the_clean_pass_beside_the_perturbed_one(insp, model):
     insp.step(loss_fn, X)
     clean = insp.effect.clean
-    compiled = insp._meter.compilations
     handle = insp.perturb("b", nni.Zero())
     assert insp.effect.clean == clean
+    compiled = insp._meter.compilations
     assert insp.effect.perturbed == {"loss": 0.0, "largest": 0.0}
     handle.enabled = False
     assert insp.effect.perturbed == clean, "the old figures are back, exactly"
@@ -140,6 +140,7 @@ def test_the_effect_on_the_example_is_the_change_of_the_output(insp):
 def test_a_thousand_toggles_compile_nothing(insp):
     insp.step(loss_fn, X)
     first, second = insp.perturb("a", nni.Scale(0.5)), insp.perturb("b", nni.Zero())
+    assert insp.effect is not None, "the comparison is compiled"
     compiled, rng = insp._meter.compilations, np.random.default_rng(0)
     for _ in range(100):
         first.enabled, second.enabled = map(bool, rng.integers(0, 2, 2))
@@ -337,7 +338,7 @@ def test_what_is_on_screen_is_what_the_summaries_say(insp, browser):
 def test_hello_is_answered_with_everything(insp, browser):
     insp.metrics(loss=1.0)
     browser.sent.clear()
-    browser.says(insp, protocol.Hello(version=1))
+    browser.says(insp, protocol.Hello(version=protocol.VERSION))
     kinds = [(role, header["type"]) for role, header, _ in browser.sent]
     assert kinds[:2] == [("control", "reply"), ("stream", "layout")]
     assert {kind for role, kind in kinds if role == "stream"} == {
@@ -365,7 +366,7 @@ def test_a_click_selects_and_sends_that_sites_histogram(insp, browser):
 
 def test_the_switch_in_the_browser_is_the_handle_in_python(insp, browser):
     insp.step(loss_fn, X)
-    browser.says(insp, protocol.Perturb(id=1, site="b", kind="Zero", strength=None))
+    browser.says(insp, protocol.Perturb(id=1, site="b", kind="Zero", strength=None, at="output"))
     handle = insp.perturbations[0]
     assert (handle.site, handle.enabled) == ("b", True)
     state = browser.of("state")[-1][0]
@@ -381,9 +382,18 @@ def test_the_switch_in_the_browser_is_the_handle_in_python(insp, browser):
     ("message", "text"),
     [
         (protocol.Select(id=9, site="c"), "'c' matches no site"),
-        (protocol.Perturb(id=9, site="c", kind="Zero", strength=None), "'c' matches no site"),
-        (protocol.Perturb(id=9, site="a", kind="Melt", strength=None), "no perturbation 'Melt'"),
-        (protocol.Adjust(id=9, perturbation=4, enabled=True, strength=None), "number 4"),
+        (
+            protocol.Perturb(id=9, site="c", kind="Zero", strength=None, at="output"),
+            "'c' matches no site",
+        ),
+        (
+            protocol.Perturb(id=9, site="a", kind="Melt", strength=None, at="output"),
+            "no perturbation 'Melt'",
+        ),
+        (
+            protocol.Adjust(id=9, perturbation=4, enabled=True, strength=None),
+            "number 4",
+        ),
         ({"type": "select", "id": 9}, "lacks ['site']"),
         ({"type": "select", "id": 9, "site": 3}, "select.site must be str, got int"),
         ({"type": "melt", "id": 9}, "Unknown message type 'melt'"),
@@ -537,7 +547,7 @@ def test_commands_may_arrive_on_any_thread_while_a_loop_runs(insp, model, browse
                 for handle in insp.perturbations:
                     browser.says(insp, protocol.Remove(id=i, perturbation=handle.id))
             else:
-                message = protocol.Perturb(id=i, site="a", kind="Scale", strength=0.5)
+                message = protocol.Perturb(id=i, site="a", kind="Scale", strength=0.5, at="output")
                 browser.says(insp, message)
             browser.says(insp, protocol.Select(id=i, site="b"))
             i += 1

@@ -32,13 +32,22 @@ def test_a_golden_is_decoded_and_encoded_to_the_same(path):
 
 def test_a_float_that_is_not_finite_never_reaches_the_json():
     effect = protocol.Effect(
-        source="x", clean={"loss": math.nan}, perturbed={"loss": math.inf}, output_change=math.nan
+        source="x",
+        clean={"loss": math.nan},
+        perturbed={"loss": math.inf},
+        output_change=math.nan,
+        kl=math.inf,
+        top1_changed=None,
+        sites=(protocol.SiteEffect(site="a", change=math.nan),),
     )
     assert protocol._plain(effect) == {
         "source": "x",
         "clean": {"loss": None},
         "perturbed": {"loss": None},
         "output_change": None,
+        "kl": None,
+        "top1_changed": None,
+        "sites": [{"site": "a", "change": None}],
     }
 
 

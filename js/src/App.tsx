@@ -52,7 +52,7 @@ export function App({ store, bridge }: Props) {
         <Part name="the header" view={<Header store={store} />} />
         <Part name="the notices" view={<Banner store={store} bridge={bridge} />} />
         <Part name="the notices" view={<Notices store={store} bridge={bridge} />} />
-        <Part name="the perturbations" view={<Perturbations store={store} />} />
+        <Part name="the perturbations" view={<Perturbations store={store} bridge={bridge} />} />
         <div class="nni-body">
           <div class="nni-side">
             <Part name="the tree" view={<Tree store={store} />} />

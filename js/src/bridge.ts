@@ -6,7 +6,7 @@
 // its subshell a little after the comm, and only an answer (on control) to a hello that came
 // through the subshell moves the route there.
 import { signal } from "@preact/signals";
-import { VERSION, type Adjust, type Perturb, type Remove, type Select, type ToBrowser, type ToKernel } from "./protocol";
+import { VERSION, type Adjust, type Perturb, type Remove, type Select, type SwitchAll, type ToBrowser, type ToKernel } from "./protocol";
 import { toBrowser } from "./validate";
 
 /** What anywidget gives as `model`, as far as it is used here. */
@@ -16,7 +16,8 @@ export interface Model {
   send(content: unknown): void;
 }
 
-export type Ask = Omit<Select, "id"> | Omit<Perturb, "id"> | Omit<Adjust, "id"> | Omit<Remove, "id">;
+export type Ask = Request<Select> | Request<Perturb> | Request<Adjust> | Request<SwitchAll> | Request<Remove>;
+type Request<T> = Omit<T, "id">;
 export type Update = Exclude<ToBrowser, { type: "reply" }>;
 
 export interface Receiver {
@@ -32,6 +33,8 @@ export const UNREACHABLE = "this view is not connected to a kernel.";
 
 export class Bridge {
   readonly connection = signal<"waiting" | "connected" | "absent">("waiting");
+  /** Whether the kernel has answered on the comm as it will stay, or is too busy to. */
+  readonly settled = signal(false);
   /** How many requests the kernel has not answered for longer than LATE_MS. */
   readonly late = signal(0);
 
@@ -39,6 +42,8 @@ export class Bridge {
   private readonly models: Record<"control" | "stream", Model | null> = { control: null, stream: null };
   private timers: Timer[] = [];
   private lastId = 0;
+  private said = 0;
+  private heard = false;
 
   constructor(private readonly receiver: Receiver) {
     this.timers.push(setTimeout(() => this.missing(), ABSENT_MS));
@@ -84,9 +89,13 @@ export class Bridge {
   private hello(): void {
     this.timers.forEach(clearTimeout);
     this.connection.value = "waiting";
+    this.settled.value = false;
+    this.said = 0;
+    this.heard = false;
     const last = HELLO_MS.length - 1;
     this.timers = HELLO_MS.map((ms, i) =>
       setTimeout(() => {
+        this.said = i + 1;
         if (i === last || this.connection.value !== "connected") this.send({ type: "hello", version: VERSION });
       }, ms),
     );
@@ -95,14 +104,19 @@ export class Bridge {
 
   private missing(): void {
     if (this.connection.value === "waiting") this.connection.value = "absent";
+    this.settled.value = true;
   }
 
   private arrived(content: unknown, buffer: DataView | undefined): void {
     this.connection.value = "connected";
     try {
       const message = toBrowser(content);
-      if (message.type === "reply") this.replied(message.id, message.ok ? null : message.error || "It failed.");
-      else this.receiver.receive(message, buffer);
+      if (message.type === "reply") {
+        this.heard ||= message.id === 0 && this.said === HELLO_MS.length;
+        return this.replied(message.id, message.ok ? null : message.error || "It failed.");
+      }
+      this.receiver.receive(message, buffer);
+      if (message.type === "state" && this.heard) this.settled.value = true;
     } catch (error) {
       this.receiver.refuse(error instanceof Error ? error.message : String(error));
     }

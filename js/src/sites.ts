@@ -76,6 +76,13 @@ export function ancestors(sites: Sites, index: number): string[] {
   return keys;
 }
 
+/** The key of the row that shows a site: its own, or for one layer of a stack the stack's. */
+export function rowOf(sites: Sites, key: string): string | undefined {
+  if (sites.byKey.has(key)) return key;
+  const stack = key.replace(/\[[^[\]]*\]$/, "");
+  return sites.byKey.has(stack) ? stack : undefined;
+}
+
 /** What a person reads for a site's key: the root has an empty one. */
 export function label(key: string): string {
   return key === "" ? "(model)" : key;

@@ -6,9 +6,9 @@ import { batch, computed, signal } from "@preact/signals";
 import { UNREACHABLE, type Ask, type Receiver, type Update } from "./bridge";
 import { decodeCurves, decodeFrame, decodeHistory, sitesOf } from "./decode";
 import type { CurveData, FrameData, HistoryData } from "./decode";
-import type { Layout, Notice, Perturbation, Progress, State } from "./protocol";
+import type { Layout, Notice, Perturb, Perturbation, Progress, State } from "./protocol";
 import { QUANTITIES, STATISTICS } from "./protocol";
-import { ancestors, label, openAtFirst, toSites, visibleRows, type Sites } from "./sites";
+import { ancestors, label, openAtFirst, rowOf, toSites, visibleRows, type Sites } from "./sites";
 
 /** What the store needs of the bridge. */
 export interface Kernel {
@@ -66,7 +66,14 @@ export class Store implements Receiver {
   /** Site key -> whether one of its perturbations is on; absent: it has none. */
   readonly perturbed = computed(() => {
     const on = new Map<string, boolean>();
-    for (const p of this.perturbations.value) on.set(p.site, (on.get(p.site) ?? false) || p.enabled);
+    const sites = this.sites.value;
+    if (!sites) return on;
+    for (const p of this.perturbations.value) {
+      for (const site of p.sites) {
+        const row = rowOf(sites, site);
+        if (row !== undefined) on.set(row, (on.get(row) ?? false) || p.enabled);
+      }
+    }
     return on;
   });
   /** Per site: bit 1, it has NaN or Inf values itself; bit 2, something below it has. */
@@ -199,13 +206,13 @@ export class Store implements Receiver {
   /** What the space key does: Zero where there is nothing, else switch what is there. */
   togglePerturbation(key: string): void {
     const here = this.perturbations.value.filter((p) => p.site === key);
-    if (here.length === 0) this.perturb(key, "Zero", null);
+    if (here.length === 0) this.perturb(key, "Zero", null, "output");
     const enabled = !here.some((p) => p.enabled);
     for (const p of here) this.adjust(p.id, enabled, null);
   }
 
-  perturb(site: string, kind: string, strength: number | null): void {
-    this.kernel.ask({ type: "perturb", site, kind, strength }, (error) => {
+  perturb(site: string, kind: string, strength: number | null, at: Perturb["at"]): void {
+    this.kernel.ask({ type: "perturb", site, kind, strength, at }, (error) => {
       if (error) this.problem("error", `Could not perturb ${label(site)}: ${error}`, site);
     });
   }
@@ -232,6 +239,23 @@ export class Store implements Receiver {
     this.kernel.ask({ type: "adjust", perturbation: id, enabled: wish.enabled, strength: wish.strength }, (error) => {
       if (error) this.problem("error", `Could not change the perturbation: ${error}`, null);
       if (this.intents.value.get(id) === wish) this.setIntent(id, error ? null : { ...wish, answered: true });
+    });
+  }
+
+  switchAll(enabled: boolean): void {
+    const wishes = new Map(this.intents.value);
+    for (const { id } of this.perturbations.value) {
+      const wish = { enabled, strength: this.intents.value.get(id)?.strength ?? null, answered: false };
+      wishes.set(id, wish);
+      const running = this.adjusting.get(id);
+      if (running?.wish) running.wish = wish; // a drag that is still to be sent
+    }
+    this.intents.value = wishes;
+    this.kernel.ask({ type: "switch_all", enabled }, (error) => {
+      if (error) this.problem("error", `Could not switch ${enabled ? "on" : "off"} the perturbations: ${error}`, null);
+      for (const [id, wish] of wishes) {
+        if (this.intents.value.get(id) === wish) this.setIntent(id, error ? null : { ...wish, answered: true });
+      }
     });
   }
 

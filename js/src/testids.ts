@@ -10,10 +10,15 @@
 // nni-stat-<quantity>-<statistic> [value]                          quantity: output, gradient
 // nni-hist-<quantity>, nni-hist-count-<quantity> [value: values binned], nni-axis
 // nni-over-<quantity>               over the steps                 nni-over-kind  bands or heatmap
-// nni-perturb-zero, nni-perturb-scale                              add one to the selected site
+// nni-perturb-kind (select), nni-perturb-at [value], nni-add-strength (slider), nni-add-strength-number,
+// nni-perturb-add                   add one to the selected site
+// nni-listening [value]             how changes reach the loop     nni-compiling [value: programs]
+// nni-switch-all                    all off, or all on
 // nni-perturbation [data-id, data-site]                            with, inside it: nni-switch,
-//                                   nni-strength (slider), nni-strength-number, nni-remove, nni-pending
-// nni-effect, nni-effect-<metric>-clean|perturbed [value], nni-output-change [value], nni-no-effect
+//                                   nni-expression [value], nni-strength (slider), nni-strength-number,
+//                                   nni-units, nni-pending, nni-row-compiling, nni-remove
+// nni-effect, nni-effect-<metric>-clean|perturbed [value], nni-output-change [value], nni-kl [value],
+// nni-top1 [value], nni-no-effect   nni-downstream [data-site, value]  a site that moved
 // nni-metric-<name> [value: the last one]                          nni-error      a view's own failure
 
 export const ids = {
@@ -39,10 +44,19 @@ export const ids = {
   axis: "nni-axis",
   over: (quantity: string) => `nni-over-${quantity}`,
   overKind: "nni-over-kind",
-  perturbZero: "nni-perturb-zero",
-  perturbScale: "nni-perturb-scale",
+  perturbKind: "nni-perturb-kind",
+  perturbAt: "nni-perturb-at",
+  addStrength: "nni-add-strength",
+  addStrengthNumber: "nni-add-strength-number",
+  perturbAdd: "nni-perturb-add",
+  listening: "nni-listening",
+  compiling: "nni-compiling",
+  switchAll: "nni-switch-all",
   perturbation: "nni-perturbation",
   switch: "nni-switch",
+  expression: "nni-expression",
+  units: "nni-units",
+  rowCompiling: "nni-row-compiling",
   strength: "nni-strength",
   strengthNumber: "nni-strength-number",
   remove: "nni-remove",
@@ -50,6 +64,9 @@ export const ids = {
   effect: "nni-effect",
   effectValue: (metric: string, which: "clean" | "perturbed") => `nni-effect-${metric}-${which}`,
   outputChange: "nni-output-change",
+  kl: "nni-kl",
+  top1: "nni-top1",
+  downstream: "nni-downstream",
   noEffect: "nni-no-effect",
   metric: (name: string) => `nni-metric-${name}`,
   error: "nni-error",

@@ -79,7 +79,10 @@ function shape(expected: string, value: unknown): string {
     }
     return "";
   }
-  return struct(expected, value);
+  if (!expected.includes("|")) return struct(expected, value);
+  const words = expected.split("|");
+  if (typeof value === "string" && words.includes(value)) return "";
+  return ` must be ${words.map((word) => `'${word}'`).join(" or ")}, got ${JSON.stringify(value)}`;
 }
 
 function mismatch(expected: string, value: unknown): string {

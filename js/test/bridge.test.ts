@@ -52,6 +52,24 @@ describe("hello", () => {
     expect(received).toHaveLength(1);
   });
 
+  it("settles with the state that follows the answer to the last one, or when none comes", () => {
+    attach();
+    vi.advanceTimersByTime(0);
+    control.emit({ type: "reply", id: 0, ok: true, error: "" });
+    stream.emit(state());
+    vi.advanceTimersByTime(1000);
+    stream.emit(state()); // of a loop that runs: the last hello is still to be answered
+    expect(bridge.settled.value).toBe(false);
+    control.emit({ type: "reply", id: 0, ok: true, error: "" });
+    expect(bridge.settled.value).toBe(false);
+    stream.emit(state());
+    expect(bridge.settled.value).toBe(true);
+    control.trigger("comm_live_update");
+    expect(bridge.settled.value).toBe(false);
+    vi.advanceTimersByTime(3000);
+    expect(bridge.settled.value).toBe(true);
+  });
+
   it("not answered means absent, until something arrives after all", () => {
     attach();
     vi.advanceTimersByTime(2999);

@@ -1,6 +1,6 @@
 // Shared by the tests: a mock comm, messages to send through it, and a frame's buffer.
 import { HISTORY_BINS, HISTORY_QUANTILES, QUANTITIES, SPARK, STATISTICS, VERSION } from "../src/protocol";
-import type { Frame, Layout, Site, State } from "../src/protocol";
+import type { Effect, Frame, Layout, Perturbation, Site, State } from "../src/protocol";
 import type { Model } from "../src/bridge";
 
 export class MockModel implements Model {
@@ -55,14 +55,27 @@ export const progress = { kind: "watch", running: true, step: 1, total: 10, rate
 export function state(more: Partial<State> = {}): State {
   return {
     type: "state", version: VERSION, seq: 1, selected: "blocks/0", perturbations: [], training_perturbed: false,
-    effect: null, no_effect: "", progress, notices: [], closed: false,
+    listening: "during", compiling: 0, effect: null, no_effect: "", progress, notices: [], closed: false,
     cost: { plain_seconds: null, inspected_seconds: null, compilations: 0, bytes_sent: 0, frames_dropped: 0, errors: 0 },
     ...more,
   }; // prettier-ignore
 }
 
-export function perturbation(id: number, at: string, more = {}) {
-  return { id, site: at, kind: "Zero", strength: null as number | null, enabled: true, pending: false, ...more };
+export function perturbation(id: number, site: string, more: Partial<Perturbation> = {}): Perturbation {
+  return {
+    id, site, sites: [site], reach: 1, kind: "Zero", at: "output", acts_on: "value", expression: "nni.Zero()",
+    strength: null, strength_name: "", low: 0, high: 0, units: 0, units_off: 0, enabled: true, pending: false,
+    compiling: false, ...more,
+  }; // prettier-ignore
+}
+
+export function scale(id: number, site: string, strength: number, more: Partial<Perturbation> = {}): Perturbation {
+  const expression = `nni.Scale(factor=${strength})`;
+  return perturbation(id, site, { kind: "Scale", expression, strength, strength_name: "factor", low: 0, high: 2, ...more });
+}
+
+export function effect(more: Partial<Effect> = {}): Effect {
+  return { source: "the example", clean: {}, perturbed: {}, output_change: null, kl: null, top1_changed: null, sites: [], ...more };
 }
 
 /** A frame whose every figure is `value`, except that `edit` may change the table. */

@@ -87,6 +87,16 @@ describe("messages that do not fit", () => {
     expect(() => toBrowser(state)).toThrow("state.perturbations[1].strength must be float, got string.");
   });
 
+  it("takes one of the words there are", () => {
+    const state = structuredClone(read("state")) as { perturbations: { at: unknown }[]; listening: unknown };
+    state.listening = "never";
+    expect(() => toBrowser(state)).toThrow(`state.listening must be 'during' or 'thread' or 'after', got "never".`);
+    state.listening = "after";
+    state.perturbations[0].at = 3;
+    expect(() => toBrowser(state)).toThrow("state.perturbations[0].at must be 'output' or 'input' or 'parameter', got 3.");
+    expect(() => toKernel({ ...read("perturb"), at: "parameter" })).toThrow(`perturb.at must be 'output' or 'input', got "parameter".`);
+  });
+
   it("says what to do about another version", () => {
     expect(() => toBrowser({ ...read("layout"), version: 99 })).toThrow(/version 99 .* restart the kernel/);
   });

@@ -3,7 +3,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import type { Ask } from "../src/bridge";
 import { statistic } from "../src/decode";
 import { Store } from "../src/store";
-import { SITES, frame, layout, perturbation, site, state } from "./helpers";
+import { SITES, frame, layout, perturbation, scale, site, state } from "./helpers";
 
 let store: Store;
 let acked: number[];
@@ -136,7 +136,7 @@ describe("perturbations", () => {
   it("space adds Zero where there is none, else switches", () => {
     store.receive(state(), undefined);
     store.togglePerturbation("head");
-    expect(asked[0].request).toEqual({ type: "perturb", site: "head", kind: "Zero", strength: null });
+    expect(asked[0].request).toEqual({ type: "perturb", site: "head", kind: "Zero", strength: null, at: "output" });
     store.receive(state({ perturbations: [on] }), undefined);
     store.togglePerturbation("head");
     expect(asked[1].request).toEqual({ type: "adjust", perturbation: 1, enabled: false, strength: null });
@@ -162,13 +162,61 @@ describe("perturbations", () => {
   });
 
   it("dragging sends the first and the last strength, and few between", () => {
-    store.receive(state({ perturbations: [perturbation(1, "head", { kind: "Scale", strength: 1 })] }), undefined);
+    store.receive(state({ perturbations: [scale(1, "head", 1)] }), undefined);
     for (let i = 0; i <= 20; i++) store.adjust(1, true, i / 20);
     vi.advanceTimersByTime(200);
     const sent = asked.map((a) => (a.request as { strength: number }).strength);
     expect(sent[0]).toBe(0);
     expect(sent.at(-1)).toBe(1);
     expect(sent.length).toBeLessThan(4);
+  });
+
+  it("a drag of a second sends at most 20 strengths, the last one among them", () => {
+    store.receive(state({ perturbations: [scale(1, "head", 1)] }), undefined);
+    for (let ms = 0; ms < 1000; ms += 5) {
+      store.adjust(1, true, ms / 1000);
+      vi.advanceTimersByTime(5);
+    }
+    vi.advanceTimersByTime(200);
+    const sent = asked.map((a) => (a.request as { strength: number }).strength);
+    expect(sent.length).toBeLessThanOrEqual(21); // the first at once, then one every 50 ms
+    expect(sent.at(-1)).toBe(0.995);
+  });
+
+  it("all are switched by one request, and follow the finger", () => {
+    const two = [perturbation(1, "head"), scale(2, "blocks/0", 0.5)];
+    store.receive(state({ perturbations: two }), undefined);
+    store.switchAll(false);
+    expect(asked.map((a) => a.request)).toEqual([{ type: "switch_all", enabled: false }]);
+    expect(store.perturbations.value.map((p) => p.enabled)).toEqual([false, false]);
+    store.receive(state({ perturbations: two }), undefined); // an old one
+    expect(store.perturbations.value.map((p) => p.enabled)).toEqual([false, false]);
+    asked[0].settle(null);
+    store.receive(state({ perturbations: two }), undefined); // somebody switched them on again
+    expect(store.perturbations.value.map((p) => p.enabled)).toEqual([true, true]);
+  });
+
+  it("switching all off is not undone by a drag that was still to be sent", () => {
+    store.receive(state({ perturbations: [scale(1, "head", 1)] }), undefined);
+    store.adjust(1, true, 0.5);
+    store.adjust(1, true, 0.25);
+    store.switchAll(false);
+    vi.advanceTimersByTime(200);
+    expect(asked.at(-1)!.request).toEqual({ type: "adjust", perturbation: 1, enabled: false, strength: 0.25 });
+  });
+
+  it("that could not all be switched go back, and say why", () => {
+    store.receive(state({ perturbations: [perturbation(1, "head")] }), undefined);
+    store.switchAll(false);
+    asked[0].settle("the inspector is closed");
+    expect(store.perturbations.value[0].enabled).toBe(true);
+    expect(store.notices.value[0].text).toBe("Could not switch off the perturbations: the inspector is closed");
+  });
+
+  it("mark the rows of all their sites, and a layer its stack", () => {
+    const several = perturbation(1, "blocks/*", { sites: ["blocks/0", "blocks/1"], reach: 2, enabled: false });
+    store.receive(state({ perturbations: [several, perturbation(2, "head[3]"), perturbation(3, "gone")] }), undefined);
+    expect([...store.perturbed.value]).toEqual([["blocks/0", false], ["blocks/1", false], ["head", true]]); // prettier-ignore
   });
 });
 

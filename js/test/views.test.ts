@@ -2,7 +2,7 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import widget from "../src/widget";
 import { ids } from "../src/testids";
-import { MockModel, SITES, frame, layout, perturbation, progress, settle, site, state } from "./helpers";
+import { MockModel, SITES, effect, frame, layout, perturbation, progress, scale, settle, site, state } from "./helpers";
 
 const EVIL = `<img src=x onerror="window.hacked=true"><script>window.hacked=true</script>`;
 let control: MockModel;
@@ -105,8 +105,8 @@ describe("text from a model", () => {
       state({
         selected: EVIL,
         notices: [{ level: "error", text: EVIL, site: EVIL }],
-        perturbations: [perturbation(1, EVIL, { kind: EVIL, strength: 1, pending: true })],
-        effect: { source: EVIL, clean: { [EVIL]: 1 }, perturbed: { [EVIL]: 2 }, output_change: 0.5 },
+        perturbations: [scale(1, EVIL, 1, { kind: EVIL, strength_name: EVIL, expression: EVIL, pending: true })],
+        effect: effect({ source: EVIL, clean: { [EVIL]: 1 }, perturbed: { [EVIL]: 2 }, sites: [{ site: EVIL, change: 1 }] }),
       }),
     );
     stream.emit(...frame(1, { sites: 2 }));
@@ -114,6 +114,8 @@ describe("text from a model", () => {
     expect(find(ids.selected)?.textContent).toBe(EVIL);
     expect(find(ids.notice)?.textContent).toContain(EVIL);
     expect(find(ids.effect)?.textContent).toContain(EVIL);
+    expect(find(ids.downstream)?.textContent).toContain(EVIL);
+    expect(find(ids.expression)?.textContent).toBe(EVIL);
     expect(el.querySelectorAll("img, script")).toHaveLength(0);
     expect("hacked" in window).toBe(false);
   });
@@ -170,7 +172,7 @@ describe("the host's shortcuts", () => {
   it("do not fire where the focus is in the view", async () => {
     await start();
     const svg = find(ids.hist("output"))!.querySelector("svg")!;
-    for (const element of [find(ids.tree)!, find(ids.perturbZero)!, find(ids.pause)!, find(ids.search)!, svg]) {
+    for (const element of [find(ids.tree)!, find(ids.perturbAdd)!, find(ids.perturbKind)!, find(ids.pause)!, find(ids.search)!, svg]) {
       element.focus();
       if (document.activeElement !== element) element.dispatchEvent(new FocusEvent("focusin", { bubbles: true }));
       expect(element.getAttribute("data-lm-suppress-shortcuts")).toBe("true");
@@ -223,40 +225,173 @@ describe("the header", () => {
 });
 
 describe("perturbing", () => {
-  it("by buttons, switch, slider and cross", async () => {
-    await start({ perturbations: [perturbation(4, "head", { kind: "Scale", strength: 0.5 })], training_perturbed: true });
+  const give = (id: string, value: string, event: string): void => {
+    const input = find(id) as HTMLInputElement;
+    input.value = value;
+    input.dispatchEvent(new Event(event, { bubbles: true }));
+  };
+
+  it("by switch, slider and cross", async () => {
+    await start({ perturbations: [scale(4, "head", 0.5)], training_perturbed: true });
     expect(find(ids.trainingPerturbed)?.textContent).toBe("training is perturbed");
-    find(ids.perturbScale)!.click();
-    expect(control.of("perturb")).toMatchObject([{ site: "blocks/0", kind: "Scale", strength: 0.5 }]);
     expect(find(ids.switch)?.getAttribute("aria-checked")).toBe("true");
     find(ids.switch)!.click();
     expect(control.of("adjust")).toMatchObject([{ perturbation: 4, enabled: false, strength: null }]);
     await settle();
     expect(find(ids.switch)?.getAttribute("aria-checked")).toBe("false");
-    const slider = find(ids.strength) as HTMLInputElement;
-    slider.value = "1.5";
-    slider.dispatchEvent(new Event("input", { bubbles: true }));
+    give(ids.strength, "1.5", "input");
     await settle();
     expect(control.of("adjust").at(-1)).toMatchObject({ perturbation: 4, enabled: false, strength: 1.5 });
     find(ids.remove)!.click();
     expect(control.of("remove")).toMatchObject([{ perturbation: 4 }]);
   });
 
+  it("adds what is chosen, where and as strong as chosen, and only by the button", async () => {
+    await start();
+    const groups = [...find(ids.perturbKind)!.querySelectorAll("optgroup")];
+    expect(groups.map((g) => [g.label, g.children.length])).toEqual([["Values", 7], ["Gradients", 4]]); // prettier-ignore
+    expect(find(ids.addStrength)).toBeNull(); // Zero has none
+    give(ids.perturbKind, "Shift", "change");
+    await settle();
+    expect(find(ids.detail)?.textContent).toContain("Will add the strength to every number.");
+    const slider = find(ids.addStrength) as HTMLInputElement;
+    expect([slider.min, slider.max, slider.value]).toEqual(["-2", "2", "1"]);
+    give(ids.addStrengthNumber, "-7.5", "input"); // beyond the slider
+    await settle();
+    expect([slider.min, slider.max, slider.value]).toEqual(["-8", "2", "-7.5"]);
+    find(ids.perturbAt)!.querySelectorAll("button")[1].click();
+    expect(control.of("perturb")).toEqual([]);
+    await settle();
+    find(ids.perturbAdd)!.click();
+    expect(control.of("perturb")).toMatchObject([{ site: "blocks/0", kind: "Shift", strength: -7.5, at: "input" }]);
+    give(ids.perturbKind, "StopGradient", "change");
+    await settle();
+    find(ids.perturbAdd)!.click();
+    expect(control.of("perturb")[1]).toMatchObject({ kind: "StopGradient", strength: null, at: "input" });
+  });
+
+  it("does not add what it is told cannot be, and says why", async () => {
+    await start({ perturbations: [perturbation(1, "blocks/0")] });
+    const add = find(ids.perturbAdd) as HTMLButtonElement;
+    expect(add.disabled).toBe(true);
+    expect(find(ids.detail)?.textContent).toContain("It is in the list already.");
+    find(ids.perturbAt)!.querySelectorAll("button")[1].click(); // at the input it is not
+    await settle();
+    expect(add.disabled).toBe(false);
+    give(ids.perturbKind, "Noise", "change");
+    await settle();
+    give(ids.addStrengthNumber, "-1", "input");
+    await settle();
+    expect(add.disabled).toBe(true);
+    expect(find(ids.detail)?.textContent).toContain("Its std is at least 0.");
+    expect(control.of("perturb")).toEqual([]);
+  });
+
+  it("switches all", async () => {
+    await start({ perturbations: [perturbation(1, "head"), scale(2, "blocks/0", 1, { enabled: false })] });
+    expect(find(ids.switchAll)?.textContent).toBe("All off");
+    find(ids.switchAll)!.click();
+    await settle();
+    expect(control.of("switch_all")).toMatchObject([{ enabled: false }]);
+    expect(all(ids.switch).map((s) => s.getAttribute("aria-checked"))).toEqual(["false", "false"]);
+    expect(find(ids.switchAll)?.textContent).toBe("All on");
+  });
+
+  it("says what each is, where it acts, and what it waits for", async () => {
+    await start({
+      compiling: 1,
+      perturbations: [
+        scale(1, "blocks/*", 0.5, { sites: ["blocks/0", "blocks/1"], reach: 2, at: "input", pending: true }),
+        perturbation(2, "nowhere", { kind: "ParameterNoise", at: "parameter", acts_on: "parameter", sites: [], reach: 0, compiling: true }),
+        perturbation(3, "head", { kind: "Mask", units: 64, units_off: 12 }),
+      ],
+    });
+    const rows = all(ids.perturbation);
+    const part = (row: number, id: string): HTMLElement | null => rows[row].querySelector(`[data-testid="${id}"]`);
+    expect(rows.map((row) => row.querySelector(".nni-where")?.textContent)).toEqual(["blocks/*input, 2 sites", "nowhereparameter", "head"]);
+    expect(part(0, ids.pending)?.textContent).toBe("next step");
+    expect(part(1, ids.rowCompiling)?.textContent).toBe("compiling");
+    expect(part(1, ids.pending)).toBeNull();
+    expect(part(2, ids.units)?.textContent).toBe("mask: 12 of 64 off");
+    expect(part(2, ids.strength)).toBeNull();
+    expect(find(ids.compiling)?.textContent).toBe("compiling");
+    expect(rows[1].querySelector(".nni-link")).toBeNull(); // there is no such row
+    rows[0].querySelector<HTMLElement>(".nni-link")!.click();
+    await settle();
+    expect(find(ids.selected)?.dataset["value"]).toBe("blocks/0");
+    stream.emit(state({ perturbations: [scale(1, "blocks/*", 0.5)] }));
+    await settle();
+    expect(find(ids.compiling)?.textContent).toBe("");
+    expect(find(ids.pending)).toBeNull();
+  });
+
+  it("gives the Python text to hover and to copy", async () => {
+    const copied: string[] = [];
+    vi.spyOn(navigator.clipboard, "writeText").mockImplementation((text) => (copied.push(text), Promise.resolve()));
+    await start({ perturbations: [scale(1, "head", 0.5)] });
+    const kind = find(ids.expression)!;
+    expect([kind.textContent, kind.dataset["value"]]).toEqual(["Scale", "nni.Scale(factor=0.5)"]);
+    expect(kind.title).toContain("nni.Scale(factor=0.5)");
+    kind.click();
+    await settle();
+    expect(copied).toEqual(["nni.Scale(factor=0.5)"]);
+    expect(find(ids.perturbation)?.textContent).toContain("copied");
+  });
+
+  it.each([
+    ["during", "Changes act at the next step, also while a cell runs."],
+    ["thread", "Changes act at the next step: the loop runs in a thread of its own."],
+    ["after", "This kernel handles changes when the cell has finished; run the loop with insp.background(train) to change things meanwhile."],
+  ] as const)("says how changes reach the loop: %s", async (listening, words) => {
+    vi.useFakeTimers();
+    const [model, data] = ["control", "stream"].map((role) => new MockModel({ role, inspector: listening, version: 1 }));
+    for (const one of [model, data]) widget.initialize({ model: one, signal: life.signal });
+    widget.render({ model, el, signal: life.signal });
+    data.emit(layout());
+    vi.advanceTimersByTime(1100);
+    model.emit({ type: "reply", id: 0, ok: true, error: "" });
+    data.emit(state({ listening }));
+    vi.useRealTimers();
+    await settle();
+    expect(find(ids.listening)?.textContent).toBe(words);
+    expect(find(ids.listening)?.dataset["value"]).toBe(listening);
+  });
+
   it("shows the effect, with what is unknown as a dash", async () => {
-    const effect = { source: "example", clean: { loss: 0.25, accuracy: 1 }, perturbed: { loss: 0.75, accuracy: null }, output_change: 0.5 };
-    await start({ perturbations: [perturbation(1, "head")], effect });
+    const figures = { clean: { loss: 0.25, accuracy: 1 }, perturbed: { loss: 0.75, accuracy: null }, output_change: 0.5 };
+    await start({ perturbations: [perturbation(1, "head")], effect: effect(figures) });
     expect(find(ids.effectValue("loss", "perturbed"))?.dataset["value"]).toBe("0.75");
     expect(find(ids.effect)?.textContent).toContain("+0.5000");
     expect(find(ids.effectValue("accuracy", "perturbed"))?.textContent).toBe("–");
     expect(find(ids.outputChange)?.textContent).toContain("50");
+    expect([find(ids.kl), find(ids.top1), find(ids.downstream)]).toEqual([null, null, null]);
+  });
+
+  it("shows the effect on predictions, and on the sites downstream as links", async () => {
+    const sites = [
+      { site: "head", change: 1.25 },
+      { site: "blocks/1", change: 0.001 },
+      { site: "", change: null },
+      { site: "gone", change: 0 },
+    ];
+    await start({ perturbations: [perturbation(1, "blocks/0")], effect: effect({ kl: 0.5, top1_changed: 0.125, sites }) });
+    expect([find(ids.kl)?.textContent, find(ids.kl)?.dataset["value"]]).toEqual(["0.5000", "0.5"]);
+    expect([find(ids.top1)?.textContent, find(ids.top1)?.dataset["value"]]).toEqual(["12.5\u202f%", "0.125"]);
+    expect(all(ids.downstream).map((s) => s.textContent)).toEqual([
+      "head125\u202f%", "blocks/10.1\u202f%", "(model)not finite", "gone0\u202f%",
+    ]); // prettier-ignore
+    expect(all(ids.downstream).map((s) => s.querySelector("button") !== null)).toEqual([true, true, true, false]);
+    all(ids.downstream)[1].querySelector("button")!.click();
+    await settle();
+    expect(find(ids.selected)?.dataset["value"]).toBe("blocks/1");
   });
 
   it("tells no change from a change, and what the effect was measured on", async () => {
-    const effect = { source: "the example", clean: { loss: 0.25, accuracy: 1 }, perturbed: { loss: 0.125, accuracy: 1 }, output_change: 0 };
-    await start({ perturbations: [perturbation(1, "head")], effect });
+    const figures = { clean: { loss: 0.25, accuracy: 1 }, perturbed: { loss: 0.125, accuracy: 1 }, output_change: 0, kl: 0, top1_changed: 0 };
+    await start({ perturbations: [perturbation(1, "head")], effect: effect(figures) });
     const words = (selector: string): (string | null)[] => [...find(ids.effect)!.querySelectorAll(selector)].map((e) => e.textContent);
     expect(words(".nni-change")).toEqual(["−0.1250"]);
-    expect(words(".nni-no-change")).toEqual(["no change", "no change"]);
+    expect(words(".nni-no-change")).toEqual(["no change", "no change", "no change", "no change"]);
     expect(words("th")[0]).toBe("Effect on the example");
   });
 
@@ -268,7 +403,7 @@ describe("perturbing", () => {
 
   it("shows why a request failed", async () => {
     await start();
-    find(ids.perturbZero)!.click();
+    find(ids.perturbAdd)!.click();
     control.emit({ type: "reply", id: control.of("perturb")[0]["id"], ok: false, error: "its output is an integer" });
     await settle();
     expect(find(ids.notice)?.textContent).toContain("its output is an integer");
@@ -277,7 +412,7 @@ describe("perturbing", () => {
 
 it("a message that does not fit is refused in words and leaves the screen alone", async () => {
   await start();
-  stream.emit(state({ effect: { source: "x", clean: null as never, perturbed: {}, output_change: null } }));
+  stream.emit(state({ effect: effect({ clean: null as never }) }));
   await settle();
   expect(find(ids.notice)?.textContent).toContain("state.effect.clean must be an object, got null.");
   expect(all(ids.row)).toHaveLength(5);

@@ -27,9 +27,8 @@ export function Detail({ store }: { store: Store }) {
           {label(site.key)}
         </h3>
         <CopyPath path={site.key} />
-        <span class="nni-grow" />
-        <Add store={store} site={site} />
       </div>
+      <Add store={store} site={site} />
       {site.unseen !== "" && <p class="nni-unseen">Not seen: {site.unseen}</p>}
       <div class="nni-overview">
         <Facts site={site} />

@@ -1,36 +1,84 @@
-// The two buttons that put a perturbation on the selected site.
-import type { Site } from "../protocol";
+// Puts a perturbation on the selected site: what, where, how strong, then a button.
+// Invariants: nothing acts before the button is pressed, for a training may be running; the choice
+// stays when another site is selected; the button and what is below keep their place.
+import { useState } from "preact/hooks";
+import { Choice } from "../detail/Choice";
+import { OFFERS, type Offer, type Perturb, type Site } from "../protocol";
 import type { Store } from "../store";
 import { ids } from "../testids";
+import { Strength } from "./Strength";
 
-const FIRST_STRENGTH = 0.5;
+const PARTS = ["output", "input"] as const;
+const GROUPS = [
+  ["value", "Values"],
+  ["gradient", "Gradients"],
+] as const;
 
 export function Add({ store, site }: { store: Store; site: Site }) {
-  if (!site.perturbable) return <span class="nni-faint nni-small">cannot be perturbed here</span>;
-  const there = new Set(store.perturbations.value.filter((p) => p.site === site.key).map((p) => p.kind));
+  const [kind, setKind] = useState(OFFERS[0].kind);
+  const [at, setAt] = useState<Perturb["at"]>("output");
+  const [strengths, setStrengths] = useState<Readonly<Record<string, number>>>({});
+  if (!site.perturbable) return <p class="nni-add nni-faint nni-small">This module cannot be perturbed here.</p>;
+
+  const offer = OFFERS.find((o) => o.kind === kind)!;
+  const strength = offer.strength === null ? null : (strengths[kind] ?? offer.strength);
+  const why = whyNot(store, site, offer, at, strength);
   return (
-    <span class="nni-add">
-      <span class="nni-faint nni-small">perturb</span>
-      <button
-        type="button"
-        class="nni-button"
-        disabled={there.has("Zero")}
-        title={there.has("Zero") ? "Already in the list above" : "Replace its output by zeros (space in the tree)"}
-        data-testid={ids.perturbZero}
-        onClick={() => store.perturb(site.key, "Zero", null)}
-      >
-        Zero
+    <form
+      class="nni-add"
+      noValidate // a number is not held to the slider's steps
+      aria-label="Add a perturbation"
+      onSubmit={(event) => {
+        event.preventDefault();
+        if (!why) store.perturb(site.key, kind, strength, at);
+      }}
+    >
+      <label class="nni-add-kind">
+        Perturb
+        <select value={kind} data-testid={ids.perturbKind} onChange={(event) => setKind(event.currentTarget.value)}>
+          {GROUPS.map(([group, words]) => (
+            <optgroup key={group} label={words}>
+              {OFFERS.filter((o) => o.group === group).map((o) => (
+                <option key={o.kind} value={o.kind}>
+                  {o.kind}
+                </option>
+              ))}
+            </optgroup>
+          ))}
+        </select>
+      </label>
+      <span class="nni-add-at">
+        at
+        <Choice label="Where it acts" testid={ids.perturbAt} value={at} options={PARTS} choose={setAt} />
+      </span>
+      <span class="nni-add-how">
+        {strength !== null && (
+          <>
+            <span>{offer.strength_name}</span>
+            <Strength
+              name={`${offer.strength_name} of the ${kind} to add`}
+              value={strength}
+              low={offer.low}
+              high={offer.high}
+              slider={ids.addStrength}
+              number={ids.addStrengthNumber}
+              change={(value) => setStrengths({ ...strengths, [kind]: value })}
+            />
+          </>
+        )}
+        <span class="nni-faint nni-small">{why || `Will ${offer.does}.`}</span>
+      </span>
+      <button type="submit" class="nni-button" disabled={why !== ""} data-testid={ids.perturbAdd}>
+        Add
       </button>
-      <button
-        type="button"
-        class="nni-button"
-        disabled={there.has("Scale")}
-        title={there.has("Scale") ? "Already in the list above" : "Multiply its output by a factor"}
-        data-testid={ids.perturbScale}
-        onClick={() => store.perturb(site.key, "Scale", FIRST_STRENGTH)}
-      >
-        Scale
-      </button>
-    </span>
+    </form>
   );
+}
+
+function whyNot(store: Store, site: Site, offer: Offer, at: string, strength: number | null): string {
+  if (offer.least !== null && strength !== null && strength < offer.least) {
+    return `Its ${offer.strength_name} is at least ${offer.least}.`;
+  }
+  const there = store.perturbations.value.some((p) => p.site === site.key && p.kind === offer.kind && p.at === at);
+  return there ? "It is in the list already." : "";
 }

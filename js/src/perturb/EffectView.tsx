@@ -1,60 +1,60 @@
-// The perturbed pass beside the clean one: each metric, its change, and how far the output moved.
-// Invariants: without a pair of passes it says why there is no effect; it never shows a stale one;
-// what did not change at all says so, and is not set like a change.
+// The perturbed pass beside the clean one: each metric, its change, how far the output moved, and
+// which sites moved most. Invariants: without a pair of passes it says why there is no effect; it
+// never shows a stale one; what did not change at all says so, and is not set like a change.
+import type { ComponentChildren } from "preact";
 import { NOT_MEASURED, exact, percent, real, signed } from "../format";
 import type { Effect, State } from "../protocol";
+import { label, rowOf } from "../sites";
+import type { Store } from "../store";
 import { ids } from "../testids";
 
-export function EffectView({ state }: { state: State | null }) {
-  if (!state) return null;
-  if (!state.effect) {
+export function EffectView({ state, store }: { state: State; store: Store }) {
+  const { effect } = state;
+  if (!effect) {
     return (
       <div class="nni-effect nni-faint" data-testid={ids.noEffect}>
         {state.no_effect || "No effect measured yet."}
       </div>
     );
   }
-  const { effect } = state;
   const metrics = [...new Set([...Object.keys(effect.clean), ...Object.keys(effect.perturbed)])];
   return (
-    <div class="nni-effect" data-testid={ids.effect}>
-      <table>
-        <thead>
-          <tr>
-            <th scope="col">
-              <b>Effect</b>
-              {effect.source && ` on ${effect.source}`}
-            </th>
-            <th scope="col">clean</th>
-            <th scope="col">perturbed</th>
-            <th scope="col">change</th>
-          </tr>
-        </thead>
-        <tbody>
-          {metrics.map((metric) => (
-            <Row key={metric} metric={metric} effect={effect} />
-          ))}
-          {effect.output_change !== null && (
+    <>
+      <div class="nni-effect" data-testid={ids.effect}>
+        <table>
+          <thead>
             <tr>
-              <th scope="row">output</th>
-              <td colSpan={3} data-testid={ids.outputChange} data-value={exact(effect.output_change)}>
-                {effect.output_change === 0 ? (
-                  <span class="nni-no-change">no change</span>
-                ) : (
-                  <>
-                    changed by <span class="nni-change">{percent(effect.output_change)}</span>
-                  </>
-                )}
-              </td>
+              <th scope="col">
+                <b>Effect</b>
+                {effect.source && ` on ${effect.source}`}
+              </th>
+              <th scope="col">clean</th>
+              <th scope="col">perturbed</th>
+              <th scope="col">change</th>
             </tr>
-          )}
-        </tbody>
-      </table>
-    </div>
+          </thead>
+          <tbody>
+            {metrics.map((metric) => (
+              <Metric key={metric} metric={metric} effect={effect} />
+            ))}
+            <Figure name="output" hint="Relative norm of the change of the output" value={effect.output_change} testid={ids.outputChange} show={percent} />
+            <Figure
+              name="KL divergence"
+              hint="Kullback-Leibler divergence of the perturbed from the clean prediction, mean, in nats"
+              value={effect.kl}
+              testid={ids.kl}
+              show={real}
+            />
+            <Figure name="top-1 changed" hint="Share of the predictions that are others now" value={effect.top1_changed} testid={ids.top1} show={percent} />
+          </tbody>
+        </table>
+      </div>
+      {effect.sites.length > 0 && <Downstream effect={effect} store={store} />}
+    </>
   );
 }
 
-function Row({ metric, effect }: { metric: string; effect: Effect }) {
+function Metric({ metric, effect }: { metric: string; effect: Effect }) {
   const clean = effect.clean[metric] ?? null;
   const perturbed = effect.perturbed[metric] ?? null;
   return (
@@ -66,13 +66,79 @@ function Row({ metric, effect }: { metric: string; effect: Effect }) {
       <td data-testid={ids.effectValue(metric, "perturbed")} data-value={exact(perturbed)}>
         {real(perturbed)}
       </td>
-      <Change by={clean === null || perturbed === null ? null : perturbed - clean} />
+      <Change by={clean === null || perturbed === null ? null : perturbed - clean} show={signed} />
     </tr>
   );
 }
 
-function Change({ by }: { by: number | null }) {
-  if (by === null) return <td class="nni-no-change">{NOT_MEASURED}</td>;
-  if (by === 0) return <td class="nni-no-change">no change</td>;
-  return <td class="nni-change">{signed(by)}</td>;
+interface FigureProps {
+  name: string;
+  hint: string;
+  value: number | null;
+  testid: string;
+  show: (value: number) => string;
+}
+
+/** What is known only of the pair of passes. */
+function Figure({ name, hint, value, testid, show }: FigureProps) {
+  if (value === null) return null;
+  return (
+    <tr title={hint}>
+      <th scope="row" colSpan={3}>
+        {name}
+      </th>
+      <Change by={value} show={show} testid={testid} />
+    </tr>
+  );
+}
+
+interface ChangeProps {
+  by: number | null;
+  show: (value: number) => string;
+  testid?: string;
+}
+
+function Change({ by, show, testid }: ChangeProps) {
+  const cell = (look: string, text: ComponentChildren) => (
+    <td class={look} data-testid={testid} data-value={testid && exact(by)}>
+      {text}
+    </td>
+  );
+  if (by === null) return cell("nni-no-change", NOT_MEASURED);
+  return by === 0 ? cell("nni-no-change", "no change") : cell("nni-change", show(by));
+}
+
+/** The sites that moved most, each a link; bars compare them with the one that moved most. */
+function Downstream({ effect, store }: { effect: Effect; store: Store }) {
+  const sites = store.sites.value;
+  const largest = Math.max(...effect.sites.map((s) => s.change ?? 0));
+  return (
+    <div class="nni-downstream">
+      <b class="nni-faint" title="How far the output of each site moved, largest first">
+        Downstream
+      </b>
+      <ol aria-label="Sites downstream, by how far their output moved">
+        {effect.sites.map(({ site, change }) => {
+          const row = sites ? rowOf(sites, site) : undefined;
+          return (
+            <li key={site} data-testid={ids.downstream} data-site={site} data-value={exact(change)}>
+              {row === undefined ? (
+                <span class="nni-site">{label(site)}</span>
+              ) : (
+                <button type="button" class="nni-link nni-site" title={label(site)} onClick={() => store.select(row)}>
+                  {label(site)}
+                </button>
+              )}
+              <span class="nni-share" aria-hidden="true">
+                <span style={{ transform: `scaleX(${change && largest ? change / largest : 0})` }} />
+              </span>
+              <span class={change === null ? "nni-bad" : undefined} title="Relative norm of the change of its output">
+                {change === null ? "not finite" : percent(change)}
+              </span>
+            </li>
+          );
+        })}
+      </ol>
+    </div>
+  );
 }

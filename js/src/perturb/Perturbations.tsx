@@ -1,65 +1,81 @@
-// The strip of all perturbations, there whenever there is one, with their effect beside them.
-// Invariant: what is on is always visible, whatever is selected or scrolled.
-import { label } from "../sites";
-import type { Perturbation } from "../protocol";
+// The panel of all perturbations: what is on, how strong, how a change reaches the loop, and the
+// effect beside them. Invariants: what is on is always visible, whatever is selected or scrolled;
+// what comes and goes (pending, compiling, the effect) has a place kept for it.
+import type { Bridge } from "../bridge";
+import { count } from "../format";
+import type { Perturbation, State } from "../protocol";
 import type { Store } from "../store";
 import { ids } from "../testids";
 import { EffectView } from "./EffectView";
-import { Strength } from "./Strength";
+import { Row } from "./Row";
 
-export function Perturbations({ store }: { store: Store }) {
+const LISTENING: Readonly<Record<State["listening"], string>> = {
+  during: "Changes act at the next step, also while a cell runs.",
+  thread: "Changes act at the next step: the loop runs in a thread of its own.",
+  after:
+    "This kernel handles changes when the cell has finished; run the loop with insp.background(train) to change things meanwhile.",
+};
+
+export function Perturbations({ store, bridge }: { store: Store; bridge: Bridge }) {
+  const state = store.state.value;
+  if (!state) return null;
   const all = store.perturbations.value;
-  if (all.length === 0) return null;
+  const empty = all.length === 0;
   return (
-    <section class="nni-strip" aria-label="Perturbations">
-      <ul class="nni-perturbations">
-        {all.map((p) => (
-          <Row key={p.id} perturbation={p} store={store} />
-        ))}
-      </ul>
-      <EffectView state={store.state.value} />
+    <section class={empty ? "nni-panel nni-panel-empty" : "nni-panel"} aria-label="Perturbations">
+      <div class="nni-panel-head">
+        <Master all={all} store={store} />
+        <span class="nni-listening" data-testid={ids.listening} data-value={state.listening}>
+          {bridge.settled.value && LISTENING[state.listening]}
+        </span>
+        <Compiling programs={state.compiling} />
+      </div>
+      {!empty && (
+        <>
+          <ul class="nni-perturbations">
+            {all.map((p) => (
+              <Row key={p.id} perturbation={p} store={store} />
+            ))}
+          </ul>
+          <EffectView state={state} store={store} />
+        </>
+      )}
     </section>
   );
 }
 
-function Row({ perturbation: p, store }: { perturbation: Perturbation; store: Store }) {
-  const name = `${p.kind} on ${label(p.site)}`;
+function Master({ all, store }: { all: readonly Perturbation[]; store: Store }) {
+  if (all.length === 0) return <span class="nni-master nni-faint">Nothing is perturbed.</span>;
+  const on = all.filter((p) => p.enabled).length;
   return (
-    <li class={p.enabled ? "nni-perturbation nni-on" : "nni-perturbation"} data-testid={ids.perturbation} data-id={p.id} data-site={p.site}>
+    <span class="nni-master">
       <button
         type="button"
-        role="switch"
-        class="nni-switch"
-        aria-checked={p.enabled}
-        aria-label={name}
-        title={p.enabled ? "On: switch it off" : "Off: switch it on"}
-        data-testid={ids.switch}
-        onClick={() => store.adjust(p.id, !p.enabled, null)}
+        class="nni-button"
+        data-testid={ids.switchAll}
+        title={on > 0 ? "Switch every perturbation off" : "Switch every perturbation on"}
+        onClick={() => store.switchAll(on === 0)}
       >
-        <span />
+        {on > 0 ? "All off" : "All on"}
       </button>
-      <span class="nni-kind">{p.kind}</span>
-      <button type="button" class="nni-link nni-site" title={p.site} onClick={() => store.select(p.site)}>
-        {label(p.site)}
-      </button>
-      {p.strength !== null && (
-        <Strength name={name} value={p.strength} change={(strength) => store.adjust(p.id, p.enabled, strength)} />
+      <span class={on > 0 ? "nni-change" : "nni-faint"}>
+        {count(on)} of {count(all.length)} on
+      </span>
+    </span>
+  );
+}
+
+function Compiling({ programs }: { programs: number }) {
+  return (
+    <span class="nni-compiling" role="status" data-testid={ids.compiling} data-value={programs}>
+      {programs > 0 && (
+        <>
+          <span class="nni-moving" aria-hidden="true" />
+          <span title="The running program has no place for it yet. The old one goes on until the new one is there.">
+            {programs === 1 ? "compiling" : `compiling ${count(programs)}`}
+          </span>
+        </>
       )}
-      {p.pending && (
-        <span class="nni-pending" data-testid={ids.pending}>
-          from the next step
-        </span>
-      )}
-      <button
-        type="button"
-        class="nni-icon"
-        aria-label={`Remove ${name}`}
-        title="Remove"
-        data-testid={ids.remove}
-        onClick={() => store.remove(p.id)}
-      >
-        ×
-      </button>
-    </li>
+    </span>
   );
 }

@@ -1,15 +1,23 @@
 // The strength of a perturbation: a slider for dragging, a number for any finite value.
-// Invariant: what is being typed is never overwritten by what arrives.
+// Invariants: what is being typed is never overwritten by what arrives; the slider's range grows
+// to hold a value that was typed, and its place stays.
 import { useRef } from "preact/hooks";
-import { ids } from "../testids";
 
 interface Props {
+  /** Of what, for who cannot see where it stands: "factor of Scale on head". */
   name: string;
   value: number;
+  low: number;
+  high: number;
+  /** Ids of the two inputs, for tests. */
+  slider: string;
+  number: string;
   change: (strength: number) => void;
 }
 
-export function Strength({ name, value, change }: Props) {
+const STEPS = 200;
+
+export function Strength({ name, value, low, high, slider, number, change }: Props) {
   const typing = useRef<string | null>(null);
   const set = (text: string): void => {
     const strength = Number(text);
@@ -19,20 +27,22 @@ export function Strength({ name, value, change }: Props) {
     <span class="nni-strength">
       <input
         type="range"
-        min={Math.min(0, Math.floor(value))}
-        max={Math.max(2, Math.ceil(value))}
-        step={0.01}
+        min={Math.min(low, Math.floor(value))}
+        max={Math.max(high, Math.ceil(value))}
+        step={(high - low) / STEPS || "any"}
         value={value}
-        aria-label={`Strength of ${name}`}
-        data-testid={ids.strength}
+        aria-label={name}
+        title={name}
+        data-testid={slider}
         onInput={(event) => set(event.currentTarget.value)}
       />
       <input
         type="number"
         step="any"
         value={typing.current ?? String(Number(value.toPrecision(6)))}
-        aria-label={`Strength of ${name}, as a number`}
-        data-testid={ids.strengthNumber}
+        aria-label={`${name}, as a number`}
+        title={name}
+        data-testid={number}
         onInput={(event) => {
           typing.current = event.currentTarget.value;
           set(event.currentTarget.value);
