@@ -550,7 +550,9 @@ class JitCall:
 
 def _alike(a: Any, b: Any) -> bool:
     a, b = jax.tree.flatten(a), jax.tree.flatten(b)
-    return a[1] == b[1] and all(type(x) is type(y) and x == y for x, y in zip(a[0], b[0], strict=True))
+    return a[1] == b[1] and all(
+        type(x) is type(y) and x == y for x, y in zip(a[0], b[0], strict=True)
+    )
 
 
 def outermost_jit_call() -> JitCall | None:

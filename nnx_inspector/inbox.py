@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from nnx_inspector.summary import Summary, merge
@@ -38,14 +38,14 @@ class Inbox:
 
     Attributes:
         every: passes 0, every, 2 every ... are sampled; 0 for none.
+        late: how many summaries came after their pass was taken.
     """
 
     def __init__(self, setting: Any):
         self.every = 1
         self.late = 0
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._count = 0
-        self._taken = 0
         self._now = Begun(-1, False, setting)
         self._turns: dict[Hashable, int] = {}
         self._arrived: dict[int, Arrived] = {}
@@ -62,7 +62,25 @@ class Inbox:
             if sampled:
                 self._arrived[number] = {}
                 self._perturbed[number] = bool(setting.active)
+                self._lock.notify_all()
             return self._now
+
+    def restart(self, every: int) -> None:
+        """Count passes from 0 again, and sample every `every`-th."""
+        with self._lock:
+            self.every, self._count = every, 0
+            self._arrived, self._perturbed = {}, {}
+
+    def wait_for_more_than(self, number: int, over: Callable[[], bool]) -> bool:
+        """Wait until more sampled passes than that have begun; False once it is over."""
+        with self._lock:
+            self._lock.wait_for(lambda: over() or len(self._arrived) > number)
+            return not over()
+
+    def wake(self) -> None:
+        """Let those who wait look whether it is over."""
+        with self._lock:
+            self._lock.notify_all()
 
     def turn(self, of: Hashable) -> tuple[Begun, int]:
         """The pass under way, and how often it was asked for by this part of its program before."""
@@ -81,16 +99,15 @@ class Inbox:
             arrived.setdefault((site, quantity), []).append(summary)
 
     @property
-    def waiting(self) -> tuple[int, ...]:
-        """The numbers of the sampled passes that were not taken yet, oldest first."""
-        with self._lock:
-            return tuple(self._arrived)
+    def count(self) -> int:
+        """How many passes have begun."""
+        return self._count
 
     def take(self, *, besides: int = 0) -> list[Taken]:
         """The sampled passes, oldest first; the newest `besides` of them are left for later."""
         with self._lock:
             numbers = list(self._arrived)
-            numbers = numbers[: len(numbers) - besides] if besides else numbers
+            numbers = numbers[: max(0, len(numbers) - besides)]
             return [Taken(n, self._perturbed.pop(n), self._arrived.pop(n)) for n in numbers]
 
 

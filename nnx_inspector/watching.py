@@ -60,8 +60,12 @@ class Session:
         gradients: whether cotangents are measured.
         besides: sites that only a call reveals (a sown value, a Linen submodule) and that may be
             perturbed; others of these are measured too.
-        lengths: for a site within scans how many turns each has, outermost first; so that one
-            layer of a stack can be told from the others.
+        measured: which of these sites are measured; the others can be perturbed only.
+
+    Attributes:
+        turns: for a site within scans how many turns each has, outermost first, negative where it
+            goes backwards; so that one layer of a stack can be told from the others.
+        places: what the programs have room for, from the next `open` on.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class Session:
         only: Only = None,
         gradients: bool = True,
         besides: Sequence[str] = (),
-        lengths: Mapping[str, tuple[int, ...]] | None = None,
+        measured: Only = None,
     ):
         self.number = next(_numbers)
         self.model = model
@@ -79,8 +83,12 @@ class Session:
         self.selection.require_match(model)
         self.gradients = gradients
         self.besides = tuple(besides)
-        self.lengths = dict(lengths or {})
+        self.measured = None if measured is None else Selection(measured)
+        if self.measured is not None:
+            self.measured.require_match(model)
+        self.turns: dict[str, tuple[int, ...]] = {}
         self.keys: list[str] = []
+        self._unmeasured: tuple[str, ...] = ()
         self.errors: list[str] = []
         self.interrupted = False
         self.unattributed: dict[str, int] = {}
@@ -111,6 +119,17 @@ class Session:
                 ),
             }
         )
+        only = self.measured
+        if only is not None:
+            wanted = {
+                site_key(site.path, name)
+                for site in module_sites(self.model)
+                for name in methods(type(site.module))
+                if only.matches(site.path, name, site.module)
+            }
+            self._unmeasured = tuple(
+                key for key in self.keys if key not in wanted and not only.matches_key(key)
+            )
 
     def perturb(self, setting: Setting | Mapping[str, tuple[float, float]]) -> None:
         """Set what is done from the next pass on: a setting, or its rows alone."""
@@ -118,12 +137,26 @@ class Session:
 
     def hook(self, places: tuple[Place, ...]) -> Layer:
         """The layer that watches, with room for these places."""
-        watch = _Watch(self.number, tuple(self.keys), self.gradients, places, self._lengths(places))
+        rows = sorted({site for place in places if place.rows for site in place.sites})
+        turns = tuple((site, self.turns[site]) for site in rows if site in self.turns)
+        keys = tuple(self.keys)
+        watch = _Watch(self.number, keys, self._unmeasured, self.gradients, places, turns)
         return Layer(watch, TAP_OUTPUT, self.selection, self._scope)
 
-    def _lengths(self, places: tuple[Place, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        sites = {site for place in places if place.rows for site in place.sites}
-        return tuple((site, self.lengths[site]) for site in sorted(sites) if site in self.lengths)
+    @property
+    def lacks_room(self) -> bool:
+        """Whether something is set that the programs have no place for yet."""
+        return not has_room(self.places, self.setting.places)
+
+    @property
+    def compiling(self) -> bool:
+        """Whether programs with room for it are being compiled."""
+        return self.lacks_room and self._arming.busy
+
+    def make_room(self) -> None:
+        """Have room for what is set; the next step compiles whatever is missing."""
+        if self.lacks_room:
+            self.places = self.setting.places
 
     def arm(self) -> bool:
         """Make room for what is set: at once where no program is compiled yet, else in a thread.
@@ -133,7 +166,7 @@ class Session:
             `open` after that there is room.
         """
         places = self.setting.places
-        if has_room(self.places, places):
+        if not self.lacks_room:
             return False
         if places == self._wanted and self._arming.busy:
             return True
@@ -322,9 +355,10 @@ class _Watch:
 
     session: int
     keys: tuple[str, ...]
+    unmeasured: tuple[str, ...]
     gradients: bool
     places: tuple[Place, ...]
-    lengths: tuple[tuple[str, tuple[int, ...]], ...]
+    turns: tuple[tuple[str, tuple[int, ...]], ...]
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
         key = context.site
@@ -407,22 +441,23 @@ class _Watch:
         return leaves
 
     def _in_this_turn(self, place: Place, on: Any, frame: _Frame, site: str | None) -> Any:
-        """Whether a place acts in this turn of the scans around."""
-        lengths = dict(self.lengths).get(site or "")
-        if not place.rows or lengths is None:
+        """Whether a place acts in this turn of the scans around, which run one after another."""
+        lengths = dict(self.turns).get(site or "")
+        if not place.rows or not lengths:
             return on
-        turn = frame.ticket[1] % int(np.prod(lengths))
-        for length, row in reversed(
-            list(itertools.zip_longest(lengths, place.rows[: len(lengths)]))
-        ):
+        turn = frame.ticket[1]
+        wanted = (*place.rows, *(None for _ in lengths[len(place.rows) :]))
+        for length, row in zip(reversed(lengths), reversed(wanted), strict=True):
+            size = abs(length)
             if row is not None:
-                on = on & (turn % length == row % length)
-            turn = turn // length
+                at = row % size
+                on = on & (turn % size == (at if length > 0 else size - 1 - at))
+            turn = turn // size
         return on
 
     def _leaf(self, frame: _Frame, key: str, leaf: Any) -> Any:
         idle = not _private.is_tracer(frame.gate) and not bool(frame.gate)
-        if idle or not is_observable(leaf):
+        if idle or not is_observable(leaf) or key in self.unmeasured:
             return leaf
         summary = reduced_if(frame.gate, jax.lax.stop_gradient(jnp.asarray(leaf)))
         frame.names.append(key)

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 
-def weakly(method: Callable[..., Any]) -> Callable[..., None]:
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     """Call a bound method for as long as its object lives; afterwards nothing."""
     of = weakref.WeakMethod(method)
 
-    def call(*args: Any) -> None:
+    def call(*args: Any) -> Any:
         alive = of()
-        if alive is not None:
-            alive(*args)
+        return None if alive is None else alive(*args)
 
     return call

@@ -48,8 +48,9 @@ LAYERS = [
     {"perturbing"},
     {"acting", "comparing"},
     {"tracing", "walk", "dataflow", "marking", "modes", "switching", "owned", "loop", "handles"},
+    {"losses"},
     {"layout", "measures", "commands", "gates"},
-    {"sweeping"},
+    {"sweeping", "recorder", "loops"},
     {"trials"},
     {"inspector"},
 ]
