@@ -17,28 +17,20 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from nnx_inspector import places as at_places
 from nnx_inspector.capturing import marking_layers
 from nnx_inspector.kinds import Perturbation
 from nnx_inspector.layers import Layer
 from nnx_inspector.parameter_kinds import ParameterPerturbation
-from nnx_inspector.perturbation import apply, nothing_to_perturb, refusal
-from nnx_inspector.perturbing import (
-    _parameters as perturbed_parameters,  # pyright: ignore[reportPrivateUsage]
-)
-from nnx_inspector.perturbing import (
-    _Rule,  # pyright: ignore[reportPrivateUsage]
-)
-from nnx_inspector.perturbing import (
-    _with_own_parameters as own_parameters,  # pyright: ignore[reportPrivateUsage]
-)
-from nnx_inspector.places import Place, applied
+from nnx_inspector.perturbation import apply, nothing_to_perturb
+from nnx_inspector.perturbing import applied, call_numbers, check_fits, why_unseen
+from nnx_inspector.places import Place
 from nnx_inspector.scope import Scope
 from nnx_inspector.sites import CALL, Only, Selection, module_sites
 from nnx_inspector.staging import LayersOf, Staged
+from nnx_inspector.substituting import ParameterRule, perturbed_parameters
 from nnx_inspector.survey import Marked, Survey, marks
-from nnx_inspector.taps import INPUT, OUTPUT, mapped_first
-
-__all__ = ["at_marks", "layers_for", "own_parameters", "parameters_under"]
+from nnx_inspector.taps import INPUT, OUTPUT
 
 Values = list[Any]
 Rows = tuple[tuple[Any, int], ...]
@@ -76,50 +68,24 @@ def at_marks(
     for place, of_place in zip(places, data, strict=True):
         for site in place.sites:
             acting.setdefault((site, place.at), []).append((place, of_place))
-    calls = call_numbers(stage.survey)
+    found = [mark for mark in marks(stage.survey) if mark.part in (OUTPUT, INPUT)]
+    calls = call_numbers(found)
 
     def perturb(mark: Marked, values: Values, rows: Rows) -> Values:
         if mark.part == OUTPUT and mark.site in index:
             values = [apply(value, numbers[index[mark.site]]) for value in values]
         for place, (on, *leaves) in acting.get((mark.site, mark.part), ()):
-            one: Perturbation = jax.tree.unflatten(place.treedef, leaves)
-            check(one, mark)
+            check_fits(jax.tree.unflatten(place.treedef, leaves), mark)
             here = _here(mark.site, place.rows, rows, on)
+            one: Any = _Switched(place, here, tuple(leaves))
             name = f"{mark.site}/{calls[id(mark)]}"
             values = [
-                per_example(
-                    functools.partial(applied, place, here, leaves, name=f"{name}/{number}"),
-                    x,
-                    mapped,
-                )
+                applied(one, x, mapped, f"{name}/{number}")
                 for number, (x, mapped) in enumerate(zip(values, mark.mapped, strict=True))
             ]
         return values
 
     return perturb
-
-
-def call_numbers(found: Survey) -> dict[int, int]:
-    """For the id of each mark of an output or input, the how-manieth call of its site it is of."""
-    numbers: dict[tuple[str, str], int] = {}
-    calls: dict[int, int] = {}
-    for mark in marks(found):
-        if mark.part in (OUTPUT, INPUT):
-            calls[id(mark)] = numbers.get((mark.site, mark.part), 0)
-            numbers[mark.site, mark.part] = calls[id(mark)] + 1
-    return calls
-
-
-def per_example(change: Callable[[Any], Any], x: Any, mapped: tuple[int, ...]) -> Any:
-    """`change` of each example of an array; `mapped` are the axes that vmap gave it."""
-    if not mapped:
-        return change(x)
-    for _ in mapped:
-        change = jax.vmap(change)
-    y = change(mapped_first(x, mapped))
-    for position, axis in reversed(list(enumerate(reversed(mapped)))):
-        y = jnp.moveaxis(y, position, position + axis)
-    return y
 
 
 def _here(site: str, wanted: tuple[int, ...], rows: Rows, on: Any) -> Any:
@@ -175,20 +141,6 @@ def parameter_keys(model: nnx.Module, only: Only) -> list[str]:
 # -------------------------------------------------------------------- checks
 
 
-def check(one: Perturbation, mark: Marked) -> None:
-    """Raise where a perturbation has no meaning for what a module returns or receives."""
-    if not mark.avals:
-        raise nothing_to_perturb(mark.site, mark.part)
-    for aval, mapped in zip(mark.avals, mark.mapped, strict=True):
-        shape = list(aval.shape)
-        for axis in reversed(mapped):
-            del shape[axis]
-        x = jax.ShapeDtypeStruct(tuple(shape), aval.dtype)
-        why = one.why_not(x)
-        if why is not None:
-            raise refusal(one, mark.site, x, why)
-
-
 def check_rows(site: str, wanted: tuple[int, ...], lengths: tuple[int, ...]) -> None:
     """Raise where a layer is chosen that a site has not."""
     if not lengths:
@@ -233,10 +185,9 @@ class Reach:
             if not found:
                 if (site, OUTPUT) in self._marks:
                     raise nothing_to_perturb(site, one.at)
-                why = self._stage.survey.unseen.get(site, "the call does not reach it")
-                raise ValueError(f"{site or '(root)'!r} cannot be perturbed here: {why}.")
+                raise ValueError(why_unseen(site, self._stage))
             for mark, lengths in found:
-                check(one, mark)
+                check_fits(one, mark)
                 if rows:
                     check_rows(site, rows, lengths)
 
@@ -272,27 +223,28 @@ def _with_lengths(
             yield from _with_lengths(child, inner)
 
 
-# ---------------------------------------------------------------- parameters
+# -------------------------------------------------------------------- places
 
 
 @dataclasses.dataclass(frozen=True)
 class _Switched(ParameterPerturbation):
-    """A place of a parameter kind with its data, as a perturbation of parameters."""
+    """A place with its data, as a perturbation of values or of parameters."""
 
     place: Place
     on: Any
     leaves: tuple[Any, ...]
 
     def apply(self, x: jax.Array, name: str) -> jax.Array:
-        return applied(self.place, self.on, self.leaves, x, name)
+        return at_places.applied(self.place, self.on, self.leaves, x, name)
+
+    apply_at = apply
 
     def why_not(self, x: Any) -> Any:
-        one: ParameterPerturbation = jax.tree.unflatten(self.place.treedef, self.leaves)
-        return one.why_not(x)
+        return jax.tree.unflatten(self.place.treedef, self.leaves).why_not(x)
 
 
-def parameter_rule(key: str, rows: tuple[int, ...], one: ParameterPerturbation) -> _Rule:
-    return _Rule(key + "".join(f"[{i}]" for i in rows), (one,))
+def parameter_rule(key: str, rows: tuple[int, ...], one: ParameterPerturbation) -> ParameterRule:
+    return ParameterRule(key + "".join(f"[{i}]" for i in rows), key, rows, (one,))
 
 
 def parameters_under(stage: Staged, places: Sequence[Place], data: Sequence[Any]) -> dict[int, Any]:

@@ -248,7 +248,7 @@ def _named(wrapped: Callable[..., Any], function: Function) -> Any:
 
 
 @dataclasses.dataclass
-class Passed:
+class _Passed:
     """One mark as it was passed: its place in the program, and what was measured there."""
 
     mark: Marked
@@ -265,9 +265,9 @@ def record_of(
 ) -> Record:
     """The record of what `evaluate` saw, and of the cotangents that reached the sinks."""
     calls: dict[str, list[Call]] = {}
-    waiting: dict[str, list[Passed]] = {}
-    changes: dict[str, list[Passed]] = {}
-    for passed in in_order(stage.survey, seen, cotangents):
+    waiting: dict[str, list[_Passed]] = {}
+    changes: dict[str, list[_Passed]] = {}
+    for passed in _in_order(stage.survey, seen, cotangents):
         site = passed.mark.site
         if passed.mark.part != OUTPUT:
             kept = changes if passed.mark.part == CHANGE else waiting
@@ -299,24 +299,23 @@ def record_of(
     return Record(calls, unseen, parameters)
 
 
-def in_order(found: Survey, seen: list[Any], cotangents: list[Any] | None = None) -> list[Passed]:
-    """What `evaluate` saw, mark by mark in the order of the program."""
-    out: list[Passed] = []
+def _in_order(found: Survey, seen: list[Any], cotangents: list[Any] | None) -> list[_Passed]:
+    out: list[_Passed] = []
     for number, item in enumerate(found.items.values()):
         back = None if cotangents is None else cotangents[number]
         if item.mark is not None:
             count = len(item.mark.avals)
             gradients = back if back else [None] * count
             out.append(
-                Passed(
+                _Passed(
                     item.mark, seen[number], [None if g is None else unpack(g) for g in gradients]
                 )
             )
         elif item.again:
             continue  # of the first pass
         elif item.kind == "while":
-            out.extend(in_order(item.children[1], seen[number][0], None))
+            out.extend(_in_order(item.children[1], seen[number][0], None))
         else:
             for i, child in enumerate(item.children):
-                out.extend(in_order(child, seen[number][i], None if not back else back[i]))
+                out.extend(_in_order(child, seen[number][i], None if not back else back[i]))
     return out

@@ -13,13 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from nnx_inspector.capturing import in_order
 from nnx_inspector.effects import (
     kl_divergence_in_trace,
     logits_of,
     relative_change_in_trace,
     top1_changed_in_trace,
 )
+from nnx_inspector.gates import passed
 from nnx_inspector.harvest import Plan, evaluate
 from nnx_inspector.keeping import Keep
 from nnx_inspector.staging import Staged
@@ -54,20 +54,18 @@ def differences(stage: Staged, inputs: list[Any], plan: Plan) -> Differences:
         inputs: those of the perturbed pass; the clean one has the stage's own.
         plan: whose `perturb` is what is done.
     """
-    keep = Keep(values=True)
+    keep = Keep(values=True, parts=(OUTPUT,))
     nothing = Plan(summarise=False, keep=keep)
     _, clean = evaluate(stage.survey, stage.inputs, plan=nothing)
     _, moved = evaluate(
         stage.survey, inputs, plan=dataclasses.replace(plan, summarise=False, keep=keep)
     )
     pairs: dict[str, list[tuple[Any, Any]]] = {}
-    both = zip(in_order(stage.survey, clean), in_order(stage.survey, moved), strict=True)
-    for before, after in both:
-        if before.mark.part == OUTPUT:
-            kept = zip(before.seen.kept, after.seen.kept, strict=True)
-            values = [(a.value, b.value) for a, b in kept]
-            if values:  # none where a call runs a number of times that only the data knows
-                pairs.setdefault(before.mark.site, []).extend(values)
+    both = zip(passed(stage.survey, clean), passed(stage.survey, moved), strict=True)
+    for (mark, before), (_, after) in both:
+        kept = [(a.value, b.value) for a, b in zip(before.kept, after.kept, strict=True)]
+        if kept:  # none where a call runs a number of times that only the data knows
+            pairs.setdefault(mark.site, []).extend(kept)
     sites = {site: relative_change_in_trace(*zip(*of, strict=True)) for site, of in pairs.items()}
     kl = top1 = jnp.float32(jnp.nan)
     if len(output := pairs.get(ROOT, [])) == 1 and logits_of(output[0][0]) is not None:

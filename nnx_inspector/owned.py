@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from nnx_inspector.acting import Reach, at_marks, layers_for, own_parameters, parameters_under
+from nnx_inspector.acting import Reach, at_marks, layers_for, parameters_under
 from nnx_inspector.capturing import marking_layers, record_of
 from nnx_inspector.comparing import Differences, differences
 from nnx_inspector.harvest import Plan, evaluate, sinks_for
@@ -28,6 +28,7 @@ from nnx_inspector.places import CLEAN, Setting
 from nnx_inspector.record import Record
 from nnx_inspector.sites import Selection
 from nnx_inspector.staging import Arguments, Function, Staged, as_function, staged
+from nnx_inspector.substituting import with_own_parameters
 from nnx_inspector.switching import Switches, exactly, viewed
 from nnx_inspector.trees import orders
 from nnx_inspector.watching import unwatched
@@ -197,7 +198,7 @@ class OwnedPasses:
                     (out, seen), cotangents = evaluate(stage.survey, inputs, plan=plan), None
                 else:
                     out, seen, cotangents = _backward(stage, inputs, plan)
-                value = stage.finish(own_parameters(stage, out, replaced), update=False)
+                value = stage.finish(with_own_parameters(stage, out, replaced), update=False)
                 record = record_of(stage, seen, cotangents)
             returned = Arguments.of(value)
             structure = _Returned(dataclasses.replace(returned, leaves=_blank(returned)))
@@ -269,8 +270,8 @@ def _avals(inputs: Any) -> Any:
 
 
 def _aval(x: Any) -> jax.ShapeDtypeStruct:
-    aval: Any = jax.typeof(x)
-    where = x.sharding if isinstance(x, jax.Array) and x.committed else None
     if isinstance(x, jax.Ref):
         raise TypeError("A reference has no aval of its own.")
+    aval: Any = jax.typeof(x)
+    where = x.sharding if isinstance(x, jax.Array) and x.committed else None
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=where, weak_type=aval.weak_type)

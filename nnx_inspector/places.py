@@ -152,6 +152,13 @@ class Setting:
         return out
 
     @property
+    def sites(self) -> set[str]:
+        """The sites whose output is changed directly."""
+        pairs = zip(self.places, self.data, strict=True)
+        on = (place for place, data in pairs if bool(data[0]) and place.at == "output")
+        return {*self.rows, *(site for place in on for site in place.sites)}
+
+    @property
     def code(self) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
         """What a program is compiled for; hashable."""
         return self.places, self.parameters

@@ -29,6 +29,7 @@ class Outcome:
         differences: None there too, and as long as their program is not compiled.
     """
 
+    setting: Setting
     perturbed: Result
     clean: Result | None
     differences: Differences | None
@@ -40,13 +41,18 @@ class Outcome:
         Args:
             step: what the loss's batch is called on screen.
         """
-        clean, perturbed = self.clean or self.perturbed, self.perturbed
-        if self.of_a_loss:
-            before, after = scalars_of(clean.value), scalars_of(perturbed.value)
-            return effect_of(step, clean, perturbed, before, after, self.differences)
-        if self.clean is None:
+        if self.clean is None and not self.of_a_loss:
             return None
-        return effect_of("the example", clean, perturbed, differences=self.differences)
+        clean = self.clean or self.perturbed
+        metrics = [scalars_of(r.value) for r in (clean, self.perturbed) if self.of_a_loss]
+        return effect_of(
+            step if self.of_a_loss else "the example",
+            clean,
+            self.perturbed,
+            *metrics,
+            differences=self.differences,
+            direct=self.setting.sites,
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,11 +82,11 @@ class Trial:
         call = self.call(model, switches)
         perturbed = passes.run(call, setting)
         if not setting.active:
-            return Outcome(perturbed, None, None, self.loss_fn is not None)
+            return Outcome(setting, perturbed, None, None, self.loss_fn is not None)
         clean = passes.run(call, setting.clean())
         ready = passes.missing("compare", call, setting) is None
         found = passes.compare(call, setting) if ready else None
-        return Outcome(perturbed, clean, found, self.loss_fn is not None)
+        return Outcome(setting, perturbed, clean, found, self.loss_fn is not None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
