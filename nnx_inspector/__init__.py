@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nnx_inspector.perturbation import perturb as perturb
     from nnx_inspector.perturbing import perturbed as perturbed
     from nnx_inspector.recording import Recording as Recording
+    from nnx_inspector.sweeping import sweep as sweep
     from nnx_inspector.tracing import trace as trace
 
 _WHERE = {
@@ -59,6 +60,7 @@ _WHERE = {
     "ScaleGradient": "gradient_kinds",
     "Shift": "kinds",
     "StopGradient": "gradient_kinds",
+    "sweep": "sweeping",
     "trace": "tracing",
     "value_and_grad": "capturing",
     "Zero": "kinds",
@@ -91,6 +93,7 @@ __all__ = [
     "intercept_methods",
     "perturb",
     "perturbed",
+    "sweep",
     "trace",
     "value_and_grad",
 ]

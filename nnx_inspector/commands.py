@@ -23,7 +23,7 @@ class Commanded(Protocol):
     def selected(self) -> str: ...
     @selected.setter
     def selected(self, site: str) -> None: ...
-    def perturb(self, only: str, perturbation: Any) -> Handle: ...
+    def perturb(self, only: Any, perturbation: Any) -> Handle: ...
 
 
 def answer(message: Any, inspector: Commanded, handles: Handles, view: Presenter) -> None:
@@ -57,12 +57,12 @@ def _do(message: Any, inspector: Commanded, handles: Handles) -> None:
         handles.get(message.perturbation).remove()
 
 
-def weakly(method: weakref.WeakMethod[Any]) -> Callable[[Any], None]:
+def weakly(method: weakref.WeakMethod[Any]) -> Callable[..., None]:
     """Call a bound method for as long as its object lives: widgets must not keep it alive."""
 
-    def call(message: Any) -> None:
+    def call(*news: Any) -> None:
         alive = method()
         if alive is not None:
-            alive(message)
+            alive(*news)
 
     return call

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from nnx_inspector.kinds import At, Perturbation, kind, static
+from nnx_inspector.kind import At, Perturbation, Refusal, kind, static
 
 
 class GradientPerturbation(Perturbation):
@@ -24,7 +24,14 @@ class GradientPerturbation(Perturbation):
     how: ClassVar[str]
 
     def apply(self, x: jax.Array) -> jax.Array:
-        return _changed.bind(x, jnp.asarray(self._number(), jnp.float32), how=self.how, mapped=0)
+        dtype = jnp.promote_types(jnp.float32, jnp.finfo(x.dtype).dtype)
+        return _changed.bind(x, jnp.asarray(self._number(), dtype), how=self.how, mapped=0)
+
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
+        for name in self.numbers:
+            if (shape := jnp.shape(getattr(self, name))) != ():
+                return ValueError(f"{name} is one number, or vmapped over; it has shape {shape}")
+        return super().why_not(x)
 
     def _number(self) -> Any:
         return 0.0
@@ -87,9 +94,12 @@ def _cotangent(ct: jax.Array, number: jax.Array, how: str) -> jax.Array:
         return ct * number.astype(ct.dtype)
     wide = ct if ct.dtype.itemsize >= 4 else ct.astype(jnp.float32)
     # scaled by the largest element first: its square may be out of range
-    largest = jnp.max(jnp.abs(wide), initial=0.0)
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(wide), initial=0.0))
     safe = jnp.where(largest > 0, largest, 1.0)
-    norm = safe * jnp.sqrt(jnp.sum(jnp.abs(wide / safe) ** 2))
+    scaled = wide / safe
+    total = jnp.sum((scaled * jnp.conj(scaled)).real)
+    # the root of 0 has no derivative, which second derivatives ask for
+    norm = jnp.where(total > 0, safe * jnp.sqrt(jnp.where(total > 0, total, 1.0)), total)
     factor = jnp.where(norm > number, number / jnp.where(norm > 0, norm, 1.0), 1.0)
     return (wide * factor).astype(ct.dtype)
 
@@ -107,7 +117,7 @@ def _jvp(primals: Any, tangents: Any, *, of: Primitive, **params: Any) -> Any:
     out = of.bind(x, number, **params)
     if type(t) is ad.Zero:
         return out, t
-    return out, _changed_linear.bind(t, jax.lax.stop_gradient(number), **params)
+    return out, _changed_linear.bind(t, number, **params)
 
 
 def _transpose(ct: Any, t: Any, number: Any, *, how: str, mapped: int) -> Any:

@@ -1,17 +1,30 @@
-"""The perturbations of one inspector: what is on, where, and how strong.
+"""The perturbations of one inspector: what is on, where, how strong, and their places.
 
-Invariant: a handle's sites are fixed when it is made and its kind never changes, so that a program
-with a place for it needs no second compilation. Does not run anything.
+On one site the handles act in the order in which they were added. `Zero` and `Scale` on outputs
+of whole sites are rows, for which every program has room, unless an older handle has a place on
+such a site: rows act before places. Invariant: switching and tuning never change the places, and
+a place of equal code that is free is used again. Does not run or compile anything.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.perturbation import OFF, Live, combine, require_live
+from nnx_inspector.perturbation import (
+    OFF,
+    Known,
+    Live,
+    combine,
+    is_live,
+    require_known,
+)
+from nnx_inspector.places import PARAMETER, Data, Place, Setting, data_of, place_of
 
 
 class Handle:
@@ -21,6 +34,8 @@ class Handle:
         id: its number within the inspector.
         site: the site key or pattern it was made with.
         sites: the keys it acts on.
+        rows: which layer of stacked sites it acts on, () for all.
+        place: the place it needs, unless it is a row.
     """
 
     def __init__(
@@ -28,16 +43,18 @@ class Handle:
         number: int,
         site: str,
         sites: Iterable[str],
-        perturbation: Live,
-        changed: Callable[[Handle], None],
+        perturbation: Known,
+        owner: Handles,
+        rows: tuple[int, ...] = (),
     ):
         self.id = number
         self.site = site
         self.sites = tuple(sites)
-        self._perturbation = require_live(perturbation)
+        self.rows = rows
+        self._take(require_known(perturbation))
         self._enabled = True
         self._removed = False
-        self._changed = changed
+        self._owner = owner
 
     @property
     def enabled(self) -> bool:
@@ -48,27 +65,46 @@ class Handle:
     def enabled(self, value: bool) -> None:
         if not isinstance(value, bool):
             raise TypeError(f"enabled is True or False, got {value!r}.")
-        self._require_live()
+        self._require_there()
         if value != self._enabled:
             self._enabled = value
-            self._changed(self)
+            self._owner.changed(self)
 
     @property
-    def perturbation(self) -> Live:
-        """What is done. May be set to another strength of the same kind."""
+    def perturbation(self) -> Known:
+        """What is done. May be set to another value of the same kind: another strength, or an
+        array of the same shape, compiles nothing.
+        """
         return self._perturbation
 
     @perturbation.setter
-    def perturbation(self, value: Live) -> None:
-        self._require_live()
-        if type(require_live(value)) is not type(self._perturbation):
+    def perturbation(self, value: Known) -> None:
+        self._require_there()
+        if type(require_known(value)) is not type(self._perturbation):
             raise TypeError(
                 f"This handle is a {type(self._perturbation).__name__} on {self.site!r}; it takes "
                 f"another strength, not a {type(value).__name__}. Remove it and add the other."
             )
+        self._owner.check(value, self)
         if value != self._perturbation:
-            self._perturbation = value
-            self._changed(self)
+            self._take(value)
+            self._owner.changed(self)
+
+    def _take(self, value: Known) -> None:
+        self._perturbation = value
+        self.place = place_of(value, self.sites, self.rows)
+        # once: they may be on a device, and what the user gave may be written to later
+        self._numbers = tuple(np.array(a) for a in data_of(value))
+
+    @property
+    def data(self) -> Data:
+        """What its place reads: whether it is on, and its numbers."""
+        return (np.array(self.enabled), *self._numbers)
+
+    @property
+    def compiling(self) -> bool:
+        """Whether the running program has no place for it yet: another one is being made."""
+        return self._owner.is_compiling(self)
 
     @property
     def removed(self) -> bool:
@@ -79,9 +115,9 @@ class Handle:
         """Take it away; twice is once."""
         if not self._removed:
             self._removed = True
-            self._changed(self)
+            self._owner.changed(self)
 
-    def _require_live(self) -> None:
+    def _require_there(self) -> None:
         if self._removed:
             raise InspectorError(
                 f"This perturbation of {self.site!r} was removed. Add it again with insp.perturb."
@@ -98,28 +134,116 @@ class Handle:
         return f"Handle({self.site!r}, {self._perturbation!r}, {state})"
 
 
-class Handles:
-    """All perturbations of one inspector, in the order in which they were made."""
+@dataclasses.dataclass(frozen=True)
+class _Needs:
+    """A handle as it was when places were last given: the place it needs, None for a row."""
 
-    def __init__(self, changed: Callable[[], None]):
+    handle: Handle
+    place: Place | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """The places of one program, and which handle has which."""
+
+    places: tuple[Place, ...] = ()
+    owners: Mapping[int, int] = dataclasses.field(default_factory=dict[int, int])
+
+    @property
+    def code(self) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+        """That of a setting with these places."""
+        values = tuple(place for place in self.places if place.at != PARAMETER)
+        return values, tuple(place for place in self.places if place.at == PARAMETER)
+
+    def fitted(self, needs: Sequence[_Needs]) -> _Layout | None:
+        """The same places for these handles, oldest first; None where they have not room for all,
+        or not in the order in which the handles act.
+        """
+        owners: dict[int, int] = {}
+        wanted = [n for n in needs if n.place is not None]
+        for one in wanted:  # those that have one keep it
+            at = self.owners.get(one.handle.id)
+            if at is not None and self.places[at] == one.place:
+                owners[one.handle.id] = at
+        for one in wanted:
+            if one.handle.id not in owners:
+                free = (
+                    at
+                    for at, place in enumerate(self.places)
+                    if place == one.place and at not in owners.values()
+                )
+                fits = (at for at in free if self._in_order(at, one, wanted, owners))
+                at = next(fits, None)
+                if at is None:
+                    return None
+                owners[one.handle.id] = at
+        return _Layout(self.places, owners)
+
+    def _in_order(
+        self, at: int, one: _Needs, wanted: Sequence[_Needs], owners: Mapping[int, int]
+    ) -> bool:
+        for other in wanted:
+            place, there = other.place, owners.get(other.handle.id)
+            if there is None or place is None or one.place is None or other is one:
+                continue
+            if _meet(place, one.place) and (there < at) != (other.handle.id < one.handle.id):
+                return False
+        return True
+
+
+def _meet(a: Place, b: Place) -> bool:
+    """Whether the order of two places matters."""
+    if a.at == b.at == PARAMETER:
+        return True  # their keys are globs
+    return a.at == b.at and not set(a.sites).isdisjoint(b.sites)
+
+
+class Handles:
+    """All perturbations of one inspector, in the order in which they were made.
+
+    Args:
+        changed: called after each change.
+        check: raises where a handle cannot have another value.
+    """
+
+    def __init__(
+        self,
+        changed: Callable[[], None],
+        check: Callable[[Known, Handle], None] = lambda value, handle: None,
+    ):
         self._lock = threading.RLock()
         self._live: dict[int, Handle] = {}
         self._last = 0
         self._changed = changed
+        self.check = check
+        self._with_place: set[int] = set()
+        self._wanted = _Layout()
+        self._armed = _Layout()
+        self._given_up: tuple[Place, ...] | None = None
 
-    def add(self, site: str, sites: Iterable[str], perturbation: Live) -> Handle:
+    def add(
+        self,
+        site: str,
+        sites: Iterable[str],
+        perturbation: Known,
+        rows: tuple[int, ...] = (),
+    ) -> Handle:
         """A new perturbation, switched on."""
         with self._lock:
             self._last += 1
-            handle = Handle(self._last, site, sites, perturbation, self._on_change)
+            handle = Handle(self._last, site, sites, perturbation, self, rows)
             self._live[handle.id] = handle
+            self._give_places()
         self._changed()
         return handle
 
-    def _on_change(self, handle: Handle) -> None:
-        if handle.removed:
-            with self._lock:
+    def changed(self, handle: Handle) -> None:
+        """Called by a handle when it was switched, set or removed."""
+        with self._lock:
+            if handle.removed:
                 self._live.pop(handle.id, None)
+                self._with_place.discard(handle.id)
+            self._give_places()
         self._changed()
 
     def get(self, number: int) -> Handle:
@@ -136,12 +260,90 @@ class Handles:
         with self._lock:
             return list(self._live.values())
 
+    # --------------------------------------------------------------- settings
+
+    def setting(self, *, armed: bool = False) -> Setting:
+        """What is on, and all places that are needed for it.
+
+        Args:
+            armed: as far as the program of `arm` has places for it.
+        """
+        with self._lock:
+            layout = self._armed if armed else self._wanted
+            needs = self._needs()
+            data = [place.nothing() for place in layout.places]
+            for one in needs:
+                at = layout.owners.get(one.handle.id)
+                if at is not None and layout.places[at] == one.place:
+                    data[at] = one.handle.data
+            apart: tuple[list[tuple[Place, Data]], ...] = ([], [])
+            for place, of_place in zip(layout.places, data, strict=True):
+                apart[place.at == PARAMETER].append((place, of_place))
+            values, parameters = apart
+            return Setting(
+                rows=self._rows(needs),
+                places=tuple(place for place, _ in values),
+                data=tuple(of_place for _, of_place in values),
+                parameters=tuple(place for place, _ in parameters),
+                parameter_data=tuple(of_place for _, of_place in parameters),
+            )
+
     def rows(self) -> dict[str, tuple[float, float]]:
-        """For each site with something switched on, its row (see `perturbation`)."""
+        """For each site with a row that is on, that row (see `perturbation`)."""
+        with self._lock:
+            return self._rows(self._needs())
+
+    def arm(self, setting: Setting) -> None:
+        """The program of this setting is the running one."""
+        with self._lock:
+            if setting.code == self._wanted.code:
+                self._armed = self._wanted
+
+    def give_up(self) -> None:
+        """The program with all places that are wanted cannot be made."""
+        with self._lock:
+            self._given_up = self._wanted.places
+
+    def is_compiling(self, handle: Handle) -> bool:
+        """Whether a handle is live and the running program has no place for it."""
+        with self._lock:
+            if handle.id not in self._with_place or self._given_up == self._wanted.places:
+                return False
+            at = self._armed.owners.get(handle.id)
+            return at is None or self._armed.places[at] != handle.place
+
+    def _rows(self, needs: Iterable[_Needs]) -> dict[str, tuple[float, float]]:
         by_site: dict[str, list[Live]] = {}
-        for handle in self.all():
-            if handle.enabled:
-                for site in handle.sites:
-                    by_site.setdefault(site, []).append(handle.perturbation)
+        for one in needs:
+            value = one.handle.perturbation
+            if one.place is None and one.handle.enabled and is_live(value):
+                for site in one.handle.sites:
+                    by_site.setdefault(site, []).append(value)
         combined = {site: combine(several) for site, several in by_site.items()}
         return {site: row for site, row in combined.items() if row[0] != OFF}
+
+    def _needs(self) -> list[_Needs]:
+        """Of each handle the place it needs, oldest first."""
+        return [
+            _Needs(handle, handle.place if handle.id in self._with_place else None)
+            for handle in self._live.values()
+        ]
+
+    def _give_places(self) -> None:
+        taken: set[str] = set()  # sites whose output an older handle has a place on
+        for handle in self._live.values():
+            as_row = is_live(handle.perturbation) and not handle.rows
+            if not as_row or not taken.isdisjoint(handle.sites):
+                self._with_place.add(handle.id)  # for good: to and fro would compile anew
+            if handle.id in self._with_place and getattr(handle.perturbation, "at", "") == "output":
+                taken |= set(handle.sites)
+        needs = self._needs()
+        fitted = self._wanted.fitted(needs)
+        if fitted is None:
+            places = tuple(one.place for one in needs if one.place is not None)
+            owners = (one.handle.id for one in needs if one.place is not None)
+            fitted = _Layout(places, {number: at for at, number in enumerate(owners)})
+        self._wanted = fitted
+        # of the same places the running program knows the new owners
+        if self._armed.places == fitted.places:
+            self._armed = fitted

@@ -47,7 +47,7 @@ class Plan:
         perturb: `(mark, arrays, rows) -> arrays` for outputs and inputs; it may close over arrays.
             `rows` are those below.
         rows: of the scans around, outermost first, the number of the iteration and how many.
-        keep: what to keep of outputs and inputs besides.
+        keep: what to keep besides.
         sample: of how many slices of a value one is binned, see `summarize`.
     """
 
@@ -149,7 +149,7 @@ def _run_mark(
                 known = memo[id(value)] = (value, summarize(value, sample=plan.sample))
             summaries.append(known[1])
     kept: list[Kept] = []
-    if plan.keep and plan.summarise and marked.part in (OUTPUT, INPUT):
+    if plan.keep and marked.part in plan.keep.parts:
         kept = [
             plan.keep.of(mapped_first(value, mapped), site=marked.site, mapped=len(mapped))
             for value, mapped in zip(values, marked.mapped, strict=True)
@@ -257,7 +257,8 @@ def _run_remat(
     item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
 ) -> Any:
     params = equation.params
-    plan = dataclasses.replace(plan, summarise=False) if item.again else plan
+    if item.again:
+        plan = dataclasses.replace(plan, summarise=False, keep=NOTHING)
 
     def body(values: Any, sink: Any) -> Any:
         return evaluate(item.children[0], values, plan=plan, sinks=sink)

@@ -10,13 +10,15 @@ import dataclasses
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 from flax import nnx
 
 from nnx_inspector import protocol
+from nnx_inspector.acting import Reach, chosen_layer, parameter_keys
+from nnx_inspector.arming import Arming
 from nnx_inspector.commands import answer, weakly
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.findings import Finding, diagnose
@@ -25,15 +27,17 @@ from nnx_inspector.layout import layout_of
 from nnx_inspector.loop import watched
 from nnx_inspector.measures import Meter, Metrics
 from nnx_inspector.modes import Modes
-from nnx_inspector.owned import OwnedPasses
-from nnx_inspector.perturbation import Live, check_applies, require_live
+from nnx_inspector.owned import OwnedPasses, reach_of
+from nnx_inspector.parameter_kinds import ParameterPerturbation
+from nnx_inspector.perturbation import Known, check_applies, is_live, require_known
+from nnx_inspector.places import Setting, place_of
 from nnx_inspector.presenter import Presenter
 from nnx_inspector.record import Record, merged_summaries
 from nnx_inspector.recording import Recording
 from nnx_inspector.sites import Only, Selection, module_sites, nothing_selected, require_module
 from nnx_inspector.switching import Switches
 from nnx_inspector.tracing import Trace, trace
-from nnx_inspector.trials import Outcome, Trial
+from nnx_inspector.trials import Outcome, Shown, Trial
 from nnx_inspector.watching import Session, unwatched
 
 if TYPE_CHECKING:
@@ -89,7 +93,13 @@ class Inspector:
         self._modes = Modes(model, self._modes_changed)
         self._recording = Recording()
         self._passes = OwnedPasses((), self._selection)
-        self._handles = Handles(self._perturbations_changed)
+        self._handles = Handles(self._perturbations_changed, self._check_value)
+        self._arming = Arming(
+            weakly(weakref.WeakMethod(self._armed)), weakly(weakref.WeakMethod(self._arming_failed))
+        )
+        weakref.finalize(self, self._arming.close)
+        self._shown: Shown | None = None
+        self._reach: tuple[Trial, Switches, Reach] | None = None
         self._sessions: dict[bool, Session] = {}
         self._meter = Meter()
         self._metrics = Metrics(self._recording, self._notice)
@@ -144,18 +154,40 @@ class Inspector:
         return self._run(Trial(args, kwargs, loss_fn))
 
     def _run(self, trial: Trial) -> Any:
-        outcome = self._make(trial)
-        self._trial = trial
-        self._example = trial if trial.loss_fn is None else self._example
-        # a loss is not among the metrics' curves: those are the training's, this is an evaluation
-        self._show(outcome.perturbed.record, {}, trial.kind, outcome.effect())
+        """A pass that was asked for: it waits for its program."""
+        setting, switches = self._handles.setting(), self._modes.switches()
+        outcome = self._make(trial, setting, switches)
+        with self._lock:
+            self._trial = trial
+            self._example = trial if trial.loss_fn is None else self._example
+        self._took_place(Shown(trial, switches, setting, outcome))
         return outcome.perturbed.value
 
-    def _make(self, trial: Trial) -> Outcome:
-        switches = self._modes.switches()
+    def _make(self, trial: Trial, setting: Setting, switches: Switches) -> Outcome:
         self._show_modes(switches)
         self._meter.count_compilations()
-        return trial.make(self._passes, self._model, self._handles.rows(), switches)
+        return trial.make(self._passes, self._model, setting, switches)
+
+    def _took_place(self, shown: Shown) -> None:
+        """Show a pass, unless another was asked for meanwhile."""
+        outcome = shown.outcome
+        with self._lock:
+            if self._trial is not shown.trial or self._closed:
+                return
+            self._shown = shown
+            self._handles.arm(shown.setting)
+        # a loss is not among the metrics' curves: those are the training's, this is an evaluation
+        self._show(
+            outcome.perturbed.record,
+            {},
+            shown.trial.kind,
+            outcome.effect(),
+            perturbed=shown.setting.active,
+        )
+        if shown.setting.active and outcome.differences is None:
+            call = shown.trial.call(self._model, shown.switches)
+            missing = self._passes.missing("compare", call, shown.setting)
+            self._arming.want([missing] if missing else [])
 
     def push(self, record: Record, *, step: int | None = None, **metrics: Any) -> None:
         """Put a record of your own (from `nni.capture` or `nni.value_and_grad`) on screen.
@@ -172,7 +204,7 @@ class Inspector:
             )
         with self._lock:
             self._step = self._step + 1 if step is None else int(step)
-        self._show(jax.device_get(record), metrics, "push", self._view.effect)
+        self._show(jax.device_get(record), metrics, "push", self._view.effect, perturbed=False)
 
     def _show(
         self,
@@ -180,8 +212,9 @@ class Inspector:
         metrics: Mapping[str, Any],
         kind: str,
         effect: protocol.Effect | None,
+        *,
+        perturbed: bool,
     ) -> None:
-        perturbed = bool(self._handles.rows()) and kind != "push"
         with self._lock:
             summaries = merged_summaries(record)
             self._recording.append(self._step, summaries, kind=kind, perturbed=perturbed)
@@ -372,19 +405,40 @@ class Inspector:
 
     # --------------------------------------------------------- perturbations
 
-    def perturb(self, only: str, perturbation: Live) -> Handle:
+    def perturb(self, only: Only, perturbation: Known) -> Handle:
         """Switch a perturbation on, as the click does; from the next pass on.
 
+        `Zero` and `Scale` on outputs act at once. For other kinds, for inputs and for one layer of
+        a stack, the program needs a place that it may not have yet: it is compiled once, in the
+        background, while the old one goes on (`handle.compiling`); `run` and `step` wait for it.
+        On one site perturbations act in the order in which they were added.
+
         Args:
-            only: a site key, or a glob over site keys.
-            perturbation: `nni.Zero()` or `nni.Scale(factor)`.
+            only: a site key or a glob, `"layers[3]"` for one layer of a stacked module, a filter,
+                or several. For `ParameterNoise` and `PruneMask` it selects parameters: their
+                paths, or modules, of which it means all parameters.
+            perturbation: any kind, `nni.Zero()`, `nni.Mask(units)`, `nni.StopGradient()`. Kinds
+                for parameters act in `run` and `step`.
 
         Raises:
-            TypeError: not a perturbation, or it has no meaning for a site's output.
-            ValueError: nothing matches; the text names the nearest.
+            TypeError: not a perturbation, or it has no meaning for a site's values.
+            ValueError: nothing matches (the text names the nearest), an array does not fit, or
+                there is no such layer.
+            InspectorError: a traced value.
         """
         self._require_open()
-        require_live(perturbation)
+        require_known(perturbation)
+        only, rows = chosen_layer(only)
+        if isinstance(perturbation, ParameterPerturbation):
+            sites = parameter_keys(self._model, only)
+        else:
+            sites = self._called_sites(only)
+        self._check(perturbation, sites, rows)
+        name = only if isinstance(only, str) else ", ".join(sites)
+        name += "".join(f"[{i}]" for i in rows)
+        return self._handles.add(name, sites, perturbation, rows)
+
+    def _called_sites(self, only: Only) -> list[str]:
         selection = Selection(only)
         called = dict.fromkeys(call.site for call in self._trace.calls)
         modules = {site.key: site for site in self._trace.modules}
@@ -399,11 +453,31 @@ class Inspector:
         ]
         if not sites:
             raise ValueError(nothing_selected(selection, sorted(called)))
-        outputs = {call.site: call.output.split(", ") for call in self._trace.calls}
-        for site in sites:
-            check_applies(perturbation, site, outputs[site])
-        name = only if isinstance(only, str) else ", ".join(sites)
-        return self._handles.add(name, sites, perturbation)
+        return sites
+
+    def _check(self, one: Known, sites: Sequence[str], rows: tuple[int, ...]) -> None:
+        """Raise where a perturbation has no meaning in the pass that is on screen."""
+        if isinstance(one, ParameterPerturbation):
+            self._reached().check_parameters(one, sites, rows)
+        elif is_live(one) and not rows:
+            outputs = {call.site: call.output.split(", ") for call in self._trace.calls}
+            for site in sites:
+                check_applies(one, site, outputs[site])
+        else:
+            self._reached().check(one, sites, rows)
+
+    def _check_value(self, value: Known, handle: Handle) -> None:
+        if place_of(value, handle.sites, handle.rows) != handle.place:
+            self._check(value, handle.sites, handle.rows)
+
+    def _reached(self) -> Reach:
+        """What of the pass on screen can be perturbed; traced once."""
+        trial, switches = self._trial, self._modes.switches()
+        if self._reach is None or self._reach[:2] != (trial, switches):
+            with unwatched():
+                reach = reach_of(trial.call(self._model, switches), self._selection)
+            self._reach = (trial, switches, reach)
+        return self._reach[2]
 
     @property
     def perturbations(self) -> list[Handle]:
@@ -419,19 +493,64 @@ class Inspector:
         self._view.state_changed()
 
     def _refresh(self) -> None:
-        """Run again what was run last, with what is on now. A failure is shown, not raised: nobody
-        asked in this thread.
+        """Run again what was run last, with what is on now; where that needs another program,
+        with what the old one has places for, until the other is compiled. A failure is shown, not
+        raised: nobody asked in this thread.
         """
-        if not self._handles.rows():
-            self._view.effect = None
+        trial, switches = self._trial, self._modes.switches()
         try:
-            if not self._looping:
-                self._run(self._trial)
-            elif self._handles.rows():  # the screen shows the loop, and beside it the effect
-                self._view.effect = self._make(self._trial).effect("the last insp.step's batch")
+            setting = self._handles.setting()
+            old = self._handles.setting(armed=True)
+            call = trial.call(self._model, switches)
+            missing = self._passes.missing("pass", call, setting)
+            # the same places in other modes, or of another call: there is no old program
+            later = missing is not None and setting.code != old.code
+            if later and missing is not None:
+                self._arming.want([missing])
+                setting = old
+            if not setting.active:
+                self._view.effect = None
+            if self._looping:
+                if setting.active:  # the screen shows the loop, and beside it the effect
+                    outcome = self._make(trial, setting, switches)
+                    self._view.effect = outcome.effect("the last insp.step's batch")
+            elif not (later and self._is_shown(trial, switches, setting)):
+                outcome = self._make(trial, setting, switches)
+                self._took_place(Shown(trial, switches, setting, outcome))
         except Exception as error:  # noqa: BLE001 - shown instead
-            what = self._trial.name
-            self._notice("error", f"{what} could not be run again: {type(error).__name__}: {error}")
+            text = f"{trial.name} could not be run again: {type(error).__name__}: {error}"
+            self._notice("error", text)
+
+    def _is_shown(self, trial: Trial, switches: Switches, setting: Setting) -> bool:
+        shown = self._shown
+        return (
+            shown is not None
+            and (shown.trial, shown.switches) == (trial, switches)
+            and shown.setting.is_like(setting)
+        )
+
+    def _armed(self) -> None:
+        """Called in the thread that compiles: what was missing is there."""
+        if self._looping or self._closed:
+            return  # the loop takes it over
+        shown, switches = self._shown, self._modes.switches()
+        if shown is None or not self._is_shown(self._trial, switches, self._handles.setting()):
+            self._refresh()
+        elif shown.outcome.differences is None and shown.setting.active:
+            call = shown.trial.call(self._model, shown.switches)
+            found = self._passes.compare(call, shown.setting)
+            outcome = dataclasses.replace(shown.outcome, differences=found)
+            with self._lock:
+                if self._shown is shown:
+                    self._shown = dataclasses.replace(shown, outcome=outcome)
+                    self._view.effect = outcome.effect()
+        self._view.state_changed()
+
+    def _arming_failed(self, error: Exception) -> None:
+        self._handles.give_up()
+        what = "What is perturbed could not be compiled"
+        self._notice("error", f"{what}: {type(error).__name__}: {error}")
+        self._view.state_changed()
 
     # ----------------------------------------------------------------- modes
 
@@ -491,7 +610,10 @@ class Inspector:
         """What the active perturbations change, against the clean pass.
 
         After `step` it is there without a perturbation too, with equal figures on both sides.
+        Waits for what is being compiled for it, unless a loop is watched.
         """
+        if not self._looping:
+            self._arming.wait()
         return self._view.effect
 
     @property
@@ -557,6 +679,8 @@ class Inspector:
             if self._closed:
                 return
             self._closed = True
+            self._arming.close()
+            self._shown = self._reach = None
             for session in self._sessions.values():
                 session.close()
             self._sessions.clear()

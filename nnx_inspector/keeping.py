@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from nnx_inspector.taps import describe
+from nnx_inspector.taps import INPUT, OUTPUT, describe
 from nnx_inspector.units import MAX_UNITS, Units, measure_units
 
 Reduce = Callable[[jax.Array], Any]
@@ -41,10 +41,12 @@ class Keep:
     Attributes:
         values: whether to keep the arrays, or what to keep of each.
         units: the axis whose units are measured, or None.
+        parts: of which marks.
     """
 
     values: bool | Reduce = False
     units: int | None = None
+    parts: tuple[str, ...] = (OUTPUT, INPUT)
 
     def __bool__(self) -> bool:
         return bool(self.values) or self.units is not None

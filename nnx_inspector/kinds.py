@@ -1,102 +1,30 @@
 """What may be done to an array: the kinds of perturbations of values, as pytrees.
 
-What a person drags or learns (a factor, a mask, a direction) is data: it may be traced, vmapped
-over and differentiated; what it means for code (an axis, a dtype, a function) is static.
+What is data (a factor, a mask, a direction) may be traced, vmapped over and differentiated.
 Invariant: shape and dtype of the array stay. Does not know sites, models or programs.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-At = Literal["output", "input"]
-T = TypeVar("T")
-
-
-@dataclass_transform(frozen_default=True)
-def kind(*, compared: bool = False) -> Callable[[type[T]], type[T]]:
-    """Make a class a frozen dataclass and a pytree; compared by its numbers, or by identity."""
-
-    def decorate(cls: type[T]) -> type[T]:
-        made = dataclasses.dataclass(frozen=True, eq=compared)(cls)
-        return jax.tree_util.register_dataclass(made)
-
-    return decorate
-
-
-def static(default: Any = dataclasses.MISSING) -> Any:
-    return dataclasses.field(default=default, metadata={"static": True})
-
-
-class Perturbation:
-    """What every kind has. `at` says whether it acts on what a module returns or receives."""
-
-    at: At
-    floating_only: ClassVar[bool] = True
-    numbers: ClassVar[Mapping[str, float | None]] = {}
-    """The fields that are a number, each with the least it may be."""
-
-    def __post_init__(self) -> None:
-        if self.at not in ("output", "input"):
-            raise ValueError(f"at= is 'output' or 'input', got {self.at!r}.")
-        check_numbers(self, self.numbers)
-
-    def apply(self, x: jax.Array) -> jax.Array:
-        """The array, perturbed. Of the same shape and dtype."""
-        raise NotImplementedError
-
-    def apply_at(self, x: jax.Array, name: str) -> jax.Array:
-        """As `apply`, where the array has a name, on which random numbers depend."""
-        return self.apply(x)
-
-    def why_not(self, x: jax.ShapeDtypeStruct) -> str | None:
-        """Why it has no meaning for such an array, or None."""
-        if self.floating_only and not jnp.issubdtype(x.dtype, jnp.inexact):
-            return f"{type(self).__name__} needs floating-point values"
-        return None
-
-
-def check_numbers(one: Any, numbers: Mapping[str, float | None]) -> None:
-    """Hold the named fields of a frozen object to be numbers, and make floats of them."""
-    for name, low in numbers.items():
-        number = check_number(getattr(one, name), type(one).__name__, low=low)
-        object.__setattr__(one, name, number)
-
-
-def check_number(value: Any, kind: str, *, low: float | None = None) -> Any:
-    """A finite float32 number as a float; arrays and traced values pass, for they may be vmapped,
-    and so does what jax puts into a pytree in place of a leaf.
-    """
-    arrays = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
-    if value is None or type(value) is object or isinstance(value, arrays):
-        return value
-    try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{kind} takes a number, got {value!r}.") from error
-    if not np.isfinite(number) or abs(number) > float(np.finfo(np.float32).max):
-        raise ValueError(f"{kind} takes a finite float32 number, got {number}.")
-    if low is not None and number < low:
-        raise ValueError(f"{kind} takes a number of at least {low}, got {number}.")
-    return number
-
-
-def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    return len(shape) <= len(to) and all(
-        a in (1, b) for a, b in zip(shape[::-1], to[::-1], strict=False)
-    )
-
-
-def like(value: Any, x: jax.Array) -> jax.Array:
-    return jnp.asarray(value).astype(x.dtype)
-
+from nnx_inspector.kind import (
+    At,
+    Perturbation,
+    Refusal,
+    broadcasts,
+    check_number,
+    dtype_of,
+    kind,
+    like,
+    static,
+)
 
 # -------------------------------------------------------------------- elementwise
 
@@ -164,14 +92,10 @@ class Shift(Perturbation):
     strength: Any = 1.0
     at: At = static("output")
     numbers: ClassVar[Mapping[str, float | None]] = {"strength": None}
+    arrays: ClassVar[tuple[str, ...]] = ("offset",)
 
     def apply(self, x: jax.Array) -> jax.Array:
         return x + like(self.strength, x) * like(self.offset, x)
-
-    def why_not(self, x: jax.ShapeDtypeStruct) -> str | None:
-        if not broadcasts(jnp.shape(self.offset), x.shape):
-            return f"an offset of shape {jnp.shape(self.offset)} does not broadcast to it"
-        return super().why_not(x)
 
 
 @kind()
@@ -205,27 +129,41 @@ def noise(seed: Any, shape: tuple[int, ...], dtype: Any, name: str) -> jax.Array
 
 @kind()
 class Clamp(Perturbation):
-    """Limits the value to `[low, high]`; either may be left out."""
+    """Limits the value to `[low, high]`; either may be left out. Whole numbers for integers."""
 
     low: Any = None
     high: Any = None
     at: At = static("output")
     floating_only: ClassVar[bool] = False
+    arrays: ClassVar[tuple[str, ...]] = ("low", "high")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.low is None and self.high is None:
             raise ValueError("Clamp takes low=, high= or both.")
+        low, high = (check_number(bound, "Clamp") for bound in (self.low, self.high))
+        if isinstance(low, float) and isinstance(high, float) and low > high:
+            raise ValueError(f"Clamp takes low= of at most high=, got {low} and {high}.")
 
     def apply(self, x: jax.Array) -> jax.Array:
         if self.low is not None:
-            x = jnp.maximum(x, like(self.low, x))
-        return x if self.high is None else jnp.minimum(x, like(self.high, x))
+            x = jnp.maximum(x, _bound(self.low, x))
+        return x if self.high is None else jnp.minimum(x, _bound(self.high, x))
 
-    def why_not(self, x: jax.ShapeDtypeStruct) -> str | None:
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
-            return "complex numbers have no order"
+            return TypeError("complex numbers have no order")
         return super().why_not(x)
+
+
+def _bound(value: Any, x: jax.Array) -> jax.Array:
+    """A bound in the dtype of what it bounds; one that no integer of it reaches, the nearest."""
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        return like(value, x)
+    value = jnp.asarray(value)
+    own, of_x = jnp.iinfo(value.dtype), jnp.iinfo(x.dtype)
+    low, high = max(own.min, of_x.min), min(own.max, of_x.max)
+    return jnp.clip(value, low, high).astype(x.dtype)
 
 
 @kind()
@@ -250,12 +188,12 @@ class Cast(Perturbation):
         rounded = jax.lax.optimization_barrier(x.astype(self.dtype))
         return rounded.astype(x.dtype)
 
-    def why_not(self, x: jax.ShapeDtypeStruct) -> str | None:
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
         complex_x, complex_d = (
             jnp.issubdtype(d, jnp.complexfloating) for d in (x.dtype, self.dtype)
         )
         if complex_x != complex_d:
-            return f"a cast to {self.dtype} would lose its imaginary part or invent one"
+            return TypeError(f"a cast to {self.dtype} would lose its imaginary part or invent one")
         return super().why_not(x)
 
 
@@ -275,6 +213,15 @@ class Mean(Perturbation):
     value: Any = None
     axis: int | tuple[int, ...] = static(0)
     at: At = static("output")
+    arrays: ClassVar[tuple[str, ...]] = ("value",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.axis, list):
+            object.__setattr__(self, "axis", tuple(self.axis))
+        axes = self.axis if isinstance(self.axis, tuple) else (self.axis,)
+        if not all(isinstance(axis, (int, np.integer)) for axis in axes):
+            raise TypeError(f"Mean takes an axis or several, whole numbers, got {self.axis!r}.")
 
     def apply(self, x: jax.Array) -> jax.Array:
         if self.value is not None:
@@ -283,13 +230,14 @@ class Mean(Perturbation):
         mean = jnp.mean(x.astype(wide), self.axis, keepdims=True).astype(x.dtype)
         return jnp.broadcast_to(mean, x.shape)
 
-    def why_not(self, x: jax.ShapeDtypeStruct) -> str | None:
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
         axes = self.axis if isinstance(self.axis, tuple) else (self.axis,)
+        ndim = len(x.shape)
         if self.value is None:
-            if any(not -len(x.shape) <= axis < len(x.shape) for axis in axes):
-                return f"it has no axis {self.axis}"
-        elif not broadcasts(jnp.shape(self.value), x.shape):
-            return f"a mean of shape {jnp.shape(self.value)} does not broadcast to it"
+            if any(not -ndim <= axis < ndim for axis in axes):
+                return ValueError(f"it has no axis {self.axis}")
+            if len({axis % ndim for axis in axes}) < len(axes):
+                return ValueError(f"axis={self.axis} names one axis twice")
         return super().why_not(x)
 
 
@@ -310,6 +258,7 @@ class Mask(Perturbation):
     axis: int = static(-1)
     at: At = static("output")
     floating_only: ClassVar[bool] = False
+    arrays: ClassVar[tuple[str, ...]] = ("mask",)
 
     def _shape(self, ndim: int) -> tuple[int, ...]:
         shape, axis = jnp.shape(self.mask), self.axis % ndim
@@ -323,14 +272,16 @@ class Mask(Perturbation):
             return jnp.where(mask, x, jnp.zeros_like(x))
         return x * mask.astype(x.dtype)
 
-    def why_not(self, x: jax.ShapeDtypeStruct) -> str | None:
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
         ndim = len(x.shape)
         if not -ndim <= self.axis < ndim:
-            return f"it has no axis {self.axis}"
+            return ValueError(f"it has no axis {self.axis}")
         if not broadcasts(self._shape(ndim), x.shape):
-            return f"a mask of shape {jnp.shape(self.mask)} does not fit its axis {self.axis}"
-        if _dtype(self.mask) != jnp.bool_ and not jnp.issubdtype(x.dtype, jnp.inexact):
-            return "Mask needs floating-point values, or a boolean mask"
+            return ValueError(
+                f"a mask of shape {jnp.shape(self.mask)} does not fit its axis {self.axis}"
+            )
+        if dtype_of(self.mask) != jnp.bool_ and not jnp.issubdtype(x.dtype, jnp.inexact):
+            return TypeError("Mask needs floating-point values, or a boolean mask")
         return None
 
 
@@ -349,22 +300,11 @@ class Patch(Perturbation):
     where: Any = None
     at: At = static("output")
     floating_only: ClassVar[bool] = False
+    arrays: ClassVar[tuple[str, ...]] = ("value", "where")
 
     def apply(self, x: jax.Array) -> jax.Array:
         value = jnp.broadcast_to(like(self.value, x), x.shape)
         return value if self.where is None else jnp.where(jnp.asarray(self.where), value, x)
-
-    def why_not(self, x: jax.ShapeDtypeStruct) -> str | None:
-        for what, part in (("a value", self.value), ("where=", self.where)):
-            if part is not None and not broadcasts(jnp.shape(part), x.shape):
-                return f"{what} of shape {jnp.shape(part)} does not broadcast to it"
-        if not jnp.can_cast(_dtype(self.value), x.dtype, "same_kind"):
-            return f"a value of {_dtype(self.value)} does not become {x.dtype}"
-        return None
-
-
-def _dtype(value: Any) -> Any:
-    return jax.dtypes.canonicalize_dtype(jnp.result_type(value))
 
 
 @kind()
@@ -390,8 +330,8 @@ class Apply(Perturbation):
     def apply(self, x: jax.Array) -> jax.Array:
         return self.fn(x, *self.args)
 
-    def why_not(self, x: jax.ShapeDtypeStruct) -> str | None:
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
         made = jax.eval_shape(self.fn, x, *self.args)
         if jnp.shape(made) != x.shape or getattr(made, "dtype", None) != x.dtype:
-            return f"the function makes {made} of it, and must keep shape and dtype"
+            return ValueError(f"the function makes {made} of it, and must keep shape and dtype")
         return None

@@ -9,14 +9,17 @@ from __future__ import annotations
 import statistics
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import jax
 import numpy as np
 
 from nnx_inspector import _private, protocol
+from nnx_inspector.comparing import Differences
+from nnx_inspector.effects import OutputChange, output_change
 from nnx_inspector.owned import Result
+from nnx_inspector.record import Record
 from nnx_inspector.recording import Recording
 
 
@@ -145,33 +148,64 @@ def effect_of(
     perturbed: Result,
     before: Mapping[str, float] | None = None,
     after: Mapping[str, float] | None = None,
+    *,
+    differences: Differences | None = None,
+    direct: Iterable[str] = (),
 ) -> protocol.Effect:
-    """What perturbing changes: the metrics, and without any the relative norm of the output's
-    change, `|perturbed - clean| / |clean|` over all floating-point arrays of the output.
+    """What perturbing changes.
+
+    Args:
+        source: of what pass, in words.
+        clean: the clean pass.
+        perturbed: the same, perturbed.
+        before: the metrics of the clean pass, where it is of a loss; without, the results are what
+            the model returns.
+        after: those of the perturbed pass.
+        differences: between the two at each site, where that is known.
+        direct: the sites whose output is perturbed itself; they are not downstream.
     """
-    change = _relative_change(clean.value, perturbed.value) if before is None else None
+    if before is None:
+        output = output_change(clean.value, perturbed.value)
+    elif differences is not None:
+        output = OutputChange(differences.sites.get(""), differences.kl, differences.top1_changed)
+    else:
+        output = OutputChange()
     return protocol.Effect(
         source=source,
         clean=dict(before or {}),
         perturbed=dict(after or {}),
-        output_change=change,
-        kl=None,
-        top1_changed=None,
-        sites=(),
+        output_change=_finite(output.relative),
+        kl=_finite(output.kl),
+        top1_changed=_finite(output.top1_changed),
+        sites=() if differences is None else _downstream(differences, perturbed, set(direct)),
     )
 
 
-def _relative_change(clean: Any, perturbed: Any) -> float | None:
-    pairs = zip(jax.tree.leaves(clean), jax.tree.leaves(perturbed), strict=True)
-    squares, total = 0.0, 0.0
-    for a, b in pairs:
-        if hasattr(a, "dtype") and jax.numpy.issubdtype(a.dtype, np.inexact):
-            wide = (
-                np.complex128 if jax.numpy.issubdtype(a.dtype, np.complexfloating) else np.float64
-            )
-            x, y = np.asarray(a).astype(wide), np.asarray(b).astype(wide)
-            squares += float(np.sum(np.abs(y - x) ** 2))
-            total += float(np.sum(np.abs(x) ** 2))
-    if total == 0.0 or not np.isfinite(squares) or not np.isfinite(total):
-        return None
-    return float(np.sqrt(squares / total))
+def _finite(number: Any) -> float | None:
+    return None if number is None or not np.isfinite(number) else float(number)
+
+
+def _downstream(
+    differences: Differences, perturbed: Result, direct: set[str]
+) -> tuple[protocol.SiteEffect, ...]:
+    """Those that moved most; what is no longer finite, first."""
+    moved: list[tuple[float, str]] = []
+    for site, change in differences.sites.items():
+        if site == "" or site in direct:
+            continue
+        if not np.isfinite(change) and _is_finite(perturbed.record, site):
+            continue  # it was zero everywhere: nothing to be relative to
+        if change != 0:
+            moved.append((float(change) if np.isfinite(change) else np.inf, site))
+    moved.sort(key=lambda one: -one[0])
+    return tuple(
+        protocol.SiteEffect(site=site, change=_finite(change))
+        for change, site in moved[: protocol.MOST_EFFECTS]
+    )
+
+
+def _is_finite(record: Record, site: str) -> bool:
+    if site not in record:
+        return True
+    summaries = [s for call in record[site].calls for s in call.outputs]
+    return not any(s.nan or s.posinf or s.neginf for s in summaries)

@@ -1,37 +1,40 @@
 """Passes over a model in programs of our own: nothing of the model changes, every site has a row.
 
 A forward pass, or a forward and backward pass of a loss, is traced and compiled once for each
-structure of model and arguments and for each set of modes, which are switched on the program's own
-copy of the model; the perturbation of every site is an argument of it. Invariant: switching or
-tuning a perturbation runs the same program, and the clean pass is that program with rows of zeros.
-The model, its RNG streams, statistics and optimizer stay as they are.
+structure of model and arguments, for each set of modes, which are switched on the program's own
+copy of the model, and for each sequence of places; what is done at them and in the rows is an
+argument. Invariant: switching or tuning runs the same program, and the clean pass is that program
+with everything off. The model, its RNG streams, statistics and optimizer stay as they are.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from nnx_inspector.acting import Reach, at_marks, layers_for, parameters_under
 from nnx_inspector.capturing import marking_layers, record_of
+from nnx_inspector.comparing import Differences, differences
 from nnx_inspector.harvest import Plan, evaluate, sinks_for
-from nnx_inspector.perturbation import ROW, apply
+from nnx_inspector.perturbation import ROW
+from nnx_inspector.places import CLEAN, Setting
 from nnx_inspector.record import Record
 from nnx_inspector.sites import Selection
 from nnx_inspector.staging import Arguments, Function, Staged, as_function, staged
-from nnx_inspector.survey import Marked
-from nnx_inspector.switching import Switches, exactly
-from nnx_inspector.taps import OUTPUT
+from nnx_inspector.substituting import with_own_parameters
+from nnx_inspector.switching import Switches, exactly, viewed
 from nnx_inspector.trees import orders
 from nnx_inspector.watching import unwatched
 
-Rows = Mapping[str, tuple[float, float]]
 NONE = Switches()
+Kind = Literal["pass", "compare"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +45,41 @@ class Result:
     record: Record
 
 
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What is run: `model(*args, **kwargs)`, or with a loss function
+    `loss_fn(model, *args, **kwargs)`, forward and backward. It returns the loss, or `(loss, aux)`.
+    """
+
+    model: nnx.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    loss_fn: Callable[..., Any] | None = None
+    switches: Switches = NONE
+
+    def function(self) -> tuple[Function, tuple[Any, ...]]:
+        """What is traced, and its positional arguments."""
+        if self.loss_fn is None:
+            return as_function(self.model, "run"), self.args
+        return Function(self.loss_fn), (self.model, *self.args)
+
+
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Returned:
     """What a traced program returned, without its arrays: jit keeps it with the trace it is of."""
 
     arguments: Arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prepared:
+    """A program and what it is called with; `key` is None where that cannot be described."""
+
+    program: Any
+    inputs: tuple[Any, ...]
+    key: Any
+    avals: tuple[Any, ...]
 
 
 class OwnedPasses:
@@ -62,93 +94,111 @@ class OwnedPasses:
         self._keys = keys
         self._selection = selection
         self._programs: dict[Any, Any] = {}
+        self._lock = threading.Lock()
+        self._compiled: set[Any] = set()
+        self._compiling: dict[Any, threading.Lock] = {}
 
     def extend(self, keys: Iterable[str]) -> None:
         """Give more sites a row."""
         self._keys = tuple(dict.fromkeys((*self._keys, *keys)))
 
-    def forward(
-        self,
-        model: nnx.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        rows: Rows,
-        switches: Switches = NONE,
-    ) -> Result:
-        """`model(*args, **kwargs)` and its record, with `rows` and `switches` in force."""
-        return self._run("forward", None, model, args, kwargs, rows, switches)
-
-    def backward(
-        self,
-        loss_fn: Callable[..., Any],
-        model: nnx.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        rows: Rows,
-        switches: Switches = NONE,
-    ) -> Result:
-        """`loss_fn(model, *args, **kwargs)`, and a record with the gradients of all activations.
-
-        `loss_fn` returns the loss, or `(loss, aux)`.
+    def run(self, call: Call, setting: Setting = CLEAN) -> Result:
+        """Make a pass with a setting in force, and record it; compiles what is not compiled yet,
+        or waits for the thread that does.
         """
-        return self._run("backward", loss_fn, model, args, kwargs, rows, switches)
-
-    def _run(
-        self,
-        kind: str,
-        loss_fn: Callable[..., Any] | None,
-        model: nnx.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        rows: Rows,
-        switches: Switches,
-    ) -> Result:
-        arguments = Arguments.of((model, args, kwargs))
-        graphdef, state = nnx.split(arguments.take(arguments.nodes), graph=True)
-        arrays = arguments.take(arguments.arrays)
-        blank = dataclasses.replace(arguments, leaves=_blank(arguments))
-        call = (graphdef, blank.treedef, orders(blank.numbered), exactly(blank.leaves))
-        key = (kind, loss_fn, *call, switches, self._keys)
-        if key not in self._programs:
-            self._programs[key] = self._compile(kind, loss_fn, graphdef, blank, switches)
-        program = self._programs[key]
-        numbers = np.zeros((len(self._keys), ROW), np.float32)
-        for index, site in enumerate(self._keys):
-            if site in rows:
-                numbers[index] = rows[site]
-        try:
-            with unwatched():
-                out, record, returned = program(state, arrays, numbers)
-        except Exception as error:
-            if switches:
-                error.add_note(f"nnx_inspector: with the modes {switches.in_words()}.")
-            raise
+        out, record, returned = self._run(self._prepared("pass", call, setting), call)
         return Result(returned.arguments.rebuild((), out), jax.device_get(record))
 
-    def _compile(
-        self,
-        kind: str,
-        loss_fn: Callable[..., Any] | None,
-        graphdef: Any,
-        arguments: Arguments,
-        switches: Switches,
-    ) -> Any:
-        keys = self._keys
+    def compare(self, call: Call, setting: Setting) -> Differences:
+        """How far a setting moves what each site returns, from two passes in one program."""
+        return jax.device_get(self._run(self._prepared("compare", call, setting), call))
 
-        def program(state: Any, arrays: Any, numbers: Any) -> Any:
-            model, args, kwargs = arguments.rebuild(nnx.merge(graphdef, state), arrays)
-            switches.apply(model)
-            function = as_function(model, "run") if loss_fn is None else Function(loss_fn)
-            positional = args if loss_fn is None else (model, *args)
-            layers = marking_layers(self._selection, inputs=False)
-            roots = {(): model}
-            with staged(function, positional, kwargs, layers, roots=roots) as stage:
-                plan = Plan(perturb=self._perturb(keys, numbers))
-                if kind == "backward":
-                    out, seen, cotangents = _backward(stage, plan)
+    def missing(
+        self, kind: Kind, call: Call, setting: Setting
+    ) -> Callable[[Callable[[], bool]], None] | None:
+        """What compiles the program for `run` ("pass") or `compare`, on any thread; None where
+        that is done. Reads nothing of the model later, and keeps no array alive.
+        """
+        prepared = self._prepared(kind, call, setting)
+        if prepared.key is None or prepared.key in self._compiled:
+            return None
+        program, avals, key, lock = (
+            prepared.program,
+            prepared.avals,
+            prepared.key,
+            self._lock_of(prepared.key),
+        )
+
+        def compile_it(is_over: Callable[[], bool]) -> None:
+            with lock, unwatched():
+                if key not in self._compiled:
+                    lowered = program.lower(*avals)
+                    if not is_over():
+                        lowered.compile()
+                        self._compiled.add(key)
+
+        return compile_it
+
+    def _run(self, prepared: _Prepared, call: Call) -> Any:
+        try:
+            if prepared.key is None or prepared.key in self._compiled:
+                with unwatched():
+                    return prepared.program(*prepared.inputs)
+            with self._lock_of(prepared.key), unwatched():
+                out = prepared.program(*prepared.inputs)
+                self._compiled.add(prepared.key)
+                return out
+        except Exception as error:
+            if call.switches:
+                error.add_note(f"nnx_inspector: with the modes {call.switches.in_words()}.")
+            raise
+
+    def _lock_of(self, key: Any) -> threading.Lock:
+        with self._lock:
+            return self._compiling.setdefault(key, threading.Lock())
+
+    def _prepared(self, kind: Kind, call: Call, setting: Setting) -> _Prepared:
+        arguments = Arguments.of((call.model, call.args, call.kwargs))
+        graphdef, state = nnx.split(arguments.take(arguments.nodes), graph=True)
+        leaves, treedef = jax.tree.flatten(state)
+        blank = dataclasses.replace(arguments, leaves=_blank(arguments))
+        structure = (graphdef, blank.treedef, orders(blank.numbered), exactly(blank.leaves))
+        key = (kind, call.loss_fn, *structure, treedef, call.switches, self._keys, setting.code)
+        with self._lock:
+            if key not in self._programs:
+                makes = Call(*(None,) * 3, call.loss_fn, call.switches)  # type: ignore[arg-type]
+                form = _Form(graphdef, treedef, blank, makes)
+                self._programs[key] = self._program(kind, form, setting)
+            program = self._programs[key]
+        numbers = np.zeros((len(self._keys), ROW), np.float32)
+        for index, site in enumerate(self._keys):
+            if site in setting.rows:
+                numbers[index] = setting.rows[site]
+        arrays = arguments.take(arguments.arrays)
+        inputs = (leaves, arrays, numbers, setting.data, setting.parameter_data)
+        avals = _avals(inputs)
+        flat = None if avals is None else (key, *jax.tree.leaves(avals))
+        return _Prepared(program, inputs, flat, avals or ())
+
+    def _program(self, kind: Kind, form: _Form, setting: Setting) -> Any:
+        keys, selection = self._keys, self._selection
+        places, parameters = setting.code
+
+        def program(leaves: Any, arrays: Any, numbers: Any, data: Any, of_parameters: Any) -> Any:
+            call = form.call(leaves, arrays)
+            function, positional = call.function()
+            layers, roots = layers_for(selection, places), {(): call.model}
+            with staged(function, positional, call.kwargs, layers, roots=roots) as stage:
+                plan = Plan(perturb=at_marks(stage, keys, numbers, places, data))
+                replaced = parameters_under(stage, parameters, of_parameters)
+                inputs = [replaced.get(i, x) for i, x in enumerate(stage.inputs)]
+                if kind == "compare":
+                    return differences(stage, inputs, plan)
+                if call.loss_fn is None:
+                    (out, seen), cotangents = evaluate(stage.survey, inputs, plan=plan), None
                 else:
-                    (out, seen), cotangents = evaluate(stage.survey, stage.inputs, plan=plan), None
-                value = stage.finish(out, update=False)
+                    out, seen, cotangents = _backward(stage, inputs, plan)
+                value = stage.finish(with_own_parameters(stage, out, replaced), update=False)
                 record = record_of(stage, seen, cotangents)
             returned = Arguments.of(value)
             structure = _Returned(dataclasses.replace(returned, leaves=_blank(returned)))
@@ -156,20 +206,39 @@ class OwnedPasses:
 
         return jax.jit(program)
 
-    def _perturb(self, keys: tuple[str, ...], numbers: Any) -> Callable[..., list[Any]]:
-        index = {key: i for i, key in enumerate(keys)}
 
-        def perturb(marked: Marked, values: list[Any], rows: Any) -> list[Any]:
-            if marked.part != OUTPUT or marked.site not in index:
-                return values
-            return [apply(value, numbers[index[marked.site]]) for value in values]
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """A call without its arrays."""
 
-        return perturb
+    graphdef: Any
+    treedef: Any
+    arguments: Arguments
+    makes: Call
+
+    def call(self, leaves: Any, arrays: Any) -> Call:
+        """The call of a copy of the model, in its modes."""
+        nodes = nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, leaves))
+        model, args, kwargs = self.arguments.rebuild(nodes, arrays)
+        self.makes.switches.apply(model)
+        return dataclasses.replace(self.makes, model=model, args=args, kwargs=kwargs)
 
 
-def _backward(stage: Staged, plan: Plan) -> Any:
+def reach_of(call: Call, selection: Selection) -> Reach:
+    """What of a call can be perturbed, from shapes alone."""
+    model = call.model
+    if call.switches:
+        model, _ = viewed(model, call.switches, lambda copy: None)
+        call = dataclasses.replace(call, model=model)
+    function, positional = call.function()
+    layers, roots = marking_layers(selection, inputs=True), {(): model}
+    with staged(function, positional, call.kwargs, layers, roots=roots) as stage:
+        return Reach(stage)
+
+
+def _backward(stage: Staged, inputs: list[Any], plan: Plan) -> Any:
     def loss_of(sinks: Any) -> Any:
-        out, seen = evaluate(stage.survey, stage.inputs, plan=plan, sinks=sinks)
+        out, seen = evaluate(stage.survey, inputs, plan=plan, sinks=sinks)
         if not stage.outputs or jnp.shape(out[0]) != ():
             shape = f"an array of shape {jnp.shape(out[0])}" if stage.outputs else "no array"
             raise TypeError(
@@ -190,3 +259,19 @@ def _blank(arguments: Arguments) -> tuple[Any, ...]:
     # a compiled program must not keep the first call's model and arrays alive
     dynamic = {*arguments.nodes, *arguments.arrays}
     return tuple(None if i in dynamic else leaf for i, leaf in enumerate(arguments.leaves))
+
+
+def _avals(inputs: Any) -> Any:
+    """The same tree of what jit tells arrays apart by; None where it holds something else."""
+    try:
+        return jax.tree.map(_aval, inputs)
+    except TypeError:  # a reference, say: its program is compiled when it is called
+        return None
+
+
+def _aval(x: Any) -> jax.ShapeDtypeStruct:
+    if isinstance(x, jax.Ref):
+        raise TypeError("A reference has no aval of its own.")
+    aval: Any = jax.typeof(x)
+    where = x.sharding if isinstance(x, jax.Array) and x.committed else None
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=where, weak_type=aval.weak_type)

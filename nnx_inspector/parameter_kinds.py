@@ -5,26 +5,30 @@ Invariant: shape and dtype stay. Does not know models or programs.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from nnx_inspector.kinds import broadcasts, check_numbers, kind, like, noise
+from nnx_inspector.kind import Refusal, check_numbers, first_misfit, kind, like, lists_as_arrays
+from nnx_inspector.kinds import noise
 
 
 class ParameterPerturbation:
     """What every kind has that acts on a parameter."""
 
+    arrays: ClassVar[tuple[str, ...]] = ()
+    """The fields that are a number or an array."""
+
     def apply(self, x: jax.Array, name: str) -> jax.Array:
         """The parameter called `name`, perturbed."""
         raise NotImplementedError
 
-    def why_not(self, x: Any) -> str | None:
-        """Why it has no meaning for such a parameter, or None."""
+    def why_not(self, x: Any) -> Refusal | None:
+        """As that of a perturbation of a value."""
         if not jnp.issubdtype(x.dtype, jnp.inexact):
-            return f"{type(self).__name__} needs floating-point values"
-        return None
+            return TypeError(f"{type(self).__name__} needs floating-point values")
+        return first_misfit(self, self.arrays, x)
 
 
 @kind(compared=True)
@@ -40,6 +44,7 @@ class ParameterNoise(ParameterPerturbation):
 
     std: Any
     seed: Any = 0
+    arrays: ClassVar[tuple[str, ...]] = ("std",)
 
     def __post_init__(self) -> None:
         check_numbers(self, {"std": 0.0})
@@ -57,14 +62,13 @@ class PruneMask(ParameterPerturbation):
     """
 
     mask: Any
+    arrays: ClassVar[tuple[str, ...]] = ("mask",)
+
+    def __post_init__(self) -> None:
+        lists_as_arrays(self, self.arrays)
 
     def apply(self, x: jax.Array, name: str) -> jax.Array:
         mask = jnp.asarray(self.mask)
         if mask.dtype == jnp.bool_:
             return jnp.where(mask, x, jnp.zeros_like(x))
         return x * mask.astype(x.dtype)
-
-    def why_not(self, x: Any) -> str | None:
-        if not broadcasts(jnp.shape(self.mask), x.shape):
-            return f"a mask of shape {jnp.shape(self.mask)} does not broadcast to it"
-        return super().why_not(x)

@@ -14,7 +14,7 @@ from flax import nnx
 
 from nnx_inspector.record import Parameter
 from nnx_inspector.sites import site_key
-from nnx_inspector.staging import Staged, variables_of_state
+from nnx_inspector.staging import Staged, array_names, variables_of_state
 from nnx_inspector.summarize import summarize
 from nnx_inspector.summary import Summary
 from nnx_inspector.variables import variables_by_path
@@ -39,19 +39,13 @@ def measure_parameters(
             continue
         seen.add(id(variable))
         change = (updates or {}).get(id(variable), [None] * len(span))
-        for name, i, update in zip(_names(variable), span, change, strict=True):
+        for name, i, update in zip(array_names(variable), span, change, strict=True):
             found[site_key(path) + name] = Parameter(
                 summarize(stage.inputs[i]),
                 _summary(None if grads is None else grads.get(i)),
                 _summary(update),
             )
     return found
-
-
-def _names(variable: Any) -> list[str]:
-    """What tells the arrays of one Variable apart: nothing where it holds one."""
-    leaves = jax.tree_util.tree_flatten_with_path(variable.get_raw_value())[0]
-    return [jax.tree_util.keystr(path) for path, _ in leaves]
 
 
 def _summary(x: Any) -> Summary | None:

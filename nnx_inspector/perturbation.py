@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,11 @@ from flax import nnx
 from nnx_inspector import _private, board
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.interception import open_layer
-from nnx_inspector.kinds import Perturbation, Scale, Zero
+from nnx_inspector.kind import Perturbation, Refusal
+from nnx_inspector.kinds import Scale, Zero
 from nnx_inspector.layers import PERTURBATION, Context, Layer
 from nnx_inspector.parameter_kinds import ParameterPerturbation
+from nnx_inspector.places import data_of
 from nnx_inspector.scope import scope_of
 from nnx_inspector.sites import Only, Selection
 from nnx_inspector.taps import OUTPUT, describe, is_observable, is_whole
@@ -35,27 +37,39 @@ ROW = 2
 
 
 Live = Zero | Scale
-"""What a running program has a place for at every site."""
+"""Where it is on outputs, what every program has room for at every site: a row."""
 KINDS = {"Zero": Zero, "Scale": Scale}
 
 
-def require_live(value: Any) -> Live:
-    """`value` itself, or a TypeError that names the kinds there are."""
-    if isinstance(value, (Zero, Scale)) and value.at == "output":
-        if isinstance(value, Scale) and not isinstance(value.factor, float):
-            raise TypeError(f"Scale takes a number here, got {value.factor!r}.")
-        return value
-    if isinstance(value, type) and value in (Zero, Scale):
+Known = Perturbation | ParameterPerturbation
+"""Any kind, with numbers that are known on the host."""
+
+
+def require_known(value: Any) -> Known:
+    """`value` itself, or an error that says what a perturbation is."""
+    kinds = (Perturbation, ParameterPerturbation)
+    if isinstance(value, type) and issubclass(value, kinds):
+        name = value.__name__
+        raise TypeError(f"Pass an instance: nni.{name}({'0.5' if name == 'Scale' else ''}).")
+    if not isinstance(value, kinds):
         raise TypeError(
-            f"Pass an instance: nni.{value.__name__}({'0.5' if value is Scale else ''})."
+            f"A perturbation is nni.Zero(), nni.Scale(factor) or another of the kinds, "
+            f"got {type(value).__name__}."
         )
-    other = ""
-    if isinstance(value, (Perturbation, ParameterPerturbation)):
-        other = " Other kinds work with nni.perturbed, those of values with nni.perturb too."
-    raise TypeError(
-        f"An Inspector takes nni.Zero() or nni.Scale(factor) on outputs, "
-        f"got {type(value).__name__}.{other}"
-    )
+    if any(map(_private.is_tracer, jax.tree.leaves(value))):
+        raise InspectorError(
+            f"{type(value).__name__} got a traced value, and its numbers are read from the host. "
+            f"Use it outside of jit (other numbers compile nothing), or pass the perturbation as "
+            f"an argument: nni.perturbed(f)(perturbations, ...)."
+        )
+    return value
+
+
+def is_live(value: Any) -> TypeGuard[Live]:
+    """Whether it is a row: every program has room for it at every site."""
+    if isinstance(value, Scale):
+        return value.at == OUTPUT and isinstance(value.factor, float)
+    return isinstance(value, Zero) and value.at == OUTPUT
 
 
 def row_of(perturbation: Live) -> tuple[float, float]:
@@ -147,10 +161,9 @@ class _Perturb:
         return [np.frombuffer(data, a.dtype).reshape(a.shape) for data, a in pairs]
 
 
-def refusal(one: Perturbation, site: str, x: Any, why: str) -> Exception:
-    """The error for what `why_not` says."""
-    text = f"{type(one).__name__} at {site or '(root)'!r}, {describe(x)}: {why}."
-    return TypeError(text) if "needs" in why else ValueError(text)
+def refusal(one: Any, site: str, x: Any, why: Refusal) -> Refusal:
+    """The error for what `why_not` says of an array of a site, or of a parameter."""
+    return type(why)(f"{type(one).__name__} at {site or '(root)'!r}, {describe(x)}: {why}.")
 
 
 def nothing_to_perturb(site: str, part: str) -> TypeError:
@@ -239,24 +252,8 @@ def perturb(
 
 def _data_of(perturbation: Any) -> tuple[list[np.ndarray], Any]:
     """What goes on the board (that it is on, and its numbers and arrays), and the rest."""
-    if isinstance(perturbation, type) and issubclass(perturbation, Perturbation):
-        name = perturbation.__name__
-        raise TypeError(f"Pass an instance: nni.{name}({'0.5' if name == 'Scale' else ''}).")
+    require_known(perturbation)
     if isinstance(perturbation, ParameterPerturbation):
         name = type(perturbation).__name__
         raise TypeError(f"{name} acts on parameters: nni.perturbed(f)({{path: {name}(...)}}, ...).")
-    if not isinstance(perturbation, Perturbation):
-        raise TypeError(
-            f"A perturbation is nni.Zero(), nni.Scale(factor) or another of the kinds, "
-            f"got {type(perturbation).__name__}."
-        )
-    leaves, treedef = jax.tree.flatten(perturbation)
-    if any(map(_private.is_tracer, leaves)):
-        raise InspectorError(
-            f"{type(perturbation).__name__} got a traced value, and nni.perturb reads its numbers "
-            f"from the host. Enter it outside of jit (other numbers compile nothing), or pass the "
-            f"perturbation as an argument: nni.perturbed(f)(perturbations, ...)."
-        )
-    # by NumPy alone: within a trace jnp.asarray makes a tracer of a number
-    arrays = [np.asarray(x, jax.dtypes.canonicalize_dtype(jnp.result_type(x))) for x in leaves]
-    return [np.ones((), np.bool_), *arrays], treedef
+    return [np.ones((), np.bool_), *data_of(perturbation)], jax.tree.structure(perturbation)

@@ -17,16 +17,15 @@ import jax
 import jax.numpy as jnp
 
 from nnx_inspector.capturing import marking_layers
-from nnx_inspector.forwarding import Values
 from nnx_inspector.harvest import Plan, evaluate
-from nnx_inspector.kinds import Perturbation
+from nnx_inspector.kind import Perturbation
 from nnx_inspector.parameter_kinds import ParameterPerturbation
 from nnx_inspector.perturbation import nothing_to_perturb, refusal
-from nnx_inspector.sites import Selection, glob_matches, nothing_selected, site_key
+from nnx_inspector.sites import Selection
 from nnx_inspector.staging import Staged, as_function, staged
+from nnx_inspector.substituting import ParameterRule, perturbed_parameters, with_own_parameters
 from nnx_inspector.survey import Marked, marks
-from nnx_inspector.taps import INPUT, OUTPUT, describe, mapped_first
-from nnx_inspector.variables import variables_by_path
+from nnx_inspector.taps import INPUT, OUTPUT, mapped_first
 
 Perturbations = Mapping[str, Any]
 """A glob over site keys (parameter paths) -> a perturbation, or several in the order in which they
@@ -54,8 +53,9 @@ class _Rule:
         return [p for p in self.perturbations if isinstance(p, Perturbation) and p.at == part]
 
     @property
-    def of_parameters(self) -> list[ParameterPerturbation]:
-        return [p for p in self.perturbations if isinstance(p, ParameterPerturbation)]
+    def of_parameters(self) -> ParameterRule:
+        of = tuple(p for p in self.perturbations if isinstance(p, ParameterPerturbation))
+        return ParameterRule(self.key, self.pattern, self.rows, of)
 
 
 def perturbed(f: Any) -> Callable[..., Any]:
@@ -67,8 +67,9 @@ def perturbed(f: Any) -> Callable[..., Any]:
     Returns:
         A function `(perturbations, *args, **kwargs)` of the result of `f`. `perturbations` maps a
         glob over site keys (for `ParameterNoise` and `PruneMask` over parameter paths; a module's
-        path means all its parameters) to a perturbation, or to a sequence of several, which act in
-        that order; those of an earlier key act first. `"layers[3]"` chooses one layer of a
+        path means all its `nnx.Param`s) to a perturbation, or to a sequence of several, which act
+        in that order; where several keys select one site, those of the alphabetically first key
+        act first (jax keeps no other order of a dict). `"layers[3]"` chooses one layer of a
         stacked module. It is a pytree: trace it, vmap over it, differentiate by it. The model
         changes as by the plain call, and its parameters stay its own.
 
@@ -90,23 +91,31 @@ def perturbed(f: Any) -> Callable[..., Any]:
     function = as_function(f, "perturbed")
 
     def call(perturbations: Perturbations, *args: Any, **kwargs: Any) -> Any:
-        rules = [_Rule(key, _several(key, value)) for key, value in perturbations.items()]
+        rules = _rules(perturbations)
         inputs = any(rule.of(INPUT) for rule in rules)
         patterns = [rule.pattern for rule in rules if rule.of(OUTPUT) or rule.of(INPUT)]
         layers = marking_layers(Selection(patterns or None), inputs=inputs)
         with staged(function, args, kwargs, layers) as stage:
             plan = Plan(summarise=False, perturb=_at_marks(stage, rules))
-            replaced = _parameters(stage, rules)
+            replaced = perturbed_parameters(
+                stage, [rule.of_parameters for rule in rules if rule.of_parameters.perturbations]
+            )
             given = [replaced.get(i, x) for i, x in enumerate(stage.inputs)]
             out, _ = evaluate(stage.survey, given, plan=plan)
-            return stage.finish(_with_own_parameters(stage, out, replaced), update=True)
+            return stage.finish(with_own_parameters(stage, out, replaced), update=True)
 
     return call
 
 
+def _rules(perturbations: Perturbations) -> list[_Rule]:
+    for key in perturbations:
+        if not isinstance(key, str):
+            raise TypeError(f"A key is a site key or a glob over them, got {type(key).__name__}.")
+    # a dict that goes through jit comes out sorted: the order must not depend on whether it did
+    return [_Rule(key, _several(key, perturbations[key])) for key in sorted(perturbations)]
+
+
 def _several(key: str, value: Any) -> tuple[Any, ...]:
-    if not isinstance(key, str):
-        raise TypeError(f"A key is a site key or a glob over them, got {type(key).__name__}.")
     found = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     for one in found:
         if not isinstance(one, (Perturbation, ParameterPerturbation)):
@@ -124,11 +133,7 @@ def _several(key: str, value: Any) -> tuple[Any, ...]:
 def _at_marks(stage: Staged, rules: Sequence[_Rule]) -> Callable[..., list[Any]]:
     """What to do at each mark; everything is checked here."""
     found = [mark for mark in marks(stage.survey) if mark.part in (OUTPUT, INPUT)]
-    numbers: dict[tuple[str, str], int] = {}
-    calls: dict[int, int] = {}
-    for mark in found:
-        calls[id(mark)] = numbers.get((mark.site, mark.part), 0)
-        numbers[mark.site, mark.part] = calls[id(mark)] + 1
+    calls = call_numbers(found)
     at: dict[tuple[str, str], list[tuple[tuple[int, ...], Perturbation]]] = {}
     for rule in rules:
         selection = Selection(rule.pattern)
@@ -137,26 +142,37 @@ def _at_marks(stage: Staged, rules: Sequence[_Rule]) -> Callable[..., list[Any]]
             here = [m for m in found if m.part == part and selection.matches_key(m.site)]
             if wanted and not here:
                 selection.require_match(stage.roots, [])
-                raise ValueError(_why_unseen(rule.pattern, stage))
+                raise ValueError(why_unseen(rule.pattern, stage))
             for mark in here:
                 for one in wanted:
-                    _check(one, mark)
+                    check_fits(one, mark)
             for site in dict.fromkeys(m.site for m in here):
                 at.setdefault((site, part), []).extend((rule.rows, one) for one in wanted)
 
     def perturb(mark: Marked, values: list[Any], rows: tuple[tuple[Any, int], ...]) -> list[Any]:
         for wanted, one in at.get((mark.site, mark.part), ()):
-            new = [
-                _applied(one, x, mapped, f"{mark.site}/{calls[id(mark)]}/{number}")
-                for number, (x, mapped) in enumerate(zip(values, mark.mapped, strict=True))
-            ]
-            values = _in_rows(mark.site, wanted, rows, new, values)
+            name = f"{mark.site}/{calls[id(mark)]}"
+            change = functools.partial(_all_applied, one, mapped=mark.mapped, name=name)
+            values = _in_rows(mark.site, wanted, rows, change, values)
         return values
 
     return perturb
 
 
-def _why_unseen(pattern: str, stage: Staged) -> str:
+def call_numbers(found: Sequence[Marked]) -> dict[int, int]:
+    """For the id of each mark how many of its site and part are before it: random numbers depend
+    on it.
+    """
+    numbers: dict[tuple[str, str], int] = {}
+    calls: dict[int, int] = {}
+    for mark in found:
+        calls[id(mark)] = numbers.get((mark.site, mark.part), 0)
+        numbers[mark.site, mark.part] = calls[id(mark)] + 1
+    return calls
+
+
+def why_unseen(pattern: str, stage: Staged) -> str:
+    """The text of the error for a glob whose sites the call does not show."""
     selection = Selection(pattern)
     reasons = {r for site, r in stage.survey.unseen.items() if selection.matches_key(site)}
     why = "; ".join(sorted(reasons)) or "the call does not reach it"
@@ -167,11 +183,11 @@ def _in_rows(
     site: str,
     wanted: tuple[int, ...],
     rows: tuple[tuple[Any, int], ...],
-    new: list[Any],
-    old: list[Any],
+    change: Callable[[list[Any]], list[Any]],
+    values: list[Any],
 ) -> list[Any]:
     if not wanted:
-        return new
+        return change(values)
     if len(wanted) > len(rows):
         raise ValueError(
             f"{site!r} is called within {len(rows)} scans, so {''.join(f'[{i}]' for i in wanted)} "
@@ -182,10 +198,19 @@ def _in_rows(
             raise ValueError(f"{site!r} has {length} layers, there is no layer {index}.")
     pairs = zip(wanted, rows, strict=False)
     is_it = jnp.all(jnp.array([row == index % length for index, (row, length) in pairs]))
-    return [jnp.where(is_it, a, b) for a, b in zip(new, old, strict=True)]
+    # not `where`: a NaN in the gradient of a layer that is left alone would come through
+    return jax.lax.cond(is_it, change, lambda values: values, values)
 
 
-def _applied(one: Perturbation, x: Any, mapped: tuple[int, ...], name: str) -> Any:
+def _all_applied(
+    one: Perturbation, values: list[Any], *, mapped: Sequence[tuple[int, ...]], name: str
+) -> list[Any]:
+    pairs = enumerate(zip(values, mapped, strict=True))
+    return [applied(one, x, axes, f"{name}/{number}") for number, (x, axes) in pairs]
+
+
+def applied(one: Perturbation, x: Any, mapped: tuple[int, ...], name: str) -> Any:
+    """A marked array perturbed, each example of a vmap on its own."""
     apply: Callable[[Any], Any] = functools.partial(one.apply_at, name=name)
     if not mapped:
         return apply(x)
@@ -197,7 +222,7 @@ def _applied(one: Perturbation, x: Any, mapped: tuple[int, ...], name: str) -> A
     return y
 
 
-def _check(one: Perturbation, mark: Marked) -> None:
+def check_fits(one: Perturbation, mark: Marked) -> None:
     """Raise where a perturbation has no meaning for what a module returns or receives."""
     if not mark.avals:
         raise nothing_to_perturb(mark.site, mark.part)
@@ -209,46 +234,3 @@ def _check(one: Perturbation, mark: Marked) -> None:
         why = one.why_not(x)
         if why is not None:
             raise refusal(one, mark.site, x, why)
-
-
-# ------------------------------------------------------------- parameters
-
-
-def _parameters(stage: Staged, rules: Sequence[_Rule]) -> dict[int, Any]:
-    """For the number of an input that holds a perturbed parameter, that parameter."""
-    replaced: dict[int, Any] = {}
-    every: dict[str, tuple[tuple[Any, ...], int]] = {}
-    for path, variable in variables_by_path(stage.roots):
-        for number in stage.spans.get(id(variable), ()):
-            every.setdefault(site_key(path), (path, number))
-    for rule in rules:
-        if not rule.of_parameters:
-            continue
-        chosen = {
-            name: number
-            for name, (path, number) in every.items()
-            if any(glob_matches(rule.pattern, path[:n]) for n in range(len(path) + 1))
-        }
-        if not chosen:
-            raise ValueError(nothing_selected(Selection(rule.pattern), list(every)))
-        for one in rule.of_parameters:
-            for name, number in chosen.items():
-                value = replaced.get(number, stage.inputs[number])
-                why = one.why_not(value)
-                if why is not None:
-                    raise ValueError(f"{type(one).__name__} at {name!r}, {describe(value)}: {why}.")
-                replaced[number] = one.apply(value, name)
-    return replaced
-
-
-def _with_own_parameters(stage: Staged, out: Sequence[Any], replaced: dict[int, Any]) -> list[Any]:
-    """The outputs, where the call hands a parameter back as it was, with the model's own."""
-    if not replaced:
-        return list(out)
-    jaxpr = stage.survey.jaxpr
-    same = Values(jaxpr).same
-    own = {i: jaxpr.invars[i] for i in replaced}
-    return [
-        next((stage.inputs[i] for i, v in own.items() if same(atom, v)), value)
-        for atom, value in zip(jaxpr.outvars, out, strict=True)
-    ]

@@ -392,6 +392,14 @@ def _spans(nodes: Any, state: Any) -> dict[int, tuple[int, ...]]:
     return spans
 
 
+def array_names(variable: Any) -> list[str]:
+    """What tells the arrays of one Variable apart, in the order of its span: nothing where it
+    holds one.
+    """
+    leaves = jax.tree_util.tree_flatten_with_path(variable.get_raw_value())[0]
+    return [jax.tree_util.keystr(path) for path, leaf in leaves if _can_be_traced(leaf)]
+
+
 def variables_of_state(nodes: Any, state: Any) -> Iterator[tuple[Any, Any]]:
     """The Variables of NNX objects that are in a state of them, in its order, each with its part of
     the state.

@@ -1,7 +1,7 @@
 """What an inspector runs and can run again: the example, or the last step's loss and batch.
 
 Invariant: the perturbed pass and the clean one beside it differ in what is perturbed and in
-nothing else: same model, arguments and modes.
+nothing else: same program, model, arguments and modes.
 """
 
 from __future__ import annotations
@@ -13,17 +13,26 @@ from typing import Any
 from flax import nnx
 
 from nnx_inspector import protocol
+from nnx_inspector.comparing import Differences
 from nnx_inspector.measures import effect_of, scalars_of
-from nnx_inspector.owned import OwnedPasses, Result, Rows
+from nnx_inspector.owned import Call, OwnedPasses, Result
+from nnx_inspector.places import Setting
 from nnx_inspector.switching import Switches
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a trial gave; `clean` is None where nothing was perturbed."""
+    """What a trial gave.
 
+    Attributes:
+        clean: None where nothing was perturbed.
+        differences: None there too, and as long as their program is not compiled.
+    """
+
+    setting: Setting
     perturbed: Result
     clean: Result | None
+    differences: Differences | None
     of_a_loss: bool
 
     def effect(self, step: str = "the last step") -> protocol.Effect | None:
@@ -32,14 +41,21 @@ class Outcome:
         Args:
             step: what the loss's batch is called on screen.
         """
-        clean, perturbed = self.clean or self.perturbed, self.perturbed
-        if self.of_a_loss:
-            before, after = scalars_of(clean.value), scalars_of(perturbed.value)
-            return effect_of(step, clean, perturbed, before, after)
-        return None if self.clean is None else effect_of("the example", clean, perturbed)
+        if self.clean is None and not self.of_a_loss:
+            return None
+        clean = self.clean or self.perturbed
+        metrics = [scalars_of(r.value) for r in (clean, self.perturbed) if self.of_a_loss]
+        return effect_of(
+            step if self.of_a_loss else "the example",
+            clean,
+            self.perturbed,
+            *metrics,
+            differences=self.differences,
+            direct=self.setting.sites,
+        )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Trial:
     """One forward pass of the model; with a loss function one forward and backward pass of it."""
 
@@ -55,14 +71,29 @@ class Trial:
     def kind(self) -> str:
         return "run" if self.loss_fn is None else "step"
 
+    def call(self, model: nnx.Module, switches: Switches) -> Call:
+        """It, of a model in its modes."""
+        return Call(model, self.args, self.kwargs, self.loss_fn, switches)
+
     def make(
-        self, passes: OwnedPasses, model: nnx.Module, rows: Rows, switches: Switches
+        self, passes: OwnedPasses, model: nnx.Module, setting: Setting, switches: Switches
     ) -> Outcome:
-        """Run it, and the clean pass too where `rows` perturb anything."""
+        """Run it, and the clean pass too where anything is perturbed."""
+        call = self.call(model, switches)
+        perturbed = passes.run(call, setting)
+        if not setting.active:
+            return Outcome(setting, perturbed, None, None, self.loss_fn is not None)
+        clean = passes.run(call, setting.clean())
+        ready = passes.missing("compare", call, setting) is None
+        found = passes.compare(call, setting) if ready else None
+        return Outcome(setting, perturbed, clean, found, self.loss_fn is not None)
 
-        def one(rows: Rows) -> Result:
-            if self.loss_fn is None:
-                return passes.forward(model, self.args, self.kwargs, rows, switches)
-            return passes.backward(self.loss_fn, model, self.args, self.kwargs, rows, switches)
 
-        return Outcome(one(rows), one({}) if rows else None, self.loss_fn is not None)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shown:
+    """The pass that is on screen, and what it was made with."""
+
+    trial: Trial
+    switches: Switches
+    setting: Setting
+    outcome: Outcome

@@ -121,9 +121,9 @@ def test_step_returns_what_the_loss_returns_and_measures_gradients(insp, model):
 def test_the_effect_is_the_clean_pass_beside_the_perturbed_one(insp, model):
     insp.step(loss_fn, X)
     clean = insp.effect.clean
-    compiled = insp._meter.compilations
     handle = insp.perturb("b", nni.Zero())
     assert insp.effect.clean == clean
+    compiled = insp._meter.compilations
     assert insp.effect.perturbed == {"loss": 0.0, "largest": 0.0}
     handle.enabled = False
     assert insp.effect.perturbed == clean, "the old figures are back, exactly"
@@ -140,6 +140,7 @@ def test_the_effect_on_the_example_is_the_change_of_the_output(insp):
 def test_a_thousand_toggles_compile_nothing(insp):
     insp.step(loss_fn, X)
     first, second = insp.perturb("a", nni.Scale(0.5)), insp.perturb("b", nni.Zero())
+    assert insp.effect is not None, "the comparison is compiled"
     compiled, rng = insp._meter.compilations, np.random.default_rng(0)
     for _ in range(100):
         first.enabled, second.enabled = map(bool, rng.integers(0, 2, 2))

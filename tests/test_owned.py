@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnx_inspector.owned import OwnedPasses
+from nnx_inspector.owned import NONE, Call, OwnedPasses
+from nnx_inspector.places import CLEAN, Setting
 from nnx_inspector.sites import Selection
 from nnx_inspector.switching import Switches
 
@@ -35,6 +36,15 @@ def passes(*keys):
     return OwnedPasses(keys, Selection(None))
 
 
+def forward(owned, model, args, rows=None, switches=NONE):
+    call = Call(model, args, {}, switches=switches)
+    return owned.run(call, Setting(rows) if rows else CLEAN)
+
+
+def backward(owned, loss_fn, model, args, switches=NONE):
+    return owned.run(Call(model, args, {}, loss_fn, switches))
+
+
 def switch(value):
     return Switches((((), (("scale", value),)),))
 
@@ -47,7 +57,7 @@ def test_equal_static_arguments_of_other_types_are_other_programs(values):
     owned, model = passes(""), Told(nnx.Rngs(0))
     numbers = jnp.arange(1, 4)
     for value in (*values, *values):
-        y, _, name = owned.forward(model, (numbers, value), {}, {}).value
+        y, _, name = forward(owned, model, (numbers, value)).value
         assert name == type(value).__name__
         assert y.dtype == (numbers * value).dtype
         np.testing.assert_array_equal(1 / y, 1 / (numbers * value))
@@ -57,7 +67,7 @@ def test_equal_static_arguments_of_other_types_are_other_programs(values):
 def test_a_python_value_that_depends_on_the_shape_is_that_of_the_call():
     owned, model = passes(""), Told(nnx.Rngs(0))
     for rows in (6, 2, 6, 2):
-        y, count, _ = owned.forward(model, (X[:rows],), {}, {}).value
+        y, count, _ = forward(owned, model, (X[:rows],)).value
         assert (count, y.shape) == (rows, (rows, 3))
 
 
@@ -69,7 +79,7 @@ def test_a_python_value_that_depends_on_jaxs_settings_is_that_of_the_call():
     owned, model = passes(""), Precise()
     for wanted in ("highest", "None", "highest"):
         with jax.default_matmul_precision(None if wanted == "None" else wanted):
-            assert owned.forward(model, (X,), {}, {}).value[1] == wanted
+            assert forward(owned, model, (X,)).value[1] == wanted
 
 
 @pytest.mark.parametrize("values", [(2, 3), (1, True, 1.0)])
@@ -77,12 +87,12 @@ def test_switches_are_programs_of_their_own_and_kept(values):
     owned, model = passes(""), Scaled(nnx.Rngs(0))
     plain = np.asarray(model.linear(X))
     for value in (*values, *values):
-        y, name = owned.forward(model, (X,), {}, {}, switch(value)).value
+        y, name = forward(owned, model, (X,), None, switch(value)).value
         np.testing.assert_allclose(y, plain * value, rtol=1e-6)
         assert name == type(value).__name__
     assert len(owned._programs) == len(values)
     assert model.scale == 1
-    np.testing.assert_allclose(owned.forward(model, (X,), {}, {}).value[0], plain, rtol=1e-6)
+    np.testing.assert_allclose(forward(owned, model, (X,)).value[0], plain, rtol=1e-6)
 
 
 def test_a_backward_pass_is_switched_too():
@@ -91,7 +101,7 @@ def test_a_backward_pass_is_switched_too():
     def loss_fn(model, x):
         return model(x)[0].sum()
 
-    result = owned.backward(loss_fn, model, (X,), {}, {}, switch(3.0))
+    result = backward(owned, loss_fn, model, (X,), switch(3.0))
     np.testing.assert_allclose(result.value, 3.0 * loss_fn(model, X), rtol=1e-5)
     gradient = result.record["linear"].gradient
     np.testing.assert_allclose(gradient.mean, 3.0, rtol=1e-6)
@@ -101,33 +111,33 @@ def test_switching_and_perturbing_go_together():
     owned, model = passes("linear"), Scaled(nnx.Rngs(0))
     plain = np.asarray(model.linear(X))
     row = {"linear": (1.0, 0.5)}
-    wanted = owned.forward(model, (X,), {}, row).value[0]
+    wanted = forward(owned, model, (X,), row).value[0]
     assert not np.allclose(wanted, plain)
     np.testing.assert_allclose(
-        owned.forward(model, (X,), {}, row, switch(2)).value[0], 2 * np.asarray(wanted), rtol=1e-6
+        forward(owned, model, (X,), row, switch(2)).value[0], 2 * np.asarray(wanted), rtol=1e-6
     )
 
 
 def test_a_site_that_gets_a_row_later_can_be_perturbed():
     owned, model = passes(""), Scaled(nnx.Rngs(0))
     row = {"linear": (1.0, 0.5)}
-    plain = owned.forward(model, (X,), {}, row).value[0]
+    plain = forward(owned, model, (X,), row).value[0]
     owned.extend(["linear", ""])
     owned.extend(["linear"])
-    assert not np.allclose(owned.forward(model, (X,), {}, row).value[0], plain)
-    owned.forward(model, (X,), {}, {})
+    assert not np.allclose(forward(owned, model, (X,), row).value[0], plain)
+    forward(owned, model, (X,))
     assert len(owned._programs) == 2
 
 
 def test_a_failing_pass_names_the_modes_and_leaves_the_others():
     owned, model = passes(""), Scaled(nnx.Rngs(0))
     with pytest.raises(TypeError) as caught:
-        owned.forward(model, (X,), {}, {}, switch("a word"))
+        forward(owned, model, (X,), None, switch("a word"))
     assert "with the modes scale='a word' on '(root)'" in " ".join(caught.value.__notes__)
     with pytest.raises(TypeError) as caught:
-        owned.forward(model, (X[:, :2],), {}, {})
+        forward(owned, model, (X[:, :2],))
     assert "modes" not in " ".join(getattr(caught.value, "__notes__", ()))
-    assert owned.forward(model, (X,), {}, {}, switch(2)).value[1] == "int"
+    assert forward(owned, model, (X,), None, switch(2)).value[1] == "int"
 
 
 def test_the_model_and_its_arrays_are_not_kept():
@@ -135,7 +145,7 @@ def test_the_model_and_its_arrays_are_not_kept():
     import weakref
 
     owned, model = passes(""), Scaled(nnx.Rngs(0))
-    owned.forward(model, (X,), {}, {}, switch(2))
+    forward(owned, model, (X,), None, switch(2))
     alive = weakref.ref(model)
     del model
     gc.collect()
@@ -159,9 +169,9 @@ def test_without_graph_mode_or_its_updates_a_pass_is_the_same(mode):
     owned, wanted = passes("first"), np.asarray(model.first(model.first(X)))
     with mode(False):
         for _ in range(2):
-            result = owned.forward(model, (X,), {}, {}, evaluate)
+            result = forward(owned, model, (X,), None, evaluate)
             np.testing.assert_allclose(result.value, wanted, rtol=1e-5, atol=1e-6)
             assert result.record["first"].output.size == 2 * X.size
-            loss = owned.backward(lambda m, x: m(x).sum(), model, (X,), {}, {}, evaluate).value
+            loss = backward(owned, lambda m, x: m(x).sum(), model, (X,), evaluate).value
             np.testing.assert_allclose(loss, wanted.sum(), rtol=1e-5)
     assert len(owned._programs) == 3, "the loss is another function each time"

@@ -167,9 +167,21 @@ def test_one_layer_of_a_stack_can_be_chosen():
 def test_several_act_in_the_order_in_which_they_are_given():
     model = models.MLP(rngs())
     first = perturbed(model)({"up": [Shift(1.0), Scale(2.0)]}, X)
-    second = perturbed(model)({"up": Scale(2.0), "u*": Shift(1.0)}, X)
+    second = perturbed(model)({"up": [Scale(2.0), Shift(1.0)]}, X)
     np.testing.assert_allclose(first, by_hand(model, X, lambda a: (a + 1) * 2), rtol=1e-6)
     np.testing.assert_allclose(second, by_hand(model, X, lambda a: a * 2 + 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_of_several_keys_the_alphabetically_first_acts_first_jitted_or_not(jitted):
+    """A dict that is an argument of jit comes out sorted."""
+    model = models.MLP(rngs())
+    call = lambda model, what, x: perturbed(model)(what, x)  # noqa: E731
+    call = nnx.jit(call) if jitted else call
+    one, other = {"up": Scale(2.0)}, {"u*": Shift(1.0)}
+    for what in (one | other, other | one):
+        found = call(model, what, X)
+        np.testing.assert_allclose(found, by_hand(model, X, lambda a: (a + 1) * 2), rtol=1e-6)
 
 
 def test_what_a_module_receives_can_be_perturbed():
@@ -362,8 +374,8 @@ def test_noise_on_parameters_is_each_ones_own_and_of_its_strength():
     ("perturbations", "error", "text"),
     [
         ({"up": Mask(jnp.ones(3))}, ValueError, r"Mask at 'up', float32\[4,4\]: .*shape \(3,\)"),
-        ({"up": Shift(jnp.ones(5))}, ValueError, r"offset of shape \(5,\) does not broadcast"),
-        ({"up": Patch(jnp.ones((2, 4)))}, ValueError, r"value of shape \(2, 4\)"),
+        ({"up": Shift(jnp.ones(5))}, ValueError, r"offset= of shape \(5,\) does not broadcast"),
+        ({"up": Patch(jnp.ones((2, 4)))}, ValueError, r"value= of shape \(2, 4\)"),
         ({"up": Mean(axis=2)}, ValueError, r"no axis 2"),
         ({"up": Apply(jnp.sum)}, ValueError, "must keep shape and dtype"),
         ({"ups": Zero()}, ValueError, "'ups' matches no site of this model.*'up'"),

@@ -1,0 +1,106 @@
+"""How far a long piece of work is, and whether to stop it: in a notebook, a terminal, a function.
+
+Invariant: what is shown never changes what is computed; a stop is taken over where the work asks,
+between two parts of it. Knows nothing of the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Report = Callable[[int, int], bool]
+"""`(done, total) -> whether to stop`."""
+Progress = bool | Callable[[int, int], Any]
+"""True: a bar where there is a screen. A function `(done, total)` that returns True to stop."""
+
+
+@contextlib.contextmanager
+def shown(progress: Progress, what: str) -> Iterator[Report]:
+    """Show the progress of the work in this context.
+
+    Args:
+        progress: see `Progress`; False shows nothing.
+        what: the name of the work, in a word or two.
+    """
+    if callable(progress):
+        yield lambda done, total: progress(done, total) is True
+        return
+    if progress and in_notebook():
+        bar = Bar(what)
+        bar.display()
+        with contextlib.closing(bar):
+            yield bar.report
+        return
+    if progress and sys.stderr is not None and sys.stderr.isatty():
+        try:
+            yield lambda done, total: _write(f"\r{what}: {done} of {total}")
+        finally:
+            _write("\n")
+        return
+    yield lambda done, total: False
+
+
+def _write(text: str) -> bool:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    return False
+
+
+def in_notebook() -> bool:
+    """Whether this runs in a notebook's kernel."""
+    if "IPython" not in sys.modules:
+        return False
+    from IPython.core.getipython import get_ipython
+
+    shell: Any = get_ipython()
+    return shell is not None and hasattr(shell, "kernel")
+
+
+class Bar:
+    """A progress bar with a button that says Stop.
+
+    The button has a comm of its own, on which a running cell never sends: ipykernel 7 handles what
+    arrives on it beside the cell (`screen.InspectorWidget.answer_where_asked`), older ones after.
+
+    Args:
+        what: the name of the work.
+    """
+
+    def __init__(self, what: str):
+        import ipywidgets
+
+        self._what = what
+        self._stop = threading.Event()
+        self.bar = ipywidgets.IntProgress(min=0, max=1)
+        self.text = ipywidgets.Label(f"{what}: preparing")
+        self.button = ipywidgets.Button(description="Stop", tooltip=f"Stop the {what}")
+        self.button.on_click(lambda _: self._stop.set())
+        comm: Any = self.button.comm
+        if comm is not None and hasattr(comm, "_reply_subshell_id"):
+            del comm._reply_subshell_id
+        self._box = ipywidgets.HBox([self.bar, self.text, self.button])
+
+    def display(self) -> None:
+        """Show it below the running cell."""
+        from IPython.display import display
+
+        display(self._box)
+
+    def report(self, done: int, total: int) -> bool:
+        """See `Report`. A stop may come from any thread."""
+        self.bar.max, self.bar.value = max(total, 1), done
+        stopped = self._stop.is_set() and done < total
+        self.text.value = f"{self._what}: {done} of {total}{', stopped' if stopped else ''}"
+        return self._stop.is_set()
+
+    def close(self) -> None:
+        """Leave bar and text on the page, without a button that does nothing any more."""
+        self._box.children = (self.bar, self.text)
+        layout, style = self.button.layout, self.button.style
+        self.button.close()
+        layout.close()
+        style.close()

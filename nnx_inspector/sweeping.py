@@ -1,0 +1,400 @@
+"""`sweep`: the effect of perturbing each site alone, all of them in one compiled program.
+
+The pass is traced once, with a gate at each site (`gates`), and vmapped over which gate is open,
+in chunks that fit memory. Invariant: the model, its RNG streams, statistics and optimizer stay as
+they are, and each row equals a pass of `perturbed` with that site alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from nnx_inspector import _private
+from nnx_inspector.capturing import marking_layers
+from nnx_inspector.effects import (
+    Logits,
+    kl_divergence_in_trace,
+    logits_of,
+    relative_change_in_trace,
+    top1_changed_in_trace,
+)
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.gates import NONE, Gates, gates_of, passed
+from nnx_inspector.gradient_kinds import GradientPerturbation
+from nnx_inspector.harvest import Plan, evaluate
+from nnx_inspector.keeping import Keep
+from nnx_inspector.kinds import Perturbation, Zero
+from nnx_inspector.layers import TAP_OUTPUT, Context, Layer
+from nnx_inspector.memory import available_bytes, peak_bytes
+from nnx_inspector.parameter_kinds import ParameterPerturbation
+from nnx_inspector.progress import Progress, Report, shown
+from nnx_inspector.scope import Scope
+from nnx_inspector.sites import Only, Selection, require_module
+from nnx_inspector.staging import Function, Staged, staged
+from nnx_inspector.survey import marks
+from nnx_inspector.taps import INPUT, mark_tree
+from nnx_inspector.watching import unwatched
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RESULT = "result"
+"""Marks what the model returns, after all that is perturbed."""
+LARGEST_CHUNK = 32
+"""More gates at once are hardly faster, and the sweep is to be stopped between two chunks."""
+_ZERO = Zero()
+_OWN = ("site", "loss", "loss_change", "output_change", "kl", "top1_changed", "why_not")
+
+
+def sweep(
+    model: nnx.Module,
+    loss_fn: Callable[..., Any],
+    /,
+    *args: Any,
+    sites: Only = "**",
+    perturbation: Perturbation = _ZERO,
+    layers: bool = True,
+    logits: Logits = None,
+    chunk: int | None = None,
+    progress: Progress = True,
+    **kwargs: Any,
+) -> pd.DataFrame:
+    """Measure the effect of perturbing each site alone.
+
+    One program is compiled, whatever the number of sites, and each call compiles its own (jax's
+    compilation cache, `jax_compilation_cache_dir`, keeps it). Nothing of the model changes. Every
+    pass has the same random numbers as the clean one.
+
+    Args:
+        model: paths are relative to it.
+        loss_fn: called as `loss_fn(model, *args, **kwargs)`; returns a scalar, or `(scalar, aux)`.
+            Of an aux that is a dict the scalars are measured too.
+        args: what follows the model, for instance the batch.
+        sites: which sites; see `intercept_methods`. Other methods by name: `"**:*"`.
+        perturbation: any kind for values, `nni.Mean()`, `nni.Scale(0.0, at="input")`.
+        layers: whether each layer of a stacked site (and each step of an RNN) has a row of its
+            own, `"blocks[1]"`; False perturbs all of them at once.
+        logits: which part of the model's output are logits: True for an output of one array
+            `[..., classes]`, a function of the output, False for none. By default the output's
+            array, if it has one only, floating-point, of rank 2 or more.
+        chunk: how many passes are made at once; by default as many as fit into half of the free
+            memory, 32 at most. 1 does without vmap.
+        progress: True for a bar with a Stop button in a notebook, and a line in a terminal. Or a
+            function `(done, total)` that returns True to stop. The button works during the cell
+            where ipykernel 7 and JupyterLab 4.4 or newer handle messages beside it; interrupting
+            the kernel works everywhere.
+        kwargs: keyword arguments of `loss_fn`.
+
+    Returns:
+        A pandas frame, a row a site, ranked by `|loss_change|` (what is not finite first). Columns:
+        `site`; `loss` and `loss_change` against the clean pass; the same two for each scalar of
+        aux; `output_change`, the relative norm of the change of what the model returns, and for
+        logits `kl`, KL(clean || perturbed) in nats, and `top1_changed`, a share, missing where
+        there are none; `why_not`, why a site could not be measured. `attrs`: "clean", the clean
+        values; "perturbation"; "chunk"; "stopped"; "unmeasured", the sites left when stopped.
+        Stopped, or interrupted once a site is measured, it returns what there is.
+
+    Raises:
+        TypeError: `model` is no module, the loss no scalar, `perturbation` of another kind, or of
+            one that has no meaning at any of the sites.
+        ValueError: `sites` matches nothing, or a site that the call does not reach; an array of
+            the perturbation fits no site.
+        InspectorError: within a traced function.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> import nnx_inspector as nni
+        >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.relu)
+        >>> def loss_fn(model, x):
+        ...     return (model(x) ** 2).mean()
+        >>> frame = nni.sweep(model, loss_fn, jnp.ones((4, 2)), sites="layers/*")
+        >>> list(frame["site"])
+        ['layers/0']
+    """
+    _check(model, loss_fn, perturbation, chunk)
+    selection = Selection(sites)
+    selection.require_match(model)
+    function, call = Function(loss_fn), (model, *args)
+    marking = _marking(selection, inputs=perturbation.at == INPUT)
+    with shown(progress, "sweep") as report, unwatched():
+        with staged(function, call, kwargs, marking, roots={(): model}) as stage:
+            gates = gates_of(stage, selection.terms, perturbation, layers=layers)
+            report(0, len(gates.names))
+            program = _compiled(_Pass(stage, gates, perturbation, logits), chunk)
+        return _frame(program, gates, report, type(perturbation).__name__)
+
+
+def _check(model: Any, loss_fn: Any, perturbation: Any, chunk: Any) -> None:
+    require_module(model)
+    if not callable(loss_fn):
+        raise TypeError(
+            f"sweep takes a function loss_fn(model, *args), got {type(loss_fn).__name__}."
+        )
+    if isinstance(perturbation, type) and issubclass(perturbation, Perturbation):
+        raise TypeError(f"Pass an instance: nni.{perturbation.__name__}(...).")
+    name = type(perturbation).__name__
+    if isinstance(perturbation, GradientPerturbation):
+        raise TypeError(
+            f"{name} leaves every value as it is and changes gradients alone, so its effect on a "
+            f"loss is none. Take a kind that changes values, such as nni.Zero()."
+        )
+    if isinstance(perturbation, ParameterPerturbation):
+        raise TypeError(
+            f"{name} acts on parameters, and sweep on what modules return or receive. Use "
+            f"nni.perturbed(loss_fn)({{path: {name}(...)}}, model, ...)."
+        )
+    if not isinstance(perturbation, Perturbation):
+        raise TypeError(f"A perturbation is nni.Zero() or another of the kinds, got {name}.")
+    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+        raise ValueError(f"chunk is a number of passes, 1 or more, got {chunk!r}.")
+    if _private.is_tracing():
+        raise InspectorError(
+            "sweep compiles and runs a program of its own and cannot be part of a traced function. "
+            "Call it outside of jit, grad and vmap."
+        )
+
+
+# ------------------------------------------------------------------ the pass
+
+
+@dataclasses.dataclass(frozen=True)
+class _MarkResult:
+    """Marks what the model itself returns."""
+
+    owner: Any
+
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+        out = next_fun(*args, **kwargs)
+        return mark_tree(out, owner=self.owner, site="", part=RESULT)
+
+
+def _marking(selection: Selection, *, inputs: bool) -> Any:
+    of_sites = marking_layers(selection, inputs=inputs)
+
+    def layers(scope: Scope, owner: Any) -> list[Layer]:
+        result = Layer(_MarkResult(owner), TAP_OUTPUT, Selection(""), scope)
+        return [result, *of_sites(scope, owner)]
+
+    return layers
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pass:
+    """One pass with one gate open, and what is measured of it."""
+
+    stage: Staged
+    gates: Gates
+    perturbation: Perturbation
+    logits: Logits
+
+    @property
+    def data(self) -> tuple[Any, ...]:
+        """The arrays that a pass is of."""
+        return self.stage.inputs, self.stage.survey.consts, jax.tree.leaves(self.perturbation)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the scalars: the loss, and those of aux."""
+        outputs: list[Any] = [v.aval for v in self.stage.survey.jaxpr.outvars]
+        return tuple(_scalars(self.stage.finish(outputs, update=False)))
+
+    def run(self, which: Any, data: tuple[Any, ...]) -> tuple[Any, Any, Any]:
+        """(the scalars of `names`, what the model returned, whether the open gate was passed)."""
+        inputs, consts, leaves = data
+        one = jax.tree.unflatten(jax.tree.structure(self.perturbation), leaves)
+        survey = dataclasses.replace(self.stage.survey, consts=tuple(consts))
+        keep = Keep(values=True, parts=(RESULT,))
+        plan = Plan(summarise=False, perturb=self.gates.perturb(one, which), keep=keep)
+        out, seen = evaluate(survey, inputs, plan=plan)
+        scalars = [jnp.asarray(x) for x in _scalars(self.stage.finish(out, update=False)).values()]
+        results = [
+            [kept.value for kept in one.kept]
+            for mark, one in passed(survey, seen)
+            if mark.part == RESULT
+        ]
+        return scalars, results, self.gates.ran(survey, seen)[which] > 0
+
+    def changes(self, clean: Any, results: Any) -> dict[str, Any]:
+        """How far what the model returned is from what it returns when nothing is perturbed."""
+        found = {"output_change": relative_change_in_trace(clean, results)}
+        structures = [m.structure for m in marks(self.stage.survey) if m.part == RESULT]
+        if len(structures) == 1 and len(results) == 1:
+            pair = [
+                logits_of(structures[0].unflatten(values[0]), self.logits)
+                for values in (clean, results)
+            ]
+            if pair[0] is not None:
+                found["kl"] = kl_divergence_in_trace(*pair)
+                found["top1_changed"] = top1_changed_in_trace(*pair)
+        return found
+
+    def program(self, which: Any, is_first: Any, clean: Any, data: Any) -> Any:
+        """As many passes as `which` has numbers. The first one of the first chunk is the clean one,
+        which comes out, to be handed to the other chunks.
+        """
+        if len(which) == 1:  # without vmap: there are primitives that have none
+            made = jax.tree.map(lambda x: jnp.asarray(x)[None], self.run(which[0], data))
+        else:
+            made = jax.vmap(self.run, in_axes=(0, None))(which, data)
+        scalars, results, reached = made
+        clean = jax.tree.map(lambda new, old: jnp.where(is_first, new[0], old), results, clean)
+        changes = jax.vmap(self.changes, in_axes=(None, 0))(clean, results)
+        return scalars, changes, reached, clean
+
+
+def _scalars(value: Any) -> dict[str, Any]:
+    """The loss, and the scalars of an aux that is a dict."""
+    loss, aux = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    if not _is_scalar(loss):
+        array: Any = loss if hasattr(loss, "dtype") else None
+        what = type(loss).__name__ if array is None else f"{array.dtype}{list(array.shape)}"
+        raise TypeError(
+            f"The loss function must return a real scalar, or (scalar, aux); it returned {what}."
+        )
+    out = {"loss": loss}
+    for name, x in aux.items() if isinstance(aux, Mapping) else ():
+        if _is_scalar(x):
+            out[f"aux_{name}" if str(name) in _OWN else str(name)] = x
+    return out
+
+
+def _is_scalar(x: Any) -> bool:
+    if not hasattr(x, "dtype"):
+        return isinstance(x, (bool, int, float))
+    kinds = (jnp.floating, jnp.integer, jnp.bool_)
+    return x.shape == () and any(jnp.issubdtype(x.dtype, kind) for kind in kinds)
+
+
+# ------------------------------------------------------------- in chunks
+
+
+@dataclasses.dataclass(frozen=True)
+class _Program:
+    """A compiled program of `chunk` passes."""
+
+    compiled: Any
+    names: tuple[str, ...]
+    chunk: int
+    clean: Any
+    data: Any
+
+    def chunks(self, count: int) -> Iterator[list[dict[str, float]]]:
+        """Of the clean pass and then of each gate what was measured, chunk by chunk."""
+        numbers = np.arange(NONE, count, dtype=np.int32)
+        clean, is_first = self.clean, True
+        where = self.compiled.input_shardings[0][2]
+        for start in range(0, len(numbers), self.chunk):
+            which = np.full(self.chunk, NONE, np.int32)
+            part = numbers[start : start + self.chunk]
+            which[: len(part)] = part
+            clean = jax.tree.map(jax.device_put, clean, where)
+            *found, clean = self.compiled(which, np.bool_(is_first), clean, self.data)
+            scalars, changes, reached = jax.device_get(found)
+            is_first = False
+            yield [
+                {name: float(x[i]) for name, x in zip(self.names, scalars, strict=True)}
+                | {name: float(x[i]) for name, x in changes.items()}
+                | {"reached": bool(reached[i])}
+                for i in range(len(part))
+            ]
+
+
+def _compiled(one: _Pass, chunk: int | None) -> _Program:
+    """The program, with as many passes at once as was asked for or fit memory."""
+    data, names, count = one.data, one.names, len(one.gates.names) + 1
+    jaxpr, (_, results, _) = jax.make_jaxpr(one.run, return_shape=True)(jnp.int32(0), data)
+    jax.eval_shape(one.changes, results, results)  # logits that are none: before it compiles
+    clean = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), results)
+    arrays = [x for x in jax.tree.leaves(data) if isinstance(x, jax.Array)]
+    device = next(iter(arrays[0].devices())) if arrays else jax.devices()[0]
+    budget = available_bytes(device) // 2
+    asked = chunk
+    chunk = chunk or _even(count, min(LARGEST_CHUNK, budget // max(1, peak_bytes(jaxpr))))
+    while True:
+        which = np.zeros(min(chunk, count), np.int32)
+        try:
+            lowered = jax.jit(one.program).lower(which, np.bool_(True), clean, data)
+        except Exception as error:
+            if len(which) > 1:
+                error.add_note(
+                    "nnx_inspector: sweep vmaps the call over its sites. If that is what fails, "
+                    "pass chunk=1, which does without."
+                )
+            raise
+        compiled = lowered.compile()
+        needed = getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
+        if asked is not None or len(which) == 1 or needed <= budget:
+            return _Program(compiled, names, len(which), clean, data)
+        chunk = _even(count, len(which) * budget // needed)  # the estimate was too low
+
+
+def _even(count: int, most: int) -> int:
+    """Chunks of at most this size, and as few of them, are all about this long."""
+    chunks = -(-count // max(1, most))
+    return -(-count // chunks)
+
+
+# ------------------------------------------------------------------- the frame
+
+
+def _frame(program: _Program, gates: Gates, report: Report, kind: str) -> pd.DataFrame:
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+    measured, stopped = _measured(program, gates, report)
+    clean, *each = measured
+    rows: list[dict[str, Any]] = []
+    for site, figures in zip(gates.names, each, strict=False):
+        if figures.pop("reached"):
+            change = {f"{n}_change": figures[n] - clean[n] for n in program.names}
+            rows.append({"site": site, **figures, **change})
+        else:
+            why = "the call does not pass through it with these arguments"
+            rows.append({"site": site, "why_not": why})
+    rows += [{"site": site, "why_not": why} for site, why in gates.refused.items()]
+    figures = [c for name in program.names for c in (name, f"{name}_change")]
+    figures += ["output_change", "kl", "top1_changed"]
+    frame: Any = pd.DataFrame(sorted(rows, key=_rank), columns=["site", *figures, "why_not"])
+    frame = frame.astype(dict.fromkeys(figures, "float64"))
+    frame.attrs = {
+        "clean": {name: clean[name] for name in program.names},
+        "perturbation": kind,
+        "chunk": program.chunk,
+        "stopped": stopped,
+        "unmeasured": list(gates.names[len(each) :]),
+    }
+    return frame
+
+
+def _measured(
+    program: _Program, gates: Gates, report: Report
+) -> tuple[list[dict[str, float]], bool]:
+    """What was measured, the clean pass first, and whether it was stopped before the end."""
+    measured: list[dict[str, float]] = []
+    total = len(gates.names)
+    try:
+        for part in program.chunks(total):
+            measured += part
+            if report(len(measured) - 1, total) and len(measured) <= total:
+                return measured, True
+    except KeyboardInterrupt:
+        if len(measured) < 2:
+            raise
+        return measured, True
+    return measured, False
+
+
+def _rank(row: Mapping[str, Any]) -> tuple[float, ...]:
+    """Largest change of the loss first, what is not finite before, what has none behind."""
+    if "why_not" in row:
+        return (1.0,)
+    sizes = (abs(row["loss_change"]), row["output_change"])
+    return (0.0, *(-math.inf if math.isnan(size) else -size for size in sizes))
