@@ -355,6 +355,11 @@ def scan_parts(equation: Any, values: Sequence[Any]) -> tuple[list[Any], list[An
     return consts, carry, xs
 
 
+def goes_backwards(equation: Any) -> bool:
+    """Whether a scan begins with the last of what it scans over."""
+    return bool(equation.params.get("reverse", False))
+
+
 def source_of_caller() -> tuple[str, bool]:
     """`file:line` of the nearest user code on the stack (`""` for none), and whether jax's tracing
     of an inner function (jit, scan, remat) lies between.

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from nnx_inspector import _private
 from nnx_inspector import places as at_places
 from nnx_inspector.capturing import marking_layers
 from nnx_inspector.kinds import Perturbation
@@ -189,7 +190,7 @@ class Reach:
             for mark, lengths in found:
                 check_fits(one, mark)
                 if rows:
-                    check_rows(site, rows, lengths)
+                    check_rows(site, rows, tuple(map(abs, lengths)))
 
     def turns(self, site: str) -> tuple[int, ...]:
         """How many turns the scans around a site have, outermost first, negative where one goes
@@ -214,11 +215,16 @@ class Reach:
 def _with_lengths(
     found: Survey, lengths: tuple[int, ...] = ()
 ) -> Iterable[tuple[Marked, tuple[int, ...]]]:
-    """Every mark, with the lengths of the scans around it, outermost first."""
-    for item in found.items.values():
+    """Every mark, with the lengths of the scans around it, outermost first; negative where one
+    goes backwards.
+    """
+    for number, item in found.items.items():
         if item.mark is not None:
             yield item.mark, lengths
-        inner = (*lengths, item.length) if item.kind == "scan" else lengths
+        inner = lengths
+        if item.kind == "scan":
+            backwards = _private.goes_backwards(found.jaxpr.eqns[number])
+            inner = (*lengths, -item.length if backwards else item.length)
         for child in item.children:
             yield from _with_lengths(child, inner)
 

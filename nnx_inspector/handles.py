@@ -206,7 +206,8 @@ class Handles:
         check: raises where a handle cannot have another value.
 
     Attributes:
-        elsewhere: whether some other program that runs has no place for a handle yet.
+        elsewhere: whether the running loop's program for a handle is being compiled; None where
+            no loop runs.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ class Handles:
         self._wanted = _Layout()
         self._armed = _Layout()
         self._given_up: tuple[Place, ...] | None = None
-        self.elsewhere: Callable[[Handle], bool] = lambda handle: False
+        self.elsewhere: Callable[[Handle], bool | None] = lambda handle: None
 
     def add(
         self,
@@ -313,8 +314,9 @@ class Handles:
         with self._lock:
             if handle.id not in self._with_place:
                 return False
-            if self.elsewhere(handle):
-                return True
+            in_loop = self.elsewhere(handle)
+            if in_loop is not None:
+                return in_loop
             if self._given_up == self._wanted.places:
                 return False
             at = self._armed.owners.get(handle.id)

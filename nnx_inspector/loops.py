@@ -137,10 +137,14 @@ class Loops:
     def _between_passes(self) -> bool:
         return self.running and self._region is not None and not self._region.ticks
 
-    def is_compiling(self, handle: Handle) -> bool:
-        """Whether a handle waits for a program of the running loop that is being compiled."""
+    def is_compiling(self, handle: Handle) -> bool | None:
+        """Whether a handle waits for a program of the running loop that is being compiled; None
+        where no loop runs.
+        """
         session = self._session
-        return session is not None and session.compiling and handle.place not in session.places
+        if session is None:
+            return None
+        return session.compiling and handle.place not in session.places
 
     def _take_over(self, session: Session) -> None:
         parts = self._parts

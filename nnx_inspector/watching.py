@@ -324,7 +324,10 @@ class _Told:
 class _Frame:
     """What the outermost call at one trace level of one session gathers."""
 
-    def __init__(self, watch: _Watch, level: Any, numbers: Sequence[Any], *, seen: bool):
+    def __init__(
+        self, watch: _Watch, level: Any, numbers: Sequence[Any], *, begins: bool, seen: bool
+    ):
+        self.begins = begins
         ticket, gate, rows, *data = numbers
         self.level, self.ticket, self.gate, self.rows, self.seen = level, ticket, gate, rows, seen
         self.data: list[list[Any]] = []
@@ -398,7 +401,7 @@ class _Watch:
             found = _sessions.get(self.session)
             if found is not None:
                 found.unseen[key] = IN_A_WHILE_LOOP
-        return _Frame(self, level, numbers, seen=not loops), args, kwargs
+        return _Frame(self, level, numbers, begins=begins, seen=not loops), args, kwargs
 
     def _perturbed_arguments(
         self, frame: _Frame, args: Any, kwargs: Any, context: Context
@@ -445,6 +448,14 @@ class _Watch:
         lengths = dict(self.turns).get(site or "")
         if not place.rows or not lengths:
             return on
+        if frame.begins:  # the scan, if it is one, is around the pass: nothing counts its turns
+            found = _sessions.get(self.session)
+            if found is not None and site is not None:
+                found.unseen[site] = (
+                    "which layer is called cannot be told here, outside of a call of the model: "
+                    "one that is chosen by its number is not perturbed"
+                )
+            return jnp.zeros((), jnp.bool_)
         turn = frame.ticket[1]
         wanted = (*place.rows, *(None for _ in lengths[len(place.rows) :]))
         for length, row in zip(reversed(lengths), reversed(wanted), strict=True):

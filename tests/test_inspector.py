@@ -213,10 +213,10 @@ def test_a_watched_loop_trains_as_without_us(insp, model):
 def test_a_second_loop_goes_on_counting_and_compiles_nothing(insp, model):
     train(insp, model)
     assert insp.recording.steps[-1] == 10
-    session = insp._sessions[True]
+    session = insp._loops._sessions[True, None]
     train(insp, model)
     assert insp.recording.steps[1:] == [0, 5, 10, 15, 20]
-    assert insp._sessions[True] is session
+    assert insp._loops._sessions[True, None] is session
 
 
 def test_a_perturbation_acts_from_the_next_step_and_is_flagged(insp, model):

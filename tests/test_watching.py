@@ -319,7 +319,6 @@ def test_a_dropped_session_is_freed():
 
     gc.collect()
     assert number not in watching._sessions
-    assert number not in watching._sessions
 
 
 def test_flips_from_another_thread_during_donated_steps():

@@ -1,0 +1,217 @@
+"""What is added while a watched loop runs: compiled in a thread, once, while the old program goes
+on; one layer of a stack; interrupts.
+"""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from leftovers import nothing_left
+
+import nnx_inspector as nni
+from nnx_inspector import _private
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
+SGD = optax.sgd(0.0)
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.a, self.b = nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.b(jnp.tanh(self.a(x)))
+
+
+class Stack(nnx.Module):
+    def __init__(self, rngs, *, reverse=False, remat=False):
+        @nnx.split_rngs(splits=4)
+        @nnx.vmap(in_axes=0, out_axes=0)
+        def make(rngs):
+            return nnx.Linear(3, 3, rngs=rngs)
+
+        self.layers, self.reverse, self.remat = make(rngs), reverse, remat
+
+    def __call__(self, x):
+        def body(x, layer):
+            return jnp.tanh(layer(x))
+
+        body = nnx.remat(body) if self.remat else body
+        scan = nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry, reverse=self.reverse)
+        return scan(x, self.layers)
+
+
+def loss_fn(model, x):
+    return (model(x) ** 2).mean()
+
+
+def make_step():
+    @nnx.jit(donate_argnums=(0, 1))
+    def step(model, optimizer, x):
+        loss, grads = nnx.value_and_grad(loss_fn)(model, x)
+        optimizer.update(model, grads)
+        return loss
+
+    return step
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind():
+    with nothing_left():
+        yield
+        for thread in threading.enumerate():
+            if thread.name == "nnx_inspector.arming":  # compiles under wrappers of its own
+                thread.join(120)
+                assert not thread.is_alive()
+
+
+class Compiled:
+    """Names of the threads in which something is compiled."""
+
+    def __enter__(self):
+        self.threads = []
+        note = lambda kind, _: self.threads.append(threading.current_thread().name)  # noqa: E731
+        self._undo = _private.compilation_events(note)
+        return self
+
+    def __exit__(self, *_):
+        self._undo()
+
+
+def test_what_is_added_during_a_loop_is_compiled_beside_it_and_then_acts():
+    model = Net(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, SGD, wrt=nnx.Param)
+    insp = nni.Inspector(model, X, display=False)
+    step, losses, states = make_step(), [], []
+    clean = float(loss_fn(model, X))
+    shifted = float(nni.perturbed(loss_fn)({"a": nni.Shift(2.0)}, model, X))
+    handle, compiled = None, Compiled()
+    with compiled:
+        for i, _ in enumerate(insp.watch(iter(lambda: 0, 1), every=2)):
+            losses.append(float(step(model, optimizer, X)))
+            if i == 3:
+                compiled.threads.clear()
+                handle = insp.perturb("a", nni.Shift(2.0))
+            if handle is not None:
+                states.append(handle.compiling)
+                if not handle.compiling:
+                    handle.enabled = False
+                    handle.perturbation = nni.Shift(5.0)
+                    handle.enabled, handle.perturbation = True, nni.Shift(2.0)
+            if sum(loss != pytest.approx(clean) for loss in losses) == 4:
+                break
+    kinds = [loss == pytest.approx(shifted, rel=1e-5) for loss in losses]
+    assert kinds == sorted(kinds), "first the old program, then the new one"
+    assert kinds.count(False) >= 5
+    for loss, new in zip(losses, kinds, strict=True):
+        assert loss == pytest.approx(shifted if new else clean, rel=1e-5)
+    assert states[-1] is False
+    assert "MainThread" not in compiled.threads
+    assert "nnx_inspector.arming" in compiled.threads
+    insp.close()
+
+
+def test_a_perturbation_that_was_there_before_the_loop_acts_from_its_first_step():
+    model = Net(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, SGD, wrt=nnx.Param)
+    insp = nni.Inspector(model, X, display=False)
+    step = make_step()
+    for _ in insp.watch([1, 2]):
+        step(model, optimizer, X)
+    insp.perturb("b", nni.Shift(1.0))
+    expected = float(nni.perturbed(loss_fn)({"b": nni.Shift(1.0)}, model, X))
+    losses = [float(step(model, optimizer, X)) for _ in insp.watch(range(3))]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    insp.close()
+
+
+def test_a_step_that_cannot_be_compiled_ahead_goes_on():
+    """The function is broken by then: the loop says so itself, in its own thread."""
+    model = Net(nnx.Rngs(0))
+    insp = nni.Inspector(model, X, display=False)
+    broken = False
+
+    @nnx.jit
+    def forward(model, x):
+        if broken:
+            raise ZeroDivisionError("mine")
+        return model(x)
+
+    def loop():
+        nonlocal broken
+        for i, _ in enumerate(insp.watch(iter(lambda: 0, 1), every=1)):
+            forward(model, X)
+            if i == 1:
+                broken = True
+                insp.perturb("a", nni.Shift(2.0))
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        loop()
+    insp.close()
+
+
+@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_one_layer_of_a_stack_is_perturbed_in_the_users_own_step(reverse, remat):
+    model = Stack(nnx.Rngs(0), reverse=reverse, remat=remat)
+    insp = nni.Inspector(model, X, display=False)
+    grad = nnx.jit(nnx.value_and_grad(loss_fn))
+    for layer in (0, 1, -1):
+        handle = insp.perturb(f"layers[{layer}]", nni.Scale(0.5))
+        kernel, bias = model.layers.kernel[...], model.layers.bias[...]
+        half = lambda v: v.at[layer].multiply(0.5)  # noqa: B023, E731 - used in this turn only
+        by_hand = Stack(nnx.Rngs(0), reverse=reverse)
+        by_hand.layers.kernel[...], by_hand.layers.bias[...] = half(kernel), half(bias)
+        expected = float(loss_fn(by_hand, X))
+        for _ in insp.watch(range(2), every=1):
+            loss, grads = grad(model, X)
+            np.testing.assert_allclose(loss, expected, rtol=1e-5)
+        _, grads_by_hand = grad(by_hand, X)
+        np.testing.assert_allclose(
+            grads["layers"]["kernel"][...],
+            half(grads_by_hand["layers"]["kernel"][...]),
+            rtol=1e-4,
+            atol=1e-6,
+        )
+        handle.remove()
+    insp.close()
+
+
+def test_an_interrupt_while_a_summary_is_received_reaches_the_loop(monkeypatch):
+    """The training step is not torn: the loop ends after it, and nothing stays hooked."""
+    model = Net(nnx.Rngs(0))
+    insp = nni.Inspector(model, X, display=False)
+    forward, done = nnx.jit(lambda m, x: m(x)), []
+    plain = np.asarray(forward(model, X))
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    def loop():
+        for i in insp.watch(range(5), every=1):
+            if i == 2:
+                monkeypatch.setattr(insp._loops._session, "receive", interrupted)
+            np.testing.assert_allclose(forward(model, X), plain, rtol=1e-6)
+            jax.effects_barrier()
+            done.append(i)
+
+    with pytest.raises(KeyboardInterrupt):
+        loop()
+    assert done == [0, 1, 2]
+    assert not insp._loops.running
+    insp.close()
+
+
+def test_closing_while_something_is_compiled_is_quiet():
+    model = Net(nnx.Rngs(0))
+    insp = nni.Inspector(model, X, display=False)
+    forward = nnx.jit(lambda m, x: m(x))
+    for i, _ in enumerate(insp.watch(range(4), every=1)):
+        forward(model, X)
+        if i == 2:
+            insp.perturb("a", nni.Noise(0.1))
+    insp.close()
