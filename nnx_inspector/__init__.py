@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nnx_inspector.parameter_kinds import PruneMask as PruneMask
     from nnx_inspector.perturbation import perturb as perturb
     from nnx_inspector.perturbing import perturbed as perturbed
+    from nnx_inspector.recorder import watch as watch
     from nnx_inspector.recording import Recording as Recording
     from nnx_inspector.sweeping import sweep as sweep
     from nnx_inspector.tracing import trace as trace
@@ -63,6 +64,7 @@ _WHERE = {
     "sweep": "sweeping",
     "trace": "tracing",
     "value_and_grad": "capturing",
+    "watch": "recorder",
     "Zero": "kinds",
 }
 """Public name -> module. Imported on first use: opening a file must not start jax."""
@@ -96,6 +98,7 @@ __all__ = [
     "sweep",
     "trace",
     "value_and_grad",
+    "watch",
 ]
 
 

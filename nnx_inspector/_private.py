@@ -21,8 +21,11 @@ import jax
 import jax.core as jcore
 import jax.extend.core as jex
 import jax.stages
+import numpy as np
 from flax.nnx import extract, graphlib, pytreelib
+from flax.nnx.transforms import compilation
 from flax.typing import HashableMapping
+from jax.interpreters import ad
 
 from nnx_inspector.redirection import copy_of, redirect
 
@@ -485,3 +488,103 @@ def swap_linen_jit_key(more: Callable[[Any], Any]) -> Callable[[], None]:
         cls.from_module = original
 
     return undo
+
+
+def effect(name: str) -> Any:
+    """An effect for primitives of our own that talk to the host.
+
+    A transform neither drops nor repeats an equation that has it: rematerialisation saves what it
+    returned, and `jax.effects_barrier` waits for the program. Allowed in every kind of control
+    flow and rule of differentiation.
+    """
+    from jax._src import effects
+
+    class Named(effects.Effect):
+        def __str__(self) -> str:
+            return name
+
+    for allowed in (
+        effects.lowerable_effects,
+        effects.control_flow_allowed_effects,
+        effects.remat_allowed_effects,
+        effects.custom_derivatives_allowed_effects,
+    ):
+        allowed.add_type(Named)
+    return Named()
+
+
+def no_tangent(x: Any) -> Any:
+    """The tangent of a value that nothing differentiates."""
+    zero: Any = ad.Zero
+    return zero.from_primal_value(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class JitCall:
+    """A call of a jitted function, without its arrays: enough to compile it once more."""
+
+    function: Any
+    options: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    nnx: Any
+
+    def same(self, other: JitCall) -> bool:
+        """Whether another call would be compiled to the same program."""
+        return self.function is other.function and _alike(
+            (self.args, self.kwargs), (other.args, other.kwargs)
+        )
+
+    def compile(self) -> None:
+        """Trace and compile it under what is open in this thread; jax keeps the program, so that a
+        call under the same finds it.
+        """
+        from jax._src import pjit
+
+        jitted = types.SimpleNamespace(_fun=self.function, _jit_info=self.options)
+        with contextlib.ExitStack() as stack:
+            if self.nnx is not None:
+                stack.enter_context(graphlib.update_context(self.nnx))
+            pjit.jit_trace(jitted, *self.args, **self.kwargs).lower().compile()
+
+
+def _alike(a: Any, b: Any) -> bool:
+    a, b = jax.tree.flatten(a), jax.tree.flatten(b)
+    return a[1] == b[1] and all(
+        type(x) is type(y) and x == y for x, y in zip(a[0], b[0], strict=True)
+    )
+
+
+def outermost_jit_call() -> JitCall | None:
+    """The call of a jitted function that is being traced now, the outermost of several."""
+    found: types.FrameType | None = None
+    wrapped: Any = None
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "cache_miss" and code.co_filename.endswith("jax/_src/pjit.py"):
+            found, wrapped = frame, None
+        elif found is not None and code is compilation.JitWrapped.__call__.__code__:
+            wrapper = frame.f_locals["self"]
+            own = wrapper.jitted_fn._fun is found.f_locals["fun"]
+            wrapped = wrapper if own else wrapped
+        frame = frame.f_back
+    if found is None:
+        return None
+    at = found.f_locals
+    options = at["jit_info"]
+    static = {*options.static_argnums}
+    args = tuple(x if i in static else _abstract(x) for i, x in enumerate(at["args"]))
+    named = {*options.static_argnames}
+    kwargs = {k: x if k in named else _abstract(x) for k, x in at["kwargs"].items()}
+    return JitCall(at["fun"], options, args, kwargs, wrapped)
+
+
+def _abstract(tree: Any) -> Any:
+    def one(x: Any) -> Any:
+        if isinstance(x, jax.Array):
+            sharding = x.sharding if x.committed else None
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=x.weak_type)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, np.ndarray) else x
+
+    return jax.tree.map(one, tree)

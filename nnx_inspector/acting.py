@@ -191,6 +191,13 @@ class Reach:
                 if rows:
                     check_rows(site, rows, lengths)
 
+    def turns(self, site: str) -> tuple[int, ...]:
+        """How many turns the scans around a site have, outermost first, negative where one goes
+        backwards.
+        """
+        found = self._marks.get((site, OUTPUT), [])
+        return found[0][1] if found else ()
+
     def check_parameters(
         self, one: ParameterPerturbation, keys: Iterable[str], rows: tuple[int, ...]
     ) -> None:

@@ -6,8 +6,6 @@ is the reply. Knows no model: it turns messages into the calls that a person wou
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from nnx_inspector import protocol
@@ -55,14 +53,3 @@ def _do(message: Any, inspector: Commanded, handles: Handles) -> None:
             handle.enabled = message.enabled
     elif isinstance(message, protocol.Remove):
         handles.get(message.perturbation).remove()
-
-
-def weakly(method: weakref.WeakMethod[Any]) -> Callable[..., None]:
-    """Call a bound method for as long as its object lives: widgets must not keep it alive."""
-
-    def call(*news: Any) -> None:
-        alive = method()
-        if alive is not None:
-            alive(*news)
-
-    return call

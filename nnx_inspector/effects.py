@@ -204,8 +204,8 @@ def _wide(xp: Any, x: Any) -> Any:
 def _relative(xp: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
     """Scaled by the largest elements: their squares, and a difference, may be out of range."""
     clean, perturbed = [a for a, _ in pairs], [b for _, b in pairs]
-    of_clean = _largest(xp, clean)
-    scale = xp.maximum(of_clean, _largest(xp, perturbed, finite=True))
+    of_clean, of_perturbed = _largest(xp, clean), _largest(xp, perturbed)
+    scale = xp.maximum(of_clean, xp.where(xp.isfinite(of_perturbed), of_perturbed, 0))
     scale = xp.where(scale > 0, scale, 1)
     differences = [b / scale - a / scale for a, b in pairs]
     of_difference = _largest(xp, differences)
@@ -214,24 +214,17 @@ def _relative(xp: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
     ratio = _root_of_squares(xp, differences, safe_difference)
     ratio = ratio / xp.maximum(_root_of_squares(xp, clean, safe_clean), 1)  # 1: the largest itself
     ratio = ratio * safe_difference * (scale / safe_clean)
-    ratio = xp.where(_any(xp, xp.isinf, perturbed), xp.inf, ratio)
-    no_meaning = ~(of_clean > 0) | ~xp.isfinite(of_clean) | _any(xp, xp.isnan, perturbed)
-    return xp.where(no_meaning, xp.nan, ratio)
+    ratio = xp.where(xp.isfinite(of_perturbed), ratio, of_perturbed)  # its NaN or Inf
+    return xp.where((of_clean > 0) & xp.isfinite(of_clean), ratio, xp.nan)
 
 
-def _largest(xp: Any, arrays: Sequence[Any], *, finite: bool = False) -> Any:
-    sizes = [xp.abs(x) for x in arrays]
-    if finite:
-        sizes = [xp.where(xp.isfinite(s), s, 0) for s in sizes]
-    return xp.max(xp.stack([xp.max(s, initial=0.0) for s in sizes]))
+def _largest(xp: Any, arrays: Sequence[Any]) -> Any:
+    """NaN where there is one, else Inf where there is one."""
+    return xp.max(xp.stack([xp.max(xp.abs(x), initial=0.0) for x in arrays]))
 
 
 def _root_of_squares(xp: Any, arrays: Sequence[Any], scale: Any) -> Any:
     return xp.sqrt(xp.sum(xp.stack([xp.sum(xp.abs(x / scale) ** 2) for x in arrays])))
-
-
-def _any(xp: Any, test: Any, arrays: Sequence[Any]) -> Any:
-    return xp.any(xp.stack([xp.any(test(x)) for x in arrays]))
 
 
 def _kl(xp: Any, clean: Any, perturbed: Any) -> Any:
@@ -259,8 +252,8 @@ def _log_softmax(xp: Any, x: Any) -> Any:
 
 def _top1(xp: Any, clean: Any, perturbed: Any) -> Any:
     changed = xp.argmax(clean, axis=-1) != xp.argmax(perturbed, axis=-1)
-    unknown = xp.any(xp.isnan(clean)) | xp.any(xp.isnan(perturbed))
-    return xp.where(unknown, xp.nan, _mean(xp, changed.astype(clean.dtype)))
+    unknown = xp.isnan(xp.max(clean, axis=-1)) | xp.isnan(xp.max(perturbed, axis=-1))
+    return _mean(xp, xp.where(unknown, xp.nan, changed.astype(clean.dtype)))
 
 
 def _mean(xp: Any, x: Any) -> Any:

@@ -1,9 +1,9 @@
 """A gate for each selected site of a traced call, and for each layer of a stacked one.
 
-One number says which gate is open, so a program with all gates is vmapped over that number.
-Invariant: with a gate open the call is the one that `perturbed` makes with that site's
-perturbation, with none it is the plain one: what is behind a closed gate is computed and dropped,
-NaN or not. Measures nothing.
+Whether each is open is data, an array of its own a site, so a program is vmapped over it (and like
+modules stay like programs, which XLA compiles once). Invariant: with a gate open the call is the
+one that `perturbed` makes with that site's perturbation, with none it is the plain one: what is
+behind a closed gate is computed and dropped, NaN or not. Measures nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from nnx_inspector.harvest import Seen
 from nnx_inspector.kinds import Perturbation
@@ -25,6 +26,8 @@ from nnx_inspector.taps import INPUT, OUTPUT
 
 NONE = -1
 """The number of no gate."""
+Open = Mapping[str, Any]
+"""For each site with gates whether they are open: bool, of the shape of the loops around it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,17 +49,23 @@ class Gates:
     first: Mapping[str, tuple[int, tuple[int, ...]]]
     calls: Mapping[int, int]
 
-    def perturb(self, one: Perturbation, which: Any) -> Any:
-        """For a `Plan`: perturb by `one` what is behind gate `which`, which may be traced."""
+    def only(self, numbers: np.ndarray) -> Open:
+        """For each of some numbers that gate open and all others closed, on a leading axis."""
+        gates: dict[str, Any] = {}
+        for site, (first, lengths) in self.first.items():
+            own = first + np.arange(math.prod(lengths)).reshape(lengths)
+            gates[site] = np.asarray(numbers).reshape(-1, *(1,) * len(lengths)) == own
+        return gates
+
+    def perturb(self, one: Perturbation, gates: Open) -> Any:
+        """For a `Plan`: perturb by `one` what is behind the gates that are open."""
 
         def at_mark(mark: Marked, values: list[Any], rows: Sequence[tuple[Any, int]]) -> list[Any]:
             if mark.part != self.part or mark.site not in self.first:
                 return values
-            first, lengths = self.first[mark.site]
-            layer: Any = 0
-            for row, length in rows if lengths else ():
-                layer = layer * length + row
-            is_open = which == first + layer
+            is_open = gates[mark.site]
+            if self.first[mark.site][1]:
+                is_open = is_open[tuple(row for row, _ in rows)]
             name = f"{mark.site}/{self.calls[id(mark)]}"
             return [
                 jnp.where(is_open, applied(one, x, mapped, f"{name}/{number}"), x)
@@ -65,14 +74,14 @@ class Gates:
 
         return at_mark
 
-    def ran(self, found: Survey, seen: list[Any]) -> Any:
-        """For each gate how often the call went through it, uint32: a branch may not be taken."""
-        counts: dict[str, Any] = {}
+    def reached(self, found: Survey, seen: list[Any], gates: Open) -> Any:
+        """Whether the call went through an open gate, bool: a branch may not be taken."""
+        counts: dict[str, Any] = dict.fromkeys(self.first, 0)
         for mark, one in passed(found, seen):
             if mark.part == self.part and mark.site in self.first:
-                count = one.ran if self.first[mark.site][1] else one.ran.sum()
-                counts[mark.site] = counts.get(mark.site, 0) + count.reshape(-1)
-        return jnp.concatenate([counts[site] for site in self.first])
+                counts[mark.site] += one.ran if self.first[mark.site][1] else one.ran.sum()
+        through = [((n > 0) & gates[site]).any() for site, n in counts.items()]
+        return jnp.stack(through).any()
 
 
 def gates_of(stage: Staged, terms: Sequence[Any], one: Perturbation, *, layers: bool) -> Gates:

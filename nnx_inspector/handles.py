@@ -204,6 +204,9 @@ class Handles:
     Args:
         changed: called after each change.
         check: raises where a handle cannot have another value.
+
+    Attributes:
+        elsewhere: whether some other program that runs has no place for a handle yet.
     """
 
     def __init__(
@@ -220,6 +223,7 @@ class Handles:
         self._wanted = _Layout()
         self._armed = _Layout()
         self._given_up: tuple[Place, ...] | None = None
+        self.elsewhere: Callable[[Handle], bool] = lambda handle: False
 
     def add(
         self,
@@ -307,7 +311,11 @@ class Handles:
     def is_compiling(self, handle: Handle) -> bool:
         """Whether a handle is live and the running program has no place for it."""
         with self._lock:
-            if handle.id not in self._with_place or self._given_up == self._wanted.places:
+            if handle.id not in self._with_place:
+                return False
+            if self.elsewhere(handle):
+                return True
+            if self._given_up == self._wanted.places:
                 return False
             at = self._armed.owners.get(handle.id)
             return at is None or self._armed.places[at] != handle.place

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import jax
 from flax import nnx
@@ -19,12 +18,13 @@ from flax import nnx
 from nnx_inspector import protocol
 from nnx_inspector.acting import Reach, chosen_layer, parameter_keys
 from nnx_inspector.arming import Arming
-from nnx_inspector.commands import answer, weakly
+from nnx_inspector.commands import answer
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.findings import Finding, diagnose
 from nnx_inspector.handles import Handle, Handles
 from nnx_inspector.layout import layout_of
-from nnx_inspector.loop import watched
+from nnx_inspector.loop import Region
+from nnx_inspector.loops import Loops, Parts
 from nnx_inspector.measures import Meter, Metrics
 from nnx_inspector.modes import Modes
 from nnx_inspector.owned import Call, OwnedPasses, reach_of
@@ -38,7 +38,8 @@ from nnx_inspector.sites import Only, Selection, module_sites, nothing_selected,
 from nnx_inspector.switching import Switches
 from nnx_inspector.tracing import Trace, trace
 from nnx_inspector.trials import Outcome, Shown, Trial, made
-from nnx_inspector.watching import Session, unwatched
+from nnx_inspector.watching import unwatched
+from nnx_inspector.weak import weakly
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -94,23 +95,28 @@ class Inspector:
         self._recording = Recording()
         self._passes = OwnedPasses((), self._selection)
         self._handles = Handles(self._perturbations_changed, self._check_value)
-        self._arming = Arming(
-            weakly(weakref.WeakMethod(self._armed)), weakly(weakref.WeakMethod(self._arming_failed))
-        )
+        self._arming = Arming(weakly(self._armed), weakly(self._arming_failed))
         weakref.finalize(self, self._arming.close)
         self._shown: Shown | None = None
         self._reach: tuple[Trial, Switches, Reach] | None = None
-        self._sessions: dict[bool, Session] = {}
         self._meter = Meter()
         self._metrics = Metrics(self._recording, self._notice)
-        self._looping = False
-        self._loop_perturbed = False
-        self._pending = False
-        self._step = 0
-        itself = weakref.WeakMethod(self._asked)
-        self._view = Presenter(weakly(itself), self._snapshot)
+        self._view = Presenter(weakly(self._asked), self._snapshot)
         # widget registries must not keep an inspector that nobody holds
         weakref.finalize(self, self._view.close)
+        parts = Parts(
+            lock=self._lock,
+            recording=self._recording,
+            metrics=self._metrics,
+            meter=self._meter,
+            view=self._view,
+            handles=self._handles,
+            refresh=weakly(self._refresh),
+            reach=weakly(self._reached),
+            unseen=weakly(self._new_layout),
+        )
+        self._loops = Loops(parts)
+        self._handles.elsewhere = self._loops.is_compiling
         self._take_trace(self._trace)
         try:
             self.run(*args, **kwargs)
@@ -207,7 +213,7 @@ class Inspector:
                 f"push takes a Record, as nni.capture returns it, got {type(record).__name__}."
             )
         with self._lock:
-            self._step = self._step + 1 if step is None else int(step)
+            self._loops.step = self._loops.step + 1 if step is None else int(step)
         self._show(jax.device_get(record), metrics, "push", self._view.effect, perturbed=False)
 
     def _show(
@@ -221,152 +227,92 @@ class Inspector:
     ) -> None:
         with self._lock:
             summaries = merged_summaries(record)
-            self._recording.append(self._step, summaries, kind=kind, perturbed=perturbed)
-            self._metrics.add(self._step, metrics)
+            self._recording.append(self._loops.step, summaries, kind=kind, perturbed=perturbed)
+            self._metrics.add(self._loops.step, metrics)
             self._metrics.settle()
-            self._pending = False
+            if not self._loops.running:
+                self._loops.pending = False
             self._view.effect = effect
             if self._view.progress.kind != "watch":  # a loop's progress stays on screen
                 self._view.progress = protocol.Progress(
-                    kind=kind, running=False, step=self._step, total=None, rate=None
+                    kind=kind, running=False, step=self._loops.step, total=None, rate=None
                 )
         self._view.present(force=True)
 
     # ---------------------------------------------------------------- loops
 
+    @overload
     def watch(
-        self, batches: Iterable[T], *, every: int = 10, gradients: bool = True
-    ) -> Generator[T, Any, None]:
+        self,
+        batches: Iterable[T],
+        *,
+        every: int = 10,
+        only: Only = None,
+        gradients: bool = True,
+    ) -> Generator[T, Any, None]: ...
+
+    @overload
+    def watch(
+        self,
+        batches: None = None,
+        *,
+        every: int = 10,
+        only: Only = None,
+        gradients: bool = True,
+    ) -> Region: ...
+
+    def watch(
+        self,
+        batches: Iterable[Any] | None = None,
+        *,
+        every: int = 10,
+        only: Only = None,
+        gradients: bool = True,
+    ) -> Generator[Any, Any, None] | Region:
         """Iterate over `batches` and watch your own training step, jitted and unchanged.
 
         Every `every`-th step is measured; the others run exactly the program that runs without
         us, unless a perturbation is on. Perturbations act on the real step.
 
+        Without batches it is a context, `with insp.watch(every=10):`, for a loop that is out of
+        reach: passes of the model are counted and sampled inside the program, at a small cost.
+        `insp.tick()` once a step makes steps of it.
+
         Args:
             batches: what to iterate over.
-            every: measure the steps 0, every, 2 every, ...
+            every: measure the steps (passes) 0, every, 2 every, ...
+            only: which of the inspector's sites to measure; see `intercept_methods`.
             gradients: whether to measure the gradients of activations too.
 
         Raises:
             TypeError: `batches` cannot be iterated over.
-            ValueError: `every` is less than 1.
+            ValueError: `every` is less than 1, or `only` matches no site.
+            InspectorError: a loop is being watched already.
         """
         self._require_open()
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every is a number of steps, 1 or more, got {every!r}.")
-        if not isinstance(batches, Iterable):
-            raise TypeError(
-                f"watch takes an iterable of batches, got {type(batches).__name__}. This version "
-                f"watches loops of the form: for batch in insp.watch(batches, every=10)."
-            )
-        if self._looping:
-            raise InspectorError("This inspector watches a loop already; finish that one first.")
-        if gradients not in self._sessions:
-            only = self._selection.terms
-            self._sessions[gradients] = Session(self._model, only=only, gradients=gradients)
-        session = self._sessions[gradients]
         modules = {site.key for site in self._trace.modules}
-        session.besides = tuple(c.site for c in self._trace.calls if c.site not in modules)
-        return watched(self, session, batches, every)
+        besides = tuple(c.site for c in self._trace.calls if c.site not in modules)
+        return self._loops.watch(
+            self._model,
+            batches,
+            every=every,
+            selected=self._selection.terms,
+            only=only,
+            gradients=gradients,
+            besides=besides,
+        )
 
-    def loop_begins(self, total: int | None) -> int:
-        """Called by `loop.watched`: the first step's number."""
-        if self._looping:
-            raise InspectorError("This inspector watches a loop already; finish that one first.")
-        with self._lock:
-            self._looping, self._pending = True, True
-            self._view.loop_thread = threading.get_ident()
-            start = self._step + 1 if self._recording.curves() or self._meter.steps else 0
-            self._step = start
-            end = None if total is None else start + total
-            self._view.progress = protocol.Progress(
-                kind="watch", running=True, step=start, total=end, rate=None
-            )
-        return start
+    def tick(self) -> None:
+        """A step begins, in a loop inside of `with insp.watch(every=10):`; call it once a step.
 
-    def step_begins(self, session: Session) -> bool:
-        """Called between two steps: take over what was changed; whether anything is perturbed."""
-        with self._lock:
-            if self._pending:
-                self._pending = False
-                rows = self._handles.rows()
-                session.perturb(rows)
-                self._loop_perturbed = bool(rows)
-                self._view.training_perturbed = self._loop_perturbed
-                self._view.state_changed()
-            return self._loop_perturbed
+        From then on steps are counted, and those that are not measured run exactly the program
+        that runs without us.
 
-    def step_ends(
-        self, session: Session, step: int, *, sampled: bool, hooked: bool, seconds: float
-    ) -> None:
-        """Called after a step: record it if it was measured, and show it."""
-        began = time.perf_counter()
-        with self._lock:
-            if self._closed:
-                return
-            if sampled:
-                summaries = session.take()
-                self._recording.append(
-                    step, summaries, kind="watch", perturbed=self._loop_perturbed
-                )
-                self._note_losses(session)
-            self._metrics.settle(wait=sampled)
-            self._step = step + 1
-            self._meter.step(seconds + (time.perf_counter() - began), inspected=hooked)
-            self._view.progress = protocol.Progress(
-                kind="watch",
-                running=True,
-                step=step + 1,
-                total=self._view.progress.total,
-                rate=self._meter.rate,
-            )
-        if sampled:
-            if self._handles.rows():
-                self._refresh()
-            self._view.present()
-        else:
-            self._view.tick()
-
-    def loop_ends(self, session: Session) -> None:
-        """Called when the loop is left, by whatever way."""
-        with self._lock:
-            self._looping = self._loop_perturbed = False
-            self._view.loop_thread = None
-            self._step = max(0, self._step - 1)
-            self._view.training_perturbed = False
-            self._view.progress = protocol.Progress(
-                kind="watch",
-                running=False,
-                step=self._step + 1,
-                total=self._view.progress.total,
-                rate=self._meter.rate,
-            )
-            if self._closed:
-                return
-            session.take()
-            self._metrics.settle(wait=True)
-        self._view.present(force=True)
-
-    def _note_losses(self, session: Session) -> None:
-        for text in session.errors:
-            self._notice("error", f"A summary was lost on its way: {text}")
-        session.errors.clear()
-        for name, count in session.unattributed.items():
-            self._notice(
-                "warning",
-                f"{count} calls of {name} could not be attributed to this model (another model, "
-                f"a copy, or a graphdef made before watching) and are not shown.",
-            )
-        session.unattributed.clear()
-        if session.executables:
-            self._notice(
-                "warning",
-                "The step is an executable that was compiled ahead of time, before watching: what "
-                "runs inside it cannot be seen. Watch the jitted function itself.",
-            )
-        session.executables = 0
-        if session.unseen:
-            self._new_layout(session.unseen)
+        Raises:
+            InspectorError: not inside of such a region.
+        """
+        self._require_open()
+        self._loops.tick()
 
     def metrics(self, **values: Any) -> None:
         """Scalars of the current step (`loss=..., accuracy=...`), drawn as curves.
@@ -376,8 +322,8 @@ class Inspector:
         """
         self._require_open()
         with self._lock:
-            self._metrics.add(self._step, values)
-            if not self._looping:
+            self._metrics.add(self._loops.step, values)
+            if not self._loops.running:
                 self._metrics.settle(wait=True)
                 self._view.present(force=True)
 
@@ -490,8 +436,8 @@ class Inspector:
 
     def _perturbations_changed(self) -> None:
         with self._lock:
-            self._pending = True
-            looping = self._looping
+            self._loops.changed()
+            looping = self._loops.running
         if not looping:
             self._refresh()
         self._view.state_changed()
@@ -514,7 +460,7 @@ class Inspector:
                 setting = old
             if not setting.active:
                 self._view.effect = None
-            if self._looping:
+            if self._loops.running:
                 if not later:
                     self._handles.arm(setting)
                 if setting.active:  # the screen shows the loop, and beside it the effect
@@ -539,7 +485,7 @@ class Inspector:
 
     def _armed(self) -> None:
         """Called in the thread that compiles: what was missing is there."""
-        if self._looping or self._closed:
+        if self._loops.running or self._closed:
             return  # the loop takes it over
         shown, switches = self._shown, self._modes.switches()
         if shown is None or not self._is_shown(self._trial, switches, self._handles.setting()):
@@ -581,7 +527,7 @@ class Inspector:
             self._notice("warning", text)
             self._view.effect = None
             runs = self._trial is not self._example
-        if runs and not self._looping:
+        if runs and not self._loops.running:
             self._refresh()
         self._show_modes(self._modes.switches())
         self._view.state_changed()
@@ -620,7 +566,7 @@ class Inspector:
         After `step` it is there without a perturbation too, with equal figures on both sides.
         Waits for what is being compiled for it, unless a loop is watched.
         """
-        if not self._looping:
+        if not self._loops.running:
             self._arming.wait()
         return self._view.effect
 
@@ -654,7 +600,7 @@ class Inspector:
         return {
             "recording": self._recording,
             "handles": self._handles.all(),
-            "pending": self._pending and self._looping,
+            "pending": self._loops.pending and self._loops.running,
             "metrics": self._metrics.latest,
             "meter": self._meter,
             "errors": self._metrics.errors,
@@ -689,9 +635,7 @@ class Inspector:
             self._closed = True
             self._arming.close()
             self._shown = self._reach = None
-            for session in self._sessions.values():
-                session.close()
-            self._sessions.clear()
+            self._loops.close()
             self._meter.close()
         self._view.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from types import NoneType
 from typing import Any, Literal, Protocol
 
 from nnx_inspector import protocol
@@ -149,11 +150,11 @@ def expression(perturbation: Any) -> str:
         >>> expression(nni.Noise(0.1, seed=3, at="input"))
         "nni.Noise(std=0.1, seed=3, at='input')"
     """
+    values = {f: getattr(perturbation, f.name) for f in dataclasses.fields(perturbation)}
     parts = [
         f"{field.name}={_text(value)}"
-        for field in dataclasses.fields(perturbation)
-        if (value := getattr(perturbation, field.name)) is not field.default
-        and not (isinstance(value, (str, int, tuple)) and value == field.default)
+        for field, value in values.items()
+        if not (isinstance(value, (str, int, tuple, NoneType)) and value == field.default)
     ]
     cls = type(perturbation)
     prefix = "nni." if cls.__module__.startswith("nnx_inspector") else ""

@@ -156,7 +156,7 @@ class _Perturb:
 
     def _numbers(self) -> Sequence[Any]:
         if self.fixed is None:
-            return board.read_arrays(self.token, self.avals)
+            return board.read(self.token, self.avals)
         pairs = zip(self.fixed, self.avals, strict=True)
         return [np.frombuffer(data, a.dtype).reshape(a.shape) for data, a in pairs]
 
@@ -241,7 +241,7 @@ def perturb(
     token = ("perturb", *base, depth)
     depths[base] = depth + 1
     try:
-        board.publish_arrays(token, leaves)
+        board.publish(token, leaves)
         hook = _Perturb(token, treedef, avals)
         with open_layer(Layer(hook, PERTURBATION, selection, scope), model):
             yield

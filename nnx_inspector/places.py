@@ -142,6 +142,15 @@ class Setting:
         """Whether anything is on."""
         return bool(self.rows) or any(bool(d[0]) for d in (*self.data, *self.parameter_data))
 
+    def at(self, places: Sequence[Place]) -> list[Data]:
+        """The data for a program with these places: what it has no place for, it does not do."""
+        rest = list(zip(self.places, self.data, strict=True))
+        out: list[Data] = []
+        for place in places:
+            index = next((i for i, (known, _) in enumerate(rest) if known == place), None)
+            out.append(place.nothing() if index is None else rest.pop(index)[1])
+        return out
+
     @property
     def sites(self) -> set[str]:
         """The sites whose output is changed directly."""
@@ -173,6 +182,12 @@ class Setting:
     def without_parameters(self) -> Setting:
         """What of it acts on values and gradients."""
         return dataclasses.replace(self, parameters=(), parameter_data=())
+
+
+def has_room(places: Sequence[Place], wanted: Sequence[Place]) -> bool:
+    """Whether a program with `places` can do all that is wanted, in its order."""
+    rest = iter(places)
+    return all(any(place == one for place in rest) for one in wanted)
 
 
 def _off(data: Data) -> Data:

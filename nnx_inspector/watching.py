@@ -1,20 +1,19 @@
 """Watching somebody else's step: summaries leave a program that we do not own by host callbacks.
 
-A session has one hook. While it is open, every selected site's output is perturbed as the
-session's board says, reduced to a summary where it is computed, and sent to the host; what sits
-at the trace level of the outermost call goes in one message. The cotangent follows by a tap.
-Invariant: a callback never raises (its errors are counted), and the hook of a session is always
-the same, so its programs compile once. Does not know steps, widgets or recordings.
+A session has one hook for each set of places. While it is open, every selected site is perturbed
+as the session's setting says, its output reduced to a summary where it is computed, and what sits
+at one trace level is told to the host in one message; the cotangents follow in another. Each pass
+asks once, at its outermost call, for its number, whether it is sampled, and what is done in it.
+Invariant: a callback never raises (its errors are counted), and equal hooks share programs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -22,28 +21,38 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
-from nnx_inspector import _private, board
+from nnx_inspector import _private
+from nnx_inspector.arming import Arming
+from nnx_inspector.collecting import Collectors, reduced_if
 from nnx_inspector.dispatch import executables_called, hooked
+from nnx_inspector.hostcalls import ask, tell, tied
+from nnx_inspector.inbox import Inbox, Taken, merged
+from nnx_inspector.jitcalls import JitCalls
 from nnx_inspector.layers import TAP_OUTPUT, Context, Layer, without
-from nnx_inspector.perturbation import OFF, ROW, apply_tree
+from nnx_inspector.packing import unpack
+from nnx_inspector.perturbation import OFF, ROW, apply
+from nnx_inspector.places import CLEAN, Place, Setting, applied, has_room
 from nnx_inspector.scope import Scope, scope_of
 from nnx_inspector.sites import Only, Selection, methods, module_sites, site_key
-from nnx_inspector.summarize import summarize
-from nnx_inspector.summary import Summary, merge
-from nnx_inspector.taps import is_observable, is_whole
-from nnx_inspector.trees import mapped
+from nnx_inspector.summary import Summary
+from nnx_inspector.taps import INPUT, OUTPUT, is_observable, is_whole
+from nnx_inspector.trees import rebuilt, with_arguments
+from nnx_inspector.weak import weakly
 
 _sessions: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 
-OUTPUT, GRADIENT = "output", "gradient"
+GRADIENT = "gradient"
+
+IN_A_WHILE_LOOP = (
+    "it is called inside a while loop, where a watched program cannot send from without "
+    "disturbing its differentiation; insp.run and nni.capture can see it"
+)
 
 
 class Session:
-    """What one model's watched passes have sent and not yet been asked for.
+    """What one model's watched passes tell.
 
     Args:
         model: the model that is watched; its structure is read again by `refresh`.
@@ -51,6 +60,12 @@ class Session:
         gradients: whether cotangents are measured.
         besides: sites that only a call reveals (a sown value, a Linen submodule) and that may be
             perturbed; others of these are measured too.
+        measured: which of these sites are measured; the others can be perturbed only.
+
+    Attributes:
+        turns: for a site within scans how many turns each has, outermost first, negative where it
+            goes backwards; so that one layer of a stack can be told from the others.
+        places: what the programs have room for, from the next `open` on.
     """
 
     def __init__(
@@ -60,6 +75,7 @@ class Session:
         only: Only = None,
         gradients: bool = True,
         besides: Sequence[str] = (),
+        measured: Only = None,
     ):
         self.number = next(_numbers)
         self.model = model
@@ -67,23 +83,32 @@ class Session:
         self.selection.require_match(model)
         self.gradients = gradients
         self.besides = tuple(besides)
+        self.measured = None if measured is None else Selection(measured)
+        if self.measured is not None:
+            self.measured.require_match(model)
+        self.turns: dict[str, tuple[int, ...]] = {}
         self.keys: list[str] = []
+        self._unmeasured: tuple[str, ...] = ()
         self.errors: list[str] = []
+        self.interrupted = False
         self.unattributed: dict[str, int] = {}
         self.executables = 0
         self.unseen: dict[str, str] = {}
-        self._lock = threading.Lock()
-        self._arrived: dict[tuple[str, str], list[Summary]] = {}
-        self._rows: dict[str, tuple[float, float]] = {}
+        self.setting = CLEAN
+        self.places: tuple[Place, ...] = ()
+        self.inbox = Inbox(CLEAN)
+        self.on_armed: Callable[[], None] = lambda: None
+        self._wanted: tuple[Place, ...] = ()
+        self._calls = JitCalls()
+        self._arming = Arming(weakly(self._armed), weakly(self._not_armed))
         _sessions[self.number] = self
-        weakref.finalize(self, board.forget, self._token())
         self.refresh()
 
     def refresh(self) -> None:
         """Read the model's modules again (one may have been added or removed)."""
         self._scope = scope_of(self.model)
         # sorted: an NNX transform reorders the attributes of the objects that it updates
-        keys = sorted(
+        self.keys = sorted(
             {
                 *self.besides,
                 *(
@@ -94,35 +119,100 @@ class Session:
                 ),
             }
         )
-        if keys != self.keys:
-            self.keys = keys
-            self._publish()
+        only = self.measured
+        if only is not None:
+            wanted = {
+                site_key(site.path, name)
+                for site in module_sites(self.model)
+                for name in methods(type(site.module))
+                if only.matches(site.path, name, site.module)
+            }
+            self._unmeasured = tuple(
+                key for key in self.keys if key not in wanted and not only.matches_key(key)
+            )
 
-    def perturb(self, rows: dict[str, tuple[float, float]]) -> None:
-        """Set what is done at each site from the next execution on; waits for running ones."""
-        self._rows = dict(rows)
-        self._publish()
+    def perturb(self, setting: Setting | Mapping[str, tuple[float, float]]) -> None:
+        """Set what is done from the next pass on: a setting, or its rows alone."""
+        self.setting = setting if isinstance(setting, Setting) else Setting(rows=dict(setting))
 
-    def _publish(self) -> None:
-        numbers = np.zeros((len(self.keys), ROW), np.float32)
-        for index, key in enumerate(self.keys):
-            numbers[index] = self._rows.get(key, (OFF, 0.0))
-        board.publish(self._token(), numbers)
+    def hook(self, places: tuple[Place, ...]) -> Layer:
+        """The layer that watches, with room for these places."""
+        rows = sorted({site for place in places if place.rows for site in place.sites})
+        turns = tuple((site, self.turns[site]) for site in rows if site in self.turns)
+        keys = tuple(self.keys)
+        watch = _Watch(self.number, keys, self._unmeasured, self.gradients, places, turns)
+        return Layer(watch, TAP_OUTPUT, self.selection, self._scope)
 
-    def _token(self) -> Any:
-        return ("watch", self.number)
+    @property
+    def lacks_room(self) -> bool:
+        """Whether something is set that the programs have no place for yet."""
+        return not has_room(self.places, self.setting.places)
+
+    @property
+    def compiling(self) -> bool:
+        """Whether programs with room for it are being compiled."""
+        return self.lacks_room and self._arming.busy
+
+    def make_room(self) -> None:
+        """Have room for what is set; the next step compiles whatever is missing."""
+        if self.lacks_room:
+            self.places = self.setting.places
+
+    def arm(self) -> bool:
+        """Make room for what is set: at once where no program is compiled yet, else in a thread.
+
+        Returns:
+            Whether something is being compiled; until then the old programs go on. From the first
+            `open` after that there is room.
+        """
+        places = self.setting.places
+        if not self.lacks_room:
+            return False
+        if places == self._wanted and self._arming.busy:
+            return True
+        self._wanted, hook = places, self.hook(places)
+
+        def instead(layer: Layer) -> Layer:
+            mine = isinstance(layer.wrap, _Watch) and layer.wrap.session == self.number
+            return hook if mine else layer
+
+        calls = self._calls.all()
+        if not calls:
+            self.places = places
+            return False
+
+        def compile_all(is_over: Callable[[], bool]) -> None:
+            for call in calls:
+                if not is_over():
+                    call.compile(instead)
+            self.places = places
+
+        self._arming.want([compile_all])
+        return True
+
+    def _armed(self) -> None:
+        self.on_armed()
+
+    def _not_armed(self, error: Exception) -> None:
+        # the user's own call will compile it in its own thread, or say better what is wrong
+        self.places = self._wanted
+        self.errors.append(f"compiling ahead: {type(error).__name__}: {error}")
+        self.on_armed()
+
+    def note_call(self) -> None:
+        """A jitted call is being traced under the hook."""
+        self._calls.note()
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Watch every pass that this thread makes inside."""
+        """Watch every pass that this thread makes inside, with room for what is armed."""
         scope = self._scope
         executables_called()
-        hook = _Watch(self.number, tuple(self.keys), self.gradients)
         try:
-            with hooked(Layer(hook, TAP_OUTPUT, self.selection, scope)):
+            with hooked(self.hook(self.places)):
                 yield
         finally:
-            _level.__init__()
+            _frames_of(self.number).clear()
             self._note(scope)
             self.executables += executables_called()
 
@@ -132,135 +222,26 @@ class Session:
         scope.unattributed.clear()
         scope.doubtful.clear()  # the same calls: whoever shows `unattributed` tells of them
 
-    def receive(self, key: str, quantity: str, summary: Summary) -> None:
-        """Called on any thread when a summary arrives."""
-        with self._lock:
-            self._arrived.setdefault((key, quantity), []).append(summary)
-
     def take(self) -> dict[str, dict[str, Summary]]:
-        """What has arrived since the last `take`: site -> quantity -> summary over all calls.
+        """What the passes told since the last `take`: site -> quantity -> summary over all calls.
 
         Waits until programs that were started have finished.
         """
+        return merged(self.take_passes(), tuple(self.keys))
+
+    def take_passes(self) -> list[Taken]:
+        """As `take`, each pass apart."""
         jax.effects_barrier()
-        with self._lock:
-            arrived, self._arrived = self._arrived, {}
-        out: dict[str, dict[str, Summary]] = {}
-        for key in dict.fromkeys([*self.keys, *(key for key, _ in arrived)]):
-            outputs = arrived.get((key, OUTPUT), [])
-            gradients = arrived.get((key, GRADIENT), [])
-            if gradients and len(outputs) == 2 * len(gradients):
-                outputs = _without_recomputation(outputs)
-            for quantity, parts in ((OUTPUT, outputs), (GRADIENT, gradients)):
-                if parts:
-                    out.setdefault(key, {})[quantity] = merge(parts)
-        return out
+        return self.inbox.take()
+
+    def receive(self, number: int, key: str, quantity: str, summary: Summary) -> None:
+        """Called on any thread when a summary arrives."""
+        self.inbox.receive(number, key, quantity, summary)
 
     def close(self) -> None:
-        """Forget the board; programs that are still compiled with the hook send to nobody."""
+        """Programs that are still compiled with the hook tell nobody from here on."""
+        self._arming.close()
         _sessions.pop(self.number, None)
-        board.retire(self._token())
-
-
-def _without_recomputation(parts: Sequence[Summary]) -> list[Summary]:
-    """One of each pair of equal summaries, if all come in pairs: remat computes a value twice."""
-    kept: dict[bytes, list[Summary]] = {}
-    for part in parts:
-        content = b"".join(leaf.tobytes() for leaf in jax.tree.leaves(part))
-        kept.setdefault(content, []).append(part)
-    if any(len(same) % 2 for same in kept.values()):
-        return list(parts)
-    return [part for same in kept.values() for part in same[: len(same) // 2]]
-
-
-# ----------------------------------------------------------------- the hook
-
-
-class _Level(threading.local):
-    """What this thread's current outermost watched call has gathered."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.trace: Any = None
-        self.gathered: list[tuple[str, Any]] = []
-        self.reads: dict[Any, Any] = {}
-
-
-_level = _Level()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Watch:
-    """The hook of a session. Only names and numbers, so that equal hooks share programs."""
-
-    session: int
-    keys: tuple[str, ...]
-    gradients: bool
-
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
-        key = context.site
-        assert key is not None
-        if _level.depth == 0:
-            _level.__init__()
-            _level.trace = _private.trace_state()
-        _level.depth += 1
-        try:
-            out = next_fun(*args, **kwargs)
-        except BaseException:
-            _level.depth -= 1
-            if _level.depth == 0:
-                _level.__init__()  # what was gathered belongs to a trace that is gone
-            raise
-        try:
-            return self._observed(out, key)
-        finally:
-            _level.depth -= 1
-            if _level.depth == 0:
-                gathered = _level.gathered
-                _level.__init__()
-                _send(self.session, gathered)
-
-    def _observed(self, out: Any, key: str) -> Any:
-        if key in self.keys:
-            shape = (len(self.keys), ROW)
-            rows = board.read(("watch", self.session), shape, _level.reads)
-            out = apply_tree(out, rows[self.keys.index(key)])
-        if _private.inside_while_loop():
-            found = _sessions.get(self.session)
-            if found is not None:
-                found.unseen[key] = (
-                    "it is called inside a while loop, where a watched program cannot send from "
-                    "without disturbing its differentiation; insp.run and nni.capture can see it"
-                )
-            return out
-        return mapped(functools.partial(self._leaf, key), out, is_whole)
-
-    def _leaf(self, key: str, leaf: Any) -> Any:
-        if not is_observable(leaf):
-            return leaf
-        summary = _reduced(jax.lax.stop_gradient(jnp.asarray(leaf)))
-        if _private.trace_state() == _level.trace:
-            _level.gathered.append((key, summary))
-        else:
-            _send(self.session, [(key, summary)])
-        if (
-            self.gradients
-            and isinstance(leaf, jax.Array)
-            and jnp.issubdtype(leaf.dtype, jnp.inexact)
-        ):
-            return _watched.bind(leaf, session=self.session, site=key)
-        return leaf
-
-
-@jax.custom_batching.custom_vmap
-def _reduced(x: Any) -> Any:
-    return summarize(x)
-
-
-@_reduced.def_vmap
-def _reduced_batch(axis_size: int, in_batched: Any, x: Any) -> tuple[Any, Any]:
-    summary = _reduced(x)  # the batch is part of what is summarised
-    return summary, jax.tree.map(lambda _: False, summary)
 
 
 def unwatched() -> AbstractContextManager[None]:
@@ -268,63 +249,246 @@ def unwatched() -> AbstractContextManager[None]:
     return without(lambda layer: isinstance(layer.wrap, _Watch))
 
 
-def _send(session: int, gathered: list[tuple[str, Any]], quantity: str = OUTPUT) -> None:
-    if gathered:
-        keys = tuple(key for key, _ in gathered)
-        receive = functools.partial(_receive, session, keys, quantity)
-        jax.debug.callback(receive, *(summary for _, summary in gathered))
+# ------------------------------------------------------------- the host's side
 
 
-def _receive(session: int, keys: tuple[str, ...], quantity: str, *summaries: Any) -> None:
-    """The host side. Must not raise: that would rise in the user's training step."""
-    found = _sessions.get(session)
+def _safely(number: int, what: Callable[[Session], Any], otherwise: Callable[[], Any]) -> Any:
+    """`what` of a session; nothing may rise into the user's training step."""
+    found = _sessions.get(number)
     if found is None:
-        return
+        return otherwise()
     try:
-        for key, one in zip(keys, summaries, strict=True):
-            found.receive(key, quantity, jax.tree.map(np.asarray, one))
-    except Exception as error:  # noqa: BLE001 - counted and shown instead
+        return what(found)
+    except BaseException as error:  # noqa: BLE001 - counted and shown instead
         found.errors.append(f"{type(error).__name__}: {error}")
+        found.interrupted |= isinstance(error, KeyboardInterrupt)
+        return otherwise()
 
 
-# ---------------------------------------------------------------- cotangents
+class _Asked:
+    """The numbers of a pass, as a program asks for them at one of its trace levels."""
 
-_watched = Primitive("nnx_inspector_watch")
-_watched.def_impl(lambda x, **_: x)
-_watched.def_abstract_eval(lambda x, **_: x)
-mlir.register_lowering(_watched, lambda ctx, x, **_: [x])
-_watched_linear = Primitive("nnx_inspector_watch_linear")
-_watched_linear.def_impl(lambda t, **_: t)
-_watched_linear.def_abstract_eval(lambda t, **_: t)
-mlir.register_lowering(_watched_linear, lambda ctx, t, **_: [t])
+    def __init__(self, watch: _Watch, *, begins: bool):
+        self._watch, self._begins = watch, begins
 
+    def __call__(self) -> tuple[Any, ...]:
+        return _safely(
+            self._watch.session, self._answer, lambda: self._numbers(-1, 0, False, CLEAN)
+        )
 
-def _watched_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    (x,), (t,) = primals, tangents
-    out = _watched.bind(x, **params)
-    if type(t) is ad.Zero:
-        return out, t
-    return out, _watched_linear.bind(t, **params)
+    def _answer(self, session: Session) -> tuple[Any, ...]:
+        if self._begins:
+            now, turn = session.inbox.begin(session.setting), 0
+        else:
+            now, turn = session.inbox.turn(id(self))
+        return self._numbers(now.number, turn, now.sampled, now.setting)
 
-
-def _watched_linear_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    (x,), (t,) = primals, tangents
-    out = _watched_linear.bind(x, **params)
-    return out, t if type(t) is ad.Zero else _watched_linear.bind(t, **params)
-
-
-def _watched_transpose(ct: Any, t: Any, *, session: int, site: str) -> Any:
-    if type(ct) is ad.Zero:
-        return (ct,)
-    _send(session, [(site, _reduced(jax.lax.stop_gradient(ct)))], GRADIENT)
-    return (ct,)
+    def _numbers(self, number: int, turn: int, sampled: bool, setting: Setting) -> tuple[Any, ...]:
+        keys, places = self._watch.keys, self._watch.places
+        rows = np.zeros((len(keys), ROW), np.float32)
+        for index, key in enumerate(keys):
+            rows[index] = setting.rows.get(key, (OFF, 0.0))
+        found = [x for data in setting.at(places) for x in data]
+        ticket = np.array([number % 2**31, turn % 2**31], np.int32)
+        return ticket, np.array(sampled, np.bool_), rows, *found
 
 
-for _primitive in (_watched, _watched_linear):
-    batching.primitive_batchers[_primitive] = lambda xs, dims, _p=_primitive, **params: (
-        _p.bind(*xs, **params),
-        dims[0],
-    )
-ad.primitive_jvps[_watched] = _watched_jvp
-ad.primitive_jvps[_watched_linear] = _watched_linear_jvp
-ad.primitive_transposes[_watched_linear] = _watched_transpose
+class _Told:
+    """Receives summaries of one quantity, of the sites in `names`."""
+
+    def __init__(self, session: int, names: list[str], quantity: str):
+        self._session, self.names, self._quantity = session, names, quantity
+
+    def __call__(self, ticket: Any, *arrays: Any, used: tuple[int, ...] | None = None) -> None:
+        def receive(session: Session) -> None:
+            number = int(np.ravel(ticket)[0])
+            names = self.names if used is None else [self.names[i] for i in used]
+            for name, summary in zip(names, self._summaries(arrays), strict=True):
+                session.receive(number, name, self._quantity, summary)
+
+        _safely(self._session, receive, lambda: None)
+
+    def _summaries(self, arrays: Sequence[Any]) -> list[Summary]:
+        if self._quantity == GRADIENT:
+            return [unpack(np.asarray(a)) for a in arrays]
+        fields = [np.asarray(a) for a in arrays]
+        return [
+            Summary(bins=bins, points=points, sums=sums)
+            for bins, points, sums in zip(fields[::3], fields[1::3], fields[2::3], strict=True)
+        ]
+
+
+# ------------------------------------------------------------------- the hook
+
+
+class _Frame:
+    """What the outermost call at one trace level of one session gathers."""
+
+    def __init__(self, watch: _Watch, level: Any, numbers: Sequence[Any], *, seen: bool):
+        ticket, gate, rows, *data = numbers
+        self.level, self.ticket, self.gate, self.rows, self.seen = level, ticket, gate, rows, seen
+        self.data: list[list[Any]] = []
+        for place in watch.places:
+            self.data.append(data[: 1 + len(place.avals)])
+            data = data[1 + len(place.avals) :]
+        self.names: list[str] = []
+        self.arrays: list[Any] = []
+        told = lambda names: _Told(watch.session, names, GRADIENT)  # noqa: E731
+        self.collectors = Collectors(gate, ticket, told)
+
+
+class _Threads(threading.local):
+    def __init__(self) -> None:
+        self.frames: dict[int, list[_Frame]] = {}
+
+
+_threads = _Threads()
+
+
+def _frames_of(session: int) -> list[_Frame]:
+    return _threads.frames.setdefault(session, [])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Watch:
+    """The hook of a session. Only names, numbers and places: equal hooks share programs."""
+
+    session: int
+    keys: tuple[str, ...]
+    unmeasured: tuple[str, ...]
+    gradients: bool
+    places: tuple[Place, ...]
+    turns: tuple[tuple[str, tuple[int, ...]], ...]
+
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+        key = context.site
+        assert key is not None
+        frames, level = _frames_of(self.session), _private.trace_state()
+        depth = len(frames)
+        if not frames or frames[-1].level != level:
+            frame, args, kwargs = self._begin(frames, level, args, kwargs, key)
+            frames.append(frame)
+        frame = frames[-1]
+        try:
+            args, kwargs = self._perturbed_arguments(frame, args, kwargs, context)
+            out = next_fun(*args, **kwargs)
+            out = self._observed(frame, out, context)
+            return self._tell(frame, out) if len(frames) > depth else out
+        finally:
+            del frames[depth:]
+
+    def _begin(
+        self, frames: list[_Frame], level: Any, args: Any, kwargs: Any, key: str
+    ) -> tuple[_Frame, Any, Any]:
+        loops = _private.is_tracing() and _private.inside_while_loop()
+        begins = not frames
+        avals = [
+            jax.ShapeDtypeStruct((2,), jnp.int32),
+            jax.ShapeDtypeStruct((), jnp.bool_),
+            jax.ShapeDtypeStruct((len(self.keys), ROW), jnp.float32),
+        ]
+        for place in self.places:
+            avals += [jax.ShapeDtypeStruct((), jnp.bool_), *place.avals]
+        numbers = ask(_Asked(self, begins=begins), avals, (args, kwargs), once=not loops)
+        if begins and not loops:
+            args, kwargs = _after(numbers[0], args, kwargs)
+        if begins and _private.is_tracing():
+            _safely(self.session, Session.note_call, lambda: None)
+        if loops:
+            found = _sessions.get(self.session)
+            if found is not None:
+                found.unseen[key] = IN_A_WHILE_LOOP
+        return _Frame(self, level, numbers, seen=not loops), args, kwargs
+
+    def _perturbed_arguments(
+        self, frame: _Frame, args: Any, kwargs: Any, context: Context
+    ) -> tuple[Any, Any]:
+        if not any(p.at == INPUT and context.site in p.sites for p in self.places):
+            return args, kwargs
+        leaves = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
+        new = self._at_places(frame, leaves, INPUT, context)
+        return with_arguments(args, kwargs, new, is_whole)
+
+    def _observed(self, frame: _Frame, out: Any, context: Context) -> Any:
+        key = context.site
+        leaves = list(jax.tree.leaves(out, is_leaf=is_whole))
+        if key in self.keys:
+            row = frame.rows[self.keys.index(key)]
+            leaves = [apply(x, row) if is_observable(x) else x for x in leaves]
+        leaves = self._at_places(frame, leaves, OUTPUT, context)
+        assert key is not None
+        if frame.seen:
+            leaves = [self._leaf(frame, key, leaf) for leaf in leaves]
+        else:
+            found = _sessions.get(self.session)
+            if found is not None:
+                found.unseen[key] = IN_A_WHILE_LOOP
+        return rebuilt(out, leaves, is_whole)
+
+    def _at_places(
+        self, frame: _Frame, leaves: Sequence[Any], part: str, context: Context
+    ) -> list[Any]:
+        leaves = list(leaves)
+        for place, (on, *numbers) in zip(self.places, frame.data, strict=True):
+            if place.at != part or context.site not in place.sites:
+                continue
+            on, count = self._in_this_turn(place, on, frame, context.site), 0
+            for index, leaf in enumerate(leaves):
+                if is_observable(leaf):
+                    name = f"{context.site}/{context.call}/{count}"
+                    leaves[index] = applied(place, on, numbers, jnp.asarray(leaf), name)
+                    count += 1
+        return leaves
+
+    def _in_this_turn(self, place: Place, on: Any, frame: _Frame, site: str | None) -> Any:
+        """Whether a place acts in this turn of the scans around, which run one after another."""
+        lengths = dict(self.turns).get(site or "")
+        if not place.rows or not lengths:
+            return on
+        turn = frame.ticket[1]
+        wanted = (*place.rows, *(None for _ in lengths[len(place.rows) :]))
+        for length, row in zip(reversed(lengths), reversed(wanted), strict=True):
+            size = abs(length)
+            if row is not None:
+                at = row % size
+                on = on & (turn % size == (at if length > 0 else size - 1 - at))
+            turn = turn // size
+        return on
+
+    def _leaf(self, frame: _Frame, key: str, leaf: Any) -> Any:
+        idle = not _private.is_tracer(frame.gate) and not bool(frame.gate)
+        if idle or not is_observable(leaf) or key in self.unmeasured:
+            return leaf
+        summary = reduced_if(frame.gate, jax.lax.stop_gradient(jnp.asarray(leaf)))
+        frame.names.append(key)
+        frame.arrays += [summary.bins, summary.points, summary.sums]
+        if (
+            self.gradients
+            and isinstance(leaf, jax.Array)
+            and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        ):
+            return frame.collectors.tap(leaf, key)
+        return leaf
+
+    def _tell(self, frame: _Frame, out: Any) -> Any:
+        if not frame.names:
+            return out
+        host = _Told(self.session, frame.names, OUTPUT)
+        zero = tell(host, frame.gate, frame.ticket, *frame.arrays)
+        leaves = list(jax.tree.leaves(out, is_leaf=is_whole))
+        for index, leaf in enumerate(leaves):
+            if is_observable(leaf) and isinstance(leaf, jax.Array):
+                leaves[index] = tied(leaf, zero)
+                break
+        return rebuilt(out, leaves, is_whole)
+
+
+def _after(ticket: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments, known to the program only when the ticket is: a pass begins with it."""
+    leaves = list(jax.tree.leaves((args, kwargs), is_leaf=is_whole))
+    arrays = [i for i, x in enumerate(leaves) if is_observable(x) and _private.is_tracer(x)]
+    if arrays and _private.is_tracer(ticket):
+        _, *new = jax.lax.optimization_barrier((ticket, *(leaves[i] for i in arrays)))
+        for i, x in zip(arrays, new, strict=True):
+            leaves[i] = x
+    return with_arguments(args, kwargs, leaves, is_whole)

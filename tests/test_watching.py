@@ -9,7 +9,7 @@ import optax
 import pytest
 from flax import nnx
 
-from nnx_inspector import board, watching
+from nnx_inspector import watching
 from nnx_inspector.perturbation import SCALE, ZERO
 from nnx_inspector.watching import Session
 
@@ -276,7 +276,7 @@ def test_an_exception_in_the_step_is_the_users_own_and_leaves_nothing():
     with pytest.raises(ZeroDivisionError, match="mine"), session.open():
         nnx.jit(lambda m, x: m(x))(model, X)
     assert (dict(vars(Broken)), nnx.graphdef(model)) == before
-    assert watching._level.depth == 0
+    assert watching._frames_of(session.number) == []
     session.take()
     session.close()
 
@@ -305,7 +305,7 @@ def test_a_program_that_outlives_its_session_still_runs():
         expected = f(model, X)
         session.close()
         np.testing.assert_array_equal(f(model, X), expected)
-    assert not [t for t in board._boards if t[1] == session.number]
+    assert session.number not in watching._sessions
 
 
 def test_a_dropped_session_is_freed():
@@ -319,7 +319,7 @@ def test_a_dropped_session_is_freed():
 
     gc.collect()
     assert number not in watching._sessions
-    assert ("watch", number) not in board._boards
+    assert number not in watching._sessions
 
 
 def test_flips_from_another_thread_during_donated_steps():

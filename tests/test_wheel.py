@@ -129,7 +129,7 @@ def test_its_widget_renders_with_the_network_off(python: str, tmp_path: pathlib.
         assert view.wait("nni-stat-output-size", "value > 0") == 12
         kernel = notebook.ask("insp.recording.summary('').mean")
         assert view.number("nni-stat-output-mean") == kernel
-        view.part("nni-perturb-zero").click()
+        view.perturb("Zero")
         view.part("nni-effect").wait_for()
         assert notebook.ask("nni.__file__").startswith(str(pathlib.Path(python).parents[1]))
         assert notebook.errors == []

@@ -2,7 +2,8 @@
 //
 // nni-root                          one view                       nni-banner     not connected, closed
 // nni-step [value]                  the step on screen             nni-progress [value, data-state]
-// nni-pause                         hold the step / follow         nni-cost       what inspection costs
+// nni-pause                         hold the step / follow         nni-cost       what inspection costs,
+//                                                                  in it nni-compilations [value]
 // nni-training-perturbed            only there while it is so      nni-notice [data-level]
 // nni-search                        search box of the tree         nni-tree       its rows' scroller
 // nni-row [data-site]               one row (only rows in view)    nni-nan, nni-badge-perturbed  in a row
@@ -28,6 +29,7 @@ export const ids = {
   progress: "nni-progress",
   pause: "nni-pause",
   cost: "nni-cost",
+  compilations: "nni-compilations",
   trainingPerturbed: "nni-training-perturbed",
   notice: "nni-notice",
   search: "nni-search",

@@ -180,7 +180,7 @@ def test_zero_shows_loss_and_accuracy_beside_the_clean_ones(notebook: Notebook, 
     before = view.figures()
     compilations = notebook.ask("insp._meter.compilations")
 
-    view.part("nni-perturb-zero").click()
+    view.perturb("Zero")
     view.part("nni-effect-loss-perturbed").wait_for()
     effect = notebook.ask("[insp.effect.clean, insp.effect.perturbed]")
     for name in ("loss", "accuracy"):
@@ -236,7 +236,7 @@ def test_toggling_while_a_cell_trains(lab: Lab, notebook: Notebook, view: View):
     with training(lab, notebook):
         view.wait("nni-progress", "found.dataset.state === 'running' && value > 0")
         expect(marked).to_have_count(0)
-        view.part("nni-perturb-zero").click()
+        view.perturb("Zero")
         for _ in range(2):
             expect(marked).to_be_visible()
             expect(pending).to_have_count(0)
@@ -317,7 +317,7 @@ def test_both_themes_and_a_narrow_page(notebook: Notebook, view: View, width: in
         view.select("conv1")
         for index, kind in enumerate(("plain", "perturbed")):
             if index:
-                view.part("nni-perturb-scale").click()
+                view.perturb("Scale", 0.5)
                 view.part("nni-effect").wait_for()
             _screenshot(view, f"{'dark' if dark else 'light'}-{width}-{kind}")
             _assert_readable(view)

@@ -127,7 +127,7 @@ def test_hostile_names_are_text(notebook: Notebook):
     expect(view.row(SITE)).to_contain_text(MARKUP)
     view.select(SITE)
     expect(view.part("nni-selected")).to_have_text(SITE)
-    view.part("nni-perturb-zero").click()
+    view.perturb("Zero")
     expect(view.part("nni-perturbation")).to_have_attribute("data-site", SITE)
     expect(view.part("nni-perturbation")).to_contain_text(SITE)
     view.part("nni-effect").wait_for()
@@ -149,7 +149,7 @@ def test_malformed_commands_get_one_readable_reply_and_change_nothing(notebook: 
     before = notebook.ask(state)
     comm = notebook.ask("insp._view.screen.control.comm.comm_id")
     notebook.evaluate(COLLECT, comm)
-    perturb = {"type": "perturb", "site": "first", "kind": "Zero", "strength": None}
+    perturb = {"type": "perturb", "site": "first", "kind": "Zero", "strength": None, "at": "output"}
     adjust = {"type": "adjust", "perturbation": 1, "enabled": True, "strength": None}
     answered: list[dict[str, Any]] = [
         {},
@@ -170,6 +170,9 @@ def test_malformed_commands_get_one_readable_reply_and_change_nothing(notebook: 
         perturb | {"kind": "Explode"},
         perturb | {"kind": "__class__"},
         perturb | {"kind": {}},
+        perturb | {"at": "parameter"},
+        perturb | {"at": None},
+        perturb | {"strength": 1},
         perturb | {"kind": "Scale", "strength": "2"},
         perturb | {"kind": "Scale", "strength": True},
         perturb | {"kind": "Scale", "strength": {"__class__": "inf"}},
@@ -178,6 +181,8 @@ def test_malformed_commands_get_one_readable_reply_and_change_nothing(notebook: 
         adjust | {"perturbation": 2**70},
         adjust | {"perturbation": "1"},
         adjust | {"enabled": 1},
+        {"type": "switch_all", "enabled": "off"},
+        {"type": "switch_all"},
         {"type": "remove", "perturbation": 99},
         {"type": "remove", "perturbation": None},
     ]
@@ -214,7 +219,7 @@ def test_malformed_commands_get_one_readable_reply_and_change_nothing(notebook: 
     assert notebook.ask("insp.selected") == "second"
 
 
-@pytest.mark.parametrize("focus", ["nni-search", "nni-tree", "nni-perturb-zero", "nni-pause"])
+@pytest.mark.parametrize("focus", ["nni-search", "nni-tree", "nni-perturb-kind", "nni-pause"])
 def test_keys_do_not_reach_jupyterlab(notebook: Notebook, focus: str):
     notebook.run(1)
     view = View(notebook.cell(1))
@@ -243,7 +248,7 @@ def test_two_views_of_one_inspector(notebook: Notebook):
         assert view.figures() != before
     views[1].select("second")
     views[0].wait_selected("second")
-    views[0].part("nni-perturb-zero").click()
+    views[0].perturb("Zero")
     for view in views:
         expect(view.part("nni-perturbation")).to_have_attribute("data-site", "second")
         view.part("nni-effect").wait_for()
@@ -272,7 +277,7 @@ def test_a_reloaded_page_shows_everything_again(notebook: Notebook):
     notebook.run(1)
     view = View(notebook.cell(1))
     view.select("first")
-    view.part("nni-perturb-zero").click()
+    view.perturb("Zero")
     view.part("nni-effect").wait_for()
     shown = view.figures()
     notebook.save_and_reload()

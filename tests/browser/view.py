@@ -63,6 +63,14 @@ class View:
         self.row(site).click()
         self.wait_selected(site)
 
+    def perturb(self, kind: str, strength: float | None = None, at: str = "output") -> None:
+        """Add a perturbation to the selected site, by the form in the detail."""
+        self.part("nni-perturb-kind").select_option(kind)
+        self.part("nni-perturb-at").get_by_role("button", name=at, exact=True).click()
+        if strength is not None:
+            self.part("nni-add-strength-number").fill(str(strength))
+        self.part("nni-perturb-add").click()
+
     def wait_selected(self, site: str) -> None:
         """Wait until the detail shows a site, with its histogram."""
         expect(self.part("nni-selected")).to_have_attribute("data-value", site)

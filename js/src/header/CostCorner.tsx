@@ -9,7 +9,7 @@ export function CostCorner({ cost }: { cost: Cost }) {
   return (
     <dl class="nni-cost" data-testid={ids.cost} aria-label="Cost of inspection">
       <Item name="step" value={ratio} hint={`A step takes ${seconds(inspected)} inspected, ${seconds(plain)} plain (medians)`} />
-      <Item name="compiled" value={count(cost.compilations)} hint="Compilations so far; switching a perturbation adds none" />
+      <Item name="compiled" value={count(cost.compilations)} hint="Compilations so far; switching a perturbation adds none" exactly={[ids.compilations, cost.compilations]} />
       <Item name="sent" value={bytes(cost.bytes_sent)} hint="Sent from the kernel to this page" />
       <Item name="dropped" value={count(cost.frames_dropped)} hint="Frames left out because the page was still drawing" />
       {cost.errors > 0 && <Item name="errors" value={count(cost.errors)} hint="Failures while inspecting; your step went on" bad />}
@@ -17,11 +17,21 @@ export function CostCorner({ cost }: { cost: Cost }) {
   );
 }
 
-function Item({ name, value, hint, bad }: { name: string; value: string; hint: string; bad?: boolean }) {
+interface ItemProps {
+  name: string;
+  value: string;
+  hint: string;
+  bad?: boolean;
+  exactly?: [testid: string, value: number];
+}
+
+function Item({ name, value, hint, bad, exactly }: ItemProps) {
   return (
     <div title={hint} class={bad ? "nni-bad" : undefined}>
       <dt>{name}</dt>
-      <dd>{value}</dd>
+      <dd data-testid={exactly?.[0]} data-value={exactly?.[1]}>
+        {value}
+      </dd>
     </div>
   );
 }

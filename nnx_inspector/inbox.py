@@ -1,0 +1,134 @@
+"""What watched passes have told: which pass is under way, and the summaries of each.
+
+A pass begins when a program gets to the outermost call of the model; all that it does and tells
+is settled then. Invariant: whatever arrives is kept under the number of its own pass, however
+late, and passes that are not sampled keep nothing. Knows no jax.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+from nnx_inspector.summary import Summary, merge
+
+Arrived = dict[tuple[str, str], list[Summary]]
+"""(site, quantity) -> a summary for each call, in the order in which they arrived."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun:
+    """The pass that is under way.
+
+    Attributes:
+        number: of passes that began before it.
+        sampled: whether what it tells is kept.
+        setting: what is done in it, from its beginning to its end.
+    """
+
+    number: int
+    sampled: bool
+    setting: Any
+
+
+class Inbox:
+    """The passes of one session; used by any thread.
+
+    Attributes:
+        every: passes 0, every, 2 every ... are sampled; 0 for none.
+        late: how many summaries came after their pass was taken.
+    """
+
+    def __init__(self, setting: Any):
+        self.every = 1
+        self.late = 0
+        self._lock = threading.Condition()
+        self._count = 0
+        self._now = Begun(-1, False, setting)
+        self._turns: dict[Hashable, int] = {}
+        self._arrived: dict[int, Arrived] = {}
+        self._perturbed: dict[int, bool] = {}
+
+    def begin(self, setting: Any) -> Begun:
+        """A pass begins, with what is set now."""
+        with self._lock:
+            number = self._count
+            self._count += 1
+            sampled = self.every > 0 and number % self.every == 0
+            self._now = Begun(number, sampled, setting)
+            self._turns = {}
+            if sampled:
+                self._arrived[number] = {}
+                self._perturbed[number] = bool(setting.active)
+                self._lock.notify_all()
+            return self._now
+
+    def restart(self, every: int) -> None:
+        """Count passes from 0 again, and sample every `every`-th."""
+        with self._lock:
+            self.every, self._count = every, 0
+            self._arrived, self._perturbed = {}, {}
+
+    def wait_for_more_than(self, number: int, over: Callable[[], bool]) -> bool:
+        """Wait until more sampled passes than that have begun; False once it is over."""
+        with self._lock:
+            self._lock.wait_for(lambda: over() or len(self._arrived) > number)
+            return not over()
+
+    def wake(self) -> None:
+        """Let those who wait look whether it is over."""
+        with self._lock:
+            self._lock.notify_all()
+
+    def turn(self, of: Hashable) -> tuple[Begun, int]:
+        """The pass under way, and how often it was asked for by this part of its program before."""
+        with self._lock:
+            before = self._turns.get(of, 0)
+            self._turns[of] = before + 1
+            return self._now, before
+
+    def receive(self, number: int, site: str, quantity: str, summary: Summary) -> None:
+        """A summary of a pass has arrived."""
+        with self._lock:
+            arrived = self._arrived.get(number)
+            if arrived is None:
+                self.late += 1
+                return
+            arrived.setdefault((site, quantity), []).append(summary)
+
+    @property
+    def count(self) -> int:
+        """How many passes have begun."""
+        return self._count
+
+    def take(self, *, besides: int = 0) -> list[Taken]:
+        """The sampled passes, oldest first; the newest `besides` of them are left for later."""
+        with self._lock:
+            numbers = list(self._arrived)
+            numbers = numbers[: max(0, len(numbers) - besides)]
+            return [Taken(n, self._perturbed.pop(n), self._arrived.pop(n)) for n in numbers]
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """One pass that was taken out of an inbox."""
+
+    number: int
+    perturbed: bool
+    arrived: Mapping[tuple[str, str], list[Summary]]
+
+
+def merged(passes: list[Taken], keys: tuple[str, ...] = ()) -> dict[str, dict[str, Summary]]:
+    """Site -> quantity -> summary over all calls of some passes; `keys` come first."""
+    parts: Arrived = {}
+    for one in passes:
+        for what, summaries in one.arrived.items():
+            parts.setdefault(what, []).extend(summaries)
+    out: dict[str, dict[str, Summary]] = {}
+    for site in dict.fromkeys((*keys, *(site for site, _ in parts))):
+        for quantity in ("output", "gradient"):
+            if (site, quantity) in parts:
+                out.setdefault(site, {})[quantity] = merge(parts[site, quantity])
+    return out

@@ -1,0 +1,278 @@
+"""The watched loops of one inspector: between two steps changes are taken over, measured steps
+are recorded and shown.
+
+Invariant: one loop at a time; what goes wrong with the screen never reaches the training. Does not
+decide which steps are sampled (`loop`), nor what is measured (`watching`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, TypeVar
+
+from flax import nnx
+
+from nnx_inspector import protocol
+from nnx_inspector.acting import Reach
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.handles import Handle, Handles
+from nnx_inspector.inbox import Taken, merged
+from nnx_inspector.loop import Region, check_every, watched
+from nnx_inspector.losses import losses_of
+from nnx_inspector.measures import Meter, Metrics
+from nnx_inspector.presenter import Presenter
+from nnx_inspector.recording import Recording
+from nnx_inspector.sites import Only, Selection
+from nnx_inspector.watching import Session
+from nnx_inspector.weak import weakly
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What a loop shares with the rest of its inspector.
+
+    Attributes:
+        refresh: measure the effect of what is perturbed anew.
+        reach: what of a pass can be perturbed: how often sites are called in scans.
+        unseen: told of sites that a running program cannot show, with the reasons.
+    """
+
+    lock: Any
+    recording: Recording
+    metrics: Metrics
+    meter: Meter
+    view: Presenter
+    handles: Handles
+    refresh: Callable[[], Any]
+    reach: Callable[[], Reach]
+    unseen: Callable[[dict[str, str]], Any]
+
+
+class Loops:
+    """At most one loop at a time, by iterator or as a region.
+
+    Attributes:
+        running: whether a loop is watched now.
+        step: its current step; otherwise the last one shown.
+        pending: whether something was changed that the loop has not taken over yet.
+    """
+
+    def __init__(self, parts: Parts):
+        self._parts = parts
+        self._sessions: dict[Any, Session] = {}
+        self._session: Session | None = None
+        self._region: Region | None = None
+        self._first = False
+        self.running = False
+        self.perturbed = False
+        self.pending = False
+        self.step = 0
+        self.closed = False
+
+    def watch(
+        self,
+        model: nnx.Module,
+        batches: Iterable[T] | None,
+        *,
+        every: int,
+        selected: Only,
+        only: Only,
+        gradients: bool,
+        besides: tuple[str, ...],
+    ) -> Generator[T, Any, None] | Region:
+        """See `Inspector.watch`."""
+        check_every(every)
+        if batches is not None and not isinstance(batches, Iterable):
+            raise TypeError(
+                f"watch takes an iterable of batches, got {type(batches).__name__}: for batch in "
+                f"insp.watch(batches, every=10); or with insp.watch(every=10): around a loop."
+            )
+        self._require_idle()
+        session = self._session_for(model, selected, only, gradients)
+        session.besides = besides
+        if batches is None:
+            self._region = Region(self, session, every)
+            return self._region
+        self._region = None
+        return watched(self, session, batches, every)
+
+    def _session_for(
+        self, model: nnx.Module, selected: Only, only: Only, gradients: bool
+    ) -> Session:
+        key = (gradients, None if only is None else Selection(only))
+        if key not in self._sessions:
+            session = Session(model, only=selected, measured=only, gradients=gradients)
+            session.on_armed = weakly(self._armed)
+            self._sessions[key] = session
+        return self._sessions[key]  # the same again: its programs are compiled
+
+    def tick(self) -> None:
+        """See `Inspector.tick`."""
+        if self._region is None or not self.running:
+            raise InspectorError(
+                "insp.tick() tells where a step begins inside a watched region: with "
+                "insp.watch(every=10): for batch in batches: insp.tick(); train_step(batch)."
+            )
+        self._region.tick()
+
+    def _require_idle(self) -> None:
+        if self.running:
+            raise InspectorError("This inspector watches a loop already; finish that one first.")
+
+    # ------------------------------------------------------------------ changes
+
+    def changed(self) -> None:
+        """Something was switched, tuned, added or removed."""
+        with self._parts.lock:
+            self.pending = True
+            if self._between_passes and self._session is not None:
+                self._take_over(self._session)  # no step comes by to do it
+
+    @property
+    def _between_passes(self) -> bool:
+        return self.running and self._region is not None and not self._region.ticks
+
+    def is_compiling(self, handle: Handle) -> bool:
+        """Whether a handle waits for a program of the running loop that is being compiled."""
+        session = self._session
+        return session is not None and session.compiling and handle.place not in session.places
+
+    def _take_over(self, session: Session) -> None:
+        parts = self._parts
+        setting = parts.handles.setting().without_parameters()
+        if any(place.rows for place in setting.places):
+            reach = parts.reach()
+            sites = {site for place in setting.places for site in place.sites if place.rows}
+            session.turns = {site: reach.turns(site) for site in sites}
+        session.perturb(setting)
+        if self._first:
+            session.make_room()
+        elif self._between_passes:
+            if session.lacks_room:
+                text = (
+                    "The programs that run in this region have no place for a perturbation that "
+                    "was added: it acts when insp.watch is entered again, or the next time "
+                    "insp.tick() is called."
+                )
+                parts.view.notice(protocol.Notice(level="info", text=text, site=None))
+        else:
+            session.arm()
+        self.pending = session.lacks_room
+        self.perturbed = setting.active
+        parts.view.training_perturbed = self.perturbed
+        parts.view.state_changed()
+
+    def _armed(self) -> None:
+        """A program is there: the next step runs it."""
+        with self._parts.lock:
+            self.pending = True
+        self._parts.view.state_changed()
+
+    # ------------------------------------------------------- called by the loop
+
+    def loop_begins(self, total: int | None) -> int:
+        """The first step's number."""
+        parts = self._parts
+        self._require_idle()
+        with parts.lock:
+            self.running, self.pending, self._first = True, True, True
+            parts.view.loop_thread = threading.get_ident()
+            start = self.step + 1 if parts.recording.curves() or parts.meter.steps else 0
+            self.step = start
+            self._progress(start, None if total is None else start + total)
+        return start
+
+    def step_begins(self, session: Session) -> bool:
+        """Take over what was changed; whether anything is perturbed."""
+        with self._parts.lock:
+            self._session = session
+            if self.pending:
+                self._take_over(session)
+            self._first = False
+            return self.perturbed
+
+    def step_ends(
+        self, session: Session, step: int, *, sampled: bool, hooked: bool, seconds: float
+    ) -> None:
+        """Record a step if it was measured, and show it."""
+        began, parts = time.perf_counter(), self._parts
+        with parts.lock:
+            if self.closed:
+                return
+            if sampled:
+                self._record(session, step, session.take(), self.perturbed)
+            parts.metrics.settle(wait=sampled)
+            self.step = step + 1
+            parts.meter.step(seconds + (time.perf_counter() - began), inspected=hooked)
+            self._progress(step + 1, parts.view.progress.total)
+        self._shown(sampled)
+
+    def pass_ends(self, session: Session, step: int, one: Taken) -> None:
+        """Record a pass of a region and show it; called in a thread of the region's."""
+        parts = self._parts
+        with parts.lock:
+            if self.closed:
+                return
+            found = merged([one], tuple(session.keys))
+            self._record(session, step, found, one.perturbed)
+            parts.metrics.settle()
+            self.step = step + 1
+            self._progress(step + 1, None)
+        self._shown(True)
+
+    def loop_ends(self, session: Session) -> None:
+        """The loop was left, by whatever way."""
+        parts = self._parts
+        with parts.lock:
+            self.running = self.perturbed = False
+            self._session = self._region = None
+            parts.view.loop_thread = None
+            self.step = max(0, self.step - 1)
+            parts.view.training_perturbed = False
+            self._progress(self.step + 1, parts.view.progress.total)
+            if self.closed:
+                return
+            session.take()
+            self._tell_losses(session)
+            parts.metrics.settle(wait=True)
+        parts.view.present(force=True)
+
+    def _record(self, session: Session, step: int, found: Any, perturbed: bool) -> None:
+        self._parts.recording.append(step, found, kind="watch", perturbed=perturbed)
+        self._tell_losses(session)
+
+    def _tell_losses(self, session: Session) -> None:
+        for text in losses_of(session):
+            self._parts.view.notice(protocol.Notice(level="warning", text=text, site=None))
+        if session.unseen:
+            self._parts.unseen(session.unseen)
+
+    def _shown(self, sampled: bool) -> None:
+        view = self._parts.view
+        if not sampled:
+            view.tick()
+            return
+        if self._parts.handles.setting().active:
+            self._parts.refresh()
+        view.present()
+
+    def _progress(self, step: int, total: int | None) -> None:
+        self._parts.view.progress = protocol.Progress(
+            kind="watch",
+            running=self.running,
+            step=step,
+            total=total,
+            rate=self._parts.meter.rate,
+        )
+
+    def close(self) -> None:
+        """Forget the sessions; a loop that runs goes on, unwatched."""
+        self.closed = True
+        for session in self._sessions.values():
+            session.close()
+        self._sessions.clear()

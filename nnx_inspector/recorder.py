@@ -1,0 +1,92 @@
+"""`watch`: records a loop without a screen, in a script or on a cluster.
+
+Invariant: the loop goes on whatever happens to what is recorded; what was lost is told in a
+warning when the region is left.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flax import nnx
+
+from nnx_inspector.errors import InspectorWarning
+from nnx_inspector.inbox import Taken, merged
+from nnx_inspector.loop import Region, check_every
+from nnx_inspector.losses import losses_of
+from nnx_inspector.recording import Recording
+from nnx_inspector.sites import Only, require_module
+from nnx_inspector.watching import Session
+
+
+@contextmanager
+def watch(
+    model: nnx.Module, *, every: int = 10, only: Only = None, gradients: bool = True
+) -> Iterator[Recording]:
+    """Record the passes that this thread makes of a model, jitted and unchanged.
+
+    The passes 0, every, 2 every ... are measured: a pass is a call of the model, and its number
+    the recording's step. Sampling happens inside the program; what it costs is in the table of
+    benchmarks.
+
+    Args:
+        model: which model; another one of the same kind is not taken for it.
+        every: measure every `every`-th pass.
+        only: which sites; see `intercept_methods`.
+        gradients: whether to measure the gradients of activations too.
+
+    Yields:
+        The recording; it may be read at any time, and is complete when the region is left.
+
+    Raises:
+        TypeError: `model` is not an `nnx.Module`.
+        ValueError: `every` is less than 1, or `only` matches no site.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> import nnx_inspector as nni
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> forward = nnx.jit(lambda model, x: model(x))
+        >>> with nni.watch(model, every=2) as recording:
+        ...     for _ in range(4):
+        ...         y = forward(model, jnp.ones((4, 2)))
+        >>> [one.step for one in recording.passes], recording.summary("").size
+        ([0, 2], 12)
+    """
+    session = Session(require_module(model), only=only, gradients=gradients)
+    recording = Recording()
+    try:
+        with Region(_Recorder(recording), session, check_every(every)):
+            yield recording
+    finally:
+        session.close()
+        for text in losses_of(session):
+            warnings.warn(text, InspectorWarning, stacklevel=3)
+
+
+class _Recorder:
+    """The owner of a region that nobody looks at."""
+
+    def __init__(self, recording: Recording):
+        self._recording = recording
+
+    def loop_begins(self, total: int | None) -> int:
+        return 0
+
+    def step_begins(self, session: Session) -> bool:
+        return False
+
+    def step_ends(
+        self, session: Session, step: int, *, sampled: bool, hooked: bool, seconds: float
+    ) -> None:
+        pass
+
+    def pass_ends(self, session: Session, step: int, one: Taken) -> None:
+        found = merged([one], tuple(session.keys))
+        self._recording.append(step, found, kind="watch", perturbed=one.perturbed)
+
+    def loop_ends(self, session: Session) -> None:
+        pass

@@ -1,0 +1,222 @@
+"""A training loop in a real JupyterLab, switched and tuned from the page while it runs.
+
+The oracle is in the losses: while the last layer's output is zeros the loss is the mean square of
+the targets, whatever the parameters are; it is nothing else by chance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+from browser.lab import Lab
+from browser.notebook import Notebook
+from browser.view import View
+from playwright.sync_api import expect
+
+pytestmark = pytest.mark.browser
+
+MODEL = """
+import pathlib, time
+import jax, jax.numpy as jnp, numpy as np, optax
+from flax import nnx
+import nnx_inspector as nni
+
+class Net(nnx.Module):
+    def __init__(self, *, rngs):
+        self.first = nnx.Linear(4, 8, rngs=rngs)
+        self.second = nnx.Linear(8, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.second(nnx.relu(self.first(x)))
+
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(16, 4)).astype("f"), rng.normal(size=(16, 3)).astype("f") + 2
+zeroed = float(np.mean(y.astype(np.float64) ** 2))
+traces = 0
+
+def loss_fn(model, batch):
+    return ((model(batch[0]) - batch[1]) ** 2).mean()
+
+@nnx.jit
+def train_step(model, optimizer, batch):
+    global traces
+    traces += 1
+    loss, grads = nnx.value_and_grad(loss_fn)(model, batch)
+    optimizer.update(model, grads)
+    return loss
+
+class UntilStopped:
+    '''A million batches, or as many as there are until the file `stop` appears.'''
+
+    def __len__(self):
+        return 1_000_000
+
+    def __iter__(self):
+        end = time.monotonic() + 240
+        for _ in range(len(self)):
+            if pathlib.Path("stop").exists() or time.monotonic() > end:
+                return
+            time.sleep(0.002)  # a step takes as long as a step does
+            yield x, y
+
+losses = []
+
+def train():
+    losses.clear()
+    for batch in insp.watch(UntilStopped(), every=5):
+        losses.append(float(train_step(model, optimizer, batch)))
+
+model = Net(rngs=nnx.Rngs(0))
+optimizer = nnx.Optimizer(model, optax.sgd(1e-4), wrt=nnx.Param)
+"""
+INSPECT = "insp = nni.Inspector(model, x)\ninsp.step(loss_fn, (x, y))"
+IN_A_CELL, IN_A_THREAD = "train()", "thread = insp.background(train)"
+
+FLAGS = "[[p.step, p.perturbed] for p in insp.recording.passes if p.kind == 'watch']"
+NO_SUBSHELLS = "kernel.commsOverSubshells = 'disabled'"
+"""What JupyterLab's setting of that name does: a running cell keeps messages waiting, as with an
+older kernel or front end."""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab(tmp_path_factory.mktemp("live")) as lab:
+        yield lab
+
+
+@contextlib.contextmanager
+def opened(lab: Lab, name: str, *, first: str = "") -> Iterator[tuple[Notebook, View]]:
+    """A notebook whose inspector shows the last layer, and knows how it hears the page.
+
+    `first` is JavaScript that is run before its cells.
+    """
+    with lab.notebook(f"{name}.ipynb", [MODEL, INSPECT]) as notebook:
+        notebook.evaluate(first)
+        notebook.run(0, seconds=120)
+        notebook.run(1, seconds=120)
+        view = View(notebook.cell(1))
+        view.select("second")
+        expect(view.part("nni-listening")).not_to_be_empty()
+        yield notebook, view
+        assert notebook.errors == []
+        assert notebook.foreign == []
+        notebook.evaluate("await panel.sessionContext.shutdown()")
+
+
+@contextlib.contextmanager
+def training(lab: Lab, notebook: Notebook, view: View, code: str) -> Iterator[int]:
+    """The loop runs for as long as the block lasts."""
+    stop = pathlib.Path(lab.root) / "stop"
+    stop.unlink(missing_ok=True)
+    index = notebook.append(code)
+    notebook.start(index)
+    try:
+        view.wait("nni-progress", "found.dataset.state === 'running' && value > 5")
+        yield index
+    finally:
+        stop.touch()
+        notebook.finish(index)
+        expect(view.part("nni-progress")).to_have_attribute("data-state", "idle")
+
+
+def some_steps(view: View) -> None:
+    """Wait until the loop has come further."""
+    here = view.number("nni-progress")
+    view.wait("nni-progress", "value > arg + 6", here)
+
+
+def toggle(view: View, times: int) -> None:
+    """Click the first switch, each time until the screen says what the training does."""
+    marked = view.root.get_by_test_id("nni-training-perturbed")
+    for _ in range(times):
+        on = view.part("nni-switch").get_attribute("aria-checked") == "true"
+        view.part("nni-switch").click()
+        expect(marked).to_have_count(0 if on else 1)
+        expect(view.root.get_by_test_id("nni-pending")).to_have_count(0)
+        some_steps(view)
+
+
+def assert_perturbed_as_toggled(
+    notebook: Notebook, times: int, until: float = float("inf")
+) -> None:
+    """The losses say which steps were perturbed; the recording says the same up to a step."""
+    zeroed, losses, flags = notebook.ask(f"[zeroed, losses, {FLAGS}]")
+    perturbed = [abs(loss - zeroed) < 1e-5 * zeroed for loss in losses]
+    assert sum(a != b for a, b in itertools.pairwise(perturbed)) == times
+    first = flags[-1][0] - (len(losses) - 1) // 5 * 5  # the first step's number
+    recorded = {step - first: flag for step, flag in flags if first <= step < until}
+    assert len(recorded) > 10, "the recording was thinned, and is enough"
+    assert {i: perturbed[i] for i in recorded} == recorded
+
+
+def test_a_cell_that_trains_is_switched_and_tuned_while_it_runs(lab: Lab):
+    with opened(lab, "cell") as (notebook, view):
+        expect(view.part("nni-listening")).to_have_attribute("data-value", "during")
+        expect(view.part("nni-listening")).to_contain_text("also while a cell runs")
+        with training(lab, notebook, view, IN_A_CELL) as cell:
+            view.perturb("Zero")
+            expect(view.part("nni-training-perturbed")).to_be_visible()
+            some_steps(view)
+            expect(view.part("nni-effect-loss-perturbed")).not_to_be_empty()
+            toggle(view, 1)
+            compiled = view.number("nni-compilations")
+            toggle(view, 4)
+            scaled_from = view.number("nni-progress")
+            view.select("first")
+            view.perturb("Scale", 1.0)
+            slider = view.root.get_by_test_id("nni-strength")
+            slider.focus()
+            for _ in range(30):
+                notebook.page.keyboard.press("ArrowLeft")
+            expect(view.part("nni-strength-number")).to_have_value("0.7")
+            expect(view.root.get_by_test_id("nni-pending")).to_have_count(0)
+            view.part("nni-switch-all").click()  # both are off, the Zero was
+            expect(view.root.get_by_test_id("nni-training-perturbed")).to_have_count(0)
+            some_steps(view)
+            assert view.number("nni-compilations") == compiled, "a change compiled something"
+            expect(view.part("nni-progress")).to_have_attribute("data-state", "running")
+            assert not notebook.finished(cell)
+        assert notebook.ask("traces") == 2, "as it is, and watched"
+        assert_perturbed_as_toggled(notebook, 1 + 1 + 4, scaled_from)
+        assert notebook.ask("[str(h.perturbation) for h in insp.perturbations]") == [
+            "Zero()",
+            "Scale(factor=0.7)",
+        ]
+
+
+def test_a_loop_in_the_background_is_switched_while_cells_run(lab: Lab):
+    with opened(lab, "thread") as (notebook, view):
+        with training(lab, notebook, view, IN_A_THREAD) as cell:
+            expect(view.part("nni-listening")).to_have_attribute("data-value", "thread")
+            assert notebook.finished(cell)
+            view.perturb("Zero")
+            expect(view.part("nni-training-perturbed")).to_be_visible()
+            some_steps(view)
+            toggle(view, 3)
+            assert notebook.ask("thread.is_alive()")
+        notebook.run(notebook.append("thread.join()"))
+        assert notebook.ask("traces") == 2
+        assert_perturbed_as_toggled(notebook, 4)
+        expect(view.part("nni-listening")).to_have_attribute("data-value", "during")
+
+
+def test_a_kernel_that_does_not_listen_says_so_and_a_thread_helps(lab: Lab):
+    with opened(lab, "busy", first=NO_SUBSHELLS) as (notebook, view):
+        expect(view.part("nni-listening")).to_have_attribute("data-value", "after")
+        expect(view.part("nni-listening")).to_contain_text("insp.background(train)")
+        with training(lab, notebook, view, IN_A_CELL):
+            view.perturb("Zero")
+            some_steps(view)
+            expect(view.root.get_by_test_id("nni-perturbation")).to_have_count(0)
+        expect(view.root.get_by_test_id("nni-perturbation")).to_have_count(1)
+        assert_perturbed_as_toggled(notebook, 0)
+        view.part("nni-switch").click()
+        with training(lab, notebook, view, IN_A_THREAD):
+            expect(view.part("nni-listening")).to_have_attribute("data-value", "thread")
+            toggle(view, 3)
+        notebook.run(notebook.append("thread.join()"))
+        assert_perturbed_as_toggled(notebook, 3)
