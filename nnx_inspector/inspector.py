@@ -27,7 +27,7 @@ from nnx_inspector.loop import Region
 from nnx_inspector.loops import Loops, Parts
 from nnx_inspector.measures import Meter, Metrics
 from nnx_inspector.modes import Modes
-from nnx_inspector.owned import OwnedPasses, reach_of
+from nnx_inspector.owned import Call, OwnedPasses, reach_of
 from nnx_inspector.parameter_kinds import ParameterPerturbation
 from nnx_inspector.perturbation import Known, check_applies, is_live, require_known
 from nnx_inspector.places import Setting, place_of
@@ -37,7 +37,7 @@ from nnx_inspector.recording import Recording
 from nnx_inspector.sites import Only, Selection, module_sites, nothing_selected, require_module
 from nnx_inspector.switching import Switches
 from nnx_inspector.tracing import Trace, trace
-from nnx_inspector.trials import Outcome, Shown, Trial
+from nnx_inspector.trials import Outcome, Shown, Trial, made
 from nnx_inspector.watching import unwatched
 from nnx_inspector.weak import weakly
 
@@ -162,17 +162,17 @@ class Inspector:
     def _run(self, trial: Trial) -> Any:
         """A pass that was asked for: it waits for its program."""
         setting, switches = self._handles.setting(), self._modes.switches()
-        outcome = self._make(trial, setting, switches)
+        outcome = self._make(trial.call(self._model, switches), setting)
         with self._lock:
             self._trial = trial
             self._example = trial if trial.loss_fn is None else self._example
         self._took_place(Shown(trial, switches, setting, outcome))
         return outcome.perturbed.value
 
-    def _make(self, trial: Trial, setting: Setting, switches: Switches) -> Outcome:
-        self._show_modes(switches)
+    def _make(self, call: Call, setting: Setting) -> Outcome:
+        self._show_modes(call.switches)
         self._meter.count_compilations()
-        return trial.make(self._passes, self._model, setting, switches)
+        return made(self._passes, call, setting)
 
     def _took_place(self, shown: Shown) -> None:
         """Show a pass, unless another was asked for meanwhile."""
@@ -192,8 +192,12 @@ class Inspector:
         )
         if shown.setting.active and outcome.differences is None:
             call = shown.trial.call(self._model, shown.switches)
-            missing = self._passes.missing("compare", call, shown.setting)
-            self._arming.want([missing] if missing else [])
+            self._want_comparison(call, shown.setting)
+
+    def _want_comparison(self, call: Call, setting: Setting) -> None:
+        missing = self._passes.missing("compare", call, setting)
+        if missing is not None:
+            self._arming.want([missing])
 
     def push(self, record: Record, *, step: int | None = None, **metrics: Any) -> None:
         """Put a record of your own (from `nni.capture` or `nni.value_and_grad`) on screen.
@@ -457,11 +461,15 @@ class Inspector:
             if not setting.active:
                 self._view.effect = None
             if self._loops.running:
+                if not later:
+                    self._handles.arm(setting)
                 if setting.active:  # the screen shows the loop, and beside it the effect
-                    outcome = self._make(trial, setting, switches)
+                    outcome = self._make(call, setting)
                     self._view.effect = outcome.effect("the last insp.step's batch")
+                    if outcome.differences is None and not later:
+                        self._want_comparison(call, setting)
             elif not (later and self._is_shown(trial, switches, setting)):
-                outcome = self._make(trial, setting, switches)
+                outcome = self._make(call, setting)
                 self._took_place(Shown(trial, switches, setting, outcome))
         except Exception as error:  # noqa: BLE001 - shown instead
             text = f"{trial.name} could not be run again: {type(error).__name__}: {error}"

@@ -10,6 +10,7 @@ with everything off. The model, its RNG streams, statistics and optimizer stay a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -45,7 +46,7 @@ class Result:
     record: Record
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Call:
     """What is run: `model(*args, **kwargs)`, or with a loss function
     `loss_fn(model, *args, **kwargs)`, forward and backward. It returns the loss, or `(loss, aux)`.
@@ -56,6 +57,18 @@ class Call:
     kwargs: dict[str, Any]
     loss_fn: Callable[..., Any] | None = None
     switches: Switches = NONE
+
+    @functools.cached_property
+    def parts(self) -> _Parts:
+        """It, taken apart: once, for several passes of one moment."""
+        arguments = Arguments.of((self.model, self.args, self.kwargs))
+        graphdef, state = nnx.split(arguments.take(arguments.nodes), graph=True)
+        leaves, treedef = jax.tree.flatten(state)
+        blank = dataclasses.replace(arguments, leaves=_blank(arguments))
+        structure = (graphdef, blank.treedef, orders(blank.numbered), exactly(blank.leaves))
+        form = _Form(graphdef, treedef, blank, self.loss_fn, self.switches)
+        key = (self.loss_fn, *structure, treedef, self.switches)
+        return _Parts(form, key, leaves, arguments.take(arguments.arrays))
 
     def function(self) -> tuple[Function, tuple[Any, ...]]:
         """What is traced, and its positional arguments."""
@@ -158,24 +171,17 @@ class OwnedPasses:
             return self._compiling.setdefault(key, threading.Lock())
 
     def _prepared(self, kind: Kind, call: Call, setting: Setting) -> _Prepared:
-        arguments = Arguments.of((call.model, call.args, call.kwargs))
-        graphdef, state = nnx.split(arguments.take(arguments.nodes), graph=True)
-        leaves, treedef = jax.tree.flatten(state)
-        blank = dataclasses.replace(arguments, leaves=_blank(arguments))
-        structure = (graphdef, blank.treedef, orders(blank.numbered), exactly(blank.leaves))
-        key = (kind, call.loss_fn, *structure, treedef, call.switches, self._keys, setting.code)
+        parts = call.parts
+        key = (kind, *parts.key, self._keys, setting.code)
         with self._lock:
             if key not in self._programs:
-                makes = Call(*(None,) * 3, call.loss_fn, call.switches)  # type: ignore[arg-type]
-                form = _Form(graphdef, treedef, blank, makes)
-                self._programs[key] = self._program(kind, form, setting)
+                self._programs[key] = self._program(kind, parts.form, setting)
             program = self._programs[key]
         numbers = np.zeros((len(self._keys), ROW), np.float32)
         for index, site in enumerate(self._keys):
             if site in setting.rows:
                 numbers[index] = setting.rows[site]
-        arrays = arguments.take(arguments.arrays)
-        inputs = (leaves, arrays, numbers, setting.data, setting.parameter_data)
+        inputs = (parts.leaves, parts.arrays, numbers, setting.data, setting.parameter_data)
         avals = _avals(inputs)
         flat = None if avals is None else (key, *jax.tree.leaves(avals))
         return _Prepared(program, inputs, flat, avals or ())
@@ -214,14 +220,25 @@ class _Form:
     graphdef: Any
     treedef: Any
     arguments: Arguments
-    makes: Call
+    loss_fn: Callable[..., Any] | None
+    switches: Switches
 
     def call(self, leaves: Any, arrays: Any) -> Call:
         """The call of a copy of the model, in its modes."""
         nodes = nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, leaves))
         model, args, kwargs = self.arguments.rebuild(nodes, arrays)
-        self.makes.switches.apply(model)
-        return dataclasses.replace(self.makes, model=model, args=args, kwargs=kwargs)
+        self.switches.apply(model)
+        return Call(model, args, kwargs, self.loss_fn, self.switches)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """A call taken apart: what is code, with a key that is hashable, and its arrays."""
+
+    form: _Form
+    key: Any
+    leaves: list[Any]
+    arrays: tuple[Any, ...]
 
 
 def reach_of(call: Call, selection: Selection) -> Reach:

@@ -75,18 +75,16 @@ class Trial:
         """It, of a model in its modes."""
         return Call(model, self.args, self.kwargs, self.loss_fn, switches)
 
-    def make(
-        self, passes: OwnedPasses, model: nnx.Module, setting: Setting, switches: Switches
-    ) -> Outcome:
-        """Run it, and the clean pass too where anything is perturbed."""
-        call = self.call(model, switches)
-        perturbed = passes.run(call, setting)
-        if not setting.active:
-            return Outcome(setting, perturbed, None, None, self.loss_fn is not None)
-        clean = passes.run(call, setting.clean())
-        ready = passes.missing("compare", call, setting) is None
-        found = passes.compare(call, setting) if ready else None
-        return Outcome(setting, perturbed, clean, found, self.loss_fn is not None)
+
+def made(passes: OwnedPasses, call: Call, setting: Setting) -> Outcome:
+    """Run a call, and its clean pass too where anything is perturbed."""
+    perturbed, of_a_loss = passes.run(call, setting), call.loss_fn is not None
+    if not setting.active:
+        return Outcome(setting, perturbed, None, None, of_a_loss)
+    clean = passes.run(call, setting.clean())
+    ready = passes.missing("compare", call, setting) is None
+    found = passes.compare(call, setting) if ready else None
+    return Outcome(setting, perturbed, clean, found, of_a_loss)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
