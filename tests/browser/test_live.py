@@ -157,12 +157,12 @@ def test_a_cell_that_trains_is_switched_and_tuned_while_it_runs(lab: Lab):
     with opened(lab, "cell") as (notebook, view):
         expect(view.part("nni-listening")).to_have_attribute("data-value", "during")
         expect(view.part("nni-listening")).to_contain_text("also while a cell runs")
+        view.perturb("Zero")
+        view.part("nni-output-change").wait_for()  # what measures it is compiled once
+        view.part("nni-switch").click()
         with training(lab, notebook, view, IN_A_CELL) as cell:
-            view.perturb("Zero")
-            expect(view.part("nni-training-perturbed")).to_be_visible()
-            some_steps(view)
+            toggle(view, 2)
             expect(view.part("nni-effect-loss-perturbed")).not_to_be_empty()
-            toggle(view, 1)
             compiled = view.number("nni-compilations")
             toggle(view, 4)
             scaled_from = view.number("nni-progress")
@@ -181,11 +181,56 @@ def test_a_cell_that_trains_is_switched_and_tuned_while_it_runs(lab: Lab):
             expect(view.part("nni-progress")).to_have_attribute("data-state", "running")
             assert not notebook.finished(cell)
         assert notebook.ask("traces") == 2, "as it is, and watched"
-        assert_perturbed_as_toggled(notebook, 1 + 1 + 4, scaled_from)
+        assert_perturbed_as_toggled(notebook, 2 + 4, scaled_from)
         assert notebook.ask("[str(h.perturbation) for h in insp.perturbations]") == [
             "Zero()",
             "Scale(factor=0.7)",
         ]
+
+
+BY_HAND = """
+def by_hand(shift):
+    'What the model gives with a shift of its first layer.'
+    return np.asarray(model.second(nnx.relu(model.first(x) + shift)), np.float64)
+
+clean, *shifted = (by_hand(shift) for shift in (0, 1, -0.5))
+expected = [float(np.mean((out - y) ** 2)) for out in (clean, *shifted)]
+moved = [float(np.linalg.norm(out - clean) / np.linalg.norm(clean)) for out in shifted]
+"""
+
+
+def test_kinds_are_added_and_tuned_from_the_page(lab: Lab):
+    with opened(lab, "kinds") as (notebook, view):
+        notebook.run(notebook.append(BY_HAND))
+        (clean, *shifted), moved = notebook.ask("[expected, moved]")
+        near = "Math.abs(value - arg) < 1e-4 * arg"
+        view.select("first")
+        view.perturb("Shift", 1.0)
+        view.wait("nni-effect-loss-perturbed", near, shifted[0])
+        view.wait("nni-effect-loss-clean", near, clean)
+        expect(view.part("nni-expression")).to_have_attribute(
+            "data-value", "nni.Shift(offset=1.0, strength=1.0)"
+        )
+        view.wait("nni-output-change", near, moved[0])
+        view.wait("nni-downstream", near, moved[0])  # the last layer: it gives the output
+        compiled = view.number("nni-compilations")
+        view.part("nni-strength-number").fill("-0.5")
+        view.wait("nni-effect-loss-perturbed", near, shifted[1])
+        view.wait("nni-output-change", near, moved[1])
+        view.part("nni-switch").click()
+        view.wait("nni-effect-loss-perturbed", near, clean)
+        assert view.number("nni-compilations") == compiled, "a change compiled something"
+
+        view.part("nni-switch").click()
+        view.part("nni-downstream").get_by_role("button").click()
+        view.wait_selected("second")
+        view.perturb("StopGradient", at="input")
+        view.wait("nni-stat-gradient-norm", "value > 0")  # of the last layer's output
+        view.select("first")
+        view.wait("nni-stat-gradient-zeros", "value === arg", 16 * 8)
+        expect(view.root.get_by_test_id("nni-row-compiling")).to_have_count(0)
+        view.root.get_by_test_id("nni-switch").nth(1).click()
+        view.wait("nni-stat-gradient-zeros", "value < arg", 16 * 8)
 
 
 def test_a_loop_in_the_background_is_switched_while_cells_run(lab: Lab):
