@@ -32,7 +32,7 @@ from nnx_inspector.gradient_kinds import GradientPerturbation
 from nnx_inspector.harvest import Plan, evaluate
 from nnx_inspector.keeping import Keep
 from nnx_inspector.kinds import Perturbation, Zero
-from nnx_inspector.layers import TAP_OUTPUT, Context, Layer
+from nnx_inspector.layers import TAP_OUTPUT, Context, Layer, without
 from nnx_inspector.memory import available_bytes, peak_bytes
 from nnx_inspector.parameter_kinds import ParameterPerturbation
 from nnx_inspector.progress import Progress, Report, shown
@@ -251,7 +251,8 @@ class _Pass:
             made = jax.vmap(self.run, in_axes=(0, None))(is_open, data)
         scalars, results, reached = made
         clean = jax.tree.map(lambda new, old: jnp.where(is_first, new[0], old), results, clean)
-        changes = jax.vmap(self.changes, in_axes=(None, 0))(clean, results)
+        size = len(reached)
+        changes = jax.vmap(self.changes, in_axes=(None, 0), axis_size=size)(clean, results)
         return scalars, changes, reached, clean
 
 
@@ -302,7 +303,8 @@ class _Program:
             filled = np.pad(part, (0, self.chunk - len(part)), constant_values=NONE)
             is_open = self.gates.only(filled)
             clean = jax.tree.map(jax.device_put, clean, where)
-            *found, clean = self.compiled(is_open, np.bool_(is_first), clean, self.data)
+            with without(lambda layer: True):  # whose hooks are in the program already
+                *found, clean = self.compiled(is_open, np.bool_(is_first), clean, self.data)
             scalars, changes, reached = jax.device_get(found)
             is_first = False
             yield [

@@ -15,14 +15,13 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from hypothesis import assume, example, given, settings
+from hypothesis import example, given, settings
 from models import batch, rngs
 
 import nnx_inspector as nni
 from nnx_inspector import _private, progress, sweeping
 from nnx_inspector.effects import output_change
 from nnx_inspector.memory import available_bytes, peak_bytes
-from nnx_inspector.sites import Selection, module_sites
 from nnx_inspector.sweeping import sweep
 
 X = batch(4, 3)
@@ -46,6 +45,15 @@ def assert_frames_equal(a, b, rtol=1e-5):
                 np.testing.assert_allclose(
                     value, b[site][name], rtol=rtol, atol=1e-6, err_msg=f"{site} {name}"
                 )
+
+
+def numbers(nodes):
+    return [np.array(x) for x in leftovers.numbers(nnx.state(nodes))]
+
+
+def assert_same_numbers(before, after):
+    for a, b in zip(before, after, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 # -------------------------------------------------- the ablation built in
@@ -146,15 +154,23 @@ def expected_row(make, x, by_hand, site, change):
         touched.append(name)
         return change(value) if name == site else value
 
-    y = by_hand(make(), x, touch)
+    y = nnx.jit(lambda model, x: by_hand(model, x, touch))(make(), x)
     return float((y**2).mean()), y, set(touched)
 
 
-@pytest.mark.parametrize("kind", KINDS_BY_HAND)
-@pytest.mark.parametrize("name", BY_HAND)
+DAILY = {("transformer", "zero"), ("conv and BatchNorm", "zero"), ("scan and remat", "apply"),
+         ("shared", "apply"), ("vmap", "zero"), ("while", "zero")}  # fmt: skip
+HAND_CASES = [
+    pytest.param(name, kind, marks=() if (name, kind) in DAILY else pytest.mark.long)
+    for name in BY_HAND
+    for kind in KINDS_BY_HAND
+    if not (kind == "apply" and name in ("vmap", "while", "conv and BatchNorm"))
+]
+"""The change moves examples, which a module in a vmap does not see; Zero does for those."""
+
+
+@pytest.mark.parametrize(("name", "kind"), HAND_CASES)
 def test_each_row_is_that_of_the_hand_written_model(name, kind):
-    if kind == "apply" and name in ("vmap", "while", "conv and BatchNorm"):
-        pytest.skip("it moves examples, which a module in a vmap does not see; Zero does for them")
     make, x, by_hand = BY_HAND[name]
     perturbation, change = KINDS_BY_HAND[kind]
     frame = sweep(make(), loss_fn, x, perturbation=perturbation, progress=False)
@@ -199,14 +215,19 @@ def assert_as_perturbed(model, frame, perturbation, *args, loss_fn=loss_fn):
     measured = frame[frame["why_not"].isna()]
     assert len(measured)
     for row in measured.to_dict("records"):
-        copy = nnx.clone(model)
-        loss, aux = nni.perturbed(loss_fn)({row["site"]: perturbation}, copy, *args)
+        copy, perturbed = nnx.clone(model), nnx.jit(nni.perturbed(loss_fn))
+        loss, aux = perturbed({row["site"]: perturbation}, copy, *args)
         np.testing.assert_allclose(row["loss"], loss, rtol=1e-4, atol=1e-6, err_msg=row["site"])
         if aux:
             np.testing.assert_allclose(row["mean"], aux["mean"], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", VALUES)
+DAILY_KINDS = {"noise", "mean", "patch of a part", "input"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in DAILY_KINDS else pytest.mark.long) for n in VALUES]
+)
 def test_every_kind_does_what_it_does_in_perturbed(name):
     model = models.Shared(rngs()) if "noise" in name else models.MLP(rngs())
     frame = sweep(model, loss_fn, X, perturbation=VALUES[name], progress=False)
@@ -217,10 +238,12 @@ def test_every_kind_does_what_it_does_in_perturbed(name):
 def test_a_layer_of_a_stack_gets_the_noise_that_perturbed_gives_it():
     model = models.Stacked(rngs())
     frame = sweep(model, loss_fn, X, perturbation=nni.Noise(0.5), progress=False)
-    assert "blocks[2]/linear" in rows(frame)
-    assert_as_perturbed(model, frame, nni.Noise(0.5), X)
+    some = frame[frame["site"].isin(["blocks[2]/linear", "blocks[1]"])]
+    assert len(some) == 2
+    assert_as_perturbed(model, some, nni.Noise(0.5), X)
 
 
+@pytest.mark.long
 def test_layers_can_be_taken_together():
     model = models.Stacked(rngs())
     frame = sweep(model, loss_fn, X, layers=False, progress=False)
@@ -228,6 +251,7 @@ def test_layers_can_be_taken_together():
     assert_as_perturbed(model, frame, nni.Zero(), X)
 
 
+@pytest.mark.long
 def test_scans_in_scans_have_an_index_each():
     class Stages(nnx.Module):
         def __init__(self):
@@ -251,6 +275,7 @@ def test_scans_in_scans_have_an_index_each():
     assert_as_perturbed(model, frame, CHANGE, X)
 
 
+@pytest.mark.long
 def test_a_site_in_unlike_loops_is_one_site():
     class Mixed(nnx.Module):
         def __init__(self):
@@ -298,8 +323,8 @@ def test_what_is_nan_behind_one_gate_stays_there_and_ranks_first():
     assert list(frame["site"])[2] == "up"
     assert frame["loss"].isna().tolist() == [True, True, False]
     assert frame["output_change"].isna().tolist() == [True, True, False]
-    assert frame["loss_change"][2] == 0.0
-    assert frame["output_change"][2] == 0.0
+    assert abs(frame["loss_change"][2]) < 1e-6
+    assert abs(frame["output_change"][2]) < 1e-6
 
 
 def test_infinite_losses_rank_before_finite_ones():
@@ -311,6 +336,7 @@ def test_infinite_losses_rank_before_finite_ones():
     assert frame["site"][2] == "up"
 
 
+@pytest.mark.long
 def test_a_loss_that_holds_a_gradient_has_the_perturbation_in_it():
     model = models.MLP(rngs())
 
@@ -324,7 +350,7 @@ def test_a_loss_that_holds_a_gradient_has_the_perturbation_in_it():
 # --------------------------------------------------------- chunks and programs
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 5, 100])
+@pytest.mark.parametrize("chunk", [1, 3])
 def test_the_size_of_a_chunk_changes_nothing(chunk):
     model = models.Stacked(rngs())
     whole = sweep(model, loss_fn, X, perturbation=nni.Noise(0.5), progress=False)
@@ -345,7 +371,7 @@ def compiles(model, **kwargs):
     return events.count("compile"), len(frame)
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 3])
+@pytest.mark.parametrize("chunk", [None, pytest.param(3, marks=pytest.mark.long)])
 def test_one_program_is_compiled_however_many_sites_there_are(chunk):
     few, sites = compiles(models.Stacked(rngs(), depth=2), chunk=chunk)
     many, more = compiles(models.Stacked(rngs(), depth=9), chunk=chunk)
@@ -407,26 +433,23 @@ def test_model_rng_statistics_and_optimizer_stay_bitwise():
     def loss(model, optimizer, x):
         return model(x).mean() + 0.0 * optimizer.step[...]
 
-    before = (
-        jax.tree.map(np.array, nnx.to_pure_dict(nnx.state((model, optimizer)))),
-        (leftovers.objects(model)),
-    )
+    objects, before = leftovers.objects(model), numbers((model, optimizer))
     with leftovers.nothing_left():
         sweep(model, loss, optimizer, batch(4, 3, 3, 1), progress=False)
-    after = (
-        jax.tree.map(np.array, nnx.to_pure_dict(nnx.state((model, optimizer)))),
-        (leftovers.objects(model)),
-    )
-    jax.tree.map(np.testing.assert_array_equal, before[0], after[0])
-    assert not leftovers.replaced(before[1], after[1], exactly=True)
+    assert len(before) > 8
+    assert_same_numbers(before, numbers((model, optimizer)))
+    found = leftovers.replaced(objects, leftovers.objects(model), exactly=True)
+    for _, same, attributes in found.values():
+        assert same
+        assert all(unchanged for _, _, unchanged in attributes)
 
 
 def test_a_sweep_that_fails_leaves_nothing_behind():
     model = models.Fails(rngs())
-    before = jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(model)))
+    before = numbers(model)
     with leftovers.nothing_left(), pytest.raises(models.ForwardError):
         sweep(model, lambda m, x: m(x).mean(), X, progress=False)
-    jax.tree.map(np.testing.assert_array_equal, before, nnx.to_pure_dict(nnx.state(model)))
+    assert_same_numbers(before, numbers(model))
 
 
 # --------------------------------------------------------------- measures
@@ -467,15 +490,20 @@ def test_logits_of_a_tree_of_outputs():
 
 def test_a_scalar_of_aux_with_a_name_of_ours_gets_another():
     def loss(model, x):
-        return model(x).mean(), {"kl": 3.0, "loss": model(x).sum(), "name": "text", 5: jnp.int32(2)}
+        return model(x).mean(), {
+            "kl": 3.0,
+            "loss": model(x).sum(),
+            "name": "text",
+            "n": jnp.int32(2),
+        }
 
     frame = sweep(models.MLP(rngs()), loss, X, progress=False)
     assert list(frame.columns) == [
         "site", "loss", "loss_change", "aux_kl", "aux_kl_change", "aux_loss", "aux_loss_change",
-        "5", "5_change", "output_change", "kl", "top1_changed", "why_not",
+        "n", "n_change", "output_change", "kl", "top1_changed", "why_not",
     ]  # fmt: skip
     assert frame.attrs["clean"]["aux_kl"] == 3.0
-    assert frame.attrs["clean"]["5"] == 2.0
+    assert frame.attrs["clean"]["n"] == 2.0
 
 
 # ------------------------------------------------------------ sites and errors
@@ -491,7 +519,7 @@ def test_where_it_has_no_meaning_a_site_is_skipped_and_the_frame_says_why():
         assert "int32[2,3]" in found[site]["why_not"]
         assert math.isnan(found[site]["loss"])
     assert set(list(frame["site"])[-2:]) == {"", "embed"}
-    assert_as_perturbed(model, frame, scale, TOKENS)
+    assert_as_perturbed(model, frame[frame["site"] == "norm"], scale, TOKENS)
     by_shape = sweep(
         models.MLP(rngs()), loss_fn, X, perturbation=nni.Patch(batch(4, 4)), progress=False
     )
@@ -524,7 +552,7 @@ def test_errors_name_the_site_and_a_way_out(kwargs, error, text):
 
 @pytest.mark.parametrize(
     ("loss", "text"),
-    [(lambda m, x: m(x), r"float32\[4, 2\]"), (lambda m, x: "text", "returned str")],
+    [(lambda m, x: m(x), r"float32\[4, 2\]"), (lambda m, x: (m(x), "text")[1], "returned str")],
 )
 def test_a_loss_that_is_no_scalar_is_an_error(loss, text):
     with pytest.raises(TypeError, match=f"must return a real scalar.*{text}"):
@@ -654,13 +682,11 @@ def test_in_a_notebook_there_is_a_bar_whose_button_stops_the_sweep(monkeypatch):
 
 def check_generated(one, perturbation, chunk):
     model, x = generated.make(one, ()), batch(*generated.SHAPE)
-    keys = [s.key for s in module_sites(model) if Selection("**").matches_key(s.key)]
-    assume(keys)
-    before = jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(model)))
+    before = numbers(model)
     frame = sweep(
         model, loss_fn, x, perturbation=perturbation, chunk=chunk, logits=False, progress=False
     )
-    jax.tree.map(np.testing.assert_array_equal, before, nnx.to_pure_dict(nnx.state(model)))
+    assert_same_numbers(before, numbers(model))
     assert_as_perturbed(model, frame, perturbation, x)
 
 
@@ -675,6 +701,7 @@ def test_generated_models(one, perturbation, chunk):
     check_generated(one, perturbation, chunk)
 
 
+@pytest.mark.long
 def test_two_generated_models():
     check_generated(generated.spec("lstm"), nni.Scale(0.5), 4)
     check_generated(generated.spec("attention"), nni.Noise(0.1), None)
