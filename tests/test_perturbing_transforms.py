@@ -28,7 +28,7 @@ from nnx_inspector.kinds import Apply, Cast, Clamp, Mask, Mean, Noise, Patch, Sc
 from nnx_inspector.parameter_kinds import ParameterNoise, PruneMask
 from nnx_inspector.perturbing import perturbed
 
-X = batch(4, 4) + 0.2
+X = batch(4, 4) + 0.5
 UNITS = jnp.array([1.0, 0.0, 0.5, 1.0])
 DIRECTION = jnp.array([1.0, -1.0, 0.5, 0.0])
 
