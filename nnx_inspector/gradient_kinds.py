@@ -24,7 +24,7 @@ class GradientPerturbation(Perturbation):
     how: ClassVar[str]
 
     def apply(self, x: jax.Array) -> jax.Array:
-        dtype = jnp.promote_types(jnp.float32, jnp.finfo(x.dtype).dtype)
+        dtype = jnp.float64 if jnp.finfo(x.dtype).bits == 64 else jnp.float32
         return _changed.bind(x, jnp.asarray(self._number(), dtype), how=self.how, mapped=0)
 
     def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
@@ -93,15 +93,16 @@ def _cotangent(ct: jax.Array, number: jax.Array, how: str) -> jax.Array:
     if how == "scale":
         return ct * number.astype(ct.dtype)
     wide = ct if ct.dtype.itemsize >= 4 else ct.astype(jnp.float32)
-    # scaled by the largest element first: its square may be out of range
+    # scaled by the largest element first: its square may be out of range. In two steps, for one
+    # over it may be too, and XLA divides by multiplying
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(wide), initial=0.0))
-    safe = jnp.where(largest > 0, largest, 1.0)
-    scaled = wide / safe
+    step = 1.0 / jnp.sqrt(jnp.where(largest > 0, largest, 1.0))
+    scaled = wide * step * step
     total = jnp.sum((scaled * jnp.conj(scaled)).real)
     # the root of 0 has no derivative, which second derivatives ask for
-    norm = jnp.where(total > 0, safe * jnp.sqrt(jnp.where(total > 0, total, 1.0)), total)
-    factor = jnp.where(norm > number, number / jnp.where(norm > 0, norm, 1.0), 1.0)
-    return (wide * factor).astype(ct.dtype)
+    norm = jnp.sqrt(jnp.where(total > 0, total, 1.0))
+    too_long = (total > 0) & (norm > number * step * step)
+    return jnp.where(too_long, scaled * (number / norm), wide).astype(ct.dtype)
 
 
 _changed = Primitive("nnx_inspector_change_cotangent")

@@ -75,9 +75,17 @@ def first_misfit(one: Any, names: Iterable[str], x: Any) -> Refusal | None:
             continue
         if not broadcasts(jnp.shape(value), x.shape):
             return ValueError(f"{name}= of shape {jnp.shape(value)} does not broadcast to it")
-        if dtype_of(value) != jnp.bool_ and not jnp.can_cast(dtype_of(value), x.dtype, "same_kind"):
+        if _rank(dtype_of(value)) > _rank(x.dtype):
             return TypeError(f"{name}= of {dtype_of(value)} does not become {x.dtype}")
     return None
+
+
+_RANKS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+
+
+def _rank(dtype: Any) -> int:
+    """Of what kind a dtype's numbers are: those of a lower one are among those of a higher one."""
+    return next(i for i, kind in enumerate(_RANKS) if jnp.issubdtype(dtype, kind))
 
 
 def dtype_of(value: Any) -> Any:

@@ -17,7 +17,7 @@ import nnx_inspector as nni
 class Classifier(nnx.Module):
     def __init__(self, rngs):
         self.hidden = nnx.Linear(64, 32, rngs=rngs)
-        self.norm = nnx.BatchNorm(32, rngs=rngs)
+        self.norm = nnx.BatchNorm(32, momentum=0.9, rngs=rngs)
         self.head = nnx.Linear(32, 10, rngs=rngs)
 
     def __call__(self, x):
