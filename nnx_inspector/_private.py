@@ -560,36 +560,49 @@ def _alike(a: Any, b: Any) -> bool:
     )
 
 
-def outermost_jit_call() -> JitCall | None:
-    """The call of a jitted function that is being traced now, the outermost of several."""
-    found: types.FrameType | None = None
-    wrapped: Any = None
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "cache_miss" and code.co_filename.endswith("jax/_src/pjit.py"):
-            found, wrapped = frame, None
-        elif found is not None and code is compilation.JitWrapped.__call__.__code__:
-            wrapper = frame.f_locals["self"]
-            own = wrapper.jitted_fn._fun is found.f_locals["fun"]
-            wrapped = wrapper if own else wrapped
-        frame = frame.f_back
-    if found is None:
-        return None
-    at = found.f_locals
-    options = at["jit_info"]
+def swap_jit_misses(listener: Callable[[Callable[[], JitCall]], None]) -> Callable[[], None]:
+    """Tell of each call of a jitted function, in whatever thread, for which jax has no compiled
+    program at hand; not of one within a trace. The listener gets a function that makes its
+    `JitCall`, and must not raise.
+    """
+    from jax._src import core, pjit
+
+    original = pjit._infer_params
+
+    def infer_params(fun: Any, options: Any, args: Any, kwargs: Any) -> Any:
+        if core.trace_state_clean():
+            listener(functools.partial(_jit_call, fun, options, args, kwargs))
+        return original(fun, options, args, kwargs)
+
+    module: Any = pjit
+    module._infer_params = infer_params
+
+    def undo() -> None:
+        module._infer_params = original
+
+    return undo
+
+
+def _jit_call(fun: Any, options: Any, args: Any, kwargs: Any) -> JitCall:
     static = {*options.static_argnums}
-    args = tuple(x if i in static else _abstract(x) for i, x in enumerate(at["args"]))
     named = {*options.static_argnames}
-    kwargs = {k: x if k in named else _abstract(x) for k, x in at["kwargs"].items()}
-    return JitCall(at["fun"], options, args, kwargs, wrapped)
+    return JitCall(
+        fun,
+        options,
+        tuple(x if i in static else _abstract(x) for i, x in enumerate(args)),
+        {k: x if k in named else _abstract(x) for k, x in kwargs.items()},
+        fun.ctxtag if isinstance(fun, compilation.JitFn) else None,
+    )
 
 
 def _abstract(tree: Any) -> Any:
     def one(x: Any) -> Any:
         if isinstance(x, jax.Array):
-            sharding = x.sharding if x.committed else None
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=x.weak_type)
-        return jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, np.ndarray) else x
+            sharding = x.sharding if getattr(x, "committed", False) else None
+            weak = getattr(x.aval, "weak_type", False)
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=weak)
+        if isinstance(x, np.ndarray):
+            return jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
+        return x
 
     return jax.tree.map(one, tree)

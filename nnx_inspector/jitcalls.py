@@ -1,21 +1,23 @@
 """The jitted calls of a watched step, so that they can be compiled anew before they are made.
 
-A call is noted when it is traced under a session's hook, without its arrays. To compile it once
-more under other layers fills the caches that the user's own next call looks into. Invariant: no
-array is kept alive. Chooses neither layers nor threads.
+A call is noted when jax has no program for it under a session's layer, without its arrays. To
+compile it once more under other layers fills the caches that the user's own next call looks into.
+Invariant: no array is kept alive, and nothing is noted of what other layers (or none) see. A bare
+primitive outside of jit is jax's own affair: it compiles anew, in its caller's thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from nnx_inspector import _private
 from nnx_inspector.dispatch import installed
 from nnx_inspector.layers import Layer, open_layers, opened
 
-CALLS = 16
+CALLS = 64
 """How many different calls are kept; the oldest go."""
 
 
@@ -33,21 +35,60 @@ class Noted:
 
 
 class JitCalls:
-    """The different calls that were noted; used by any thread."""
+    """The different calls that are made under one session's layer; used by any thread.
 
-    def __init__(self) -> None:
+    Args:
+        mine: whether a layer is the session's.
+    """
+
+    def __init__(self, mine: Callable[[Layer], bool]):
+        self._mine = mine
         self._noted: list[Noted] = []
         self._lock = threading.Lock()
 
-    def note(self) -> None:
-        """The jitted call that is being traced in this thread, if any, is one to compile again."""
-        call = _private.outermost_jit_call()
-        if call is not None:
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Note the calls that are made meanwhile."""
+        _listen(self)
+        try:
+            yield
+        finally:
+            _forget(self)
+
+    def hear(self, made: Callable[[], _private.JitCall]) -> None:
+        """Note a call, if it is made under the session's layer."""
+        layers = open_layers()
+        if any(map(self._mine, layers)):
+            call = made()
             with self._lock:
                 kept = [one for one in self._noted if not one.call.same(call)]
-                self._noted = [*kept, Noted(call, open_layers())][-CALLS:]
+                self._noted = [*kept, Noted(call, layers)][-CALLS:]
 
     def all(self) -> list[Noted]:
         """Those there are, oldest first."""
         with self._lock:
             return list(self._noted)
+
+
+_listening: list[JitCalls] = []
+_undo: list[Callable[[], None]] = []
+_lock = threading.Lock()
+
+
+def _listen(calls: JitCalls) -> None:
+    with _lock:
+        if not _listening:
+            _undo.append(_private.swap_jit_misses(_hear))
+        _listening.append(calls)
+
+
+def _forget(calls: JitCalls) -> None:
+    with _lock:
+        _listening.remove(calls)
+        if not _listening:
+            _undo.pop()()
+
+
+def _hear(made: Callable[[], _private.JitCall]) -> None:
+    for calls in list(_listening):
+        calls.hear(made)

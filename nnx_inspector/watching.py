@@ -99,7 +99,7 @@ class Session:
         self.inbox = Inbox(CLEAN)
         self.on_armed: Callable[[], None] = lambda: None
         self._wanted: tuple[Place, ...] = ()
-        self._calls = JitCalls()
+        self._calls = JitCalls(weakly(self._is_mine))
         self._arming = Arming(weakly(self._armed), weakly(self._not_armed))
         _sessions[self.number] = self
         self.refresh()
@@ -173,8 +173,7 @@ class Session:
         self._wanted, hook = places, self.hook(places)
 
         def instead(layer: Layer) -> Layer:
-            mine = isinstance(layer.wrap, _Watch) and layer.wrap.session == self.number
-            return hook if mine else layer
+            return hook if self._is_mine(layer) else layer
 
         calls = self._calls.all()
         if not calls:
@@ -199,9 +198,8 @@ class Session:
         self.errors.append(f"compiling ahead: {type(error).__name__}: {error}")
         self.on_armed()
 
-    def note_call(self) -> None:
-        """A jitted call is being traced under the hook."""
-        self._calls.note()
+    def _is_mine(self, layer: Layer) -> bool:
+        return isinstance(layer.wrap, _Watch) and layer.wrap.session == self.number
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -209,7 +207,7 @@ class Session:
         scope = self._scope
         executables_called()
         try:
-            with hooked(self.hook(self.places)):
+            with hooked(self.hook(self.places)), self._calls.listening():
                 yield
         finally:
             _frames_of(self.number).clear()
@@ -395,8 +393,6 @@ class _Watch:
         numbers = ask(_Asked(self, begins=begins), avals, (args, kwargs), once=not loops)
         if begins and not loops:
             args, kwargs = _after(numbers[0], args, kwargs)
-        if begins and _private.is_tracing():
-            _safely(self.session, Session.note_call, lambda: None)
         if loops:
             found = _sessions.get(self.session)
             if found is not None:

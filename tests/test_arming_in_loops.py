@@ -94,8 +94,8 @@ def test_what_is_added_during_a_loop_is_compiled_beside_it_and_then_acts():
         for i, _ in enumerate(insp.watch(iter(lambda: 0, 1), every=2)):
             losses.append(float(step(model, optimizer, X)))
             if i == 3:
-                compiled.threads.clear()
                 handle = insp.perturb("a", nni.Shift(2.0))
+                compiled.threads.clear()  # it looked, by a trace, whether that has a meaning there
             if handle is not None:
                 states.append(handle.compiling)
                 if not handle.compiling:
