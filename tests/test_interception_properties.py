@@ -347,7 +347,7 @@ sow_outside_of_capture = pytest.mark.filterwarnings(r"ignore:\s*Using 'Module.(s
 
 
 @sow_outside_of_capture
-@hypothesis.settings(max_examples=50)
+@hypothesis.settings(max_examples=25)
 @hypothesis.given(CASES)
 def test_hooks_change_nothing_see_every_call_and_leave_nothing(case):
     check(case)
