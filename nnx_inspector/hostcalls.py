@@ -19,6 +19,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector import _private
+from nnx_inspector.sharding import left_to_the_compiler
 from nnx_inspector.taps import is_observable
 
 _effect = _private.effect("nnx_inspector")
@@ -57,9 +58,12 @@ def _first_element(tree: Any) -> list[jax.Array]:
     """One number of a tree, as float32, or none: enough to depend on it."""
     for leaf in jax.tree.leaves(tree):
         if is_observable(leaf) and leaf.size and _private.is_tracer(leaf):
-            one = jax.lax.stop_gradient(jnp.ravel(leaf)[0])
-            return [jnp.real(one).astype(jnp.float32)]
+            return [left_to_the_compiler(_first, jax.lax.stop_gradient(leaf))]
     return []
+
+
+def _first(x: jax.Array) -> jax.Array:
+    return jnp.real(jnp.ravel(x)[0]).astype(jnp.float32)
 
 
 def _ask_impl(*after: Any, host: Any, shapes: Any) -> list[jax.Array]:

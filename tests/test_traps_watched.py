@@ -135,6 +135,19 @@ for name, (run, args) in runs.items():
     np.testing.assert_allclose(found.mean, plain.mean(), rtol=1e-5)
     session.close()
     print(name, "fine")
+
+mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+jax.set_mesh(mesh)
+model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))  # the other's arrays lie on a mesh of pmap's
+x = jax.device_put(x, jax.NamedSharding(mesh, P("data")))
+session = Session(model)
+with session.open():
+    nnx.jit(nnx.grad(lambda m, x: (m(x) ** 2).sum()))(model, x)
+found = session.take()[""]
+assert session.errors == [], session.errors
+np.testing.assert_allclose(found["output"].norm, np.linalg.norm(plain), rtol=1e-5)
+np.testing.assert_allclose(found["gradient"].norm, np.linalg.norm(2 * plain), rtol=1e-5)
+print("explicit", "fine")
 """
 
 
@@ -145,7 +158,8 @@ def test_sharded_passes_are_summarised_once():
         [sys.executable, "-c", code + SHARDED], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split("\n")[:3] == ["sharded jit fine", "shard_map fine", "pmap fine"]
+    told = ["sharded jit fine", "shard_map fine", "pmap fine", "explicit fine"]
+    assert done.stdout.split("\n")[:4] == told
 
 
 # --------------------------------------------------------------------- live knobs
