@@ -1,15 +1,20 @@
-// Bundles the widget: src/widget.tsx -> widget.js and src/theme.css -> widget.css, in
-// ../nnx_inspector/static or in the folder given. Invariant: one ESM file and one style sheet
-// that load nothing else, neither from disk nor from the network.
+// Bundles the front end into ../nnx_inspector/static or the folder given: src/widget.tsx ->
+// widget.js, src/theme.css -> widget.css, and src/flow/layout.ts -> layout.js, which the kernel
+// sends when the first flow is shown. Invariants: each is one file that loads nothing else, neither
+// from disk nor from the network; the licences of what was bundled lie beside them.
+import { readFileSync, readdirSync, writeFileSync } from "node:fs";
+import { resolve } from "node:path";
 import { build } from "esbuild";
 
 const outdir = process.argv[2] ?? "../nnx_inspector/static";
 
-await build({
+const { metafile } = await build({
+  metafile: true,
   absWorkingDir: import.meta.dirname,
   entryPoints: [
     { in: "src/widget.tsx", out: "widget" },
     { in: "src/theme.css", out: "widget" },
+    { in: "src/flow/layout.ts", out: "layout" },
   ],
   outdir,
   bundle: true,
@@ -22,3 +27,17 @@ await build({
   charset: "utf8",
   logLevel: "warning",
 });
+
+/** Of the packages that are in the bundles: name, version and the text of the licence. */
+function licences(inputs) {
+  const packages = inputs.map((path) => /^node_modules\/((?:@[^/]+\/)?[^/]+)\//.exec(path)?.[1]).filter(Boolean);
+  return [...new Set(packages)].sort().map((name) => {
+    const folder = resolve(import.meta.dirname, "node_modules", name);
+    const file = readdirSync(folder).find((one) => /^licen[cs]e/i.test(one));
+    if (!file) throw new Error(`${name} is bundled, and has no licence beside it.`);
+    const { version } = JSON.parse(readFileSync(resolve(folder, "package.json"), "utf8"));
+    return `${name} ${version}\n\n${readFileSync(resolve(folder, file), "utf8").trim()}\n`;
+  });
+}
+
+writeFileSync(resolve(import.meta.dirname, outdir, "licenses.txt"), licences(Object.keys(metafile.inputs)).join("\n----\n\n"));

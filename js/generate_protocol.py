@@ -79,13 +79,14 @@ def typescript(protocol: types.ModuleType) -> str:
         "",
         f"export const VERSION = {protocol.VERSION};",
     ]
-    for name in ("QUANTITIES", "STATISTICS", "HISTORY_QUANTILES"):
+    for name in ("QUANTITIES", "STATISTICS", "HISTORY_QUANTILES", "UNIT_FIGURES"):
         items = ", ".join(
             f'"{v}"' if isinstance(v, str) else repr(v) for v in getattr(protocol, name)
         )
         lines.append(f"export const {name} = [{items}] as const;")
     lines += [
-        f"export const {name} = {getattr(protocol, name)};" for name in ("SPARK", "HISTORY_BINS")
+        f"export const {name} = {getattr(protocol, name)};"
+        for name in ("SPARK", "HISTORY_BINS", "MOST_UNITS")
     ]
     lines += [
         "",
@@ -147,7 +148,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
     hostile = dataclasses.replace(
         site, key="blocks/<img src=x onerror=alert(1)>", name="<b>0</b>", kind="Dense «ü»", parent=0,
         depth=1, flops=None, calls=2, stacked=12, aliases=("head", "tail"), perturbable=False,
-        unseen="inside a while loop",
+        unseen="inside a while loop", layer=3, note="Only the first 256 of 300 layers",
     )  # fmt: skip
     progress = p.Progress(kind="watch", running=True, step=7, total=100, rate=12.5)
     idle = p.Progress(kind="run", running=False, step=7, total=None, rate=None)
@@ -159,7 +160,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         version=p.VERSION, seq=3, layout=1, step=7, perturbed=True,
         metrics={"loss": 0.25, "accuracy": float("nan")},
         histograms=(p.Histogram(site=1, quantity=0, bins=2), p.Histogram(site=1, quantity=1, bins=1)),
-        progress=progress,
+        progress=progress, number=12, held=True,
     )  # fmt: skip
     history = p.History(version=p.VERSION, layout=1, site=1, quantity=0, steps=2)
     curves = p.Curves(version=p.VERSION, names=("loss", "accuracy"), points=(3, 1))
@@ -169,25 +170,109 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
             p.Perturbation(
                 id=1, site="blocks/0", sites=("blocks/0",), reach=1, kind="Zero", at="output",
                 acts_on="value", expression="nni.Zero()", strength=None, strength_name="", low=0.0,
-                high=0.0, units=0, units_off=0, enabled=True, pending=False, compiling=False,
+                high=0.0, units=0, units_off=0, mask="", python='insp.perturb("blocks/0", nni.Zero())',
+                enabled=True, pending=False, compiling=False,
             ),
             p.Perturbation(
                 id=2, site="**", sites=("", "blocks/0"), reach=2, kind="ScaleGradient", at="input",
                 acts_on="gradient", expression="nni.ScaleGradient(0.5, at='input')", strength=0.5,
-                strength_name="factor", low=0.0, high=2.0, units=0, units_off=0, enabled=False,
-                pending=True, compiling=True,
+                strength_name="factor", low=0.0, high=2.0, units=0, units_off=0, mask="", python="",
+                enabled=False, pending=True, compiling=True,
+            ),
+            p.Perturbation(
+                id=3, site="head", sites=("head",), reach=1, kind="Mask", at="output",
+                acts_on="value", expression="nni.Mask(mask=bool[10])", strength=None,
+                strength_name="", low=0.0, high=0.0, units=10, units_off=2, mask="bf80",
+                python='insp.perturb("head", nni.Mask.without([1, 9], units=10))', enabled=True,
+                pending=False, compiling=False,
             ),
         ),
         training_perturbed=True, listening="during", compiling=1,
         effect=p.Effect(
             source="example", clean={"loss": 0.25}, perturbed={"loss": None}, output_change=0.125,
             kl=0.5, top1_changed=None, sites=(p.SiteEffect(site="blocks/1", change=1.5),),
+            alone=(
+                p.EffectAlone(perturbation=1, loss_change=-0.5, output_change=0.25, kl=0.125,
+                              top1_changed=None),
+            ),
         ),
         no_effect="", progress=idle,
         cost=p.Cost(plain_seconds=0.01, inspected_seconds=0.011, compilations=2, bytes_sent=4096,
                     frames_dropped=1, errors=0),
         notices=(p.Notice(level="warning", text="NaN at step 3", site="blocks/0"),),
-        closed=False,
+        python='insp.selected = "blocks/0"', closed=False,
+    )  # fmt: skip
+    parameters = p.Parameters(
+        version=p.VERSION, id=11, site="head", parameters=(
+            p.Parameter(path="head/kernel", array="float32[4,10]", bins=2),
+            p.Parameter(path="head/bias", array="float32[10]", bins=1),
+        ), more=0, why="",
+    )  # fmt: skip
+    units = p.UnitFigures(
+        version=p.VERSION, id=12, site="head", each=8, source="the last step",
+        units=10, more=0, why="",
+    )  # fmt: skip
+    code = p.Code(
+        version=p.VERSION, id=13, site="head", kind="Linear", documentation="A <b>linear</b> layer.",
+        excerpts=(p.Excerpt(file="model.py", function="CNN.__call__", first=11, line=12,
+                            text="def __call__(self, x):\n    return self.head(x)"),),
+        sown=("head/seen",), why="",
+    )  # fmt: skip
+    sweep = p.Sweep(
+        version=p.VERSION, running=False, stopped=True, done=2, total=3, sites="**",
+        perturbation="nni.Zero()", source="the last step", measures=("loss_change", "output_change"),
+        loss=0.25, rows=(
+            p.SweepRow(site="head", loss_change=2.0, output_change=1.0, kl=None, top1_changed=None,
+                       why_not=""),
+            p.SweepRow(site="blocks/0", loss_change=None, output_change=None, kl=None,
+                       top1_changed=None, why_not="it returns no array"),
+        ), measured=2, error="",
+    )  # fmt: skip
+    flow = p.Flow(
+        version=p.VERSION, layout=1, site="blocks", id=6,
+        nodes=(
+            p.FlowNode(role="module", site="blocks/0", name="0", kind="<b>Dense</b>", output="float32[8,4]",
+                       calls=2, times=24, conditional=True),
+            p.FlowNode(role="output", site="blocks", name="output", kind="", output="float32[8,4]", calls=1,
+                       times=None, conditional=False),
+        ),
+        edges=(
+            p.FlowEdge(producer=0, consumer=0, shapes=("float32[8,4]",), loop=True),
+            p.FlowEdge(producer=0, consumer=1, shapes=(), loop=False),
+        ),
+        absent=(p.FlowAbsent(site="blocks/1", why="it is not called by the example"),),
+    )  # fmt: skip
+    change = p.NnxChange(same=False, distance=0.5, relative=0.25, before="2", after="2.5")
+    nnx = p.Nnx(
+        version=p.VERSION, id=6, site="blocks/0",
+        nodes=(
+            p.NnxNode(
+                path="blocks/0", name="0", type="Block", depth=0, module="blocks/0", reference=0,
+                first=None, also=(), attributes=(p.NnxAttribute(name="features", text="8"),),
+                attributes_total=1,
+            ),
+            p.NnxNode(
+                path="blocks/0/tied", name="tied", type="Linear", depth=1, module="blocks/0/dense",
+                reference=1, first="blocks/0/dense", also=("head",), attributes=(), attributes_total=0,
+            ),
+        ),
+        nodes_total=3,
+        variables=(
+            p.NnxVariable(
+                path="blocks/0/scale", module="blocks/0", type="Param", shape="()", dtype="float32", bytes=4,
+                sharding="cpu:0", held="array", committed=False, metadata="", value="2.5",
+                reference=2, first=None, also=(), change=change, passed=None,
+            ),
+        ),
+        variables_total=2,
+        kinds=(p.NnxKind(type="Param", variables=2, elements=9, bytes=36),),
+        modes=(
+            p.NnxMode(
+                module="blocks/0", type="Dropout", name="deterministic", own="False", in_force="True",
+                value=True, flag=True, switched=True, documentation="Whether nothing is dropped.",
+            ),
+        ),
+        modes_total=1, step=7, since=6, passed="step", uncompared="",
     )  # fmt: skip
     return {
         "layout": (p.Layout(version=p.VERSION, layout=1, model="CNN", sites=(site, hostile)), None),
@@ -201,14 +286,74 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         ),
         "curves": (curves, p.curves_buffer((np.array([[1, 0.5], [2, np.nan], [3, 0.25]]), np.array([[3, 1.0]])))),
         "state": (state, None),
+        "parameters": (
+            parameters,
+            p.parameters_buffer(ramp(2, len(p.STATISTICS)), (histograms[0], histograms[1])),
+        ),
+        "units": (units, p.units_buffer(ramp(len(p.UNIT_FIGURES), 10))),
+        "code": (code, None),
+        "sweep": (sweep, None),
+        "findings": (
+            p.Findings(
+                version=p.VERSION, more=1,
+                findings=(p.FindingRow(rule="nonfinite", site="blocks/0", step=3, severity="error",
+                                       message="At step 3 <b>it</b> first held NaN."),),
+            ),
+            None,
+        ),
+        "passes": (
+            p.Passes(version=p.VERSION, passes=2, kinds=("run", "watch"), thinned=3),
+            p.passes_buffer([[4, 7, 0, 0, 0], [5, 8, 1, 1, 2]]),
+        ),
         "reply": (p.Reply(id=9, ok=False, error="no site named 'x'"), None),
-        "hello": (p.Hello(version=p.VERSION), None),
+        "hello": (p.Hello(version=p.VERSION, streams=True), None),
         "ack": (p.Ack(seq=3), None),
         "select": (p.Select(id=1, site="blocks/0"), None),
         "perturb": (p.Perturb(id=2, site="blocks/0", kind="Scale", strength=0.5, at="input"), None),
         "adjust": (p.Adjust(id=3, perturbation=1, enabled=True, strength=None), None),
         "switch_all": (p.SwitchAll(id=5, enabled=False), None),
+        "show_pass": (p.ShowPass(id=6, number=12, site="blocks/0"), None),
         "remove": (p.Remove(id=4, perturbation=1), None),
+        "nnx": (nnx, None),
+        "show_nnx": (p.ShowNnx(id=6, site="blocks/0"), None),
+        "switch_mode": (p.SwitchMode(id=7, module="blocks/0", name="deterministic", value=None), None),
+        "set_mask": (p.SetMask(id=6, perturbation=None, site="head", units=10, mask="bf80"), None),
+        "look": (p.Look(id=7, what="units", site="head"), None),
+        "start_sweep": (
+            p.StartSweep(id=8, sites="blocks/**", kind="Scale", strength=0.5, at="output"), None
+        ),
+        "stop_sweep": (p.StopSweep(id=10), None),
+        "arrays": (
+            p.Arrays(
+                version=p.VERSION, request=6, site="blocks/0", part="output", clean=False,
+                parts=("output", "input"), perturbed=True, source="The example.", notes=(),
+                arrays=(
+                    p.HeldArray(number=1, call=0, name="", shape=(8, 3), dtype="float32",
+                                axes=("batch", "feature"), bytes=96),
+                ),
+            ),
+            None,
+        ),
+        "values": (
+            p.Values(
+                version=p.VERSION, request=7, array=1, index=(0, 0), axes=(-1, 0, 1), norm_over=-1,
+                component="value", exact=False, starts=(0, 0, 0), ends=(1, 8, 3), block=(1, 4, 1),
+                counts=(1, 2, 3), planes=("mean", "low", "high"), encoding="float32",
+            ),
+            p.values_buffer([ramp(1, 2, 3), -ramp(1, 2, 3), ramp(1, 2, 3) * 2], "float32"),
+        ),
+        "show_values": (p.ShowValues(id=6, site="blocks/0", part="gradient", clean=True), None),
+        "read_values": (
+            p.ReadValues(
+                id=7, array=1, index=(0, 0), axes=(-1, 0, 1), starts=(0, 0, 0), ends=(1, 8, 3),
+                most=(1, 256, 256), norm_over=-1, component="value", exact=False,
+            ),
+            None,
+        ),
+        "flow": (flow, None),
+        "layout_library": (p.LayoutLibrary(version=p.VERSION), b"export const arrange = null;\n"),
+        "show_flow": (p.ShowFlow(id=6, site="blocks"), None),
+        "get_layout_library": (p.GetLayoutLibrary(id=7), None),
     }  # fmt: skip
 
 

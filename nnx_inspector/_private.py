@@ -14,8 +14,8 @@ import math
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.core as jcore
@@ -560,19 +560,33 @@ def _alike(a: Any, b: Any) -> bool:
     )
 
 
-def swap_jit_misses(listener: Callable[[Callable[[], JitCall]], None]) -> Callable[[], None]:
-    """Tell of each call of a jitted function, in whatever thread, for which jax has no compiled
-    program at hand; not of one within a trace. The listener gets a function that makes its
-    `JitCall`, and must not raise.
+class JitListener(Protocol):
+    """Told of a jitted call; it must not raise.
+
+    `program` stands for what jax traced: the same object for calls that differ in their arrays and
+    in `variant` alone. Calls that are alike in both are compiled once. `made` gives the call.
+    """
+
+    def __call__(self, program: Any, variant: Hashable, made: Callable[[], JitCall], /) -> None: ...
+
+
+def swap_jit_misses(listener: JitListener) -> Callable[[], None]:
+    """Tell of each call of a jitted function, in whatever thread, that jax does not hand to a
+    compiled program without a look at it in Python; not of one within a trace.
     """
     from jax._src import core, pjit
 
     original = pjit._infer_params
 
     def infer_params(fun: Any, options: Any, args: Any, kwargs: Any) -> Any:
+        params, arrays = original(fun, options, args, kwargs)
         if core.trace_state_clean():
-            listener(functools.partial(_jit_call, fun, options, args, kwargs))
-        return original(fun, options, args, kwargs)
+            placed = tuple(
+                x.sharding if isinstance(x, jax.Array) and x.committed else None for x in arrays
+            )
+            made = functools.partial(_jit_call, fun, options, args, kwargs)
+            listener(params.params["jaxpr"], (options, placed), made)
+        return params, arrays
 
     module: Any = pjit
     module._infer_params = infer_params
@@ -595,14 +609,15 @@ def _jit_call(fun: Any, options: Any, args: Any, kwargs: Any) -> JitCall:
     )
 
 
+def abstract(x: Any) -> jax.ShapeDtypeStruct:
+    """What jit tells an array from others by, without the array."""
+    aval: Any = jax.typeof(x)
+    where = x.sharding if isinstance(x, jax.Array) and x.committed else None
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=where, weak_type=aval.weak_type)
+
+
 def _abstract(tree: Any) -> Any:
     def one(x: Any) -> Any:
-        if isinstance(x, jax.Array):
-            sharding = x.sharding if getattr(x, "committed", False) else None
-            weak = getattr(x.aval, "weak_type", False)
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=weak)
-        if isinstance(x, np.ndarray):
-            return jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
-        return x
+        return abstract(x) if isinstance(x, jax.Array | np.ndarray) else x
 
     return jax.tree.map(one, tree)

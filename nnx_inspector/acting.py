@@ -8,8 +8,6 @@ first, then the places in their order. Does not trace or compile the call.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -24,7 +22,15 @@ from nnx_inspector.kinds import Perturbation
 from nnx_inspector.layers import Layer
 from nnx_inspector.parameter_kinds import ParameterPerturbation
 from nnx_inspector.perturbation import apply, nothing_to_perturb
-from nnx_inspector.perturbing import applied, call_numbers, check_fits, why_unseen
+from nnx_inspector.perturbing import (
+    applied,
+    call_numbers,
+    check_fits,
+    check_layers,
+    is_chosen,
+    why_unseen,
+    without_layers,
+)
 from nnx_inspector.places import Place
 from nnx_inspector.scope import Scope
 from nnx_inspector.sites import CALL, Only, Selection, module_sites
@@ -94,14 +100,10 @@ def _here(site: str, wanted: tuple[int, ...], rows: Rows, on: Any) -> Any:
     if not wanted:
         return on
     check_rows(site, wanted, tuple(length for _, length in rows))
-    pairs = zip(wanted, rows, strict=False)
-    is_it = [row == index % length for index, (row, length) in pairs]
-    return functools.reduce(jnp.logical_and, is_it, on)
+    return jnp.logical_and(on, is_chosen(wanted, rows))
 
 
 # ----------------------------------------------------------------- selections
-
-_INDEX = re.compile(r"(?<!\\)\[(-?\d+)\]")
 
 
 def chosen_layer(only: Only) -> tuple[Only, tuple[int, ...]]:
@@ -113,12 +115,13 @@ def chosen_layer(only: Only) -> tuple[Only, tuple[int, ...]]:
     """
     several = isinstance(only, (list, tuple, set, frozenset))
     terms: list[Any] = list(only) if several else [only]  # type: ignore[arg-type]
-    rows = {tuple(map(int, _INDEX.findall(t))) if isinstance(t, str) else () for t in terms}
+    apart = [without_layers(t) if isinstance(t, str) else (t, ()) for t in terms]
+    rows = {of_term for _, of_term in apart}
     if len(rows) > 1:
         raise ValueError(
             f"{only!r} chooses unlike layers. Add a perturbation for each, for instance in a loop."
         )
-    bare = [_INDEX.sub("", t) if isinstance(t, str) else t for t in terms]
+    bare = [term for term, _ in apart]
     return (bare if several else bare[0]), (rows.pop() if rows else ())
 
 
@@ -150,14 +153,7 @@ def check_rows(site: str, wanted: tuple[int, ...], lengths: tuple[int, ...]) -> 
             f"{site!r} is no stacked module (no scan runs over its layers), so {chosen} chooses "
             f"none of its calls. Leave it out, or name the module of a list by its path."
         )
-    if len(wanted) > len(lengths):
-        raise ValueError(
-            f"{site!r} is called within {len(lengths)} scans, so "
-            f"{''.join(f'[{i}]' for i in wanted)} chooses none of its calls."
-        )
-    for index, length in zip(wanted, lengths, strict=False):
-        if not -length <= index < length:
-            raise ValueError(f"{site!r} has {length} layers, there is no layer {index}.")
+    check_layers(site, wanted, lengths)
 
 
 class Reach:

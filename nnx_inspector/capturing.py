@@ -274,7 +274,7 @@ def record_of(
             kept.setdefault(site, []).append(passed)
             continue
         entered = waiting[site].pop() if waiting.get(site) else None
-        changed = changes.pop(site, [])
+        changed = [c for c in changes.pop(site, []) if c.seen.summaries]
         calls.setdefault(site, []).append(
             Call(
                 outputs=passed.seen.summaries,

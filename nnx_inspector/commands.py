@@ -6,12 +6,19 @@ is the reply. Knows no model: it turns messages into the calls that a person wou
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Protocol
 
 from nnx_inspector import protocol
+from nnx_inspector.errors import reply_text
+from nnx_inspector.expressions import text_of
+from nnx_inspector.flow import flow_of
 from nnx_inspector.handles import Handle, Handles
-from nnx_inspector.offers import made, tuned
+from nnx_inspector.kinds import Mask
+from nnx_inspector.offers import made, masked, tuned
 from nnx_inspector.presenter import Presenter
+from nnx_inspector.screen import asset
+from nnx_inspector.tracing import Trace
 
 
 class Commanded(Protocol):
@@ -21,7 +28,16 @@ class Commanded(Protocol):
     def selected(self) -> str: ...
     @selected.setter
     def selected(self, site: str) -> None: ...
+    @property
+    def trace(self) -> Trace: ...
     def perturb(self, only: Any, perturbation: Any) -> Handle: ...
+    def ask_values(self, message: Any) -> None: ...
+    def switch_all(self, enabled: bool) -> None: ...
+    def look(self, request: protocol.Look) -> None: ...
+    def start_sweep(self, only: Any, perturbation: Any) -> None: ...
+    def stop_sweep(self) -> None: ...
+    def _show_nnx(self, site: str, number: int) -> None: ...
+    def _switch_mode(self, module: str, name: str, value: bool | None) -> None: ...
 
 
 def answer(message: Any, inspector: Commanded, handles: Handles, view: Presenter) -> None:
@@ -29,27 +45,73 @@ def answer(message: Any, inspector: Commanded, handles: Handles, view: Presenter
     if isinstance(message, protocol.Hello):
         view.welcome()
         return
-    try:
-        _do(message, inspector, handles)
-    except Exception as error:  # noqa: BLE001 - it is the reply
-        view.screen.reply(message.id, f"{error.args[0] if error.args else error}")
+    if isinstance(message, protocol.ShowValues | protocol.ReadValues):
+        inspector.ask_values(message)  # which replies when it has been answered
         return
+    if isinstance(message, protocol.Look):
+        inspector.look(message)  # likewise
+        return
+    try:
+        one = _perturbation(message, handles)
+        text = text_of(message, handles.all(), one)
+        _do(message, one, inspector, handles, view)
+    except Exception as error:  # noqa: BLE001 - it is the reply
+        view.screen.reply(message.id, reply_text(error))
+        return
+    if text:
+        view.python = text
+        view.state_changed()
     view.screen.reply(message.id)
 
 
-def _do(message: Any, inspector: Commanded, handles: Handles) -> None:
+def _perturbation(message: Any, handles: Handles) -> Any:
+    """What a message adds, sets or sweeps with, or None."""
+    if isinstance(message, (protocol.Perturb, protocol.StartSweep)):
+        return made(message.kind, message.strength, message.at)
+    if isinstance(message, protocol.SetMask):
+        mask = masked(message.mask, message.units)
+        if message.perturbation is None:
+            return Mask(mask)
+        old = handles.get(message.perturbation).perturbation
+        return dataclasses.replace(old, mask=mask) if isinstance(old, Mask) else Mask(mask)
+    if isinstance(message, protocol.Adjust) and message.strength is not None:
+        return tuned(handles.get(message.perturbation).perturbation, message.strength)
+    return None
+
+
+def _do(message: Any, one: Any, inspector: Commanded, handles: Handles, view: Presenter) -> None:
     if isinstance(message, protocol.Select):
         inspector.selected = message.site
     elif isinstance(message, protocol.Perturb):
-        kind = made(message.kind, message.strength, message.at)
-        inspector.perturb(message.site, kind)
+        inspector.perturb(message.site, one)
+    elif isinstance(message, protocol.SetMask):
+        if message.perturbation is None:
+            inspector.perturb(message.site, one)
+        else:
+            handles.get(message.perturbation).perturbation = one
     elif isinstance(message, protocol.Adjust):
         handle = handles.get(message.perturbation)
-        if message.strength is not None:
-            handle.perturbation = tuned(handle.perturbation, message.strength)
+        if one is not None:
+            handle.perturbation = one
         handle.enabled = message.enabled
     elif isinstance(message, protocol.SwitchAll):
-        for handle in handles.all():
-            handle.enabled = message.enabled
+        inspector.switch_all(message.enabled)
     elif isinstance(message, protocol.Remove):
         handles.get(message.perturbation).remove()
+    elif isinstance(message, protocol.ShowFlow):
+        if view.layout is not None:
+            flow = flow_of(inspector.trace, view.layout, message.site, number=message.id)
+            view.screen.send(flow)
+    elif isinstance(message, protocol.GetLayoutLibrary):
+        library = protocol.LayoutLibrary(version=protocol.VERSION)
+        view.screen.send(library, asset("layout.js").encode())
+    elif isinstance(message, protocol.ShowPass):
+        view.show_pass(message.number, message.site)
+    elif isinstance(message, protocol.StartSweep):
+        inspector.start_sweep(message.sites, one)
+    elif isinstance(message, protocol.StopSweep):
+        inspector.stop_sweep()
+    elif isinstance(message, protocol.ShowNnx):
+        inspector._show_nnx(message.site, message.id)
+    elif isinstance(message, protocol.SwitchMode):
+        inspector._switch_mode(message.module, message.name, message.value)

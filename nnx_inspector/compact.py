@@ -16,12 +16,11 @@ import numpy.typing as npt
 
 from nnx_inspector.binning import BINS, RANKS, VALUE_ORDER, Binned, bin_edges, tabulated
 from nnx_inspector.moments import MAXIMUM, MINIMUM
-from nnx_inspector.summary import Summary
+from nnx_inspector.summary import SATURATED, Summary
 
 _POINTS: Final[tuple[str, ...]] = ("<f8", "<i4", "<u4", "<i8", "<u8")
 _HEADER: Final = struct.Struct("<BBHdd")
 """Dtype of the points, bytes a count, number of bins; lowest and highest value."""
-_SATURATED: Final = np.iinfo(np.uint64).max
 
 
 class Sparse(NamedTuple):
@@ -46,7 +45,7 @@ class Sparse(NamedTuple):
     @property
     def saturated(self) -> bool:
         """As `Summary.saturated`."""
-        return bool((self.counts == _SATURATED).any())
+        return bool((self.counts == SATURATED).any())
 
     def summary(self) -> Summary:
         """The summary in full."""
@@ -107,12 +106,26 @@ def ranges(blobs: Sequence[bytes]) -> npt.NDArray[np.float64]:
     return np.array([_HEADER.unpack_from(blob)[3:] for blob in blobs], np.float64).reshape(-1, 2)
 
 
-def binned(parts: Sequence[Sparse]) -> Binned:
-    """The finite values of all, a row each; rows of saturated counts are zeros: not known."""
+class Entries(NamedTuple):
+    """All bins in use of some summaries: of which row, which bin, how many values."""
+
+    rows: npt.NDArray[np.int64]
+    bins: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.uint64]
+
+
+def entries(parts: Sequence[Sparse]) -> Entries:
+    """The bins in use of all, one after the other."""
     rows = np.repeat(np.arange(len(parts)), np.array([len(p.used) for p in parts], int))
     bins = np.concatenate([np.zeros(0, np.int64), *(p.used for p in parts)])
     counts = np.concatenate([np.zeros(0, np.uint64), *(p.counts for p in parts)])
+    return Entries(rows, bins, counts)
+
+
+def binned(parts: Sequence[Sparse]) -> Binned:
+    """The finite values of all, a row each; rows of saturated counts are zeros: not known."""
+    rows, bins, counts = entries(parts)
     table = tabulated(rows, bins, counts, len(parts))
-    table[1][np.unique(rows[counts == _SATURATED])] = 0.0
+    table[1][np.unique(rows[counts == SATURATED])] = 0.0
     low, high = np.array([[p.low, p.high] for p in parts]).reshape(-1, 2).T
     return Binned(*table, low, high)

@@ -38,11 +38,46 @@ class Edge:
 
 
 @dataclasses.dataclass(frozen=True)
+class Origin:
+    """What a value is made of: something that a call returned, or received.
+
+    Attributes:
+        stack: site keys: the calls that the call is nested in, outermost first, then its own.
+        received: the call received it, else returned it.
+        loop: it comes from an earlier iteration of a loop.
+    """
+
+    stack: tuple[str, ...]
+    received: bool
+    loop: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+    """A value that a call receives, or returns, with all that it is made of.
+
+    Attributes:
+        stack: as an `Origin`'s.
+        received: the call receives it, else returns it.
+        shape: its dtype and shape, without the batch axis of a `vmap`.
+        origins: in a fixed order.
+        value: what has the same number is the same value.
+    """
+
+    stack: tuple[str, ...]
+    received: bool
+    shape: str
+    origins: tuple[Origin, ...]
+    value: int
+
+
+@dataclasses.dataclass(frozen=True)
 class _Source:
     """A value's origin: what a call returned, or what it received."""
 
     site: str
     received: bool
+    within: tuple[str, ...]  # the calls that it is nested in, of the jaxpr that is gone through
     around: frozenset[int] = frozenset()  # the loops that carried it to a later iteration
 
 
@@ -60,6 +95,7 @@ class _Meeting:
     received: bool
     shape: str
     stems: _Stems
+    value: int  # the same number, the same value
     around: tuple[str, ...]  # the calls that it is nested in, of the same jaxpr
     inside: frozenset[str]  # the sites that were called inside it
 
@@ -73,8 +109,11 @@ class _Flow:
     sites: frozenset[str]
 
 
-def dataflow(jaxpr: Any, owner: Any) -> tuple[tuple[Edge, ...], tuple[Edge, ...]]:
-    """The edges of a marked program, in its order: between modules, and across their borders.
+def dataflow(
+    jaxpr: Any, owner: Any
+) -> tuple[tuple[Edge, ...], tuple[Edge, ...], tuple[Arrival, ...]]:
+    """The edges of a marked program, in its order: between modules, and across their borders;
+    and what both are read from, one by one.
 
     An edge across a border joins a call with one nested in it. Where the producer encloses the
     consumer, it is a value that the producer received; where the consumer encloses the producer
@@ -97,11 +136,28 @@ def dataflow(jaxpr: Any, owner: Any) -> tuple[tuple[Edge, ...], tuple[Edge, ...]
                 across[edge] = None
             elif not (source.received and source.site in meeting.around):
                 between[edge] = None
-    return tuple(between), tuple(across)
+    return tuple(between), tuple(across), tuple(_arrivals(flow.meetings))
 
 
 def _in_order(source: _Source) -> Any:
-    return source.site, source.received, len(source.around)
+    return source.site, source.received, len(source.around), source.within
+
+
+def _arrivals(meetings: Iterable[_Meeting]) -> Iterator[Arrival]:
+    numbers: dict[int, int] = {}
+    for meeting in meetings:
+        yield Arrival(
+            stack=(*meeting.around, meeting.site),
+            received=meeting.received,
+            shape=meeting.shape,
+            origins=tuple(
+                dict.fromkeys(
+                    Origin((*source.within, source.site), source.received, bool(source.around))
+                    for source in sorted(meeting.stems, key=_in_order)
+                )
+            ),
+            value=numbers.setdefault(meeting.value, len(numbers)),
+        )
 
 
 class _Follow:
@@ -131,7 +187,9 @@ class _Follow:
         if equation.primitive is mark:
             params = equation.params
             own = params["owner"] == self.owner and params["part"] in (BEGIN, INPUT, OUTPUT)
-            return here.mark(equation, stems) if own else stems
+            results = here.mark(equation, stems) if own else stems
+            here.rename(equation)
+            return results
         inner = list(_private.sub_jaxprs(equation))
         everything = frozenset().union(*stems)
         if not inner or _private.is_recomputation(equation):
@@ -163,7 +221,7 @@ class _Follow:
             stems = [frozenset().union(*stems)] * len(bare.invars)
         flow = self.flow(bare, tuple(bool(s) for s in stems))
         here.take(flow, stems)
-        return [_resolved(out, stems) for out in flow.results]
+        return [_resolved(here.placed(out), stems) for out in flow.results]
 
     def _loop(
         self, body: Any, stems: Sequence[_Stems], consts: int, carry: int, here: _Here
@@ -173,14 +231,15 @@ class _Follow:
         while True:
             entering = [*stems[:start], *around, *stems[end:]]
             flow = self.flow(body, tuple(bool(s) for s in entering))
-            results = [_resolved(out, entering) for out in flow.results]
+            out = [here.placed(one) for one in flow.results]
+            results = [_resolved(one, entering) for one in out]
             next_around = [
-                had | first | _resolved(_carried_by(number, out), entering)
-                for had, first, out in zip(around, stems[start:end], flow.results, strict=False)
+                had | first | _resolved(_carried_by(number, one), entering)
+                for had, first, one in zip(around, stems[start:end], out, strict=False)
             ]
             if next_around == around:
                 here.take(flow, entering)
-                return [frozenset(_without(s, number) for s in out) for out in results]
+                return [frozenset(_without(s, number) for s in one) for one in results]
             around = next_around
 
 
@@ -221,6 +280,7 @@ class _Here:
         self.meetings: list[_Meeting] = []
         self.sites: set[str] = set()
         self.open: list[_Open] = []
+        self.first: dict[Any, int] = {}
 
     def read(self, atom: Any) -> _Stems:
         return _NONE if _private.is_literal(atom) else self.stems.get(atom, _NONE)
@@ -232,23 +292,49 @@ class _Here:
             self.open.append(_Open(site))
         if part == BEGIN:
             return stems
-        result = frozenset([_Source(site, part == INPUT)])
-        around = tuple(one.site for one in self.open[:-1])
+        around = self.stack()[:-1]
+        if part == OUTPUT:
+            inside = self._close(site)
+            around = self.stack()
+            self.add([site, *inside])
+        result = frozenset([_Source(site, part == INPUT, around)])
         if part == INPUT:
             for atom, stem in zip(equation.invars, stems, strict=True):
                 if not _private.is_literal(atom):  # inside, it is what the call received
                     self.open[-1].outside.setdefault(atom, stem)
                     self.stems[atom] = result
-        else:
-            inside = self._close(site)
-            around = tuple(one.site for one in self.open)
-            self.add([site, *inside])
         structure = params["structure"]
-        for stem, leaf in zip(stems, structure.arrays, strict=True):
+        leaves = zip(equation.invars, stems, structure.arrays, strict=True)
+        for atom, stem, leaf in leaves:
             if stem:
                 shape, within = structure.leaves[leaf], frozenset(inside)
-                self.meetings.append(_Meeting(site, part == INPUT, shape, stem, around, within))
+                value = self.value(atom)
+                meeting = _Meeting(site, part == INPUT, shape, stem, value, around, within)
+                self.meetings.append(meeting)
         return [result] * len(stems)
+
+    def rename(self, equation: Any) -> None:
+        """Know what comes out of a mark as the value that went in."""
+        for atom, out in zip(equation.invars, equation.outvars, strict=True):
+            self.first[out] = self.value(atom)
+
+    def value(self, atom: Any) -> int:
+        """The same number for the same value; a value may have several, where jits begin."""
+        return id(atom) if _private.is_literal(atom) else self.first.get(atom, id(atom))
+
+    def stack(self) -> tuple[str, ...]:
+        """The calls that are open, outermost first."""
+        return tuple(one.site for one in self.open)
+
+    def placed(self, stems: _Stems) -> _Stems:
+        """Stems of an inner jaxpr, as seen from here: nested in the calls that are open."""
+        around = self.stack()
+        if not around or not stems:
+            return stems
+        return frozenset(
+            s if isinstance(s, int) else dataclasses.replace(s, within=(*around, *s.within))
+            for s in stems
+        )
 
     def _close(self, site: str) -> set[str]:
         """End the innermost call of a site, and what is still open in it."""
@@ -268,12 +354,12 @@ class _Here:
 
     def take(self, flow: _Flow, stems: Sequence[_Stems]) -> None:
         """The meetings of an inner jaxpr, as seen from here."""
-        around = tuple(one.site for one in self.open)
+        around = self.stack()
         for meeting in flow.meetings:
             self.meetings.append(
                 dataclasses.replace(
                     meeting,
-                    stems=_resolved(meeting.stems, stems),
+                    stems=_resolved(self.placed(meeting.stems), stems),
                     around=(*around, *meeting.around),
                 )
             )

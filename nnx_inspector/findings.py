@@ -15,6 +15,7 @@ from typing import Final, Literal
 from nnx_inspector.binning import NAN_BIN, NEGINF_BIN, POSINF_BIN
 from nnx_inspector.passes import Pass
 from nnx_inspector.recording import Recording
+from nnx_inspector.stacks import layer_key, layer_of
 from nnx_inspector.summary import Summary
 
 Severity = Literal["error", "warning", "info"]
@@ -76,7 +77,11 @@ def _origin(item: Pass, kind: str) -> tuple[str, str, Summary]:
     Values arise forward: in the order of the sites, what goes in before what comes out, and out of
     a module after out of those within it. Gradients come later, and in the reverse order.
     """
-    bad = [(s, q, summary) for s, q, summary in item.items() if summary.bins[_KINDS[kind][1]]]
+    bad = [
+        (s, q, summary)
+        for s, q, summary in item.items()
+        if layer_of(s) is None and summary.bins[_KINDS[kind][1]]
+    ]
     inputs = {site for site, quantity, _ in bad if quantity == "input"}
     forward = [b for b in bad if b[1] != "gradient"]
     if not forward:
@@ -107,6 +112,7 @@ def _nonfinite_finding(item: Pass, site: str, quantity: str, summary: Summary) -
         seen = " and ".join(name for kind, (name, _) in _KINDS.items() if counts[kind])
     severity, meaning = _meaning(counts, quantity)
     where = f"the {quantity} of {site!r}" if site else f"the {quantity} of the model"
+    where += _in_layers(item, site, quantity)
     among = f" among {size} values" if size else ", too many values to be counted"
     during = ", while a perturbation was on" if item.perturbed else ""
     return Finding(
@@ -117,6 +123,20 @@ def _nonfinite_finding(item: Pass, site: str, quantity: str, summary: Summary) -
         evidence={"pass": item.number, **({"size": size} if size else {}), **counts},
         message=f"At step {item.step}{during}, {where} first held {seen}{among}: {meaning}.",
     )
+
+
+def _in_layers(item: Pass, site: str, quantity: str) -> str:
+    """In which layers of a stack it is, where they were measured each apart."""
+    found = [layer_of(s) for s, q in item.keys if q == quantity]
+    layers = [at[1] for at in found if at is not None and at[0] == site]
+    bad = [
+        layer
+        for layer in layers
+        if (s := item.summary(layer_key(site, layer), quantity)) is not None  # type: ignore[arg-type]
+        and any(s.bins[number] for _, number in _KINDS.values())
+    ]
+    named = ", ".join(map(str, bad[:4])) + (f" and {len(bad) - 4} more" if len(bad) > 4 else "")
+    return f" (in {len(bad)} of {len(layers)} layers: {named})" if bad else ""
 
 
 def _meaning(counts: Mapping[str, int], quantity: str) -> tuple[Severity, str]:

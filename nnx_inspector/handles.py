@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.offers import strength_of, tuned
 from nnx_inspector.perturbation import (
     OFF,
     Known,
@@ -89,6 +90,17 @@ class Handle:
         if value != self._perturbation:
             self._take(value)
             self._owner.changed(self)
+
+    @property
+    def strength(self) -> float | None:
+        """The one number of the perturbation that a slider tunes; None where there is none. May be
+        set: the same as a perturbation of that strength.
+        """
+        return strength_of(self._perturbation)
+
+    @strength.setter
+    def strength(self, value: float) -> None:
+        self.perturbation = tuned(self._perturbation, value)
 
     def _take(self, value: Known) -> None:
         self._perturbation = value
@@ -251,6 +263,16 @@ class Handles:
             self._give_places()
         self._changed()
 
+    def switch_all(self, enabled: bool) -> None:
+        """Switch every handle on, or off; one change."""
+        with self._lock:
+            others = [h for h in self._live.values() if h.enabled != enabled]
+            for handle in others:
+                handle._enabled = enabled
+            self._give_places()
+        if others:
+            self._changed()
+
     def get(self, number: int) -> Handle:
         """The live handle with this number."""
         with self._lock:
@@ -274,24 +296,39 @@ class Handles:
             armed: as far as the program of `arm` has places for it.
         """
         with self._lock:
-            layout = self._armed if armed else self._wanted
+            return self._setting(self._armed if armed else self._wanted, self._needs())
+
+    def each_alone(self) -> tuple[Setting, dict[int, Setting]]:
+        """What is on, and by the number of each handle that is on the setting with that one alone:
+        all for the same program.
+        """
+        with self._lock:
             needs = self._needs()
-            data = [place.nothing() for place in layout.places]
-            for one in needs:
-                at = layout.owners.get(one.handle.id)
-                if at is not None and layout.places[at] == one.place:
-                    data[at] = one.handle.data
-            apart: tuple[list[tuple[Place, Data]], ...] = ([], [])
-            for place, of_place in zip(layout.places, data, strict=True):
-                apart[place.at == PARAMETER].append((place, of_place))
-            values, parameters = apart
-            return Setting(
-                rows=self._rows(needs),
-                places=tuple(place for place, _ in values),
-                data=tuple(of_place for _, of_place in values),
-                parameters=tuple(place for place, _ in parameters),
-                parameter_data=tuple(of_place for _, of_place in parameters),
-            )
+            alone = {
+                one.handle.id: self._setting(self._wanted, [one])
+                for one in needs
+                if one.handle.enabled
+            }
+            return self._setting(self._wanted, needs), alone
+
+    def _setting(self, layout: _Layout, needs: Sequence[_Needs]) -> Setting:
+        """Of these handles, and the places of all."""
+        data = [place.nothing() for place in layout.places]
+        for one in needs:
+            at = layout.owners.get(one.handle.id)
+            if at is not None and layout.places[at] == one.place:
+                data[at] = one.handle.data
+        apart: tuple[list[tuple[Place, Data]], ...] = ([], [])
+        for place, of_place in zip(layout.places, data, strict=True):
+            apart[place.at == PARAMETER].append((place, of_place))
+        values, parameters = apart
+        return Setting(
+            rows=self._rows(needs),
+            places=tuple(place for place, _ in values),
+            data=tuple(of_place for _, of_place in values),
+            parameters=tuple(place for place, _ in parameters),
+            parameter_data=tuple(of_place for _, of_place in parameters),
+        )
 
     def rows(self) -> dict[str, tuple[float, float]]:
         """For each site with a row that is on, that row (see `perturbation`)."""

@@ -49,6 +49,7 @@ class Plan:
         rows: of the scans around, outermost first, the number of the iteration and how many.
         keep: what to keep besides.
         sample: of how many slices of a value one is binned, see `summarize`.
+        tap: what ties a value to its sink: `(value, sink, sample=) -> value`.
     """
 
     summarise: bool = True
@@ -56,6 +57,7 @@ class Plan:
     rows: tuple[tuple[Any, int], ...] = ()
     keep: Keep = NOTHING
     sample: int = 1
+    tap: Callable[..., Any] = observe_cotangent
 
 
 def sinks_for(found: Survey, rows: tuple[int, ...] = ()) -> list[Any]:
@@ -149,7 +151,7 @@ def _run_mark(
                 known = memo[id(value)] = (value, summarize(value, sample=plan.sample))
             summaries.append(known[1])
     kept: list[Kept] = []
-    if plan.keep and marked.part in plan.keep.parts:
+    if plan.keep.keeps(marked.site, marked.part):
         kept = [
             plan.keep.of(mapped_first(value, mapped), site=marked.site, mapped=len(mapped))
             for value, mapped in zip(values, marked.mapped, strict=True)
@@ -159,7 +161,7 @@ def _run_mark(
         for value, one in zip(values, sink, strict=True):
             new = value
             if one is not None:
-                new = observe_cotangent(value, one, sample=plan.sample)
+                new = plan.tap(value, one, sample=plan.sample)
             if new is not value and id(value) in memo:
                 memo[id(new)] = (new, memo[id(value)][1])
             tapped.append(new)

@@ -49,7 +49,8 @@ class Inbox:
         self._now = Begun(-1, False, setting)
         self._turns: dict[Hashable, int] = {}
         self._arrived: dict[int, Arrived] = {}
-        self._perturbed: dict[int, bool] = {}
+        self._turns_of: dict[int, dict[tuple[str, str], list[int]]] = {}
+        self._settings: dict[int, Any] = {}
 
     def begin(self, setting: Any) -> Begun:
         """A pass begins, with what is set now."""
@@ -61,7 +62,8 @@ class Inbox:
             self._turns = {}
             if sampled:
                 self._arrived[number] = {}
-                self._perturbed[number] = bool(setting.active)
+                self._turns_of[number] = {}
+                self._settings[number] = setting
                 self._lock.notify_all()
             return self._now
 
@@ -69,7 +71,7 @@ class Inbox:
         """Count passes from 0 again, and sample every `every`-th."""
         with self._lock:
             self.every, self._count = every, 0
-            self._arrived, self._perturbed = {}, {}
+            self._arrived, self._turns_of, self._settings = {}, {}, {}
 
     def wait_for_more_than(self, number: int, over: Callable[[], bool]) -> bool:
         """Wait until more sampled passes than that have begun; False once it is over."""
@@ -89,14 +91,17 @@ class Inbox:
             self._turns[of] = before + 1
             return self._now, before
 
-    def receive(self, number: int, site: str, quantity: str, summary: Summary) -> None:
-        """A summary of a pass has arrived."""
+    def receive(
+        self, number: int, site: str, quantity: str, summary: Summary, turn: int = 0
+    ) -> None:
+        """A summary of a pass has arrived, from this turn of the part that sends it."""
         with self._lock:
             arrived = self._arrived.get(number)
             if arrived is None:
                 self.late += 1
                 return
             arrived.setdefault((site, quantity), []).append(summary)
+            self._turns_of[number].setdefault((site, quantity), []).append(turn)
 
     @property
     def count(self) -> int:
@@ -108,16 +113,39 @@ class Inbox:
         with self._lock:
             numbers = list(self._arrived)
             numbers = numbers[: max(0, len(numbers) - besides)]
-            return [Taken(n, self._perturbed.pop(n), self._arrived.pop(n)) for n in numbers]
+            return [
+                Taken(n, self._settings.pop(n), self._arrived.pop(n), self._turns_of.pop(n))
+                for n in numbers
+            ]
 
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """One pass that was taken out of an inbox."""
+    """One pass that was taken out of an inbox.
+
+    Attributes:
+        number: of passes that began before it.
+        setting: what was done in it.
+        arrived: its summaries.
+        turns: for each of them the turn in which it was told.
+    """
 
     number: int
-    perturbed: bool
+    setting: Any
     arrived: Mapping[tuple[str, str], list[Summary]]
+    turns: Mapping[tuple[str, str], list[int]]
+
+    @property
+    def perturbed(self) -> bool:
+        """Whether something was perturbed in it."""
+        return bool(self.setting.active)
+
+    def told(self) -> dict[tuple[str, str], list[tuple[int, Summary]]]:
+        """Its summaries with their turns."""
+        return {
+            what: list(zip(self.turns[what], found, strict=True))
+            for what, found in self.arrived.items()
+        }
 
 
 def merged(passes: list[Taken], keys: tuple[str, ...] = ()) -> dict[str, dict[str, Summary]]:

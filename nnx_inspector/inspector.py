@@ -16,37 +16,55 @@ import jax
 from flax import nnx
 
 from nnx_inspector import protocol
-from nnx_inspector.acting import Reach, chosen_layer, parameter_keys
-from nnx_inspector.arming import Arming
+from nnx_inspector.acting import chosen_layer, parameter_keys
+from nnx_inspector.answering import Answering
 from nnx_inspector.commands import answer
+from nnx_inspector.diagnosing import Diagnosing
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.evaluating import Around, Evaluating
 from nnx_inspector.findings import Finding, diagnose
 from nnx_inspector.handles import Handle, Handles
+from nnx_inspector.kinds import Perturbation, Zero
+from nnx_inspector.layer_rows import shown_of, stacks_of
+from nnx_inspector.layerwise import layers_of
 from nnx_inspector.layout import layout_of
+from nnx_inspector.looking import look, parameters_at, units_at
 from nnx_inspector.loop import Region
 from nnx_inspector.loops import Loops, Parts
 from nnx_inspector.measures import Meter, Metrics
 from nnx_inspector.modes import Modes
-from nnx_inspector.owned import Call, OwnedPasses, reach_of
+from nnx_inspector.opening import Look, Opening, Part, opened_tree
+from nnx_inspector.owned import OwnedPasses
 from nnx_inspector.parameter_kinds import ParameterPerturbation
 from nnx_inspector.perturbation import Known, check_applies, is_live, require_known
-from nnx_inspector.places import Setting, place_of
+from nnx_inspector.perturbing import without_layers
+from nnx_inspector.places import CLEAN, Setting, place_of
 from nnx_inspector.presenter import Presenter
+from nnx_inspector.reading import Reading
 from nnx_inspector.record import Record, merged_summaries
 from nnx_inspector.recording import Recording
 from nnx_inspector.sites import Only, Selection, module_sites, nothing_selected, require_module
+from nnx_inspector.stacks import Stack
+from nnx_inspector.summary import Summary
+from nnx_inspector.sweeps import Asked, Sweeps
 from nnx_inspector.switching import Switches
+from nnx_inspector.teaching import Pages
+from nnx_inspector.timeline import Settings
 from nnx_inspector.tracing import Trace, trace
-from nnx_inspector.trials import Outcome, Shown, Trial, made
+from nnx_inspector.trials import Shown, Trial
 from nnx_inspector.watching import unwatched
 from nnx_inspector.weak import weakly
 
 if TYPE_CHECKING:
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
     import plotly.graph_objects as go
 
     from nnx_inspector.binning import Scale
+    from nnx_inspector.effects import Logits
+    from nnx_inspector.progress import Progress
 
 T = TypeVar("T")
+_ZERO = Zero()
 
 
 class Inspector:
@@ -87,23 +105,46 @@ class Inspector:
         self._model = require_module(model)
         self._selection = Selection(only)
         self._selection.require_match(model)
-        self._example = self._trial = Trial(args, kwargs)
         self._lock = threading.RLock()
         self._closed = False
         self._trace = trace(model, *args, only=only, **kwargs)
         self._modes = Modes(model, self._modes_changed)
+        self._pages = Pages(model, self._modes)
         self._recording = Recording()
         self._passes = OwnedPasses((), self._selection)
         self._handles = Handles(self._perturbations_changed, self._check_value)
-        self._arming = Arming(weakly(self._armed), weakly(self._arming_failed))
-        weakref.finalize(self, self._arming.close)
-        self._shown: Shown | None = None
-        self._reach: tuple[Trial, Switches, Reach] | None = None
+        self._sweeps = Sweeps(weakly(self._sweep_moved))
+        weakref.finalize(self, self._sweeps.close)
+        self._settings = Settings()
         self._meter = Meter()
         self._metrics = Metrics(self._recording, self._notice)
         self._view = Presenter(weakly(self._asked), self._snapshot)
+        self._opening = Opening(self._selection)
+        self._reading = Reading(self._opening, weakly(self._to_look_at), self._view)
+        weakref.finalize(self, self._reading.close)
         # widget registries must not keep an inspector that nobody holds
         weakref.finalize(self, self._view.close)
+        self._diagnosing = Diagnosing(weakly(self._found), self._view.keep, weakly(self._not_found))
+        weakref.finalize(self, self._diagnosing.close)
+        self._view.presented = weakly(self._diagnose)
+        reply = self._view.screen.reply
+        name = "nnx_inspector.looking"
+        self._looks = Answering(name, weakly(self._look), self._view.send, reply)
+        weakref.finalize(self, self._looks.close)
+        around = Around(
+            lock=self._lock,
+            selection=self._selection,
+            passes=self._passes,
+            handles=self._handles,
+            modes=self._modes,
+            meter=self._meter,
+            view=self._view,
+            looping=weakly(self._is_looping),
+            show=weakly(self._show_own),
+            before=weakly(self._show_modes),
+            notice=weakly(self._notice),
+        )
+        self._evaluating = Evaluating(model, Trial(args, kwargs), around)
         parts = Parts(
             lock=self._lock,
             recording=self._recording,
@@ -111,9 +152,11 @@ class Inspector:
             meter=self._meter,
             view=self._view,
             handles=self._handles,
-            refresh=weakly(self._refresh),
-            reach=weakly(self._reached),
+            refresh=self._evaluating.refresh,
+            reach=self._evaluating.reached,
             unseen=weakly(self._new_layout),
+            stacks=weakly(self._stacks_told),
+            settings=self._settings,
         )
         self._loops = Loops(parts)
         self._handles.elsewhere = self._loops.is_compiling
@@ -131,11 +174,18 @@ class Inspector:
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """One forward pass of the model on screen, with what is perturbed; the model stays as is.
 
+        Args:
+            args: the model's; without any, and without keywords, those of the last `run`, at first
+                of the example.
+            kwargs: the model's.
+
         Returns:
             What the model returns.
         """
         self._require_open()
-        return self._run(Trial(args, kwargs))
+        if not args and not kwargs:
+            return self._evaluating.run(self._evaluating.example)
+        return self._evaluating.run(Trial(args, kwargs))
 
     def step(self, loss_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """One forward and backward pass of `loss_fn(model, *args, **kwargs)` on screen.
@@ -157,47 +207,18 @@ class Inspector:
             raise TypeError(
                 f"step takes a function loss_fn(model, *args), got {type(loss_fn).__name__}."
             )
-        return self._run(Trial(args, kwargs, loss_fn))
+        return self._evaluating.run(Trial(args, kwargs, loss_fn))
 
-    def _run(self, trial: Trial) -> Any:
-        """A pass that was asked for: it waits for its program."""
-        setting, switches = self._handles.setting(), self._modes.switches()
-        outcome = self._make(trial.call(self._model, switches), setting)
-        with self._lock:
-            self._trial = trial
-            self._example = trial if trial.loss_fn is None else self._example
-        self._took_place(Shown(trial, switches, setting, outcome))
-        return outcome.perturbed.value
-
-    def _make(self, call: Call, setting: Setting) -> Outcome:
-        self._show_modes(call.switches)
-        self._meter.count_compilations()
-        return made(self._passes, call, setting)
-
-    def _took_place(self, shown: Shown) -> None:
-        """Show a pass, unless another was asked for meanwhile."""
-        outcome = shown.outcome
-        with self._lock:
-            if self._trial is not shown.trial or self._closed:
-                return
-            self._shown = shown
-            self._handles.arm(shown.setting)
+    def _show_own(self, shown: Shown) -> None:
         # a loss is not among the metrics' curves: those are the training's, this is an evaluation
+        outcome = shown.outcome
         self._show(
             outcome.perturbed.record,
             {},
             shown.trial.kind,
             outcome.effect(),
-            perturbed=shown.setting.active,
+            setting=shown.setting,
         )
-        if shown.setting.active and outcome.differences is None:
-            call = shown.trial.call(self._model, shown.switches)
-            self._want_comparison(call, shown.setting)
-
-    def _want_comparison(self, call: Call, setting: Setting) -> None:
-        missing = self._passes.missing("compare", call, setting)
-        if missing is not None:
-            self._arming.want([missing])
 
     def push(self, record: Record, *, step: int | None = None, **metrics: Any) -> None:
         """Put a record of your own (from `nni.capture` or `nni.value_and_grad`) on screen.
@@ -214,7 +235,7 @@ class Inspector:
             )
         with self._lock:
             self._loops.step = self._loops.step + 1 if step is None else int(step)
-        self._show(jax.device_get(record), metrics, "push", self._view.effect, perturbed=False)
+        self._show(jax.device_get(record), metrics, "push", self._view.effect, setting=CLEAN)
 
     def _show(
         self,
@@ -223,11 +244,15 @@ class Inspector:
         kind: str,
         effect: protocol.Effect | None,
         *,
-        perturbed: bool,
+        setting: Setting,
     ) -> None:
         with self._lock:
-            summaries = merged_summaries(record)
-            self._recording.append(self._loops.step, summaries, kind=kind, perturbed=perturbed)
+            layers = layers_of(record, shown_of(stacks_of(self._trace)))
+            summaries = {**merged_summaries(record), **layers}
+            number = self._settings.number_of(setting)
+            self._recording.append(
+                self._loops.step, summaries, kind=kind, perturbed=setting.active, setting=number
+            )
             self._metrics.add(self._loops.step, metrics)
             self._metrics.settle()
             if not self._loops.running:
@@ -408,102 +433,77 @@ class Inspector:
     def _check(self, one: Known, sites: Sequence[str], rows: tuple[int, ...]) -> None:
         """Raise where a perturbation has no meaning in the pass that is on screen."""
         if isinstance(one, ParameterPerturbation):
-            self._reached().check_parameters(one, sites, rows)
+            self._evaluating.reached().check_parameters(one, sites, rows)
         elif is_live(one) and not rows:
             outputs = {call.site: call.output.split(", ") for call in self._trace.calls}
             for site in sites:
                 check_applies(one, site, outputs[site])
         else:
-            self._reached().check(one, sites, rows)
+            self._evaluating.reached().check(one, sites, rows)
 
     def _check_value(self, value: Known, handle: Handle) -> None:
         if place_of(value, handle.sites, handle.rows) != handle.place:
             self._check(value, handle.sites, handle.rows)
-
-    def _reached(self) -> Reach:
-        """What of the pass on screen can be perturbed; traced once."""
-        trial, switches = self._trial, self._modes.switches()
-        if self._reach is None or self._reach[:2] != (trial, switches):
-            with unwatched():
-                reach = reach_of(trial.call(self._model, switches), self._selection)
-            self._reach = (trial, switches, reach)
-        return self._reach[2]
 
     @property
     def perturbations(self) -> list[Handle]:
         """The perturbations there are, oldest first."""
         return self._handles.all()
 
+    def switch_all(self, enabled: bool) -> None:
+        """Switch every perturbation on, or off: one change, from the next pass on."""
+        if not isinstance(enabled, bool):
+            raise TypeError(f"switch_all takes True or False, got {enabled!r}.")
+        self._require_open()
+        self._handles.switch_all(enabled)
+
+    def sweep(
+        self,
+        only: Only = "**",
+        perturbation: Perturbation = _ZERO,
+        *,
+        layers: bool = True,
+        logits: Logits = None,
+        chunk: int | None = None,
+        progress: Progress = True,
+    ) -> pd.DataFrame:
+        """Measure and show what perturbing each site alone does to the last `step` (the example,
+        where there is no step since): its loss and what the model returns.
+
+        The pass is made of a copy of the model as it is now, in `modes`, without what is perturbed
+        besides; training may go on. See `nni.sweep` for the arguments and the frame: without a
+        loss the columns `loss` and `loss_change` are missing, and the largest change of the output
+        is first.
+
+        Raises:
+            InspectorError: a sweep runs already, or a training step has taken the model's arrays.
+            TypeError, ValueError: as of `nni.sweep`.
+        """
+        return self._sweeps.run(self._to_sweep(only, perturbation, layers, logits, chunk), progress)
+
+    def start_sweep(self, only: Only = "**", perturbation: Perturbation = _ZERO) -> None:
+        """As `sweep`, in a thread: the result is on screen."""
+        self._sweeps.start(self._to_sweep(only, perturbation))
+
+    def stop_sweep(self) -> None:
+        """End the sweep that runs; what is measured so far stays."""
+        self._sweeps.stop()
+
+    def _to_sweep(self, only: Only, perturbation: Perturbation, *how: Any) -> Asked:
+        self._require_open()
+        Selection(only).require_match(self._model)
+        trial, read = self._evaluating.trial, self._evaluating.call
+        return Asked(read, trial.name.lower(), trial.loss_fn is not None, only, perturbation, *how)
+
+    def _sweep_moved(self, message: protocol.Sweep) -> None:
+        self._view.keep(message)
+
     def _perturbations_changed(self) -> None:
         with self._lock:
             self._loops.changed()
             looping = self._loops.running
         if not looping:
-            self._refresh()
-        self._view.state_changed()
-
-    def _refresh(self) -> None:
-        """Run again what was run last, with what is on now; where that needs another program,
-        with what the old one has places for, until the other is compiled. A failure is shown, not
-        raised: nobody asked in this thread.
-        """
-        trial, switches = self._trial, self._modes.switches()
-        try:
-            setting = self._handles.setting()
-            old = self._handles.setting(armed=True)
-            call = trial.call(self._model, switches)
-            missing = self._passes.missing("pass", call, setting)
-            # the same places in other modes, or of another call: there is no old program
-            later = missing is not None and setting.code != old.code
-            if later and missing is not None:
-                self._arming.want([missing])
-                setting = old
-            if not setting.active:
-                self._view.effect = None
-            if self._loops.running:
-                if not later:
-                    self._handles.arm(setting)
-                if setting.active:  # the screen shows the loop, and beside it the effect
-                    outcome = self._make(call, setting)
-                    self._view.effect = outcome.effect("the last insp.step's batch")
-                    if outcome.differences is None and not later:
-                        self._want_comparison(call, setting)
-            elif not (later and self._is_shown(trial, switches, setting)):
-                outcome = self._make(call, setting)
-                self._took_place(Shown(trial, switches, setting, outcome))
-        except Exception as error:  # noqa: BLE001 - shown instead
-            text = f"{trial.name} could not be run again: {type(error).__name__}: {error}"
-            self._notice("error", text)
-
-    def _is_shown(self, trial: Trial, switches: Switches, setting: Setting) -> bool:
-        shown = self._shown
-        return (
-            shown is not None
-            and (shown.trial, shown.switches) == (trial, switches)
-            and shown.setting.is_like(setting)
-        )
-
-    def _armed(self) -> None:
-        """Called in the thread that compiles: what was missing is there."""
-        if self._loops.running or self._closed:
-            return  # the loop takes it over
-        shown, switches = self._shown, self._modes.switches()
-        if shown is None or not self._is_shown(self._trial, switches, self._handles.setting()):
-            self._refresh()
-        elif shown.outcome.differences is None and shown.setting.active:
-            call = shown.trial.call(self._model, shown.switches)
-            found = self._passes.compare(call, shown.setting)
-            outcome = dataclasses.replace(shown.outcome, differences=found)
-            with self._lock:
-                if self._shown is shown:
-                    self._shown = dataclasses.replace(shown, outcome=outcome)
-                    self._view.effect = outcome.effect()
-        self._view.state_changed()
-
-    def _arming_failed(self, error: Exception) -> None:
-        self._handles.give_up()
-        what = "What is perturbed could not be compiled"
-        self._notice("error", f"{what}: {type(error).__name__}: {error}")
+            self._evaluating.refresh()
         self._view.state_changed()
 
     # ----------------------------------------------------------------- modes
@@ -517,7 +517,7 @@ class Inspector:
 
     def _modes_changed(self, view: nnx.Module) -> None:
         self._require_open()
-        args, kwargs, runs = self._example.args, self._example.kwargs, True
+        args, kwargs, runs = self._evaluating.example.args, self._evaluating.example.kwargs, True
         try:
             with unwatched():
                 found = trace(view, *args, only=self._selection.terms, **kwargs)
@@ -526,9 +526,9 @@ class Inspector:
             text = f"The example cannot be run in these modes: {type(error).__name__}: {error}"
             self._notice("warning", text)
             self._view.effect = None
-            runs = self._trial is not self._example
+            runs = self._evaluating.trial is not self._evaluating.example
         if runs and not self._loops.running:
-            self._refresh()
+            self._evaluating.refresh()
         self._show_modes(self._modes.switches())
         self._view.state_changed()
 
@@ -567,7 +567,7 @@ class Inspector:
         Waits for what is being compiled for it, unless a loop is watched.
         """
         if not self._loops.running:
-            self._arming.wait()
+            self._evaluating.wait()
         return self._view.effect
 
     @property
@@ -582,6 +582,47 @@ class Inspector:
             raise ValueError(nothing_selected(selection, self._view.keys))
         self._view.select(site)
 
+    def parameters(self, site: str) -> dict[str, Summary]:
+        """The Summary of each `nnx.Param` of a module (and of what is in it) as it is now, by
+        path.
+
+        Raises:
+            ValueError: there is no such site.
+            InspectorError: a training step that still runs has taken the arrays.
+        """
+        rows, _ = parameters_at(self._trace, self._known(site))
+        return {row.path: row.summary for row in rows}
+
+    def units(self, site: str) -> Any:
+        """The Units of what a site returns (a pytree of them for a pytree): figures for each unit
+        of the last axis, from a pass of what was run last, with what is perturbed. Compiled once a
+        site.
+
+        Raises:
+            ValueError: there is no such site.
+            InspectorError: it returns no array with units, or as of `parameters`.
+        """
+        self._require_open()
+        setting = self._handles.setting()
+        return units_at(self._passes, self._evaluating.call, setting, self._known(site))
+
+    def _known(self, site: str) -> str:
+        if without_layers(site)[0] not in self._view.keys:
+            raise ValueError(nothing_selected(Selection(site), self._view.keys))
+        return site
+
+    def source_of_pass(self) -> str:
+        """What was run last, in words."""
+        return self._evaluating.trial.name.lower()
+
+    def look(self, request: protocol.Look) -> None:
+        """Answer what the screen asks of a site, in a thread."""
+        self._looks.ask(request)
+
+    def _look(self, request: protocol.Look) -> Any:
+        self._known(request.site)
+        return look(request, self)
+
     def figure(self, site: str, *, quantity: str = "output", scale: Scale = "symlog") -> go.Figure:
         """A plotly figure of one site: its histogram now and over the steps.
 
@@ -591,10 +632,98 @@ class Inspector:
 
         return figure(self._recording, site, quantity=quantity, scale=scale)  # type: ignore[arg-type]
 
+    def values(
+        self, site: str, *, part: Part = "output", call: int | None = None, clean: bool = False
+    ) -> Any:
+        """The arrays of one site in the pass on screen: what the panel "Values" shows.
+
+        Makes that pass (the example's, or the last `run`'s or `step`'s) with the model's present
+        parameters, in a program of its own, and keeps this site's arrays alone.
+
+        Args:
+            site: its key.
+            part: "output", "input", "gradient" (of the loss by the output, after `step`), or
+                "parameter".
+            call: which call of the site, where it was called several times.
+            clean: without what is perturbed.
+
+        Returns:
+            What the module returned (for inputs its only array, or `(args, kwargs)`), as arrays
+            on the device, None for what is none. In front they have an axis for each scan around
+            the call, then one for each vmap. Of parameters a dict from name to array.
+
+        Raises:
+            InspectorError: there are no such values; the text says why.
+            IndexError: there is no such call.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from flax import nnx
+            >>> import nnx_inspector as nni
+            >>> insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)))
+            >>> insp.values("").shape
+            (4, 3)
+            >>> sorted(insp.values("", part="parameter"))
+            ['bias', 'kernel']
+            >>> insp.close()
+        """
+        self._require_open()
+        if site not in self._view.keys:
+            raise ValueError(nothing_selected(Selection(site), self._view.keys))
+        opened = self._opening.open(self._to_look_at(), site, part, clean=clean)
+        return opened_tree(opened, site, call)
+
+    def _to_look_at(self) -> Look:
+        """The pass that is on screen, with what its sites are."""
+        shown, looping = self._evaluating.shown, self._loops.running
+        trial, switches = self._evaluating.trial, self._modes.switches()
+        setting = self._handles.setting()
+        if shown is not None and not looping and shown.trial is trial:
+            switches, setting = shown.switches, shown.setting
+        of = f"{trial.name}, with the parameters that the model had when this was read"
+        return Look(
+            call=trial.call(self._model, switches),
+            setting=setting,
+            modules={site.key: site.module for site in module_sites(self._model)},
+            stacked={call.site: call.stacked for call in self._trace.calls},
+            keys=self._passes.keys,
+            trial=trial,
+            source=f"{of}; a loop is running." if looping else f"{of}.",
+        )
+
     # ------------------------------------------------------------ the screen
 
     def _asked(self, message: Any) -> None:
         answer(message, self, self._handles, self._view)
+
+    def ask_values(self, message: Any) -> None:
+        """Answer a request of the browser for values, on a thread of its own."""
+        self._reading.ask(message)
+
+    def _diagnose(self, forced: bool) -> None:
+        self._diagnosing.look(now=forced)
+
+    def _found(self) -> list[Finding]:
+        return self.findings
+
+    def _not_found(self, error: Exception) -> None:
+        text = f"Looking for what is wrong failed: {type(error).__name__}: {error}"
+        self._notice("warning", text)
+
+    def _show_nnx(self, site: str, number: int) -> None:
+        """The page of one module as NNX sees it, onto the screen."""
+        shown = self._evaluating.shown
+        page = self._pages.page(
+            site,
+            number,
+            step=self._loops.step,
+            passed="" if shown is None else shown.trial.kind,
+            record=None if shown is None else shown.outcome.perturbed.record,
+        )
+        self._view.screen.send(page)
+
+    def _switch_mode(self, module: str, name: str, value: bool | None) -> None:
+        self._pages.switch(module, name, value)
 
     def _snapshot(self) -> dict[str, Any]:
         return {
@@ -618,6 +747,17 @@ class Inspector:
         layout = layout_of(self._model, self._trace, number=self._view.layouts + 1, unseen=unseen)
         self._view.set_layout(layout)
 
+    def _stacks_told(self) -> dict[str, Stack]:
+        stacks = stacks_of(self._trace)
+        found = {
+            site: Stack(count, self._evaluating.reached().turns(site))
+            for site, count in shown_of(stacks).items()
+        }
+        return {s: one for s, one in found.items() if one.turns and abs(one.turns[0]) == stacks[s]}
+
+    def _is_looping(self) -> bool:
+        return self._loops.running
+
     def _notice(self, level: str, text: str, site: str | None = None) -> None:
         self._view.notice(protocol.Notice(level=level, text=text, site=site))
 
@@ -633,8 +773,12 @@ class Inspector:
             if self._closed:
                 return
             self._closed = True
-            self._arming.close()
-            self._shown = self._reach = None
+            self._evaluating.close()
+            self._sweeps.close()
+            self._looks.close()
+            self._diagnosing.close()
+            self._reading.close()
+            self._pages.forget()
             self._loops.close()
             self._meter.close()
         self._view.close()

@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
 
 from nnx_inspector import _private
 from nnx_inspector.dispatch import installed
@@ -44,6 +46,7 @@ class JitCalls:
     def __init__(self, mine: Callable[[Layer], bool]):
         self._mine = mine
         self._noted: list[Noted] = []
+        self._known: weakref.WeakKeyDictionary[Any, set[Hashable]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
@@ -55,14 +58,21 @@ class JitCalls:
         finally:
             _forget(self)
 
-    def hear(self, made: Callable[[], _private.JitCall]) -> None:
-        """Note a call, if it is made under the session's layer."""
+    def hear(self, program: Any, variant: Hashable, made: Callable[[], _private.JitCall]) -> None:
+        """Note a call, if it is made under the session's layer; see `_private.JitListener`."""
         layers = open_layers()
-        if any(map(self._mine, layers)):
-            call = made()
-            with self._lock:
-                kept = [one for one in self._noted if not one.call.same(call)]
-                self._noted = [*kept, Noted(call, layers)][-CALLS:]
+        if not any(map(self._mine, layers)):
+            return
+        with self._lock:
+            if variant in self._known.get(program, ()):
+                return  # a step makes the same call again and again: it must cost next to nothing
+        call = made()
+        with self._lock:
+            kept = [one for one in self._noted if not one.call.same(call)]
+            if len(kept) >= CALLS:
+                self._known.clear()  # whichever goes may be made again
+            self._noted = [*kept, Noted(call, layers)][-CALLS:]
+            self._known.setdefault(program, set()).add(variant)
 
     def all(self) -> list[Noted]:
         """Those there are, oldest first."""
@@ -89,6 +99,6 @@ def _forget(calls: JitCalls) -> None:
             _undo.pop()()
 
 
-def _hear(made: Callable[[], _private.JitCall]) -> None:
+def _hear(program: Any, variant: Hashable, made: Callable[[], _private.JitCall], /) -> None:
     for calls in list(_listening):
-        calls.hear(made)
+        calls.hear(program, variant, made)

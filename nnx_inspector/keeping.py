@@ -42,14 +42,20 @@ class Keep:
         values: whether to keep the arrays, or what to keep of each.
         units: the axis whose units are measured, or None.
         parts: of which marks.
+        sites: of which sites; None for all.
     """
 
     values: bool | Reduce = False
     units: int | None = None
     parts: tuple[str, ...] = (OUTPUT, INPUT)
+    sites: tuple[str, ...] | None = None
 
     def __bool__(self) -> bool:
         return bool(self.values) or self.units is not None
+
+    def keeps(self, site: str, part: str) -> bool:
+        """Whether anything is kept of a mark."""
+        return bool(self) and part in self.parts and (self.sites is None or site in self.sites)
 
     def additive(self) -> Keep:
         """The same without what does not add up."""
@@ -57,6 +63,8 @@ class Keep:
 
     def of(self, x: jax.Array, *, site: str, mapped: int = 0) -> Kept:
         """What is kept of an array, whose first `mapped` axes are those of a vmap."""
+        if self.sites is not None and site not in self.sites:
+            return Kept()
         value: Any = None
         if callable(self.values):
             try:

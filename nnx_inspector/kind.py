@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import GetAttrKey
 
 At = Literal["output", "input"]
 T = TypeVar("T")
@@ -26,10 +27,36 @@ def kind(*, compared: bool = False) -> Callable[[type[T]], type[T]]:
     """Make a class a frozen dataclass and a pytree; compared by its numbers, or by identity."""
 
     def decorate(cls: type[T]) -> type[T]:
-        made = dataclasses.dataclass(frozen=True, eq=compared)(cls)
-        return jax.tree_util.register_dataclass(made)
+        return _as_pytree(dataclasses.dataclass(frozen=True, eq=compared)(cls))
 
     return decorate
+
+
+def _as_pytree(cls: type[T]) -> type[T]:
+    """Register a dataclass; anything may stand in place of its numbers.
+
+    Not by `jax.tree_util.register_dataclass`: that calls `__init__` with whatever a `tree.map`
+    made of the leaves (None, labels, shardings), which is not for the checks there.
+    """
+    fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
+    data = [f.name for f in fields if not f.metadata.get("static")]
+    code = [f.name for f in fields if f.metadata.get("static")]
+
+    def flatten(one: T) -> tuple[list[Any], tuple[Any, ...]]:
+        return [getattr(one, n) for n in data], tuple(getattr(one, n) for n in code)
+
+    def flatten_with_keys(one: T) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        leaves, aux = flatten(one)
+        return [(GetAttrKey(n), x) for n, x in zip(data, leaves, strict=True)], aux
+
+    def unflatten(aux: tuple[Any, ...], leaves: Iterable[Any]) -> T:
+        one = object.__new__(cls)
+        for name, value in zip((*data, *code), (*leaves, *aux), strict=True):
+            object.__setattr__(one, name, value)
+        return one
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    return cls
 
 
 def static(default: Any = dataclasses.MISSING) -> Any:
@@ -109,11 +136,8 @@ def check_numbers(one: Any, numbers: Mapping[str, float | None]) -> None:
 
 
 def check_number(value: Any, kind: str, *, low: float | None = None) -> Any:
-    """A finite float32 number as a float; arrays and traced values pass, for they may be vmapped,
-    and so does what jax puts into a pytree in place of a leaf.
-    """
-    arrays = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
-    if value is None or type(value) is object or isinstance(value, arrays):
+    """A finite float32 number as a float; arrays and traced values pass: they may be vmapped."""
+    if isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
         return value
     try:
         number = float(value)

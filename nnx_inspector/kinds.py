@@ -7,7 +7,7 @@ Invariant: shape and dtype of the array stay. Does not know sites, models or pro
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -141,7 +141,8 @@ class Clamp(Perturbation):
         super().__post_init__()
         if self.low is None and self.high is None:
             raise ValueError("Clamp takes low=, high= or both.")
-        low, high = (check_number(bound, "Clamp") for bound in (self.low, self.high))
+        bounds = (self.low, self.high)
+        low, high = (None if x is None else check_number(x, "Clamp") for x in bounds)
         if isinstance(low, float) and isinstance(high, float) and low > high:
             raise ValueError(f"Clamp takes low= of at most high=, got {low} and {high}.")
 
@@ -259,6 +260,31 @@ class Mask(Perturbation):
     at: At = static("output")
     floating_only: ClassVar[bool] = False
     arrays: ClassVar[tuple[str, ...]] = ("mask",)
+
+    @classmethod
+    def without(cls, off: Sequence[int], *, units: int, axis: int = -1, at: At = "output") -> Mask:
+        """The mask that switches some units off and leaves the others.
+
+        Args:
+            off: the numbers of the units that are switched off.
+            units: how many there are along the axis.
+            axis: see `Mask`.
+            at: see `Mask`.
+
+        Raises:
+            IndexError: there is no such unit.
+
+        Example:
+            >>> import nnx_inspector as nni
+            >>> nni.Mask.without([2], units=3).mask.tolist()
+            [True, True, False]
+        """
+        mask = np.ones(units, np.bool_)
+        for unit in off:
+            if not 0 <= unit < units:
+                raise IndexError(f"There is no unit {unit} among {units}.")
+            mask[unit] = False
+        return cls(mask, axis=axis, at=at)
 
     def _shape(self, ndim: int) -> tuple[int, ...]:
         shape, axis = jnp.shape(self.mask), self.axis % ndim

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from flax import nnx
 
 from nnx_inspector import protocol
+from nnx_inspector.layer_rows import stacks_of, with_layers
 from nnx_inspector.sites import CALL, methods, parse_key, site_key
 from nnx_inspector.tracing import Trace
 from nnx_inspector.variables import parameter_count
@@ -52,6 +53,8 @@ def layout_of(
 ) -> protocol.Layout:
     """The layout message of a model.
 
+    Layers of stacked modules have rows of their own, after all others.
+
     Args:
         model: the model, for its name.
         trace: of the model's example.
@@ -65,8 +68,9 @@ def layout_of(
     known = {place.segments: i for i, place in enumerate(places)}
     why = {**trace.unseen, **unseen}
     rows = [_row(place, calls.get(place.key, []), known, why) for place in places]
+    sites = with_layers(rows, stacks_of(trace), unseen)
     return protocol.Layout(
-        version=protocol.VERSION, layout=number, model=type(model).__name__, sites=tuple(rows)
+        version=protocol.VERSION, layout=number, model=type(model).__name__, sites=sites
     )
 
 

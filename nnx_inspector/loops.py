@@ -19,13 +19,16 @@ from nnx_inspector import protocol
 from nnx_inspector.acting import Reach
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.handles import Handle, Handles
-from nnx_inspector.inbox import Taken, merged
+from nnx_inspector.inbox import Taken
 from nnx_inspector.loop import Region, check_every, watched
 from nnx_inspector.losses import losses_of
 from nnx_inspector.measures import Meter, Metrics
+from nnx_inspector.places import Setting
 from nnx_inspector.presenter import Presenter
 from nnx_inspector.recording import Recording
 from nnx_inspector.sites import Only, Selection
+from nnx_inspector.stacks import NOT_TOLD_APART, Stack, layer_key
+from nnx_inspector.timeline import Settings
 from nnx_inspector.watching import Session
 from nnx_inspector.weak import weakly
 
@@ -40,6 +43,8 @@ class Parts:
         refresh: measure the effect of what is perturbed anew.
         reach: what of a pass can be perturbed: how often sites are called in scans.
         unseen: told of sites that a running program cannot show, with the reasons.
+        stacks: the sites whose layers are to be told apart, and how they run.
+        settings: numbers for what is perturbed.
     """
 
     lock: Any
@@ -51,6 +56,8 @@ class Parts:
     refresh: Callable[[], Any]
     reach: Callable[[], Reach]
     unseen: Callable[[dict[str, str]], Any]
+    stacks: Callable[[], dict[str, Stack]]
+    settings: Settings
 
 
 class Loops:
@@ -68,6 +75,7 @@ class Loops:
         self._session: Session | None = None
         self._region: Region | None = None
         self._first = False
+        self._unseen: dict[str, str] = {}
         self.running = False
         self.perturbed = False
         self.pending = False
@@ -95,6 +103,7 @@ class Loops:
         self._require_idle()
         session = self._session_for(model, selected, only, gradients)
         session.besides = besides
+        session.stacks = self._parts.stacks()
         if batches is None:
             self._region = Region(self, session, every)
             return self._region
@@ -209,7 +218,7 @@ class Loops:
             if self.closed:
                 return
             if sampled:
-                self._record(session, step, session.take(), self.perturbed)
+                self._record(session, step, session.take(), session.setting, self.perturbed)
             parts.metrics.settle(wait=sampled)
             self.step = step + 1
             parts.meter.step(seconds + (time.perf_counter() - began), inspected=hooked)
@@ -222,8 +231,7 @@ class Loops:
         with parts.lock:
             if self.closed:
                 return
-            found = merged([one], tuple(session.keys))
-            self._record(session, step, found, one.perturbed)
+            self._record(session, step, session.measured_in([one]), one.setting, one.perturbed)
             parts.metrics.settle()
             self.step = step + 1
             self._progress(step + 1, None)
@@ -246,15 +254,23 @@ class Loops:
             parts.metrics.settle(wait=True)
         parts.view.present(force=True)
 
-    def _record(self, session: Session, step: int, found: Any, perturbed: bool) -> None:
-        self._parts.recording.append(step, found, kind="watch", perturbed=perturbed)
+    def _record(
+        self, session: Session, step: int, found: Any, setting: Setting, perturbed: bool
+    ) -> None:
+        number = self._parts.settings.number_of(setting)
+        self._parts.recording.append(step, found, kind="watch", perturbed=perturbed, setting=number)
         self._tell_losses(session)
 
     def _tell_losses(self, session: Session) -> None:
         for text in losses_of(session):
             self._parts.view.notice(protocol.Notice(level="warning", text=text, site=None))
-        if session.unseen:
-            self._parts.unseen(session.unseen)
+        unseen = dict(session.unseen)
+        for site in session.blurred:
+            count = session.stacks[site].layers
+            unseen.update({layer_key(site, i): NOT_TOLD_APART for i in range(count)})
+        if unseen != self._unseen:
+            self._unseen = unseen
+            self._parts.unseen(unseen)
 
     def _shown(self, sampled: bool) -> None:
         view = self._parts.view

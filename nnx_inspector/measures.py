@@ -151,6 +151,7 @@ def effect_of(
     *,
     differences: Differences | None = None,
     direct: Iterable[str] = (),
+    alone: tuple[protocol.EffectAlone, ...] = (),
 ) -> protocol.Effect:
     """What perturbing changes.
 
@@ -163,6 +164,7 @@ def effect_of(
         after: those of the perturbed pass.
         differences: between the two at each site, where that is known.
         direct: the sites whose output is perturbed itself; they are not downstream.
+        alone: the effects of single perturbations.
     """
     if before is None:
         output = output_change(clean.value, perturbed.value)
@@ -178,6 +180,20 @@ def effect_of(
         kl=_finite(output.kl),
         top1_changed=_finite(output.top1_changed),
         sites=() if differences is None else _downstream(differences, perturbed, set(direct)),
+        alone=alone,
+    )
+
+
+def alone_of(number: int, effect: protocol.Effect) -> protocol.EffectAlone:
+    """The figures of one perturbation's effect that stand beside it."""
+    losses = [metrics.get("loss") for metrics in (effect.clean, effect.perturbed)]
+    known = [loss for loss in losses if loss is not None]
+    return protocol.EffectAlone(
+        perturbation=number,
+        loss_change=_finite(known[1] - known[0]) if len(known) == 2 else None,
+        output_change=effect.output_change,
+        kl=effect.kl,
+        top1_changed=effect.top1_changed,
     )
 
 

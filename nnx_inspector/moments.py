@@ -34,6 +34,8 @@ def merged_moments(points: _Array, sums: _Floats, n: _Floats) -> tuple[_Array, _
         return np.zeros(3, points.dtype), np.zeros(3)
     if np.isnan(points).any():  # a part without known moments makes the whole unknown
         return np.full(3, np.nan), np.full(3, np.nan)
+    if len(n) == 1:
+        return points[0].copy(), sums[0].copy() if sums[0, SCALE] else np.zeros(3)
     # About the largest part's shift, the mean is never much further from the shift than the merged
     # standard deviation, so that sum2/n - (sum1/n)**2 does not cancel.
     shift = points[int(np.argmax(n)), SHIFT]

@@ -12,6 +12,7 @@ from types import NoneType
 from typing import Any, Literal, Protocol
 
 from nnx_inspector import protocol
+from nnx_inspector.expressions import addition
 
 _OFFERS = {offer.kind: offer for offer in protocol.OFFERS}
 _ELSEWHERE = protocol.Offer(
@@ -83,6 +84,27 @@ def tuned(perturbation: Any, strength: float) -> Any:
     return dataclasses.replace(perturbation, **{name: strength})
 
 
+def strength_of(perturbation: Any) -> float | None:
+    """The one number of a perturbation that can be tuned, or None."""
+    return _strength_of(perturbation)[1]
+
+
+def masked(bits: str, units: int) -> Any:
+    """The boolean mask of a click, from its bits as in `protocol.Perturbation.mask`.
+
+    Raises:
+        ValueError: they are not so many, or no bits.
+    """
+    import numpy as np
+
+    if not 0 < units <= protocol.MOST_UNITS:
+        raise ValueError(f"A mask has 1 to {protocol.MOST_UNITS} units here, got {units}.")
+    packed = np.frombuffer(bytes.fromhex(bits), np.uint8)
+    if len(packed) != -(-units // 8):
+        raise ValueError(f"{units} units are {-(-units // 8)} bytes of bits, got {len(packed)}.")
+    return np.unpackbits(packed, count=units).astype(np.bool_)
+
+
 def _clamped(cls: Any, limit: Any, at: str) -> Any:
     if limit < 0:
         raise ValueError(f"Clamp takes a limit of at least 0.0, got {limit}.")
@@ -119,8 +141,10 @@ class Showing:
 def _looks(handle: Shown, perturbation: Any) -> protocol.Perturbation:
     name, strength = _strength_of(perturbation)
     offer = _offer(type(perturbation).__name__)
-    sites = tuple(handle.sites)
-    units, off = _mask(perturbation)
+    layer = "".join(f"[{i}]" for i in getattr(handle, "rows", ()))
+    sites = tuple(f"{site}{layer}" for site in handle.sites)
+    mask = _mask(perturbation)
+    units, off = (0, 0) if mask is None else (len(mask), int((~mask).sum()))
     return protocol.Perturbation(
         id=handle.id,
         site=handle.site,
@@ -136,6 +160,8 @@ def _looks(handle: Shown, perturbation: Any) -> protocol.Perturbation:
         high=offer.high if name and offer else 0.0,
         units=units,
         units_off=off,
+        mask=_bits(mask, perturbation),
+        python=addition(handle.site, sites, perturbation),
         enabled=False,
         pending=False,
         compiling=False,
@@ -210,14 +236,20 @@ def _number(value: Any) -> float | None:
     return float(value) if hasattr(value, "dtype") and value.dtype.kind in "fiu" else None
 
 
-def _mask(perturbation: Any) -> tuple[int, int]:
-    """How many units a boolean mask has along its axis, and how many of them are off."""
+def _mask(perturbation: Any) -> Any:
+    """A boolean mask along one axis, or None."""
     import numpy as np
 
     mask = getattr(perturbation, "mask", None)
     if type(perturbation).__name__ != "Mask" or mask is None:
-        return 0, 0
+        return None
     values = np.asarray(mask)
-    if values.dtype != np.bool_ or values.ndim != 1:
-        return 0, 0
-    return len(values), int(np.sum(~values))
+    return values if values.dtype == np.bool_ and values.ndim == 1 else None
+
+
+def _bits(mask: Any, perturbation: Any) -> str:
+    import numpy as np
+
+    if mask is None or len(mask) > protocol.MOST_UNITS or perturbation.axis != -1:
+        return ""
+    return np.packbits(mask).tobytes().hex()

@@ -17,25 +17,36 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
+from nnx_inspector import _private
 from nnx_inspector.acting import Reach, at_marks, layers_for, parameters_under
 from nnx_inspector.capturing import marking_layers, record_of
 from nnx_inspector.comparing import Differences, differences
 from nnx_inspector.harvest import Plan, evaluate, sinks_for
-from nnx_inspector.perturbation import ROW
+from nnx_inspector.keeping import Keep
+from nnx_inspector.perturbation import rows_of
 from nnx_inspector.places import CLEAN, Setting
 from nnx_inspector.record import Record
 from nnx_inspector.sites import Selection
 from nnx_inspector.staging import Arguments, Function, Staged, as_function, staged
 from nnx_inspector.substituting import with_own_parameters
 from nnx_inspector.switching import Switches, exactly, viewed
+from nnx_inspector.taps import OUTPUT
 from nnx_inspector.trees import orders
 from nnx_inspector.watching import unwatched
 
 NONE = Switches()
-Kind = Literal["pass", "compare"]
+
+
+@dataclasses.dataclass(frozen=True)
+class OfUnits:
+    """A forward pass that measures the units of what one site returns, and nothing else."""
+
+    site: str
+
+
+Kind = Literal["pass", "compare"] | OfUnits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +80,17 @@ class Call:
         form = _Form(graphdef, treedef, blank, self.loss_fn, self.switches)
         key = (self.loss_fn, *structure, treedef, self.switches)
         return _Parts(form, key, leaves, arguments.take(arguments.arrays))
+
+    def copied(self) -> Call:
+        """It, of a copy of the model (and of other modules among the arguments), in its modes:
+        whatever is done to the model meanwhile does not reach it.
+
+        Raises:
+            RuntimeError: an array of the model was donated to a program that runs.
+        """
+        leaves = [x.copy() if isinstance(x, jax.Array) else x for x in self.parts.leaves]
+        copy = self.parts.form.call(leaves, self.parts.arrays)
+        return dataclasses.replace(copy, switches=NONE)
 
     def function(self) -> tuple[Function, tuple[Any, ...]]:
         """What is traced, and its positional arguments."""
@@ -111,6 +133,11 @@ class OwnedPasses:
         self._compiled: set[Any] = set()
         self._compiling: dict[Any, threading.Lock] = {}
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The sites that have a row."""
+        return self._keys
+
     def extend(self, keys: Iterable[str]) -> None:
         """Give more sites a row."""
         self._keys = tuple(dict.fromkeys((*self._keys, *keys)))
@@ -125,6 +152,12 @@ class OwnedPasses:
     def compare(self, call: Call, setting: Setting) -> Differences:
         """How far a setting moves what each site returns, from two passes in one program."""
         return jax.device_get(self._run(self._prepared("compare", call, setting), call))
+
+    def units(self, call: Call, setting: Setting, site: str) -> Record:
+        """The record of a forward pass with figures for each unit of the last axis of what one
+        site returns, and nothing else. Compiled once a site.
+        """
+        return jax.device_get(self._run(self._prepared(OfUnits(site), call, setting), call))
 
     def missing(
         self, kind: Kind, call: Call, setting: Setting
@@ -177,10 +210,7 @@ class OwnedPasses:
             if key not in self._programs:
                 self._programs[key] = self._program(kind, parts.form, setting)
             program = self._programs[key]
-        numbers = np.zeros((len(self._keys), ROW), np.float32)
-        for index, site in enumerate(self._keys):
-            if site in setting.rows:
-                numbers[index] = setting.rows[site]
+        numbers = rows_of(self._keys, setting.rows)
         inputs = (parts.leaves, parts.arrays, numbers, setting.data, setting.parameter_data)
         avals = _avals(inputs)
         flat = None if avals is None else (key, *jax.tree.leaves(avals))
@@ -200,10 +230,15 @@ class OwnedPasses:
                 inputs = [replaced.get(i, x) for i, x in enumerate(stage.inputs)]
                 if kind == "compare":
                     return differences(stage, inputs, plan)
+                if isinstance(kind, OfUnits):
+                    keep = Keep(units=-1, parts=(OUTPUT,), sites=(kind.site,))
+                    plan = dataclasses.replace(plan, summarise=False, keep=keep)
+                    return record_of(stage, evaluate(stage.survey, inputs, plan=plan)[1])
                 if call.loss_fn is None:
                     (out, seen), cotangents = evaluate(stage.survey, inputs, plan=plan), None
                 else:
-                    out, seen, cotangents = _backward(stage, inputs, plan)
+                    sinks = sinks_for(stage.survey)
+                    out, seen, cotangents = backward_pass(stage, inputs, plan, sinks)
                 value = stage.finish(with_own_parameters(stage, out, replaced), update=False)
                 record = record_of(stage, seen, cotangents)
             returned = Arguments.of(value)
@@ -253,7 +288,9 @@ def reach_of(call: Call, selection: Selection) -> Reach:
         return Reach(stage)
 
 
-def _backward(stage: Staged, inputs: list[Any], plan: Plan) -> Any:
+def backward_pass(stage: Staged, inputs: list[Any], plan: Plan, sinks: list[Any]) -> Any:
+    """Outputs, what was seen, and the gradients by the sinks, of a staged loss."""
+
     def loss_of(sinks: Any) -> Any:
         out, seen = evaluate(stage.survey, inputs, plan=plan, sinks=sinks)
         if not stage.outputs or jnp.shape(out[0]) != ():
@@ -266,9 +303,7 @@ def _backward(stage: Staged, inputs: list[Any], plan: Plan) -> Any:
             raise TypeError(f"The loss must be a floating-point scalar, got {out[0].dtype}.")
         return out[0], (out, seen)
 
-    (_, (out, seen)), cotangents = jax.value_and_grad(loss_of, has_aux=True)(
-        sinks_for(stage.survey)
-    )
+    (_, (out, seen)), cotangents = jax.value_and_grad(loss_of, has_aux=True)(sinks)
     return out, seen, cotangents
 
 
@@ -289,6 +324,4 @@ def _avals(inputs: Any) -> Any:
 def _aval(x: Any) -> jax.ShapeDtypeStruct:
     if isinstance(x, jax.Ref):
         raise TypeError("A reference has no aval of its own.")
-    aval: Any = jax.typeof(x)
-    where = x.sharding if isinstance(x, jax.Array) and x.committed else None
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=where, weak_type=aval.weak_type)
+    return _private.abstract(x)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal, get_args
 
-from nnx_inspector.compact import decoded
+from nnx_inspector.compact import Sparse, decoded
 from nnx_inspector.summary import Summary
 
 Quantity = Literal["output", "gradient", "input"]
@@ -52,6 +52,8 @@ class Pass:
         news: whether it has the recording's first NaN, +Inf or -Inf of a quantity, and so stays.
         layout: which summaries it has; shared with other passes.
         packed: its summaries, compressed, in the order of `keys`.
+        setting: which perturbations were in force: passes with the same number had the same; 0
+            where there were none, or it is not known which.
     """
 
     number: int
@@ -62,6 +64,7 @@ class Pass:
     news: bool
     layout: Layout
     packed: tuple[bytes, ...]
+    setting: int = 0
 
     @property
     def keys(self) -> tuple[tuple[str, str], ...]:
@@ -77,6 +80,10 @@ class Pass:
         """Site, quantity and summary of everything measured, in recorded order."""
         for (site, quantity), blob in zip(self.keys, self.packed, strict=True):
             yield site, quantity, decoded(blob).summary()
+
+    def parts(self) -> dict[tuple[str, str], Sparse]:
+        """Of each site and quantity what is kept of its summary, in recorded order."""
+        return {key: decoded(blob) for key, blob in zip(self.keys, self.packed, strict=True)}
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import jax
@@ -29,7 +29,7 @@ from nnx_inspector.places import data_of
 from nnx_inspector.scope import scope_of
 from nnx_inspector.sites import Only, Selection
 from nnx_inspector.taps import OUTPUT, describe, is_observable, is_whole
-from nnx_inspector.trees import mapped, rebuilt, with_arguments
+from nnx_inspector.trees import rebuilt, with_arguments
 
 OFF, ZERO, SCALE = range(3)
 ROW = 2
@@ -38,7 +38,6 @@ ROW = 2
 
 Live = Zero | Scale
 """Where it is on outputs, what every program has room for at every site: a row."""
-KINDS = {"Zero": Zero, "Scale": Scale}
 
 
 Known = Perturbation | ParameterPerturbation
@@ -79,6 +78,14 @@ def row_of(perturbation: Live) -> tuple[float, float]:
     return (SCALE, float(perturbation.factor))
 
 
+def rows_of(keys: Sequence[str], rows: Mapping[str, tuple[float, float]]) -> np.ndarray:
+    """The rows of some sites, float32[sites, ROW], as programs read them; OFF where none is."""
+    found = np.zeros((len(keys), ROW), np.float32)
+    for index, key in enumerate(keys):
+        found[index] = rows.get(key, (OFF, 0.0))
+    return found
+
+
 def combine(perturbations: Iterable[Live]) -> tuple[float, float]:
     """One row for several perturbations of one site: Zero wins, factors multiply."""
     mode, strength = float(OFF), 1.0
@@ -104,11 +111,6 @@ def apply(x: Any, row: Any) -> Any:
     else:
         scaled = (x * strength).astype(x.dtype)
     return jnp.where(mode == ZERO, jnp.zeros_like(x), jnp.where(mode == SCALE, scaled, x))
-
-
-def apply_tree(tree: Any, row: Any) -> Any:
-    """Every array of a module's output perturbed."""
-    return mapped(lambda x: apply(x, row), tree, is_whole)
 
 
 def check_applies(perturbation: Live, site: str, leaves: Iterable[str]) -> None:

@@ -34,6 +34,11 @@ act. `[3]` behind a segment chooses one layer of a stacked module."""
 _INDEX = re.compile(r"(?<!\\)\[(-?\d+)\]")
 
 
+def without_layers(key: str) -> tuple[str, tuple[int, ...]]:
+    """A key as a glob, and the layers that it chooses: `("layers", (3,))` of `"layers[3]"`."""
+    return _INDEX.sub("", key), tuple(int(i) for i in _INDEX.findall(key))
+
+
 @dataclasses.dataclass(frozen=True)
 class _Rule:
     """What is done at the sites that one key selects."""
@@ -43,11 +48,11 @@ class _Rule:
 
     @property
     def pattern(self) -> str:
-        return _INDEX.sub("", self.key)
+        return without_layers(self.key)[0]
 
     @property
     def rows(self) -> tuple[int, ...]:
-        return tuple(int(i) for i in _INDEX.findall(self.key))
+        return without_layers(self.key)[1]
 
     def of(self, part: str) -> list[Perturbation]:
         return [p for p in self.perturbations if isinstance(p, Perturbation) and p.at == part]
@@ -188,18 +193,27 @@ def _in_rows(
 ) -> list[Any]:
     if not wanted:
         return change(values)
-    if len(wanted) > len(rows):
+    check_layers(site, wanted, tuple(length for _, length in rows))
+    # not `where`: a NaN in the gradient of a layer that is left alone would come through
+    return jax.lax.cond(is_chosen(wanted, rows), change, lambda values: values, values)
+
+
+def check_layers(site: str, wanted: Sequence[int], lengths: Sequence[int]) -> None:
+    """Raise where a layer is chosen that the scans around a site, of these lengths, have not."""
+    if len(wanted) > len(lengths):
         raise ValueError(
-            f"{site!r} is called within {len(rows)} scans, so {''.join(f'[{i}]' for i in wanted)} "
-            f"chooses none of its calls."
+            f"{site!r} is called within {len(lengths)} scans, so "
+            f"{''.join(f'[{i}]' for i in wanted)} chooses none of its calls."
         )
-    for index, (_, length) in zip(wanted, rows, strict=False):
+    for index, length in zip(wanted, lengths, strict=False):
         if not -length <= index < length:
             raise ValueError(f"{site!r} has {length} layers, there is no layer {index}.")
+
+
+def is_chosen(wanted: Sequence[int], rows: Sequence[tuple[Any, int]]) -> Any:
+    """Whether this turn of the scans around, `Plan.rows`, is that of the chosen layer."""
     pairs = zip(wanted, rows, strict=False)
-    is_it = jnp.all(jnp.array([row == index % length for index, (row, length) in pairs]))
-    # not `where`: a NaN in the gradient of a layer that is left alone would come through
-    return jax.lax.cond(is_it, change, lambda values: values, values)
+    return jnp.all(jnp.array([row == index % length for index, (row, length) in pairs]))
 
 
 def _all_applied(

@@ -16,14 +16,21 @@ from typing import Any
 
 from nnx_inspector import protocol
 from nnx_inspector.offers import Showing
+from nnx_inspector.passes import Pass
 from nnx_inspector.presenting import curves_of, frame_of, histories_of
 from nnx_inspector.screen import Screen
-from nnx_inspector.summary import Summary
+from nnx_inspector.timeline import metrics_at, pass_of, passes_of
 
 NOTICES = 20
 """Notices kept; older ones go."""
 SLOW = 0.5
 """Seconds between two histories (or curves) at least, while a loop runs."""
+LONG = 0.05
+"""Seconds that making a frame may take without consequences."""
+RESTS = 3
+"""After one that took longer there is none for this many times as long."""
+HELD = 4
+"""Passes that a view looks at, kept though the recording may thin them out."""
 TICK = 0.25
 """Seconds between two progress messages at least."""
 
@@ -57,14 +64,25 @@ class Presenter:
         self.training_perturbed = False
         self.loop_thread: int | None = None  # where a watched loop runs, while one does
         self.progress = protocol.Progress(kind="", running=False, step=0, total=None, rate=None)
+        self.python = ""  # what does in a cell what the screen was asked for last
+        self._kept: dict[str, Any] = {}
         self.failures = 0
+        self.presented: Callable[[bool], object] = lambda forced: None  # called after each pass
         self._shown_in: int | None = None
+        self._held: dict[int, Pass] = {}
+        self._told_of = -1
+        self._rests_until = 0.0
 
     def _snapshot(self) -> dict[str, Any] | None:
         method = self._owner()
         return None if method is None else method()
 
     # --------------------------------------------------------------- content
+
+    @property
+    def layout(self) -> protocol.Layout | None:
+        """The rows that are shown."""
+        return self._layout
 
     def set_layout(self, layout: protocol.Layout) -> None:
         """Show other rows from now on."""
@@ -92,8 +110,19 @@ class Presenter:
         """A view has said hello: send everything."""
         if self._layout is not None:
             self._send(self._layout)
+        for message in list(self._kept.values()):
+            self.send(message)
         self.state_changed()
         self.present(force=True)
+
+    def keep(self, message: Any) -> None:
+        """Send a message, and again to each view that comes later, until the next of its type."""
+        self._kept[message.type] = message
+        self.send(message)
+
+    def send(self, message: Any, buffer: bytes | None = None) -> None:
+        """Send one message; a failure is counted."""
+        self._send(message, buffer)
 
     def state_changed(self) -> None:
         """Send the small state, whole."""
@@ -113,30 +142,60 @@ class Presenter:
         """Send the newest pass, if the browser keeps up (or in any case, with `force`)."""
         if not (self.screen.ready_for_frame() or force) or self.screen.closed:
             return
+        if not force and time.monotonic() < self._rests_until:
+            self.screen.dropped += 1
+            return
         snapshot = self._snapshot()
         if snapshot is None or not len(snapshot["recording"]):
             return
         if not self.screen.greeted and self._layout is not None:
             self._send(self._layout)  # a view that is still loading has missed it
         newest = snapshot["recording"].passes[-1]
-        summaries: dict[str, dict[str, Summary]] = {}
-        for site, quantity, summary in newest.items():
-            summaries.setdefault(site, {})[quantity] = summary
+        began = time.monotonic()
+        self._send_pass(newest, self.selected, snapshot["metrics"], held=False)
+        now = time.monotonic()
+        if now - began > LONG:  # thousands of rows: the loop that waits for this goes on first
+            self._rests_until = now + RESTS * (now - began)
+        self._slow(force=force)
+        self.state_changed()
+        self.presented(force)
+
+    def show_pass(self, number: int, site: str) -> None:
+        """Send an older pass, with the histograms of a site.
+
+        Raises:
+            KeyError: the recording has no such pass (any more).
+        """
+        snapshot = self._snapshot()
+        if snapshot is None:
+            return
+        recording = snapshot["recording"]
+        one = self._held.get(number) or pass_of(recording, number)
+        # what is looked at, and what it is compared with, stays when the recording thins it out
+        self._held = {**{n: p for n, p in self._held.items() if n != number}, number: one}
+        for gone in list(self._held)[:-HELD]:
+            del self._held[gone]
+        self._send_pass(one, site, metrics_at(recording, one.step), held=True)
+
+    def _send_pass(
+        self, one: Pass, selected: str, metrics: Mapping[str, float], *, held: bool
+    ) -> None:
+        parts = one.parts()
         with self._lock:
             frame, buffer = frame_of(
                 keys=self.keys,
-                summaries=summaries,
-                selected=self.selected,
+                parts=parts,
+                selected=selected,
                 seq=self.screen.next_seq(),
                 layout=self.layouts,
-                step=newest.step,
-                perturbed=newest.perturbed,
-                metrics=snapshot["metrics"],
+                step=one.step,
+                perturbed=one.perturbed,
+                metrics=metrics,
                 progress=self.progress,
+                number=one.number,
+                held=held,
             )
             self._send(frame, buffer)
-        self._slow(force=force)
-        self.state_changed()
 
     def _slow(self, *, force: bool) -> None:
         now = time.monotonic()
@@ -150,6 +209,10 @@ class Presenter:
         ):
             self._send(message, buffer)
         self._send(*curves_of(recording))
+        newest = recording.passes[-1].number if len(recording) else -1
+        if force or newest != self._told_of:
+            self._told_of = newest
+            self._send(*passes_of(recording))
 
     def _send(self, message: Any, buffer: bytes | None = None) -> None:
         try:
@@ -185,6 +248,7 @@ class Presenter:
                     errors=self.failures + snapshot["errors"],
                 ),
                 notices=(*self.standing, *self._notices),
+                python=self.python,
                 closed=self.screen.closed,
             )
 

@@ -1,6 +1,7 @@
 """Turns what is known (a trace, a recording) into protocol messages and their buffers.
 
-Invariant: a figure in a message is the one that the Summary itself gives. Knows no jax, no widget
+Invariant: a figure in a message is the one that the Summary itself gives; of counts that have
+stopped at their largest value only the extremes are known. Knows no jax, no widget
 and no model.
 """
 
@@ -12,31 +13,36 @@ from typing import Any
 import numpy as np
 
 from nnx_inspector import protocol
+from nnx_inspector.compact import Sparse
 from nnx_inspector.recording import Recording
-from nnx_inspector.summary import Summary
+from nnx_inspector.tabulating import figures_of, sparklines_of
+
+Parts = Mapping[tuple[str, str], Sparse]
+"""What is kept of the summaries of a pass, by site and quantity."""
 
 
-def table_of(
-    keys: Sequence[str], summaries: Mapping[str, Mapping[str, Summary]]
-) -> tuple[np.ndarray, np.ndarray]:
+def table_of(keys: Sequence[str], parts: Parts) -> tuple[np.ndarray, np.ndarray]:
     """A frame's table, float64 [site, quantity, statistic], and its sparklines, uint8."""
-    table = np.full(
-        (len(keys), len(protocol.QUANTITIES), len(protocol.STATISTICS)), np.nan, np.float64
-    )
-    sparks = np.zeros((len(keys), len(protocol.QUANTITIES), protocol.SPARK), np.uint8)
-    for i, key in enumerate(keys):
-        for j, quantity in enumerate(protocol.QUANTITIES):
-            summary = summaries.get(key, {}).get(quantity)
-            if summary is not None:
-                table[i, j] = [getattr(summary, name) for name in protocol.STATISTICS]
-                sparks[i, j] = summary.sparkline(protocol.SPARK)
+    rows = {key: i for i, key in enumerate(keys)}
+    columns = {quantity: j for j, quantity in enumerate(protocol.QUANTITIES)}
+    shown = [
+        (rows[site], columns[quantity], part)
+        for (site, quantity), part in parts.items()
+        if site in rows and quantity in columns
+    ]
+    shape = (len(keys), len(protocol.QUANTITIES))
+    table = np.full((*shape, len(protocol.STATISTICS)), np.nan, np.float64)
+    sparks = np.zeros((*shape, protocol.SPARK), np.uint8)
+    at = [i for i, _, _ in shown], [j for _, j, _ in shown]
+    table[at] = figures_of([part for _, _, part in shown])
+    sparks[at] = sparklines_of([part for _, _, part in shown], protocol.SPARK)
     return table, sparks
 
 
 def frame_of(
     *,
     keys: Sequence[str],
-    summaries: Mapping[str, Mapping[str, Summary]],
+    parts: Parts,
     selected: str,
     seq: int,
     layout: int,
@@ -44,15 +50,17 @@ def frame_of(
     perturbed: bool,
     metrics: Mapping[str, float],
     progress: protocol.Progress,
+    number: int,
+    held: bool = False,
 ) -> tuple[protocol.Frame, bytes]:
     """The frame of one pass, with full histograms for the selected site."""
-    table, sparks = table_of(keys, summaries)
+    table, sparks = table_of(keys, parts)
     headers: list[protocol.Histogram] = []
     bodies: list[np.ndarray] = []
     for j, quantity in enumerate(protocol.QUANTITIES):
-        summary = summaries.get(selected, {}).get(quantity)
-        if summary is not None and selected in keys:
-            bins = summary.nonzero_bins()
+        part = parts.get((selected, quantity))
+        if part is not None and selected in keys and not part.saturated:
+            bins = part.summary().nonzero_bins()
             headers.append(
                 protocol.Histogram(site=keys.index(selected), quantity=j, bins=len(bins))
             )
@@ -66,6 +74,8 @@ def frame_of(
         metrics={name: float(value) for name, value in metrics.items()},
         histograms=tuple(headers),
         progress=progress,
+        number=number,
+        held=held,
     )
     return frame, protocol.frame_buffer(table, bodies, sparks)
 

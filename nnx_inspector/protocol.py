@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
-VERSION: Final = 2
+VERSION: Final = 4
 
 QUANTITIES: Final = ("output", "gradient")
 """What is measured at a site; the second axis of `Frame`'s table."""
@@ -38,14 +38,47 @@ MOST_SITES: Final = 100
 """Sites that are named of one perturbation; `reach` counts them all."""
 MOST_EFFECTS: Final = 12
 """Downstream sites in an `Effect`."""
+MOST_FINDINGS: Final = 30
+"""In a `Findings`; `more` counts the others."""
+
+MOST_NODES: Final = 200
+"""Nodes of a graphdef in an `Nnx`; `nodes_total` counts them all, and so for what follows."""
+MOST_VARIABLES: Final = 300
+MOST_MODES: Final = 60
+MOST_ATTRIBUTES: Final = 24
+"""Static attributes that are told of one node."""
+MOST_ALIASES: Final = 4
+"""Other paths that are told of one node or Variable."""
+LONGEST_ERROR: Final = 400
+"""Characters of what is wrong with a message."""
+LONGEST_TEXT: Final = 160
+"""Characters of one text of a user's model in an `Nnx`."""
+
+MOST_UNITS: Final = 16_384
+"""Units of a mask that can be edited on screen, and of a `UnitFigures`."""
+MOST_ROWS: Final = 300
+"""Sites in a `Sweep`, ranked; `measured` counts them all."""
+
+UNIT_FIGURES: Final = ("mean", "std", "norm", "min", "max", "zero_fraction", "nonfinite")
+"""What is known of each unit; the first axis of the buffer of `UnitFigures`."""
 
 Part = Literal["output", "input"]
 """Where at a site a perturbation of a value or of its gradient acts."""
 
 
+ValuePart = Literal["output", "input", "gradient", "parameter"]
+"""Which arrays of a site."""
+Component = Literal["value", "real", "imag", "abs"]
+"""What of complex numbers is shown; "value" is their magnitude."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Site:
-    """One row of the tree. `parent` is an index into the layout's sites, -1 for the root."""
+    """One row of the tree. `parent` is an index into the layout's sites, -1 for the root.
+
+    `layer` is the number of a single layer of a stacked module, -1 for a whole site. `note` says
+    what a row leaves out, "" for nothing.
+    """
 
     key: str
     name: str
@@ -62,6 +95,8 @@ class Site:
     source: str
     perturbable: bool
     unseen: str
+    layer: int = -1
+    note: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,6 +138,9 @@ class Histogram:
 class Frame:
     """One pass. Buffer: float64 table [site, quantity, statistic], then for each of `histograms`
     float64 [bins, 2], then uint8 sparklines [site, quantity, SPARK].
+
+    `number` is the pass's in the recording. `held` says that a ShowPass asked for it; a live frame
+    is of the newest pass.
     """
 
     type: ClassVar[str] = "frame"
@@ -114,6 +152,8 @@ class Frame:
     metrics: dict[str, float | None]
     histograms: tuple[Histogram, ...]
     progress: Progress
+    number: int
+    held: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,6 +185,21 @@ class Curves:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Passes:
+    """The passes that the recording still has, oldest first. Buffer: float64 [passes, 5]: number,
+    step, whether something was perturbed (0 or 1), index into `kinds`, and which setting was in
+    force: another number than that of the pass before says that what is perturbed changed. 0 says
+    that nothing was perturbed, or that it is not known what was. `thinned` older ones are gone.
+    """
+
+    type: ClassVar[str] = "passes"
+    version: int
+    passes: int
+    kinds: tuple[str, ...]
+    thinned: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Perturbation:
     """One perturbation in force (or switched off), as the browser shows it.
 
@@ -152,7 +207,10 @@ class Perturbation:
     of `reach`. `kind` is its class and `expression` the Python text that makes it. `strength` is
     the one number that can be tuned, called `strength_name` (None and "": there is none); `low`
     and `high` are its slider's range, and restrict nothing. `units` is the length of a boolean
-    mask along its axis (0: it is none), `units_off` how many of them it switches off. `pending`
+    mask along its axis (0: it is none), `units_off` how many of them it switches off; `mask` is
+    its bits in hexadecimal, unit 0 the highest bit of the first byte, 1 is on ("" where there is
+    none that can be edited). `python` is the text that adds it in a cell, "" for one that holds an
+    array of the user's. `pending`
     says that the running loop takes it over at its next step; `compiling`, that the running
     program has no place for it yet and another one is being made, while the old one goes on.
     """
@@ -171,6 +229,8 @@ class Perturbation:
     high: float
     units: int
     units_off: int
+    mask: str
+    python: str
     enabled: bool
     pending: bool
     compiling: bool
@@ -187,6 +247,17 @@ class SiteEffect:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class EffectAlone:
+    """What one of several perturbations changes by itself; see `Effect`."""
+
+    perturbation: int
+    loss_change: float | None
+    output_change: float | None
+    kl: float | None
+    top1_changed: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Effect:
     """The perturbed pass beside the clean one. Values by metric name ("loss" first).
 
@@ -194,6 +265,7 @@ class Effect:
     `kl` is the mean divergence of the perturbed from the clean distribution in nats, and
     `top1_changed` the fraction of predictions that are others. None: not measured, or without
     meaning. `sites` are those downstream that moved most, at most MOST_EFFECTS, largest first.
+    `alone`: where several perturbations are on, each by itself; () until that is measured.
     """
 
     source: str
@@ -203,6 +275,7 @@ class Effect:
     kl: float | None
     top1_changed: float | None
     sites: tuple[SiteEffect, ...]
+    alone: tuple[EffectAlone, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -234,7 +307,8 @@ class State:
     `no_effect` says why there is no effect to show. `listening` says how a change reaches a
     running loop: "during" a cell (the kernel handles messages beside it), because the loop runs
     in a "thread", or "after" the cell has ended. `compiling` counts the perturbations for which
-    a program is being compiled.
+    a program is being compiled. `python` is the text that does in a cell what the screen was
+    asked for last.
     """
 
     type: ClassVar[str] = "state"
@@ -250,7 +324,395 @@ class State:
     progress: Progress
     cost: Cost
     notices: tuple[Notice, ...]
+    python: str
     closed: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NnxAttribute:
+    """A static attribute of a node: part of the graphdef, hence of a compiled program's key."""
+
+    name: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NnxNode:
+    """One node of the graphdef, under one of its paths.
+
+    `module` is the site key where it is a module, else None. `reference` is the number that all
+    paths to one object have, 0 where there is one path only. `first` is None, or the path above
+    where the same object stood already: what is inside is not told again. `also` are its paths
+    elsewhere in the model.
+    """
+
+    path: str
+    name: str
+    type: str
+    depth: int
+    module: str | None
+    reference: int
+    first: str | None
+    also: tuple[str, ...]
+    attributes: tuple[NnxAttribute, ...]
+    attributes_total: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NnxChange:
+    """How a Variable's value moved: `distance` is the norm of the difference, `relative` that over
+    the norm of the value before; None where that says nothing (a PRNG key, a norm of 0, another
+    shape). `before` and `after` are the values of a scalar, else "".
+    """
+
+    same: bool
+    distance: float | None
+    relative: float | None
+    before: str
+    after: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NnxVariable:
+    """One leaf of the state: a Variable, or an array that is none (`type` is "").
+
+    `path`, `module`, `reference`, `first` and `also` are as of an `NnxNode`; `module` is the
+    innermost one around it. `value` is that of a scalar, else "". `committed` is None for what is
+    no array on a device. `change` is between two looks at the model, `passed` what the last pass
+    of the inspector changed in its own copy; None where there is nothing to compare.
+    """
+
+    path: str
+    module: str
+    type: str
+    shape: str
+    dtype: str
+    bytes: int
+    sharding: str
+    held: Literal["array", "traced", "deleted", "shape", "reference", "other"]
+    committed: bool | None
+    metadata: str
+    value: str
+    reference: int
+    first: str | None
+    also: tuple[str, ...]
+    change: NnxChange | None
+    passed: NnxChange | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NnxKind:
+    """All Variables of one type in a module, a shared one once."""
+
+    type: str
+    variables: int
+    elements: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NnxMode:
+    """A mode of a module. `value` is the one in force where that is True or False, else None;
+    `flag` says that it takes these only, `switched` that it is not the model's own.
+    """
+
+    module: str
+    type: str
+    name: str
+    own: str
+    in_force: str
+    value: bool | None
+    flag: bool
+    switched: bool
+    documentation: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Nnx:
+    """The module at a site as NNX sees it, in answer to the ShowNnx with this id. Buffer: none.
+
+    `nodes` come parents first; `variables` in the order of their paths. `since` is the step of the
+    look that `change` compares with, None where there was none; `passed` is the pass of
+    `NnxVariable.passed`, "run", "step" or "". `uncompared` says why Variables have no `change`.
+    """
+
+    type: ClassVar[str] = "nnx"
+    version: int
+    id: int
+    site: str
+    nodes: tuple[NnxNode, ...]
+    nodes_total: int
+    variables: tuple[NnxVariable, ...]
+    variables_total: int
+    kinds: tuple[NnxKind, ...]
+    modes: tuple[NnxMode, ...]
+    modes_total: int
+    step: int
+    since: int | None
+    passed: str
+    uncompared: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """One parameter of a module: its path, and its dtype and shape in words. `bins` pairs of its
+    histogram are in the buffer of `Parameters`.
+    """
+
+    path: str
+    array: str
+    bins: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """The parameters of a module as they are now, for a `Look`. Buffer: float64 [parameters,
+    statistic], then for each of them float64 [bins, 2], as in a `Frame`. `more` counts those that
+    are left out, `why` says why there are none.
+    """
+
+    type: ClassVar[str] = "parameters"
+    version: int
+    id: int
+    site: str
+    parameters: tuple[Parameter, ...]
+    more: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnitFigures:
+    """Figures for each unit of the last axis of what a site returns, for a `Look`. Buffer:
+    float64 [UNIT_FIGURES, units], NaN where nothing finite was seen. `each` is how many values a
+    unit has in that pass, `source` which pass it was, `more` counts the units that are left out,
+    `why` says why there are none.
+    """
+
+    type: ClassVar[str] = "units"
+    version: int
+    id: int
+    site: str
+    each: int
+    source: str
+    units: int
+    more: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Excerpt:
+    """Lines of a file from `first` on; `line` is the one that makes a call, in `function`."""
+
+    file: str
+    function: str
+    first: int
+    line: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Code:
+    """Where a module is called and what its type says of itself, for a `Look`. Buffer: none.
+    `sown` are the sites of the values that the module hands to `sow` or `perturb`.
+    """
+
+    type: ClassVar[str] = "code"
+    version: int
+    id: int
+    site: str
+    kind: str
+    documentation: str
+    excerpts: tuple[Excerpt, ...]
+    sown: tuple[str, ...]
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepRow:
+    """What perturbing one site alone does; `why_not` says why it could not be measured. None
+    where a figure is not finite, or not among the `measures`.
+    """
+
+    site: str
+    loss_change: float | None
+    output_change: float | None
+    kl: float | None
+    top1_changed: float | None
+    why_not: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """The sweep that runs or ran last. Buffer: none.
+
+    `sites` is the selection and `perturbation` the Python text of what is done at each; `source`
+    names the pass. `total` is 0 until it is known; a program is compiled while `done` is 0.
+    `measures` are the figures that there are, of the fields of `rows`. `rows` come at its end,
+    the first MOST_ROWS of `measured`, largest change first. `error` says why it failed.
+    """
+
+    type: ClassVar[str] = "sweep"
+    version: int
+    running: bool
+    stopped: bool
+    done: int
+    total: int
+    sites: str
+    perturbation: str
+    source: str
+    measures: tuple[str, ...]
+    loss: float | None
+    rows: tuple[SweepRow, ...]
+    measured: int
+    error: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeldArray:
+    """One array that can be read: `number` names it in `ReadValues`, `call` counts the calls of
+    the site, `name` tells it from the others of its call ("" where it is alone).
+    """
+
+    number: int
+    call: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    axes: tuple[str, ...]
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arrays:
+    """What `ShowValues` opened: the arrays of a part of a site. `parts` are those there are of the
+    site; `perturbed` says that something is perturbed in this pass; `source` says in words which
+    pass and which parameters these are, `notes` what else a person should know.
+    """
+
+    type: ClassVar[str] = "arrays"
+    version: int
+    request: int
+    site: str
+    part: ValuePart
+    clean: bool
+    parts: tuple[str, ...]
+    arrays: tuple[HeldArray, ...]
+    perturbed: bool
+    source: str
+    notes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Values:
+    """What `ReadValues` asked for: a window of an array in blocks. Buffer: for each of `planes` an
+    array [tiles, rows, columns] of `encoding`, each padded to a multiple of 8 bytes.
+
+    With blocks of one element the plane is "value" (for exact values of complex numbers "real" and
+    "imag"). Otherwise "mean", "low" and "high" of the finite values of each block (NaN where there
+    are none) and, where any value is not finite, "nan", "posinf" and "neginf": how many of each
+    block are. `starts` and `ends` are of tiles, rows and columns, in elements; `block` likewise.
+    """
+
+    type: ClassVar[str] = "values"
+    version: int
+    request: int
+    array: int
+    index: tuple[int, ...]
+    axes: tuple[int, ...]
+    norm_over: int
+    component: Component
+    exact: bool
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    block: tuple[int, ...]
+    counts: tuple[int, ...]
+    planes: tuple[str, ...]
+    encoding: Literal["float32", "float64", "int64", "uint64"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlowNode:
+    """A node of a `Flow`. `role`: a "module" that is called in it; its "input" or "output"; a
+    "join", one value that is made of several; or "outside": a module elsewhere that gives or takes
+    a value by another way than arguments and results. `name` is the key as seen from the flow's
+    site. `output` is what it gives, in words (of an "output": what it takes). `calls` counts the
+    calls in one call of the site; `times` the loops around them too (None: a while loop).
+    `conditional`: it is called in a branch that may not be taken.
+    """
+
+    role: Literal["module", "input", "output", "join", "outside"]
+    site: str
+    name: str
+    kind: str
+    output: str
+    calls: int
+    times: int | None
+    conditional: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlowEdge:
+    """Values that go from one node to another (numbers of nodes), by dtype and shape; `shapes` is
+    empty where they are not known. `loop`: from one iteration of a loop to a later one.
+    """
+
+    producer: int
+    consumer: int
+    shapes: tuple[str, ...]
+    loop: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlowAbsent:
+    """A module below a flow's site that is not called in it, and why."""
+
+    site: str
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flow:
+    """What flows between the modules that a site calls. `id` is the request's. Buffer: none."""
+
+    type: ClassVar[str] = "flow"
+    version: int
+    layout: int
+    site: str
+    id: int
+    nodes: tuple[FlowNode, ...]
+    edges: tuple[FlowEdge, ...]
+    absent: tuple[FlowAbsent, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayoutLibrary:
+    """What lays a flow out. Buffer: a JavaScript module in UTF-8, `static/layout.js`."""
+
+    type: ClassVar[str] = "layout_library"
+    version: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FindingRow:
+    """One thing that is wrong, or may be; see `findings.Finding`."""
+
+    rule: str
+    site: str
+    step: int
+    severity: Literal["error", "warning", "info"]
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What is wrong as far as the rules can tell, worst first. Buffer: none. `more` counts what is
+    left out beyond MOST_FINDINGS.
+    """
+
+    type: ClassVar[str] = "findings"
+    version: int
+    findings: tuple[FindingRow, ...]
+    more: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -265,10 +727,15 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hello:
-    """Browser to kernel, on the control comm: a view is there; answer with everything."""
+    """Browser to kernel, on the control comm: a view is there; answer with everything.
+
+    `streams` is False where the page has no other comm, because its front end makes a widget's
+    model only when that widget is displayed (marimo): then all goes over control.
+    """
 
     type: ClassVar[str] = "hello"
     version: int
+    streams: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -332,6 +799,142 @@ class SwitchAll:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ShowNnx:
+    """Browser to kernel: send the `Nnx` of the module at this site, before the reply."""
+
+    type: ClassVar[str] = "show_nnx"
+    id: int
+    site: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SwitchMode:
+    """Browser to kernel: switch a mode of one module for inspected passes, as `insp.modes.set`
+    does; None takes the switch back.
+    """
+
+    type: ClassVar[str] = "switch_mode"
+    id: int
+    module: str
+    name: str
+    value: bool | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SetMask:
+    """Browser to kernel: the mask of a perturbation (None: of a new one on `site`), `units` bits
+    as in `Perturbation.mask`.
+    """
+
+    type: ClassVar[str] = "set_mask"
+    id: int
+    perturbation: int | None
+    site: str
+    units: int
+    mask: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Look:
+    """Browser to kernel: what is there of a site, at this moment. It comes before the reply, with
+    the number of this request.
+    """
+
+    type: ClassVar[str] = "look"
+    id: int
+    what: Literal["parameters", "units", "code"]
+    site: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StartSweep:
+    """Browser to kernel: perturb each of some sites alone, in a thread. `sites` is a glob, the
+    rest as of `Perturb`.
+    """
+
+    type: ClassVar[str] = "start_sweep"
+    id: int
+    sites: str
+    kind: str
+    strength: float | None
+    at: Part
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StopSweep:
+    """Browser to kernel: stop the sweep that runs, after what is being computed."""
+
+    type: ClassVar[str] = "stop_sweep"
+    id: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShowPass:
+    """Browser to kernel: send the frame of the recording's pass `number`, with the histograms of
+    `site`. Live frames go on.
+    """
+
+    type: ClassVar[str] = "show_pass"
+    id: int
+    number: int
+    site: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShowValues:
+    """Browser to kernel: make the arrays of a part of a site readable. `clean`: without what is
+    perturbed. An `Arrays` comes before the reply.
+    """
+
+    type: ClassVar[str] = "show_values"
+    id: int
+    site: str
+    part: ValuePart
+    clean: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReadValues:
+    """Browser to kernel: a window of an array. A `Values` comes before the reply.
+
+    `axes` are those shown as tiles, rows and columns (-1: none), `starts` and `ends` the window
+    along them, `most` how many blocks there may be along them, `index` a number for every axis
+    (those of the shown ones do not count). `norm_over` is an axis whose norms are read instead of
+    the values, or -1; axes and index are then those of what is left. `exact`: values of a small
+    window, every digit.
+    """
+
+    type: ClassVar[str] = "read_values"
+    id: int
+    array: int
+    index: tuple[int, ...]
+    axes: tuple[int, ...]
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    most: tuple[int, ...]
+    norm_over: int
+    component: Component
+    exact: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShowFlow:
+    """Browser to kernel: what flows between the modules that a site calls? A `Flow` comes."""
+
+    type: ClassVar[str] = "show_flow"
+    id: int
+    site: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GetLayoutLibrary:
+    """Browser to kernel: send the `LayoutLibrary`; it is not part of the widget."""
+
+    type: ClassVar[str] = "get_layout_library"
+    id: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Offer:
     """A kind that the screen may add: no message, but a row of OFFERS.
 
@@ -385,13 +988,22 @@ OFFERS: Final = (
 )  # fmt: skip
 """What can be added by a click, in the order of the menu. Python can do more."""
 
-TO_BROWSER: Final = (Layout, Frame, History, Curves, State, Reply)
-TO_KERNEL: Final = (Hello, Ack, Select, Perturb, Adjust, SwitchAll, Remove)
+TO_BROWSER: Final = (
+    Layout, Frame, History, Curves, State, Reply, Flow, LayoutLibrary, Arrays, Values, Passes,
+    Parameters, UnitFigures, Code, Sweep, Nnx, Findings,
+)  # fmt: skip
+TO_KERNEL: Final = (
+    Hello, Ack, Select, Perturb, Adjust, SwitchAll, Remove, ShowFlow, GetLayoutLibrary,
+    ShowValues, ReadValues, ShowPass, SetMask, Look, StartSweep, StopSweep, ShowNnx, SwitchMode,
+)  # fmt: skip
 _TYPES: Final = {cls.type: cls for cls in (*TO_BROWSER, *TO_KERNEL)}
 
 
 class ProtocolError(ValueError):
-    """A message that does not fit its type."""
+    """A message that does not fit its type. Its text is bounded, whatever the message held."""
+
+    def __init__(self, text: str):
+        super().__init__(text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]} …")
 
 
 def to_header(message: Any) -> dict[str, Any]:
@@ -413,6 +1025,9 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
+    if isinstance(value, str) and not value.isascii():
+        # half of a surrogate pair, which Python takes for a name, is no text that can be sent
+        return value.encode("utf-8", "replace").decode("utf-8")
     return value
 
 
@@ -500,6 +1115,28 @@ def history_buffer(
 def curves_buffer(curves: Sequence[np.ndarray]) -> bytes:
     """The buffer of a `Curves`: one float64 [points, 2] for each name."""
     return b"".join(np.ascontiguousarray(c, "<f8").tobytes() for c in curves)
+
+
+def parameters_buffer(table: np.ndarray, histograms: Sequence[np.ndarray]) -> bytes:
+    """The buffer of a `Parameters`: float64 [parameters, statistic], then each histogram."""
+    return b"".join(np.ascontiguousarray(a, "<f8").tobytes() for a in (table, *histograms))
+
+
+def units_buffer(figures: np.ndarray) -> bytes:
+    """The buffer of a `UnitFigures`: float64 [UNIT_FIGURES, units]."""
+    return np.ascontiguousarray(figures, "<f8").tobytes()
+
+
+def passes_buffer(rows: Sequence[Sequence[float]]) -> bytes:
+    """The buffer of a `Passes`: number, step, perturbed, kind and setting of each."""
+    return np.array(rows, "<f8").reshape(-1, 5).tobytes()
+
+
+def values_buffer(planes: Sequence[np.ndarray], encoding: str) -> bytes:
+    """The buffer of a `Values`: see its docstring."""
+    dtypes = {"float32": "<f4", "float64": "<f8", "int64": "<i8", "uint64": "<u8"}
+    parts = [np.ascontiguousarray(p, dtypes[encoding]).tobytes() for p in planes]
+    return b"".join(part + bytes(-len(part) % 8) for part in parts)
 
 
 def to_json(message: Any) -> str:

@@ -7,6 +7,7 @@ warning when the region is left.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -56,15 +57,38 @@ def watch(
         >>> [one.step for one in recording.passes], recording.summary("").size
         ([0, 2], 12)
     """
-    session = Session(require_module(model), only=only, gradients=gradients)
-    recording = Recording()
+    free = _free_numbers(require_module(model))
+    number = _taken(free)
+    session = Session(model, only=only, gradients=gradients, number=number)
+    recording, is_over = Recording(), False
     try:
         with Region(_Recorder(recording), session, check_every(every)):
             yield recording
+        is_over = True  # and all that it started: the region has waited for it
     finally:
         session.close()
+        if is_over:
+            free.append(session.number)
         for text in losses_of(session):
             warnings.warn(text, InspectorWarning, stacklevel=3)
+
+
+_free: dict[int, list[int]] = {}
+
+
+def _free_numbers(model: nnx.Module) -> list[int]:
+    """The numbers of this model's sessions that are over: the next one's programs are compiled."""
+    if id(model) not in _free:
+        _free[id(model)] = []
+        weakref.finalize(model, _free.pop, id(model), None)  # by identity: it may have no hash
+    return _free[id(model)]
+
+
+def _taken(free: list[int]) -> int | None:
+    try:
+        return free.pop()
+    except IndexError:  # no look before: another thread may take the last
+        return None
 
 
 class _Recorder:

@@ -23,6 +23,7 @@ from nnx_inspector.curves import Curves, scalar
 from nnx_inspector.history import HistoryArrays, figures_of, history_of
 from nnx_inspector.passes import Layout, Pass, Quantity, check_quantity
 from nnx_inspector.protocol import HISTORY_QUANTILES, STATISTICS
+from nnx_inspector.stacks import layer_of
 from nnx_inspector.summary import Summary
 from nnx_inspector.thinning import surplus
 
@@ -107,6 +108,7 @@ class Recording:
         metrics: Mapping[str, float] | None = None,
         kind: str = "watch",
         perturbed: bool = False,
+        setting: int = 0,
     ) -> None:
         """Adds one pass. Nothing is added when an argument is refused.
 
@@ -117,6 +119,7 @@ class Recording:
             metrics: scalars of this step; see `add_metrics`.
             kind: where the pass came from, shown in the frame.
             perturbed: whether a perturbation was on.
+            setting: a number for the perturbations in force, equal where they are; see `Pass`.
 
         Raises:
             ValueError: a quantity is none of the three.
@@ -146,7 +149,7 @@ class Recording:
                 self._sites.update(dict.fromkeys(site for site, _ in keys))
             new = not found <= self._firsts
             self._firsts |= found
-            item = Pass(self._appended, at, kind, perturbed, nonfinite, new, layout, blobs)
+            item = Pass(self._appended, at, kind, perturbed, nonfinite, new, layout, blobs, setting)
             self._passes.append(item)
             self._bytes += item.nbytes
             self._appended += 1
@@ -314,18 +317,27 @@ class Recording:
         with self._lock:
             return self._curves.arrays()
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self, *, layers: bool = False) -> pd.DataFrame:
         """A tidy pandas frame, one row a pass, site and quantity.
 
         Columns: `step, pass, kind, perturbed, site, quantity`, the protocol's statistics (counts
         as Int64), and the quantiles `q01, q05, q25, q50, q75, q95, q99`. A figure that is not
         known is missing.
+
+        Args:
+            layers: whether there are rows for single layers of stacked modules, `"blocks[3]"`, too.
+                What they hold is in the row of the stack as well: do not add both up.
         """
         import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
-        passes = self.passes
-        heads = [(p.step, p.number, p.kind, p.perturbed, *key) for p in passes for key in p.keys]
-        figures = figures_of([blob for p in passes for blob in p.packed])
+        chosen = [
+            (p, key, blob)
+            for p in self.passes
+            for key, blob in zip(p.keys, p.packed, strict=True)
+            if layers or layer_of(key[0]) is None
+        ]
+        heads = [(p.step, p.number, p.kind, p.perturbed, *key) for p, key, _ in chosen]
+        figures = figures_of([blob for _, _, blob in chosen])
         rows = [(*head, *row) for head, row in zip(heads, figures, strict=True)]
         quantiles = [f"q{round(100 * q):02d}" for q in HISTORY_QUANTILES]
         names = ("step", "pass", "kind", "perturbed", "site", "quantity", *STATISTICS, *quantiles)

@@ -21,15 +21,18 @@ from nnx_inspector import protocol
 from nnx_inspector.errors import InspectorError
 
 _STATIC = pathlib.Path(__file__).parent / "static"
-CREDITS = 2
-"""Frames that may be under way without having been drawn."""
-SHORTEST = 1 / 30
-"""Seconds between two frames at least."""
+CREDITS = 4
+"""Frames that may be under way without having been drawn; two are acknowledged together."""
+SHORTEST = 1 / 40
+"""Seconds between two frames at least: what comes 60 times a second is shown every other time."""
+LONGEST_REPLY = 4000
+"""Characters of an error in a reply."""
 UNACKNOWLEDGED = 1 / 4
 """Seconds between two frames while the browser does not answer."""
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a file of the built front end."""
     path = _STATIC / name
     if not path.exists():
         raise InspectorError(
@@ -47,8 +50,8 @@ class InspectorWidget(anywidget.AnyWidget):
     version = traitlets.Int(protocol.VERSION).tag(sync=True)
 
     # text, not a path: a path keeps the widget and its model alive after close()
-    _esm = _asset("widget.js")
-    _css = _asset("widget.css")
+    _esm = asset("widget.js")
+    _css = asset("widget.css")
 
     def __init__(self, role: str, inspector: str):
         super().__init__(role=role, inspector=inspector)
@@ -87,6 +90,7 @@ class Screen:
         self.control.on_msg(self._received)
         self.control.answer_where_asked()
         self.greeted = False
+        self._streams = True
         self._cells = threading.get_ident()
         self._heard: int | None = None
         self._seq = 0
@@ -126,23 +130,28 @@ class Screen:
             return
         if isinstance(message, protocol.Hello):
             self.greeted = True
+            self._streams = message.streams
             self.reply(0)  # the browser learns on which comm it is heard
         self._handle(message)
 
     def reply(self, number: int, error: str = "") -> None:
         """Answer a request: with success, or with the text of what is wrong."""
-        message = protocol.Reply(id=number, ok=not error, error=error)
+        message = protocol.Reply(id=number, ok=not error, error=error[:LONGEST_REPLY])
         if not self.closed:
             self.control.send(protocol.to_header(message))
             self.control.answer_where_asked()
 
     def send(self, message: Any, buffer: bytes | None = None) -> None:
-        """Send one message over the stream, whatever the browser has drawn."""
+        """Send one message over the stream, whatever the browser has drawn.
+
+        Over control, where the page that said hello last has no stream.
+        """
         with self._lock:
             if self.closed:
                 return
             self.bytes_sent += len(buffer or b"") + len(protocol.to_json(message))
-            self.stream.send(protocol.to_header(message), [buffer] if buffer is not None else None)
+            widget = self.stream if self._streams else self.control
+            widget.send(protocol.to_header(message), [buffer] if buffer is not None else None)
 
     def ready_for_frame(self) -> bool:
         """Whether a frame would be sent now; counts it as dropped if not."""

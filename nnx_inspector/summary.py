@@ -38,6 +38,8 @@ from nnx_inspector.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2, me
 _Array = npt.NDArray[Any]
 _Floats = npt.NDArray[np.float64]
 _MERGED: Final = [tuple(map(np.dtype, ("u8", "f8", p))) for p in ("f8", "i4", "u4", "i8", "u8")]
+SATURATED: Final = np.iinfo(np.uint64).max
+"""A count that stopped at its largest value, after merging: how many there are is not known."""
 _APART: Final = np.flatnonzero(~FINITE_BINS)
 _UNREADABLE = "a summary inside jit cannot be read: return it from the function and read it outside"
 
@@ -93,6 +95,8 @@ def merge(summaries: Sequence[Summary]) -> Summary:
     hosts = [s._host for s in summaries]  # pyright: ignore[reportPrivateUsage]
     if not hosts:
         return empty()
+    if len(hosts) == 1 and not hosts[0].rows:
+        return _widened(hosts[0])
     bins = np.concatenate([s.bins.reshape(-1, BINS).astype(np.uint64) for s in hosts])
     sums = np.concatenate([s.sums.reshape(-1, 3).astype(np.float64) for s in hosts])
     dtypes = {s.points.dtype for s in hosts}
@@ -104,13 +108,26 @@ def merge(summaries: Sequence[Summary]) -> Summary:
     for s in hosts:
         if s.saturated:  # and stays so
             stopped = s.bins.reshape(-1, BINS) == np.iinfo(s.bins.dtype).max
-            total[stopped.any(axis=0)] = np.iinfo(np.uint64).max
+            total[stopped.any(axis=0)] = SATURATED
     finite = (bins.sum(axis=1) - bins[:, _APART].sum(axis=1)).astype(np.float64)
     used = finite > 0
     merged_points, merged_sums = merged_moments(points[used], sums[used], finite[used])
     alike = {s.opaque for s in hosts}
     opaque = alike.pop() if len(alike) == 1 else ""
     return Summary(bins=total, points=merged_points, sums=merged_sums, opaque=opaque)
+
+
+def _widened(one: Summary) -> Summary:
+    """What `merge` makes of a single summary without rows, at a fifth of the time."""
+    bins = one.bins.astype(np.uint64)
+    finite = np.array([float(bins.sum()) - float(bins[_APART].sum())])
+    if one.saturated:
+        bins[one.bins == np.iinfo(one.bins.dtype).max] = SATURATED
+    exact = np.dtype(np.float64) if one.points.dtype.kind == "f" else one.points.dtype
+    points, sums = one.points.astype(exact), one.sums.astype(np.float64)
+    used = finite > 0
+    moments = merged_moments(points[None][used], sums[None][used], finite[used])
+    return Summary(bins=bins, points=moments[0], sums=moments[1], opaque=one.opaque)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -279,7 +296,8 @@ class Summary:
         n, sums = self.finite, self._one.sums
         if not n:
             return math.nan
-        variance = float(sums[SUM2]) / n - (float(sums[SUM1]) / n) ** 2
+        first = float(sums[SUM1]) / n
+        variance = float(sums[SUM2]) / n - first * first
         return float(sums[SCALE]) * math.sqrt(variance) if not variance <= 0 else 0.0
 
     @property

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnx_inspector import _private
 from nnx_inspector.capturing import MarkUnattributed
-from nnx_inspector.dataflow import Edge, dataflow
+from nnx_inspector.dataflow import Arrival, Edge, dataflow
 from nnx_inspector.layers import TAP_INPUT, TAP_OUTPUT, Layer
 from nnx_inspector.marking import History, MarkCalls, MarkInputs, error_in_words
 from nnx_inspector.scope import Scope
@@ -52,6 +52,8 @@ class Trace:
         error: what the pass raised, in words; `""` for a pass that did not. Such a trace ends with
             the call that raised, and has neither edges nor counts of operations; calls inside a
             jitted function that is used twice alike are in it once.
+        arrivals: what the edges and borders are read from: each value that a call receives or
+            returns, with all that it is made of, and in which calls.
     """
 
     calls: tuple[TracedCall, ...]
@@ -60,6 +62,7 @@ class Trace:
     modules: tuple[ModuleSite, ...]
     unseen: dict[str, str]
     error: str = ""
+    arrivals: tuple[Arrival, ...] = ()
 
     def to_frame(self) -> pd.DataFrame:
         """A tidy pandas frame, a row per call.
@@ -183,8 +186,8 @@ def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
         for name, count in stage.survey.unattributed.items():
             unseen[f"({name})"] = f"{count} calls of modules of this type are unattributed"
         calls = calls_of(stage.survey.jaxpr, stage.owner, modules, source)
-        edges, borders = dataflow(stage.survey.jaxpr, stage.owner)
-        return Trace(calls, edges, borders, sites, unseen)
+        edges, borders, arrivals = dataflow(stage.survey.jaxpr, stage.owner)
+        return Trace(calls, edges, borders, sites, unseen, arrivals=arrivals)
 
 
 def _layers(selection: Selection, history: History, again: Any = None) -> LayersOf:

@@ -7,14 +7,17 @@ nothing else: same program, model, arguments and modes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from nnx_inspector import protocol
 from nnx_inspector.comparing import Differences
-from nnx_inspector.measures import effect_of, scalars_of
+from nnx_inspector.measures import alone_of, effect_of, scalars_of
 from nnx_inspector.owned import Call, OwnedPasses, Result
 from nnx_inspector.places import Setting
 from nnx_inspector.switching import Switches
@@ -27,6 +30,8 @@ class Outcome:
     Attributes:
         clean: None where nothing was perturbed.
         differences: None there too, and as long as their program is not compiled.
+        alone: the effect of each perturbation by itself, where there are several; () as long as
+            that is not measured.
     """
 
     setting: Setting
@@ -34,6 +39,7 @@ class Outcome:
     clean: Result | None
     differences: Differences | None
     of_a_loss: bool
+    alone: tuple[protocol.EffectAlone, ...] = ()
 
     def effect(self, step: str = "the last step") -> protocol.Effect | None:
         """What perturbing changes. Of a loss there is one without a perturbation too.
@@ -52,6 +58,7 @@ class Outcome:
             *metrics,
             differences=self.differences,
             direct=self.setting.sites,
+            alone=self.alone,
         )
 
 
@@ -85,6 +92,52 @@ def made(passes: OwnedPasses, call: Call, setting: Setting) -> Outcome:
     ready = passes.missing("compare", call, setting) is None
     found = passes.compare(call, setting) if ready else None
     return Outcome(setting, perturbed, clean, found, of_a_loss)
+
+
+def each_alone(
+    passes: OwnedPasses,
+    call: Call,
+    *,
+    settings: Mapping[int, Setting],
+    clean: Result,
+    wanted: Callable[[], bool],
+) -> tuple[protocol.EffectAlone, ...] | None:
+    """The effect of each perturbation by itself, against one clean pass.
+
+    Args:
+        settings: by its number, that perturbation on and all others off; all of one program.
+        clean: that of the effect beside which they are shown.
+        wanted: asked before each.
+
+    Returns:
+        None where they are not wanted any more, or the model is not what it was then.
+    """
+    found: list[protocol.EffectAlone] = []
+    again = passes.run(call, next(iter(settings.values())).clean())
+    if not _are_alike(again.value, clean.value):
+        return None
+    for number, setting in settings.items():
+        if not wanted():
+            return None
+        outcome = Outcome(
+            setting,
+            passes.run(call, setting),
+            again,
+            passes.compare(call, setting),
+            call.loss_fn is not None,
+        )
+        effect = outcome.effect()
+        if effect is not None:
+            found.append(alone_of(number, effect))
+    return tuple(found)
+
+
+def _are_alike(a: Any, b: Any) -> bool:
+    """Whether two results are of the same model: a device may round one pass in two ways."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    arrays = [(np.asarray(x), np.asarray(y)) for x, y in pairs if isinstance(x, jax.Array)]
+    numbers = [(x, y) for x, y in arrays if jnp.issubdtype(x.dtype, jnp.number)]
+    return all(np.allclose(x, y, rtol=1e-4, atol=1e-6, equal_nan=True) for x, y in numbers)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

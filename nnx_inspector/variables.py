@@ -28,7 +28,7 @@ _PLAIN = (
 
 
 @functools.lru_cache(maxsize=4096)
-def _kind(cls: type) -> str:
+def kind_of(cls: type) -> str:
     """How a value of a type is looked into; asked once a type, NNX's own answers are slow."""
     kinds: list[tuple[str, Any]] = [
         ("variable", nnx.Variable),
@@ -62,7 +62,7 @@ def contents(module: Any) -> Contents:
 
 
 def _collect(node: Any, path: Path, found: Contents, seen: set[int]) -> None:
-    kind = _kind(type(node))
+    kind = kind_of(type(node))
     if kind == "plain" or id(node) in seen:
         return
     if kind in ("variable", "object", "list"):
@@ -73,7 +73,7 @@ def _collect(node: Any, path: Path, found: Contents, seen: set[int]) -> None:
         attributes = vars(node)
         found.containers.append((attributes, tuple(attributes.values())))
         for name in sorted(attributes):
-            if _kind(type(attributes[name])) != "plain" and not name.startswith("_pytree__"):
+            if kind_of(type(attributes[name])) != "plain" and not name.startswith("_pytree__"):
                 _collect(attributes[name], (*path, name), found, seen)
     elif kind == "list":
         entries = tuple(node)

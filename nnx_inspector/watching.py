@@ -14,8 +14,8 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -29,12 +29,20 @@ from nnx_inspector.dispatch import executables_called, hooked
 from nnx_inspector.hostcalls import ask, tell, tied
 from nnx_inspector.inbox import Inbox, Taken, merged
 from nnx_inspector.jitcalls import JitCalls
-from nnx_inspector.layers import TAP_OUTPUT, Context, Layer, without
+from nnx_inspector.layers import (
+    TAP_OUTPUT,
+    Context,
+    Layer,
+    open_layers,
+    opened,
+    without,
+)
 from nnx_inspector.packing import unpack
-from nnx_inspector.perturbation import OFF, ROW, apply
+from nnx_inspector.perturbation import ROW, apply, rows_of
 from nnx_inspector.places import CLEAN, Place, Setting, applied, has_room
 from nnx_inspector.scope import Scope, scope_of
 from nnx_inspector.sites import Only, Selection, methods, module_sites, site_key
+from nnx_inspector.stacks import Stack, told_apart
 from nnx_inspector.summary import Summary
 from nnx_inspector.taps import INPUT, OUTPUT, is_observable, is_whole
 from nnx_inspector.trees import rebuilt, with_arguments
@@ -61,10 +69,14 @@ class Session:
         besides: sites that only a call reveals (a sown value, a Linen submodule) and that may be
             perturbed; others of these are measured too.
         measured: which of these sites are measured; the others can be perturbed only.
+        number: of an earlier session of this model that is over, and none of whose programs runs
+            any more: where the rest is alike too, its programs are used again.
 
     Attributes:
         turns: for a site within scans how many turns each has, outermost first, negative where it
             goes backwards; so that one layer of a stack can be told from the others.
+        blurred: of these, those where they could not be.
+        stacks: sites whose layers are measured each apart too, where they can be.
         places: what the programs have room for, from the next `open` on.
     """
 
@@ -76,8 +88,9 @@ class Session:
         gradients: bool = True,
         besides: Sequence[str] = (),
         measured: Only = None,
+        number: int | None = None,
     ):
-        self.number = next(_numbers)
+        self.number = next(_numbers) if number is None else number
         self.model = model
         self.selection = Selection(only)
         self.selection.require_match(model)
@@ -87,6 +100,7 @@ class Session:
         if self.measured is not None:
             self.measured.require_match(model)
         self.turns: dict[str, tuple[int, ...]] = {}
+        self.stacks: Mapping[str, Stack] = {}
         self.keys: list[str] = []
         self._unmeasured: tuple[str, ...] = ()
         self.errors: list[str] = []
@@ -94,6 +108,7 @@ class Session:
         self.unattributed: dict[str, int] = {}
         self.executables = 0
         self.unseen: dict[str, str] = {}
+        self.blurred: set[str] = set()
         self.setting = CLEAN
         self.places: tuple[Place, ...] = ()
         self.inbox = Inbox(CLEAN)
@@ -108,28 +123,21 @@ class Session:
         """Read the model's modules again (one may have been added or removed)."""
         self._scope = scope_of(self.model)
         # sorted: an NNX transform reorders the attributes of the objects that it updates
-        self.keys = sorted(
-            {
-                *self.besides,
-                *(
-                    site_key(site.path, name)
-                    for site in module_sites(self.model)
-                    for name in methods(type(site.module))
-                    if self.selection.matches(site.path, name, site.module)
-                ),
-            }
-        )
+        self.keys = sorted({*self.besides, *self._selected(self.selection)})
         only = self.measured
         if only is not None:
-            wanted = {
-                site_key(site.path, name)
-                for site in module_sites(self.model)
-                for name in methods(type(site.module))
-                if only.matches(site.path, name, site.module)
-            }
+            wanted = self._selected(only)
             self._unmeasured = tuple(
                 key for key in self.keys if key not in wanted and not only.matches_key(key)
             )
+
+    def _selected(self, only: Selection) -> set[str]:
+        return {
+            site_key(site.path, name)
+            for site in module_sites(self.model)
+            for name in methods(type(site.module))
+            if only.matches(site.path, name, site.module)
+        }
 
     def perturb(self, setting: Setting | Mapping[str, tuple[float, float]]) -> None:
         """Set what is done from the next pass on: a setting, or its rows alone."""
@@ -173,7 +181,11 @@ class Session:
         self._wanted, hook = places, self.hook(places)
 
         def instead(layer: Layer) -> Layer:
-            return hook if self._is_mine(layer) else layer
+            if not self._is_mine(layer):
+                return layer
+            inside = cast(_Watch, layer.wrap).inside
+            wrap = dataclasses.replace(cast(_Watch, hook.wrap), inside=inside)
+            return dataclasses.replace(hook, wrap=wrap)
 
         calls = self._calls.all()
         if not calls:
@@ -210,7 +222,7 @@ class Session:
             with hooked(self.hook(self.places)), self._calls.listening():
                 yield
         finally:
-            _frames_of(self.number).clear()
+            _threads.frames.pop(self.number, None)
             self._note(scope)
             self.executables += executables_called()
 
@@ -225,16 +237,24 @@ class Session:
 
         Waits until programs that were started have finished.
         """
-        return merged(self.take_passes(), tuple(self.keys))
+        return self.measured_in(self.take_passes())
+
+    def measured_in(self, passes: list[Taken]) -> dict[str, dict[str, Summary]]:
+        """Site -> quantity -> summary of some passes, single layers of stacks included."""
+        layers, unknown = told_apart([one.told() for one in passes], self.stacks)
+        self.blurred |= unknown
+        return {**merged(passes, tuple(self.keys)), **layers}
 
     def take_passes(self) -> list[Taken]:
         """As `take`, each pass apart."""
         jax.effects_barrier()
         return self.inbox.take()
 
-    def receive(self, number: int, key: str, quantity: str, summary: Summary) -> None:
+    def receive(
+        self, number: int, key: str, quantity: str, summary: Summary, turn: int = 0
+    ) -> None:
         """Called on any thread when a summary arrives."""
-        self.inbox.receive(number, key, quantity, summary)
+        self.inbox.receive(number, key, quantity, summary, turn)
 
     def close(self) -> None:
         """Programs that are still compiled with the hook tell nobody from here on."""
@@ -283,9 +303,7 @@ class _Asked:
 
     def _numbers(self, number: int, turn: int, sampled: bool, setting: Setting) -> tuple[Any, ...]:
         keys, places = self._watch.keys, self._watch.places
-        rows = np.zeros((len(keys), ROW), np.float32)
-        for index, key in enumerate(keys):
-            rows[index] = setting.rows.get(key, (OFF, 0.0))
+        rows = rows_of(keys, setting.rows)
         found = [x for data in setting.at(places) for x in data]
         ticket = np.array([number % 2**31, turn % 2**31], np.int32)
         return ticket, np.array(sampled, np.bool_), rows, *found
@@ -299,10 +317,10 @@ class _Told:
 
     def __call__(self, ticket: Any, *arrays: Any, used: tuple[int, ...] | None = None) -> None:
         def receive(session: Session) -> None:
-            number = int(np.ravel(ticket)[0])
+            number, turn = np.ravel(ticket)[:2].tolist()
             names = self.names if used is None else [self.names[i] for i in used]
             for name, summary in zip(names, self._summaries(arrays), strict=True):
-                session.receive(number, name, self._quantity, summary)
+                session.receive(number, name, self._quantity, summary, turn)
 
         _safely(self._session, receive, lambda: None)
 
@@ -352,7 +370,11 @@ def _frames_of(session: int) -> list[_Frame]:
 
 @dataclasses.dataclass(frozen=True)
 class _Watch:
-    """The hook of a session. Only names, numbers and places: equal hooks share programs."""
+    """The hook of a session. Only names, numbers and places: equal hooks share programs.
+
+    `inside` is the hook of what is called within a pass: a block that is jitted by itself has one
+    program there and another where it is called directly, which is a pass of its own.
+    """
 
     session: int
     keys: tuple[str, ...]
@@ -360,6 +382,7 @@ class _Watch:
     gradients: bool
     places: tuple[Place, ...]
     turns: tuple[tuple[str, tuple[int, ...]], ...]
+    inside: bool = False
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
         key = context.site
@@ -367,22 +390,29 @@ class _Watch:
         frames, level = _frames_of(self.session), _private.trace_state()
         depth = len(frames)
         if not frames or frames[-1].level != level:
-            frame, args, kwargs = self._begin(frames, level, args, kwargs, key)
+            frame, args, kwargs = self._begin(level, args, kwargs)
             frames.append(frame)
         frame = frames[-1]
         try:
             args, kwargs = self._perturbed_arguments(frame, args, kwargs, context)
-            out = next_fun(*args, **kwargs)
+            with self._within():
+                out = next_fun(*args, **kwargs)
             out = self._observed(frame, out, context)
             return self._tell(frame, out) if len(frames) > depth else out
         finally:
             del frames[depth:]
 
-    def _begin(
-        self, frames: list[_Frame], level: Any, args: Any, kwargs: Any, key: str
-    ) -> tuple[_Frame, Any, Any]:
+    def _within(self) -> AbstractContextManager[None]:
+        if self.inside:
+            return nullcontext()
+        hook = dataclasses.replace(self, inside=True)
+        layers = open_layers()
+        inner = (dataclasses.replace(x, wrap=hook) if x.wrap == self else x for x in layers)
+        return opened(tuple(inner))
+
+    def _begin(self, level: Any, args: Any, kwargs: Any) -> tuple[_Frame, Any, Any]:
         loops = _private.is_tracing() and _private.inside_while_loop()
-        begins = not frames
+        begins = not self.inside
         avals = [
             jax.ShapeDtypeStruct((2,), jnp.int32),
             jax.ShapeDtypeStruct((), jnp.bool_),
@@ -393,10 +423,6 @@ class _Watch:
         numbers = ask(_Asked(self, begins=begins), avals, (args, kwargs), once=not loops)
         if begins and not loops:
             args, kwargs = _after(numbers[0], args, kwargs)
-        if loops:
-            found = _sessions.get(self.session)
-            if found is not None:
-                found.unseen[key] = IN_A_WHILE_LOOP
         return _Frame(self, level, numbers, begins=begins, seen=not loops), args, kwargs
 
     def _perturbed_arguments(
@@ -413,15 +439,13 @@ class _Watch:
         leaves = list(jax.tree.leaves(out, is_leaf=is_whole))
         if key in self.keys:
             row = frame.rows[self.keys.index(key)]
-            leaves = [apply(x, row) if is_observable(x) else x for x in leaves]
+            leaves = [apply(x, row) for x in leaves]
         leaves = self._at_places(frame, leaves, OUTPUT, context)
         assert key is not None
         if frame.seen:
             leaves = [self._leaf(frame, key, leaf) for leaf in leaves]
         else:
-            found = _sessions.get(self.session)
-            if found is not None:
-                found.unseen[key] = IN_A_WHILE_LOOP
+            self._unseen(key, IN_A_WHILE_LOOP)
         return rebuilt(out, leaves, is_whole)
 
     def _at_places(
@@ -445,12 +469,11 @@ class _Watch:
         if not place.rows or not lengths:
             return on
         if frame.begins:  # the scan, if it is one, is around the pass: nothing counts its turns
-            found = _sessions.get(self.session)
-            if found is not None and site is not None:
-                found.unseen[site] = (
-                    "which layer is called cannot be told here, outside of a call of the model: "
-                    "one that is chosen by its number is not perturbed"
-                )
+            self._unseen(
+                site or "",
+                "which layer is called cannot be told here, outside of a call of the model: "
+                "one that is chosen by its number is not perturbed",
+            )
             return jnp.zeros((), jnp.bool_)
         turn = frame.ticket[1]
         wanted = (*place.rows, *(None for _ in lengths[len(place.rows) :]))
@@ -461,6 +484,11 @@ class _Watch:
                 on = on & (turn % size == (at if length > 0 else size - 1 - at))
             turn = turn // size
         return on
+
+    def _unseen(self, site: str, why: str) -> None:
+        found = _sessions.get(self.session)
+        if found is not None:
+            found.unseen[site] = why
 
     def _leaf(self, frame: _Frame, key: str, leaf: Any) -> Any:
         idle = not _private.is_tracer(frame.gate) and not bool(frame.gate)

@@ -1,5 +1,7 @@
 """Set up once for all tests: the CPU, and hypothesis without deadlines (compiling takes time)."""
 
+import gc
+import itertools
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +13,8 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _cache.name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
-import pytest  # noqa: E402 - jax reads the above when imported
+import jax  # noqa: E402 - it reads the above when imported
+import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 settings.register_profile(
@@ -21,6 +24,19 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("nnx_inspector")
+
+
+FILES = itertools.count(1)
+TOGETHER = 20
+"""Test files whose compiled programs are kept: those of all files take some eight gigabytes."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_of_some_files() -> Iterator[None]:
+    yield
+    if next(FILES) % TOGETHER == 0:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture
@@ -38,3 +54,28 @@ def after_tabulate() -> Iterator[None]:
         for name in set(vars(cls)) - set(attributes):
             if callable(getattr(cls, name)) and name != "__abstractmethods__":
                 delattr(cls, name)
+
+
+MOST = 6
+"""Cases of one test in the run that everybody waits for; the other cases of its matrix are long."""
+WHOLE = {"test_imports", "test_protocol", "test_protocol_mutated", "test_offers", "test_private"}
+"""Files whose cases are each about another thing, and cheap."""
+
+
+FIRST = {"test_wheel"}
+"""Files that take longest: begun last, one core would wait for them."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before the marker deselects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a long matrix every n-th case is in each run; all of it with `--long`, by hand."""
+    items.sort(key=lambda item: item.path.stem not in FIRST)
+    by_test: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.path.stem not in WHOLE and not item.get_closest_marker("long"):
+            by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in by_test.values():
+        kept = {round(i * (len(cases) - 1) / (MOST - 1)) for i in range(MOST)}
+        for index, case in enumerate(cases):
+            if len(cases) > MOST and index not in kept:
+                case.add_marker(pytest.mark.long)

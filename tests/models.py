@@ -50,6 +50,16 @@ class MLP(nnx.Module):
         return self.down(jnp.tanh(self.up(x)))
 
 
+class TwoLayers(nnx.Module):
+    """The smallest that has a layer inside; written out by hand in several oracles."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.a, self.b = nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.b(jnp.tanh(self.a(x)))
+
+
 class CNN(nnx.Module):
     """Convolution, BatchNorm in training mode and Dropout: state and randomness."""
 

@@ -59,7 +59,7 @@ def main() -> None:
     arguments = [a for a in sys.argv[1:] if a != "--long"]
     marker = ["-m", "long or not long"] if "--long" in sys.argv else []
     # a file stays on one core: its fixtures (a JupyterLab, a built wheel) are made once
-    cores = ["-n", "auto", "--dist", "loadfile"]
+    cores = ["-n", "auto", "--dist", "loadfile", "--durations=60"]
     run("pytest", py, "-m", "pytest", *cores, *marker, *arguments, env=env)
 
 

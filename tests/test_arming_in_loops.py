@@ -9,22 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compiled import Compiled
 from flax import nnx
 from leftovers import nothing_left
+from models import TwoLayers
 
 import nnx_inspector as nni
-from nnx_inspector import _private
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 SGD = optax.sgd(0.0)
-
-
-class Net(nnx.Module):
-    def __init__(self, rngs):
-        self.a, self.b = nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)
-
-    def __call__(self, x):
-        return self.b(jnp.tanh(self.a(x)))
 
 
 class Stack(nnx.Module):
@@ -69,21 +62,8 @@ def _nothing_is_left_behind():
                 assert not thread.is_alive()
 
 
-class Compiled:
-    """Names of the threads in which something is compiled."""
-
-    def __enter__(self):
-        self.threads = []
-        note = lambda kind, _: self.threads.append(threading.current_thread().name)  # noqa: E731
-        self._undo = _private.compilation_events(note)
-        return self
-
-    def __exit__(self, *_):
-        self._undo()
-
-
 def test_what_is_added_during_a_loop_is_compiled_beside_it_and_then_acts():
-    model = Net(nnx.Rngs(0))
+    model = TwoLayers(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, SGD, wrt=nnx.Param)
     insp = nni.Inspector(model, X, display=False)
     step, losses, states = make_step(), [], []
@@ -116,7 +96,7 @@ def test_what_is_added_during_a_loop_is_compiled_beside_it_and_then_acts():
 
 
 def test_a_perturbation_that_was_there_before_the_loop_acts_from_its_first_step():
-    model = Net(nnx.Rngs(0))
+    model = TwoLayers(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, SGD, wrt=nnx.Param)
     insp = nni.Inspector(model, X, display=False)
     step = make_step()
@@ -131,7 +111,7 @@ def test_a_perturbation_that_was_there_before_the_loop_acts_from_its_first_step(
 
 def test_a_step_that_cannot_be_compiled_ahead_goes_on():
     """The function is broken by then: the loop says so itself, in its own thread."""
-    model = Net(nnx.Rngs(0))
+    model = TwoLayers(nnx.Rngs(0))
     insp = nni.Inspector(model, X, display=False)
     broken = False
 
@@ -154,7 +134,9 @@ def test_a_step_that_cannot_be_compiled_ahead_goes_on():
     insp.close()
 
 
-@pytest.mark.parametrize(("reverse", "remat"), [(False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("reverse", "remat"), [pytest.param(False, False, marks=pytest.mark.long), (True, True)]
+)
 def test_one_layer_of_a_stack_is_perturbed_in_the_users_own_step(reverse, remat):
     model = Stack(nnx.Rngs(0), reverse=reverse, remat=remat)
     insp = nni.Inspector(model, X, display=False)
@@ -182,7 +164,7 @@ def test_one_layer_of_a_stack_is_perturbed_in_the_users_own_step(reverse, remat)
 
 def test_an_interrupt_while_a_summary_is_received_reaches_the_loop(monkeypatch):
     """The training step is not torn: the loop ends after it, and nothing stays hooked."""
-    model = Net(nnx.Rngs(0))
+    model = TwoLayers(nnx.Rngs(0))
     insp = nni.Inspector(model, X, display=False)
     forward, done = nnx.jit(lambda m, x: m(x)), []
     plain = np.asarray(forward(model, X))
@@ -206,7 +188,7 @@ def test_an_interrupt_while_a_summary_is_received_reaches_the_loop(monkeypatch):
 
 
 def test_closing_while_something_is_compiled_is_quiet():
-    model = Net(nnx.Rngs(0))
+    model = TwoLayers(nnx.Rngs(0))
     insp = nni.Inspector(model, X, display=False)
     forward = nnx.jit(lambda m, x: m(x))
     for i, _ in enumerate(insp.watch(range(4), every=1)):

@@ -1053,7 +1053,7 @@ def check_generated(tree, mode):
     assert nnx.graphdef(ours) == nnx.graphdef(plain)
 
 
-@hypothesis.settings(max_examples=10)
+@hypothesis.settings(max_examples=6)
 @hypothesis.given(tree=TREES, mode=st.sampled_from(MODES))
 def test_generated_models_give_what_they_give_without_us(tree, mode):
     check_generated(tree, mode)

@@ -9,9 +9,10 @@ import pytest
 import nnx_inspector as nni
 from nnx_inspector import protocol
 from nnx_inspector.commands import answer
-from nnx_inspector.offers import expression
+from nnx_inspector.offers import expression, strength_of
 from nnx_inspector.presenter import Presenter
-from nnx_inspector.screen import InspectorWidget, Screen
+from nnx_inspector.screen import InspectorWidget, Screen, asset
+from nnx_inspector.tracing import Trace
 
 
 @dataclasses.dataclass
@@ -29,6 +30,10 @@ class Handle:
     def sites(self):
         return (self.site,)
 
+    @property
+    def strength(self):
+        return strength_of(self.perturbation)
+
     def remove(self):
         self.removed = True
 
@@ -39,12 +44,26 @@ class Fake:
     def __init__(self):
         self.selected = ""
         self.made: list[Handle] = []
+        self.asked: list[object] = []
 
     def perturb(self, only, perturbation):
         if only == "nowhere":
             raise ValueError("'nowhere' matches no site.")
         self.made.append(Handle(len(self.made) + 1, only, perturbation))
         return self.made[-1]
+
+    def switch_all(self, enabled):
+        for handle in self.all():
+            handle.enabled = enabled
+
+    def look(self, request):
+        self.asked.append(request)
+
+    def start_sweep(self, only, perturbation):
+        self.asked.append((only, expression(perturbation)))
+
+    def stop_sweep(self):
+        self.asked.append("stop")
 
     def all(self):
         return [handle for handle in self.made if not handle.removed]
@@ -61,7 +80,12 @@ class Replies:
 
     def __init__(self):
         self.said: list[tuple[int, str]] = []
+        self.python = ""
+        self.states: list[str] = []
         self.screen = types.SimpleNamespace(reply=self.reply)
+
+    def state_changed(self):
+        self.states.append(self.python)
 
     def reply(self, number, error=""):
         self.said.append((number, error))
@@ -79,6 +103,40 @@ def ask(fake, message):
     ((number, error),) = view.said
     assert number == message.id
     return error
+
+
+def shown(message):
+    """What a command has sent over the stream, and the error of its reply, which comes after."""
+    said = []
+    screen = types.SimpleNamespace(
+        send=lambda m, buffer=None: said.append((m, buffer)),
+        reply=lambda number, error="": said.append((number, error)),
+    )
+    row = protocol.Site(
+        key="", name="M", kind="M", parent=-1, depth=0, inputs="", output="", parameters=0,
+        flops=None, calls=0, stacked=0, aliases=(), source="", perturbable=False, unseen="",
+    )  # fmt: skip
+    layout = protocol.Layout(version=protocol.VERSION, layout=4, model="M", sites=(row,))
+    inspector = types.SimpleNamespace(trace=Trace((), (), (), (), {}))
+    answer(message, inspector, Fake(), types.SimpleNamespace(screen=screen, layout=layout))
+    *sent, (number, error) = said
+    assert number == message.id
+    return sent, error
+
+
+def test_a_flow_comes_before_its_reply():
+    ((flow, buffer),), error = shown(protocol.ShowFlow(id=6, site=""))
+    assert (flow.site, flow.id, flow.layout, flow.nodes, buffer, error) == ("", 6, 4, (), None, "")
+    assert shown(protocol.ShowFlow(id=7, site="x")) == (
+        [], "There is no site 'x' in this model."
+    )  # fmt: skip
+
+
+def test_the_layout_library_comes_as_bytes():
+    ((message, buffer),), error = shown(protocol.GetLayoutLibrary(id=8))
+    assert (message, error) == (protocol.LayoutLibrary(version=protocol.VERSION), "")
+    assert buffer == asset("layout.js").encode()
+    assert b"export" in buffer
 
 
 def perturb(kind, strength=None, at="output", site="a"):
@@ -160,6 +218,58 @@ def test_all_are_switched(fake):
     assert fake.made[1].enabled, "a removed one is not touched"
 
 
+def set_mask(number, bits, *, units=10, site="a"):
+    return protocol.SetMask(id=6, perturbation=number, site=site, units=units, mask=bits)
+
+
+def test_a_mask_is_added_and_set_bit_by_bit(fake):
+    assert ask(fake, set_mask(None, "bf80")) == ""
+    assert fake.made[0].perturbation.mask.tolist() == [True, False, *[True] * 7, False]
+    assert ask(fake, set_mask(1, "ffc0")) == ""
+    assert fake.made[0].perturbation.mask.all()
+    assert len(fake.made) == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (set_mask(None, "bf"), "10 units are 2 bytes of bits, got 1."),
+        (set_mask(None, "zz", units=8), "non-hexadecimal number"),
+        (set_mask(None, "", units=0), "A mask has 1 to 16384 units here, got 0."),
+        (set_mask(3, "bf80"), "There is no perturbation with the number 3"),
+    ],
+    ids=["bytes", "hexadecimal", "none", "handle"],
+)
+def test_a_mask_that_is_none_is_the_reply(fake, message, text):
+    assert ask(fake, message).startswith(text)
+    assert fake.made == []
+
+
+def test_a_sweep_is_started_and_stopped(fake):
+    start = protocol.StartSweep(id=8, sites="a/**", kind="Scale", strength=0.5, at="output")
+    assert ask(fake, start) == ""
+    assert ask(fake, protocol.StopSweep(id=9)) == ""
+    assert fake.asked == [("a/**", "nni.Scale(factor=0.5)"), "stop"]
+
+
+def test_a_look_is_not_answered_before_it_was_looked(fake):
+    view, request = Replies(), protocol.Look(id=7, what="units", site="a")
+    answer(request, fake, fake, view)
+    assert fake.asked == [request]
+    assert view.said == []
+    assert view.python == "", "a panel looks by itself: nothing was clicked"
+
+
+def test_what_was_clicked_last_is_told_in_python_and_what_failed_is_not_sent(fake):
+    view = Replies()
+    answer(perturb("Scale", 0.5), fake, fake, view)
+    answer(protocol.SwitchAll(id=1, enabled=False), fake, fake, view)
+    answer(protocol.StopSweep(id=2), fake, fake, view)
+    answer(perturb("Zero", site="nowhere"), fake, fake, view)
+    assert view.states == ['insp.perturb("a", nni.Scale(factor=0.5))', "insp.switch_all(False)"]
+    assert view.python == "insp.switch_all(False)"
+
+
 @pytest.mark.parametrize(
     ("header", "text"),
     [
@@ -228,7 +338,9 @@ def elsewhere(work):
     return thread.ident
 
 
-@pytest.mark.parametrize("message", [{"type": "hello", "version": 2}, {"type": "ack", "seq": 0}])
+@pytest.mark.parametrize(
+    "message", [{"type": "hello", "version": 2, "streams": True}, {"type": "ack", "seq": 0}]
+)
 def test_how_changes_reach_a_loop(silent, message):
     screen = Screen(lambda message: None)
     here = threading.get_ident()

@@ -7,7 +7,10 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.long
 def test_the_table_is_printed() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "tests.benchmarks.cost", "--tiny", "--only=MLP", "--rounds=3"],

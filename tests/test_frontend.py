@@ -27,3 +27,10 @@ def test_no_lock_file_names_a_registry():
     text = (ROOT / "js" / "package-lock.json").read_text()
     assert "resolved" not in text
     assert "http" not in re.sub(r'"url": "https?://[^"]*"', "", text)
+
+
+def test_the_licences_of_what_is_bundled_lie_beside_it():
+    text = (STATIC / "licenses.txt").read_text()
+    for package in ("preact 1", "@preact/signals 2", "@dagrejs/dagre 3"):
+        assert package in text
+    assert text.count("Permission is hereby granted, free of charge") >= 4

@@ -164,3 +164,43 @@ def test_another_kind_a_wrong_type_and_use_after_removal_are_refused(handles):
     handle.remove()
     with pytest.raises(InspectorError, match="was removed"):
         handle.enabled = True
+
+
+def test_all_are_switched_by_one_change():
+    changes = []
+    handles = Handles(lambda: changes.append(1))
+    several = [handles.add(site, [site], Scale(2.0)) for site in "abc"]
+    several[1].enabled = False
+    changes.clear()
+    handles.switch_all(False)
+    assert ([h.enabled for h in several], len(changes)) == ([False] * 3, 1)
+    assert not handles.setting().active
+    handles.switch_all(False)
+    assert len(changes) == 1, "nothing is switched that is off"
+    several[0].remove()
+    changes.clear()
+    handles.switch_all(True)
+    assert ([h.enabled for h in several], len(changes)) == ([False, True, True], 1)
+    assert set(handles.rows()) == {"b", "c"}
+
+
+def test_the_strength_is_the_number_that_a_slider_sets():
+    handles = Handles(lambda: None)
+    scale = handles.add("a", ["a"], Scale(2.0))
+    scale.strength = 0.25
+    assert (scale.perturbation.factor, scale.strength) == (0.25, 0.25)
+    clamp = handles.add("a", ["a"], Clamp(-1.0, 1.0))
+    clamp.strength = 3.0
+    assert (clamp.perturbation.low, clamp.perturbation.high) == (-3.0, 3.0)
+    zero = handles.add("a", ["a"], Zero())
+    assert zero.strength is None
+    with pytest.raises(ValueError, match="no strength that is one number"):
+        zero.strength = 1.0
+
+
+def test_a_mask_without_some_units():
+    assert Mask.without([0, 2], units=4).mask.tolist() == [False, True, False, True]
+    assert Mask.without([], units=2, axis=1, at="input").at == "input"
+    for wrong in (4, -1):
+        with pytest.raises(IndexError, match=f"no unit {wrong} among 4"):
+            Mask.without([wrong], units=4)

@@ -314,6 +314,15 @@ def test_a_background_loop_reports_what_it_raises(insp):
     assert "ZeroDivisionError: mine" in insp._view._notices[-1].text
 
 
+def test_run_without_arguments_runs_what_was_run_last_and_at_first_the_example(insp, model):
+    plain = nnx.clone(model)
+    np.testing.assert_allclose(insp.run(), plain(X), rtol=1e-5)
+    insp.run(X[:2])
+    assert insp.run().shape == (2, 2)
+    insp.step(loss_fn, X)  # a loss' arguments are not the model's
+    assert insp.run().shape == (2, 2)
+
+
 def test_push_shows_a_record_of_the_users_own(insp, model, browser):
     (_, _, record), _ = nnx.jit(nni.value_and_grad(loss_fn, has_aux=True))(model, X)
     insp.push(record, step=7, loss=1.5)
@@ -338,13 +347,27 @@ def test_what_is_on_screen_is_what_the_summaries_say(insp, browser):
 def test_hello_is_answered_with_everything(insp, browser):
     insp.metrics(loss=1.0)
     browser.sent.clear()
-    browser.says(insp, protocol.Hello(version=protocol.VERSION))
+    browser.says(insp, protocol.Hello(version=protocol.VERSION, streams=True))
     kinds = [(role, header["type"]) for role, header, _ in browser.sent]
     assert kinds[:2] == [("control", "reply"), ("stream", "layout")]
     assert {kind for role, kind in kinds if role == "stream"} == {
-        "layout", "state", "frame", "history", "curves"
+        "layout", "state", "frame", "history", "curves", "passes"
     }  # fmt: skip
     assert [kind for role, kind in kinds if role == "control"] == ["reply"]
+
+
+def test_a_page_without_the_stream_is_told_everything_over_control(insp, browser):
+    browser.sent.clear()
+    browser.says(insp, protocol.Hello(version=protocol.VERSION, streams=False))
+    insp.run()
+    assert {role for role, _, _ in browser.sent} == {"control"}
+    assert {"reply", "layout", "state", "frame"} <= {
+        header["type"] for _, header, _ in browser.sent
+    }
+    browser.says(insp, protocol.Hello(version=protocol.VERSION, streams=True))
+    browser.sent.clear()
+    insp.run()
+    assert {role for role, _, _ in browser.sent} == {"stream"}
 
 
 def test_every_header_fits_its_type(insp, browser):

@@ -347,7 +347,7 @@ sow_outside_of_capture = pytest.mark.filterwarnings(r"ignore:\s*Using 'Module.(s
 
 
 @sow_outside_of_capture
-@hypothesis.settings(max_examples=25)
+@hypothesis.settings(max_examples=12)
 @hypothesis.given(CASES)
 def test_hooks_change_nothing_see_every_call_and_leave_nothing(case):
     check(case)
@@ -362,7 +362,7 @@ def test_hooks_change_nothing_see_every_call_and_leave_nothing_many(case):
 
 
 @sow_outside_of_capture
-@hypothesis.settings(max_examples=10)
+@hypothesis.settings(max_examples=6)
 @hypothesis.given(CASES)
 def test_an_exception_of_the_forward_pass_is_the_users_and_leaves_nothing(case):
     check_failure(case)
@@ -383,7 +383,7 @@ JITTED = st.tuples(
 )
 
 
-@hypothesis.settings(max_examples=8)
+@hypothesis.settings(max_examples=5)
 @hypothesis.given(JITTED)
 def test_equal_hooks_that_come_and_go_trace_nothing_anew(case):
     check_retraces(*case)

@@ -199,13 +199,13 @@ def check_programs(seed: int) -> None:
     together(*(Worker(number, random_program(rng), shared, jitted) for number in range(THREADS)))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [1])
 def test_random_sequences_in_eight_threads_do_not_cross(seed):
     check_programs(seed)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(100, 300))
+@pytest.mark.parametrize("seed", [0, 2, 3, *range(100, 300)])
 def test_random_sequences_in_eight_threads_do_not_cross_many(seed):
     check_programs(seed)
 

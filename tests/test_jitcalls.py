@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import Compiled
 from flax import nnx
 from looks import doubling, passing
 
-from nnx_inspector import _private, jitcalls
+from nnx_inspector import jitcalls
 from nnx_inspector.dispatch import hooked
 from nnx_inspector.jitcalls import JitCalls
 from nnx_inspector.layers import INTERCEPTOR, Layer
@@ -82,19 +83,6 @@ CASES = {
     "an inner jit": lambda model: outer(model, X),
     "what runs beside it, eagerly": lambda model: (of_nnx(model, X) - 1.0).sum(axis=0),
 }
-
-
-class Compiled:
-    def __enter__(self):
-        self.kinds = []
-        self._undo = _private.compilation_events(self._note)
-        return self
-
-    def _note(self, kind, seconds):
-        self.kinds.append((kind, seconds))
-
-    def __exit__(self, *_):
-        self._undo()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -148,6 +148,32 @@ def test_a_complex_strength_of_real_values_is_refused(one):
         apply(one, jnp.ones((4, 3)))
 
 
+@pytest.mark.parametrize("one", [*EVERY, *OF_PARAMETERS], ids=named)
+@pytest.mark.parametrize("put", [lambda x: None, lambda x: "label", lambda x: True, jnp.shape])
+def test_anything_may_stand_in_place_of_its_numbers(one, put):
+    leaves, treedef = jax.tree.flatten(one)
+    changed = jax.tree.map(put, one)
+    assert type(changed) is type(one)
+    assert treedef.flatten_up_to(changed) == [put(x) for x in leaves]
+    back = jax.tree.unflatten(treedef, leaves)
+    assert all(a is b for a, b in zip(jax.tree.leaves(back), leaves, strict=True))
+    assert jax.tree.structure(back) == treedef
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(one)]
+    assert all(name.startswith(".") for name in names)
+
+
+@pytest.mark.parametrize("one", [*EVERY, *OF_PARAMETERS], ids=named)
+def test_it_is_an_argument_of_nnx_jit(one):
+    numbers = nnx.jit(lambda one: jax.tree.leaves(one))(one)
+    for found, value in zip(numbers, jax.tree.leaves(one), strict=True):
+        np.testing.assert_array_equal(found, jnp.asarray(value))
+
+
+def test_nothing_is_no_number():
+    with pytest.raises(TypeError, match="Scale takes a number, got None"):
+        Scale(None)
+
+
 def test_lists_are_arrays():
     x = batch(4, 3)
     np.testing.assert_allclose(apply(Mask([1, 0, 1]), x), x * np.array([1, 0, 1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
+from typing import Any
 
 import nbformat
 import pytest
@@ -29,7 +30,13 @@ def test_there_are_notebooks():
     assert NOTEBOOKS, f"no notebooks in {ROOT / 'notebooks'}"
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def cases() -> list[Any]:
+    """The quickstart is run whole by browser/test_quickstart.py too: here by hand."""
+    long = [pytest.mark.long]
+    return [pytest.param(p, marks=long if p.stem == "quickstart" else []) for p in NOTEBOOKS]
+
+
+@pytest.mark.parametrize("path", cases(), ids=lambda path: path.stem)
 def test_runs(path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     _give_this_python_a_kernel(tmp_path, monkeypatch)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")

@@ -9,7 +9,7 @@ import pytest
 
 import nnx_inspector as nni
 from nnx_inspector import protocol
-from nnx_inspector.offers import Showing, expression, made, tuned
+from nnx_inspector.offers import Showing, expression, made, masked, tuned
 
 X = np.array([[-3.0, 0.5, 2.0], [1.0, -0.25, 0.0]], np.float32)
 
@@ -187,6 +187,10 @@ def test_where_it_acts_and_on_what(perturbation, at, acts_on):
 def test_a_boolean_mask_of_units_says_how_many_are_off(mask, units):
     looks = shown(nni.Mask(mask))
     assert (looks.units, looks.units_off) == units
+    bits = "".join(f"{int(byte, 16):04b}" for byte in looks.mask)
+    assert bits.count("1") == units[0] - units[1]
+    if looks.mask:
+        assert masked(looks.mask, units[0]).tolist() == np.asarray(mask).tolist()
 
 
 def test_a_pattern_names_its_sites_up_to_a_limit():
@@ -210,9 +214,10 @@ def test_what_changes_is_shown_and_the_rest_is_looked_at_once():
     object.__setattr__(mask, "mask", Looked())
     showing, one = Showing(), handle(mask, compiling=True)
     (first,) = showing.of([one], pending=True)
+    times, Looked.times = Looked.times, 0
     one.enabled, one.compiling = False, False
     (second,) = showing.of([one], pending=False)
-    assert Looked.times == 1
+    assert (times, Looked.times) == (2, 0), "for its bits and for its text"
     assert (first.enabled, first.pending, first.compiling) == (True, True, True)
     assert (second.enabled, second.pending, second.compiling) == (False, False, False)
     assert dataclasses.replace(first, enabled=False, pending=False, compiling=False) == second
@@ -229,5 +234,5 @@ def state(perturbations):
     return protocol.State(
         version=protocol.VERSION, seq=1, selected="", perturbations=tuple(perturbations),
         training_perturbed=False, listening="after", compiling=0, effect=None, no_effect="",
-        progress=progress, cost=cost, notices=(), closed=False,
+        progress=progress, cost=cost, notices=(), python="", closed=False,
     )  # fmt: skip

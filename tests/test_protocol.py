@@ -39,6 +39,7 @@ def test_a_float_that_is_not_finite_never_reaches_the_json():
         kl=math.inf,
         top1_changed=None,
         sites=(protocol.SiteEffect(site="a", change=math.nan),),
+        alone=(),
     )
     assert protocol._plain(effect) == {
         "source": "x",
@@ -48,6 +49,7 @@ def test_a_float_that_is_not_finite_never_reaches_the_json():
         "kl": None,
         "top1_changed": None,
         "sites": [{"site": "a", "change": None}],
+        "alone": [],
     }
 
 

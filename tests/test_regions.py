@@ -1,29 +1,25 @@
 """Watched regions: passes counted inside the program, steps by `tick`, and without a screen."""
 
+import gc
 import threading
 import warnings
+import weakref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compiled import Compiled
 from flax import nnx
 from leftovers import nothing_left
+from models import TwoLayers
 
 import nnx_inspector as nni
-from nnx_inspector import _private, watching
+from nnx_inspector import watching
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 SGD = optax.sgd(0.1)
-
-
-class Net(nnx.Module):
-    def __init__(self, rngs):
-        self.a, self.b = nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)
-
-    def __call__(self, x):
-        return self.b(jnp.tanh(self.a(x)))
 
 
 def loss_fn(model, x):
@@ -38,7 +34,7 @@ def step(model, optimizer, x):
 
 
 def made():
-    model = Net(nnx.Rngs(0))
+    model = TwoLayers(nnx.Rngs(0))
     return model, nnx.Optimizer(model, SGD, wrt=nnx.Param)
 
 
@@ -159,20 +155,18 @@ def test_a_switch_acts_from_the_next_pass_and_whole_passes_only(insp):
     forward = nnx.jit(lambda m, x: m(x))
     handle = insp.perturb("b", nni.Zero())
     handle.enabled = False
-    zero, kinds = [], []
-    undo = _private.compilation_events(lambda kind, _: kinds.append(kind))
-    with insp.watch(every=1):
+    zero, compiled = [], Compiled()
+    with compiled, insp.watch(every=1):
         for i in range(8):
             handle.enabled = i % 3 == 1
             zero.append(not np.asarray(forward(insp.model, X)).any())
             if i == 0:
-                kinds.clear()
-    undo()
+                compiled.kinds.clear()
     assert zero == [i % 3 == 1 for i in range(8)]
     watched = [p for p in insp.recording.passes if p.kind == "watch"]
     assert [p.perturbed for p in watched] == zero
     assert [p.summary("b").norm == 0 for p in watched] == zero
-    assert kinds == []
+    assert compiled.kinds == []
 
 
 def test_flips_from_another_thread_during_500_donated_steps_act_on_whole_passes(insp):
@@ -183,7 +177,7 @@ def test_flips_from_another_thread_during_500_donated_steps_act_on_whole_passes(
         return state, nnx.merge(graphdef, state)(x)
 
     donated = jax.jit(donated_step, donate_argnums=0)
-    handle, stop, kinds = insp.perturb("a", nni.Scale(3.0)), threading.Event(), []
+    handle, stop, compiled = insp.perturb("a", nni.Scale(3.0)), threading.Event(), Compiled()
     clean, scaled = (np.asarray(v) for v in _both(model))
 
     def flip():
@@ -196,17 +190,16 @@ def test_flips_from_another_thread_during_500_donated_steps_act_on_whole_passes(
     with insp.watch(every=1, gradients=False):
         graphdef, state = nnx.split(model)
         state, _ = donated(jax.tree.map(jnp.copy, state), X)
-        undo = _private.compilation_events(lambda kind, _: kinds.append(kind))
         thread.start()
         try:
-            for _ in range(500):
-                state, y = donated(state, X)
-                outs.append(y)
+            with compiled:
+                for _ in range(500):
+                    state, y = donated(state, X)
+                    outs.append(y)
         finally:
             stop.set()
             thread.join()
-            undo()
-    assert kinds == []
+    assert compiled.kinds == []
     found = [int(np.allclose(y, scaled, rtol=1e-5)) for y in outs]
     assert all(
         np.allclose(y, (clean, scaled)[k], rtol=1e-5) for y, k in zip(outs, found, strict=True)
@@ -254,6 +247,42 @@ def test_two_calls_of_the_model_in_one_loss_are_two_passes_with_gradients_of_the
         )
 
 
+class Blocks(nnx.Module):
+    """Its blocks are jitted by themselves."""
+
+    def __init__(self, rngs):
+        self.a, self.b = nnx.Linear(3, 3, rngs=rngs), nnx.Linear(3, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return block(self.b, block(self.a, x))
+
+
+@nnx.jit
+def block(module, x):
+    return jnp.tanh(module(x))
+
+
+@pytest.mark.parametrize("direct_first", [True, False])
+@pytest.mark.parametrize("whole", [nnx.jit(lambda m, x: m(x)), lambda m, x: m(x)])
+def test_a_jitted_block_that_is_also_called_directly_has_passes_of_its_own(whole, direct_first):
+    model = Blocks(nnx.Rngs(0))
+    calls = [lambda: whole(model, X), lambda: block(model.b, 2 * X)]
+    calls = calls[::-1] if direct_first else calls
+    with nni.watch(model, every=1) as recording:
+        for _ in range(2):
+            for call in calls:
+                call()
+    inner = np.tanh(np.asarray(model.a(X)))
+    of_whole = {"a": model.a(X), "b": model.b(inner), "": whole(model, X)}
+    of_block = {"b": model.b(2 * X)}
+    expected = [of_whole, of_block]
+    expected = (expected[::-1] if direct_first else expected) * 2
+    assert [{site for site, _ in p.keys} for p in recording.passes] == [set(e) for e in expected]
+    for one, figures in zip(recording.passes, expected, strict=True):
+        for site, y in figures.items():
+            np.testing.assert_allclose(one.summary(site).norm, np.linalg.norm(y), rtol=1e-4)
+
+
 def test_a_scan_over_steps_has_a_pass_for_each():
     model, optimizer = made()
 
@@ -288,6 +317,43 @@ def test_a_pass_is_sent_in_one_message_forward_and_one_backward(monkeypatch):
         for x in batches(3):
             step(model, optimizer, x)
     assert sorted(messages) == ["gradient"] * 3 + ["output"] * 3
+
+
+def test_a_second_recording_of_a_model_runs_the_programs_of_the_first():
+    model, optimizer = made()
+    with nni.watch(model, every=1) as first:
+        step(model, optimizer, X)
+    with Compiled() as compiled, nni.watch(model, every=1) as second:
+        step(model, optimizer, X)
+    assert compiled.kinds == []
+    assert first.passes[0].summary("").norm != second.passes[0].summary("").norm
+    assert len(first.passes) == len(second.passes) == 1
+
+
+def test_two_recordings_at_once_tell_nobody_of_the_others():
+    model, optimizer = made()
+    with nni.watch(model, every=1):
+        step(model, optimizer, X)
+    with nni.watch(model, every=1) as outer, nni.watch(model, every=2) as inner:
+        for x in batches(4):
+            step(model, optimizer, x)
+    assert [p.step for p in outer.passes] == [0, 1, 2, 3]
+    assert [p.step for p in inner.passes] == [0, 2]
+    with pytest.raises(KeyError), nni.watch(model):
+        raise KeyError("mine")
+    with nni.watch(model, every=1) as after:
+        step(model, optimizer, X)
+    assert len(after.passes) == 1
+
+
+def test_a_model_that_was_recorded_is_let_go():
+    model, optimizer = made()
+    with nni.watch(model):
+        step(model, optimizer, X)
+    alive = weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    assert alive() is None
 
 
 def test_an_error_in_the_region_is_the_users_own(insp):

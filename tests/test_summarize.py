@@ -36,7 +36,7 @@ def against_oracle(x: np.ndarray) -> None:
     check(summarize(device(x)), x)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(arrays())
 def test_every_figure_is_the_oracles(x: np.ndarray) -> None:
     against_oracle(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from typing import Any
@@ -90,6 +91,25 @@ def test_merged_parts_are_the_whole(parts: list[np.ndarray]) -> None:
         for i, part in enumerate(parts):
             check(rows.row(i), part)
     check(merge([merged, empty(), merged]), np.concatenate([whole, whole]))
+
+
+POINTS = [None, np.full(3, np.nan, np.float32), np.array([1, 5, 2], np.int32)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(floats, st.sampled_from(POINTS), st.booleans())
+def test_one_merged_is_it_merged_with_nothing(
+    x: np.ndarray, points: np.ndarray | None, stopped: bool
+) -> None:
+    one = made(x) if points is None else dataclasses.replace(made(x), points=points)
+    if stopped:
+        one.bins[5] = np.iinfo(np.uint32).max
+    fields = {name: np.zeros_like(getattr(one, name)) for name in ("bins", "points", "sums")}
+    alone, together = merge([one]), merge([one, Summary(**fields)])
+    for name in fields:
+        found, expected = getattr(alone, name), getattr(together, name)
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
 
 
 @settings(max_examples=200, deadline=None)

@@ -8,18 +8,11 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from models import TwoLayers
 
 from nnx_inspector import watching
 from nnx_inspector.perturbation import SCALE, ZERO
 from nnx_inspector.watching import Session
-
-
-class Net(nnx.Module):
-    def __init__(self, rngs):
-        self.a, self.b = nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)
-
-    def __call__(self, x):
-        return self.b(jnp.tanh(self.a(x)))
 
 
 class Stack(nnx.Module):
@@ -65,7 +58,7 @@ def adam(model):
 
 
 def activations(model, x):
-    """Outputs and cotangents of Net's sites in float64, by hand."""
+    """Outputs and cotangents of the sites in float64, by hand."""
     w = lambda v: np.asarray(v[...], np.float64)  # noqa: E731
     x = np.asarray(x, np.float64)
     a = x @ w(model.a.kernel) + w(model.a.bias)
@@ -86,7 +79,7 @@ def check(summary, array):
 
 @pytest.mark.parametrize("jit", [True, False])
 def test_every_figure_of_a_watched_step_is_that_of_a_hand_written_one(jit):
-    model = Net(nnx.Rngs(0))
+    model = TwoLayers(nnx.Rngs(0))
     expected = activations(model, X)
     session = Session(model)
     f = nnx.value_and_grad(loss_fn)
@@ -101,7 +94,7 @@ def test_every_figure_of_a_watched_step_is_that_of_a_hand_written_one(jit):
 
 
 def test_a_step_jitted_before_is_watched_and_its_training_is_the_same():
-    models = Net(nnx.Rngs(0)), Net(nnx.Rngs(0))
+    models = TwoLayers(nnx.Rngs(0)), TwoLayers(nnx.Rngs(0))
     optimizers = [adam(m) for m in models]
     traces: list[int] = []
     step = make_step(traces)
@@ -140,7 +133,7 @@ def test_layers_of_a_scan_are_each_seen_once_also_under_remat(remat):
 
 
 def test_a_vmapped_pass_is_summarised_as_one_batch():
-    model = Net(nnx.Rngs(0))
+    model = TwoLayers(nnx.Rngs(0))
     expected = activations(model, X)
     session = Session(model)
 
@@ -155,7 +148,7 @@ def test_a_vmapped_pass_is_summarised_as_one_batch():
 
 
 def test_per_example_gradients_add_up():
-    model = Net(nnx.Rngs(0))
+    model = TwoLayers(nnx.Rngs(0))
     session = Session(model)
 
     @nnx.jit
@@ -219,7 +212,7 @@ def test_a_while_loop_is_reported_as_unseen_and_does_not_break_the_gradient():
 
 
 def test_a_perturbation_acts_on_the_real_step_and_toggling_traces_nothing():
-    model = Net(nnx.Rngs(0))
+    model = TwoLayers(nnx.Rngs(0))
     traces: list[int] = []
     step = make_step(traces)
     session = Session(model)
@@ -235,7 +228,7 @@ def test_a_perturbation_acts_on_the_real_step_and_toggling_traces_nothing():
 
 
 def test_teacher_and_student_of_equal_structure_are_never_mixed_up():
-    student, teacher = Net(nnx.Rngs(0)), Net(nnx.Rngs(1))
+    student, teacher = TwoLayers(nnx.Rngs(0)), TwoLayers(nnx.Rngs(1))
     expected = activations(student, X)
     session = Session(student)
 
@@ -246,12 +239,12 @@ def test_teacher_and_student_of_equal_structure_are_never_mixed_up():
     with session.open():
         f(student, teacher, X)
     check(session.take()["a"]["output"], expected["a"][0])
-    assert session.unattributed == {"Net": 1, "Linear": 2}
+    assert session.unattributed == {"TwoLayers": 1, "Linear": 2}
     session.close()
 
 
 def test_an_ema_copy_made_by_tree_map_while_watched_works_and_is_not_watched():
-    model = Net(nnx.Rngs(0))
+    model = TwoLayers(nnx.Rngs(0))
     ema = nnx.clone(model)
     expected = activations(model, X)
     session = Session(model)
@@ -265,7 +258,7 @@ def test_an_ema_copy_made_by_tree_map_while_watched_works_and_is_not_watched():
 
 
 def test_an_exception_in_the_step_is_the_users_own_and_leaves_nothing():
-    class Broken(Net):
+    class Broken(TwoLayers):
         def __call__(self, x):
             super().__call__(x)
             raise ZeroDivisionError("mine")
@@ -282,7 +275,7 @@ def test_an_exception_in_the_step_is_the_users_own_and_leaves_nothing():
 
 
 def test_an_error_while_receiving_is_counted_and_never_reaches_the_step(monkeypatch):
-    model = Net(nnx.Rngs(0))
+    model = TwoLayers(nnx.Rngs(0))
     session = Session(model)
 
     def broken(*_):
@@ -298,7 +291,7 @@ def test_an_error_while_receiving_is_counted_and_never_reaches_the_step(monkeypa
 
 
 def test_a_program_that_outlives_its_session_still_runs():
-    model = Net(nnx.Rngs(0))
+    model = TwoLayers(nnx.Rngs(0))
     f = nnx.jit(lambda m, x: m(x))
     session = Session(model)
     with session.open():
@@ -309,7 +302,7 @@ def test_a_program_that_outlives_its_session_still_runs():
 
 
 def test_a_dropped_session_is_freed():
-    session = Session(Net(nnx.Rngs(0)))
+    session = Session(TwoLayers(nnx.Rngs(0)))
     number = session.number
     with session.open():
         session.model(X)
@@ -322,7 +315,7 @@ def test_a_dropped_session_is_freed():
 
 
 def test_flips_from_another_thread_during_donated_steps():
-    model = Net(nnx.Rngs(0))
+    model = TwoLayers(nnx.Rngs(0))
     optimizer = adam(model)
     traces: list[int] = []
 

@@ -11,9 +11,11 @@ import { Metrics } from "./metrics/Metrics";
 import { Banner } from "./notices/Banner";
 import { Notices } from "./notices/Notices";
 import { Perturbations } from "./perturb/Perturbations";
+import { PythonLine } from "./python/PythonLine";
 import type { Store } from "./store";
 import { ids } from "./testids";
 import { dark, watchTheme } from "./theme";
+import { TimeStrip } from "./time/TimeStrip";
 import { Tree } from "./tree/Tree";
 
 interface Props {
@@ -50,6 +52,7 @@ export function App({ store, bridge }: Props) {
     >
       <div class="nni-view">
         <Part name="the header" view={<Header store={store} />} />
+        <Part name="the time strip" view={<TimeStrip store={store} />} />
         <Part name="the notices" view={<Banner store={store} bridge={bridge} />} />
         <Part name="the notices" view={<Notices store={store} bridge={bridge} />} />
         <Part name="the perturbations" view={<Perturbations store={store} bridge={bridge} />} />
@@ -60,6 +63,7 @@ export function App({ store, bridge }: Props) {
           </div>
           <Part name="the detail" view={<Detail store={store} />} />
         </div>
+        <Part name="the line of Python" view={<PythonLine store={store} />} />
       </div>
     </div>
   );

@@ -1,12 +1,12 @@
 // The two comms: control (hello, requests, acks; replies come back) and stream (what to show).
 // ipykernel answers a click while a cell runs only if nothing is streamed on the comm of the click.
 // Invariant: every request gets one outcome, the kernel's reply, or UNREACHABLE where it could not
-// be sent; silence is only ever reported as "not yet", because a busy kernel answers late. Hello is said until anything arrives, and once
-// more at the end: ipykernel routes a comm by the shell that last *sent* on it, JupyterLab starts
-// its subshell a little after the comm, and only an answer (on control) to a hello that came
-// through the subshell moves the route there.
+// be sent; silence is only ever reported as "not yet", because a busy kernel answers late. Hello is
+// said until anything arrives, and once more at the end: ipykernel routes a comm by the shell that
+// last *sent* on it, JupyterLab starts its subshell a little after the comm, and only an answer (on
+// control) to a hello that came through the subshell moves the route there.
 import { signal } from "@preact/signals";
-import { VERSION, type Adjust, type Perturb, type Remove, type Select, type SwitchAll, type ToBrowser, type ToKernel } from "./protocol";
+import { VERSION, type Arrays, type ToBrowser, type ToKernel, type Values } from "./protocol";
 import { toBrowser } from "./validate";
 
 /** What anywidget gives as `model`, as far as it is used here. */
@@ -16,8 +16,10 @@ export interface Model {
   send(content: unknown): void;
 }
 
-export type Ask = Request<Select> | Request<Perturb> | Request<Adjust> | Request<SwitchAll> | Request<Remove>;
-type Request<T> = Omit<T, "id">;
+/** Every message to the kernel that has a number, and so a reply; the bridge gives the number. */
+export type Ask = Request<ToKernel>;
+type Request<T> = T extends { readonly id: number } ? Omit<T, "id"> : never;
+export type ValueMessage = Arrays | Values;
 export type Update = Exclude<ToBrowser, { type: "reply" }>;
 
 export interface Receiver {
@@ -28,7 +30,12 @@ export interface Receiver {
 
 export const HELLO_MS = [0, 300, 1000];
 export const ABSENT_MS = 3000;
+/** So long after control the stream is there, or its front end makes no model of it. */
+export const ALONE_MS = 1000;
 export const LATE_MS = 10_000;
+/** Frames that are acknowledged by one message, and how long one waits for another. */
+export const ACK_EVERY = 2;
+export const ACK_MS = 50;
 export const UNREACHABLE = "this view is not connected to a kernel.";
 
 export class Bridge {
@@ -41,6 +48,9 @@ export class Bridge {
   private readonly waiting = new Map<number, { settle: (error: string | null) => void; timer: Timer; late: boolean }>();
   private readonly models: Record<"control" | "stream", Model | null> = { control: null, stream: null };
   private timers: Timer[] = [];
+  private drawn = 0;
+  private acknowledged = 0;
+  private acknowledging: Timer | undefined;
   private lastId = 0;
   private said = 0;
   private heard = false;
@@ -55,24 +65,38 @@ export class Bridge {
     // ipywidgets triggers this when the comm closes: the kernel was restarted or the cell cleared.
     model.on("comm_live_update", () => this.hello());
     if (this.models.control && this.models.stream) this.hello();
+    else if (role === "control") this.timers.push(setTimeout(() => this.hello(), ALONE_MS));
   }
 
   /** Stops all timers: nobody listens any more. */
   close(): void {
     this.timers.forEach(clearTimeout);
+    clearTimeout(this.acknowledging);
     for (const { timer } of this.waiting.values()) clearTimeout(timer);
     this.waiting.clear();
   }
 
-  ask(request: Ask, settle: (error: string | null) => void = () => undefined): void {
+  /** Gives the request's id, which what it asks for will name. */
+  ask(request: Ask, settle: (error: string | null) => void = () => undefined): number {
     const id = ++this.lastId;
     const entry = { settle, late: false, timer: setTimeout(() => this.overdue(id), LATE_MS) };
     this.waiting.set(id, entry);
     if (!this.send({ ...request, id } as ToKernel)) this.replied(id, UNREACHABLE);
+    return id;
   }
 
+  /** A frame was drawn. Every other one is told: the page shows that a kernel is busy with a message. */
   ack(seq: number): void {
-    this.send({ type: "ack", seq });
+    this.drawn = seq;
+    if (seq - this.acknowledged >= ACK_EVERY) return this.acknowledge();
+    this.acknowledging ??= setTimeout(() => this.acknowledge(), ACK_MS);
+  }
+
+  private acknowledge(): void {
+    clearTimeout(this.acknowledging);
+    this.acknowledging = undefined;
+    this.acknowledged = this.drawn;
+    this.send({ type: "ack", seq: this.drawn });
   }
 
   /** Whether there was a comm to send on: one whose kernel was restarted throws. */
@@ -96,10 +120,14 @@ export class Bridge {
     this.timers = HELLO_MS.map((ms, i) =>
       setTimeout(() => {
         this.said = i + 1;
-        if (i === last || this.connection.value !== "connected") this.send({ type: "hello", version: VERSION });
+        if (i === last || this.connection.value !== "connected") this.greet();
       }, ms),
     );
     this.timers.push(setTimeout(() => this.missing(), ABSENT_MS));
+  }
+
+  private greet(): void {
+    this.send({ type: "hello", version: VERSION, streams: this.models.stream !== null });
   }
 
   private missing(): void {

@@ -48,6 +48,13 @@ export function statistic(frame: FrameData, site: number, quantity: number, name
   return frame.table[(site * QUANTITIES.length + quantity) * STATISTICS.length + INDEX.get(name)!];
 }
 
+/** The heights of a site's sparkline; null where it was not measured. */
+export function sparkline(frame: FrameData | null, site: number): Uint8Array | null {
+  if (!frame || site < 0 || Number.isNaN(statistic(frame, site, 0, "size"))) return null;
+  const from = site * QUANTITIES.length * SPARK;
+  return frame.sparklines.subarray(from, from + SPARK);
+}
+
 export function decodeFrame(header: Frame, buffer: DataView | undefined): FrameData {
   const reader = new Reader(header.type, buffer);
   const pairs = header.histograms.reduce((sum, h) => sum + h.bins, 0);
@@ -88,7 +95,7 @@ export function decodeCurves(header: Curves, buffer: DataView | undefined): Curv
   return curves;
 }
 
-class Reader {
+export class Reader {
   private readonly view: DataView;
   private offset = 0;
 

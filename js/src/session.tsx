@@ -6,6 +6,7 @@ import { render } from "preact";
 import { App } from "./App";
 import { Bridge, type Model } from "./bridge";
 import { Store } from "./store";
+import { paletteOf } from "./theme";
 
 export interface Session {
   attach(role: "control" | "stream", model: Model, signal?: AbortSignal): void;
@@ -43,6 +44,7 @@ function createSession(forget: () => void): Session {
         models.delete(model);
         if (models.size > 0) return;
         bridge.close();
+        store.close();
         forget();
       });
     },
@@ -50,6 +52,9 @@ function createSession(forget: () => void): Session {
       const place = document.createElement("div");
       el.append(place);
       render(<App store={store} bridge={bridge} />, place);
+      // Read while there is nothing to style: with the first data it would style every row twice.
+      const root = place.querySelector(".nni-root");
+      if (root) paletteOf(root);
       return () => {
         render(null, place);
         place.remove();

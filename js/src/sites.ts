@@ -14,17 +14,25 @@ export interface Sites {
 /** So many rows may be open before anybody has opened one. */
 const OPEN_AT_FIRST = 500;
 
+/** The children of every leaf. */
+const NONE: number[] = [];
+
 export function toSites(layout: Layout): Sites {
-  const children: number[][] = layout.sites.map(() => []);
+  const children = new Array<number[]>(layout.sites.length).fill(NONE);
   const roots: number[] = [];
   const byKey = new Map<string, number>();
   layout.sites.forEach((site, i) => {
     byKey.set(site.key, i);
-    if (site.parent >= 0 && site.parent < layout.sites.length && site.parent !== i) children[site.parent].push(i);
-    else roots.push(i);
+    if (site.parent >= 0 && site.parent < layout.sites.length && site.parent !== i) {
+      if (children[site.parent] === NONE) children[site.parent] = [i];
+      else children[site.parent].push(i);
+    } else roots.push(i);
   });
   return { id: layout.layout, model: layout.model, list: layout.sites, children, roots, byKey };
 }
+
+/** A stack of more layers than this is closed at first. */
+const LAYERS_AT_FIRST = 16;
 
 /** As many whole levels as stay readable. Keys, so that they survive a new layout. */
 export function openAtFirst(sites: Sites): Set<string> {
@@ -32,18 +40,24 @@ export function openAtFirst(sites: Sites): Set<string> {
   let level = sites.roots;
   let shown = level.length;
   while (level.length > 0) {
-    const next = level.flatMap((i) => sites.children[i]);
+    const opened = level.filter((i) => sites.children[i].length > 0 && !isLong(sites, i) && sites.list[i].layer < 0);
+    const next = opened.flatMap((i) => sites.children[i]);
     if (shown + next.length > OPEN_AT_FIRST && open.size > 0) break;
-    for (const i of level) if (sites.children[i].length > 0) open.add(sites.list[i].key);
+    for (const i of opened) open.add(sites.list[i].key);
     shown += next.length;
     level = next;
   }
   return open;
 }
 
-/** Indices of the rows to show, top to bottom. A search shows matches and what leads to them. */
-export function visibleRows(sites: Sites, open: ReadonlySet<string>, query: string): number[] {
-  const shown = query.trim() === "" ? null : matches(sites, query);
+/** Whether a site has the rows of many single layers. */
+function isLong(sites: Sites, index: number): boolean {
+  return sites.children[index].filter((i) => sites.list[i].layer >= 0).length > LAYERS_AT_FIRST && sites.list[index].layer < 0;
+}
+
+/** Indices of the rows to show, top to bottom; of `matches`, these and what leads to them. */
+export function visibleRows(sites: Sites, open: ReadonlySet<string>, matches: ReadonlySet<number> | null): number[] {
+  const shown = matches ? leading(sites, matches) : null;
   const rows: number[] = [];
   const stack = [...sites.roots].reverse();
   while (stack.length > 0) {
@@ -58,14 +72,9 @@ export function visibleRows(sites: Sites, open: ReadonlySet<string>, query: stri
   return rows;
 }
 
-function matches(sites: Sites, query: string): Set<number> {
-  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+function leading(sites: Sites, matches: ReadonlySet<number>): Set<number> {
   const shown = new Set<number>();
-  sites.list.forEach((site, i) => {
-    const text = `${site.key}\n${site.name}\n${site.kind}\n${site.aliases.join("\n")}`.toLowerCase();
-    if (!words.every((word) => text.includes(word))) return;
-    for (let at = i; at >= 0 && !shown.has(at); at = sites.list[at].parent) shown.add(at);
-  });
+  for (const i of matches) for (let at = i; at >= 0 && !shown.has(at); at = sites.list[at].parent) shown.add(at);
   return shown;
 }
 

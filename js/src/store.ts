@@ -1,18 +1,26 @@
 // Everything that the screen shows, as signals, and the rules by which messages change it.
 // Invariants: of several frames only the newest is drawn, once an animation frame, and is
-// acknowledged after that; a frame of another layout than the current one is never drawn; pausing
-// holds the step on screen and nothing else. Views only read signals and call methods of this.
+// acknowledged after that; a frame of another layout than the current one is never drawn; the
+// timeline says which pass is drawn. Views only read signals and call methods of this.
 import { batch, computed, signal } from "@preact/signals";
 import { UNREACHABLE, type Ask, type Receiver, type Update } from "./bridge";
 import { decodeCurves, decodeFrame, decodeHistory, sitesOf } from "./decode";
 import type { CurveData, FrameData, HistoryData } from "./decode";
-import type { Layout, Notice, Perturb, Perturbation, Progress, State } from "./protocol";
+import { FlowState } from "./flow/state";
+import { Inside } from "./inside/inside";
+import type { Findings, Layout, Notice, Perturb, Perturbation, Progress, State, Sweep } from "./protocol";
 import { QUANTITIES, STATISTICS } from "./protocol";
-import { ancestors, label, openAtFirst, rowOf, toSites, visibleRows, type Sites } from "./sites";
+import { NnxState } from "./nnx/state";
+import { ancestors, label, openAtFirst, rowOf, toSites, type Sites } from "./sites";
+import { decodePasses } from "./time/passes";
+import { Timeline } from "./time/timeline";
+import { TreeView } from "./tree/view";
+import { Masks } from "./units/mask";
+import { ValuesState } from "./values/state";
 
 /** What the store needs of the bridge. */
 export interface Kernel {
-  ask(request: Ask, settle?: (error: string | null) => void): void;
+  ask(request: Ask, settle?: (error: string | null) => void): number;
   ack(seq: number): void;
 }
 
@@ -39,19 +47,25 @@ export class Store implements Receiver {
   readonly curves = signal<readonly CurveData[]>([]);
   readonly histories = signal<ReadonlyMap<number, HistoryData>>(new Map());
   readonly selected = signal<string | null>(null);
-  readonly paused = signal(false);
+  readonly flow = new FlowState({ sites: () => this.sites.peek(), ask: (request, settle) => this.kernel.ask(request, settle) });
 
-  readonly open = signal<ReadonlySet<string>>(new Set());
-  readonly query = signal("");
+  /** The panel of the detail that is shown; "" for the first. */
+  readonly panel = signal("");
+  readonly values = new ValuesState((request, settle) => this.kernel.ask(request, settle));
   readonly logAxis = signal(true);
+  readonly inside: Inside;
+  readonly masks: Masks;
+  readonly sweep = signal<Sweep | null>(null);
+  readonly findings = signal<Findings | null>(null);
+  /** Which figure the strip of units shows, and whether a click on it switches units. */
+  readonly unitFigure = signal("mean");
+  readonly editingMask = signal(false);
+  /** Moves on when the form that adds a perturbation should be opened. */
+  readonly adding = signal(0);
   readonly overSteps = signal<"bands" | "heatmap">("bands");
   /** Moves on when a row should be brought into view: by a key, a link, the kernel. */
   readonly reveal = signal(0);
 
-  readonly rows = computed(() => {
-    const sites = this.sites.value;
-    return sites ? visibleRows(sites, this.open.value, this.query.value) : [];
-  });
   readonly selectedIndex = computed(() => {
     const key = this.selected.value;
     return (key === null ? undefined : this.sites.value?.byKey.get(key)) ?? -1;
@@ -84,10 +98,32 @@ export class Store implements Receiver {
     return [...this.problems.value, ...fromKernel].filter((n) => !away.has(n.id));
   });
 
+  readonly timeline = new Timeline({
+    frame: this.frame,
+    selected: this.selected,
+    showPass: (number, site, settle) => this.kernel.ask({ type: "show_pass", number, site }, settle),
+    live: () => {
+      this.live ??= this.newest; // drawn before, and there may come no other
+      this.schedule();
+    },
+    problem: (text) => this.problem("warning", text, null),
+  });
+  readonly tree = new TreeView({
+    sites: this.sites,
+    frame: this.frame,
+    pinned: this.timeline.pinned,
+    held: this.timeline.held,
+    bad: this.bad,
+    perturbed: this.perturbed,
+  });
+
   private readonly intents = signal<ReadonlyMap<number, Intent>>(new Map());
   private readonly problems = signal<readonly Line[]>([]);
   private readonly dismissed = signal<ReadonlySet<string>>(new Set());
+  /** Not drawn yet: the newest live frame, and the newest that was asked for. */
+  private live: FrameData | null = null;
   private newest: FrameData | null = null;
+  private asked: FrameData | null = null;
   private drawing = 0;
   private selecting = 0;
   private stateSelected: string | null = null;
@@ -95,7 +131,17 @@ export class Store implements Receiver {
   private readonly adjusting = new Map<number, { timer: ReturnType<typeof setTimeout>; wish: Intent | null }>();
   private problemCount = 0;
 
-  constructor(private readonly kernel: Kernel) {}
+  readonly nnx: NnxState;
+
+  constructor(private readonly kernel: Kernel) {
+    this.nnx = new NnxState(kernel);
+    this.inside = new Inside(kernel);
+    this.masks = new Masks(
+      kernel,
+      () => this.perturbations.value,
+      (text, site) => this.problem("error", `Could not set the mask of ${label(site)}: ${text}`, site),
+    );
+  }
 
   // ---- what arrives ----
 
@@ -112,7 +158,11 @@ export class Store implements Receiver {
         if (sitesOf(frame) !== sites.list.length) {
           return this.refuse(`Frame ${message.seq} has ${sitesOf(frame)} sites, its layout ${sites.list.length}.`);
         }
-        this.newest = frame;
+        if (!frame.header.held) this.live = this.newest = frame;
+        else {
+          this.timeline.arrived(frame);
+          if (this.timeline.admits(frame)) this.asked = frame;
+        }
         return this.schedule();
       }
       case "history": {
@@ -122,10 +172,39 @@ export class Store implements Receiver {
         this.histories.value = next;
         return;
       }
+      case "arrays":
+      case "values":
+        return this.values.receive(message, buffer);
       case "curves":
         this.curves.value = decodeCurves(message, buffer);
         return;
+      case "flow":
+        return this.flow.takeFlow(message);
+      case "layout_library":
+        return this.flow.takeLibrary(message, buffer);
+      case "passes":
+        this.timeline.passes.value = decodePasses(message, buffer);
+        return;
+      case "parameters":
+      case "units":
+      case "code":
+        return this.inside.receive(message, buffer);
+      case "findings":
+        this.findings.value = message;
+        return;
+      case "sweep":
+        this.sweep.value = message;
+        return;
+      case "nnx":
+        return this.nnx.receive(message);
     }
+  }
+
+  /** Nobody looks any more. */
+  close(): void {
+    this.flow.close();
+    this.timeline.close();
+    this.tree.close();
   }
 
   refuse(text: string): void {
@@ -137,12 +216,13 @@ export class Store implements Receiver {
     batch(() => {
       const first = this.sites.value === null;
       if (this.sites.value?.id !== sites.id) {
-        this.newest = null;
+        this.live = this.newest = this.asked = null;
         this.frame.value = null;
         this.histories.value = new Map();
+        if (!first) this.timeline.layoutChanged();
       }
       this.sites.value = sites;
-      if (first) this.open.value = openAtFirst(sites);
+      if (first) this.tree.open.value = openAtFirst(sites);
       this.openTo(this.selected.value);
     });
   }
@@ -151,6 +231,7 @@ export class Store implements Receiver {
     batch(() => {
       this.state.value = message;
       this.progress.value = message.progress;
+      this.masks.settle();
       // A State carries what is so: a wish ends with it, once the kernel has answered the wish.
       for (const [id, wish] of this.intents.value) if (wish.answered) this.setIntent(id, null);
       const moved = message.selected !== this.stateSelected;
@@ -160,15 +241,13 @@ export class Store implements Receiver {
   }
 
   private schedule(): void {
-    if (this.drawing || this.newest === null) return;
+    if (this.drawing) return;
     this.drawing = requestAnimationFrame(() => {
       this.drawing = 0;
-      const frame = this.newest;
+      const frame = [this.asked, this.live].find((f) => f !== null && this.timeline.admits(f));
       if (!frame) return;
-      const shown = this.frame.value;
-      // The same step again (another site's histogram, say) is drawn although the step is held.
-      if (this.paused.value && shown && shown.header.step !== frame.header.step) return;
-      this.newest = null;
+      if (frame === this.live) this.live = null; // one that is not admitted waits until it is
+      this.asked = null;
       batch(() => {
         this.frame.value = frame;
         this.progress.value = frame.header.progress;
@@ -180,8 +259,8 @@ export class Store implements Receiver {
   // ---- what a person does ----
 
   setPaused(paused: boolean): void {
-    this.paused.value = paused;
-    if (!paused) this.schedule();
+    if (paused) this.timeline.hold();
+    else this.timeline.follow();
   }
 
   select(key: string, reveal = true): void {
@@ -259,6 +338,16 @@ export class Store implements Receiver {
     });
   }
 
+  startSweep(sites: string, kind: string, strength: number | null): void {
+    this.kernel.ask({ type: "start_sweep", sites, kind, strength, at: "output" }, (error) => {
+      if (error) this.problem("error", `Could not sweep: ${error}`, null);
+    });
+  }
+
+  stopSweep(): void {
+    this.kernel.ask({ type: "stop_sweep" });
+  }
+
   remove(id: number): void {
     this.kernel.ask({ type: "remove", perturbation: id }, (error) => {
       if (error) this.problem("error", `Could not remove the perturbation: ${error}`, null);
@@ -266,16 +355,16 @@ export class Store implements Receiver {
   }
 
   setOpen(key: string, open: boolean): void {
-    const next = new Set(this.open.value);
+    const next = new Set(this.tree.open.value);
     if (open) next.add(key);
     else next.delete(key);
-    this.open.value = next;
+    this.tree.open.value = next;
   }
 
   openAll(open: boolean): void {
     const sites = this.sites.value;
     if (!sites) return;
-    this.open.value = new Set(open ? sites.list.filter((_, i) => sites.children[i].length > 0).map((s) => s.key) : []);
+    this.tree.open.value = new Set(open ? sites.list.filter((_, i) => sites.children[i].length > 0).map((s) => s.key) : []);
   }
 
   dismiss(id: string): void {
@@ -305,8 +394,8 @@ export class Store implements Receiver {
     const sites = this.sites.value;
     const index = key === null ? undefined : sites?.byKey.get(key);
     if (!sites || index === undefined) return;
-    const above = ancestors(sites, index).filter((k) => !this.open.value.has(k));
-    if (above.length > 0) this.open.value = new Set([...this.open.value, ...above]);
+    const above = ancestors(sites, index).filter((k) => !this.tree.open.value.has(k));
+    if (above.length > 0) this.tree.open.value = new Set([...this.tree.open.value, ...above]);
   }
 
   private setIntent(id: number, wish: Intent | null): void {
@@ -326,10 +415,11 @@ export class Store implements Receiver {
 function markBad(sites: Sites | null, frame: FrameData | null): Uint8Array {
   const bad = new Uint8Array(sites?.list.length ?? 0);
   if (!sites || !frame) return bad;
+  const [{ table }, [nan, posinf, neginf]] = [frame, NOT_FINITE];
+  const width = QUANTITIES.length * STATISTICS.length;
   for (let i = 0; i < bad.length; i++) {
-    for (let q = 0; q < QUANTITIES.length; q++) {
-      const at = (i * QUANTITIES.length + q) * STATISTICS.length;
-      for (const k of NOT_FINITE) if (frame.table[at + k] > 0) bad[i] |= 1;
+    for (let at = i * width; at < (i + 1) * width; at += STATISTICS.length) {
+      if (table[at + nan] > 0 || table[at + posinf] > 0 || table[at + neginf] > 0) bad[i] |= 1;
     }
     if (bad[i] & 1) {
       for (let at = sites.list[i].parent; at >= 0 && !(bad[at] & 2); at = sites.list[at].parent) bad[at] |= 2;

@@ -5,21 +5,50 @@
 // nni-pause                         hold the step / follow         nni-cost       what inspection costs,
 //                                                                  in it nni-compilations [value]
 // nni-training-perturbed            only there while it is so      nni-notice [data-level]
+// nni-time [data-state]             the time strip: follow, held; in it: nni-play, nni-speed,
+//   nni-step-back, nni-step-forward, nni-scrub [value: the pass's number], nni-pin,
+//   nni-behind-<quantity>: its outline in a histogram; nni-stat-pinned-<quantity>-<statistic> [value]
+//   nni-time-step [value]           the step on screen             nni-pinned [value] the one it is compared with
+// nni-columns, nni-filters (buttons), nni-column-<id>, nni-filter-<id> (checkboxes in their menus),
+//   nni-filter-below|above (numbers), nni-clear, nni-matches [value], nni-sort-<id> (a head),
+//   nni-cell-<id> [value] in a row, nni-tip                        what is known of the row in focus
 // nni-search                        search box of the tree         nni-tree       its rows' scroller
 // nni-row [data-site]               one row (only rows in view)    nni-nan, nni-badge-perturbed  in a row
+// nni-tab-<panel>                   tab of a panel in the detail
+// nni-findings [value: how many]    button that lists what is wrong: nni-finding [data-rule, data-site]
+// nni-flow [value: its site]        the graph                      nni-flow-crumb [data-site]
+// nni-flow-node [data-site, data-role, value: the figure that colours it]
+// nni-flow-figure (select), nni-flow-legend, nni-flow-low|high [value], nni-flow-in|out|fit (zoom),
+// nni-flow-absent [data-site]       a module that is not called    nni-flow-list  where it cannot be laid out
 // nni-detail, nni-selected [value]  detail and the path it shows   nni-copy       copies that path
 // nni-stat-<quantity>-<statistic> [value]                          quantity: output, gradient
 // nni-hist-<quantity>, nni-hist-count-<quantity> [value: values binned], nni-axis
 // nni-over-<quantity>               over the steps                 nni-over-kind  bands or heatmap
+// nni-parameter [data-site: its path]                              with, in it, nni-parameter-<statistic> [value]
+// nni-strip [value: units]          the strip of units             nni-unit-told [value: the unit under the pointer]
+// nni-unit-figure                   mean, std or zeros             nni-dead-units [value], nni-units-off [value]
+// nni-edit-mask                     a click switches units         nni-excerpt [value: the line], nni-documentation
+// nni-sown [data-site]              a value that the module sows
+// nni-sweep [value: done, data-state: running, done, stopped, failed], nni-sweep-kind, nni-sweep-sites,
+// nni-sweep-start, nni-sweep-stop, nni-sweep-measure, nni-sweep-row [data-site, value]
+// nni-python [value]                what was clicked last, as Python; nni-snippet [value] of one part;
+//                                   nni-copy-python copies it      nni-add-here   opens the form for a row
 // nni-perturb-kind (select), nni-perturb-at [value], nni-add-strength (slider), nni-add-strength-number,
 // nni-perturb-add                   add one to the selected site
 // nni-listening [value]             how changes reach the loop     nni-compiling [value: programs]
 // nni-switch-all                    all off, or all on
 // nni-perturbation [data-id, data-site]                            with, inside it: nni-switch,
 //                                   nni-expression [value], nni-strength (slider), nni-strength-number,
-//                                   nni-units, nni-pending, nni-row-compiling, nni-remove
+//                                   nni-units, nni-pending, nni-row-compiling, nni-alone, nni-remove
 // nni-effect, nni-effect-<metric>-clean|perturbed [value], nni-output-change [value], nni-kl [value],
 // nni-top1 [value], nni-no-effect   nni-downstream [data-site, value]  a site that moved
+// nni-values-part|clean|view|component|range|token [value], nni-values-array (select), nni-values-read,
+// nni-values-source, nni-values-problem, nni-values-left-out, nni-values-axis-rows|columns|tiles (select),
+// nni-values-index-<axis> (number), nni-picture, nni-value-exact [value, data-place], nni-value-block,
+// nni-legend-low|high [value], nni-values-expression [value]       the panel "Values"
+// nni-nnx [value: the site]         a module as NNX sees it; in it nni-nnx-node [data-path],
+// nni-nnx-variable [data-path, data-value: relative change], nni-nnx-kind [data-kind],
+// nni-nnx-mode [data-module, data-name], nni-nnx-since [value: the step compared with]
 // nni-metric-<name> [value: the last one]                          nni-error      a view's own failure
 
 export const ids = {
@@ -32,6 +61,25 @@ export const ids = {
   compilations: "nni-compilations",
   trainingPerturbed: "nni-training-perturbed",
   notice: "nni-notice",
+  time: "nni-time",
+  play: "nni-play",
+  speed: "nni-speed",
+  stepBack: "nni-step-back",
+  stepForward: "nni-step-forward",
+  scrub: "nni-scrub",
+  timeStep: "nni-time-step",
+  pin: "nni-pin",
+  pinned: "nni-pinned",
+  columns: "nni-columns",
+  column: (id: string) => `nni-column-${id}`,
+  filters: "nni-filters",
+  filter: (id: string) => `nni-filter-${id}`,
+  bound: (id: string) => `nni-filter-${id}-number`,
+  clear: "nni-clear",
+  matches: "nni-matches",
+  sort: (id: string) => `nni-sort-${id}`,
+  cell: (id: string) => `nni-cell-${id}`,
+  tip: "nni-tip",
   search: "nni-search",
   tree: "nni-tree",
   row: "nni-row",
@@ -40,12 +88,47 @@ export const ids = {
   detail: "nni-detail",
   selected: "nni-selected",
   copy: "nni-copy",
+  flow: "nni-flow",
+  flowCrumb: "nni-flow-crumb",
+  flowNode: "nni-flow-node",
+  flowFigure: "nni-flow-figure",
+  flowLegend: "nni-flow-legend",
+  flowEnd: (which: "low" | "high") => `nni-flow-${which}`,
+  flowZoom: (which: "in" | "out" | "fit") => `nni-flow-${which}`,
+  flowAbsent: "nni-flow-absent",
+  flowList: "nni-flow-list",
+  tab: (panel: string) => `nni-tab-${panel}`,
   stat: (quantity: string, statistic: string) => `nni-stat-${quantity}-${statistic}`,
   hist: (quantity: string) => `nni-hist-${quantity}`,
+  behind: (quantity: string) => `nni-behind-${quantity}`,
   histCount: (quantity: string) => `nni-hist-count-${quantity}`,
   axis: "nni-axis",
   over: (quantity: string) => `nni-over-${quantity}`,
   overKind: "nni-over-kind",
+  parameter: "nni-parameter",
+  parameterStat: (statistic: string) => `nni-parameter-${statistic}`,
+  strip: "nni-strip",
+  unitTold: "nni-unit-told",
+  unitFigure: "nni-unit-figure",
+  unitsOff: "nni-units-off",
+  deadUnits: "nni-dead-units",
+  editMask: "nni-edit-mask",
+  excerpt: "nni-excerpt",
+  documentation: "nni-documentation",
+  sown: "nni-sown",
+  findings: "nni-findings",
+  finding: "nni-finding",
+  sweep: "nni-sweep",
+  sweepKind: "nni-sweep-kind",
+  sweepSites: "nni-sweep-sites",
+  sweepStart: "nni-sweep-start",
+  sweepStop: "nni-sweep-stop",
+  sweepMeasure: "nni-sweep-measure",
+  sweepRow: "nni-sweep-row",
+  python: "nni-python",
+  snippet: "nni-snippet",
+  copyPython: "nni-copy-python",
+  addHere: "nni-add-here",
   perturbKind: "nni-perturb-kind",
   perturbAt: "nni-perturb-at",
   addStrength: "nni-add-strength",
@@ -59,6 +142,7 @@ export const ids = {
   expression: "nni-expression",
   units: "nni-units",
   rowCompiling: "nni-row-compiling",
+  alone: "nni-alone",
   strength: "nni-strength",
   strengthNumber: "nni-strength-number",
   remove: "nni-remove",
@@ -71,5 +155,30 @@ export const ids = {
   downstream: "nni-downstream",
   noEffect: "nni-no-effect",
   metric: (name: string) => `nni-metric-${name}`,
+  valuesPart: "nni-values-part",
+  valuesClean: "nni-values-clean",
+  valuesView: "nni-values-view",
+  valuesComponent: "nni-values-component",
+  valuesRange: "nni-values-range",
+  valuesToken: "nni-values-token",
+  valuesArray: "nni-values-array",
+  valuesRead: "nni-values-read",
+  valuesSource: "nni-values-source",
+  valuesProblem: "nni-values-problem",
+  valuesLeftOut: "nni-values-left-out",
+  valuesAxis: (place: string) => `nni-values-axis-${place}`,
+  valuesIndex: (axis: string) => `nni-values-index-${axis}`,
+  valuesExpression: "nni-values-expression",
+  picture: "nni-picture",
+  valueExact: "nni-value-exact",
+  valueBlock: "nni-value-block",
+  legendLow: "nni-legend-low",
+  legendHigh: "nni-legend-high",
   error: "nni-error",
+  nnx: "nni-nnx",
+  nnxNode: "nni-nnx-node",
+  nnxVariable: "nni-nnx-variable",
+  nnxKind: "nni-nnx-kind",
+  nnxMode: "nni-nnx-mode",
+  nnxSince: "nni-nnx-since",
 } as const;

@@ -69,6 +69,7 @@ function repaintWhenStyled(root: Element): void {
     observer.disconnect();
     unstyled.delete(root);
     repaint.value += 1;
+    paletteOf(root);
   });
   observer.observe(root);
 }

@@ -1,6 +1,6 @@
 // Hello, replies, silence: what is said and when, with a mock comm and a mock clock.
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import { Bridge, UNREACHABLE, type Update } from "../src/bridge";
+import { ACK_MS, Bridge, UNREACHABLE, type Update } from "../src/bridge";
 import { MockModel, layout, state } from "./helpers";
 
 let received: Update[];
@@ -80,8 +80,20 @@ describe("hello", () => {
     expect(bridge.connection.value).toBe("connected");
   });
 
-  it("without the other model means absent too", () => {
+  it("says that there is no other model where none comes, and that it has come later", () => {
     bridge.attach("control", control);
+    vi.advanceTimersByTime(999);
+    expect(control.sent).toEqual([]);
+    vi.advanceTimersByTime(2);
+    expect(control.of("hello").map((m) => m["streams"])).toEqual([false]);
+    control.emit(layout());
+    expect(bridge.connection.value).toBe("connected");
+    bridge.attach("stream", stream);
+    vi.advanceTimersByTime(0);
+    expect(control.of("hello").map((m) => m["streams"])).toEqual([false, true]);
+  });
+
+  it("without either model means absent too", () => {
     vi.advanceTimersByTime(3000);
     expect(bridge.connection.value).toBe("absent");
   });
@@ -94,6 +106,16 @@ describe("hello", () => {
     expect(control.of("hello")).toHaveLength(3);
     expect(bridge.connection.value).toBe("absent");
   });
+});
+
+it("acknowledges every other frame, and a last one after a while", () => {
+  attach();
+  for (const seq of [1, 2, 3, 4, 5]) bridge.ack(seq);
+  expect(control.of("ack").map((m) => m["seq"])).toEqual([2, 4]);
+  vi.advanceTimersByTime(ACK_MS);
+  expect(control.of("ack").map((m) => m["seq"])).toEqual([2, 4, 5]);
+  vi.advanceTimersByTime(60_000);
+  expect(control.of("ack")).toHaveLength(3);
 });
 
 describe("requests", () => {

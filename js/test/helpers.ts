@@ -1,6 +1,6 @@
 // Shared by the tests: a mock comm, messages to send through it, and a frame's buffer.
 import { HISTORY_BINS, HISTORY_QUANTILES, QUANTITIES, SPARK, STATISTICS, VERSION } from "../src/protocol";
-import type { Effect, Frame, Layout, Perturbation, Site, State } from "../src/protocol";
+import type { Effect, Frame, Layout, Passes, Perturbation, Site, State } from "../src/protocol";
 import type { Model } from "../src/bridge";
 
 export class MockModel implements Model {
@@ -34,7 +34,7 @@ export function site(key: string, parent: number, more: Partial<Site> = {}): Sit
   return {
     key, name, parent, kind: "Linear", depth: key === "" ? 0 : key.split("/").length, inputs: "float32[2]",
     output: "float32[2]", parameters: 6, flops: 12, calls: 1, stacked: 1, aliases: [], source: "model.py:1",
-    perturbable: true, unseen: "", ...more,
+    perturbable: true, unseen: "", layer: -1, note: "", ...more,
   }; // prettier-ignore
 }
 
@@ -55,7 +55,7 @@ export const progress = { kind: "watch", running: true, step: 1, total: 10, rate
 export function state(more: Partial<State> = {}): State {
   return {
     type: "state", version: VERSION, seq: 1, selected: "blocks/0", perturbations: [], training_perturbed: false,
-    listening: "during", compiling: 0, effect: null, no_effect: "", progress, notices: [], closed: false,
+    listening: "during", compiling: 0, effect: null, no_effect: "", progress, notices: [], python: "", closed: false,
     cost: { plain_seconds: null, inspected_seconds: null, compilations: 0, bytes_sent: 0, frames_dropped: 0, errors: 0 },
     ...more,
   }; // prettier-ignore
@@ -64,7 +64,7 @@ export function state(more: Partial<State> = {}): State {
 export function perturbation(id: number, site: string, more: Partial<Perturbation> = {}): Perturbation {
   return {
     id, site, sites: [site], reach: 1, kind: "Zero", at: "output", acts_on: "value", expression: "nni.Zero()",
-    strength: null, strength_name: "", low: 0, high: 0, units: 0, units_off: 0, enabled: true, pending: false,
+    strength: null, strength_name: "", low: 0, high: 0, units: 0, units_off: 0, mask: "", python: "", enabled: true, pending: false,
     compiling: false, ...more,
   }; // prettier-ignore
 }
@@ -75,13 +75,21 @@ export function scale(id: number, site: string, strength: number, more: Partial<
 }
 
 export function effect(more: Partial<Effect> = {}): Effect {
-  return { source: "the example", clean: {}, perturbed: {}, output_change: null, kl: null, top1_changed: null, sites: [], ...more };
+  return { source: "the example", clean: {}, perturbed: {}, output_change: null, kl: null, top1_changed: null, sites: [], alone: [], ...more };
 }
 
 /** A frame whose every figure is `value`, except that `edit` may change the table. */
 export function frame(
   seq: number,
-  { layout: id = 1, step = seq, sites = SITES.length, value = 1, edit = (table: Float64Array): unknown => table } = {},
+  {
+    layout: id = 1,
+    step = seq as number,
+    number = step as number,
+    held = false,
+    sites = SITES.length,
+    value = 1,
+    edit = (table: Float64Array): unknown => table,
+  } = {},
 ): [Frame, DataView] {
   const table = new Float64Array(sites * QUANTITIES.length * STATISTICS.length).fill(value);
   edit(table);
@@ -91,9 +99,15 @@ export function frame(
   bytes.set(new Uint8Array(pairs.buffer), table.byteLength);
   const header: Frame = {
     type: "frame", version: VERSION, seq, layout: id, step, perturbed: false, metrics: {},
-    histograms: [{ site: 2, quantity: 0, bins: 2 }], progress: { ...progress, step },
+    histograms: [{ site: 2, quantity: 0, bins: 2 }], progress: { ...progress, step }, number, held,
   }; // prettier-ignore
   return [header, new DataView(bytes.buffer)];
+}
+
+/** Passes of these (number, step, perturbed, setting), all of one kind. */
+export function passes(rows: readonly (readonly [number, number, number, number])[], thinned = 0): [Passes, DataView] {
+  const table = new Float64Array(rows.flatMap(([number, step, on, setting]) => [number, step, on, 0, setting]));
+  return [{ type: "passes", version: VERSION, passes: rows.length, kinds: ["watch"], thinned }, new DataView(table.buffer)];
 }
 
 export const HISTORY_FLOATS = (steps: number): number =>

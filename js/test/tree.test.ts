@@ -1,26 +1,29 @@
 // Rows, search and keys of the tree, without a page.
 import { describe, expect, it } from "vitest";
 import type { Site } from "../src/protocol";
-import { ancestors, openAtFirst, toSites, visibleRows } from "../src/sites";
+import { ancestors, openAtFirst, toSites, visibleRows, type Sites } from "../src/sites";
 import { actionOf } from "../src/tree/keyboard";
+import { testOf } from "../src/tree/search";
 import { ROW_HEIGHT, scrollTo, windowOf } from "../src/tree/virtual";
 import { SITES, layout, site } from "./helpers";
 
 const sites = toSites(layout());
+const matching = (of: Sites, query: string): Set<number> =>
+  new Set(of.list.flatMap((site, i) => (testOf(query)!(site) ? [i] : [])));
 const all = new Set(SITES.map((s) => s.key));
 
 describe("rows", () => {
   it("are the tree from the top, closed parts left out", () => {
-    expect(visibleRows(sites, all, "")).toEqual([0, 1, 2, 3, 4]);
-    expect(visibleRows(sites, new Set([""]), "")).toEqual([0, 1, 4]);
-    expect(visibleRows(sites, new Set(), "")).toEqual([0]);
+    expect(visibleRows(sites, all, null)).toEqual([0, 1, 2, 3, 4]);
+    expect(visibleRows(sites, new Set([""]), null)).toEqual([0, 1, 4]);
+    expect(visibleRows(sites, new Set(), null)).toEqual([0]);
   });
 
   it("of a search are the matches and what leads to them, open or not", () => {
-    expect(visibleRows(sites, new Set(), "dropout")).toEqual([0, 1, 3]);
-    expect(visibleRows(sites, new Set(), "BLOCKS/0")).toEqual([0, 1, 2]);
-    expect(visibleRows(sites, new Set(), "blocks linear")).toEqual([0, 1, 2]);
-    expect(visibleRows(sites, new Set(), "nothing")).toEqual([]);
+    expect(visibleRows(sites, new Set(), matching(sites, "dropout"))).toEqual([0, 1, 3]);
+    expect(visibleRows(sites, new Set(), matching(sites, "BLOCKS/0"))).toEqual([0, 1, 2]);
+    expect(visibleRows(sites, new Set(), matching(sites, "blocks linear"))).toEqual([0, 1, 2]);
+    expect(visibleRows(sites, new Set(), matching(sites, "nothing"))).toEqual([]);
   });
 
   it("know what is above them", () => {
@@ -36,9 +39,9 @@ describe("rows", () => {
     const start = performance.now();
     const big = toSites(layout(many));
     const open = openAtFirst(big);
-    expect(visibleRows(big, open, "")).toHaveLength(1001);
-    expect(visibleRows(big, new Set(many.map((s) => s.key)), "")).toHaveLength(10_001);
-    expect(visibleRows(big, open, "b/999/8")).toHaveLength(3);
+    expect(visibleRows(big, open, null)).toHaveLength(1001);
+    expect(visibleRows(big, new Set(many.map((s) => s.key)), null)).toHaveLength(10_001);
+    expect(visibleRows(big, open, matching(big, "b/999/8"))).toHaveLength(3);
     expect(performance.now() - start).toBeLessThan(1000);
   });
 
@@ -55,8 +58,8 @@ describe("rows", () => {
 });
 
 describe("keys", () => {
-  const rows = visibleRows(sites, all, "");
-  const act = (key: string, at: number, open: ReadonlySet<string> = all) => actionOf(key, sites, visibleRows(sites, open, ""), open, at);
+  const rows = visibleRows(sites, all, null);
+  const act = (key: string, at: number, open: ReadonlySet<string> = all) => actionOf(key, sites, visibleRows(sites, open, null), open, at);
   it.each([
     ["ArrowDown", 1, { do: "go", index: 2 }],
     ["ArrowDown", 4, { do: "go", index: 4 }],

@@ -1,4 +1,5 @@
 // Whole views through anywidget's two entry points, in happy-dom.
+import { ABSENT_MS, ALONE_MS } from "../src/bridge";
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import widget from "../src/widget";
 import { ids } from "../src/testids";
@@ -56,7 +57,7 @@ describe("a view", () => {
     expect(find(ids.stat("output", "mean"))?.dataset["value"]).toBe("1");
     expect(find(ids.histCount("output"))?.dataset["value"]).toBe("8");
     expect(find(ids.step)?.dataset["value"]).toBe("1");
-    expect(control.of("ack")).toEqual([{ type: "ack", seq: 1 }]);
+    await vi.waitFor(() => expect(control.of("ack")).toEqual([{ type: "ack", seq: 1 }]));
   });
 
   it("may be one of several, and goes away alone", async () => {
@@ -80,7 +81,7 @@ describe("a view", () => {
     const model = new MockModel({ role: "control", inspector: "alone", version: 1 });
     widget.initialize({ model, signal: life.signal });
     widget.render({ model, el, signal: life.signal });
-    vi.advanceTimersByTime(3000);
+    vi.advanceTimersByTime(ALONE_MS + ABSENT_MS);
     vi.useRealTimers();
     await settle();
     expect(find(ids.banner)?.textContent).toContain("Not connected: run the cell again.");
@@ -210,7 +211,7 @@ describe("the header", () => {
     expect(text()).toContain("4 stepsfinished");
     find(ids.pause)!.click();
     await settle();
-    expect(text()).toContain("step 1 held");
+    expect(find(ids.timeStep)?.textContent).toBe("at step 1");
   });
 
   it("says the step of a single pass, and idle", async () => {
@@ -367,6 +368,17 @@ describe("perturbing", () => {
     expect([find(ids.kl), find(ids.top1), find(ids.downstream)]).toEqual([null, null, null]);
   });
 
+  it("shows what each does by itself, unless it is off or waits", async () => {
+    const one = { loss_change: 0.25, output_change: 0.5, kl: null, top1_changed: 0 };
+    const alone = [1, 2, 3, 4].map((id) => ({ ...one, perturbation: id, loss_change: id === 4 ? null : 0.25 }));
+    const more = [{}, { enabled: false }, { pending: true }, {}];
+    await start({ perturbations: more.map((m, i) => scale(i + 1, "head", 1, m)), effect: effect({ alone }) });
+    const rows = all(ids.perturbation).map((row) => row.querySelector<HTMLElement>(`[data-testid="${ids.alone}"]`));
+    expect(rows.map((row) => row?.textContent)).toEqual(["loss alone +0.2500", undefined, undefined, "output alone 50\u202f%"]);
+    expect(rows.map((row) => row?.dataset["value"])).toEqual(["0.25", undefined, undefined, "0.5"]);
+    expect(rows[0]!.title).toContain("KL divergence –");
+  });
+
   it("shows the effect on predictions, and on the sites downstream as links", async () => {
     const sites = [
       { site: "head", change: 1.25 },
@@ -392,7 +404,7 @@ describe("perturbing", () => {
     const words = (selector: string): (string | null)[] => [...find(ids.effect)!.querySelectorAll(selector)].map((e) => e.textContent);
     expect(words(".nni-change")).toEqual(["−0.1250"]);
     expect(words(".nni-no-change")).toEqual(["no change", "no change", "no change", "no change"]);
-    expect(words("th")[0]).toBe("Effect on the example");
+    expect(words("th")[0]).toBe("Effect of Zero on the example");
   });
 
   it("marks its row with a word that a narrow tree keeps as a name", async () => {

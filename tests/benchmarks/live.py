@@ -3,8 +3,9 @@
     JAX_PLATFORMS=cpu python -m tests.benchmarks.live [--steps N] [--rounds N] [--widths 128 512]
 
 The 4-layer transformer of the cost table, its step jitted by nnx and donated, without a screen.
-Variants take turns within a round; medians of the rounds. Not a test: a shared machine's times
-mean nothing alone.
+Variants take turns within a round; medians of the rounds, of the time that passed and of the CPU
+time of all threads (which other work on the machine changes little). Not a test: a shared machine's
+times mean nothing alone.
 """
 
 from __future__ import annotations
@@ -92,26 +93,28 @@ def loops(width: int) -> dict[str, Loop]:
     }
 
 
-def compare(width: int, steps: int, rounds: int) -> dict[str, float]:
-    """Median seconds a step of each variant."""
+def compare(width: int, steps: int, rounds: int) -> None:
+    """Prints for each variant what its steps take, as ratios to the bare loop's."""
     every = loops(width)
     for loop in every.values():
         jax.block_until_ready(loop(12))
-    times: dict[str, list[float]] = {name: [] for name in every}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in every}
     for _ in range(rounds):
         for name, loop in every.items():
-            began = time.perf_counter()
+            began = time.perf_counter(), time.process_time()
             jax.block_until_ready(loop(steps))
-            times[name].append((time.perf_counter() - began) / steps)
-    ratios = {
-        name: statistics.median(t / b for t, b in zip(of_name, times["bare"], strict=True))
-        for name, of_name in times.items()
-    }
-    print(f"\n| d={width}, {1e3 * statistics.median(times['bare']):.0f} ms a step | ratio |")
-    print("|---|--:|")
-    for name, ratio in ratios.items():
-        print(f"| `{name}` | {ratio:.3f} |", flush=True)
-    return ratios
+            times[name].append((time.perf_counter() - began[0], time.process_time() - began[1]))
+    bare = times["bare"]
+    seconds = statistics.median(elapsed for elapsed, _ in bare) / steps
+    print(f"\n| d={width}, {1e3 * seconds:.0f} ms a step | time | CPU time |")
+    print("|---|--:|--:|")
+    for name, found in times.items():
+        pairs = [
+            [mine / theirs for mine, theirs in zip(one, of_bare, strict=True)]
+            for one, of_bare in zip(found, bare, strict=True)
+        ]
+        elapsed, cpu = (statistics.median(column) for column in zip(*pairs, strict=True))
+        print(f"| `{name}` | {elapsed:.3f} | {cpu:.3f} |", flush=True)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import nbformat
 from browser import chromium
@@ -37,6 +37,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "doNotDisturbMode": True,
     },
 }
+
+APPS: Mapping[str, str] = {"lab": "LabApp", "notebook": "JupyterNotebookApp"}
 
 
 def source_path() -> dict[str, str]:
@@ -54,6 +56,7 @@ class Lab:
         root: the folder that the server serves; notebooks are written into it.
         python: whose JupyterLab and kernel it is.
         env: changes to the environment of the server and its kernels; None removes a variable.
+        app: "lab", or "notebook" for Notebook 7, which is built of the same parts.
     """
 
     def __init__(
@@ -62,8 +65,10 @@ class Lab:
         *,
         python: str = sys.executable,
         env: Mapping[str, str | None] | None = None,
+        app: Literal["lab", "notebook"] = "lab",
     ):
         self.root = root
+        self._app = app
         self._python = python
         self._env = dict(source_path()) if env is None else dict(env)
         self._token = secrets.token_hex(16)
@@ -107,10 +112,11 @@ class Lab:
         options = (
             f"--no-browser --allow-root --ServerApp.port={port} --ServerApp.port_retries=0 "
             f"--ServerApp.ip=127.0.0.1 --IdentityProvider.token={self._token} "
-            "--LabApp.expose_app_in_browser=True --LabApp.news_url=None"
+            "--LabApp.news_url=None "
+            f"--{APPS[self._app]}.expose_app_in_browser=True"
         )
         server = subprocess.Popen(
-            [self._python, "-m", "jupyter", "lab", *options.split()],
+            [self._python, "-m", "jupyter", self._app, *options.split()],
             env={name: value for name, value in env.items() if value is not None},
             cwd=self.root,
             stdout=log,
@@ -145,7 +151,8 @@ class Lab:
             page.set_default_timeout(WAIT * 1000)
             notebook = Notebook(page, name, self.url)
             context.route("**/*", notebook.allow)
-            page.goto(f"{self.url}/lab/tree/{name}?token={self._token}&reset")
+            place = "lab/tree" if self._app == "lab" else "notebooks"
+            page.goto(f"{self.url}/{place}/{name}?token={self._token}&reset")
             notebook.wait_ready()
             yield notebook
         finally:

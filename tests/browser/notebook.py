@@ -135,6 +135,16 @@ class Notebook:
         printed = [o["text"] for o in self.outputs(self._asking) if o.get("name") == "stdout"]
         return json.loads("".join(printed))
 
+    def ask_until(self, expression: str, value: Any, *, times: int = 40) -> Any:
+        """As `ask`, again until it is `value`: what was clicked may reach the kernel after a cell
+        that was run later, for it comes by another channel.
+        """
+        for _ in range(times):
+            found = self.ask(expression)
+            if found == value:
+                break
+        return found
+
     def outputs(self, index: int) -> list[dict[str, Any]]:
         """A cell's outputs, in nbformat's form."""
         return self.evaluate("return notebook.widgets[arg].model.outputs?.toJSON() ?? []", index)

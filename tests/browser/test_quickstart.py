@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from browser.axe import violations
 from browser.lab import Lab
 from browser.notebook import Notebook
 from browser.view import View
@@ -162,7 +163,7 @@ def test_the_first_switch_compiles_nothing(story: Story):
 @pytest.mark.parametrize("site", SITES)
 def test_figures_on_screen_are_the_kernels(notebook: Notebook, view: View, site: str):
     view.select(site)
-    assert notebook.ask("insp.selected") == site
+    assert notebook.ask_until("insp.selected", site) == site
     kernel = notebook.ask(FIGURES % (site, STATISTICS, site))
     shown = view.figures()
     for quantity in QUANTITIES:
@@ -198,13 +199,14 @@ def test_zero_shows_loss_and_accuracy_beside_the_clean_ones(notebook: Notebook, 
     for name in ("loss", "accuracy"):
         assert view.number(f"nni-effect-{name}-perturbed") == clean[name], "the old figure, exactly"
     assert view.figures() == before
-    assert notebook.ask("[handle.enabled for handle in insp.perturbations]") == [False]
+    enabled = "[handle.enabled for handle in insp.perturbations]"
+    assert notebook.ask_until(enabled, [False]) == [False]
     assert notebook.ask("[float(insp.step(loss_fn, (images[test], labels[test]))[0])]") == [
         clean["loss"]
     ]
     view.part("nni-remove").click()
     expect(view.root.get_by_test_id("nni-perturbation")).to_have_count(0)
-    assert notebook.ask("len(insp.perturbations)") == 0
+    assert notebook.ask_until("len(insp.perturbations)", 0) == 0
     notebook.run(PERTURB)  # the same in Python
     assert f"without conv1: {effect[1]['loss']} " in notebook.outputs(PERTURB)[0]["text"]
     assert notebook.ask("insp._meter.compilations") == compilations
@@ -302,7 +304,8 @@ def test_search_and_keyboard(notebook: Notebook, view: View):
         expect(view.row("conv1").get_by_test_id("nni-badge-perturbed")).to_have_attribute(
             "data-value", str(on).lower()
         )
-        assert notebook.ask("[handle.enabled for handle in insp.perturbations]") == [on]
+        enabled = "[handle.enabled for handle in insp.perturbations]"
+        assert notebook.ask_until(enabled, [on]) == [on]
 
 
 @pytest.mark.parametrize("width", [1400, 600])
@@ -323,6 +326,7 @@ def test_both_themes_and_a_narrow_page(notebook: Notebook, view: View, width: in
             _assert_readable(view)
             cut: list[str] = view.root.evaluate(_CUT)
             assert cut == []
+            assert violations(page, view.root) == []
         view.part("nni-remove").click()
         expect(view.root.get_by_test_id("nni-perturbation")).to_have_count(0)
     finally:

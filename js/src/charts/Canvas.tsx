@@ -15,6 +15,7 @@ interface Props {
   height: number;
   /** Without it: as wide as the parent. */
   width?: number;
+  /** "" where what is around it says what it shows. */
   label: string;
   testid?: string;
   paint: (area: Area) => void;
@@ -52,5 +53,6 @@ export function Canvas({ height, width: fixed, label, testid, paint }: Props) {
   }, [paint, width, height, theme]);
 
   const style = { width: fixed === undefined ? "100%" : `${fixed}px`, height: `${height}px` };
-  return <canvas ref={ref} class="nni-canvas" role="img" aria-label={label} data-testid={testid} style={style} />;
+  const said = label ? { role: "img", "aria-label": label } as const : { "aria-hidden": true } as const;
+  return <canvas ref={ref} class="nni-canvas" {...said} data-testid={testid} style={style} />;
 }

@@ -1,13 +1,10 @@
-// Everything about the selected site: facts, perturbing it, numbers, distributions, time.
+// Everything about the selected site: its path, perturbing it, and the panels.
 import { label } from "../sites";
 import type { Store } from "../store";
 import { ids } from "../testids";
 import { Add } from "../perturb/Add";
 import { CopyPath } from "./CopyPath";
-import { Distributions } from "./Distributions";
-import { Facts } from "./Facts";
-import { Numbers } from "./Numbers";
-import { OverSteps } from "./OverSteps";
+import { Panels } from "./Panels";
 
 export function Detail({ store }: { store: Store }) {
   const sites = store.sites.value;
@@ -30,12 +27,7 @@ export function Detail({ store }: { store: Store }) {
       </div>
       <Add store={store} site={site} />
       {site.unseen !== "" && <p class="nni-unseen">Not seen: {site.unseen}</p>}
-      <div class="nni-overview">
-        <Facts site={site} />
-        <Numbers store={store} index={index} />
-      </div>
-      <Distributions store={store} index={index} />
-      <OverSteps store={store} />
+      <Panels store={store} site={site} index={index} />
     </section>
   );
 }

@@ -11,6 +11,7 @@ import { Choice } from "./Choice";
 
 export function Distributions({ store, index }: { store: Store; index: number }) {
   const frame = store.frame.value;
+  const pinned = store.timeline.pinned.value;
   return (
     <section class="nni-section" aria-label="Distributions">
       <div class="nni-heading">
@@ -31,7 +32,7 @@ export function Distributions({ store, index }: { store: Store; index: number })
               <span class={`nni-q-${quantity}`}>{word}</span>
               <NotFinite frame={frame} site={index} q={q} />
             </figcaption>
-            <One frame={frame} site={index} q={q} quantity={quantity} word={word} log={store.logAxis.value} />
+            <One frame={frame} pinned={pinned} site={index} q={q} quantity={quantity} word={word} log={store.logAxis.value} />
           </figure>
         ))}
       </div>
@@ -41,6 +42,7 @@ export function Distributions({ store, index }: { store: Store; index: number })
 
 interface OneProps {
   frame: FrameData | null;
+  pinned: FrameData | null;
   site: number;
   q: number;
   quantity: string;
@@ -48,10 +50,12 @@ interface OneProps {
   log: boolean;
 }
 
-function One({ frame, site, q, quantity, word, log }: OneProps) {
+function One({ frame, pinned, site, q, quantity, word, log }: OneProps) {
+  const before = pinned?.histograms.get(histogramKey(site, q));
+  const behind = useMemo(() => (before ? toBars(before) : undefined), [before]);
   const pairs = frame?.histograms.get(histogramKey(site, q));
   const bars = useMemo(() => (pairs ? toBars(pairs) : null), [pairs]);
-  if (bars && bars.length > 0) return <Histogram bars={bars} log={log} quantity={quantity} word={word} />;
+  if (bars && bars.length > 0) return <Histogram bars={bars} log={log} quantity={quantity} word={word} behind={behind} />;
   return <div class="nni-nothing">{reason(frame, site, q, word, bars !== null)}</div>;
 }
 

@@ -3,14 +3,16 @@ import type { ComponentChildren } from "preact";
 import { compact, count } from "../format";
 import type { Site } from "../protocol";
 
+const OF_EXAMPLE = "Of the example; another pass may have a batch of another size";
+
 export function Facts({ site }: { site: Site }) {
   return (
     <dl class="nni-facts">
       <Fact name="type">{site.kind}</Fact>
       <Fact name="parameters">{count(site.parameters)}</Fact>
-      <Fact name="inputs">{site.inputs || "–"}</Fact>
-      <Fact name="FLOPs">{site.flops === null ? "unknown" : compact(site.flops)}</Fact>
-      <Fact name="output">{site.output || "–"}</Fact>
+      <Fact name="inputs" hint={OF_EXAMPLE}>{site.inputs || "–"}</Fact>
+      <Fact name="FLOPs" hint={OF_EXAMPLE}>{site.flops === null ? "unknown" : compact(site.flops)}</Fact>
+      <Fact name="output" hint={OF_EXAMPLE}>{site.output || "–"}</Fact>
       {site.calls > 1 && <Fact name="calls">{count(site.calls)} in one pass</Fact>}
       {site.stacked > 1 && <Fact name="stacked">{count(site.stacked)} layers</Fact>}
       {site.source !== "" && (
@@ -23,9 +25,9 @@ export function Facts({ site }: { site: Site }) {
   );
 }
 
-function Fact({ name, children }: { name: string; children: ComponentChildren }) {
+function Fact({ name, hint, children }: { name: string; hint?: string; children: ComponentChildren }) {
   return (
-    <div>
+    <div title={hint}>
       <dt>{name}</dt>
       <dd>{children}</dd>
     </div>

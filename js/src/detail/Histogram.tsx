@@ -7,6 +7,7 @@ import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { isZero, quantile, rebin, total, type Bar } from "../charts/bins";
 import { labels, linear, symlog, type Scale } from "../charts/scale";
 import { textWidth } from "../charts/text";
+import { pinnedOutline } from "../time/outline";
 import { count, percent, real, tick } from "../format";
 import { ids } from "../testids";
 
@@ -15,6 +16,8 @@ interface Props {
   log: boolean;
   quantity: string;
   word: string;
+  /** Of the pinned pass: drawn as an outline. */
+  behind?: readonly Bar[] | undefined;
 }
 
 const WIDTH = 400;
@@ -29,7 +32,7 @@ interface Drawn extends Bar {
   readonly text: string;
 }
 
-export function Histogram({ bars, log, quantity, word }: Props) {
+export function Histogram({ bars, log, quantity, word, behind }: Props) {
   const [at, setAt] = useState<number | null>(null);
   const svg = useRef<SVGSVGElement>(null);
   const { drawn, scale } = useMemo(() => (log ? onLog(bars) : onLinear(bars)), [bars, log]);
@@ -82,6 +85,7 @@ export function Histogram({ bars, log, quantity, word }: Props) {
         ))}
         <path class={`nni-bar-${quantity}`} d={drawn.map((bar, i) => (i === cut ? "" : outline(bar, y(i)))).join("")} />
         {cut !== null && <path class={`nni-bar-${quantity} nni-cut`} d={outline(drawn[cut], y(cut))} />}
+        {behind && <path class="nni-behind" data-testid={ids.behind(quantity)} d={pinnedOutline(behind, all, scale, top, WIDTH, HEIGHT)} />}
         {active && <path class="nni-active" d={outline(active, y(drawn.indexOf(active)))} />}
         <line class="nni-axis" x1={0} x2={WIDTH} y1={HEIGHT} y2={HEIGHT} />
       </svg>

@@ -25,10 +25,11 @@ const ALARMING: ReadonlySet<Statistic> = new Set(["nan", "posinf", "neginf"]);
 
 export function Numbers({ store, index }: { store: Store; index: number }) {
   const frame = store.frame.value;
+  const pinned = store.timeline.pinned.value;
   const missing = EACH.filter(({ index: q }) => frame && Number.isNaN(statistic(frame, index, q, "size")));
   return (
     <div class="nni-numbers">
-      <table>
+      <table class={pinned ? "nni-with-pinned" : undefined}>
         <thead>
           <tr>
             <th />
@@ -37,6 +38,12 @@ export function Numbers({ store, index }: { store: Store; index: number }) {
                 {word}
               </th>
             ))}
+            {pinned &&
+              EACH.map(({ quantity, word }) => (
+                <th key={`pinned-${quantity}`} scope="col" class={`nni-q-${quantity} nni-pinned-figure`} title={`The ${word} of the pinned pass`}>
+                  pinned
+                </th>
+              ))}
           </tr>
         </thead>
         <tbody>
@@ -46,6 +53,10 @@ export function Numbers({ store, index }: { store: Store; index: number }) {
               {EACH.map(({ quantity, index: q }) => (
                 <Cell key={quantity} frame={frame} site={index} q={q} quantity={quantity} name={name} />
               ))}
+              {pinned &&
+                EACH.map(({ quantity, index: q }) => (
+                  <Cell key={`pinned-${quantity}`} frame={pinned} site={index} q={q} quantity={`pinned-${quantity}`} name={name} />
+                ))}
             </tr>
           ))}
         </tbody>

@@ -1,20 +1,35 @@
 // What inspection costs, always in the corner: honest also when it is a lot.
 import type { Cost } from "../protocol";
-import { bytes, count, seconds } from "../format";
+import { NOT_MEASURED, bytes, count, seconds } from "../format";
 import { ids } from "../testids";
 
 export function CostCorner({ cost }: { cost: Cost }) {
   const { plain_seconds: plain, inspected_seconds: inspected } = cost;
-  const ratio = plain && inspected ? `${(inspected / plain).toFixed(2)}×` : "–";
+  const ratio = plain && inspected ? `${(inspected / plain).toFixed(2)}×` : NOT_MEASURED;
   return (
     <dl class="nni-cost" data-testid={ids.cost} aria-label="Cost of inspection">
-      <Item name="step" value={ratio} hint={`A step takes ${seconds(inspected)} inspected, ${seconds(plain)} plain (medians)`} />
-      <Item name="compiled" value={count(cost.compilations)} hint="Compilations so far; switching a perturbation adds none" exactly={[ids.compilations, cost.compilations]} />
-      <Item name="sent" value={bytes(cost.bytes_sent)} hint="Sent from the kernel to this page" />
-      <Item name="dropped" value={count(cost.frames_dropped)} hint="Frames left out because the page was still drawing" />
+      <Item name="measured step" value={ratio} hint={stepHint(plain, inspected)} />
+      <Item
+        name="compiled"
+        value={count(cost.compilations)}
+        hint="Programs that JAX compiled in this kernel since the inspector was made, those of your own code included. Switching or tuning a perturbation adds none."
+        exactly={[ids.compilations, cost.compilations]}
+      />
+      <Item name="sent" value={bytes(cost.bytes_sent)} hint={`${count(cost.bytes_sent)} bytes sent from the kernel to this page so far`} />
+      <Item
+        name="dropped"
+        value={count(cost.frames_dropped)}
+        hint="Measured steps that were recorded but not drawn, because the page was still drawing or had had one within 1/30 s. It always gets the newest."
+      />
       {cost.errors > 0 && <Item name="errors" value={count(cost.errors)} hint="Failures while inspecting; your step went on" bad />}
     </dl>
   );
+}
+
+function stepHint(plain: number | null, inspected: number | null): string {
+  const what = `A step that is measured takes ${seconds(inspected)}, one that is not ${seconds(plain)} (medians of the last 64 of each, without steps that compile)`;
+  if (inspected === null) return "How long a measured step takes beside one that is not: known once a loop is watched";
+  return plain === null ? `${what}. Every step is measured so far: watch(every=10) leaves some alone.` : `${what}.`;
 }
 
 interface ItemProps {
@@ -27,7 +42,7 @@ interface ItemProps {
 
 function Item({ name, value, hint, bad, exactly }: ItemProps) {
   return (
-    <div title={hint} class={bad ? "nni-bad" : undefined}>
+    <div title={hint} aria-description={hint} class={bad ? "nni-bad" : undefined}>
       <dt>{name}</dt>
       <dd data-testid={exactly?.[0]} data-value={exactly?.[1]}>
         {value}

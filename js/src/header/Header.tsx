@@ -1,6 +1,8 @@
-// The top line: which model, where the run stands, whether training is perturbed, what it costs.
+// The top line: which model, where the run stands, whether training is perturbed, what was
+// found to be wrong, what it costs.
 import type { Store } from "../store";
 import { ids } from "../testids";
+import { Findings } from "../findings/Findings";
 import { CostCorner } from "./CostCorner";
 import { RunProgress } from "./RunProgress";
 
@@ -19,6 +21,7 @@ export function Header({ store }: { store: Store }) {
         </span>
       )}
       <span class="nni-grow" />
+      <Findings store={store} />
       {state && <CostCorner cost={state.cost} />}
     </header>
   );

@@ -1,4 +1,4 @@
-// How far the run is, how fast, and the button that holds the step on screen.
+// How far the run is, and how fast.
 // Invariants: where the run stands is said once, in steps done while a loop counts them, else as
 // the step on screen; the step shown is that of the frame drawn, not of the newest received.
 import type { Progress } from "../protocol";
@@ -8,7 +8,6 @@ import { ids } from "../testids";
 
 export function RunProgress({ store }: { store: Store }) {
   const progress = store.progress.value;
-  const paused = store.paused.value;
   const step = store.frame.value?.header.step ?? progress?.step;
   const status = progress ? statusOf(progress) : "waiting";
   const onScreen = step === undefined ? "no step yet" : `step ${count(step)}`;
@@ -25,17 +24,6 @@ export function RunProgress({ store }: { store: Store }) {
       {progress?.running && progress.rate !== null && (
         <span class="nni-rate">{real(Number(progress.rate.toPrecision(3)))} steps/s</span>
       )}
-      <button
-        type="button"
-        class="nni-button"
-        aria-pressed={paused}
-        data-testid={ids.pause}
-        title={paused ? "Show the newest step again" : "Hold this step on screen; the run goes on"}
-        onClick={() => store.setPaused(!paused)}
-      >
-        {paused ? "▶ Follow" : "❚❚ Hold"}
-      </button>
-      {paused && text !== onScreen && <span class="nni-held">{onScreen} held</span>}
     </div>
   );
 }

@@ -1,7 +1,7 @@
 // Puts a perturbation on the selected site: what, where, how strong, then a button.
 // Invariants: nothing acts before the button is pressed, for a training may be running; the choice
 // stays when another site is selected; the button and what is below keep their place.
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { Choice } from "../detail/Choice";
 import { OFFERS, type Offer, type Perturb, type Site } from "../protocol";
 import type { Store } from "../store";
@@ -18,6 +18,13 @@ export function Add({ store, site }: { store: Store; site: Site }) {
   const [kind, setKind] = useState(OFFERS[0].kind);
   const [at, setAt] = useState<Perturb["at"]>("output");
   const [strengths, setStrengths] = useState<Readonly<Record<string, number>>>({});
+  const first = useRef<HTMLSelectElement>(null);
+  const asked = store.adding.value;
+  const seen = useRef(asked);
+  useEffect(() => {
+    if (asked !== seen.current) first.current?.focus();
+    seen.current = asked;
+  }, [asked]);
   if (!site.perturbable) return <p class="nni-add nni-faint nni-small">This module cannot be perturbed here.</p>;
 
   const offer = OFFERS.find((o) => o.kind === kind)!;
@@ -35,7 +42,7 @@ export function Add({ store, site }: { store: Store; site: Site }) {
     >
       <label class="nni-add-kind">
         Perturb
-        <select value={kind} data-testid={ids.perturbKind} onChange={(event) => setKind(event.currentTarget.value)}>
+        <select ref={first} value={kind} data-testid={ids.perturbKind} onChange={(event) => setKind(event.currentTarget.value)}>
           {GROUPS.map(([group, words]) => (
             <optgroup key={group} label={words}>
               {OFFERS.filter((o) => o.group === group).map((o) => (

@@ -20,12 +20,14 @@ export function EffectView({ state, store }: { state: State; store: Store }) {
   const metrics = [...new Set([...Object.keys(effect.clean), ...Object.keys(effect.perturbed)])];
   return (
     <>
-      <div class="nni-effect" data-testid={ids.effect}>
+      {/* it may scroll where it is narrow, and has nothing else that a key could reach */}
+      <div class="nni-effect" role="group" aria-label="Effect" tabIndex={0} data-testid={ids.effect}>
         <table>
           <thead>
             <tr>
               <th scope="col">
                 <b>Effect</b>
+                {ofWhat(store)}
                 {effect.source && ` on ${effect.source}`}
               </th>
               <th scope="col">clean</th>
@@ -52,6 +54,13 @@ export function EffectView({ state, store }: { state: State; store: Store }) {
       {effect.sites.length > 0 && <Downstream effect={effect} store={store} />}
     </>
   );
+}
+
+/** Of one alone it is that one's effect; of several it cannot be told apart, and it says so. */
+function ofWhat(store: Store): string {
+  const on = store.perturbations.value.filter((p) => p.enabled);
+  if (on.length === 1) return ` of ${on[0].kind}`;
+  return on.length > 1 ? ` of ${on.length} together` : "";
 }
 
 function Metric({ metric, effect }: { metric: string; effect: Effect }) {

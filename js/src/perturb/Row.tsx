@@ -1,7 +1,8 @@
-// One perturbation: its switch, what it is, where, how strong, what it waits for, and a cross.
+// One perturbation: its switch, what it is, where, how strong, what it waits for or what it does by
+// itself, and a cross.
 // Invariant: every part has a column of its own, so that nothing moves when one of them changes.
 import { useCopy } from "../copy";
-import { count } from "../format";
+import { NOT_MEASURED, count, exact, percent, real, signed } from "../format";
 import { label, rowOf } from "../sites";
 import type { Perturbation } from "../protocol";
 import type { Store } from "../store";
@@ -9,7 +10,8 @@ import { ids } from "../testids";
 import { Strength } from "./Strength";
 
 export function Row({ perturbation: p, store }: { perturbation: Perturbation; store: Store }) {
-  const [copy, said] = useCopy(p.expression);
+  const python = p.python || p.expression;
+  const [copy, said] = useCopy(python);
   const name = `${p.kind} on ${label(p.site)}`;
   return (
     <li class={p.enabled ? "nni-perturbation nni-on" : "nni-perturbation"} data-testid={ids.perturbation} data-id={p.id} data-site={p.site}>
@@ -28,8 +30,8 @@ export function Row({ perturbation: p, store }: { perturbation: Perturbation; st
       <button
         type="button"
         class="nni-kind"
-        title={`${p.expression}\nClick to copy`}
-        aria-label={`${p.kind}: copy ${p.expression}`}
+        title={`${python}\nClick to copy`}
+        aria-label={`${p.kind}: copy ${python}`}
         data-testid={ids.expression}
         data-value={p.expression}
         onClick={copy}
@@ -39,7 +41,7 @@ export function Row({ perturbation: p, store }: { perturbation: Perturbation; st
       <Where perturbation={p} store={store} />
       <Amount name={name} perturbation={p} store={store} />
       <span class="nni-waits" role="status">
-        {said || <Waits perturbation={p} />}
+        {said || (p.pending || p.compiling ? <Waits perturbation={p} /> : <Alone perturbation={p} store={store} />)}
       </span>
       <button
         type="button"
@@ -54,6 +56,29 @@ export function Row({ perturbation: p, store }: { perturbation: Perturbation; st
     </li>
   );
 }
+
+/** Its own effect, where there are others: that of all together stands beside the list. */
+function Alone({ perturbation: p, store }: { perturbation: Perturbation; store: Store }) {
+  const one = store.state.value?.effect?.alone.find((a) => a.perturbation === p.id);
+  if (!one || !p.enabled) return null;
+  const [name, text] = one.loss_change === null ? ["output", part(one.output_change)] : ["loss", change(one.loss_change)];
+  const all = [
+    `${p.kind} alone:`,
+    `loss ${change(one.loss_change)}`,
+    `output ${part(one.output_change)}`,
+    `KL divergence ${one.kl === null ? NOT_MEASURED : real(one.kl)}`,
+    `top-1 changed ${part(one.top1_changed)}`,
+  ];
+  return (
+    <span class="nni-alone" title={all.join("\n")} data-testid={ids.alone} data-value={exact(one.loss_change ?? one.output_change)}>
+      <span class="nni-hidden">{name} alone </span>
+      {text}
+    </span>
+  );
+}
+
+const change = (by: number | null): string => (by === null ? NOT_MEASURED : by === 0 ? "no change" : signed(by));
+const part = (by: number | null): string => (by === null ? NOT_MEASURED : percent(by));
 
 function Where({ perturbation: p, store }: { perturbation: Perturbation; store: Store }) {
   const sites = store.sites.value;
@@ -78,7 +103,7 @@ function Amount({ name, perturbation: p, store }: { name: string; perturbation: 
   if (p.units > 0) {
     return (
       <span class="nni-strength nni-units" data-testid={ids.units}>
-        mask: {count(p.units_off)} of {count(p.units)} off
+        <MaskOf perturbation={p} store={store} />
       </span>
     );
   }
@@ -93,6 +118,23 @@ function Amount({ name, perturbation: p, store }: { name: string; perturbation: 
       number={ids.strengthNumber}
       change={(strength) => store.adjust(p.id, p.enabled, strength)}
     />
+  );
+}
+
+/** What a mask switches off; a link to the strip that edits it, where it can be edited there. */
+function MaskOf({ perturbation: p, store }: { perturbation: Perturbation; store: Store }) {
+  const text = `mask: ${count(p.units_off)} of ${count(p.units)} off`;
+  const row = store.sites.value?.byKey.has(p.site) && p.mask !== "" && p.at === "output";
+  if (!row) return <>{text}</>;
+  const edit = (): void => {
+    store.select(p.site);
+    store.panel.value = "units";
+    store.editingMask.value = true;
+  };
+  return (
+    <button type="button" class="nni-link" title="Edit it on the strip of units" onClick={edit}>
+      {text}
+    </button>
   );
 }
 

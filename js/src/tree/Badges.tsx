@@ -39,7 +39,7 @@ export function Badges({ site, bad, open, on }: Props) {
         </Badge>
       )}
       {site.stacked > 1 && (
-        <Badge sign={`×${site.stacked}`} title={`${site.stacked} layers stacked in one module`}>
+        <Badge sign={`×${site.stacked}`} title={`${site.stacked} layers stacked in one module. ${site.note}`}>
           {`×${site.stacked}`}
         </Badge>
       )}

@@ -1,23 +1,30 @@
-// One row: name, type, output, sparkline, size of the gradient, and badges for what is special.
+// One row: name and badges, then a cell for each column that was chosen.
 // Invariant: its columns are where they are whatever the numbers; text only, never markup.
-import { useCallback } from "preact/hooks";
-import { Canvas, type Area } from "../charts/Canvas";
-import { paintSparkline } from "../charts/sparkline";
-import { statistic } from "../decode";
-import { NOT_MEASURED, real, shortType } from "../format";
-import { QUANTITIES, SPARK, type Site } from "../protocol";
+import { Sparkline } from "../charts/Sparkline";
+import { sparkline, type FrameData } from "../decode";
+import { NOT_MEASURED, exact, shortType } from "../format";
+import type { Site } from "../protocol";
+import { AddButton } from "../perturb/AddButton";
 import { label, type Sites } from "../sites";
 import type { Store } from "../store";
 import { ids } from "../testids";
+import { compare, compared } from "../time/compare";
 import { Badges } from "./Badges";
+import { shown, type Column } from "./columns";
+import { ROW_HEIGHT } from "./virtual";
 
 interface Props {
   store: Store;
   sites: Sites;
   index: number;
-  top: number;
+  /** Its place among all rows. */
+  at: number;
+  columns: readonly Column[];
+  /** In a list, where its path tells it from others, not its place. */
+  listed: boolean;
   open: boolean;
   selected: boolean;
+  hover: (index: number) => void;
 }
 
 const STEP = 14;
@@ -27,28 +34,28 @@ const DEEPEST_SHARE = "40%";
 
 export const rowId = (sites: Sites, index: number): string => `nni-row-${sites.id}-${index}`;
 
-export function Row({ store, sites, index, top, open, selected }: Props) {
+export function Row({ store, sites, index, at, columns, listed, open, selected, hover }: Props) {
   const site = sites.list[index];
-  const hasChildren = sites.children[index].length > 0;
-  const siblings = site.parent >= 0 ? sites.children[site.parent] : sites.roots;
+  const hasChildren = !listed && sites.children[index].length > 0;
   const classes = ["nni-row", selected && "nni-row-selected", site.unseen && "nni-row-unseen"].filter(Boolean).join(" ");
+  const depth = listed ? 0 : site.depth;
   return (
     <div
       id={rowId(sites, index)}
       class={classes}
-      role="treeitem"
-      aria-level={site.depth + 1}
+      role="row"
+      aria-level={depth + 1}
       aria-expanded={hasChildren ? open : undefined}
       aria-selected={selected}
-      aria-setsize={siblings.length}
-      aria-posinset={siblings.indexOf(index) + 1}
+      aria-rowindex={at + 2}
       data-testid={ids.row}
       data-site={site.key}
-      style={{ transform: `translateY(${top}px)` }}
+      style={{ top: `${at * ROW_HEIGHT}px` }}
       onClick={() => store.select(site.key, false)}
       onDblClick={() => hasChildren && store.setOpen(site.key, !open)}
+      onPointerEnter={() => hover(index)}
     >
-      <span class="nni-c-name" style={{ paddingLeft: `min(${Math.min(site.depth, DEEPEST) * STEP}px, ${DEEPEST_SHARE})` }}>
+      <span class="nni-c-name" role="gridcell" style={{ paddingLeft: `calc(6px + min(${Math.min(depth, DEEPEST) * STEP}px, ${DEEPEST_SHARE}))` }}>
         <span
           class={hasChildren ? (open ? "nni-twist nni-twist-open" : "nni-twist") : "nni-twist nni-leaf"}
           aria-hidden="true"
@@ -57,48 +64,71 @@ export function Row({ store, sites, index, top, open, selected }: Props) {
             if (hasChildren) store.setOpen(site.key, !open);
           }}
         />
-        <span class="nni-name" title={`${label(site.key)}: ${site.kind}`}>
-          {site.name || label(site.key)}
-        </span>
-        <Badges site={site} bad={store.bad.value[index]} open={open} on={store.perturbed.value.get(site.key)} />
+        {listed ? (
+          <span class="nni-name nni-name-path">
+            <bdi>{label(site.key)}</bdi>
+          </span>
+        ) : (
+          <span class="nni-name">{site.name || label(site.key)}</span>
+        )}
+        {site.perturbable && <AddButton store={store} site={site.key} />}
+        <Badges site={site} bad={store.bad.value[index]} open={open || listed} on={store.perturbed.value.get(site.key)} />
       </span>
-      <span class="nni-c-type" title={site.kind}>
-        {site.kind}
-      </span>
-      <span class="nni-c-shape" title={site.output}>
-        {shortType(site.output)}
-      </span>
-      <Numbers store={store} index={index} site={site} />
+      <Cells store={store} index={index} site={site} columns={columns} />
     </div>
   );
 }
 
 /** What changes with every frame, apart from what does not. */
-function Numbers({ store, index, site }: { store: Store; index: number; site: Site }) {
+function Cells({ store, index, site, columns }: { store: Store; index: number; site: Site; columns: readonly Column[] }) {
   const frame = store.frame.value;
-  const from = index * QUANTITIES.length * SPARK;
-  const paint = useCallback(
-    (area: Area) => {
-      if (frame) paintSparkline(area, frame.sparklines.subarray(from, from + SPARK), area.palette.output);
-    },
-    [frame, from],
-  );
-  const norm = frame ? statistic(frame, index, 1, "norm") : NaN;
-  const measured = frame !== null && !Number.isNaN(statistic(frame, index, 0, "size"));
+  const pinned = store.timeline.pinned.value;
   return (
     <>
-      <span class="nni-c-spark">
-        {measured ? (
-          <Canvas width={64} height={18} label={`Activations of ${label(site.key)}`} paint={paint} />
-        ) : (
-          <span class="nni-faint" title={site.unseen || "not measured"}>
-            {NOT_MEASURED}
+      {columns.map((column) =>
+        column.text ? (
+          <span key={column.id} class={`nni-c-${column.id}`} role="gridcell">
+            {column.id === "shape" ? shortType(column.text(site)) : column.text(site)}
           </span>
-        )}
-      </span>
-      <span class="nni-c-gradient" title={Number.isNaN(norm) ? "no gradient measured" : String(norm)}>
-        {real(norm)}
-      </span>
+        ) : column.value ? (
+          <Figure key={column.id} column={column} site={site} frame={frame} pinned={pinned} index={index} />
+        ) : (
+          <Spark key={column.id} site={site} frame={frame} index={index} />
+        ),
+      )}
     </>
+  );
+}
+
+interface FigureProps {
+  column: Column;
+  site: Site;
+  frame: FrameData | null;
+  pinned: FrameData | null;
+  index: number;
+}
+
+function Figure({ column, site, frame, pinned, index }: FigureProps) {
+  const now = column.value!(site, frame, index);
+  const { comparison } = column;
+  const against = comparison && pinned ? compare(comparison, now, column.value!(site, pinned, index)) : null;
+  const classes = ["nni-c-number", against !== null && "nni-c-compared", column.alarming && now > 0 && "nni-bad"];
+  return (
+    <span class={classes.filter(Boolean).join(" ")} role="gridcell" data-testid={ids.cell(column.id)} data-value={exact(against ?? now)}>
+      {against === null ? shown(column, now) : compared(comparison!, against)}
+    </span>
+  );
+}
+
+function Spark({ site, frame, index }: { site: Site; frame: FrameData | null; index: number }) {
+  const heights = sparkline(frame, index);
+  return (
+    <span class="nni-c-spark" role="gridcell">
+      {heights ? (
+        <Sparkline heights={heights} width={64} height={18} label={`Activations of ${label(site.key)}`} />
+      ) : (
+        <span class="nni-faint">{NOT_MEASURED}</span>
+      )}
+    </span>
   );
 }

@@ -1,4 +1,4 @@
-// What a key does in the tree, by the ARIA tree pattern; space toggles the perturbation.
+// What a key does in the tree, by the ARIA treegrid pattern, of rows; space toggles the perturbation.
 // Invariant: decides only; the caller acts. A key that is not the tree's gives null.
 import type { Sites } from "../sites";
 
@@ -8,7 +8,15 @@ export type Action =
   | { do: "toggle"; index: number }
   | { do: "openAll" };
 
-export function actionOf(key: string, sites: Sites, rows: readonly number[], open: ReadonlySet<string>, selected: number): Action | null {
+/** In a list (`flat`) there is nothing to open or to close. */
+export function actionOf(
+  key: string,
+  sites: Sites,
+  rows: readonly number[],
+  open: ReadonlySet<string>,
+  selected: number,
+  flat = false,
+): Action | null {
   if (rows.length === 0) return null;
   const at = rows.indexOf(selected);
   const go = (row: number): Action => ({ do: "go", index: rows[Math.min(Math.max(row, 0), rows.length - 1)] });
@@ -26,9 +34,11 @@ export function actionOf(key: string, sites: Sites, rows: readonly number[], ope
     case "End":
       return go(rows.length - 1);
     case "*":
-      return { do: "openAll" };
+      return flat ? null : { do: "openAll" };
+    case " ":
+      return at < 0 ? null : { do: "toggle", index: selected };
   }
-  if (at < 0) return null;
+  if (at < 0 || flat) return null;
   const below = sites.children[selected];
   const isOpen = open.has(sites.list[selected].key);
   switch (key) {
@@ -40,8 +50,6 @@ export function actionOf(key: string, sites: Sites, rows: readonly number[], ope
       return sites.list[selected].parent >= 0 ? { do: "go", index: sites.list[selected].parent } : null;
     case "Enter":
       return below.length > 0 ? { do: isOpen ? "close" : "open", index: selected } : null;
-    case " ":
-      return { do: "toggle", index: selected };
     default:
       return null;
   }

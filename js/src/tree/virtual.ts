@@ -1,6 +1,8 @@
 // Which rows of a long list are in view. Invariant: rows are ROW_HEIGHT high, all of them.
 
 export const ROW_HEIGHT = 24;
+/** Of the heads, which stay above the rows. */
+export const HEAD_HEIGHT = 22;
 const SPARE = 6;
 
 export function windowOf(scrollTop: number, height: number, rows: number): [first: number, end: number] {

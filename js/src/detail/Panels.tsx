@@ -1,0 +1,99 @@
+// The panels of the selected site, one at a time, and the strip of tabs that picks one.
+// Invariant: a panel that is not shown costs nothing: it is not rendered. The keys are those of the
+// ARIA tabs pattern (arrows, Home, End).
+import type { FunctionComponent } from "preact";
+import type { Site } from "../protocol";
+import type { Store } from "../store";
+import { ids } from "../testids";
+import { Flow } from "../flow/Flow";
+import { CodePanel } from "../inside/CodePanel";
+import { Parameters } from "../inside/Parameters";
+import { NnxPanel } from "../nnx/NnxPanel";
+import { SweepPanel } from "../sweep/SweepPanel";
+import { UnitsPanel } from "../units/UnitsPanel";
+import { Distributions } from "./Distributions";
+import { Facts } from "./Facts";
+import { Numbers } from "./Numbers";
+import { OverSteps } from "./OverSteps";
+import { ValuesPanel } from "../values/Values";
+
+export interface PanelProps {
+  readonly store: Store;
+  readonly site: Site;
+  readonly index: number;
+}
+
+interface Panel {
+  readonly name: string;
+  readonly title: string;
+  readonly View: FunctionComponent<PanelProps>;
+}
+
+/** In the order of the tabs; the first is shown at first. */
+const PANELS: readonly Panel[] = [
+  { name: "overview", title: "Overview", View: Overview },
+  { name: "values", title: "Values", View: ValuesPanel },
+  { name: "units", title: "Units", View: UnitsPanel },
+  { name: "flow", title: "Flow", View: Flow },
+  { name: "code", title: "Code", View: CodePanel },
+  { name: "nnx", title: "NNX", View: NnxPanel },
+  { name: "sweep", title: "Sweep", View: SweepPanel },
+];
+
+function Overview({ store, site, index }: PanelProps) {
+  return (
+    <>
+      <div class="nni-overview">
+        <Facts site={site} />
+        <Numbers store={store} index={index} />
+      </div>
+      <Distributions store={store} index={index} />
+      <Parameters store={store} site={site} />
+      <OverSteps store={store} />
+    </>
+  );
+}
+
+export function Panels(props: PanelProps) {
+  const chosen = props.store.panel.value;
+  const at = Math.max(
+    0,
+    PANELS.findIndex((panel) => panel.name === chosen),
+  );
+  const { name, View } = PANELS[at]!;
+  if (PANELS.length === 1) return <View {...props} />;
+
+  const show = (to: number, strip: Element): void => {
+    const next = (to + PANELS.length) % PANELS.length;
+    props.store.panel.value = PANELS[next]!.name;
+    strip.querySelectorAll<HTMLElement>("[role=tab]")[next]!.focus();
+  };
+  const onKeyDown = (event: KeyboardEvent): void => {
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: PANELS.length - 1 }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    show(to, event.currentTarget as Element);
+  };
+  return (
+    <>
+      <div class="nni-tabs" role="tablist" aria-label="What to show of the module" onKeyDown={onKeyDown}>
+        {PANELS.map((panel) => (
+          <button
+            key={panel.name}
+            type="button"
+            role="tab"
+            aria-selected={panel.name === name}
+            tabIndex={panel.name === name ? 0 : -1}
+            data-testid={ids.tab(panel.name)}
+            onClick={() => (props.store.panel.value = panel.name)}
+          >
+            {panel.title}
+          </button>
+        ))}
+      </div>
+      <div class="nni-tabpanel" role="tabpanel" aria-label={PANELS[at]!.title}>
+        <View {...props} />
+      </div>
+    </>
+  );
+}

@@ -1,0 +1,70 @@
+// What is wrong, as far as the rules can tell: one button in the header, and below it the list, worst
+// first, each with a link to its site. Invariant: the list lies over the view, so that a finding
+// that comes while data streams moves nothing; texts are text.
+import { useRef, useState } from "preact/hooks";
+import { count } from "../format";
+import type { FindingRow, Findings as Found } from "../protocol";
+import { label, rowOf } from "../sites";
+import type { Store } from "../store";
+import { ids } from "../testids";
+
+const WORDS: Readonly<Record<FindingRow["severity"], string>> = { error: "Error", warning: "Warning", info: "Note" };
+
+export function Findings({ store }: { store: Store }) {
+  const found = store.findings.value;
+  const [open, setOpen] = useState(false);
+  const button = useRef<HTMLButtonElement>(null);
+  const all = found ? found.findings.length + found.more : 0;
+  const shown = open && all > 0;
+  const onKeyDown = (event: KeyboardEvent): void => {
+    if (event.key !== "Escape" || !open) return;
+    event.stopPropagation();
+    setOpen(false);
+    button.current?.focus();
+  };
+  return (
+    <div class="nni-findings" onKeyDown={onKeyDown}>
+      <button
+        ref={button}
+        type="button"
+        class={`nni-button nni-found nni-found-${all > 0 ? found!.findings[0]!.severity : "none"}`}
+        aria-expanded={shown}
+        disabled={all === 0}
+        title={all === 0 ? "No rule has found anything wrong so far" : "What is wrong, worst first"}
+        data-testid={ids.findings}
+        data-value={all}
+        onClick={() => setOpen(!open)}
+      >
+        <span role="status">{all === 0 ? "no findings" : all === 1 ? "1 finding" : `${count(all)} findings`}</span>
+      </button>
+      {shown && <List found={found!} store={store} />}
+    </div>
+  );
+}
+
+function List({ found, store }: { found: Found; store: Store }) {
+  return (
+    <ol class="nni-found-list" aria-label="Findings, worst first">
+      {found.findings.map((one, i) => (
+        <li key={i} data-testid={ids.finding} data-rule={one.rule} data-site={one.site}>
+          <b class={`nni-found-${one.severity}`}>{WORDS[one.severity]}</b>
+          <span class="nni-found-rule">{one.rule}</span>
+          <Site one={one} store={store} />
+          <p>{one.message}</p>
+        </li>
+      ))}
+      {found.more > 0 && <li class="nni-faint">{count(found.more)} more: insp.findings has them all.</li>}
+    </ol>
+  );
+}
+
+function Site({ one, store }: { one: FindingRow; store: Store }) {
+  const sites = store.sites.value;
+  const row = sites ? rowOf(sites, one.site) : undefined;
+  if (row === undefined) return <span class="nni-site">{label(one.site)}</span>;
+  return (
+    <button type="button" class="nni-link nni-site" onClick={() => store.select(row)}>
+      {label(one.site)}
+    </button>
+  );
+}

@@ -1,0 +1,180 @@
+// The panel: which module's flow it is and the way out, the graph, what colours it, and what is not
+// in it. Invariant: what is measured changes colours and sparklines, never a place; where the graph
+// cannot be laid out the same is told as a list.
+import { computed, type ReadonlySignal } from "@preact/signals";
+import { useEffect, useMemo, useRef } from "preact/hooks";
+import type { PanelProps } from "../detail/Panels";
+import { exact, percent, real, count } from "../format";
+import { ancestors, label } from "../sites";
+import type { Store } from "../store";
+import { ids } from "../testids";
+import { FIGURES, coloured, valueOf, type Coloured, type Figure } from "./figures";
+import { Graph, type Hold } from "./Graph";
+import { InWords } from "./InWords";
+
+export function Flow({ store }: PanelProps) {
+  const state = store.flow;
+  const selected = store.selected.value;
+  const sites = store.sites.value;
+  const hold = useRef<Hold | null>(null);
+  useEffect(() => state.follow(selected), [state, selected, sites?.id]);
+
+  const drawing = state.drawing.value;
+  const flow = state.flow.value;
+  const problem = state.problem.value;
+  const colours = useMemo(() => computed(() => coloursOf(store)), [store]);
+  return (
+    <section class="nni-section nni-flow-panel" aria-label="Flow">
+      <div class="nni-flow-head">
+        <Crumbs store={store} />
+        <span class="nni-grow" />
+        <label class="nni-flow-figure">
+          <span class="nni-faint">colour</span>
+          <select
+            value={state.figure.value}
+            data-testid={ids.flowFigure}
+            onChange={(event) => (state.figure.value = event.currentTarget.value as Figure)}
+          >
+            {FIGURES.map((figure) => (
+              <option key={figure} value={figure}>
+                {figure}
+              </option>
+            ))}
+          </select>
+        </label>
+        <span class="nni-choice" role="group" aria-label="Zoom">
+          {(["out", "fit", "in"] as const).map((which) => (
+            <button
+              key={which}
+              type="button"
+              aria-label={{ out: "Zoom out", fit: "Show all", in: "Zoom in" }[which]}
+              title={{ out: "Zoom out", fit: "Show all", in: "Zoom in (or ctrl and the wheel)" }[which]}
+              data-testid={ids.flowZoom(which)}
+              onClick={() => hold.current?.(which)}
+            >
+              {{ out: "−", fit: "fit", in: "+" }[which]}
+            </button>
+          ))}
+        </span>
+      </div>
+      {problem !== "" && <p class="nni-unseen">{problem}</p>}
+      {problem !== "" && flow ? (
+        <InWords flow={flow} />
+      ) : drawing && drawing.flow.nodes.length > 0 ? (
+        <Graph store={store} drawing={drawing} colours={colours} hold={hold} />
+      ) : (
+        <p class="nni-flow-view nni-flow-empty">
+          {drawing ? "None of these modules is called by the example." : "Laying it out …"}
+        </p>
+      )}
+      <Legend store={store} colours={colours} />
+      {flow && flow.absent.length > 0 && <Absent store={store} />}
+    </section>
+  );
+}
+
+function coloursOf(store: Store): Coloured {
+  const figure = store.flow.figure.value;
+  const [frame, sites] = [figure === "none" ? null : store.frame.value, store.sites.value];
+  const effect = figure === "effect" ? (store.state.value?.effect ?? null) : null;
+  const values = new Map<string, number>();
+  for (const key of store.flow.byKey.value.keys()) {
+    const index = sites?.byKey.get(key);
+    if (index !== undefined) values.set(key, valueOf(figure, frame, index, effect, key));
+  }
+  return coloured(figure, values);
+}
+
+function Crumbs({ store }: { store: Store }) {
+  const scope = store.flow.scope.value;
+  const sites = store.sites.value;
+  const index = scope === null ? undefined : sites?.byKey.get(scope);
+  if (!sites || index === undefined) return null;
+  const above = ancestors(sites, index).reverse();
+  return (
+    <nav class="nni-crumbs" aria-label="Where this flow is">
+      {above.map((key) => (
+        <>
+          <button key={key} type="button" class="nni-link" data-testid={ids.flowCrumb} data-site={key} onClick={() => leave(store, key)}>
+            {sites.list[sites.byKey.get(key)!].name || label(key)}
+          </button>
+          <span aria-hidden="true">›</span>
+        </>
+      ))}
+      <b aria-current="location" data-testid={ids.flow} data-value={scope!}>
+        {sites.list[index].name || label(scope!)}
+      </b>
+    </nav>
+  );
+}
+
+/** Go out, to one of the modules around; what was left is selected there, where it is a node. */
+export function leave(store: Store, to: string): void {
+  const sites = store.sites.peek();
+  const from = store.flow.scope.peek();
+  if (!sites || from === null) return;
+  const way = [from, ...ancestors(sites, sites.byKey.get(from)!)];
+  const left = way.slice(0, way.indexOf(to)).findLast((key) => sites.list[sites.byKey.get(key)!].calls > 0) ?? from;
+  store.flow.pick(left);
+  store.select(left);
+  store.flow.show(to);
+}
+
+/** The scale, and the figure of the node under the pointer or the focus. Reads every frame. */
+function Legend({ store, colours: signal }: { store: Store; colours: ReadonlySignal<Coloured> }) {
+  const figure = store.flow.figure.value;
+  const colours = signal.value;
+  const told = store.flow.told.value;
+  const text = figure === "effect" ? percent : figure === "NaN and Inf" ? count : real;
+  const known = Number.isFinite(colours.high);
+  return (
+    <div class="nni-flow-legend" data-testid={ids.flowLegend} data-figure={figure}>
+      {figure === "none" ? (
+        <span>Drag to move, double-click to go in. Arrows follow the edges, Enter goes in, Backspace out, Space switches Zero.</span>
+      ) : known ? (
+        <>
+          <span>{figure}</span>
+          <span data-testid={ids.flowEnd("low")} data-value={exact(colours.low)}>
+            {text(colours.low)}
+          </span>
+          <span class="nni-flow-ramp" data-bad={figure === "NaN and Inf"} aria-hidden="true" />
+          <span data-testid={ids.flowEnd("high")} data-value={exact(colours.high)}>
+            {text(colours.high)}
+          </span>
+          <span class="nni-faint">{colours.log ? "logarithmic; " : ""}grey: not measured</span>
+          <span class="nni-grow" />
+          {told !== null && (
+            <span class="nni-flow-told" role="status">
+              {label(told)}: {colours.values.has(told) ? text(colours.values.get(told)!) : "not measured"}
+            </span>
+          )}
+        </>
+      ) : (
+        <span>{figure === "effect" ? "No effect is known: perturb something, with an example or insp.step." : `No ${figure} was measured here.`}</span>
+      )}
+    </div>
+  );
+}
+
+function Absent({ store }: { store: Store }) {
+  const absent = store.flow.flow.value?.absent ?? [];
+  return (
+    <div class="nni-flow-absent">
+      <span class="nni-faint">Not called here: </span>
+      {absent.map(({ site, why }, i) => (
+        <span key={site}>
+          {i > 0 && ", "}
+          <button type="button" class="nni-link" title={why} data-testid={ids.flowAbsent} data-site={site} onClick={() => pick(store, site)}>
+            {label(site)}
+          </button>
+          <span class="nni-faint"> ({why})</span>
+        </span>
+      ))}
+    </div>
+  );
+}
+
+function pick(store: Store, site: string): void {
+  store.flow.pick(site);
+  store.select(site);
+}

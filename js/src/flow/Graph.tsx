@@ -1,0 +1,207 @@
+// The drawing: nodes as elements, edges as a few paths behind them, moved and enlarged by one
+// transform. Invariant: moving and zooming render nothing; one node at a time can be tabbed to;
+// the wheel alone is the page's.
+import { effect, type ReadonlySignal } from "@preact/signals";
+import type { RefObject } from "preact";
+import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import type { Store } from "../store";
+import { exact } from "../format";
+import { label } from "../sites";
+import { Edges } from "./Edges";
+import type { Coloured } from "./figures";
+import { leave } from "./Flow";
+import type { Size } from "./layout";
+import { Node, titleOf } from "./Node";
+import { neighbours, stepTo } from "./paths";
+import { sizeOf } from "./sizes";
+import type { Drawing } from "./state";
+import { atFirst, fit, reveal, within, zoom, type Look } from "./viewport";
+
+/** What the buttons do. */
+export type Hold = (what: "in" | "out" | "fit") => void;
+
+interface Props {
+  store: Store;
+  drawing: Drawing;
+  colours: ReadonlySignal<Coloured>;
+  hold: RefObject<Hold>;
+}
+
+const STEP = 1.25;
+const FAR = 0.5;
+const DRAG = 4;
+
+export function Graph({ store, drawing, colours, hold }: Props) {
+  const { flow, arranged } = drawing;
+  const view = useRef<HTMLDivElement>(null);
+  const moved = useRef<HTMLDivElement>(null);
+  const look = useRef<Look>({ x: 0, y: 0, k: 1 });
+  const drag = useRef<{ id: number; x: number; y: number; from: Look; moved: boolean } | null>(null);
+  const [cursor, setCursor] = useState<number | null>(null);
+  const along = useMemo(() => neighbours(flow), [flow]);
+  const sizes = useMemo(() => flow.nodes.map(sizeOf), [flow]);
+  const feeds = useMemo(() => along.next.map((to) => to.map((i) => titleOf(flow.nodes[i])).join(" and ")), [along]);
+  const selected = store.flow.byKey.value.get(store.selected.value ?? "\0") ?? null;
+  const first = flow.nodes.findIndex((node) => node.role !== "join");
+  const tab = cursor ?? selected ?? first;
+
+  const room = (): Size => ({ width: view.current!.clientWidth || 600, height: view.current!.clientHeight || 400 });
+  const place = useCallback((to: Look): void => {
+    look.current = to;
+    const { x, y, k } = to;
+    moved.current!.style.transform = `translate(${x}px, ${y}px) scale(${k})`;
+    moved.current!.classList.toggle("nni-flow-far", k < FAR);
+  }, []);
+
+  // A new drawing begins where things go in; the node of the selection is in view.
+  useLayoutEffect(() => {
+    setCursor(null);
+    let to = atFirst(arranged, room(), arranged.nodes[0] ?? null);
+    if (selected !== null) to = reveal(to, arranged.nodes[selected], sizes[selected], room());
+    place(to);
+  }, [drawing]);
+  useEffect(() => {
+    if (selected !== null) place(reveal(look.current, arranged.nodes[selected], sizes[selected], room()));
+  }, [selected]);
+
+  useEffect(() => {
+    hold.current = (what) => {
+      const { width, height } = room();
+      if (what === "fit") place(fit(arranged, { width, height }));
+      else place(within(zoom(look.current, what === "in" ? STEP : 1 / STEP, { x: width / 2, y: height / 2 }), arranged, room()));
+    };
+    const element = view.current!;
+    const onWheel = (event: WheelEvent): void => {
+      if (!event.ctrlKey && !event.metaKey) return;
+      event.preventDefault();
+      const box = element.getBoundingClientRect();
+      const factor = Math.exp(-Math.max(-60, Math.min(60, event.deltaY)) * 0.008);
+      place(within(zoom(look.current, factor, { x: event.clientX - box.left, y: event.clientY - box.top }), arranged, room()));
+    };
+    element.addEventListener("wheel", onWheel, { passive: false });
+    return () => element.removeEventListener("wheel", onWheel);
+  }, [arranged, place, hold]);
+
+  // A frame writes the colours alone: rendering 200 nodes for it would hold the page up.
+  useEffect(() => {
+    const nodes = [...moved.current!.querySelectorAll<HTMLElement>(".nni-flow-module")];
+    return effect(() => paint(nodes, colours.value, store.flow.figure.value === "NaN and Inf"));
+  }, [drawing, colours, store]);
+
+  const tell = (target: EventTarget | null): void => {
+    const number = numberAt(target);
+    const node = number === null ? undefined : flow.nodes[number];
+    store.flow.told.value = node?.role === "module" ? node.site : null;
+  };
+  const numberAt = (target: EventTarget | null): number | null => {
+    const node = target instanceof Element ? target.closest<HTMLElement>("[data-number]") : null;
+    return node ? Number(node.dataset["number"]) : null;
+  };
+  const pick = (number: number): void => {
+    const node = flow.nodes[number];
+    setCursor(number);
+    if (node.role !== "module" && node.role !== "outside") return;
+    if (node.role === "module") store.flow.pick(node.site);
+    store.select(node.site);
+  };
+  const enter = (number: number): void => {
+    const { role, site } = flow.nodes[number];
+    const sites = store.sites.peek();
+    const index = sites?.byKey.get(site);
+    if (role === "module" && sites && index !== undefined && sites.children[index].length > 0) store.flow.show(site);
+  };
+  const focus = (number: number): void => {
+    place(reveal(look.current, arranged.nodes[number], sizes[number], room()));
+    moved.current!.querySelector<HTMLElement>(`[data-number="${number}"]`)?.focus({ preventScroll: true });
+  };
+  const onKeyDown = (event: KeyboardEvent): void => {
+    const at = numberAt(event.target);
+    if (at === null || event.ctrlKey || event.metaKey || event.altKey) return;
+    const to = stepTo(event.key, at, flow, arranged, along);
+    const node = flow.nodes[at];
+    if (to !== null) {
+      pick(to);
+      focus(to);
+    } else if (event.key === "Enter") enter(at);
+    else if (event.key === "Backspace") goOut();
+    else if (event.key === " ") {
+      const index = store.sites.peek()?.byKey.get(node.site);
+      if (node.role === "module" && index !== undefined && store.sites.peek()!.list[index].perturbable) store.togglePerturbation(node.site);
+    } else if (!event.key.startsWith("Arrow")) return;
+    event.preventDefault();
+    event.stopPropagation();
+  };
+  const goOut = (): void => {
+    const sites = store.sites.peek();
+    const index = sites?.byKey.get(flow.site);
+    const parent = sites && index !== undefined ? sites.list[index].parent : -1;
+    if (sites && parent >= 0) leave(store, sites.list[parent].key);
+  };
+
+  const onPointerDown = (event: PointerEvent): void => {
+    if (event.button === 0) drag.current = { id: event.pointerId, x: event.clientX, y: event.clientY, from: look.current, moved: false };
+  };
+  const onPointerMove = (event: PointerEvent): void => {
+    const held = drag.current;
+    if (!held || held.id !== event.pointerId || (event.buttons & 1) === 0) return;
+    const [dx, dy] = [event.clientX - held.x, event.clientY - held.y];
+    if (!held.moved && Math.hypot(dx, dy) < DRAG) return;
+    if (!held.moved) view.current!.setPointerCapture(event.pointerId);
+    held.moved = true;
+    place(within({ ...held.from, x: held.from.x + dx, y: held.from.y + dy }, arranged, room()));
+  };
+  const onClick = (event: MouseEvent): void => {
+    const number = numberAt(event.target);
+    const dragged = drag.current?.moved ?? false;
+    drag.current = null;
+    if (number !== null && !dragged) pick(number);
+  };
+
+  return (
+    <div
+      ref={view}
+      class="nni-flow-view"
+      role="group"
+      aria-label={`Flow of ${label(flow.site)}: ${flow.nodes.filter((node) => node.role === "module").length} modules`}
+      onKeyDown={onKeyDown}
+      onPointerDown={onPointerDown}
+      onPointerMove={onPointerMove}
+      onClick={onClick}
+      onPointerOver={(event) => tell(event.target)}
+      onPointerLeave={() => tell(null)}
+      onFocusIn={(event) => tell(event.target)}
+      onDblClick={(event) => {
+        const number = numberAt(event.target);
+        if (number !== null) enter(number);
+      }}
+      onScroll={(event) => event.currentTarget.scrollTo(0, 0) /* a browser scrolls to what it focuses */}
+    >
+      <div ref={moved} class="nni-flow-drawing" style={{ width: `${arranged.width}px`, height: `${arranged.height}px` }}>
+        <Edges drawing={drawing} of={tab} />
+        {flow.nodes.map((node, i) => (
+          <Node
+            key={i}
+            store={store}
+            node={node}
+            number={i}
+            place={arranged.nodes[i]}
+            size={sizes[i]}
+            feeds={feeds[i]}
+            selected={i === selected}
+            tab={i === tab}
+          />
+        ))}
+      </div>
+    </div>
+  );
+}
+
+function paint(nodes: readonly HTMLElement[], { shares, values }: Coloured, alarm: boolean): void {
+  for (const node of nodes) {
+    const key = node.dataset["site"]!;
+    const share = shares.get(key);
+    node.style.setProperty("--nni-share", share === undefined ? "" : share.toFixed(3));
+    node.dataset["measured"] = share === undefined ? "" : alarm ? "alarm" : "yes";
+    node.dataset["value"] = exact(values.get(key));
+  }
+}

@@ -1,0 +1,23 @@
+// A flow as a list: each node in order with what it feeds. For where nothing can be laid out.
+import { shortType } from "../format";
+import type { Flow } from "../protocol";
+import { ids } from "../testids";
+import { titleOf } from "./Node";
+import { neighbours } from "./paths";
+
+export function InWords({ flow }: { flow: Flow }) {
+  const { next } = neighbours(flow);
+  return (
+    <ol class="nni-flow-view nni-flow-list" data-testid={ids.flowList}>
+      {flow.nodes.map(
+        (node, i) =>
+          node.role !== "join" && (
+            <li key={i}>
+              <b>{titleOf(node)}</b> <span class="nni-faint">{[node.kind, shortType(node.output)].filter(Boolean).join(", ")}</span>
+              {next[i].length > 0 && <> → {next[i].map((to) => titleOf(flow.nodes[to])).join(", ")}</>}
+            </li>
+          ),
+      )}
+    </ol>
+  );
+}

@@ -1,0 +1,99 @@
+// One node: name, type, sparkline and what is special about it. Its name for a screen reader says
+// what it gives and what it feeds. Invariant: text only; its place never depends on what is measured.
+import { memo } from "./memo";
+import { Sparkline } from "../charts/Sparkline";
+import { sparkline } from "../decode";
+import { shortType } from "../format";
+import type { FlowNode } from "../protocol";
+import { label } from "../sites";
+import type { Store } from "../store";
+import { ids } from "../testids";
+import type { Point, Size } from "./layout";
+import { given, inWords, marks } from "./sizes";
+
+interface Props {
+  store: Store;
+  node: FlowNode;
+  number: number;
+  place: Point;
+  size: Size;
+  /** The names of the nodes that it feeds. */
+  feeds: string;
+  selected: boolean;
+  tab: boolean;
+}
+
+export function titleOf(node: FlowNode): string {
+  return node.role === "module" ? label(node.site) : node.name;
+}
+
+/** Rendered again only where one of its own properties changes. */
+export const Node = memo(One);
+
+function One({ store, node, number, place, size, feeds, selected, tab }: Props) {
+  const index = node.site !== "" || node.role === "module" ? (store.sites.value?.byKey.get(node.site) ?? -1) : -1;
+  const style = {
+    left: `${place.x - size.width / 2}px`,
+    top: `${place.y - size.height / 2}px`,
+    width: `${size.width}px`,
+    height: `${size.height}px`,
+  };
+  const said = describe(node, feeds);
+  if (node.role === "join") return <div class="nni-flow-join" style={style} aria-hidden="true" title={said} data-role="join" />;
+  const module = node.role === "module";
+  const on = module ? store.perturbed.value.get(node.site) : undefined;
+  const classes = [
+    "nni-flow-node",
+    `nni-flow-${node.role}`,
+    selected && "nni-flow-selected",
+    on && "nni-flow-on",
+  ];
+  return (
+    <div
+      class={classes.filter(Boolean).join(" ")}
+      style={style}
+      role={module || node.role === "outside" ? "button" : "img"}
+      tabIndex={tab ? 0 : -1}
+      aria-label={`${said}${on ? ", perturbed" : ""}`}
+      aria-pressed={module ? selected : undefined}
+      title={said}
+      data-testid={ids.flowNode}
+      data-role={node.role}
+      data-site={node.site}
+      data-number={number}
+    >
+      <span class="nni-flow-line">
+        <span class="nni-flow-name">{node.name}</span>
+        {module && <Alarm store={store} index={index} />}
+        {on !== undefined && <span class={on ? "nni-badge nni-badge-on" : "nni-badge"}>{on ? "◆" : "◇"}</span>}
+        {marks(node).map((mark) => (
+          <span key={mark} class="nni-badge">
+            {mark}
+          </span>
+        ))}
+      </span>
+      <span class="nni-flow-line nni-flow-below">
+        <span class="nni-flow-kind">{module ? node.kind : given(node)}</span>
+        {module && <Spark store={store} index={index} />}
+      </span>
+    </div>
+  );
+}
+
+function describe(node: FlowNode, feeds: string): string {
+  const parts = [titleOf(node), node.kind, shortType(node.output), ...inWords(node)];
+  if (feeds !== "") parts.push(`feeds ${feeds}`);
+  return parts.filter(Boolean).join(", ");
+}
+
+function Alarm({ store, index }: { store: Store; index: number }) {
+  const bad = ((store.bad.value[index] ?? 0) & 1) !== 0;
+  return bad ? <span class="nni-badge nni-badge-bad">NaN</span> : null;
+}
+
+/** Alone reads the frame: where no figure colours the nodes, a frame renders these and no others. */
+function Spark({ store, index }: { store: Store; index: number }) {
+  const heights = sparkline(store.frame.value, index);
+  if (!heights) return <span class="nni-flow-spark nni-faint">–</span>;
+  return <Sparkline heights={heights} width={56} height={17} label="" />;
+}

@@ -1,0 +1,138 @@
+// Which module's flow is shown, the flow itself and its layout, asked for when first needed.
+// Invariant: what is shown is of the current layout and of the scope; a late answer to an older
+// request changes nothing. A click in the graph selects and stays; a selection made elsewhere moves
+// the scope to the module that was selected (a leaf: to what is around it).
+import { batch, computed, signal } from "@preact/signals";
+import type { Ask } from "../bridge";
+import type { Flow, LayoutLibrary } from "../protocol";
+import { label, type Sites } from "../sites";
+import { makeArranger, type Arranger } from "./arranger";
+import type { Figure } from "./figures";
+import type { Arranged } from "./layout";
+import { linksOf, sizeOf } from "./sizes";
+
+/** What it needs of the store and the bridge. */
+export interface Surroundings {
+  sites(): Sites | null;
+  ask(request: Ask, settle: (error: string | null) => void): void;
+}
+
+export interface Drawing {
+  readonly flow: Flow;
+  readonly arranged: Arranged;
+}
+
+export class FlowState {
+  readonly scope = signal<string | null>(null);
+  readonly flow = signal<Flow | null>(null);
+  readonly drawing = signal<Drawing | null>(null);
+  /** Why there is no drawing. */
+  readonly problem = signal("");
+  readonly figure = signal<Figure>("none");
+  /** The site whose figure is told: under the pointer, or focused. */
+  readonly told = signal<string | null>(null);
+  /** Site key -> its node's number in the flow. */
+  readonly byKey = computed(() => {
+    const found = new Map<string, number>();
+    this.flow.value?.nodes.forEach((node, i) => {
+      if (node.role === "module") found.set(node.site, i);
+    });
+    return found;
+  });
+
+  private wanted: { site: string; layout: number } | null = null;
+  private picked: string | null = null;
+  private followed: string | null = null;
+  private arranger: Arranger | null = null;
+  private asking = false;
+
+  constructor(
+    private readonly around: Surroundings,
+    private readonly make: (source: BlobPart) => Arranger = makeArranger,
+  ) {}
+
+  /** The selection, or the layout, is this now. */
+  follow(selected: string | null): void {
+    const sites = this.around.sites();
+    if (!sites || selected === null) return;
+    const moved = selected !== this.followed;
+    this.followed = selected;
+    const scope = this.scope.peek();
+    const stays = scope !== null && sites.byKey.has(scope) && (!moved || selected === this.picked);
+    this.show(stays ? scope : scopeOf(sites, selected));
+  }
+
+  /** A node was picked in the graph: it will be selected, and the scope stays. */
+  pick(site: string): void {
+    this.picked = site;
+  }
+
+  /** Go to a module's flow: in, or out. */
+  show(site: string): void {
+    const layout = this.around.sites()?.id;
+    if (layout === undefined) return;
+    if (this.wanted?.site === site && this.wanted.layout === layout) return;
+    const wanted = { site, layout };
+    this.wanted = wanted;
+    this.scope.value = site;
+    this.around.ask({ type: "show_flow", site }, (error) => {
+      if (!error || this.wanted !== wanted) return;
+      this.wanted = null; // so that it can be asked for again
+      this.problem.value = `The flow of ${label(site)} did not come: ${error}`;
+    });
+  }
+
+  takeFlow(message: Flow): void {
+    if (message.site !== this.wanted?.site || message.layout !== this.around.sites()?.id) return;
+    batch(() => {
+      this.flow.value = message;
+      this.problem.value = "";
+    });
+    if (this.arranger) this.lay(message, this.arranger);
+    else this.getLibrary();
+  }
+
+  takeLibrary(_message: LayoutLibrary, buffer: DataView | undefined): void {
+    if (this.arranger || !buffer) return;
+    const copy = new Uint8Array(new Uint8Array(buffer.buffer, buffer.byteOffset, buffer.byteLength));
+    this.arranger = this.make(copy);
+    const flow = this.flow.peek();
+    if (flow) this.lay(flow, this.arranger);
+  }
+
+  close(): void {
+    this.arranger?.close();
+  }
+
+  private getLibrary(): void {
+    if (this.asking) return;
+    this.asking = true;
+    this.around.ask({ type: "get_layout_library" }, (error) => {
+      this.asking = false;
+      if (error) this.problem.value = `The layout library did not come: ${error}`;
+    });
+  }
+
+  private lay(flow: Flow, arranger: Arranger): void {
+    arranger.arrange(flow.nodes.map(sizeOf), linksOf(flow)).then(
+      (arranged) => {
+        if (this.flow.peek() === flow) this.drawing.value = { flow, arranged };
+      },
+      (error: unknown) => {
+        if (this.flow.peek() === flow) this.problem.value = error instanceof Error ? error.message : String(error);
+      },
+    );
+  }
+}
+
+/** A module with others in it: its own flow; a leaf: that of the nearest called one around it. */
+export function scopeOf(sites: Sites, key: string): string {
+  let at = sites.byKey.get(key);
+  if (at === undefined) return sites.roots.length > 0 ? sites.list[sites.roots[0]].key : "";
+  if (sites.children[at].length > 0) return key;
+  while (sites.list[at].parent >= 0) {
+    at = sites.list[at].parent;
+    if (sites.list[at].calls > 0) break;
+  }
+  return sites.list[at].key;
+}

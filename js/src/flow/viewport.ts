@@ -1,0 +1,53 @@
+// What part of a drawing is in view: moved by x and y, enlarged by k. Invariant: pure; a drawing is
+// never lost from view.
+import type { Point, Size } from "./layout";
+
+export interface Look {
+  readonly x: number;
+  readonly y: number;
+  readonly k: number;
+}
+
+export const LEAST = 0.02;
+export const MOST = 2;
+/** Below this, a drawing that is shown first would be too small to read. */
+const READABLE = 0.66;
+/** So much of a drawing stays in view, in pixels. */
+const KEPT = 60;
+
+/** All of it, in the middle; never enlarged. */
+export function fit(drawing: Size, view: Size): Look {
+  const k = Math.min(1, Math.max(LEAST, Math.min(view.width / drawing.width, view.height / drawing.height)));
+  return { x: (view.width - drawing.width * k) / 2, y: Math.max((view.height - drawing.height * k) / 2, 0), k };
+}
+
+/** All of it where it can be read, else its beginning around a point (where things go in). */
+export function atFirst(drawing: Size, view: Size, around: Point | null): Look {
+  const whole = fit(drawing, view);
+  if (whole.k >= READABLE) return whole;
+  const k = READABLE;
+  const wide = drawing.width * k > view.width;
+  const x = wide && around ? view.width / 2 - around.x * k : (view.width - drawing.width * k) / 2;
+  return within({ x, y: 0, k }, drawing, view);
+}
+
+/** Enlarge so that what is at a point of the view stays there. */
+export function zoom(look: Look, factor: number, at: Point): Look {
+  const k = Math.min(Math.max(look.k * factor, LEAST), MOST);
+  const by = k / look.k;
+  return { x: at.x - (at.x - look.x) * by, y: at.y - (at.y - look.y) * by, k };
+}
+
+export function within({ x, y, k }: Look, drawing: Size, view: Size): Look {
+  const hold = (at: number, length: number, room: number): number => Math.min(Math.max(at, KEPT - length), room - KEPT);
+  return { x: hold(x, drawing.width * k, view.width), y: hold(y, drawing.height * k, view.height), k };
+}
+
+/** Move as little as possible so that a node is in view. */
+export function reveal(look: Look, middle: Point, size: Size, view: Size): Look {
+  const edge = 14;
+  const [w, h] = [(size.width / 2) * look.k + edge, (size.height / 2) * look.k + edge];
+  const [x, y] = [look.x + middle.x * look.k, look.y + middle.y * look.k];
+  const moved = (at: number, half: number, room: number): number => (at - half < 0 ? half - at : at + half > room ? room - half - at : 0);
+  return { x: look.x + moved(x, w, view.width), y: look.y + moved(y, h, view.height), k: look.k };
+}

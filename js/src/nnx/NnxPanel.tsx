@@ -1,0 +1,58 @@
+// The selected module as NNX sees it: structure (graphdef) beside state (Variables), who is shared,
+// what changed, and the modes that can be switched. Invariant: asks the kernel while it is shown,
+// when the selection or the step changes; what is shown of another site is never shown as this one's.
+import { useEffect } from "preact/hooks";
+import type { PanelProps } from "../detail/Panels";
+import { count } from "../format";
+import { ids } from "../testids";
+import { Graphdef } from "./Graphdef";
+import { Kinds } from "./Kinds";
+import { ModeList } from "./ModeList";
+import { Variables } from "./Variables";
+
+export function NnxPanel({ store, site }: PanelProps) {
+  const { nnx } = store;
+  const step = store.progress.value?.step;
+  const frame = store.frame.value?.header.seq;
+  useEffect(() => nnx.ask(site.key), [nnx, site.key, step, frame]);
+  useEffect(() => () => nnx.leave(), [nnx]);
+
+  const page = nnx.page.value?.site === site.key ? nnx.page.value : null;
+  const error = nnx.error.value?.site === site.key ? nnx.error.value.text : "";
+  return (
+    <div class="nni-nnx" data-testid={ids.nnx} data-value={page?.site} aria-busy={nnx.asking.value && !page}>
+      {error !== "" && (
+        <p class="nni-nnx-error" role="status">
+          {error}
+        </p>
+      )}
+      {!page && error === "" && <p class="nni-empty">Reading the module …</p>}
+      {page && (
+        <>
+          <p class="nni-small nni-nnx-about">
+            <code>nnx.split</code> takes a module apart into a <b>graphdef</b>, its structure (static: another one means another
+            compiled program), and a <b>state</b>, its Variables. <code>nnx.merge</code> puts them together again.
+          </p>
+          <div class="nni-nnx-sides">
+            <Graphdef store={store} page={page} />
+            <div class="nni-nnx-side">
+              <Kinds page={page} />
+              <ModeList store={store} page={page} />
+            </div>
+          </div>
+          <Variables store={store} page={page} />
+        </>
+      )}
+    </div>
+  );
+}
+
+/** What is not on screen of a list that is cut. */
+export function LeftOut({ shown, total, what }: { shown: number; total: number; what: string }) {
+  if (shown >= total) return null;
+  return (
+    <p class="nni-faint nni-small">
+      {`${count(total - shown)} more ${what} are not shown: select a module inside.`}
+    </p>
+  );
+}

@@ -1,0 +1,91 @@
+// What is known of the selected module as NNX sees it: asked for while the panel is shown.
+// Invariants: one question at a time, and after an answer a rest as long as it took, so that a fast
+// run asks no more than the kernel can tell; an answer to another question than the last is dropped.
+import { batch, signal } from "@preact/signals";
+import { UNREACHABLE, type Ask } from "../bridge";
+import type { Nnx } from "../protocol";
+
+interface Kernel {
+  ask(request: Ask, settle?: (error: string | null) => void): number;
+}
+
+/** Milliseconds between two questions at least. */
+export const REST_MS = 500;
+
+export class NnxState {
+  /** The answer to the last question that had one. */
+  readonly page = signal<Nnx | null>(null);
+  readonly error = signal<{ readonly site: string; readonly text: string } | null>(null);
+  readonly asking = signal(false);
+  /** The reference number under the pointer or the focus; 0 for none. */
+  readonly marked = signal(0);
+  readonly switching = signal<string | null>(null);
+
+  private wanted: string | null = null;
+  private expected = 0;
+  private rest: ReturnType<typeof setTimeout> | undefined;
+  private askedAt = 0;
+
+  constructor(private readonly kernel: Kernel) {}
+
+  receive(message: Nnx): void {
+    if (message.id !== this.expected) return;
+    batch(() => {
+      this.page.value = message;
+      this.error.value = null;
+    });
+  }
+
+  /** Ask about a site, now or when the question before has been answered. */
+  ask(site: string): void {
+    this.wanted = site;
+    const other = this.page.peek() !== null && this.page.peek()!.site !== site;
+    if (other) {
+      clearTimeout(this.rest);
+      this.rest = undefined;
+    }
+    if (!this.asking.peek() && this.rest === undefined) this.send();
+  }
+
+  /** The panel is not shown any more. */
+  leave(): void {
+    this.wanted = null;
+    clearTimeout(this.rest);
+    this.rest = undefined;
+    this.marked.value = 0;
+  }
+
+  switchMode(module: string, name: string, value: boolean | null): void {
+    const site = this.page.peek()?.site ?? "";
+    this.switching.value = `${module}\n${name}`;
+    this.kernel.ask({ type: "switch_mode", module, name, value }, (error) => {
+      batch(() => {
+        this.switching.value = null;
+        this.error.value = error ? { site, text: `Could not switch ${name}: ${error}` } : null;
+      });
+      if (!error) this.ask(site);
+    });
+  }
+
+  private send(): void {
+    const site = this.wanted;
+    if (site === null) return;
+    this.wanted = null;
+    this.asking.value = true;
+    this.askedAt = performance.now();
+    let failed: string | null | undefined;
+    const id = this.kernel.ask({ type: "show_nnx", site }, (error) => {
+      failed = error;
+      batch(() => {
+        this.asking.value = false;
+        if (error && error !== UNREACHABLE) this.error.value = { site, text: error };
+      });
+      const took = performance.now() - this.askedAt;
+      this.rest = setTimeout(() => {
+        this.rest = undefined;
+        this.send();
+      }, Math.max(REST_MS, 2 * took));
+    });
+    if (failed === undefined) this.expected = id;
+  }
+}

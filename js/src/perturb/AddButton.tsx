@@ -1,0 +1,24 @@
+// A small button that opens the form which adds a perturbation, for a site shown anywhere.
+import { label } from "../sites";
+import type { Store } from "../store";
+import { ids } from "../testids";
+
+export function AddButton({ store, site }: { store: Store; site: string }) {
+  return (
+    <button
+      type="button"
+      class="nni-icon nni-add-here"
+      tabIndex={-1} // rows are one stop of the tab key; there space perturbs
+      aria-label={`Perturb ${label(site)} …`}
+      title="Perturb …"
+      data-testid={ids.addHere}
+      onClick={(event) => {
+        event.stopPropagation();
+        store.select(site, false);
+        store.adding.value += 1;
+      }}
+    >
+      +
+    </button>
+  );
+}

@@ -1,0 +1,20 @@
+// A line of Python that does the same as what is beside it, with a button that copies it.
+import { useCopy } from "../copy";
+import { ids } from "../testids";
+
+/** `insp` is what the inspector is called; JSON's strings are Python's too. */
+export const quoted = (site: string): string => JSON.stringify(site);
+
+export function Python({ text, testid = ids.snippet }: { text: string; testid?: string }) {
+  const [copy, said] = useCopy(text);
+  return (
+    <span class="nni-python">
+      <code data-testid={testid} data-value={text} title={text}>
+        {text}
+      </code>
+      <button type="button" class="nni-button nni-quiet" aria-label={`Copy ${text}`} data-testid={ids.copyPython} onClick={copy}>
+        {said || "Copy"}
+      </button>
+    </span>
+  );
+}

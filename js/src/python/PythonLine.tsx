@@ -1,0 +1,19 @@
+// The bottom line: the Python that does what was clicked last.
+// Invariant: it has its place whether there is anything to say or not.
+import type { Store } from "../store";
+import { ids } from "../testids";
+import { Python } from "./Python";
+
+export function PythonLine({ store }: { store: Store }) {
+  const text = store.state.value?.python ?? "";
+  return (
+    <footer class="nni-footer" aria-label="Python">
+      <b class="nni-faint">Python</b>
+      {text === "" ? (
+        <span class="nni-faint">What you click, as a line of code for a cell.</span>
+      ) : (
+        <Python text={text} testid={ids.python} />
+      )}
+    </footer>
+  );
+}

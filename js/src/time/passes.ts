@@ -1,0 +1,46 @@
+// The passes that the recording still has, decoded, and which of them a person wants to see.
+// Invariant: rising by number; an index into them is a place on the time strip.
+import { Reader } from "../decode";
+import type { Passes } from "../protocol";
+
+export interface PassList {
+  readonly count: number;
+  readonly thinned: number;
+  number(index: number): number;
+  step(index: number): number;
+  perturbed(index: number): boolean;
+  kind(index: number): string;
+  /** Whether what is perturbed is not what it was in the pass before. */
+  changed(index: number): boolean;
+  /** The index of the pass with this number, or of the last one before it; -1 for none. */
+  indexOf(number: number): number;
+}
+
+const FIELDS = 5;
+
+export function decodePasses(header: Passes, buffer: DataView | undefined): PassList {
+  const reader = new Reader(header.type, buffer);
+  const rows = reader.floats(header.passes * FIELDS);
+  reader.end();
+  const at = (index: number, field: number): number => rows[index * FIELDS + field];
+  return {
+    count: header.passes,
+    thinned: header.thinned,
+    number: (index) => at(index, 0),
+    step: (index) => at(index, 1),
+    perturbed: (index) => at(index, 2) !== 0,
+    kind: (index) => header.kinds[at(index, 3)] ?? "",
+    changed: (index) => index > 0 && at(index, 4) !== at(index - 1, 4),
+    indexOf(number) {
+      let [low, high] = [-1, header.passes];
+      while (high - low > 1) {
+        const middle = (low + high) >> 1;
+        if (at(middle, 0) <= number) low = middle;
+        else high = middle;
+      }
+      return low;
+    },
+  };
+}
+
+export const NO_PASSES: PassList = decodePasses({ type: "passes", version: 0, passes: 0, kinds: [], thinned: 0 }, undefined);

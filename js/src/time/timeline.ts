@@ -1,0 +1,180 @@
+// Which pass is on screen: the newest (following), or one that is held; and one to compare with.
+// Invariants: a frame that was asked for is used only while it is still wanted; one request for
+// each role is under way at most, and the last wish is always sent; live frames never replace what
+// is held. The kernel keeps no state of this: two pages may look at two passes.
+import { batch, effect, signal, type Signal } from "@preact/signals";
+import type { FrameData } from "../decode";
+import { NO_PASSES, type PassList } from "./passes";
+
+/** What a timeline needs of the store. */
+export interface Screen {
+  readonly frame: Signal<FrameData | null>;
+  readonly selected: Signal<string | null>;
+  showPass(number: number, site: string, settle: (error: string | null) => void): void;
+  /** Draw the newest live frame, if there is one. */
+  live(): void;
+  problem(text: string): void;
+}
+
+type Role = "held" | "pinned";
+
+/** Passes a second. */
+export const SPEEDS = [1, 2, 5, 10, 20] as const;
+const SELECT_MS = 80;
+
+export class Timeline {
+  readonly passes = signal<PassList>(NO_PASSES);
+  /** The number of the pass that is held; null while following. */
+  readonly held = signal<number | null>(null);
+  readonly pinned = signal<FrameData | null>(null);
+  readonly playing = signal(false);
+  readonly speed = signal<number>(5);
+
+  private pinnedNumber: number | null = null;
+  private readonly asking = new Map<Role, { again: boolean }>();
+  private timer: ReturnType<typeof setTimeout> | undefined;
+  private selecting: ReturnType<typeof setTimeout> | undefined;
+  private site: string | null = null;
+  private readonly stopEffect: () => void;
+
+  constructor(private readonly screen: Screen) {
+    this.stopEffect = effect(() => this.selectedIs(screen.selected.value));
+  }
+
+  close(): void {
+    this.stopEffect();
+    clearTimeout(this.timer);
+    clearTimeout(this.selecting);
+  }
+
+  // ---- what arrives ----
+
+  /** Whether a frame may be drawn now. */
+  admits(frame: FrameData): boolean {
+    const held = this.held.value;
+    return held === null ? !frame.header.held : frame.header.number === held;
+  }
+
+  /** A frame that a ShowPass asked for; the pinned one stays here. */
+  arrived(frame: FrameData): void {
+    if (frame.header.number === this.pinnedNumber) this.pinned.value = frame;
+  }
+
+  /** Other rows: what was decoded for the old ones is of no use any more. */
+  layoutChanged(): void {
+    this.pinned.value = null;
+    this.renew();
+  }
+
+  // ---- what a person does ----
+
+  hold(): void {
+    const shown = this.screen.frame.value;
+    if (shown && this.held.value === null) this.held.value = shown.header.number;
+    this.stop();
+  }
+
+  follow(): void {
+    this.stop();
+    this.held.value = null;
+    this.screen.live();
+  }
+
+  /** Show the pass at this place of the strip. */
+  goTo(index: number): void {
+    const passes = this.passes.value;
+    if (passes.count === 0) return;
+    this.held.value = passes.number(Math.min(Math.max(index, 0), passes.count - 1));
+    this.request("held");
+  }
+
+  stepBy(by: number): void {
+    this.stop();
+    this.goTo(this.index() + by);
+  }
+
+  /** From the pass on screen on, one after another; at the newest it follows. */
+  play(): void {
+    if (this.index() >= this.passes.value.count - 1) this.goTo(0);
+    this.playing.value = true;
+    this.next();
+  }
+
+  stop(): void {
+    this.playing.value = false;
+    clearTimeout(this.timer);
+  }
+
+  pin(): void {
+    const shown = this.screen.frame.value;
+    if (!shown) return;
+    this.pinnedNumber = shown.header.number;
+    this.pinned.value = shown;
+  }
+
+  unpin(): void {
+    this.pinnedNumber = null;
+    this.pinned.value = null;
+  }
+
+  /** The place on the strip of the pass on screen. */
+  index(): number {
+    const passes = this.passes.value;
+    const number = this.held.value ?? this.screen.frame.value?.header.number;
+    return number === undefined ? passes.count - 1 : Math.max(passes.indexOf(number), 0);
+  }
+
+  // ---- inside ----
+
+  private next(): void {
+    this.timer = setTimeout(() => {
+      if (!this.playing.value) return;
+      const index = this.index();
+      if (index >= this.passes.value.count - 1) return this.follow();
+      if (!this.asking.has("held")) this.goTo(index + 1); // else the kernel is behind: skip nothing
+      this.next();
+    }, 1000 / this.speed.value);
+  }
+
+  private selectedIs(site: string | null): void {
+    if (site === this.site) return;
+    this.site = site;
+    clearTimeout(this.selecting);
+    this.selecting = setTimeout(() => this.renew(), SELECT_MS);
+  }
+
+  private renew(): void {
+    if (this.held.value !== null) this.request("held");
+    if (this.pinnedNumber !== null) this.request("pinned");
+  }
+
+  private request(role: Role): void {
+    const number = role === "held" ? this.held.value : this.pinnedNumber;
+    if (number === null) return;
+    const running = this.asking.get(role);
+    if (running) {
+      running.again = true;
+      return;
+    }
+    const entry = { again: false };
+    this.asking.set(role, entry);
+    this.screen.showPass(number, this.screen.selected.value ?? "", (error) => {
+      this.asking.delete(role);
+      const wanted = role === "held" ? this.held.value : this.pinnedNumber;
+      if (error && wanted === number && !entry.again) {
+        this.screen.problem(error);
+        if (role === "held") this.gone();
+        else this.unpin();
+      }
+      if (entry.again) this.request(role);
+    });
+  }
+
+  /** What was to be shown is not there: what is on screen stays. */
+  private gone(): void {
+    batch(() => {
+      this.stop();
+      this.held.value = this.screen.frame.value?.header.number ?? null;
+    });
+  }
+}

@@ -1,0 +1,50 @@
+// The heads of the columns: a click sorts by one, the largest first, then the smallest, then not.
+import type { Store } from "../store";
+import { ids } from "../testids";
+import type { Column } from "./columns";
+
+export function Head({ store, columns }: { store: Store; columns: readonly Column[] }) {
+  const pinned = store.timeline.pinned.value !== null;
+  return (
+    <div class="nni-columns" role="row" aria-rowindex={1}>
+      <One store={store} id="name" title="module" name="Path" look="" />
+      {columns.map((column) => (
+        <One
+          key={column.id}
+          store={store}
+          id={column.id}
+          title={column.title}
+          name={pinned && column.comparison ? `${column.name}, against the pinned pass` : column.name}
+          look={column.show ? "nni-c-number" : `nni-c-${column.id}`}
+          fixed={column.id === "spark"}
+        />
+      ))}
+    </div>
+  );
+}
+
+interface OneProps {
+  store: Store;
+  id: string;
+  title: string;
+  name: string;
+  look: string;
+  /** It has no order. */
+  fixed?: boolean;
+}
+
+function One({ store, id, title, name, look, fixed = false }: OneProps) {
+  const sort = store.tree.sort.value;
+  const order = sort?.by !== id ? "none" : sort.rising ? "ascending" : "descending";
+  return (
+    <span class={look} role="columnheader" aria-sort={fixed ? undefined : order}>
+      {fixed ? (
+        <span title={name}>{title}</span>
+      ) : (
+        <button type="button" class="nni-head" title={`Sort by: ${name}`} data-testid={ids.sort(id)} onClick={() => store.tree.sortBy(id)}>
+          {title}
+        </button>
+      )}
+    </span>
+  );
+}

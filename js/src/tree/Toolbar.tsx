@@ -1,0 +1,179 @@
+// Above the rows: the search, the menus of columns and filters, and in words what is left out.
+import type { ComponentChildren } from "preact";
+import { useRef, useState } from "preact/hooks";
+import { count } from "../format";
+import type { Store } from "../store";
+import { ids } from "../testids";
+import { COLUMNS } from "./columns";
+import type { Filter } from "./view";
+
+const WORDS: readonly (readonly [Filter, string])[] = [
+  ["nonfinite", "has NaN or Inf"],
+  ["perturbed", "perturbed"],
+  ["below", "gradient norm below"],
+  ["above", "gradient norm above"],
+  ["unmeasured", "not measured"],
+  ["dead", "dead: zeros ≥ 99 %"],
+];
+
+export function Toolbar({ store }: { store: Store }) {
+  const { tree } = store;
+  const filters = tree.filters.value;
+  return (
+    <>
+      <div class="nni-search">
+        <Search store={store} />
+        <Menu label="Filter" on={filters.size > 0} testid={ids.filters}>
+          {WORDS.map(([filter, words]) => (
+            <label key={filter}>
+              <input
+                type="checkbox"
+                checked={filters.has(filter)}
+                data-testid={ids.filter(filter)}
+                onChange={(event) => tree.filter(filter, event.currentTarget.checked)}
+              />
+              {words}
+              {(filter === "below" || filter === "above") && (
+                <input
+                  type="number"
+                  step="any"
+                  min={0}
+                  aria-label={`${words} this`}
+                  value={tree[filter].value}
+                  data-testid={ids.bound(filter)}
+                  onInput={(event) => {
+                    const bound = event.currentTarget.valueAsNumber;
+                    if (!Number.isNaN(bound)) tree[filter].value = bound;
+                  }}
+                />
+              )}
+            </label>
+          ))}
+        </Menu>
+        <Menu label="Columns" on={false} testid={ids.columns}>
+          {COLUMNS.map(({ id, name }) => (
+            <label key={id}>
+              <input
+                type="checkbox"
+                checked={tree.chosen.value.has(id)}
+                data-testid={ids.column(id)}
+                onChange={(event) => tree.choose(id, event.currentTarget.checked)}
+              />
+              {name}
+            </label>
+          ))}
+        </Menu>
+        <button type="button" class="nni-icon" title="Open all" aria-label="Open all" onClick={() => store.openAll(true)}>
+          ⊞
+        </button>
+        <button type="button" class="nni-icon" title="Close all" aria-label="Close all" onClick={() => store.openAll(false)}>
+          ⊟
+        </button>
+      </div>
+      <Narrowed store={store} />
+    </>
+  );
+}
+
+/** What is not the whole tree in its own order says so, and how to get back there. */
+function Narrowed({ store }: { store: Store }) {
+  const { tree } = store;
+  const total = store.sites.value?.list.length ?? 0;
+  const sort = tree.sort.value;
+  const column = sort && (COLUMNS.find((c) => c.id === sort.by)?.name ?? "Path");
+  const filters = WORDS.filter(([filter]) => tree.filters.value.has(filter)).map(([filter, words]) =>
+    filter === "below" || filter === "above" ? `${words} ${tree[filter].value}` : words,
+  );
+  if (!sort && !tree.narrowed.value) return null;
+  return (
+    <p class="nni-narrowed" role="status">
+      <b data-testid={ids.matches} data-value={String(tree.matched.value)}>
+        {tree.narrowed.value ? `${count(tree.matched.value)} of ${count(total)} match` : `${count(total)} modules`}
+      </b>
+      {filters.length > 0 && <span>{filters.join("; ")}</span>}
+      {sort && <span>a list by {column?.toLowerCase()}, {sort.rising ? "rising" : "falling"}</span>}
+      <span class="nni-grow" />
+      <button type="button" class="nni-link" data-testid={ids.clear} onClick={() => tree.clear()}>
+        Clear
+      </button>
+    </p>
+  );
+}
+
+function Search({ store }: { store: Store }) {
+  const { tree } = store;
+  return (
+    <input
+      type="search"
+      placeholder="Search  ( / )"
+      title={"Path, type, glob or shape:\nattn   Conv   blocks/*/mlp   float32[*,64]"}
+      aria-label="Search modules by path, type, glob (blocks/*/mlp) or shape (float32[*,64])"
+      spellcheck={false}
+      value={tree.query.value}
+      data-testid={ids.search}
+      onInput={(event) => (tree.query.value = event.currentTarget.value)}
+      onKeyDown={(event) => {
+        if (!["Escape", "ArrowDown", "Enter"].includes(event.key)) return;
+        event.stopPropagation();
+        if (event.key === "Escape") {
+          tree.query.value = "";
+          return;
+        }
+        event.preventDefault();
+        const matches = tree.matches.value;
+        const first = tree.rows.value.find((i) => !matches || matches.has(i));
+        if (first !== undefined) store.select(store.sites.value!.list[first].key);
+        event.currentTarget.closest(".nni-tree")?.querySelector<HTMLElement>(".nni-rows")?.focus();
+      }}
+    />
+  );
+}
+
+interface MenuProps {
+  label: string;
+  /** Whether what it holds is in force. */
+  on: boolean;
+  testid: string;
+  children: ComponentChildren;
+}
+
+/** A button with a list of checkboxes below it, closed by Escape or by leaving it. */
+function Menu({ label, on, testid, children }: MenuProps) {
+  const [open, setOpen] = useState(false);
+  const button = useRef<HTMLButtonElement>(null);
+  const whole = useRef<HTMLSpanElement>(null);
+  return (
+    <span
+      ref={whole}
+      class="nni-menu"
+      onKeyDown={(event) => {
+        if (event.key !== "Escape" || !open) return;
+        event.stopPropagation();
+        setOpen(false);
+        button.current?.focus();
+      }}
+      onFocusOut={(event) => {
+        const to = event.relatedTarget;
+        if (!(to instanceof Node && whole.current?.contains(to))) setOpen(false);
+      }}
+    >
+      <button
+        ref={button}
+        type="button"
+        class="nni-button"
+        aria-expanded={open}
+        data-on={on}
+        data-testid={testid}
+        onClick={() => setOpen(!open)}
+      >
+        {label}
+      </button>
+      {open && (
+        // A press on a label moves the focus to nothing: it is in the list all the same.
+        <span class="nni-menu-list" role="group" aria-label={label} tabIndex={-1}>
+          {children}
+        </span>
+      )}
+    </span>
+  );
+}

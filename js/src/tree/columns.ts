@@ -1,0 +1,81 @@
+// The columns that the tree can show: what each says of a site, and how it is sorted and compared.
+// Invariant: a figure that was not measured is NaN here, whatever the reason.
+import { statistic, type FrameData } from "../decode";
+import { NOT_MEASURED, compact, count, percent, real } from "../format";
+import { QUANTITIES, type Site, type Statistic } from "../protocol";
+import type { Comparison } from "../time/compare";
+
+export interface Column {
+  readonly id: string;
+  /** In the head; `name` says it at length. */
+  readonly title: string;
+  readonly name: string;
+  /** Of the column, for the grid. */
+  readonly width: string;
+  readonly least: number;
+  /** What it is sorted by; a text sorts from A to Z at first. */
+  readonly text?: (site: Site) => string;
+  readonly value?: (site: Site, frame: FrameData | null, index: number) => number;
+  readonly show?: (value: number) => string;
+  /** How it compares with a pinned pass; without it, it does not. */
+  readonly comparison?: Comparison;
+  readonly alarming?: boolean;
+}
+
+const OUTPUT = QUANTITIES.indexOf("output");
+const GRADIENT = QUANTITIES.indexOf("gradient");
+
+const figure =
+  (quantity: number, name: Statistic) =>
+  (_: Site, frame: FrameData | null, index: number): number =>
+    frame ? statistic(frame, index, quantity, name) : NaN;
+
+function notFinite(_: Site, frame: FrameData | null, index: number): number {
+  const counted = [OUTPUT, GRADIENT].map(
+    (q) => figure(q, "nan")(_, frame, index) + figure(q, "posinf")(_, frame, index) + figure(q, "neginf")(_, frame, index),
+  );
+  const known = counted.filter((n) => !Number.isNaN(n));
+  return known.length === 0 ? NaN : known.reduce((a, b) => a + b);
+}
+
+export function zerosOf(frame: FrameData | null, index: number): number {
+  return frame ? statistic(frame, index, OUTPUT, "zeros") / statistic(frame, index, OUTPUT, "size") : NaN;
+}
+
+const number = { width: "76px", least: 76, show: real } as const;
+
+export const COLUMNS: readonly Column[] = [
+  { id: "type", title: "type", name: "Type", width: "minmax(48px, 84px)", least: 48, text: (site) => site.kind },
+  { id: "shape", title: "output", name: "Output shape", width: "minmax(64px, 118px)", least: 64, text: (site) => site.output },
+  { id: "parameters", title: "params", name: "Parameters", width: "64px", least: 64, value: (site) => site.parameters, show: compact },
+  { id: "flops", title: "FLOPs", name: "FLOPs", width: "64px", least: 64, value: (site) => site.flops ?? NaN, show: compact },
+  { id: "calls", title: "calls", name: "Calls in one pass", width: "48px", least: 48, value: (site) => site.calls, show: count },
+  { id: "spark", title: "activations", name: "Activations, as a sparkline", width: "68px", least: 68 },
+  { id: "mean", title: "mean", name: "Activation mean", ...number, value: figure(OUTPUT, "mean"), comparison: "difference" },
+  { id: "std", title: "std", name: "Activation std", ...number, value: figure(OUTPUT, "std"), comparison: "ratio" },
+  { id: "norm", title: "‖activ.‖", name: "Activation norm", ...number, value: figure(OUTPUT, "norm"), comparison: "ratio" },
+  { id: "min", title: "min", name: "Activation min", ...number, value: figure(OUTPUT, "min"), comparison: "difference" },
+  { id: "max", title: "max", name: "Activation max", ...number, value: figure(OUTPUT, "max"), comparison: "difference" },
+  { id: "zeros", title: "zeros", name: "Activation zeros, in percent", ...number, value: (_, frame, i) => zerosOf(frame, i), show: percent, comparison: "points" },
+  { id: "gradient", title: "‖gradient‖", name: "Gradient norm", ...number, value: figure(GRADIENT, "norm"), comparison: "ratio" },
+  { id: "gradient-std", title: "grad. std", name: "Gradient std", ...number, value: figure(GRADIENT, "std"), comparison: "ratio" },
+  { id: "nonfinite", title: "NaN/Inf", name: "NaN and Inf, activation and gradient", ...number, value: notFinite, show: count, comparison: "difference", alarming: true },
+]; // prettier-ignore
+
+export const AT_FIRST: readonly string[] = ["type", "shape", "spark", "gradient"];
+
+/** The module's own column: what is left of the width, but never less. */
+const NAME = { width: "minmax(168px, 1fr)", least: 168 } as const;
+const GAP = 8;
+
+export function gridOf(columns: readonly Column[]): string {
+  return [NAME.width, ...columns.map((column) => column.width)].join(" ");
+}
+
+export function leastOf(columns: readonly Column[]): number {
+  return [NAME, ...columns].reduce((sum, column) => sum + column.least + GAP, 12);
+}
+
+export function shown(column: Column, value: number): string {
+  return Number.isNaN(value) ? NOT_MEASURED : column.show!(value);
+}

@@ -1,0 +1,69 @@
+// What a search in the tree means: words apart by spaces, all of which must fit a site. A word is a
+// dtype and shape (`float32[*,64]`, `[8,**]`), a glob over the path as Python's `only=` takes it (a
+// word with a star), or part of a path, name or type.
+// Invariant: decides by the site's own text alone; case counts in globs only.
+import type { Site } from "../protocol";
+
+type Test = (site: Site) => boolean;
+
+const SHAPE = /^((?:b?float|bf|f|u?int|u|i|complex|c|bool|key)[\w<>]*)?\[([\d*,.\s]*)\]$/i;
+
+export function testOf(query: string): Test | null {
+  const tests = query.trim().split(/\s+/).filter(Boolean).map(ofWord);
+  return tests.length === 0 ? null : (site) => tests.every((test) => test(site));
+}
+
+function ofWord(word: string): Test {
+  const shape = SHAPE.exec(word);
+  if (shape) return ofShape(shape[1] ?? "", shape[2]);
+  if (word.includes("*")) return ofGlob(word);
+  const part = word.toLowerCase();
+  return (site) => `${site.key}\n${site.name}\n${site.kind}\n${site.aliases.join("\n")}`.toLowerCase().includes(part);
+}
+
+function ofShape(dtype: string, dims: string): Test {
+  const wanted = dims.split(",").map((d) => d.trim()).filter(Boolean); // prettier-ignore
+  const name = longName(dtype.toLowerCase());
+  return (site) => {
+    for (const found of site.output.matchAll(/([\w<>]+)\[([\d,]*)\]/g)) {
+      if (name !== "" && found[1].toLowerCase() !== name) continue;
+      if (fits(wanted, found[2] === "" ? [] : found[2].split(","), (w, d) => w === "*" || w === d)) return true;
+    }
+    return false;
+  };
+}
+
+/** f32, as the tree prints it, is float32. */
+function longName(dtype: string): string {
+  const short = /^(bf|f|u|i|c)(\d+)$/.exec(dtype);
+  if (!short) return dtype;
+  return `${{ bf: "bfloat", f: "float", u: "uint", i: "int", c: "complex" }[short[1]]}${short[2]}`;
+}
+
+function ofGlob(pattern: string): Test {
+  const parts = segments(pattern);
+  const memo = new Map<string, RegExp>();
+  const one = (wanted: string, segment: string): boolean => {
+    let test = memo.get(wanted);
+    if (!test) {
+      test = new RegExp(`^${wanted.replace(/[.+^${}()|[\]\\]/g, "\\$&").replace(/\*/g, ".*").replace(/\?/g, ".")}$`, "s");
+      memo.set(wanted, test);
+    }
+    return test.test(segment);
+  };
+  return (site) => [site.key, ...site.aliases].some((key) => fits(parts, segments(key), one));
+}
+
+function segments(key: string): string[] {
+  return key === "" ? [] : key.split(/(?<!\\)\//);
+}
+
+/** `*` (or what `one` says) fits one, `**` any number; `...` is `**` as NumPy writes it. */
+function fits(wanted: readonly string[], found: readonly string[], one: (wanted: string, found: string) => boolean): boolean {
+  if (wanted.length === 0) return found.length === 0;
+  const [first, ...rest] = wanted;
+  if (first === "**" || first === "...") {
+    return fits(rest, found, one) || (found.length > 0 && fits(wanted, found.slice(1), one));
+  }
+  return found.length > 0 && one(first, found[0]) && fits(rest, found.slice(1), one);
+}

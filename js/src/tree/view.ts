@@ -1,0 +1,195 @@
+// Which rows of the tree are shown, and in which order: what is open, searched for, filtered, sorted.
+// Invariants: a sorted tree is a list of matches, what was not measured last; figures of a running
+// loop reorder and filter it once in REORDER_MS, so that rows can be read and clicked.
+import { computed, effect, signal, type ReadonlySignal, type Signal } from "@preact/signals";
+import { QUANTITIES } from "../protocol";
+import { statistic, type FrameData } from "../decode";
+import { visibleRows, type Sites } from "../sites";
+import { compare } from "../time/compare";
+import { AT_FIRST, COLUMNS, zerosOf, type Column } from "./columns";
+import { testOf } from "./search";
+
+export interface Sort {
+  readonly by: string;
+  readonly rising: boolean;
+}
+
+export const FILTERS = ["nonfinite", "perturbed", "below", "above", "unmeasured", "dead"] as const;
+export type Filter = (typeof FILTERS)[number];
+
+/** The share of zeros from which on a site counts as dead. */
+export const DEAD = 0.99;
+const REORDER_MS = 1000;
+const GRADIENT = QUANTITIES.indexOf("gradient");
+
+/** What the rows depend on besides what is chosen here. */
+export interface Sources {
+  readonly sites: Signal<Sites | null>;
+  readonly frame: Signal<FrameData | null>;
+  readonly pinned: Signal<FrameData | null>;
+  readonly held: Signal<number | null>;
+  readonly bad: ReadonlySignal<Uint8Array>;
+  readonly perturbed: ReadonlySignal<ReadonlyMap<string, boolean>>;
+}
+
+export class TreeView {
+  readonly open = signal<ReadonlySet<string>>(new Set());
+  readonly query = signal("");
+  readonly chosen = signal<ReadonlySet<string>>(new Set(AT_FIRST));
+  readonly sort = signal<Sort | null>(null);
+  readonly filters = signal<ReadonlySet<Filter>>(new Set());
+  readonly below = signal(1e-6);
+  readonly above = signal(1e3);
+
+  readonly columns = computed(() => COLUMNS.filter((column) => this.chosen.value.has(column.id)));
+  /** Whether anything is left out or reordered. */
+  readonly narrowed = computed(() => this.query.value.trim() !== "" || this.filters.value.size > 0);
+
+  /** The frame by which rows are ordered and filtered. */
+  private readonly basis = signal<FrameData | null>(null);
+  private timer: ReturnType<typeof setTimeout> | undefined;
+  private since = -Infinity;
+  private readonly stop: () => void;
+
+  constructor(private readonly from: Sources) {
+    this.stop = effect(() => this.frameIs(from.frame.value, from.held.value));
+  }
+
+  close(): void {
+    this.stop();
+    clearTimeout(this.timer);
+  }
+
+  /** The sites that search and filters leave; null: all. */
+  readonly matches = computed<ReadonlySet<number> | null>(() => {
+    const sites = this.from.sites.value;
+    if (!sites || !this.narrowed.value) return null;
+    const test = testOf(this.query.value);
+    const filters = [...this.filters.value];
+    const found = new Set<number>();
+    sites.list.forEach((site, i) => {
+      if ((!test || test(site)) && filters.every((filter) => this.passes(filter, sites, i))) found.add(i);
+    });
+    return found;
+  });
+
+  readonly rows = computed<readonly number[]>(() => {
+    const sites = this.from.sites.value;
+    if (!sites) return [];
+    const matches = this.matches.value;
+    const sort = this.sort.value;
+    const column = COLUMNS.find((c) => c.id === sort?.by);
+    if (sort && sort.by === "name") return sorted(indices(sites, matches), (i) => sites.list[i].key, sort.rising);
+    if (!sort || !column) return visibleRows(sites, this.open.value, matches);
+    if (column.text) return sorted(indices(sites, matches), (i) => column.text!(sites.list[i]), sort.rising);
+    return sorted(indices(sites, matches), (i) => this.figure(column, sites, i), sort.rising);
+  });
+
+  /** How many sites match; all of them where nothing is left out. */
+  readonly matched = computed(() => this.matches.value?.size ?? this.from.sites.value?.list.length ?? 0);
+
+  /** A click on a head: the largest first (A to Z), the smallest first, the tree's own order. */
+  sortBy(id: string): void {
+    const now = this.sort.value;
+    const first = id === "name" || COLUMNS.find((c) => c.id === id)?.text !== undefined;
+    if (now?.by !== id) this.sort.value = { by: id, rising: first };
+    else this.sort.value = now.rising === first ? { by: id, rising: !first } : null;
+  }
+
+  choose(id: string, shown: boolean): void {
+    this.chosen.value = changed(this.chosen.value, id, shown);
+    if (!shown && this.sort.value?.by === id) this.sort.value = null;
+  }
+
+  filter(filter: Filter, on: boolean): void {
+    this.filters.value = changed(this.filters.value, filter, on);
+  }
+
+  /** Everything there is, in the tree's order. */
+  clear(): void {
+    this.query.value = "";
+    this.filters.value = new Set();
+    this.sort.value = null;
+  }
+
+  // ---- inside ----
+
+  private frameIs(frame: FrameData | null, held: number | null): void {
+    clearTimeout(this.timer);
+    const wait = this.since + REORDER_MS - performance.now();
+    const now = held !== null || frame === null || this.basis.peek() === null || wait <= 0;
+    if (!now) {
+      this.timer = setTimeout(() => this.take(this.from.frame.peek()), wait);
+      return;
+    }
+    this.take(frame);
+  }
+
+  private take(frame: FrameData | null): void {
+    this.since = performance.now();
+    this.basis.value = frame;
+  }
+
+  /** The frame, where it is of these sites: a layout may have changed since. */
+  private fitting(sites: Sites): FrameData | null {
+    const basis = this.basis.value;
+    return basis && basis.header.layout === sites.id ? basis : null;
+  }
+
+  private figure(column: Column, sites: Sites, index: number): number {
+    const value = column.value;
+    if (!value) return column.id === "spark" ? this.size(sites, index) : NaN;
+    const site = sites.list[index];
+    const now = value(site, this.fitting(sites), index);
+    const pinned = this.from.pinned.value;
+    return column.comparison && pinned ? compare(column.comparison, now, value(site, pinned, index)) : now;
+  }
+
+  private size(sites: Sites, index: number): number {
+    const frame = this.fitting(sites);
+    return frame ? statistic(frame, index, 0, "size") : NaN;
+  }
+
+  private passes(filter: Filter, sites: Sites, index: number): boolean {
+    if (filter === "perturbed") return this.from.perturbed.value.has(sites.list[index].key);
+    const frame = this.fitting(sites);
+    const gradient = frame ? statistic(frame, index, GRADIENT, "norm") : NaN;
+    switch (filter) {
+      case "nonfinite":
+        return (this.from.bad.value[index] & 1) !== 0;
+      case "below":
+        return gradient < this.below.value;
+      case "above":
+        return gradient > this.above.value;
+      case "unmeasured":
+        return Number.isNaN(this.size(sites, index));
+      case "dead":
+        return zerosOf(frame, index) >= DEAD;
+    }
+  }
+}
+
+function indices(sites: Sites, matches: ReadonlySet<number> | null): number[] {
+  return matches ? [...matches] : sites.list.map((_, i) => i);
+}
+
+/** Stable; what is not known comes last, whichever the direction. */
+function sorted<T extends number | string>(rows: number[], value: (index: number) => T, rising: boolean): number[] {
+  const sign = rising ? 1 : -1;
+  const known: { index: number; value: T }[] = [];
+  const rest: number[] = [];
+  for (const index of rows) {
+    const found = value(index);
+    if (Number.isNaN(found) || found === "") rest.push(index);
+    else known.push({ index, value: found });
+  }
+  known.sort((a, b) => (a.value < b.value ? -sign : a.value > b.value ? sign : a.index - b.index));
+  return [...known.map((k) => k.index), ...rest];
+}
+
+function changed<T>(set: ReadonlySet<T>, item: T, on: boolean): ReadonlySet<T> {
+  const next = new Set(set);
+  if (on) next.add(item);
+  else next.delete(item);
+  return next;
+}

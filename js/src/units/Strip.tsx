@@ -1,0 +1,149 @@
+// A strip of units: the figure of each as a shade, its numbers under the pointer or the arrow keys,
+// and, while it edits, a mask: click, drag, or space (with shift and arrows: along the way).
+// Invariants: it is one stop of the tab key; nothing changes unless it edits; a drag asks once, at
+// its end; the line of numbers has its place whether it is empty or not.
+import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { Canvas, type Area } from "../charts/Canvas";
+import { count, percent, real } from "../format";
+import type { UnitFigure, UnitsData } from "../inside/decode";
+import { ids } from "../testids";
+import type { Mask } from "./mask";
+import { cellAt, gridOf, isDead, paintStrip } from "./cells";
+
+interface Props {
+  data: UnitsData;
+  figure: UnitFigure;
+  mask: Mask;
+  editing: boolean;
+  change: (mask: Mask) => void;
+}
+
+export function Strip({ data, figure, mask: given, editing, change }: Props) {
+  const units = data.header.units;
+  const box = useRef<HTMLDivElement>(null);
+  const [width, setWidth] = useState(0);
+  const [at, setAt] = useState<number | null>(null);
+  const [drag, setDrag] = useState<{ mask: Mask; to: 0 | 1; last: number } | null>(null);
+  useEffect(() => {
+    const element = box.current!;
+    const measure = (): void => setWidth(element.clientWidth);
+    measure();
+    const observer = new ResizeObserver(measure);
+    observer.observe(element);
+    return () => observer.disconnect();
+  }, []);
+  const grid = gridOf(units, width);
+  const mask = drag?.mask ?? given;
+  const active = at === null || at >= units ? null : at;
+
+  const paint = useCallback(
+    (area: Area) => {
+      const style = getComputedStyle(box.current!);
+      const color = (name: string): string => style.getPropertyValue(name).trim() || "gray";
+      paintStrip(area, { data, figure, grid, mask, active, bad: color("--nni-bad"), off: color("--nni-perturb") });
+    },
+    [data, figure, grid.columns, grid.width, grid.height, mask, active],
+  );
+
+  const under = (event: PointerEvent): number | null => {
+    const place = box.current!.querySelector("canvas")!.getBoundingClientRect();
+    return cellAt(grid, units, event.clientX - place.left, event.clientY - place.top);
+  };
+  const set = (mask: Mask, from: number, end: number, to: 0 | 1): Mask => {
+    const next = mask.slice();
+    next.fill(to, Math.min(from, end), Math.max(from, end) + 1);
+    return next;
+  };
+  const down = (event: PointerEvent): void => {
+    const unit = under(event);
+    if (unit === null) return;
+    setAt(unit);
+    if (!editing || event.button !== 0) return;
+    event.preventDefault();
+    box.current!.focus();
+    box.current!.setPointerCapture?.(event.pointerId);
+    const to = given[unit] ? 0 : 1;
+    setDrag({ mask: set(given, unit, unit, to), to, last: unit });
+  };
+  const move = (event: PointerEvent): void => {
+    const unit = under(event);
+    if (unit !== at) setAt(unit);
+    if (drag && unit !== null && unit !== drag.last) {
+      setDrag({ mask: set(drag.mask, drag.last, unit, drag.to), to: drag.to, last: unit });
+    }
+  };
+  const up = (): void => {
+    if (!drag) return;
+    setDrag(null);
+    change(drag.mask);
+  };
+  const key = (event: KeyboardEvent): void => {
+    const steps: Readonly<Record<string, number>> = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: grid.columns, ArrowUp: -grid.columns };
+    const here = active ?? 0;
+    let to: number | undefined;
+    if (event.key in steps) to = active === null ? 0 : here + steps[event.key];
+    else if (event.key === "Home") to = 0;
+    else if (event.key === "End") to = units - 1;
+    if (to !== undefined) {
+      event.preventDefault();
+      event.stopPropagation();
+      if (to < 0 || to >= units) return;
+      setAt(to);
+      if (editing && event.shiftKey && active !== null) change(set(given, here, to, given[here] as 0 | 1));
+    } else if (event.key === " " && active !== null) {
+      event.preventDefault();
+      event.stopPropagation();
+      if (editing) change(set(given, here, here, given[here] ? 0 : 1));
+    }
+  };
+
+  const id = `nni-unit-${data.header.id}`;
+  const told = active === null ? "" : tell(data, active, mask);
+  return (
+    <div class="nni-strip">
+      <div
+        ref={box}
+        class={editing ? "nni-strip-cells nni-strip-editing" : "nni-strip-cells"}
+        role="listbox"
+        tabIndex={0}
+        aria-multiselectable={editing}
+        aria-label={`${figure} of ${count(units)} units: ${editing ? "space switches one off or on" : "arrows go along them"}`}
+        aria-activedescendant={active === null ? undefined : id}
+        data-testid={ids.strip}
+        data-value={units}
+        onPointerDown={down}
+        onPointerMove={move}
+        onPointerUp={up}
+        onPointerCancel={() => setDrag(null)}
+        onPointerLeave={() => !drag && document.activeElement !== box.current && setAt(null)}
+        onFocus={() => active === null && setAt(0)}
+        onBlur={() => setAt(null)}
+        onKeyDown={key}
+      >
+        <Canvas height={grid.rows * grid.height} width={Math.max(width, 1)} label="" paint={paint} />
+        {active !== null && (
+          <span id={id} class="nni-unseen-text" role="option" aria-selected={mask[active] === 1}>
+            {told}
+          </span>
+        )}
+      </div>
+      <p class="nni-told" data-testid={ids.unitTold} data-value={active ?? ""}>
+        {told || " "}
+      </p>
+    </div>
+  );
+}
+
+function tell({ figures: f }: UnitsData, unit: number, mask: Mask): string {
+  const parts = [
+    `unit ${unit}`,
+    `mean ${real(f.mean[unit])}`,
+    `std ${real(f.std[unit])}`,
+    `${real(f.min[unit])} … ${real(f.max[unit])}`,
+    `zeros ${percent(f.zero_fraction[unit])}`,
+  ];
+  if (f.nonfinite[unit] > 0) parts.push(`${count(f.nonfinite[unit])} NaN or Inf`);
+  if (isDead({ figures: f } as UnitsData, unit)) parts.push(mask[unit] ? "dead" : "all 0");
+  if (!mask[unit]) parts.push("switched off");
+  return parts.join(" · ");
+}

@@ -1,0 +1,110 @@
+// The units of what the selected site returns: a strip of them, the dead ones counted, and the
+// mask that switches some of them off. Invariant: units are switched only after "Edit mask" was
+// pressed, for a training may be running.
+import { Choice } from "../detail/Choice";
+import { count } from "../format";
+import { useLook } from "../inside/useLook";
+import type { Site } from "../protocol";
+import { Python, quoted } from "../python/Python";
+import type { Store } from "../store";
+import { ids } from "../testids";
+import { Strip } from "./Strip";
+import { isDead } from "./cells";
+
+const WORDS = { mean: "mean", std: "std", zeros: "zero_fraction" } as const;
+type Word = keyof typeof WORDS;
+
+export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
+  useLook(store, "units", site.key, store.frame.value?.header.seq);
+  const seen = store.inside.units.value;
+  const here = seen?.site === site.key ? seen : null;
+  const data = here?.data ?? null;
+  const figure = store.unitFigure.value as Word;
+  const editing = store.editingMask.value && site.perturbable;
+  const units = data?.header.units ?? 0;
+  const mask = store.masks.of(site.key, units);
+  const off = mask.reduce((sum, on) => sum + (on ? 0 : 1), 0);
+  const change = (next: Uint8Array): void => store.masks.set(site.key, next);
+  return (
+    <section class="nni-section" aria-label="Units">
+      <div class="nni-heading nni-wrap">
+        <h4>Units of the last axis</h4>
+        {data && (
+          <span class="nni-faint nni-small">
+            {count(units + data.header.more)} units of {count(data.header.each)} values each, {data.header.source}
+          </span>
+        )}
+        <span class="nni-grow" />
+        <Choice
+          label="Figure of each unit"
+          testid={ids.unitFigure}
+          value={figure}
+          options={Object.keys(WORDS) as Word[]}
+          choose={(word) => (store.unitFigure.value = word)}
+        />
+      </div>
+      {here?.error ? <p class="nni-bad nni-small">{here.error}</p> : null}
+      {!data ? (
+        <div class="nni-nothing">{here?.error ? "No units to show." : "Being measured: a pass is made for it …"}</div>
+      ) : (
+        <>
+          <Strip data={data} figure={WORDS[figure]} mask={mask} editing={editing} change={change} />
+          <div class="nni-units-foot">
+            <Dead store={store} mask={mask} />
+            {site.perturbable && (
+              <button
+                type="button"
+                class="nni-button"
+                aria-pressed={editing}
+                title="Click or drag over units to switch them off; nothing is compiled"
+                data-testid={ids.editMask}
+                onClick={() => (store.editingMask.value = !editing)}
+              >
+                Edit mask
+              </button>
+            )}
+            <span data-testid={ids.unitsOff} data-value={off}>
+              {off > 0 ? `${count(off)} of ${count(units)} switched off` : editing ? "Click or drag over units to switch them off." : ""}
+            </span>
+            {editing && (
+              <>
+                <button type="button" class="nni-button" disabled={off === 0} onClick={() => change(new Uint8Array(units).fill(1))}>
+                  All on
+                </button>
+                <button type="button" class="nni-button" disabled={off === 0} onClick={() => change(mask.map((on) => 1 - on))}>
+                  Invert
+                </button>
+              </>
+            )}
+            <span class="nni-grow" />
+            <Python text={`insp.units(${quoted(site.key)})`} />
+          </div>
+          <p class="nni-faint nni-small nni-key">
+            {figure === "mean" && "Blue is above 0, orange below; the fuller, the larger."}
+            {figure === "std" && "The fuller, the larger."}
+            {figure === "zeros" && "The fuller, the more of its values are exactly 0."} Crossed out: dead (never anything but 0).
+            Corner: has NaN or Inf.{data.header.more > 0 && ` ${count(data.header.more)} more units are left out.`}
+          </p>
+        </>
+      )}
+    </section>
+  );
+}
+
+function Dead({ store, mask }: { store: Store; mask: Uint8Array }) {
+  const data = store.inside.units.value?.data;
+  if (!data) return null;
+  let [dead, bad] = [0, 0];
+  for (let unit = 0; unit < data.header.units; unit++) {
+    if (isDead(data, unit) && mask[unit]) dead += 1;
+    if (data.figures.nonfinite[unit] > 0) bad += 1;
+  }
+  return (
+    <>
+      <span class={dead > 0 ? "nni-change" : "nni-faint"} data-testid={ids.deadUnits} data-value={dead}>
+        {dead === 0 ? "No dead unit" : `${count(dead)} of ${count(data.header.units)} dead`}
+      </span>
+      {bad > 0 && <span class="nni-bad">{count(bad)} with NaN or Inf</span>}
+    </>
+  );
+}

@@ -1,0 +1,95 @@
+// Masks of units as bits, and the wishes for them. Bits travel as hexadecimal, unit 0 the highest
+// bit of the first byte. Invariants: one request for a site is under way at most, and the newest wish
+// follows it; what was asked for is shown at once, until a State says what is so.
+import { signal } from "@preact/signals";
+import type { Ask } from "../bridge";
+import type { Perturbation } from "../protocol";
+
+/** One byte a unit: 1 is on, 0 is off. */
+export type Mask = Uint8Array;
+
+export function toHex(mask: Mask): string {
+  let text = "";
+  for (let at = 0; at < mask.length; at += 8) {
+    let byte = 0;
+    for (let i = 0; i < 8; i++) byte = (byte << 1) | (mask[at + i] ?? 0);
+    text += byte.toString(16).padStart(2, "0");
+  }
+  return text;
+}
+
+export function fromHex(text: string, units: number): Mask {
+  const mask = new Uint8Array(units);
+  for (let i = 0; i < units; i++) {
+    mask[i] = (parseInt(text.slice((i >> 3) * 2, (i >> 3) * 2 + 2), 16) >> (7 - (i & 7))) & 1;
+  }
+  return mask;
+}
+
+/** The perturbation that the strip of a site edits: a mask of so many units on what it returns. */
+export function editable(all: readonly Perturbation[], site: string, units: number): Perturbation | undefined {
+  return all.find((p) => p.kind === "Mask" && p.site === site && p.at === "output" && p.units === units && p.mask !== "");
+}
+
+interface Wish {
+  readonly site: string;
+  readonly units: number;
+  readonly mask: string;
+  /** Sent, and answered: the next State settles it. */
+  readonly state: "waiting" | "sent" | "answered";
+}
+
+interface Kernel {
+  ask(request: Ask, settle?: (error: string | null) => void): void;
+}
+
+export class Masks {
+  readonly wish = signal<Wish | null>(null);
+  private next: Wish | null = null;
+
+  constructor(
+    private readonly kernel: Kernel,
+    private readonly all: () => readonly Perturbation[],
+    private readonly failed: (text: string, site: string) => void,
+  ) {}
+
+  /** The mask as it is, or as it was asked to be. */
+  of(site: string, units: number): Mask {
+    const wish = this.wish.value;
+    if (wish?.site === site && wish.units === units) return fromHex(wish.mask, units);
+    const there = editable(this.all(), site, units);
+    return there ? fromHex(there.mask, units) : new Uint8Array(units).fill(1);
+  }
+
+  set(site: string, mask: Mask): void {
+    const wish: Wish = { site, units: mask.length, mask: toHex(mask), state: "waiting" };
+    const busy = this.wish.value?.state === "sent" || this.wish.value?.state === "answered";
+    this.next = busy ? wish : null;
+    this.wish.value = busy ? { ...wish, state: this.wish.value!.state } : wish;
+    if (!busy) this.send(wish);
+  }
+
+  /** A State has come. */
+  settle(): void {
+    if (this.wish.peek()?.state !== "answered") return;
+    const next = this.next;
+    this.next = null;
+    this.wish.value = next;
+    if (next) this.send(next);
+  }
+
+  private send(wish: Wish): void {
+    const { site, units, mask } = wish;
+    this.wish.value = { ...wish, state: "sent" };
+    const perturbation = editable(this.all(), site, units)?.id ?? null;
+    this.kernel.ask({ type: "set_mask", perturbation, site, units, mask }, (error) => {
+      if (error !== null) {
+        this.next = null;
+        this.wish.value = null;
+        this.failed(error, site);
+      } else if (this.wish.value) {
+        this.wish.value = { ...this.wish.value, state: "answered" };
+      }
+    });
+  }
+}

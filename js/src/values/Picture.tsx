@@ -1,0 +1,168 @@
+// The canvas: cells of one slice, a crosshair, zoom and pan by pointer, wheel and keys.
+// Invariant: whatever the pointer can do, the keyboard can; the wheel scrolls the page until the
+// picture has the focus.
+import { useCallback, useEffect, useMemo, useRef } from "preact/hooks";
+import { Canvas, type Area } from "../charts/Canvas";
+import { ids } from "../testids";
+import { dark } from "../theme";
+import { rangeOf } from "./cells";
+import { lengthOf, moved, shownAs, zoomed, type Box } from "./layout";
+import { elementAt, paintLine, paintPicture, places, raster } from "./painting";
+import type { Cursor, ValuesState } from "./state";
+
+const HEIGHT = { heatmap: 260, images: 300, attention: 300, tokens: 200, line: 180 } as const;
+const DRAG = 4;
+
+export function Picture({ values, label }: { values: ValuesState; label: string }) {
+  const ref = useRef<HTMLDivElement>(null);
+  const size = useRef({ width: 1, height: 1 });
+  const drag = useRef<{ x: number; y: number; box: Box; far: boolean } | null>(null);
+  const [array, shown, box, cells] = [values.array.value, values.shown.value!, values.box.value!, values.cells.value];
+  const [cursor, robust, night] = [values.cursor.value, values.robust.value, dark.value];
+  const range = useMemo(() => (cells ? rangeOf(cells, robust) : null), [cells, robust]);
+  const picture = useMemo(() => (cells && range ? raster(cells, range, night) : null), [cells, range, night]);
+  const height = HEIGHT[shown.view];
+
+  const paint = useCallback(
+    (area: Area) => {
+      size.current = { width: area.width, height: area.height };
+      setTimeout(() => values.setRoom(area.height, area.width));
+      if (!cells || !range) return;
+      if (shown.view === "line") return paintLine(area, cells, box, range, cursor);
+      if (picture) paintPicture(area, places(shown, box, area.width, area.height), cells, picture, cursor);
+    },
+    [cells, range, picture, shown, box, cursor],
+  );
+
+  const at = (event: MouseEvent): Cursor | null => {
+    const rect = ref.current!.getBoundingClientRect();
+    return elementAt(places(shown, box, size.current.width, size.current.height), event.clientX - rect.left, event.clientY - rect.top);
+  };
+  const zoom = (about: Cursor, factor: number): void => {
+    if (!array) return;
+    const box = values.box.peek()!;
+    values.setBox({
+      ...box,
+      rows: shown.view === "line" ? box.rows : zoomed(box.rows, lengthOf(array, shown.rows), about.row + 0.5, factor),
+      columns: zoomed(box.columns, lengthOf(array, shown.columns), about.column + 0.5, factor),
+    });
+  };
+
+  const wheel = useRef<(event: WheelEvent) => void>(() => undefined);
+  wheel.current = (event) => {
+    const here = at(event);
+    const focused = ref.current!.contains(document.activeElement);
+    if (!here || !(focused || event.ctrlKey || event.metaKey)) return;
+    event.preventDefault();
+    zoom(here, Math.exp(Math.sign(event.deltaY) * 0.25));
+  };
+  useEffect(() => {
+    const onWheel = (event: WheelEvent): void => wheel.current(event);
+    const element = ref.current!;
+    element.addEventListener("wheel", onWheel, { passive: false }); // a passive one cannot hold the page
+    return () => element.removeEventListener("wheel", onWheel);
+  }, []);
+
+  const onPointerDown = (event: PointerEvent): void => {
+    drag.current = { x: event.clientX, y: event.clientY, box, far: false };
+    ref.current!.setPointerCapture?.(event.pointerId);
+  };
+  const onPointerMove = (event: PointerEvent): void => {
+    const from = drag.current;
+    if (!from || !array) {
+      const here = at(event);
+      if (here && String(Object.values(here)) !== String(cursor && Object.values(cursor))) values.point(here);
+      return;
+    }
+    const [dx, dy] = [event.clientX - from.x, event.clientY - from.y];
+    from.far ||= Math.hypot(dx, dy) > DRAG;
+    const tile = places(shown, box, size.current.width, size.current.height).tiles[0]!;
+    const by = (span: readonly [number, number], pixels: number, over: number): number => (-pixels / over) * (span[1] - span[0]);
+    if (from.far) {
+      values.setBox({
+        ...from.box,
+        rows: moved(from.box.rows, by(from.box.rows, dy, tile.height), lengthOf(array, shown.rows)),
+        columns: moved(from.box.columns, by(from.box.columns, dx, tile.width), lengthOf(array, shown.columns)),
+      });
+    }
+  };
+  const onPointerUp = (event: PointerEvent): void => {
+    if (drag.current && !drag.current.far) values.point(at(event));
+    drag.current = null;
+  };
+
+  const onKeyDown = (event: KeyboardEvent): void => {
+    if (!array || event.ctrlKey || event.metaKey || event.altKey) return;
+    // what is so now: keys may come faster than views are drawn
+    const [cursor, box] = [values.cursor.peek(), values.box.peek()!];
+    const here = cursor ?? { tile: box.tiles[0], row: Math.floor(box.rows[0]), column: Math.floor(box.columns[0]) };
+    const [, tall, wide] = cells?.header.block ?? [1, 1, 1];
+    const by = event.shiftKey ? 10 : 1;
+    const go = (tile: number, row: number, column: number): void => {
+      const clamp = (n: number, length: number): number => Math.min(Math.max(n, 0), length - 1);
+      const to = {
+        tile: Math.min(Math.max(here.tile + tile, box.tiles[0]), box.tiles[1] - 1),
+        row: clamp(here.row + row * tall!, lengthOf(array, shown.rows)),
+        column: clamp(here.column + column * wide!, lengthOf(array, shown.columns)),
+      };
+      values.point(cursor ? to : here);
+      const show = (span: readonly [number, number], n: number, length: number): readonly [number, number] =>
+        n < span[0] ? moved(span, n - span[0], length) : n + 1 > span[1] ? moved(span, n + 1 - span[1], length) : span;
+      const rows = show(box.rows, to.row, lengthOf(array, shown.rows));
+      const columns = show(box.columns, to.column, lengthOf(array, shown.columns));
+      if (rows !== box.rows || columns !== box.columns) values.setBox({ ...box, rows, columns });
+    };
+    const far = Number.MAX_SAFE_INTEGER / 2 ** 20;
+    const keys: Record<string, () => void> = {
+      ArrowLeft: () => go(0, 0, -by),
+      ArrowRight: () => go(0, 0, by),
+      ArrowUp: () => go(0, -by, 0),
+      ArrowDown: () => go(0, by, 0),
+      Home: () => go(0, 0, -far),
+      End: () => go(0, 0, far),
+      PageUp: () => go(-by, 0, 0),
+      PageDown: () => go(by, 0, 0),
+      "+": () => zoom(here, 0.5),
+      "=": () => zoom(here, 0.5),
+      "-": () => zoom(here, 2),
+      "0": () => values.setShown(shown),
+      Enter: () => openTile(values, here),
+      Escape: () => values.point(null),
+    };
+    const act = keys[event.key];
+    if (!act) return;
+    event.preventDefault();
+    event.stopPropagation();
+    act();
+  };
+
+  return (
+    <div
+      ref={ref}
+      class="nni-picture"
+      role="application"
+      tabIndex={0}
+      aria-label={`${label}. Arrows move the crosshair, plus and minus zoom, 0 shows all${shown.tiles >= 0 ? ", page keys change the picture, enter opens it" : ""}.`}
+      data-testid={ids.picture}
+      onPointerDown={onPointerDown}
+      onPointerMove={onPointerMove}
+      onPointerUp={onPointerUp}
+      onDblClick={(event) => {
+        const here = at(event);
+        if (here) openTile(values, here);
+      }}
+      onKeyDown={onKeyDown}
+    >
+      <Canvas height={height} label={label} paint={paint} />
+      {!cells && <span class="nni-picture-wait">{array?.shape.includes(0) ? "An empty array." : "Reading…"}</span>}
+    </div>
+  );
+}
+
+/** One of several pictures, alone. */
+function openTile(values: ValuesState, here: Cursor): void {
+  const [array, shown] = [values.array.value, values.shown.value];
+  if (!array || !shown || shown.tiles < 0) return;
+  values.setShown({ ...shownAs(array, shown.view), ...shown, tiles: -1 });
+  values.setIndex(shown.tiles, here.tile);
+}

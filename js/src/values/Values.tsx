@@ -1,0 +1,147 @@
+// The panel "Values": any array of the selected site in the pass on screen, any slice of it.
+// Invariant: asks the kernel when it is first shown and when what it shows may be another; while a
+// loop runs only when a person asks, so that the loop is left alone.
+import { useEffect, useState } from "preact/hooks";
+import { Choice } from "../detail/Choice";
+import type { PanelProps } from "../detail/Panels";
+import { useCopy } from "../copy";
+import { ids } from "../testids";
+import { Axes } from "./Axes";
+import { possible } from "./layout";
+import { Legend } from "./Legend";
+import { Picture } from "./Picture";
+import type { Part, ValuesState } from "./state";
+import { blockText, exactAt, expression, leftOut, nameOf, place, shapeText, shortest } from "./text";
+
+const PARTS: readonly Part[] = ["output", "input", "gradient", "parameter"];
+const AGAIN_MS = 150;
+const SAID_MS = 350;
+
+export function ValuesPanel({ store, site }: PanelProps) {
+  const values = store.values;
+  const running = store.progress.value?.running ?? false;
+  const seq = running ? -1 : (store.frame.value?.header.seq ?? 0);
+  useEffect(() => values.open(site.key), [site.key]);
+  useEffect(() => {
+    const timer = setTimeout(() => values.open(site.key), AGAIN_MS);
+    return () => clearTimeout(timer);
+  }, [seq]);
+
+  const [arrays, array, shown, cells] = [values.arrays.value, values.array.value, values.shown.value, values.cells.value];
+  const parts = PARTS.filter((part) => part === values.part.value || !arrays || arrays.parts.includes(part));
+  return (
+    <section class="nni-values" aria-label="Values">
+      <div class="nni-values-bar">
+        <Choice label="Which arrays" testid={ids.valuesPart} value={values.part.value} options={parts} choose={(part) => values.setPart(site.key, part)} />
+        {(arrays?.perturbed || values.clean.value) && (
+          <Choice
+            label="With what is perturbed, or without"
+            testid={ids.valuesClean}
+            value={values.clean.value ? "clean" : "perturbed"}
+            options={["perturbed", "clean"]}
+            choose={(chosen) => values.setClean(site.key, chosen === "clean")}
+          />
+        )}
+        {arrays && arrays.arrays.length > 1 && array && (
+          <select
+            class="nni-values-array"
+            aria-label="Array"
+            data-testid={ids.valuesArray}
+            value={String(array.number)}
+            onChange={(event) => values.choose(arrays.arrays.find((a) => String(a.number) === event.currentTarget.value) ?? null)}
+          >
+            {arrays.arrays.map((a) => (
+              <option key={a.number} value={String(a.number)}>
+                {nameOf(a, arrays)} {shapeText(a)}
+              </option>
+            ))}
+          </select>
+        )}
+        {array && shown && (
+          <Choice label="View" testid={ids.valuesView} value={shown.view} options={possible(array)} choose={(view) => values.setView(view)} />
+        )}
+        {array && /^complex/.test(array.dtype) && (
+          <Choice
+            label="Of complex numbers"
+            testid={ids.valuesComponent}
+            value={values.component.value === "value" ? "abs" : values.component.value}
+            options={["abs", "real", "imag"]}
+            choose={(component) => values.setComponent(component)}
+          />
+        )}
+        <span class="nni-grow" />
+        <button type="button" class="nni-button" data-testid={ids.valuesRead} onClick={() => values.open(site.key)}>
+          Read again
+        </button>
+      </div>
+      <p class="nni-values-source nni-faint nni-small" data-testid={ids.valuesSource}>
+        {arrays ? [shapeText0(values), arrays.source, ...arrays.notes].filter(Boolean).join(" ") : values.busy.value ? "Computing this module's values…" : ""}
+      </p>
+      {values.problem.value !== "" && (
+        <p class="nni-unseen" role="status" data-testid={ids.valuesProblem}>
+          {values.problem.value}
+        </p>
+      )}
+      {arrays && array && shown && values.problem.value === "" && (
+        <>
+          <Axes values={values} array={array} shown={shown} />
+          <Readout values={values} />
+          <Picture values={values} label={`${arrays.part} of ${site.key || "the model"}, ${shapeText(array)}, as ${shown.view}`} />
+          {cells ? <Legend values={values} cells={cells} /> : <div class="nni-legend" />}
+          <p class="nni-faint nni-small nni-told" data-testid={ids.valuesLeftOut}>
+            {cells ? leftOut(array, shown, cells) : ""}
+          </p>
+          <Expression text={expression(arrays, array)} />
+        </>
+      )}
+    </section>
+  );
+}
+
+function shapeText0(values: ValuesState): string {
+  return values.array.value ? `${shapeText(values.array.value)}.` : "";
+}
+
+/** The element under the crosshair. What is spoken waits until the crosshair rests. */
+function Readout({ values }: { values: ValuesState }) {
+  const [array, shown, cells, cursor] = [values.array.value, values.shown.value, values.cells.value, values.cursor.value];
+  const known = array && shown && cells && cursor ? exactAt(array, shown, cells, cursor, values.exact.value) : null;
+  const at = array && shown && cursor ? place(array, shown, values.index.value, cursor) : "";
+  const value = known === null || !array ? "" : shortest(known, shown!.over >= 0 ? "float32" : array.dtype);
+  const block = cells && cursor ? blockText(cells, cursor) : "";
+  const [said, say] = useState("");
+  useEffect(() => {
+    const timer = setTimeout(() => say(at === "" ? "" : `${at}: ${value || "…"}`), SAID_MS);
+    return () => clearTimeout(timer);
+  }, [at, value]);
+  return (
+    <div class="nni-readout">
+      <span class="nni-readout-line">
+        <span class="nni-faint">{at || "Point at a cell, or move with the arrow keys"}</span>
+        <b data-testid={ids.valueExact} data-value={known ?? ""} data-place={at}>
+          {cursor ? (value || "…") : ""}
+        </b>
+      </span>
+      <span class="nni-readout-line nni-faint" data-testid={ids.valueBlock}>
+        {block}
+      </span>
+      <span class="nni-unseen-text" aria-live="polite">
+        {said}
+      </span>
+    </div>
+  );
+}
+
+function Expression({ text }: { text: string }) {
+  const [copy, said] = useCopy(text);
+  return (
+    <p class="nni-values-python">
+      <code data-testid={ids.valuesExpression} data-value={text}>
+        {text}
+      </code>
+      <button type="button" class="nni-button nni-quiet" onClick={copy}>
+        {said || "copy"}
+      </button>
+    </p>
+  );
+}

@@ -1,0 +1,146 @@
+// Which axes of an array are shown as what: the view that suits it, and the request for a window.
+// Invariant: an axis is shown at most once, and every other one has an index within its length.
+import type { HeldArray, ReadValues, Values } from "../protocol";
+
+export const VIEWS = ["heatmap", "images", "attention", "tokens", "line"] as const;
+export type View = (typeof VIEWS)[number];
+
+/** Axes by their place in the array's shape; -1 for none. `over`: the axis whose norms are shown. */
+export interface Shown {
+  readonly view: View;
+  readonly tiles: number;
+  readonly rows: number;
+  readonly columns: number;
+  readonly over: number;
+}
+
+/** A window in elements: of rows and columns, and of tiles. */
+export interface Box {
+  readonly tiles: Span;
+  readonly rows: Span;
+  readonly columns: Span;
+}
+export type Span = readonly [from: number, to: number];
+
+export const TILES = 64;
+
+/** The view that suits an array, by the names of its axes. */
+export function suits(array: HeldArray): View {
+  const has = (...names: string[]): boolean => names.every((name) => array.axes.includes(name));
+  if (has("height", "width") || has("kernel height", "kernel width")) return "images";
+  if (has("query", "key")) return "attention";
+  if (has("position", "feature") && array.shape.length === 3) return "tokens";
+  return array.shape.length < 2 ? "line" : "heatmap";
+}
+
+/** The views that an array can be shown in at all. */
+export function possible(array: HeldArray): View[] {
+  const rank = array.shape.length;
+  return VIEWS.filter((view) => {
+    if (view === "line") return true;
+    if (view === "heatmap") return rank >= 2;
+    return rank >= 3;
+  });
+}
+
+export function shownAs(array: HeldArray, view: View): Shown {
+  const rank = array.shape.length;
+  const named = (...names: string[]): number => array.axes.findIndex((axis) => names.includes(axis));
+  const none = { tiles: -1, rows: -1, columns: -1, over: -1 };
+  if (view === "line") return { ...none, view, columns: rank - 1 };
+  let [rows, columns] = [rank - 2, rank - 1];
+  if (view === "heatmap") return { ...none, view, rows, columns };
+  if (view === "tokens") {
+    const over = named("feature") < 0 ? rank - 1 : named("feature");
+    const rest = array.shape.map((_, i) => i).filter((i) => i !== over);
+    return { ...none, view, rows: rest.length > 1 ? rest[rest.length - 2]! : -1, columns: rest[rest.length - 1]!, over };
+  }
+  if (view === "images" && rank >= 3) {
+    [rows, columns] = [named("height", "kernel height"), named("width", "kernel width")];
+    if (rows < 0 || columns < 0) [rows, columns] = [rank - 3, rank - 2];
+  }
+  const wanted = view === "images" ? named("channel", "out channel") : named("head");
+  const others = array.shape.map((_, i) => i).filter((i) => i !== rows && i !== columns);
+  return { ...none, view, rows, columns, tiles: others.includes(wanted) ? wanted : (others[others.length - 1] ?? -1) };
+}
+
+/** The same with another axis in one place; the one that was there takes the other's. */
+export function withAxis(shown: Shown, place: "tiles" | "rows" | "columns", axis: number): Shown {
+  const moved = { ...shown, [place]: axis };
+  for (const other of ["tiles", "rows", "columns"] as const) {
+    if (other !== place && axis >= 0 && shown[other] === axis) moved[other] = shown[place];
+  }
+  return moved;
+}
+
+export const lengthOf = (array: HeldArray, axis: number): number => (axis < 0 ? 1 : array.shape[axis]!);
+
+export function wholeBox(array: HeldArray, shown: Shown): Box {
+  return {
+    tiles: [0, Math.min(lengthOf(array, shown.tiles), TILES)],
+    rows: [0, lengthOf(array, shown.rows)],
+    columns: [0, lengthOf(array, shown.columns)],
+  };
+}
+
+/** The axes that are left to sliders. */
+export function slid(array: HeldArray, shown: Shown): number[] {
+  return array.shape.map((_, i) => i).filter((i) => ![shown.tiles, shown.rows, shown.columns, shown.over].includes(i));
+}
+
+export type Read = Omit<ReadValues, "id">;
+
+export function request(array: HeldArray, shown: Shown, index: readonly number[], box: Box, most: readonly number[], component: Read["component"]): Read {
+  const left = (axis: number): number => (shown.over >= 0 && axis > shown.over ? axis - 1 : axis);
+  const spans = [box.tiles, box.rows, box.columns].map(([a, b]) => [Math.floor(a), Math.ceil(b)]);
+  return {
+    type: "read_values",
+    array: array.number,
+    index: index.filter((_, i) => i !== shown.over),
+    axes: [left(shown.tiles), left(shown.rows), left(shown.columns)],
+    starts: spans.map(([a]) => a!),
+    ends: spans.map(([, b]) => b!),
+    most,
+    norm_over: shown.over,
+    component,
+    exact: false,
+  };
+}
+
+/** Whether two are about the same slice, whatever the window. */
+export function sameSlice(a: Read | Values, b: Read | Values): boolean {
+  if (a.array !== b.array || a.norm_over !== b.norm_over || a.component !== b.component) return false;
+  if (String(a.axes) !== String(b.axes)) return false;
+  return a.index.every((n, i) => n === b.index[i] || a.axes.includes(i));
+}
+
+/** The block that the kernel chooses for a span: the least power of two that is enough. */
+export function blockFor([from, to]: Span, most: number): number {
+  let size = 1;
+  while (Math.ceil(to / size) - Math.floor(from / size) > most) size *= 2;
+  return size;
+}
+
+/** Whether what has come shows all that is asked for, as finely as could be asked for. */
+export function covers(has: Values, wants: Read): boolean {
+  if (has.exact || !sameSlice(has, wants)) return false;
+  for (let i = 0; i < 3; i++) {
+    if (has.starts[i]! > wants.starts[i]! || has.ends[i]! < wants.ends[i]!) return false;
+    if (i > 0 && has.block[i]! > blockFor([wants.starts[i]!, wants.ends[i]!], wants.most[i]!)) return false;
+  }
+  return true;
+}
+
+/** A window about a point, `factor` times as wide, inside of what there is. */
+export function zoomed(span: Span, length: number, about: number, factor: number): Span {
+  const least = Math.min(length, 4);
+  const width = Math.min(Math.max((span[1] - span[0]) * factor, least), length);
+  const share = span[1] > span[0] ? (about - span[0]) / (span[1] - span[0]) : 0.5;
+  return moved([about - share * width, about - share * width + width], 0, length);
+}
+
+export function moved([from, to]: Span, by: number, length: number): Span {
+  const width = Math.min(to - from, length);
+  const start = Math.min(Math.max(from + by, 0), length - width);
+  return [start, start + width];
+}

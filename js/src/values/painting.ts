@@ -1,0 +1,158 @@
+// Cells painted as pictures: one for each tile, side by side, each cell a crisp rectangle; and back
+// from a place on the canvas to an element. Invariant: what is painted and what the pointer reads are
+// computed by the same `Places`.
+import type { Area } from "../charts/Canvas";
+import { css, colours, NOT_FINITE, shade } from "./colour";
+import { isBad, type Cells, type Range } from "./cells";
+import type { Box, Shown } from "./layout";
+import type { Cursor } from "./state";
+
+export interface Rect {
+  readonly x: number;
+  readonly y: number;
+  readonly width: number;
+  readonly height: number;
+}
+
+export interface Places {
+  readonly box: Box;
+  readonly tiles: readonly Rect[];
+}
+
+const GAP = 4;
+
+/** Where the tiles are: one fills the canvas (images keep their shape), several form a grid. */
+export function places(shown: Shown, box: Box, width: number, height: number): Places {
+  const count = Math.max(1, box.tiles[1] - box.tiles[0]);
+  const [rows, columns] = [box.rows[1] - box.rows[0], box.columns[1] - box.columns[0]];
+  const square = shown.view === "images" || shown.view === "attention";
+  const aspect = square && rows > 0 && columns > 0 ? columns / rows : 0;
+  let best = { across: 1, size: 0 };
+  for (let across = 1; across <= count; across++) {
+    const [w, h] = [width / across - GAP, height / Math.ceil(count / across) - GAP];
+    const size = aspect ? Math.min(w / aspect, h) : Math.min(w, h);
+    if (size > best.size * (across > best.across ? 0.9 : 1)) best = { across, size: Math.max(size, best.size) };
+  }
+  const down = Math.ceil(count / best.across);
+  const cell = { width: width / best.across, height: height / down };
+  const gap = count > 1 ? GAP : 0;
+  let [w, h] = [cell.width - gap, cell.height - gap];
+  if (aspect) [w, h] = w / aspect < h ? [w, w / aspect] : [h * aspect, h];
+  const tiles = Array.from({ length: count }, (_, i) => {
+    return { x: (i % best.across) * (w + gap), y: Math.floor(i / best.across) * (h + gap), width: w, height: h };
+  });
+  return { box, tiles };
+}
+
+/** The element at a place; null outside of all tiles. */
+export function elementAt({ box, tiles }: Places, x: number, y: number): Cursor | null {
+  const i = tiles.findIndex((r) => x >= r.x && x < r.x + r.width && y >= r.y && y < r.y + r.height);
+  if (i < 0) return null;
+  const at = tiles[i]!;
+  const along = ([from, to]: readonly [number, number], share: number): number => Math.floor(Math.min(from + share * (to - from), Math.ceil(to) - 1));
+  return { tile: box.tiles[0] + i, row: along(box.rows, (y - at.y) / at.height), column: along(box.columns, (x - at.x) / at.width) };
+}
+
+/** All cells as one picture, tiles one below the other. */
+export function raster(cells: Cells, range: Range, dark: boolean): HTMLCanvasElement | null {
+  const [tiles, rows, columns] = cells.header.counts as [number, number, number];
+  if (tiles * rows * columns === 0) return null;
+  const canvas = document.createElement("canvas");
+  canvas.width = columns;
+  canvas.height = tiles * rows;
+  const context = canvas.getContext("2d");
+  if (!context) return null;
+  const image = context.createImageData(columns, tiles * rows);
+  const table = colours(range, dark);
+  for (let i = 0; i < cells.mean.length; i++) {
+    const from = shade(cells.mean[i]!, range) * 3;
+    const bad = isBad(cells, i);
+    for (let c = 0; c < 3; c++) image.data[i * 4 + c] = bad ? NOT_FINITE[c]! : table[from + c]!;
+    image.data[i * 4 + 3] = 255;
+  }
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
+
+export function paintPicture(area: Area, at: Places, cells: Cells, picture: HTMLCanvasElement, cursor: Cursor | null): void {
+  const { context } = area;
+  const { starts, ends, block, counts } = cells.header;
+  context.imageSmoothingEnabled = false;
+  at.tiles.forEach((rect, i) => {
+    const tile = at.box.tiles[0] + i - starts[0]!;
+    if (tile < 0 || tile >= counts[0]!) return;
+    const x = (column: number): number => rect.x + ((column - at.box.columns[0]) / (at.box.columns[1] - at.box.columns[0])) * rect.width;
+    const y = (row: number): number => rect.y + ((row - at.box.rows[0]) / (at.box.rows[1] - at.box.rows[0])) * rect.height;
+    context.save();
+    context.beginPath();
+    context.rect(rect.x, rect.y, rect.width, rect.height);
+    context.clip();
+    // the last blocks may have fewer elements than the others: they are drawn apart
+    const whole = [1, 2].map((k) => Math.floor((ends[k]! - starts[k]!) / block[k]!)) as [number, number];
+    const [tall, wide] = [counts[1]!, counts[2]!];
+    const part = (r0: number, r1: number, c0: number, c1: number): void => {
+      if (r1 <= r0 || c1 <= c0) return;
+      const [left, top] = [x(starts[2]! + c0 * block[2]!), y(starts[1]! + r0 * block[1]!)];
+      const right = x(Math.min(starts[2]! + c1 * block[2]!, ends[2]!));
+      const bottom = y(Math.min(starts[1]! + r1 * block[1]!, ends[1]!));
+      context.drawImage(picture, c0, tile * tall + r0, c1 - c0, r1 - r0, left, top, right - left, bottom - top);
+    };
+    part(0, whole[0], 0, whole[1]);
+    part(whole[0], tall, 0, whole[1]);
+    part(0, whole[0], whole[1], wide);
+    part(whole[0], tall, whole[1], wide);
+    if (cursor && cursor.tile === at.box.tiles[0] + i) crosshair(area, rect, [x(cursor.column), x(cursor.column + 1)], [y(cursor.row), y(cursor.row + 1)]);
+    context.restore();
+  });
+}
+
+function crosshair({ context, palette }: Area, rect: Rect, [left, right]: [number, number], [top, bottom]: [number, number]): void {
+  context.globalAlpha = 0.45;
+  context.fillStyle = palette.text;
+  const [x, y] = [(left + right) / 2, (top + bottom) / 2];
+  context.fillRect(x - 0.5, rect.y, 1, rect.height);
+  context.fillRect(rect.x, y - 0.5, rect.width, 1);
+  context.globalAlpha = 1;
+  const [w, h] = [Math.max(right - left, 5), Math.max(bottom - top, 5)];
+  for (const [color, width] of [[palette.background, 3], [palette.text, 1.25]] as const) {
+    context.strokeStyle = color;
+    context.lineWidth = width;
+    context.strokeRect(x - w / 2, y - h / 2, w, h);
+  }
+}
+
+/** One line of values: the mean of each block, and the range from its least to its greatest. */
+export function paintLine(area: Area, cells: Cells, box: Box, range: Range, cursor: Cursor | null): void {
+  const { context, width, height, palette } = area;
+  const { starts, ends, block } = cells.header;
+  const [from, to] = box.columns;
+  const x = (column: number): number => ((column - from) / (to - from || 1)) * width;
+  const span = range.high - range.low || 1;
+  const y = (value: number): number => height - 8 - ((value - range.low) / span) * (height - 16);
+  context.fillStyle = palette.line;
+  if (range.signed) context.fillRect(0, y(0) - 0.5, width, 1);
+  for (let i = 0; i < cells.mean.length; i++) {
+    const left = x(starts[2]! + i * block[2]!);
+    const wide = Math.max(x(Math.min(starts[2]! + (i + 1) * block[2]!, ends[2]!)) - left, 0.75);
+    if (isBad(cells, i)) {
+      context.fillStyle = css(NOT_FINITE);
+      context.fillRect(left, 0, wide, 6);
+    }
+    if (!Number.isFinite(cells.mean[i]!)) continue;
+    context.fillStyle = palette.output;
+    if (cells.low && cells.high) {
+      context.globalAlpha = 0.3;
+      context.fillRect(left, y(cells.high[i]!), wide, Math.max(y(cells.low[i]!) - y(cells.high[i]!), 1));
+      context.globalAlpha = 1;
+      context.fillRect(left, y(cells.mean[i]!) - 1, wide, 2);
+    } else {
+      const [zero, value] = [y(Math.min(Math.max(0, range.low), range.high)), y(cells.mean[i]!)];
+      context.fillRect(left, Math.min(zero, value), Math.max(wide - (wide > 3 ? 1 : 0), 0.75), Math.max(Math.abs(zero - value), 1.5));
+    }
+  }
+  if (!cursor) return;
+  context.fillStyle = palette.text;
+  context.globalAlpha = 0.7;
+  context.fillRect((x(cursor.column) + x(cursor.column + 1)) / 2 - 0.5, 0, 1, height);
+  context.globalAlpha = 1;
+}

@@ -1,0 +1,242 @@
+// What the panel "Values" shows: which arrays there are, which slice and window of one, its cells.
+// Invariants: of each kind one request is under way at most, and the last wish is always asked for;
+// what arrives is taken by what it is about, never by when; what is shown stays until other cells
+// have come, so that nothing flickers.
+import { batch, signal } from "@preact/signals";
+import type { Ask, ValueMessage } from "../bridge";
+import type { Arrays, HeldArray } from "../protocol";
+import { decodeValues, type Cells } from "./cells";
+import { covers, possible, request, sameSlice, shownAs, suits, wholeBox, withAxis, type Box, type Read, type Shown, type View } from "./layout";
+
+export type Part = Arrays["part"];
+export interface Cursor {
+  readonly tile: number;
+  readonly row: number;
+  readonly column: number;
+}
+
+export class ValuesState {
+  readonly part = signal<Part>("output");
+  readonly clean = signal(false);
+  readonly arrays = signal<Arrays | null>(null);
+  /** Why there is nothing to show; "" where there is. */
+  readonly problem = signal("");
+  readonly busy = signal(false);
+  readonly array = signal<HeldArray | null>(null);
+  readonly shown = signal<Shown | null>(null);
+  readonly index = signal<readonly number[]>([]);
+  readonly box = signal<Box | null>(null);
+  readonly component = signal<Read["component"]>("value");
+  readonly robust = signal(true);
+  readonly cells = signal<Cells | null>(null);
+  readonly cursor = signal<Cursor | null>(null);
+  /** The value under the cursor, every digit; null until it is known. */
+  readonly exact = signal<string | null>(null);
+
+  private most: readonly number[] = [64, 256, 256];
+  private opening: { wish: OpenWish; next: OpenWish | null } | null = null;
+  private reading: { wish: Read; next: Read | null } | null = null;
+  private pointing: { wish: Read; next: Read | null } | null = null;
+  private site: string | null = null;
+
+  constructor(private readonly ask: (request: Ask, settle: (error: string | null) => void) => void) {}
+
+  // ---- what arrives ----
+
+  receive(message: ValueMessage, buffer: DataView | undefined): void {
+    if (message.type === "arrays") return this.takeArrays(message);
+    const decoded = decodeValues(message, buffer);
+    const array = this.array.value;
+    if (!array || message.array !== array.number) return;
+    if (!Array.isArray(decoded)) {
+      const wish = this.wish();
+      if (wish && sameSlice(message, wish)) this.cells.value = decoded;
+      return;
+    }
+    const wish = this.exactWish();
+    if (wish && sameSlice(message, wish) && String(message.starts) === String(wish.starts)) this.exact.value = decoded[0] ?? null;
+  }
+
+  private takeArrays(message: Arrays): void {
+    if (message.site !== this.site || message.part !== this.part.value || message.clean !== this.clean.value) return;
+    batch(() => {
+      this.arrays.value = message;
+      this.problem.value = "";
+      const old = this.array.value;
+      const same = message.arrays.find((a) => old && a.call === old.call && a.name === old.name && String(a.axes) === String(old.axes));
+      this.choose(same ?? message.arrays[0] ?? null);
+    });
+  }
+
+  // ---- what a person does ----
+
+  /** Ask for the arrays of a site, those on screen too: they may be others by now. */
+  open(site: string): void {
+    if (site !== this.site) this.forget();
+    this.site = site;
+    const wish = { site, part: this.part.value, clean: this.clean.value };
+    this.busy.value = true;
+    if (this.opening) this.opening.next = wish;
+    else this.sendOpen(wish);
+  }
+
+  setPart(site: string, part: Part): void {
+    this.forget();
+    this.part.value = part;
+    this.open(site);
+  }
+
+  setClean(site: string, clean: boolean): void {
+    this.clean.value = clean;
+    this.open(site);
+  }
+
+  choose(array: HeldArray | null): void {
+    const old = this.array.value;
+    batch(() => {
+      this.array.value = array;
+      const like = array && old && String(array.shape) === String(old.shape) && String(array.axes) === String(old.axes);
+      if (array && !like) {
+        this.cells.value = null;
+        this.component.value = "value";
+        this.index.value = array.shape.map(() => 0);
+        this.setShown(shownAs(array, suits(array)));
+      }
+    });
+    this.read();
+    this.point(this.cursor.value);
+  }
+
+  setView(view: View): void {
+    const array = this.array.value;
+    if (array && possible(array).includes(view)) this.setShown(shownAs(array, view));
+  }
+
+  setAxis(place: "tiles" | "rows" | "columns", axis: number): void {
+    if (this.shown.value) this.setShown(withAxis(this.shown.value, place, axis));
+  }
+
+  setShown(shown: Shown): void {
+    const array = this.array.value;
+    if (!array) return;
+    batch(() => {
+      this.shown.value = shown;
+      this.box.value = wholeBox(array, shown);
+      this.point(null);
+    });
+    this.read();
+  }
+
+  setIndex(axis: number, value: number): void {
+    const length = this.array.value?.shape[axis] ?? 1;
+    const next = [...this.index.value];
+    next[axis] = Math.min(Math.max(Math.round(value), 0), Math.max(length - 1, 0));
+    this.index.value = next;
+    this.read();
+    this.point(this.cursor.value);
+  }
+
+  setBox(box: Box): void {
+    this.box.value = box;
+    this.read();
+  }
+
+  setComponent(component: Read["component"]): void {
+    this.component.value = component;
+    this.read();
+  }
+
+  /** How many cells there is room for: tiles, rows and columns. */
+  setRoom(rows: number, columns: number): void {
+    const tiles = this.box.value ? this.box.value.tiles[1] - this.box.value.tiles[0] : 1;
+    const share = Math.ceil(Math.sqrt(tiles));
+    const steps = [rows, columns].map((n) => Math.min(Math.max(Math.floor(n / share / 16) * 16, 16), tiles > 1 ? 64 : 384));
+    const most = [64, ...steps];
+    if (String(most) === String(this.most)) return;
+    this.most = most;
+    this.read();
+  }
+
+  point(cursor: Cursor | null): void {
+    batch(() => {
+      this.cursor.value = cursor;
+      this.exact.value = null;
+    });
+    const wish = this.exactWish();
+    if (!wish) return;
+    if (this.pointing) this.pointing.next = wish;
+    else this.sendPoint(wish);
+  }
+
+  // ---- inside ----
+
+  private forget(): void {
+    batch(() => {
+      this.arrays.value = null;
+      this.array.value = null;
+      this.cells.value = null;
+      this.problem.value = "";
+      this.cursor.value = null;
+    });
+  }
+
+  private wish(): Read | null {
+    const [array, shown, box] = [this.array.value, this.shown.value, this.box.value];
+    if (!array || !shown || !box) return null;
+    return request(array, shown, this.index.value, box, this.most, this.component.value);
+  }
+
+  private exactWish(): Read | null {
+    const [wish, at] = [this.wish(), this.cursor.value];
+    if (!wish || !at) return null;
+    const starts = [at.tile, at.row, at.column];
+    return { ...wish, exact: true, starts, ends: starts.map((n) => n + 1), most: [1, 1, 1] };
+  }
+
+  private read(): void {
+    const wish = this.wish();
+    if (!wish || (this.cells.value && covers(this.cells.value.header, wish))) return;
+    if (this.reading) this.reading.next = wish;
+    else this.sendRead(wish);
+  }
+
+  private sendOpen(wish: OpenWish): void {
+    this.opening = { wish, next: null };
+    this.ask({ type: "show_values", ...wish }, (error) => {
+      const next = this.opening?.next ?? null;
+      this.opening = null;
+      if (next) return this.sendOpen(next);
+      batch(() => {
+        this.busy.value = false;
+        if (error === null) return;
+        this.forget();
+        this.problem.value = error;
+      });
+    });
+  }
+
+  private sendRead(wish: Read): void {
+    this.reading = { wish, next: null };
+    this.ask(wish, (error) => {
+      const next = this.reading?.next ?? null;
+      this.reading = null;
+      if (error && wish.array === this.array.value?.number) this.problem.value = error;
+      if (next && !(this.cells.value && covers(this.cells.value.header, next))) this.sendRead(next);
+    });
+  }
+
+  private sendPoint(wish: Read): void {
+    this.pointing = { wish, next: null };
+    this.ask(wish, () => {
+      const next = this.pointing?.next ?? null;
+      this.pointing = null;
+      if (next) this.sendPoint(next);
+    });
+  }
+}
+
+interface OpenWish {
+  readonly site: string;
+  readonly part: Part;
+  readonly clean: boolean;
+}

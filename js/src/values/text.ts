@@ -1,0 +1,107 @@
+// What the panel says in words and numbers. Invariant: a value that is shown as exact is; a shape
+// that was reduced says so.
+import type { Cells } from "./cells";
+import { cellAt, digits } from "./cells";
+import type { Arrays, HeldArray } from "../protocol";
+import { bytes, compact, count, real } from "../format";
+import { lengthOf, type Shown } from "./layout";
+import type { Cursor } from "./state";
+
+/** Whether the cells themselves tell every digit of an element. */
+export function tellsExactly(array: HeldArray, shown: Shown, cells: Cells): boolean {
+  const wide = shown.over < 0 && /^(u?int64|complex)/.test(array.dtype);
+  return !wide && cells.header.block.every((n) => n === 1);
+}
+
+/** Every digit of the element under the cursor; null until the kernel has told. */
+export function exactAt(array: HeldArray, shown: Shown, cells: Cells, cursor: Cursor, told: string | null): string | null {
+  if (!tellsExactly(array, shown, cells)) return told;
+  const at = cellAt(cells, cursor.tile, cursor.row, cursor.column);
+  return at < 0 ? told : digits(cells.mean[at]!);
+}
+
+/** As short as it can be told from its neighbours in the array's own precision. */
+export function shortest(text: string, dtype: string): string {
+  return text
+    .split(" ")
+    .map((part) => {
+      const value = Number(part);
+      if (!/^(b?float|complex64)/.test(dtype) || dtype === "float64" || !Number.isFinite(value)) return special(part);
+      for (let p = 1; p < 10; p++) {
+        const short = value.toPrecision(p);
+        if (Math.fround(Number(short)) === Math.fround(value)) return special(digits(Number(short)));
+      }
+      return special(part);
+    })
+    .map((part, i) => (i === 0 ? part : ` ${part.startsWith("−") ? "−" : "+"} ${part.replace("−", "")}i`))
+    .join("");
+}
+
+function special(text: string): string {
+  return text.replace("-Infinity", "−∞").replace("Infinity", "∞").replace("e+", "e").replace(/-/g, "−");
+}
+
+/** Where an element is: "batch 0, height 3, width 4". */
+export function place(array: HeldArray, shown: Shown, index: readonly number[], cursor: Cursor): string {
+  return array.axes
+    .map((name, axis) => {
+      if (axis === shown.over) return "";
+      const at = { [shown.tiles]: cursor.tile, [shown.rows]: cursor.row, [shown.columns]: cursor.column }[axis];
+      return `${name} ${at ?? index[axis]}`;
+    })
+    .filter(Boolean)
+    .join(", ");
+}
+
+/** What is known of the block that the cursor is in; "" where it is one element. */
+export function blockText(cells: Cells, cursor: Cursor): string {
+  const { block } = cells.header;
+  const at = cellAt(cells, cursor.tile, cursor.row, cursor.column);
+  if (at < 0 || block.every((n) => n === 1)) return "";
+  const range = cells.low && cells.high && Number.isFinite(cells.low[at]!) ? `, from ${real(cells.low[at])} to ${real(cells.high[at])}` : "";
+  const bad = cells.bad ? ["NaN", "+∞", "−∞"].map((name, i) => (cells.bad![i]![at]! > 0 ? `, ${count(cells.bad![i]![at])} ${name}` : "")).join("") : "";
+  return `block of ${sizeOf(block)}: mean ${real(cells.mean[at])}${range}${bad}`;
+}
+
+function sizeOf(block: readonly number[]): string {
+  return block[1] === 1 ? `${count(block[2])}` : `${count(block[1])} × ${count(block[2])}`;
+}
+
+/** What of the array is on screen and what is not. */
+export function leftOut(array: HeldArray, shown: Shown, cells: Cells): string {
+  const { starts, ends, block } = cells.header;
+  const axes = [shown.tiles, shown.rows, shown.columns];
+  const seen = axes.map((axis, i) => {
+    const length = lengthOf(array, axis);
+    const [from, to] = [starts[i]!, Math.min(ends[i]!, length)];
+    return axis < 0 || (from === 0 && to === length) ? "" : `${array.axes[axis]} ${count(from)}–${count(to - 1)} of ${count(length)}`;
+  });
+  const here = axes.reduce((product, axis, i) => product * (axis < 0 ? 1 : ends[i]! - starts[i]!), 1);
+  const all = array.shape.reduce((a, b) => a * b, 1);
+  const norm = shown.over >= 0 ? lengthOf(array, shown.over) : 1;
+  const parts = [`${compact(here * norm)} of ${compact(all)} values (${bytes(array.bytes)} in all)`];
+  if (norm > 1 || shown.over >= 0) parts.push(`each cell the norm over ${array.axes[shown.over]}`);
+  if (block.some((n) => n > 1)) parts.push(`each cell the mean of ${sizeOf(block)} of them`);
+  return [...parts, ...seen.filter(Boolean)].join("; ");
+}
+
+export function nameOf(array: HeldArray, all: Arrays): string {
+  const calls = new Set(all.arrays.map((a) => a.call)).size;
+  const call = calls > 1 ? `call ${array.call}` : "";
+  return [call, array.name].filter(Boolean).join(" ") || "the array";
+}
+
+export function shapeText(array: HeldArray): string {
+  return `${array.dtype}[${array.shape.join(", ")}]`;
+}
+
+/** The Python that gives the same. */
+export function expression(arrays: Arrays, array: HeldArray): string {
+  const calls = Math.max(...arrays.arrays.map((a) => a.call)) > 0;
+  const parts = [JSON.stringify(arrays.site)];
+  if (arrays.part !== "output") parts.push(`part="${arrays.part}"`);
+  if (calls) parts.push(`call=${array.call}`);
+  if (arrays.clean) parts.push("clean=True");
+  const leaf = arrays.part === "parameter" ? `[${JSON.stringify(array.name)}]` : arrays.part === "input" ? "" : array.name;
+  return `insp.values(${parts.join(", ")})${leaf}`;
+}

@@ -1,0 +1,223 @@
+// Text of a model is text, whatever it says; a message that does not fit changes nothing.
+import { readFileSync, readdirSync } from "node:fs";
+import { join } from "node:path";
+import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
+import { decodeCurves, decodeFrame, decodeHistory } from "../src/decode";
+import { TO_BROWSER, VERSION, type Curves, type Frame, type History, type Nnx } from "../src/protocol";
+import { ids } from "../src/testids";
+import { ProtocolError, toBrowser } from "../src/validate";
+import widget from "../src/widget";
+import { MockModel, effect, frame, layout, scale, settle, site, state } from "./helpers";
+import { EVIL } from "./injection";
+import { page } from "./nnx";
+
+const folder = join(import.meta.dirname, "golden");
+const golden = (name: string): Record<string, unknown> => JSON.parse(readFileSync(join(folder, `${name}.json`), "utf8"));
+
+let control: MockModel;
+let stream: MockModel;
+let el: HTMLElement;
+let life: AbortController;
+let count = 0;
+let pages = 0;
+
+beforeEach(() => {
+  pages = 0;
+  const inspector = `safety-${++count}`;
+  life = new AbortController();
+  control = new MockModel({ role: "control", inspector });
+  stream = new MockModel({ role: "stream", inspector });
+  for (const model of [stream, control]) widget.initialize({ model, signal: life.signal });
+  el = document.createElement("div");
+  document.body.append(el);
+  widget.render({ model: control, el, signal: life.signal });
+});
+afterEach(() => {
+  life.abort();
+  el.remove();
+});
+
+const find = (id: string): HTMLElement | null => el.querySelector<HTMLElement>(`[data-testid="${id}"]`);
+
+function emitAll(texts: readonly string[], selected: string): void {
+  stream.emit(
+    layout([
+      site("", -1, { name: texts[0], kind: texts[0] }),
+      ...texts.map((text) =>
+        site(text, 0, { name: text, kind: text, inputs: text, output: text, source: text, unseen: text, aliases: [text], calls: 2 }),
+      ),
+    ]),
+  );
+  stream.emit(
+    state({
+      selected,
+      no_effect: selected,
+      notices: texts.slice(0, 20).map((text) => ({ level: text, text, site: text })),
+      perturbations: texts.map((text, i) => scale(i, text, 1, { kind: text, strength_name: text, expression: text, pending: true })),
+      effect: effect({ source: selected, clean: { [selected]: 1 }, perturbed: { [selected]: 2 }, sites: texts.slice(0, 12).map((s) => ({ site: s, change: 1 })) }),
+    }),
+  );
+  stream.emit(...frame(1, { sites: texts.length + 1 }));
+}
+
+function pageOf(texts: readonly string[], selected: string, id: number): Nnx {
+  return page(selected, {
+    id,
+    nodes: texts.map((text) => ({
+      path: text, name: text, type: text, depth: 0, module: text, reference: 1, first: text, also: [text], attributes: [{ name: text, text }],
+      attributes_total: 9,
+    })),
+    variables: texts.map((text) => ({
+      path: text, module: text, type: text, shape: text, dtype: text, bytes: 4, sharding: text, held: "array", committed: true, metadata: text, value: text,
+      reference: 1, first: null, also: [text], change: { same: false, distance: 1, relative: 1, before: text, after: text }, passed: null,
+    })),
+    kinds: texts.map((text) => ({ type: text, variables: 1, elements: 1, bytes: 4 })),
+    modes: texts.map((text) => ({
+      module: text, type: text, name: text, own: text, in_force: text, value: null, flag: false, switched: true, documentation: text,
+    })),
+    uncompared: selected,
+  }); // prettier-ignore
+}
+
+/** The kinds of elements and attributes on the page. */
+function vocabulary(): { tags: Set<string>; attributes: Set<string> } {
+  const every = [...el.querySelectorAll("*")];
+  return {
+    tags: new Set(every.map((e) => e.localName)),
+    attributes: new Set(every.flatMap((e) => e.getAttributeNames())),
+  };
+}
+
+/** Answers what the NNX panel asks, until it shows this site. */
+function answered(texts: readonly string[], selected: string): void {
+  for (const { id } of control.of("show_nnx").slice(pages)) {
+    pages += 1;
+    stream.emit(pageOf(texts, selected, id as number));
+    control.emit({ type: "reply", id, ok: true, error: "" });
+  }
+  expect(find(ids.nnx)?.dataset["value"]).toBe(selected);
+}
+
+const DETAIL = "[role=tab]";
+
+/** Everything there is to see of these texts, the selected one's panels one after the other. */
+async function showEverything(texts: readonly string[], selected: string): Promise<ReturnType<typeof vocabulary>> {
+  emitAll(texts, selected);
+  await settle();
+  const seen = vocabulary();
+  for (const tab of el.querySelectorAll<HTMLElement>(DETAIL)) {
+    tab.click();
+    if (tab.dataset["testid"] === ids.tab("nnx")) await vi.waitFor(() => answered(texts, selected));
+    await settle();
+    const now = vocabulary();
+    now.tags.forEach((tag) => seen.tags.add(tag));
+    now.attributes.forEach((name) => seen.attributes.add(name));
+  }
+  return seen;
+}
+
+describe("a hundred texts", () => {
+  it("are a hundred, all different", () => {
+    expect(new Set(EVIL).size).toBe(EVIL.length);
+    expect(EVIL.length).toBeGreaterThanOrEqual(100);
+  });
+
+  it("make no element, attribute or request that a harmless text does not", async () => {
+    const known = await showEverything(
+      EVIL.map((_, i) => `harmless${i}`),
+      "harmless0",
+    );
+    for (const name of ["href", "src", "srcdoc", "action", "onerror", "onclick"]) expect(known.attributes).not.toContain(name);
+    for (const tag of ["script", "img", "iframe", "a", "style", "link", "object"]) expect(known.tags).not.toContain(tag);
+    const all = await showEverything(EVIL, EVIL[0]);
+    expect([...all.tags].filter((tag) => !known.tags.has(tag))).toEqual([]);
+    expect([...all.attributes].filter((name) => !known.attributes.has(name))).toEqual([]);
+    for (const text of EVIL) {
+      stream.emit(state({ selected: text, notices: [{ level: "error", text, site: text }] }));
+      await vi.waitFor(() => expect(find(ids.selected)?.textContent).toBe(text));
+      expect(find(ids.selected)?.dataset["value"]).toBe(text);
+      expect(find(ids.error)).toBeNull();
+      const now = vocabulary();
+      expect([...now.tags].filter((tag) => !known.tags.has(tag)), text).toEqual([]);
+      expect([...now.attributes].filter((name) => !known.attributes.has(name)), text).toEqual([]);
+      for (const styled of el.querySelectorAll("[style]")) expect(styled.getAttribute("style")).not.toContain("evil.example");
+    }
+    expect("hacked" in window).toBe(false);
+    expect(({} as Record<string, unknown>)["polluted"]).toBeUndefined();
+  }, 120_000);
+});
+
+describe("messages that do not fit", () => {
+  const WRONG: readonly unknown[] = [
+    null, undefined, true, 1.5, -1, 2 ** 70, NaN, "", "text", "__proto__", [], [null], {}, { a: 1 }, [[[[]]]], "x".repeat(10_000),
+    JSON.parse('{"__proto__": {"polluted": 1}}'),
+  ]; // prettier-ignore
+
+  /** Every way to put one wrong thing at one place of a value. */
+  function* mutated(value: unknown, depth = 0): Generator<unknown> {
+    yield* WRONG;
+    if (typeof value !== "object" || value === null || depth > 3) return;
+    const keys = Array.isArray(value) ? [...value.keys()].slice(0, 2) : Object.keys(value);
+    for (const key of keys) {
+      for (const inner of mutated((value as never)[key], depth + 1)) {
+        const copy = Array.isArray(value) ? [...value] : { ...value };
+        (copy as Record<string | number, unknown>)[key] = inner;
+        yield copy;
+      }
+      if (Array.isArray(value)) continue;
+      const without = { ...value } as Record<string, unknown>;
+      Reflect.deleteProperty(without, key);
+      yield without;
+    }
+    if (!Array.isArray(value)) yield { ...value, extra: 1 };
+  }
+
+  it.each(readdirSync(folder).filter((f) => f.endsWith(".json")).map((f) => f.slice(0, -5)))("%s: refused in words, or valid", (name) => {
+    let refused = 0;
+    for (const header of mutated(golden(name))) {
+      try {
+        expect(Object.hasOwn(TO_BROWSER, toBrowser(header).type)).toBe(true);
+      } catch (error) {
+        expect(error).toBeInstanceOf(ProtocolError);
+        expect((error as Error).message.length).toBeGreaterThan(0);
+        refused += 1;
+      }
+    }
+    expect(refused).toBeGreaterThan(20);
+    expect(({} as Record<string, unknown>)["polluted"]).toBeUndefined();
+  });
+
+  it("leave the screen as it was, and say what was wrong", async () => {
+    stream.emit(layout());
+    stream.emit(state());
+    stream.emit(...frame(1));
+    await settle();
+    const shown = find(ids.tree)!.textContent;
+    for (const name of Object.keys(TO_BROWSER).filter((n) => n !== "state" && n !== "layout")) {
+      for (const header of mutated(golden(name), 2)) stream.emit(header, new DataView(new ArrayBuffer(7)));
+    }
+    await settle();
+    expect(find(ids.tree)!.textContent).toBe(shown);
+    expect(find(ids.notice)?.textContent).toMatch(/must be|lacks|Unknown|unknown field|buffer|version/);
+    expect(el.querySelectorAll(`[data-testid="${ids.notice}"]`).length).toBeLessThanOrEqual(5);
+  });
+
+  it.each([
+    ["frame", decodeFrame],
+    ["history", decodeHistory],
+    ["curves", decodeCurves],
+  ] as const)("%s with a buffer of any other length is refused", (name, decode) => {
+    const header = toBrowser(golden(name)) as Frame & History & Curves;
+    const whole = readFileSync(join(folder, `${name}.bin`)).length;
+    (decode as (h: unknown, b: DataView | undefined) => unknown)(header, new DataView(new ArrayBuffer(whole)));
+    for (const size of [0, 1, 7, 8, whole - 8, whole - 1, whole + 1, whole + 8, 2 * whole + 3]) {
+      const attempt = (): unknown => (decode as (h: unknown, b: DataView) => unknown)(header, new DataView(new ArrayBuffer(size)));
+      expect(attempt, `${size} of ${whole} bytes`).toThrow(ProtocolError);
+    }
+    expect(() => (decode as (h: unknown, b: undefined) => unknown)(header, undefined)).toThrow(ProtocolError);
+  });
+
+  it("of another version say what to do", () => {
+    expect(() => toBrowser({ ...golden("nnx"), version: VERSION + 1 })).toThrow(/restart the kernel/);
+  });
+});

@@ -1,0 +1,115 @@
+"""What the axes of a module's arrays are called, where that can be known.
+
+Invariant: a name is given only where the module's type, the transforms around it or the sizes say
+so; any other axis is "axis 0", "axis 1" ... Names of one array are never equal. Touches no array.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+CONVOLUTIONS = (nnx.Conv, nnx.ConvTranspose)
+FEATURES_LAST = (
+    nnx.Linear, nnx.LinearGeneral, nnx.Embed, nnx.MultiHeadAttention, nnx.LayerNorm, nnx.RMSNorm,
+    nnx.BatchNorm, nnx.GroupNorm, nnx.InstanceNorm,
+)  # fmt: skip
+SPACES = {1: ("position",), 2: ("height", "width"), 3: ("depth", "height", "width")}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Around:
+    """What is known of the place of a call.
+
+    Attributes:
+        module: whose call it is, None where there is none (a submodule of Linen's, say).
+        loops: how many scans are around the call; each gives its values an axis in front.
+        mapped: how many vmaps are around it; their axes come next.
+        stacked: whether the module holds the parameters of several layers (members).
+        batch: the length of the batch in the arguments of the whole pass, None if unknown.
+        spatial: whether the model convolves.
+        attends: whether the last axis holds weights that add up to 1.
+    """
+
+    module: Any = None
+    loops: int = 0
+    mapped: int = 0
+    stacked: bool = False
+    batch: int | None = None
+    spatial: bool = False
+    attends: bool = False
+
+
+def names_of_value(shape: Sequence[int], dtype: Any, around: Around) -> tuple[str, ...]:
+    """The axes of what a call returns or receives, or of its gradient.
+
+    Example:
+        >>> names_of_value((8, 4, 4, 2), jnp.float32, Around(batch=8, spatial=True))
+        ('batch', 'height', 'width', 'channel')
+    """
+    front = ["layer" if around.stacked else "iteration"] * around.loops
+    in_scan = around.loops > 0
+    front += ["member" if around.stacked and not in_scan else "batch"] * around.mapped
+    return _numbered([*front, *_inner(tuple(shape[len(front) :]), dtype, around)])
+
+
+def _inner(shape: tuple[int, ...], dtype: Any, around: Around) -> list[str]:
+    rank, floating = len(shape), jnp.issubdtype(dtype, jnp.inexact)
+    is_batch = bool(rank) and shape[0] == around.batch
+    first = ["batch"] if is_batch else [""]
+    if rank == 4 and around.attends:
+        return [*first, "head", "query", "key"]
+    if isinstance(around.module, CONVOLUTIONS):
+        space = len(around.module.kernel_size)
+        if floating and rank > space and space in SPACES:
+            lead = ["batch"] if rank == space + 2 else [""] * (rank - space - 1)
+            return [*lead, *SPACES[space], "channel"]
+    if around.spatial and floating and rank == 4 and is_batch:
+        return ["batch", "height", "width", "channel"]
+    heads = getattr(around.module, "out_features", None)
+    if isinstance(heads, tuple) and len(heads) == 2 and shape[-2:] == heads and rank >= 3:
+        middle = ["position"] if rank == 4 else [""] * (rank - 3)
+        return [*first, *middle, "head", "feature"]
+    if rank == 2 and is_batch and not floating:
+        return ["batch", "position"]
+    known = isinstance(around.module, FEATURES_LAST)
+    if floating and rank in (2, 3) and (is_batch or known):
+        return [*first, *(["position"] if rank == 3 else []), "feature"]
+    if floating and rank and known:
+        return [*first * (rank > 1), *[""] * (rank - 2), "feature"]
+    return [*first, *[""] * (rank - 1)] if rank else []
+
+
+def names_of_parameter(
+    shape: Sequence[int], name: str, module: Any, *, stacked: bool = False
+) -> tuple[str, ...]:
+    """The axes of a Variable of a module of NNX's own; `stacked`: of one that may hold layers."""
+    known: list[str] = []
+    if isinstance(module, CONVOLUTIONS) and name == "kernel":
+        space = SPACES.get(len(module.kernel_size), ())
+        known = [*(f"kernel {axis}" for axis in space), "in channel", "out channel"]
+    elif isinstance(module, nnx.Linear) and name == "kernel":
+        known = ["in feature", "out feature"]
+    elif isinstance(module, nnx.Embed) and name == "embedding":
+        known = ["token", "feature"]
+    elif isinstance(module, (*CONVOLUTIONS, nnx.Linear)) and name == "bias":
+        known = ["out channel" if isinstance(module, CONVOLUTIONS) else "out feature"]
+    elif isinstance(module, FEATURES_LAST) and name in ("scale", "bias", "mean", "var"):
+        known = ["feature"]
+    more = len(shape) - len(known)
+    if known and more == 1 and stacked:
+        known = ["layer", *known]
+    return _numbered(known if len(known) == len(shape) else [""] * len(shape))
+
+
+def _numbered(names: Sequence[str]) -> tuple[str, ...]:
+    """Unlike names: what has none is called by its number, and a second one of a name too."""
+    out: list[str] = []
+    for number, name in enumerate(names):
+        same = sum(1 for other in names[:number] if other == name)
+        out.append(f"axis {number}" if not name else f"{name} {same + 1}" if same else name)
+    return tuple(out)

@@ -1,0 +1,252 @@
+"""What an inspector runs itself: the example or the last step, and again after each change.
+
+Invariant: what is on screen belongs to one moment (pass, clean pass and effect have the same
+arguments, modes and perturbations), and a pass that nobody asked for raises nothing: its failure
+is told. Draws nothing, and knows no loop but whether one runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from flax import nnx
+
+from nnx_inspector.acting import Reach
+from nnx_inspector.arming import Arming
+from nnx_inspector.donated import undisturbed
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.handles import Handles
+from nnx_inspector.measures import Meter
+from nnx_inspector.modes import Modes
+from nnx_inspector.owned import Call, OwnedPasses, reach_of
+from nnx_inspector.places import Setting
+from nnx_inspector.presenter import Presenter
+from nnx_inspector.sites import Selection
+from nnx_inspector.switching import Switches
+from nnx_inspector.trials import Outcome, Shown, Trial, each_alone, made
+from nnx_inspector.watching import unwatched
+from nnx_inspector.weak import weakly
+from nnx_inspector.worker import Worker
+
+
+@dataclasses.dataclass(frozen=True)
+class Around:
+    """What an Evaluating works with, and what it calls.
+
+    Attributes:
+        looping: whether a loop is watched now: it has the screen, and only the effect is ours.
+        show: put a pass on screen, with its effect.
+        before: called with the modes before each pass.
+        notice: `(level, text)` onto the screen.
+    """
+
+    lock: threading.RLock
+    selection: Selection
+    passes: OwnedPasses
+    handles: Handles
+    modes: Modes
+    meter: Meter
+    view: Presenter
+    looping: Callable[[], Any]
+    show: Callable[[Shown], Any]
+    before: Callable[[Switches], Any]
+    notice: Callable[[str, str], Any]
+
+
+class Evaluating:
+    """The passes of one model that are made for the screen.
+
+    Args:
+        model: never changed.
+        example: what is run at first.
+
+    Attributes:
+        example: the last forward pass that was asked for.
+        trial: the last pass that was asked for.
+        shown: the one on screen.
+    """
+
+    def __init__(self, model: nnx.Module, example: Trial, around: Around):
+        self._model, self._around = model, around
+        self.example = self.trial = example
+        self.shown: Shown | None = None
+        self._closed = self._told_in_part = False
+        self._reach: tuple[Trial, Switches, Reach] | None = None
+        self._arming = Arming(weakly(self._armed), weakly(self._not_armed))
+        self._apart = Worker("nnx_inspector.apart", weakly(self._not_apart))
+        weakref.finalize(self, self._arming.close)
+        weakref.finalize(self, self._apart.close)
+
+    def call(self) -> Call:
+        """What was asked for last, of the model as it is now, in its modes."""
+        return self.trial.call(self._model, self._around.modes.switches())
+
+    def _call_of(self, shown: Shown) -> Call:
+        """What was run for a pass, of the model as it is now."""
+        return shown.trial.call(self._model, shown.switches)
+
+    def run(self, trial: Trial) -> Any:
+        """A pass that was asked for: it waits for its program. What the function returns."""
+        setting, switches = self._around.handles.setting(), self._around.modes.switches()
+        outcome = self._make(trial.call(self._model, switches), setting)
+        with self._around.lock:
+            self.trial = trial
+            self.example = trial if trial.loss_fn is None else self.example
+        self._took_place(Shown(trial, switches, setting, outcome))
+        return outcome.perturbed.value
+
+    def reached(self) -> Reach:
+        """What of the pass on screen can be perturbed; traced once."""
+        trial, switches = self.trial, self._around.modes.switches()
+        if self._reach is None or self._reach[:2] != (trial, switches):
+            with unwatched():
+                reach = reach_of(trial.call(self._model, switches), self._around.selection)
+            self._reach = (trial, switches, reach)
+        return self._reach[2]
+
+    def refresh(self) -> None:
+        """Run again what was run last, with what is on now; where that needs another program,
+        with what the old one has places for, until the other is compiled.
+        """
+        trial, switches = self.trial, self._around.modes.switches()
+        handles, passes, view = self._around.handles, self._around.passes, self._around.view
+        try:
+            setting = handles.setting()
+            old = handles.setting(armed=True)
+            call = trial.call(self._model, switches)
+            missing = passes.missing("pass", call, setting)
+            # the same places in other modes, or of another call: there is no old program
+            later = missing is not None and setting.code != old.code
+            if later and missing is not None:
+                self._arming.want([missing])
+                setting = old
+            self._told_in_part = False
+            if not setting.active:
+                view.effect = None
+            if self._around.looping():
+                if not later:
+                    handles.arm(setting)
+                if setting.active:  # the screen shows the loop, and beside it the effect
+                    outcome = self._make(call, setting)
+                    view.effect = outcome.effect("the last insp.step's batch")
+                    self._told_in_part = later or outcome.differences is None
+                    if outcome.differences is None and not later:
+                        self._want_comparison(call, setting)
+            elif not (later and self._is_shown(trial, switches, setting)):
+                outcome = self._make(call, setting)
+                self._took_place(Shown(trial, switches, setting, outcome))
+        except Exception as error:  # noqa: BLE001 - shown instead
+            text = f"{trial.name} could not be run again: {type(error).__name__}: {error}"
+            self._around.notice("error", text)
+
+    def wait(self) -> None:
+        """Return when nothing is being compiled or measured for the effect any more."""
+        self._arming.wait()
+        self._apart.wait()
+
+    def close(self) -> None:
+        """Begin nothing more, and let go of what was run."""
+        self._closed = True
+        self._arming.close()
+        self._apart.close()
+        self.shown = self._reach = None
+
+    def _make(self, call: Call, setting: Setting) -> Outcome:
+        self._around.before(call.switches)
+        self._around.meter.count_compilations()
+        return made(self._around.passes, call, setting)
+
+    def _took_place(self, shown: Shown) -> None:
+        """Show a pass, unless another was asked for meanwhile."""
+        with self._around.lock:
+            if self.trial is not shown.trial or self._closed:
+                return
+            self.shown = shown
+            self._around.handles.arm(shown.setting)
+        self._around.show(shown)
+        if shown.setting.active and shown.outcome.differences is None:
+            self._want_comparison(self._call_of(shown), shown.setting)
+        self._want_each_alone(shown)
+
+    def _want_comparison(self, call: Call, setting: Setting) -> None:
+        missing = self._around.passes.missing("compare", call, setting)
+        if missing is not None:
+            self._arming.want([missing])
+
+    def _is_shown(self, trial: Trial, switches: Switches, setting: Setting) -> bool:
+        shown = self.shown
+        return (
+            shown is not None
+            and (shown.trial, shown.switches) == (trial, switches)
+            and shown.setting.is_like(setting)
+        )
+
+    # ------------------------------------------------ what is there a moment later
+
+    def _armed(self) -> None:
+        """Called in the thread that compiles: what was missing is there."""
+        if self._closed:
+            return
+        if self._around.looping():  # which takes over what acts; the effect beside it is ours
+            if self._told_in_part:
+                self.refresh()
+                self._around.view.state_changed()
+            return
+        shown, switches = self.shown, self._around.modes.switches()
+        if shown is None or not self._is_shown(
+            self.trial, switches, self._around.handles.setting()
+        ):
+            self.refresh()
+        elif shown.outcome.differences is None and shown.setting.active:
+            found = self._around.passes.compare(self._call_of(shown), shown.setting)
+            self._supplement(shown, differences=found)
+            self._want_each_alone(shown)
+        self._around.view.state_changed()
+
+    def _not_armed(self, error: Exception) -> None:
+        self._around.handles.give_up()
+        what = "What is perturbed could not be compiled"
+        self._around.notice("error", f"{what}: {type(error).__name__}: {error}")
+        self._around.view.state_changed()
+
+    def _want_each_alone(self, shown: Shown) -> None:
+        """Of one perturbation the effect is its own; of several each is measured by itself."""
+        if len([h for h in self._around.handles.all() if h.enabled]) > 1:
+            measure = weakly(self._measure_each)
+            self._apart.do(lambda: measure(shown))
+
+    def _measure_each(self, shown: Shown) -> None:
+        setting, apart = self._around.handles.each_alone()
+        call = functools.partial(self._call_of, shown)
+        passes, clean = self._around.passes, shown.outcome.clean
+        ready = passes.missing("compare", call(), setting) is None  # else it is asked for again
+        if ready and clean is not None and setting.is_like(shown.setting) and len(apart) > 1:
+            still = functools.partial(self._still, shown)
+            measure = functools.partial(each_alone, passes, settings=apart, clean=clean)
+            found = undisturbed(lambda: measure(call(), wanted=still), "The model")
+            if found is not None:
+                self._supplement(shown, alone=found)
+                self._around.view.state_changed()
+
+    def _not_apart(self, error: Exception) -> None:
+        if not isinstance(error, InspectorError):  # a step that has taken the model's arrays
+            what = "The effect of each perturbation alone could not be measured"
+            self._around.notice("warning", f"{what}: {type(error).__name__}: {error}")
+
+    def _still(self, shown: Shown) -> bool:
+        """Whether a pass is on screen, perhaps with more told of its effect."""
+        now = self.shown
+        same = now is not None and now.outcome.perturbed is shown.outcome.perturbed
+        return same and not self._closed and not self._around.looping()
+
+    def _supplement(self, shown: Shown, **found: Any) -> None:
+        with self._around.lock:
+            if self.shown is not None and self._still(shown):
+                outcome = dataclasses.replace(self.shown.outcome, **found)
+                self.shown = dataclasses.replace(self.shown, outcome=outcome)
+                self._around.view.effect = outcome.effect()

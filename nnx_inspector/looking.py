@@ -1,0 +1,150 @@
+"""What the screen asks of one site on demand: its parameters, its units, its code.
+
+Each answer names its request; `answering` makes it in a thread. Invariant: nothing of the model
+changes. Draws nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from nnx_inspector import protocol
+from nnx_inspector.answering import Answer
+from nnx_inspector.donated import undisturbed
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.excerpts import documentation_of, excerpts_of
+from nnx_inspector.owned import Call, OwnedPasses
+from nnx_inspector.perturbing import without_layers
+from nnx_inspector.places import Setting
+from nnx_inspector.sites import CALL, ModuleSite, parse_key, site_key
+from nnx_inspector.tracing import Trace
+from nnx_inspector.units import Units
+from nnx_inspector.weights import Weight, parameters_message, weights_of
+
+MOST_PARAMETERS = 24
+"""So many are measured for the screen; the root of a large model has thousands."""
+
+
+class Looked(Protocol):
+    """What is asked of an inspector."""
+
+    @property
+    def trace(self) -> Trace: ...
+    def units(self, site: str) -> Any: ...
+    def source_of_pass(self) -> str: ...
+
+
+def look(request: protocol.Look, inspector: Looked) -> Answer:
+    """The answer to a request: a message and its buffer."""
+    if request.what == "parameters":
+        rows, more = parameters_at(inspector.trace, request.site, most=MOST_PARAMETERS)
+        return parameters_message(rows, more=more, request=request.id, site=request.site)
+    if request.what == "units":
+        return _units_message(request, inspector)
+    return _code_message(request, inspector.trace), None
+
+
+# ----------------------------------------------------------------- parameters
+
+
+def parameters_at(trace: Trace, site: str, *, most: int | None = None) -> tuple[list[Weight], int]:
+    """The parameters of a site's module, and how many were left out; see `weights_of`."""
+    found = _module_at(trace, site)
+    return ([], 0) if found is None else weights_of(found.module, found.path, most=most)
+
+
+def _module_at(trace: Trace, site: str) -> ModuleSite | None:
+    key = site_key(parse_key(without_layers(site)[0])[0])
+    return next((one for one in trace.modules if one.key == key), None)
+
+
+# ----------------------------------------------------------------------- units
+
+
+def units_at(passes: OwnedPasses, call: Callable[[], Call], setting: Setting, site: str) -> Any:
+    """The Units of what a site returns in a pass (a pytree of them for a pytree).
+
+    Args:
+        passes: of the inspector.
+        call: reads the model as it is now.
+        setting: what is perturbed.
+        site: a key, `"layers[3]"` for one layer of a stacked module.
+
+    Raises:
+        KeyError: the pass does not show the site.
+        InspectorError: it returns no array with units, or a training step has taken the model.
+    """
+    head, _ = without_layers(site)
+    record = undisturbed(lambda: passes.units(call(), setting, head), "The units")
+    units = record[site].units
+    if not _leaves(units):
+        raise InspectorError(
+            f"{site or '(root)'!r} returns no array of numbers with an axis, so it has no units."
+        )
+    return units
+
+
+def _leaves(units: Any) -> list[Units]:
+    is_leaf = lambda x: isinstance(x, Units)  # noqa: E731
+    return [x for x in jax.tree.leaves(units, is_leaf=is_leaf) if isinstance(x, Units)]
+
+
+def _units_message(request: protocol.Look, inspector: Looked) -> Answer:
+    one = _leaves(inspector.units(request.site))[0]
+    figures = np.stack([_figure(one, name) for name in protocol.UNIT_FIGURES])
+    shown = figures[:, : protocol.MOST_UNITS]
+    message = protocol.UnitFigures(
+        version=protocol.VERSION,
+        id=request.id,
+        site=request.site,
+        each=int(np.max(one.size, initial=0)),
+        source=inspector.source_of_pass(),
+        units=shown.shape[1],
+        more=figures.shape[1] - shown.shape[1],
+        why="",
+    )
+    return message, protocol.units_buffer(shown)
+
+
+def _figure(units: Units, name: str) -> Any:
+    if name == "nonfinite":
+        return (units.nan + units.posinf + units.neginf).astype(np.float64)
+    return getattr(units, name)
+
+
+# ------------------------------------------------------------------------ code
+
+
+def _code_message(request: protocol.Look, trace: Trace) -> protocol.Code:
+    head, _ = without_layers(request.site)
+    found, calls = _module_at(trace, head), [c for c in trace.calls if c.site == head]
+    kind = type(found.module).__name__ if found else next((c.type for c in calls), "")
+    excerpts = excerpts_of(c.source for c in calls)
+    why = "" if excerpts else "The line that calls it is not known."
+    return protocol.Code(
+        version=protocol.VERSION,
+        id=request.id,
+        site=request.site,
+        kind=kind,
+        documentation=documentation_of(type(found.module)) if found else "",
+        excerpts=excerpts,
+        sown=sown_at(trace, head),
+        why=why if calls else "The example does not call it.",
+    )
+
+
+def sown_at(trace: Trace, site: str) -> tuple[str, ...]:
+    """The sites of what a module hands to `sow` or `perturb`, in the order of the pass."""
+    modules = {one.key for one in trace.modules}
+    path = parse_key(site)[0]
+    found: dict[str, None] = {}
+    for call in trace.calls:
+        segments, method = parse_key(call.site)
+        apart = call.site not in modules and method in (CALL, "sow", "perturb")
+        if apart and segments[:-1] == path and segments and call.inputs == "nothing":
+            found[call.site] = None
+    return tuple(found)

@@ -1,0 +1,131 @@
+"""What a page takes while 200 sites stream: updates a second, backlog, heap, click to detail.
+
+In a real JupyterLab and Chromium: `python tests/benchmarks/streaming.py [minutes]`. Prints a table;
+asserts nothing. The kernel and the page share this machine's cores.
+"""
+
+from __future__ import annotations
+
+import gzip
+import pathlib
+import statistics
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from browser.lab import Lab  # noqa: E402
+from browser.notebook import Notebook  # noqa: E402
+from browser.view import View  # noqa: E402
+
+SITES = 200
+MODEL = f"""
+import pathlib, threading, time
+import jax, jax.numpy as jnp
+from flax import nnx
+import nnx_inspector as nni
+
+class Deep(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([nnx.Linear(4, 4, rngs=rngs) for _ in range({SITES - 2})])
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+model, x = Deep(nnx.Rngs(0)), jnp.ones((8, 4))
+insp = nni.Inspector(model, x)
+record = nni.capture(model)(x)[1]
+"""
+STREAM = """
+pushed = 0
+def stream():
+    global pushed
+    end = time.monotonic() + {seconds}
+    while time.monotonic() < end:
+        insp._loops.step += 1
+        insp._view.present() if pushed % 50 else insp.push(record)
+        pushed += 1
+        time.sleep(1 / 120)
+insp.background(stream)
+"""
+COUNT = """
+if (!window.nniDrawn) {
+  window.nniDrawn = [];
+  const comm = kernel._comms.get(arg), send = comm.send.bind(comm);
+  comm.send = (data, ...rest) => {
+    if (data?.content?.type === 'ack') nniDrawn.push([performance.now(), data.content.seq]);
+    return send(data, ...rest);
+  };
+}
+"""
+HEAP = "() => { window.gc?.(); return performance.memory.usedJSHeapSize / 1e6 }"
+CLICK = """
+([root, site]) => new Promise(resolve => {
+  const row = root.querySelector(`[data-testid="nni-row"][data-site="${site}"]`);
+  const start = performance.now();
+  row.click();
+  const look = () => root.querySelector('[data-testid="nni-selected"]').dataset.value === site
+    ? resolve(performance.now() - start) : requestAnimationFrame(look);
+  look();
+})
+"""
+
+
+def measure(notebook: Notebook, minutes: float) -> list[tuple[str, str]]:
+    """The rows of the table."""
+    page = notebook.page
+    notebook.run(0, seconds=300)
+    view = View(notebook.cell(0))
+    view.wait("nni-stat-output-size", "value > 0")
+    comm = notebook.ask("insp._view.screen.control.comm.comm_id")
+    notebook.evaluate(COUNT, comm)
+    notebook.run(notebook.append(STREAM.format(seconds=minutes * 60)))
+    heaps, backlogs, clicks = [], [], []
+    rounds = max(3, int(minutes * 6))
+    for i in range(rounds):
+        page.wait_for_timeout(minutes * 60_000 / rounds * 0.9)
+        sent, drawn, dropped = notebook.ask(
+            "[insp._view.screen._seq, insp._view.screen._acknowledged, insp._view.screen.dropped]"
+        )
+        backlogs.append(sent - drawn)
+        heaps.append(page.evaluate(HEAP))
+        site = view.rows()[3 + i % 5]
+        clicks.append(page.evaluate(CLICK, [view.root.element_handle(), site]))
+    drawn_at = page.evaluate("window.nniDrawn.map(d => d[0])")
+    seconds = (drawn_at[-1] - drawn_at[0]) / 1000
+    # an acknowledgement is of all frames before it; frames are never nearer than two of the page's
+    first, last = page.evaluate("[window.nniDrawn[0][1], window.nniDrawn.at(-1)[1]]")
+    script = (pathlib.Path(ROOT) / "nnx_inspector" / "static" / "widget.js").read_bytes()
+    style = (pathlib.Path(ROOT) / "nnx_inspector" / "static" / "widget.css").read_bytes()
+    size = len(gzip.compress(script)) + len(gzip.compress(style))
+    half = len(heaps) // 2
+    return [
+        ("sites", str(SITES)),
+        ("streamed for", f"{seconds:.0f} s"),
+        ("updates drawn a second", f"{(last - first) / seconds:.1f}"),
+        ("frames not drawn yet: each sample", " ".join(map(str, backlogs))),
+        ("frames left out", str(dropped)),
+        ("heap, first half, MB (median)", f"{statistics.median(heaps[:half]):.1f}"),
+        ("heap, second half, MB (median)", f"{statistics.median(heaps[half:]):.1f}"),
+        (
+            "click to detail, ms (median, worst)",
+            f"{statistics.median(clicks):.0f}, {max(clicks):.0f}",
+        ),
+        ("bundle, script and style, gzip", f"{size / 1000:.1f} kB"),
+        ("errors on the page", str(len(notebook.errors))),
+    ]
+
+
+def main() -> None:
+    """Measure and print."""
+    minutes = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0
+    with tempfile.TemporaryDirectory() as root, Lab(pathlib.Path(root)) as lab:
+        with lab.notebook("streaming.ipynb", [MODEL]) as notebook:
+            for name, value in measure(notebook, minutes):
+                print(f"{name:40} {value}")
+
+
+if __name__ == "__main__":
+    main()

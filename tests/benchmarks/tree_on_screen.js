@@ -1,0 +1,103 @@
+// Run in the page by tree_on_screen.py: the widget with a mock comm, and what its updates take.
+// Messages come from Python, which knows the protocol; buffers are filled here.
+async ({ layout, state, frame: header, updates, statistics: stats, quantities, spark }) => {
+  const widget = (await import("/widget.js")).default;
+  const model = (role) => {
+    const handlers = [];
+    return {
+      get: (name) => ({ role, inspector: "bench", version: 1 })[name],
+      on: (name, f) => name === "msg:custom" && handlers.push(f),
+      send: () => {},
+      emit: (message, buffer) => handlers.forEach((f) => f(message, buffer ? [buffer] : [])),
+    };
+  };
+  const [control, stream] = [model("control"), model("stream")];
+  const signal = new AbortController().signal;
+  for (const m of [stream, control]) widget.initialize({ model: m, signal });
+  const el = document.createElement("div");
+  document.body.append(el);
+  widget.render({ model: control, el, signal });
+
+  const { sites } = layout;
+  const frame = (seq) => {
+    const table = new Float64Array(sites.length * quantities * stats);
+    for (let i = 0; i < table.length; i++) table[i] = Math.abs(Math.sin(i * 0.7 + seq));
+    for (let i = 0; i < sites.length * quantities; i++) table.fill(0, i * stats + 7, i * stats + 10);
+    const sparks = new Uint8Array(sites.length * quantities * spark).map((_, i) => (i * 37 + seq * 11) % 256);
+    const bytes = new Uint8Array(table.byteLength + sparks.byteLength);
+    bytes.set(new Uint8Array(table.buffer));
+    bytes.set(sparks, table.byteLength);
+    return [{ ...header, seq, step: seq, number: seq, progress: { ...header.progress, step: seq } }, new DataView(bytes.buffer)];
+  };
+  const idle = () => new Promise((done) => setTimeout(done, 120));
+  // a task that is queued in a frame's callback runs once that frame has been painted
+  const painted = () => new Promise((done) => requestAnimationFrame(() => {
+    const channel = new MessageChannel();
+    channel.port1.onmessage = done;
+    channel.port2.postMessage(0);
+  }));
+  const rows = () => el.querySelectorAll("[data-testid=nni-row]").length;
+  const find = (id) => el.querySelector(`[data-testid=${id}]`);
+  await idle();
+
+  const times = { };
+  const first = frame(1);
+  let began = performance.now();
+  stream.emit(layout);
+  stream.emit(state);
+  stream.emit(...first);
+  await painted();
+  times.first = [performance.now() - began];
+  const wrong = find("nni-notice")?.textContent ?? "";
+  if (wrong.trim() !== "") throw new Error(`the view says: ${wrong}`);
+  if (rows() < 5) throw new Error("nothing was painted");
+
+  // the work that an update makes: from the message to the end of the frame that shows it, less
+  // the wait for that frame to begin
+  const updated = async (seq) => {
+    const message = frame(seq);
+    await idle();
+    const received = performance.now();
+    stream.emit(...message);
+    const took = performance.now() - received;
+    const work = await new Promise((done) => requestAnimationFrame((start) => {
+      const channel = new MessageChannel();
+      const began = performance.now();
+      channel.port1.onmessage = () => done(performance.now() - began);
+      channel.port2.postMessage(0);
+    }));
+    return took + work;
+  };
+  if (updates === 0) return times;
+  let seq = 2;
+  const series = async () => { const out = []; for (let i = 0; i < updates; i++) out.push(await updated(seq++)); return out; };
+  times.update = await series();
+  el.querySelector('[aria-label="Open all"]').click();
+  await idle();
+  times["update, all open"] = await series();
+  find("nni-sort-gradient").click();
+  await idle();
+  times["update, sorted"] = await series();
+  find("nni-clear").click();
+  await idle();
+  times.scroll = [];
+  const scroller = find("nni-tree");
+  for (let i = 1; i <= updates; i++) {
+    await idle();
+    began = performance.now();
+    scroller.scrollTop = (i * 7919) % (scroller.scrollHeight - 400);
+    await painted();
+    times.scroll.push(performance.now() - began);
+  }
+  times.search = [];
+  const box = find("nni-search");
+  for (const text of ["p", "pa", "part3", "blocks/9/*", "f32[*,64]", ""]) {
+    await idle();
+    began = performance.now();
+    box.value = text;
+    box.dispatchEvent(new Event("input", { bubbles: true }));
+    await painted();
+    times.search.push(performance.now() - began);
+  }
+  return times;
+}

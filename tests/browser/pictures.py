@@ -1,0 +1,84 @@
+"""Renews the README's picture, and takes one of every panel: both themes, 1400 and 600 pixels.
+
+    python -m tests.browser.pictures [folder]
+
+The quickstart's network after its training, with two perturbations, in a real JupyterLab. Without a
+folder only `notebooks/images/widget.png` is written. Asserts nothing: they are for looking at.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from browser.lab import Lab  # noqa: E402 - of the tests, which are no package
+from browser.notebook import Notebook  # noqa: E402
+from browser.view import View  # noqa: E402
+from playwright.sync_api import expect  # noqa: E402
+
+NOTEBOOK = ROOT / "notebooks" / "quickstart.ipynb"
+PICTURE = ROOT / "notebooks" / "images" / "widget.png"
+INSPECTOR, STEP = 7, 12
+"""Numbers of cells of the notebook: what comes after the second is not run."""
+PERTURB = """
+insp.perturb("block1/conv", nni.Scale(0.25)); insp.perturb("head", nni.Noise(0.5))
+insp.selected = "block2/conv"; insp.effect.alone
+"""
+
+
+def prepared(notebook: Notebook) -> View:
+    """The view, with all that it can show."""
+    notebook.evaluate("app.shell.collapseLeft()")
+    for index in range(STEP + 1):
+        notebook.run(index, seconds=240)
+    notebook.run(notebook.append(PERTURB), seconds=240)
+    view = View(notebook.cell(INSPECTOR))
+    view.wait_selected("block2/conv")
+    expect(view.root.get_by_test_id("nni-alone")).to_have_count(2)
+    view.part("nni-kl").wait_for()
+    view.part("nni-tab-sweep").click()
+    view.part("nni-sweep-start").click()
+    expect(view.part("nni-sweep")).to_have_attribute("data-state", "done", timeout=120_000)
+    return view
+
+
+def show(view: View, tab: str) -> None:
+    """One panel, with what it asks the kernel for."""
+    view.part(f"nni-tab-{tab}").click()
+    if tab in ("flow", "nnx"):
+        view.row("block2").click()
+    else:
+        view.row("block2/conv").click()
+    waits = {"values": "nni-picture", "units": "nni-strip", "flow": "nni-flow-node"}
+    waits |= {"code": "nni-excerpt", "nnx": "nni-nnx-mode", "sweep": "nni-sweep-row"}
+    waits |= {"overview": "nni-parameter"}
+    view.root.get_by_test_id(waits[tab]).first.wait_for()
+    expect(view.root.locator("[aria-busy=true]")).to_have_count(0)
+
+
+def main() -> None:
+    folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    with tempfile.TemporaryDirectory() as root:
+        shutil.copyfile(NOTEBOOK, pathlib.Path(root) / NOTEBOOK.name)
+        with Lab(pathlib.Path(root)) as lab, lab.notebook(NOTEBOOK.name, width=1400) as notebook:
+            view = prepared(notebook)
+            notebook.page.set_viewport_size({"width": 1400, "height": 1120})
+            show(view, "overview")
+            view.root.screenshot(path=PICTURE)
+            for width in (1400, 600) if folder else ():
+                notebook.page.set_viewport_size({"width": width, "height": 1120})
+                for dark in (False, True):
+                    notebook.theme(dark=dark)
+                    for tab in ("overview", "values", "units", "flow", "code", "nnx", "sweep"):
+                        show(view, tab)
+                        name = f"{width}-{'dark' if dark else 'light'}-{tab}.png"
+                        view.root.screenshot(path=folder / name)
+
+
+if __name__ == "__main__":
+    main()

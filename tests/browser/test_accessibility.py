@@ -1,0 +1,136 @@
+"""What a person needs who sees little, hears the page, or has a keyboard only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from browser.axe import violations
+from browser.lab import Lab
+from browser.notebook import Notebook
+from browser.view import View
+from playwright.sync_api import expect
+
+pytestmark = pytest.mark.browser
+
+MODEL = """
+import jax, jax.numpy as jnp
+from flax import nnx
+import nnx_inspector as nni
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.conv = nnx.Conv(1, 4, (3, 3), rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.drop = nnx.Dropout(0.2, rngs=rngs)
+        self.head = nnx.Linear(4, 3, rngs=rngs)
+        self.tied = self.head
+
+    def __call__(self, x):
+        return self.tied(self.drop(nnx.relu(self.norm(self.conv(x)))).mean((1, 2)))
+
+x = jax.random.normal(jax.random.key(0), (8, 6, 6, 1))
+insp = nni.Inspector(Net(nnx.Rngs(0)), x)
+"""
+BUSY = """
+insp.step(lambda m, x: ((m(x) ** 2).mean(), {"accuracy": 0.5}), x)
+insp.perturb("conv", nni.Noise(0.5)); insp.perturb("norm", nni.Zero()).enabled = False
+insp.modes.eval("drop"); insp.metrics(loss=1.0); insp.metrics(loss=0.5)
+insp.selected = "norm"
+"""
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with Lab(tmp_path_factory.mktemp("accessibility")) as lab:
+        with lab.notebook("a.ipynb", [MODEL, BUSY]) as notebook:
+            notebook.evaluate("app.shell.collapseLeft()")
+            notebook.run(0, seconds=240)
+            notebook.run(1, seconds=240)
+            yield notebook
+            assert notebook.errors == []
+            assert notebook.foreign == []
+
+
+def test_axe_finds_nothing_serious(notebook: Notebook):
+    """Every panel, both themes, both widths."""
+    view = View(notebook.cell(0))
+    view.wait_selected("norm")
+    found: list[str] = []
+    for width in (1400, 600):
+        notebook.page.set_viewport_size({"width": width, "height": 1000})
+        for dark in (False, True):
+            notebook.theme(dark=dark)
+            tabs = view.root.get_by_role("tab")
+            for i in range(tabs.count()):
+                tabs.nth(i).click()
+                expect(tabs.nth(i)).to_have_attribute("aria-selected", "true")
+                expect(view.root.locator("[aria-busy=true]")).to_have_count(0)
+                where = f"{width} px, {'dark' if dark else 'light'}, {tabs.nth(i).inner_text()}"
+                found += [f"{where}: {v}" for v in violations(notebook.page, view.root)]
+    assert not found, "\n".join(found)
+
+
+def test_by_keyboard_alone(notebook: Notebook):
+    """Select, look at the panel of NNX, switch a mode, add and switch off a perturbation."""
+    page = notebook.page
+    page.set_viewport_size({"width": 1400, "height": 1000})
+    view = View(notebook.cell(0))
+    view.part("nni-tree").focus()
+    page.keyboard.press("Home")
+    view.wait_selected("")
+    page.keyboard.press("/")
+    expect(view.part("nni-search")).to_be_focused()
+    page.keyboard.type("drop")
+    page.keyboard.press("Enter")
+    view.wait_selected("drop")
+    page.keyboard.press("/")
+    page.keyboard.press("Escape")
+
+    def tab_to(testid: str, inner: str = "") -> None:
+        """Tab until the focus is on a part, which must be possible, and visible."""
+        target = f"[data-testid='{testid}']{inner}"
+        for _ in range(80):
+            if page.evaluate("t => document.activeElement.matches(t)", target):
+                break
+            page.keyboard.press("Tab")
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert page.evaluate("t => document.activeElement.matches(t)", target), testid
+        assert outline != "none", f"the focus on {testid} cannot be seen"
+
+    tab_to("nni-perturb-kind")
+    page.keyboard.type("Zero")
+    tab_to("nni-perturb-add")
+    page.keyboard.press("Enter")
+    expect(view.root.locator("[data-testid=nni-perturbation][data-site=drop]")).to_have_count(1)
+    view.root.get_by_role("tab").first.focus()
+    if view.part("nni-tab-nnx").get_attribute("aria-selected") != "true":
+        view.root.locator("[role=tab][aria-selected=true]").focus()
+        for _ in range(view.root.get_by_role("tab").count()):
+            if view.part("nni-tab-nnx").get_attribute("aria-selected") == "true":
+                break
+            page.keyboard.press("ArrowRight")
+    expect(view.part("nni-tab-nnx")).to_have_attribute("aria-selected", "true")
+    view.part("nni-nnx-mode").wait_for()
+    tab_to("nni-nnx-mode", " [role=switch]")
+    page.keyboard.press("Space")
+    switch = view.part("nni-nnx-mode").get_by_role("switch")
+    expect(switch).to_have_attribute("aria-checked", "false")
+    assert notebook.ask("insp.modes['drop']['deterministic']") is False
+    assert notebook.ask("insp.model.drop.deterministic") is False
+    assert notebook.ask("[h.site for h in insp.perturbations]") == ["conv", "norm", "drop"]
+
+
+def test_nothing_moves_for_who_asked_for_that(notebook: Notebook):
+    view = View(notebook.cell(0))
+    moving = """
+        root => [...root.querySelectorAll('*')].filter(e => [undefined, '::before'].some(part => {
+            const s = getComputedStyle(e, part);
+            const slides = s.transitionDuration.split(',').some(d => parseFloat(d) > 0.01);
+            return slides || (s.animationName !== 'none' && parseFloat(s.animationDuration) > 0.01);
+        })).map(e => e.className)
+    """
+    assert view.root.evaluate(moving) != [], "switches slide otherwise: the test sees motion"
+    notebook.page.emulate_media(reduced_motion="reduce")
+    assert view.root.evaluate(moving) == []
+    notebook.page.emulate_media(reduced_motion="no-preference")

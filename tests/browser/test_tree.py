@@ -1,0 +1,129 @@
+"""The tree and the time strip in a real JupyterLab: a stack opened to its layers, one of them
+switched off by a key, older passes, a pinned one, and following again.
+
+The oracle is the recording in the kernel, asked for the same pass and the same layer.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from browser.lab import Lab
+from browser.view import View
+from playwright.sync_api import expect
+
+pytestmark = pytest.mark.browser
+
+MODEL = """
+import jax, jax.numpy as jnp
+from flax import nnx
+import nnx_inspector as nni
+
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return x + jnp.tanh(self.linear(x))
+
+class Deep(nnx.Module):
+    def __init__(self, rngs):
+        make = nnx.vmap(Block, in_axes=0, out_axes=0)
+        self.blocks = nnx.split_rngs(splits=4)(make)(rngs)
+
+    def __call__(self, x):
+        scan = nnx.scan(lambda x, b: b(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        return scan(x, self.blocks)
+
+x = jax.random.normal(jax.random.key(0), (8, 4))
+insp = nni.Inspector(Deep(nnx.Rngs(0)), x)
+look = nnx.jit(lambda model, x: nni.capture(model)(x)[1])
+for i in range(1, 6):
+    insp.push(look(insp.model, i * x), step=10 * i)
+"""
+
+
+def at_step(step: int, site: str, figure: str) -> str:
+    return (
+        f"next(p for p in insp.recording.passes if p.step == {step})"
+        f".summary({json.dumps(site)}).{figure}"
+    )
+
+
+def test_a_stack_opens_a_layer_is_switched_and_time_goes_back(tmp_path: pathlib.Path) -> None:
+    with Lab(tmp_path) as lab, lab.notebook("tree.ipynb", [MODEL]) as notebook:
+        notebook.run(0, seconds=240)
+        view = View(notebook.cell(0))
+        page = notebook.page
+
+        # by keys alone: close the stack, open it, go to its second layer, whose numbers are told
+        tree = view.part("nni-tree")
+        tree.focus()
+        for key in ("Home", "ArrowDown", "ArrowLeft"):
+            page.keyboard.press(key)
+        expect(view.row("blocks")).to_have_attribute("aria-expanded", "false")
+        page.keyboard.press("ArrowRight")
+        assert view.rows() == ["", "blocks", "blocks/linear", *(f"blocks[{i}]" for i in range(4))]
+        for _ in range(3):
+            page.keyboard.press("ArrowDown")
+        view.wait_selected("blocks[1]")
+        expect(view.part("nni-tip")).to_have_attribute("data-site", "blocks[1]")
+        expect(tree).to_have_attribute("aria-describedby", "nni-tip")
+        view.wait(
+            "nni-stat-output-norm", "value === arg", notebook.ask(at_step(50, "blocks[1]", "norm"))
+        )
+
+        # back in time, as far as the first pass that was pushed, and compared with the third
+        view.part("nni-step-back").click()
+        view.part("nni-step-back").click()
+        view.wait("nni-time-step", "value === 30")
+        view.part("nni-pin").click()
+        expect(view.part("nni-pinned")).to_have_attribute("data-value", "30")
+        view.part("nni-scrub").fill("1")
+        view.wait("nni-time-step", "value === 10")
+        now, pinned = (notebook.ask(at_step(step, "blocks[1]", "std")) for step in (10, 30))
+        view.wait("nni-stat-output-std", "value === arg", now)
+        view.wait("nni-stat-pinned-output-std", "value === arg", pinned)
+        view.part("nni-behind-output").wait_for(state="attached")
+        view.part("nni-columns").click()
+        view.part("nni-column-std").check()
+        page.keyboard.press("Escape")
+        ratio = float(
+            view.row("blocks[1]").get_by_test_id("nni-cell-std").get_attribute("data-value")
+            or "nan"
+        )
+        assert ratio == pytest.approx(now / pinned, rel=1e-12)
+
+        # another layer of the held pass has the held pass's histogram
+        view.select("blocks[2]")
+        size = notebook.ask(at_step(10, "blocks[2]", "size"))
+        view.wait(
+            "nni-stat-output-std", "value === arg", notebook.ask(at_step(10, "blocks[2]", "std"))
+        )
+        assert view.number("nni-hist-count-output") == size
+
+        # a list by a figure, and back to the tree
+        view.part("nni-sort-std").click()
+        ratios = view.root.get_by_test_id("nni-cell-std").evaluate_all(
+            "cells => cells.map(c => Number(c.dataset.value))"
+        )
+        assert len(ratios) == 3 + 2 * 4
+        expect(view.root.get_by_role("columnheader", name="std")).to_have_attribute(
+            "aria-sort", "descending"
+        )
+        view.part("nni-clear").click()
+        view.part("nni-pin").click()
+
+        # followed again, a layer is switched off by a key, and only that one
+        view.part("nni-pause").click()
+        view.wait("nni-time-step", "value === 50")
+        tree.focus()
+        page.keyboard.press("Space")
+        view.row("blocks[2]").get_by_test_id("nni-badge-perturbed").wait_for()
+        view.wait("nni-stat-output-norm", "value === 0")
+        assert notebook.ask("[h.site for h in insp.perturbations]") == ["blocks[2]"]
+        norms = notebook.ask("[insp.recording.summary(f'blocks[{i}]').norm for i in range(4)]")
+        assert [norm == 0 for norm in norms[:3]] == [False, False, True]
+        assert notebook.errors == []

@@ -1,0 +1,125 @@
+"""The pass that an inspector makes for the screen, and what is told of it a moment later."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from models import TwoLayers
+
+import nnx_inspector as nni
+
+
+@pytest.fixture
+def insp():
+    with_hooks = nni.Inspector(TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3)), display=False)
+    yield with_hooks
+    with_hooks.close()
+
+
+def loss_fn(model, x):
+    return (model(x) ** 2).mean()
+
+
+def batch():
+    return jax.random.normal(jax.random.key(1), (4, 3))
+
+
+def by_itself(site, kind):
+    """The effect as another inspector tells it, in which nothing else is perturbed."""
+    one = nni.Inspector(TwoLayers(nnx.Rngs(0)), batch(), display=False)
+    one.step(loss_fn, batch())
+    one.perturb(site, kind)
+    effect = one.effect
+    one.close()
+    return effect
+
+
+KINDS = [
+    ("a", nni.Scale(0.5)),
+    ("b", nni.Shift(0.25)),
+]
+
+
+def test_each_of_several_is_measured_alone(insp):
+    insp.step(loss_fn, batch())
+    handles = [insp.perturb(*kind) for kind in KINDS]
+    off = insp.perturb("b", nni.Zero())
+    off.enabled = False
+    found = {one.perturbation: one for one in insp.effect.alone}
+    assert list(found) == [h.id for h in handles]
+    for handle, kind in zip(handles, KINDS, strict=True):
+        wanted, one = by_itself(*kind), found[handle.id]
+        change = wanted.perturbed["loss"] - wanted.clean["loss"]
+        assert one.loss_change == pytest.approx(change, abs=1e-6)
+        assert one.output_change == pytest.approx(wanted.output_change, rel=1e-5)
+        assert one.kl == pytest.approx(wanted.kl, rel=1e-3, abs=1e-7)
+        assert one.top1_changed == wanted.top1_changed
+    together = insp.effect.perturbed["loss"] - insp.effect.clean["loss"]
+    assert abs(together - sum(one.loss_change for one in found.values())) > 1e-4
+
+
+def test_without_a_loss_there_is_no_change_of_it(insp):
+    insp.perturb("a", nni.Zero())
+    insp.perturb("b", nni.Scale(2.0))
+    first, second = insp.effect.alone
+    assert (first.loss_change, second.loss_change) == (None, None)
+    assert second.output_change == pytest.approx(1.0)
+
+
+def test_what_is_told_of_each_is_never_of_another_moment(insp):
+    insp.step(loss_fn, batch())
+    first = insp.perturb("a", nni.Scale(0.5))
+    second = insp.perturb("b", nni.Scale(0.5))
+    before = {one.perturbation: one.loss_change for one in insp.effect.alone}
+    assert set(before) == {first.id, second.id}
+    second.strength = 0.9
+    after = {one.perturbation: one.loss_change for one in insp.effect.alone}
+    assert after[first.id] == pytest.approx(before[first.id])
+    assert abs(after[second.id]) < abs(before[second.id])
+    second.enabled = False
+    assert insp.effect.alone == ()  # of one the effect is its own
+    first.remove()
+    assert insp.effect.clean == insp.effect.perturbed
+
+
+def test_measuring_each_alone_compiles_nothing_more(insp):
+    insp.step(loss_fn, batch())
+    first = insp.perturb("a", nni.Scale(0.5))
+    insp.perturb("b", nni.Shift(0.5))
+    assert len(insp.effect.alone) == 2
+    before = insp._meter.compilations
+    first.strength = 0.25
+    assert len(insp.effect.alone) == 2
+    assert insp._meter.compilations == before
+
+
+def with_two_on(insp):
+    """What is on screen of a step with two perturbations, their single effects among it."""
+    insp.step(loss_fn, batch())
+    insp.perturb("a", nni.Scale(0.5))
+    insp.perturb("b", nni.Scale(0.5))
+    assert len(insp.effect.alone) == 2
+    return insp._evaluating.shown
+
+
+def test_of_another_state_of_the_model_nothing_is_told_beside_the_effect(insp):
+    shown = with_two_on(insp)
+    without = dataclasses.replace(shown, outcome=dataclasses.replace(shown.outcome, alone=()))
+    insp._evaluating.shown = without
+    insp.model.b.bias[...] += 1.0  # somebody trains it meanwhile
+    insp._evaluating._measure_each(without)
+    assert insp._evaluating.shown.outcome.alone == ()
+    insp.model.b.bias[...] -= 1.0
+    insp._evaluating._measure_each(without)
+    assert len(insp._evaluating.shown.outcome.alone) == 2
+
+
+def test_a_model_whose_arrays_are_gone_is_no_fault_of_the_screen(insp):
+    shown = with_two_on(insp)
+    for leaf in jax.tree.leaves(nnx.state(insp.model)):
+        leaf.delete()
+    insp._evaluating._want_each_alone(shown)
+    insp._evaluating.wait()
+    assert "could not be measured" not in " ".join(n.text for n in insp._view._notices)
