@@ -31,6 +31,8 @@ RESTS = 3
 """After one that took longer there is none for this many times as long."""
 HELD = 4
 """Passes that a view looks at, kept though the recording may thin them out."""
+STATED = 0.1
+"""Seconds between two states that come with frames; what a frame shows does not need them."""
 TICK = 0.25
 """Seconds between two progress messages at least."""
 
@@ -60,6 +62,7 @@ class Presenter:
         self._state_seq = 0
         self._slow_at = 0.0
         self._tick_at = 0.0
+        self._stated_at = 0.0
         self.effect: protocol.Effect | None = None
         self.training_perturbed = False
         self.loop_thread: int | None = None  # where a watched loop runs, while one does
@@ -157,7 +160,8 @@ class Presenter:
         if now - began > LONG:  # thousands of rows: the loop that waits for this goes on first
             self._rests_until = now + RESTS * (now - began)
         self._slow(force=force)
-        self.state_changed()
+        if force or now - self._stated_at >= STATED:
+            self.state_changed()
         self.presented(force)
 
     def show_pass(self, number: int, site: str) -> None:
@@ -226,6 +230,7 @@ class Presenter:
             return None
         with self._lock:
             self._state_seq += 1
+            self._stated_at = time.monotonic()
             meter = snapshot["meter"]
             perturbations = self._showing.of(snapshot["handles"], pending=snapshot["pending"])
             return protocol.State(

@@ -24,7 +24,7 @@ _STATIC = pathlib.Path(__file__).parent / "static"
 CREDITS = 4
 """Frames that may be under way without having been drawn; two are acknowledged together."""
 SHORTEST = 1 / 40
-"""Seconds between two frames at least: what comes 60 times a second is shown every other time."""
+"""Seconds between two frames, of many in the mean at least."""
 LONGEST_REPLY = 4000
 """Characters of an error in a reply."""
 UNACKNOWLEDGED = 1 / 4
@@ -96,6 +96,7 @@ class Screen:
         self._seq = 0
         self._acknowledged = 0
         self._sent_at = 0.0
+        self._due = 0.0
         self.bytes_sent = 0
         self.dropped = 0
         self.closed = False
@@ -156,9 +157,10 @@ class Screen:
     def ready_for_frame(self) -> bool:
         """Whether a frame would be sent now; counts it as dropped if not."""
         with self._lock:
-            waited = time.monotonic() - self._sent_at
+            now = time.monotonic()
             busy = self._seq - self._acknowledged >= CREDITS
-            ready = waited >= (UNACKNOWLEDGED if busy else SHORTEST) and not self.closed
+            due = self._sent_at + UNACKNOWLEDGED if busy else self._due
+            ready = now >= due and not self.closed
             self.dropped += not ready
             return ready
 
@@ -167,6 +169,8 @@ class Screen:
         with self._lock:
             self._seq += 1
             self._sent_at = time.monotonic()
+            # from when it was due, not from when it came: else steps of 15 ms would give 33 Hz
+            self._due = max(self._due + SHORTEST, self._sent_at)
             return self._seq
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """The figures of the cost corner against a count by hand."""
 
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,8 @@ from flax import nnx
 
 import nnx_inspector as nni
 from nnx_inspector import protocol
-from nnx_inspector.screen import CREDITS, InspectorWidget
+from nnx_inspector.presenter import STATED
+from nnx_inspector.screen import CREDITS, SHORTEST, InspectorWidget
 
 
 @pytest.fixture
@@ -66,4 +68,27 @@ def test_a_switch_compiles_nothing(sent):
         handle.enabled = enabled
     handle.perturbation = nni.Scale(0.25)
     assert state_of(insp, sent).cost.compilations == before
+    insp.close()
+
+
+def test_states_are_fewer_than_frames_unless_something_is_done(sent, monkeypatch):
+    insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)), display=False)
+    insp.run()
+    now = [time.monotonic() + 1.0]
+    monkeypatch.setattr("nnx_inspector.presenter.time.monotonic", lambda: now[0])
+
+    def sent_now(**how):
+        before = len(sent)
+        insp._view.screen._received(None, {"type": "ack", "seq": insp._view.screen._seq}, None)
+        insp._view.present(**how)
+        types = [content["type"] for _, content, _ in sent[before:]]
+        return types.count("frame"), types.count("state")
+
+    assert sent_now() == (1, 1)
+    for _ in range(3):
+        now[0] += 1.01 * SHORTEST
+        assert sent_now() == (1, 0)
+    assert sent_now(force=True) == (1, 1)
+    now[0] += 1.01 * STATED
+    assert sent_now() == (1, 1)
     insp.close()

@@ -15,6 +15,7 @@ import { HEAD_HEIGHT, ROW_HEIGHT, scrollTo, windowOf } from "./virtual";
 export function Tree({ store }: { store: Store }) {
   const scroller = useRef<HTMLDivElement>(null);
   const [scrollTop, setScrollTop] = useState(0);
+  const [sideways, setSideways] = useState(false);
   const [height, setHeight] = useState(400);
   const { tree } = store;
   const sites = store.sites.value;
@@ -87,11 +88,13 @@ export function Tree({ store }: { store: Store }) {
         aria-activedescendant={activeRow ? rowId(sites!, selected) : undefined}
         aria-describedby={tipRow >= 0 && tip === selected ? TIP : undefined}
         data-testid={ids.tree}
+        data-sideways={sideways}
         onKeyDown={onKeyDown}
         onBlur={told.hide}
         onPointerLeave={told.hide}
         onScroll={(event) => {
           setScrollTop(event.currentTarget.scrollTop);
+          setSideways(event.currentTarget.scrollLeft > 0);
           told.scrolled();
         }}
       >
