@@ -404,7 +404,7 @@ describe("perturbing", () => {
     const words = (selector: string): (string | null)[] => [...find(ids.effect)!.querySelectorAll(selector)].map((e) => e.textContent);
     expect(words(".nni-change")).toEqual(["−0.1250"]);
     expect(words(".nni-no-change")).toEqual(["no change", "no change", "no change", "no change"]);
-    expect(words("th")[0]).toBe("Effect of Zero on the example");
+    expect(words("caption")[0]).toBe("Effect of Zero on the example");
   });
 
   it("marks its row with a word that a narrow tree keeps as a name", async () => {

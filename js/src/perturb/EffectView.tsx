@@ -23,13 +23,14 @@ export function EffectView({ state, store }: { state: State; store: Store }) {
       {/* it may scroll where it is narrow, and has nothing else that a key could reach */}
       <div class="nni-effect" role="group" aria-label="Effect" tabIndex={0} data-testid={ids.effect}>
         <table>
+          <caption>
+            <b>Effect</b>
+            {ofWhat(store)}
+            {effect.source && ` on ${effect.source}`}
+          </caption>
           <thead>
             <tr>
-              <th scope="col">
-                <b>Effect</b>
-                {ofWhat(store)}
-                {effect.source && ` on ${effect.source}`}
-              </th>
+              <td />
               <th scope="col">clean</th>
               <th scope="col">perturbed</th>
               <th scope="col">change</th>
