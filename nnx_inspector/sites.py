@@ -233,9 +233,10 @@ class Selection:
                     f"got {term!r} of type {type(term).__name__}."
                 )
             if isinstance(term, str) and re.search(r"(?<!\\)\[", term):
+                whole = re.sub(r"(?<!\\)\[[^]]*\]", "", term)
                 raise InspectorError(
-                    f"{term!r} chooses one layer of a stacked module, which only nni.perturbed "
-                    f"does. Select {term[: term.index('[')]!r} instead."
+                    f"{term!r} chooses one layer of a stacked module, which nni.perturbed and an "
+                    f"Inspector's perturb do, and this does not. Select {whole!r} instead."
                 )
         self.terms = terms
         self.default_methods = default_methods

@@ -56,7 +56,7 @@ def after_tabulate() -> Iterator[None]:
                 delattr(cls, name)
 
 
-MOST = 6
+MOST = 4
 """Cases of one test in the run that everybody waits for; the other cases of its matrix are long."""
 WHOLE = {"test_imports", "test_protocol", "test_protocol_mutated", "test_offers", "test_private"}
 """Files whose cases are each about another thing, and cheap."""
