@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nnx_inspector.kinds import Scale as Scale
     from nnx_inspector.kinds import Shift as Shift
     from nnx_inspector.kinds import Zero as Zero
+    from nnx_inspector.loading import load as load
     from nnx_inspector.parameter_kinds import ParameterNoise as ParameterNoise
     from nnx_inspector.parameter_kinds import PruneMask as PruneMask
     from nnx_inspector.perturbation import perturb as perturb
@@ -47,6 +48,7 @@ _WHERE = {
     "InspectorError": "errors",
     "InspectorWarning": "errors",
     "intercept_methods": "interception",
+    "load": "loading",
     "Mask": "kinds",
     "Mean": "kinds",
     "Noise": "kinds",
@@ -93,6 +95,7 @@ __all__ = [
     "capture",
     "diagnose",
     "intercept_methods",
+    "load",
     "perturb",
     "perturbed",
     "sweep",
