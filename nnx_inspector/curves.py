@@ -61,7 +61,8 @@ class Curves:
         self._max_bytes = max_bytes
         self._curves: dict[str, tuple[array.array[float], array.array[float]]] = {}
         self._points = 0
-        self._longest = 0
+        self._longest = 0  # or more than that
+        self._limit = max_points
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Adds one point to the curve of each metric; NaN and Inf are kept as they are."""
@@ -73,10 +74,12 @@ class Curves:
         self._points += len(values)
         share = self._max_bytes // (_POINT_BYTES * max(len(self._curves), 1))
         limit = max(2, min(self._max_points, share))
-        if self._longest > limit:
-            for name in self._curves:
-                self._bound(name, limit)
-            self._longest = max(len(curve) for _, curve in self._curves.values())
+        lower = limit < self._limit and self._longest > limit  # a new name takes from the others
+        for name in self._curves if lower else values:
+            self._bound(name, limit)
+        if lower:
+            self._longest = limit
+        self._limit = limit
 
     def _bound(self, name: str, limit: int) -> None:
         steps, curve = self._curves[name]

@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.compact import checked
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.measured import NONFINITE, step_number
-from nnx_inspector.passes import QUANTITIES, Pass
+from nnx_inspector.measured import NONFINITE, Measured, step_number
+from nnx_inspector.passes import QUANTITIES
 from nnx_inspector.recording import Recording
-from nnx_inspector.saving import HEAD, MOST_NAME, NAMES, NEWS, PASS, PERTURBED, POINTS
+from nnx_inspector.saving import HEAD, HELD, MOST_NAME, NAMES, NEWS, PASS, PERTURBED, POINTS
 from nnx_inspector.saving import NONFINITE as KINDS
 from nnx_inspector.sections import Columns, DamagedError, Reader, column
 
@@ -28,6 +28,8 @@ _SPARE: Final = 8 * 2**20
 sites would."""
 _NAME_BYTES: Final = 160
 """Bytes of memory that a name takes besides its letters."""
+_SUMMARY_BYTES: Final = 320
+"""Bytes of memory that a summary, its key and its place take besides its own."""
 _BATCH: Final = 2**14
 _MOST_FIRSTS: Final = 2 * len(QUANTITIES) * len(KINDS)
 
@@ -78,6 +80,18 @@ def load(path: str | os.PathLike[str]) -> Recording:
             ) from error
 
 
+class _Marks(NamedTuple):
+    """What there is of a pass besides its summaries."""
+
+    number: int
+    step: int
+    setting: int
+    kind: str
+    perturbed: bool
+    news: bool
+    ticket: int
+
+
 class _Opened:
     """What was read so far.
 
@@ -91,6 +105,7 @@ class _Opened:
             HEAD: self._head,
             NAMES: self._take_names,
             PASS: self._pass,
+            HELD: self._hold,
             POINTS: self._points,
         }
         self._most = 2 * size + _SPARE
@@ -100,11 +115,17 @@ class _Opened:
         self._held = [0, 0]
         self._firsts = 0
         self._last = -1
+        self._waiting: dict[int, tuple[_Marks, Measured]] = {}
+        self._waiting_bytes = 0
         self._keys: tuple[bytes, tuple[tuple[str, str], ...]] = (b"", ())
 
     def recording(self, *, torn: bool) -> Recording:
         """All of it, read to the end."""
         recording = self._begun()
+        for marks, what in self._waiting.values():  # the process ended before they were complete
+            state = recording.state()
+            news = not {(marks.perturbed, *which) for which in what.nonfinite} <= state.firsts
+            self._take(marks._replace(number=state.appended, news=news), what)
         recording.cut_short = torn or any(left > 0 for left in self._held)
         return recording
 
@@ -140,42 +161,62 @@ class _Opened:
             self._names.append(part.decode("utf-8", "surrogatepass"))
 
     def _pass(self, columns: Columns) -> None:
-        recording = self._begun()
-        number, step, setting, kind, flags = column(columns, "pass", "int64", (5,)).tolist()
+        marks = self._marks(columns)
+        before = self._waiting.pop(marks.ticket, None)
+        if before is not None:
+            self._waiting_bytes -= _bytes_of(before[1])
+        if before is None or "site" in columns:
+            what = self._measured(columns)
+        else:  # as it was held
+            what = before[1]
+        if not self._last < marks.number < 2**53:
+            raise ValueError(f"pass {marks.number} does not follow the one before")
+        self._firsts += marks.news
+        if self._firsts > _MOST_FIRSTS:
+            raise ValueError("there are more passes with the first of a kind than kinds")
+        self._take(marks, what)
+        self._held[0] -= 1
+
+    def _hold(self, columns: Columns) -> None:
+        marks = self._marks(columns)
+        if marks.ticket < 0 or marks.ticket in self._waiting:
+            raise ValueError(f"ticket {marks.ticket} cannot be, or is in use")
+        what = self._measured(columns)
+        self._waiting_bytes += _bytes_of(what)
+        self._waiting[marks.ticket] = marks, what
+        self._require_room(0)
+
+    def _marks(self, columns: Columns) -> _Marks:
+        numbers = column(columns, "pass", "int64", (6,)).tolist()
+        number, step, setting, kind, flags, ticket = numbers
+        if not 0 <= flags <= PERTURBED | NEWS or not 0 <= setting < 2**53 or ticket < -1:
+            raise ValueError(f"flags {flags}, setting {setting} or ticket {ticket} cannot be")
+        perturbed, news = bool(flags & PERTURBED), bool(flags & NEWS)
+        return _Marks(
+            number, step_number(step), setting, self._named([kind])[0], perturbed, news, ticket
+        )
+
+    def _measured(self, columns: Columns) -> Measured:
         sites, quantities = column(columns, "site", "uint32"), column(columns, "quantity", "uint8")
         packed = column(columns, "summary", "uint8")
         ends = _ends(columns, len(packed))
         if not len(sites) == len(quantities) == len(ends):
             raise ValueError("its columns are not equally long")
-        self._require_room(len(packed) + 320 * len(ends))
-        keys = self._keys_of(sites, quantities)
-        if not self._last < number < 2**53:
-            raise ValueError(f"pass {number} does not follow the one before")
-        if not 0 <= flags <= PERTURBED | NEWS or not 0 <= setting < 2**53:
-            raise ValueError(f"flags {flags} or setting {setting} cannot be")
-        blobs = tuple(_parts(packed, ends))
-        found = {
-            (bool(flags & PERTURBED), quantity, name)
-            for (_, quantity), blob in zip(keys, blobs, strict=True)
-            for name in _nonfinite(blob)
-        }
-        self._firsts += bool(flags & NEWS)
-        if self._firsts > _MOST_FIRSTS:
-            raise ValueError("there are more passes with the first of a kind than kinds")
-        item = Pass(
-            number=number,
-            step=step_number(step),
-            kind=self._named([kind])[0],
-            perturbed=bool(flags & PERTURBED),
-            nonfinite=frozenset(name for _, _, name in found),
-            news=bool(flags & NEWS),
-            layout=recording.layout(keys),
-            packed=blobs,
-            setting=setting,
+        self._require_room(len(packed) + _SUMMARY_BYTES * len(ends))
+        keys, blobs = self._keys_of(sites, quantities), tuple(_parts(packed, ends))
+        pairs = zip(keys, blobs, strict=True)
+        found = {(quantity, kind) for (_, quantity), blob in pairs for kind in _nonfinite(blob)}
+        return Measured(keys, blobs, frozenset(found))
+
+    def _take(self, marks: _Marks, what: Measured) -> None:
+        recording = self._begun()
+        number, step, setting, kind, perturbed, news, _ = marks
+        layout = recording.layout(what.keys)
+        item = what.as_pass(
+            number, step, layout, kind=kind, perturbed=perturbed, setting=setting, news=news
         )
-        recording.take(item, found)
+        recording.take(item, {(perturbed, *which) for which in what.nonfinite})
         self._last = number
-        self._held[0] -= 1
 
     def _points(self, columns: Columns) -> None:
         recording = self._begun()
@@ -216,7 +257,12 @@ class _Opened:
         return [self._names[number] for number in found.tolist()]
 
     def _require_room(self, more: int) -> None:
-        taken = self._name_bytes + more + (0 if self._found is None else self._found.nbytes)
+        taken = (
+            self._name_bytes
+            + self._waiting_bytes
+            + more
+            + (0 if self._found is None else self._found.nbytes)
+        )
         if taken > self._most:
             raise ValueError("what is in it would take more than twice the memory of the file")
 
@@ -234,6 +280,10 @@ def _parts(data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> Iterator
     for end in ends:
         yield bytes(view[start:end])
         start = end
+
+
+def _bytes_of(what: Measured) -> int:
+    return sum(len(blob) + _SUMMARY_BYTES for blob in what.packed)
 
 
 def _nonfinite(blob: bytes) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from nnx_inspector.binning import NAN_BIN, NEGINF_BIN, POSINF_BIN
 from nnx_inspector.compact import encoded
-from nnx_inspector.passes import check_quantity
+from nnx_inspector.passes import Layout, Pass, check_quantity
 from nnx_inspector.summary import Summary
 
 NONFINITE: Final = {"nan": NAN_BIN, "posinf": POSINF_BIN, "neginf": NEGINF_BIN}
@@ -30,6 +30,21 @@ class Measured(NamedTuple):
     keys: tuple[tuple[str, str], ...]
     packed: tuple[bytes, ...]
     nonfinite: frozenset[tuple[str, str]]
+
+    def as_pass(
+        self,
+        number: int,
+        step: int,
+        layout: Layout,
+        *,
+        kind: str,
+        perturbed: bool,
+        setting: int,
+        news: bool = False,
+    ) -> Pass:
+        """The pass with these summaries; the layout has their keys. See `Pass` for the rest."""
+        kinds = frozenset(kind_of_value for _, kind_of_value in self.nonfinite)
+        return Pass(number, step, kind, perturbed, kinds, news, layout, self.packed, setting)
 
 
 def measured(summaries: Mapping[str, Mapping[str, Summary | None]]) -> Measured:

@@ -23,7 +23,7 @@ from nnx_inspector.frames import metrics_frame, passes_frame
 from nnx_inspector.history import HistoryArrays, history_of
 from nnx_inspector.measured import measured, step_number
 from nnx_inspector.passes import Layout, Pass, Quantity, check_quantity
-from nnx_inspector.saving import Journal, State, save
+from nnx_inspector.saving import HELD, PASS, Journal, State, save
 from nnx_inspector.summary import Summary
 from nnx_inspector.thinning import surplus
 
@@ -80,6 +80,7 @@ class Recording:
         self._firsts: set[tuple[bool, str, str]] = set()
         self._curves = Curves(_POINTS_PER_PASS * max_steps, max_bytes // 4)
         self._journal: Journal | None = None
+        self._held: dict[int, Pass] = {}
         self.cut_short = False
 
     def append(
@@ -91,6 +92,7 @@ class Recording:
         kind: str = "watch",
         perturbed: bool = False,
         setting: int = 0,
+        held: int | None = None,
     ) -> None:
         """Adds one pass. Nothing is added when an argument is refused.
 
@@ -102,6 +104,7 @@ class Recording:
             kind: where the pass came from, shown in the frame.
             perturbed: whether a perturbation was on.
             setting: a number for the perturbations in force, equal where they are; see `Pass`.
+            held: the ticket under which the pass was held; see `hold`.
 
         Raises:
             ValueError: a quantity is none of the three.
@@ -113,20 +116,57 @@ class Recording:
         with self._lock:
             self._add(at, values)
             found = {(perturbed, *which) for which in what.nonfinite}
-            item = Pass(
-                number=self._appended,
-                step=at,
+            layout, news = self.layout(what.keys), not found <= self._firsts
+            item = what.as_pass(
+                self._appended,
+                at,
+                layout,
                 kind=kind,
                 perturbed=perturbed,
-                nonfinite=frozenset(kind_of_value for _, kind_of_value in what.nonfinite),
-                news=not found <= self._firsts,
-                layout=self.layout(what.keys),
-                packed=what.packed,
                 setting=setting,
+                news=news,
             )
             self.take(item, found)
-            if self._journal is not None:
-                self._journal.write(lambda sections: sections.of_pass(item), self.nbytes)
+            self._write(item, PASS, held, None if held is None else self._held.pop(held, None))
+        self._tell()
+
+    def hold(
+        self,
+        ticket: int,
+        step: int,
+        summaries: Mapping[str, Mapping[str, Summary | None]],
+        *,
+        kind: str = "watch",
+        perturbed: bool = False,
+        setting: int = 0,
+    ) -> None:
+        """Writes to the file, if there is one, a pass that may not be complete yet.
+
+        It is no pass of the recording before `append` with `held=ticket`. A process that is killed
+        before that has it in its file all the same. The other arguments are those of `append`.
+        """
+        if not self.attached:
+            return
+        what, at = measured(summaries), step_number(step)
+        with self._lock:
+            layout = self.layout(what.keys)
+            item = what.as_pass(0, at, layout, kind=kind, perturbed=perturbed, setting=setting)
+            self._held[ticket] = item
+            self._write(item, HELD, ticket)
+        self._tell()
+
+    def _write(self, item: Pass, kind: bytes, ticket: int | None, like: Pass | None = None) -> None:
+        number = -1 if ticket is None else ticket
+        if self._journal is not None:
+            self._journal.write(
+                lambda sections: sections.of_pass(item, kind=kind, ticket=number, like=like),
+                self.nbytes,
+            )
+
+    def _tell(self) -> None:
+        journal = self._journal
+        if journal is not None:
+            journal.tell()
 
     def layout(self, keys: tuple[tuple[str, str], ...]) -> Layout:
         """The layout of a pass with these summaries: the same one for all that have them."""
@@ -166,6 +206,7 @@ class Recording:
         numbers = {name: scalar(name, value) for name, value in values.items()}
         with self._lock:
             self._add(at, numbers)
+        self._tell()
 
     def _add(self, step: int, values: Mapping[str, float]) -> None:
         if values:
@@ -194,6 +235,7 @@ class Recording:
                 sites=tuple(self._sites),
                 firsts=frozenset(self._firsts),
                 passes=tuple(self._passes),
+                held=dict(self._held),
                 curves=self._curves.arrays(),
             )
 
@@ -243,9 +285,16 @@ class Recording:
     def detach(self) -> None:
         """Nothing more is written on."""
         with self._lock:
-            if self._journal is not None:
-                self._journal.close()
-            self._journal = None
+            before, self._journal = self._journal, None
+            self._held = {}
+        if before is not None:
+            before.close()
+            before.tell()
+
+    @property
+    def attached(self) -> bool:
+        """Whether passes are written on to a file."""
+        return self._journal is not None
 
     @property
     def nbytes(self) -> int:

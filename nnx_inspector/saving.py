@@ -22,7 +22,7 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.passes import QUANTITIES, Pass
 from nnx_inspector.sections import MAGIC, Columns, Writer
 
-HEAD, NAMES, PASS, POINTS = b"head", b"name", b"pass", b"metr"
+HEAD, NAMES, PASS, HELD, POINTS = b"head", b"name", b"pass", b"held", b"metr"
 PERTURBED, NEWS = 1, 2
 """Bits of a pass's flags."""
 NONFINITE: Final = ("nan", "posinf", "neginf")
@@ -47,6 +47,7 @@ class State:
         sites: all that it ever had, in order.
         firsts: (perturbed, quantity, kind of value) of the NaN and Inf it has seen.
         passes: those kept.
+        held: by ticket, those that may not be complete yet; see `Recording.hold`.
         curves: metric -> float64[n, 2], step and value.
     """
 
@@ -57,6 +58,7 @@ class State:
     sites: tuple[str, ...]
     firsts: frozenset[tuple[bool, str, str]]
     passes: tuple[Pass, ...]
+    held: Mapping[int, Pass]
     curves: Mapping[str, npt.NDArray[np.float64]]
 
 
@@ -87,20 +89,34 @@ class Sections:
             for start in range(0, len(curve), _POINTS_A_SECTION):
                 part = curve[start : start + _POINTS_A_SECTION]
                 yield self._of_points([name] * len(part), part)
+        for ticket, item in state.held.items():
+            yield self.of_pass(item, kind=HELD, ticket=ticket)
 
-    def of_pass(self, item: Pass) -> bytes:
-        """One pass."""
+    def of_pass(
+        self, item: Pass, *, kind: bytes = PASS, ticket: int = -1, like: Pass | None = None
+    ) -> bytes:
+        """One pass.
+
+        Args:
+            item: the pass.
+            kind: PASS, or HELD of one that may not be complete.
+            ticket: under which it is, or was, held; -1 of one that never was.
+            like: what was written under this ticket; the same summaries are not written again.
+        """
         sites = [site for site, _ in item.keys]
         names = self._named((*dict.fromkeys(sites), item.kind))
         flags = PERTURBED * item.perturbed | NEWS * item.news
-        numbers = [item.number, item.step, item.setting, self._names[item.kind], flags]
+        numbers = [item.number, item.step, item.setting, self._names[item.kind], flags, ticket]
+        columns: Columns = {"pass": np.array(numbers, np.int64)}
+        if like is not None and (like.keys, like.packed) == (item.keys, item.packed):
+            return names + self.section(kind, columns)
         columns = {
-            "pass": np.array(numbers, np.int64),
+            **columns,
             "site": self._numbers(sites),
             "quantity": np.array([QUANTITIES.index(q) for _, q in item.keys], np.uint8),
             **_packed("summary", item.packed),
         }
-        return names + self.section(PASS, columns)
+        return names + self.section(kind, columns)
 
     def of_points(self, step: int, values: Mapping[str, float]) -> bytes:
         """A point of each of these metrics."""
@@ -162,7 +178,7 @@ def save(path: str | os.PathLike[str], state: State) -> None:
         OSError: it cannot be written; what was there before is as it was.
         InspectorError: a name is too long, or a pass too large.
     """
-    file, _, _ = _replaced(os.path.realpath(path), state)
+    file, _, _ = _replaced(os.path.realpath(path), dataclasses.replace(state, held={}))
     os.close(file)
 
 
@@ -223,6 +239,7 @@ class Journal:
         self._state, self._failed = state, failed
         self._process = os.getpid()
         self._told = False
+        self._said = ""
         self._file: int | None = None
         self._size = 0
         self._open()
@@ -272,7 +289,13 @@ class Journal:
 
     def _tell(self, text: str) -> None:
         self._told = True
-        self._failed(f"The recording could not be saved to {self.path!r}: {text}")
+        self._said = f"The recording could not be saved to {self.path!r}: {text}"
+
+    def tell(self) -> None:
+        """Tell of a failure; its owner calls it without any lock."""
+        text, self._said = self._said, ""
+        if text:
+            self._failed(text)
 
     def anew(self) -> None:
         """Write all that there is anew.

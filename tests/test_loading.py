@@ -108,7 +108,7 @@ def head(**other: Any) -> crafted.Part:
 
 def one_pass(blobs: list[bytes], **other: Any) -> crafted.Part:
     columns: dict[str, Any] = {
-        "pass": np.array([0, 7, 0, 0, 0]),
+        "pass": np.array([0, 7, 0, 0, 0, -1]),
         "site": np.arange(len(blobs), dtype=np.uint32),
         "quantity": np.zeros(len(blobs), np.uint8),
         "summary": np.frombuffer(b"".join(blobs), np.uint8),
@@ -215,14 +215,17 @@ def bombs() -> dict[str, list[crafted.Part]]:
         "a site twice": passed(BLOB, BLOB, site=u32(0, 0)),
         "no such quantity": passed(BLOB, quantity=np.array([3], np.uint8)),
         "fewer sites than summaries": passed(BLOB, BLOB, site=u32(0)),
-        "a step beyond 2**53": passed(BLOB, **{"pass": i64(0, 2**60, 0, 0, 0)}),
-        "a negative number": passed(BLOB, **{"pass": i64(-1, 0, 0, 0, 0)}),
-        "a kind without a name": passed(BLOB, **{"pass": i64(0, 0, 0, 9, 0)}),
-        "a negative kind": passed(BLOB, **{"pass": i64(0, 0, 0, -1, 0)}),
-        "flags that are none": passed(BLOB, **{"pass": i64(0, 0, 0, 0, 64)}),
+        "a step beyond 2**53": passed(BLOB, **{"pass": i64(0, 2**60, 0, 0, 0, -1)}),
+        "a negative number": passed(BLOB, **{"pass": i64(-1, 0, 0, 0, 0, -1)}),
+        "a kind without a name": passed(BLOB, **{"pass": i64(0, 0, 0, 9, 0, -1)}),
+        "a negative kind": passed(BLOB, **{"pass": i64(0, 0, 0, -1, 0, -1)}),
+        "flags that are none": passed(BLOB, **{"pass": i64(0, 0, 0, 0, 64, -1)}),
         "the same pass twice": [*passed(BLOB), one_pass([BLOB])],
+        "a ticket that cannot be": passed(BLOB, **{"pass": i64(0, 0, 0, 0, 0, -2)}),
+        "a held pass that is not there": [NAMES, head(), part(b"pass", **{"pass": i64(0, 0, 0, 0, 0, 5)})],
+        "a held pass without a ticket": [NAMES, head(), (b"held", *one_pass([BLOB])[1:])],
         "first NaNs without end": [NAMES, head(), *(
-            one_pass([], **{"pass": i64(i, i, 0, 0, 2)}) for i in range(30))],
+            one_pass([], **{"pass": i64(i, i, 0, 0, 2, -1)}) for i in range(30))],
         "a point without a name": [NAMES, head(), part(b"metr", points=np.array([[9.0, 0, 0]]))],
         "a point at half a step": [NAMES, head(), part(b"metr", points=np.array([[0, 0.5, 0]]))],
         "a point at NaN": [NAMES, head(), part(b"metr", points=np.array([[0, np.nan, 0]]))],
