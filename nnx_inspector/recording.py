@@ -12,7 +12,7 @@ import difflib
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Set
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -117,15 +117,8 @@ class Recording:
             self._add(at, values)
             found = {(perturbed, *which) for which in what.nonfinite}
             layout, news = self.layout(what.keys), not found <= self._firsts
-            item = what.as_pass(
-                self._appended,
-                at,
-                layout,
-                kind=kind,
-                perturbed=perturbed,
-                setting=setting,
-                news=news,
-            )
+            marks: Any = {"kind": kind, "perturbed": perturbed, "setting": setting, "news": news}
+            item = what.as_pass(self._appended, at, layout, **marks)
             self.take(item, found)
             self._write(item, PASS, held, None if held is None else self._held.pop(held, None))
         self._tell()
