@@ -72,15 +72,19 @@ runs = given(
 
 @runs
 @settings(max_examples=25)
-def test_what_is_loaded_is_what_was_saved_and_goes_on_alike(*run: Any) -> None:
-    check_run(*run)
+def test_what_is_loaded_is_what_was_saved_and_goes_on_alike(
+    before: Any, attached: Any, after: Any, max_steps: int, max_bytes: int
+) -> None:
+    check_run(before, attached, after, max_steps, max_bytes)
 
 
 @pytest.mark.long
 @runs
 @settings(max_examples=1500)
-def test_the_same_of_many_runs(*run: Any) -> None:
-    check_run(*run)
+def test_the_same_of_many_runs(
+    before: Any, attached: Any, after: Any, max_steps: int, max_bytes: int
+) -> None:
+    check_run(before, attached, after, max_steps, max_bytes)
 
 
 def check_run(before: Any, attached: Any, after: Any, max_steps: int, max_bytes: int) -> None:
