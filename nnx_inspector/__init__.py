@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from nnx_inspector.perturbing import perturbed as perturbed
     from nnx_inspector.recorder import watch as watch
     from nnx_inspector.recording import Recording as Recording
+    from nnx_inspector.runs import compare as compare
     from nnx_inspector.sweeping import sweep as sweep
     from nnx_inspector.tracing import trace as trace
 
@@ -43,6 +44,7 @@ _WHERE = {
     "Cast": "kinds",
     "Clamp": "kinds",
     "ClipGradient": "gradient_kinds",
+    "compare": "runs",
     "diagnose": "findings",
     "Inspector": "inspector",
     "InspectorError": "errors",
@@ -93,6 +95,7 @@ __all__ = [
     "StopGradient",
     "Zero",
     "capture",
+    "compare",
     "diagnose",
     "intercept_methods",
     "load",

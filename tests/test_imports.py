@@ -48,7 +48,7 @@ LAYERS = [
     {"call"},
     {"interception", "jitcalls"},
     {"survey", "record", "layerwise", "board", "collecting", "presenter", "looks"},
-    {"harvest"},
+    {"harvest", "runs"},
     {"staging", "perturbation"},
     {"parameters", "backward", "substituting"},
     {"capturing", "watching"},
@@ -70,7 +70,7 @@ HOST_ONLY = {
     "errors", "protocol", "binning", "moments", "thinning", "summary", "compact", "curves",
     "history", "passes", "recording", "tabulating", "findings", "figures", "presenting", "screen",
     "presenter", "offers", "flow", "excerpts", "expressions", "worker",
-    "sections", "saving", "frames", "measured", "loading",
+    "sections", "saving", "frames", "measured", "loading", "runs",
 }  # fmt: skip
 
 
