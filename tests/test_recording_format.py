@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import struct
 import zlib
@@ -33,7 +34,7 @@ def sections(data: bytes) -> list[tuple[str, dict[str, Any]]]:
 def pieces(columns: dict[str, Any], name: str) -> list[bytes]:
     ends = [0, *columns["ends"].tolist()]
     raw = columns[name].tobytes()
-    return [raw[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    return [raw[a:b] for a, b in itertools.pairwise(ends)]
 
 
 def summary(data: bytes) -> dict[str, Any]:

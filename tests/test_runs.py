@@ -51,13 +51,13 @@ def total_variation(x: Any, y: Any) -> float:
 
 
 shapes = st.tuples(
-    st.integers(1, 400), st.floats(-3, 3), st.sampled_from([0.0, 0.1, 1.0, 30.0]),
+    st.sampled_from([1, 2, 50, 400]), st.floats(-3, 3), st.sampled_from([0.0, 0.1, 1.0, 30.0]),
     st.integers(0, 10_000),
 )  # fmt: skip
 
 
 @given(shapes, shapes)
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_figures_are_those_of_the_values(a: Any, b: Any) -> None:
     x, y = (
         (m + s * np.random.default_rng(seed).standard_normal(n)).astype(np.float32)
@@ -150,9 +150,7 @@ def test_the_newest_clean_pass_or_that_of_a_step() -> None:
     assert difference((None, 1)) == 1 - 2
     assert difference((2, 3)) == 1
     assert difference(1) == 0
-    with pytest.raises(
-        ValueError, match=r"b has no pass of step 8 .*the closest steps are 1, 2, 3"
-    ):
+    with pytest.raises(ValueError, match=r"b has no pass of step 8 .*closest steps are 1, 2, 3"):
         compare(recording, recording, at=(1, 8))
     only = Recording()
     only.append(5, {}, perturbed=True)
