@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from nnx_inspector.kinds import Scale as Scale
     from nnx_inspector.kinds import Shift as Shift
     from nnx_inspector.kinds import Zero as Zero
+    from nnx_inspector.loading import load as load
     from nnx_inspector.parameter_kinds import ParameterNoise as ParameterNoise
     from nnx_inspector.parameter_kinds import PruneMask as PruneMask
     from nnx_inspector.perturbation import perturb as perturb
     from nnx_inspector.perturbing import perturbed as perturbed
     from nnx_inspector.recorder import watch as watch
     from nnx_inspector.recording import Recording as Recording
+    from nnx_inspector.runs import compare as compare
     from nnx_inspector.sweeping import sweep as sweep
     from nnx_inspector.tracing import trace as trace
 
@@ -42,11 +44,13 @@ _WHERE = {
     "Cast": "kinds",
     "Clamp": "kinds",
     "ClipGradient": "gradient_kinds",
+    "compare": "runs",
     "diagnose": "findings",
     "Inspector": "inspector",
     "InspectorError": "errors",
     "InspectorWarning": "errors",
     "intercept_methods": "interception",
+    "load": "loading",
     "Mask": "kinds",
     "Mean": "kinds",
     "Noise": "kinds",
@@ -91,8 +95,10 @@ __all__ = [
     "StopGradient",
     "Zero",
     "capture",
+    "compare",
     "diagnose",
     "intercept_methods",
+    "load",
     "perturb",
     "perturbed",
     "sweep",

@@ -1,6 +1,7 @@
 """A merged summary in about 500 bytes: how a recording keeps thousands of them.
 
-Invariant: what comes back is what went in, bit for bit. Imports no jax.
+Invariant: what comes back is what went in, bit for bit; of bytes from a file `checked` says first
+whether they are a summary. Imports no jax.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.binning import BINS, RANKS, VALUE_ORDER, Binned, bin_edges, tabulated
-from nnx_inspector.moments import MAXIMUM, MINIMUM
+from nnx_inspector.moments import MAXIMUM, MINIMUM, SCALE
 from nnx_inspector.summary import SATURATED, Summary
 
 _POINTS: Final[tuple[str, ...]] = ("<f8", "<i4", "<u4", "<i8", "<u8")
@@ -69,18 +70,70 @@ def encoded(summary: Summary) -> bytes:
     # deflate three times better than the numbers one after the other.
     planes = count.view(np.uint8).reshape(-1, 8)[:, :width].T
     apart = np.diff(index, prepend=0).astype("<u2").view(np.uint8).reshape(-1, 2).T
-    ranks = RANKS[index]
-    ranks = ranks[ranks >= 0]
-    low, high = np.nan, np.nan
-    if len(ranks):
-        low, high = float(summary.points[MINIMUM]), float(summary.points[MAXIMUM])
-        if np.isnan(low):  # moments unknown: the outermost bins bound the values
-            ends = bin_edges()[VALUE_ORDER[[ranks.min(), ranks.max()]]]
-            low, high = float(ends[0, 0]), float(ends[1, 1])
+    low, high = _range(index, summary.points)
     kind = summary.points.dtype.newbyteorder("<").str
     header = _HEADER.pack(_POINTS.index(kind), width, len(index), low, high)
     exact = summary.points.astype(kind).tobytes() + summary.sums.astype("<f8").tobytes()
     return header + exact + zlib.compress(apart.tobytes() + planes.tobytes(), 1)
+
+
+def _range(index: npt.NDArray[Any], points: npt.NDArray[Any]) -> tuple[float, float]:
+    """`low` and `high` of a summary with these bins in use."""
+    ranks = RANKS[index]
+    ranks = ranks[ranks >= 0]
+    if not len(ranks):
+        return np.nan, np.nan
+    low, high = float(points[MINIMUM]), float(points[MAXIMUM])
+    if np.isnan(low):  # moments unknown: the outermost bins bound the values
+        ends = bin_edges()[VALUE_ORDER[[ranks.min(), ranks.max()]]]
+        low, high = float(ends[0, 0]), float(ends[1, 1])
+    return low, high
+
+
+def checked(blob: bytes) -> Sparse:
+    """As `decoded`, of bytes that anybody may have written; some 40 kB of memory at most.
+
+    Raises:
+        ValueError: `encoded` makes no such bytes of any summary.
+
+    Example:
+        >>> from nnx_inspector.summary import empty
+        >>> len(checked(encoded(empty())).used)
+        0
+    """
+    if len(blob) < _HEADER.size:
+        raise ValueError("a summary is too short")
+    kind, width, used, low, high = _HEADER.unpack_from(blob)
+    if kind >= len(_POINTS) or width > 8 or used > BINS or (width == 0) != (used == 0):
+        raise ValueError("a summary's header is none")
+    start = _HEADER.size + 3 * np.dtype(_POINTS[kind]).itemsize + 24
+    inflated = zlib.decompressobj()
+    try:
+        size = len(inflated.decompress(memoryview(blob)[start:], used * (2 + width) + 1))
+    except zlib.error as error:
+        raise ValueError(f"the bins of a summary cannot be inflated ({error})") from error
+    if size != used * (2 + width) or not inflated.eof or inflated.unused_data:
+        raise ValueError("the bins of a summary are not as many as its header says")
+    found = decoded.__wrapped__(blob)
+    _check_figures(found)
+    if np.array([low, high]).tobytes() != np.array(_range(found.used, found.points)).tobytes():
+        raise ValueError("a summary's range is not that of its values")
+    return found
+
+
+def _check_figures(found: Sparse) -> None:
+    rises = len(found.used) == 0 or (
+        found.used[-1] < BINS and bool((np.diff(found.used) > 0).all())
+    )
+    if not rises or not found.counts.all():
+        raise ValueError("the bins of a summary do not rise, or are empty")
+    if not found.saturated and found.counts.sum(dtype=np.float64) >= 2.0**63:
+        raise ValueError("a summary counts more than 2**63 values")
+    points, scale = found.points, found.sums[SCALE]
+    if np.isinf(points).any() or points[MINIMUM] > points[MAXIMUM]:
+        raise ValueError("a summary's smallest value is above its largest, or infinite")
+    if scale < 0 or np.isinf(scale):
+        raise ValueError("a summary's scale is negative or infinite")
 
 
 @functools.lru_cache(maxsize=600)  # the columns of two histories: they are redrawn all the time

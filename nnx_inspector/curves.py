@@ -60,6 +60,9 @@ class Curves:
         self._max_points = max_points
         self._max_bytes = max_bytes
         self._curves: dict[str, tuple[array.array[float], array.array[float]]] = {}
+        self._points = 0
+        self._longest = 0  # or more than that
+        self._limit = max_points
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Adds one point to the curve of each metric; NaN and Inf are kept as they are."""
@@ -67,9 +70,16 @@ class Curves:
             steps, curve = self._curves.setdefault(name, (array.array("d"), array.array("d")))
             steps.append(step)
             curve.append(value)
+            self._longest = max(self._longest, len(curve))
+        self._points += len(values)
         share = self._max_bytes // (_POINT_BYTES * max(len(self._curves), 1))
-        for name in self._curves:
-            self._bound(name, max(2, min(self._max_points, share)))
+        limit = max(2, min(self._max_points, share))
+        lower = limit < self._limit and self._longest > limit  # a new name takes from the others
+        for name in self._curves if lower else values:
+            self._bound(name, limit)
+        if lower:
+            self._longest = limit
+        self._limit = limit
 
     def _bound(self, name: str, limit: int) -> None:
         steps, curve = self._curves[name]
@@ -84,11 +94,12 @@ class Curves:
             curve = array.array("d", [curve[i] for i in left])
             self._curves[name] = (steps, curve)
             self.thinned += len(gone)
+            self._points -= len(gone)
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the points take."""
-        return _POINT_BYTES * sum(len(curve) for _, curve in self._curves.values())
+        return _POINT_BYTES * self._points
 
     def arrays(self) -> dict[str, npt.NDArray[np.float64]]:
         """Each curve as float64[n, 2]: step and value, in the order of arrival."""

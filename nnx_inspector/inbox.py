@@ -39,11 +39,14 @@ class Inbox:
     Attributes:
         every: passes 0, every, 2 every ... are sampled; 0 for none.
         late: how many summaries came after their pass was taken.
+        next_begins: told, where it is there, of a sampled pass when the next one begins: what has
+            arrived of it by then. It must not raise.
     """
 
     def __init__(self, setting: Any):
         self.every = 1
         self.late = 0
+        self.next_begins: Callable[[Taken], None] | None = None
         self._lock = threading.Condition()
         self._count = 0
         self._now = Begun(-1, False, setting)
@@ -55,6 +58,7 @@ class Inbox:
     def begin(self, setting: Any) -> Begun:
         """A pass begins, with what is set now."""
         with self._lock:
+            before = self._now_arrived() if self.next_begins is not None else None
             number = self._count
             self._count += 1
             sampled = self.every > 0 and number % self.every == 0
@@ -65,7 +69,19 @@ class Inbox:
                 self._turns_of[number] = {}
                 self._settings[number] = setting
                 self._lock.notify_all()
-            return self._now
+            now, tell = self._now, self.next_begins
+        if before is not None and tell is not None:
+            tell(before)
+        return now
+
+    def _now_arrived(self) -> Taken | None:
+        """What there is of the pass under way, where it is sampled; it stays here."""
+        number = self._now.number
+        if number not in self._arrived:
+            return None
+        arrived = {what: list(found) for what, found in self._arrived[number].items()}
+        turns = {what: list(found) for what, found in self._turns_of[number].items()}
+        return Taken(number, self._settings[number], arrived, turns)
 
     def restart(self, every: int) -> None:
         """Count passes from 0 again, and sample every `every`-th."""

@@ -7,6 +7,7 @@ user's training loop; it is counted and shown. Measures, draws and formats nothi
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -377,6 +378,25 @@ class Inspector:
         thread = threading.Thread(target=work, name="nnx_inspector.background", daemon=True)
         thread.start()
         return thread
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save the recording, and from then on each pass and metric as it comes.
+
+        Until `close` or another `save`. A process that is killed loses what it was measuring and
+        no more; `nni.load` reads the file. What fails while a loop runs is shown, never raised.
+
+        Args:
+            path: of the file; what is there is replaced in one piece.
+
+        Raises:
+            OSError: the file cannot be made.
+        """
+        self._require_open()
+        self._recording.attach(path, weakly(self._not_saved))
+
+    def _not_saved(self, text: str) -> None:
+        self._metrics.errors += 1
+        self._notice("error", text)
 
     # --------------------------------------------------------- perturbations
 
@@ -781,6 +801,7 @@ class Inspector:
             self._pages.forget()
             self._loops.close()
             self._meter.close()
+        self._recording.detach()
         self._view.close()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:

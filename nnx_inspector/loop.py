@@ -36,6 +36,7 @@ class Owner(Protocol):
         self, session: Session, step: int, *, sampled: bool, hooked: bool, seconds: float
     ) -> None: ...
     def pass_ends(self, session: Session, step: int, one: Taken) -> None: ...
+    def pass_held(self, session: Session, step: int, one: Taken) -> None: ...
     def loop_ends(self, session: Session) -> None: ...
 
 
@@ -204,6 +205,7 @@ class _Receiver:
     def __init__(self, owner: Owner, session: Session, first: int):
         self._owner, self._session, self._first = owner, session, first
         self._over = False
+        session.inbox.next_begins = self._hold
         self._thread = threading.Thread(
             target=self._work, name="nnx_inspector.receiver", daemon=True
         )
@@ -218,9 +220,18 @@ class _Receiver:
         for one in passes:
             self._owner.pass_ends(self._session, self._first + one.number, one)
 
+    def _hold(self, one: Taken) -> None:
+        """A pass is over but may lack a gradient: whoever saves it need not wait for that."""
+        try:
+            self._owner.pass_held(self._session, self._first + one.number, one)
+        except Exception as error:  # noqa: BLE001 - within the user's step: counted and shown
+            self._session.errors.append(f"saving a pass: {type(error).__name__}: {error}")
+
     def finish(self) -> None:
         """All passes have been made: hand on the rest."""
         self._over = True
         self._session.inbox.wake()
         self._thread.join()
-        self._hand_on(self._session.take_passes())
+        rest = self._session.take_passes()
+        self._session.inbox.next_begins = None
+        self._hand_on(rest)

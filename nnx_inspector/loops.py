@@ -231,11 +231,24 @@ class Loops:
         with parts.lock:
             if self.closed:
                 return
-            self._record(session, step, session.measured_in([one]), one.setting, one.perturbed)
+            found = session.measured_in([one])
+            self._record(session, step, found, one.setting, one.perturbed, held=one.number)
             parts.metrics.settle()
             self.step = step + 1
             self._progress(step + 1, None)
         self._shown(True)
+
+    def pass_held(self, session: Session, step: int, one: Taken) -> None:
+        """A pass of a region may not be complete, but a killed process would lose it.
+
+        Called within the user's step: without our lock, whose holder may wait for that step.
+        """
+        if self._parts.recording.attached:
+            found, _ = session.summaries_in([one])
+            number = self._parts.settings.latest if one.perturbed else 0
+            self._parts.recording.hold(
+                one.number, step, found, kind="watch", perturbed=one.perturbed, setting=number
+            )
 
     def loop_ends(self, session: Session) -> None:
         """The loop was left, by whatever way."""
@@ -255,10 +268,19 @@ class Loops:
         parts.view.present(force=True)
 
     def _record(
-        self, session: Session, step: int, found: Any, setting: Setting, perturbed: bool
+        self,
+        session: Session,
+        step: int,
+        found: Any,
+        setting: Setting,
+        perturbed: bool,
+        *,
+        held: int | None = None,
     ) -> None:
         number = self._parts.settings.number_of(setting)
-        self._parts.recording.append(step, found, kind="watch", perturbed=perturbed, setting=number)
+        self._parts.recording.append(
+            step, found, kind="watch", perturbed=perturbed, setting=number, held=held
+        )
         self._tell_losses(session)
 
     def _tell_losses(self, session: Session) -> None:

@@ -16,13 +16,13 @@ from nnx_inspector.summary import Summary
 Quantity = Literal["output", "gradient", "input"]
 """What was measured at a site: its output, the gradient of its output, or its input."""
 
-_QUANTITIES: Final[tuple[str, ...]] = get_args(Quantity)
+QUANTITIES: Final[tuple[str, ...]] = get_args(Quantity)
 
 
 def check_quantity(quantity: str, site: str) -> None:
     """Raises ValueError where `quantity` is none of the three."""
-    if quantity not in _QUANTITIES:
-        names = ", ".join(map(repr, _QUANTITIES))
+    if quantity not in QUANTITIES:
+        names = ", ".join(map(repr, QUANTITIES))
         raise ValueError(f"There is no quantity {quantity!r} at site {site!r}; use one of {names}.")
 
 

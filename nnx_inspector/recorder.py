@@ -6,6 +6,7 @@ warning when the region is left.
 
 from __future__ import annotations
 
+import os
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -24,7 +25,12 @@ from nnx_inspector.watching import Session
 
 @contextmanager
 def watch(
-    model: nnx.Module, *, every: int = 10, only: Only = None, gradients: bool = True
+    model: nnx.Module,
+    *,
+    every: int = 10,
+    only: Only = None,
+    gradients: bool = True,
+    save: str | os.PathLike[str] | None = None,
 ) -> Iterator[Recording]:
     """Record the passes that this thread makes of a model, jitted and unchanged.
 
@@ -37,6 +43,8 @@ def watch(
         every: measure every `every`-th pass.
         only: which sites; see `intercept_methods`.
         gradients: whether to measure the gradients of activations too.
+        save: a file that each pass is written to when the next one begins, so that a process that
+            is killed loses one at most; `nni.load` reads it. What was there is replaced.
 
     Yields:
         The recording; it may be read at any time, and is complete when the region is left.
@@ -44,6 +52,7 @@ def watch(
     Raises:
         TypeError: `model` is not an `nnx.Module`.
         ValueError: `every` is less than 1, or `only` matches no site.
+        OSError: the file cannot be made. What fails later is told in a warning at the end.
 
     Example:
         >>> import jax.numpy as jnp
@@ -60,16 +69,19 @@ def watch(
     free = _free_numbers(require_module(model))
     number = _taken(free)
     session = Session(model, only=only, gradients=gradients, number=number)
-    recording, is_over = Recording(), False
+    recording, is_over, failed = Recording(), False, list[str]()
     try:
+        if save is not None:
+            recording.attach(save, failed.append)
         with Region(_Recorder(recording), session, check_every(every)):
             yield recording
         is_over = True  # and all that it started: the region has waited for it
     finally:
         session.close()
+        recording.detach()
         if is_over:
             free.append(session.number)
-        for text in losses_of(session):
+        for text in (*failed, *losses_of(session)):
             warnings.warn(text, InspectorWarning, stacklevel=3)
 
 
@@ -110,7 +122,12 @@ class _Recorder:
 
     def pass_ends(self, session: Session, step: int, one: Taken) -> None:
         found = merged([one], tuple(session.keys))
-        self._recording.append(step, found, kind="watch", perturbed=one.perturbed)
+        self._recording.append(step, found, kind="watch", perturbed=one.perturbed, held=one.number)
+
+    def pass_held(self, session: Session, step: int, one: Taken) -> None:
+        if self._recording.attached:
+            found = merged([one], tuple(session.keys))
+            self._recording.hold(one.number, step, found, kind="watch", perturbed=one.perturbed)
 
     def loop_ends(self, session: Session) -> None:
         pass

@@ -3,27 +3,27 @@
 Invariants: a recording never grows beyond its bounds, what was thinned out is counted and said, and
 the first pass, the newest, and those with the first NaN and Inf stay. What was not measured is
 None or absent, never a zero. Safe to append to and read from any thread. Does not measure, does
-not draw, writes no files, imports no jax.
+not draw, imports no jax.
 """
 
 from __future__ import annotations
 
 import difflib
-import operator
+import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.binning import NAN_BIN, NEGINF_BIN, POSINF_BIN
-from nnx_inspector.compact import decoded, encoded, ranges
+from nnx_inspector.compact import decoded, ranges
 from nnx_inspector.curves import Curves, scalar
-from nnx_inspector.history import HistoryArrays, figures_of, history_of
+from nnx_inspector.frames import metrics_frame, passes_frame
+from nnx_inspector.history import HistoryArrays, history_of
+from nnx_inspector.measured import measured, step_number
 from nnx_inspector.passes import Layout, Pass, Quantity, check_quantity
-from nnx_inspector.protocol import HISTORY_QUANTILES, STATISTICS
-from nnx_inspector.stacks import layer_of
+from nnx_inspector.saving import HELD, PASS, Journal, State, save
 from nnx_inspector.summary import Summary
 from nnx_inspector.thinning import surplus
 
@@ -32,30 +32,7 @@ if TYPE_CHECKING:
 
 _Floats = npt.NDArray[np.float64]
 
-_NONFINITE: Final = {"nan": NAN_BIN, "posinf": POSINF_BIN, "neginf": NEGINF_BIN}
-_COUNTED: Final = ("size", "zeros", "nan", "posinf", "neginf")
 _POINTS_PER_PASS: Final = 10
-
-
-def _on_host(site: str, quantity: str, summary: object) -> Summary:
-    """The summary merged, in NumPy; waits for the device."""
-    check_quantity(quantity, site)
-    if not isinstance(summary, Summary):
-        raise TypeError(
-            f"The {quantity} of site {site!r} must be a Summary, got {type(summary).__name__}. "
-            "Merge the summaries of a pytree into one first, with nnx_inspector.summary.merge."
-        )
-    try:
-        return summary.merged()
-    except TypeError as error:
-        raise TypeError(f"The {quantity} of site {site!r}: {error}.") from error
-
-
-def _step(step: Any) -> int:
-    number = operator.index(step)
-    if not -(2**53) <= number <= 2**53:
-        raise ValueError(f"A step must lie within 2**53 of 0, got {number}. Count from 0.")
-    return number
 
 
 class Recording:
@@ -70,6 +47,10 @@ class Recording:
         max_steps: most passes kept, at least 2.
         max_bytes: most memory taken, in bytes; at least the first and the newest pass are kept,
             whatever they take. Metrics take up to a quarter of it.
+
+    Attributes:
+        cut_short: whether it was read from a file whose end is missing, so that passes may be
+            missing that are not counted as thinned.
 
     Raises:
         ValueError: a bound is too small.
@@ -98,7 +79,9 @@ class Recording:
         self._layouts: dict[tuple[tuple[str, str], ...], Layout] = {}
         self._firsts: set[tuple[bool, str, str]] = set()
         self._curves = Curves(_POINTS_PER_PASS * max_steps, max_bytes // 4)
-        self._thinned = 0
+        self._journal: Journal | None = None
+        self._held: dict[int, Pass] = {}
+        self.cut_short = False
 
     def append(
         self,
@@ -109,6 +92,7 @@ class Recording:
         kind: str = "watch",
         perturbed: bool = False,
         setting: int = 0,
+        held: int | None = None,
     ) -> None:
         """Adds one pass. Nothing is added when an argument is refused.
 
@@ -120,40 +104,85 @@ class Recording:
             kind: where the pass came from, shown in the frame.
             perturbed: whether a perturbation was on.
             setting: a number for the perturbations in force, equal where they are; see `Pass`.
+            held: the ticket under which the pass was held; see `hold`.
 
         Raises:
             ValueError: a quantity is none of the three.
             TypeError: a summary holds tracers, a metric is no number, the step no integer.
         """
-        at = _step(step)
-        merged: dict[tuple[str, str], Summary] = {}
-        for site, quantities in summaries.items():
-            for quantity, summary in quantities.items():
-                if summary is not None:  # before the lock: it waits for the device
-                    merged[site, quantity] = _on_host(site, quantity, summary)
-        found = {
-            (perturbed, quantity, kind_of_value)
-            for (_, quantity), summary in merged.items()
-            for kind_of_value, number in _NONFINITE.items()
-            if summary.bins[number]
-        }
-        nonfinite = frozenset(kind_of_value for _, _, kind_of_value in found)
-        keys, blobs = tuple(merged), tuple(encoded(s) for s in merged.values())
+        at = step_number(step)
+        what = measured(summaries)  # before the lock: it waits for the device
         values = {name: scalar(name, value) for name, value in (metrics or {}).items()}
         with self._lock:
-            layout = self._layouts.get(keys)
-            if layout is None:
-                layout = Layout(keys, {key: i for i, key in enumerate(keys)})
-                self._layouts[keys] = layout
-                self._bytes += layout.nbytes
-                self._sites.update(dict.fromkeys(site for site, _ in keys))
-            new = not found <= self._firsts
+            self._add(at, values)
+            found = {(perturbed, *which) for which in what.nonfinite}
+            layout, news = self.layout(what.keys), not found <= self._firsts
+            marks: Any = {"kind": kind, "perturbed": perturbed, "setting": setting, "news": news}
+            item = what.as_pass(self._appended, at, layout, **marks)
+            self.take(item, found)
+            self._write(item, PASS, held, None if held is None else self._held.pop(held, None))
+        self._tell()
+
+    def hold(
+        self,
+        ticket: int,
+        step: int,
+        summaries: Mapping[str, Mapping[str, Summary | None]],
+        *,
+        kind: str = "watch",
+        perturbed: bool = False,
+        setting: int = 0,
+    ) -> None:
+        """Writes to the file, if there is one, a pass that may not be complete yet.
+
+        It is no pass of the recording before `append` with `held=ticket`. A process that is killed
+        before that has it in its file all the same. The other arguments are those of `append`.
+        """
+        if not self.attached:
+            return
+        what, at = measured(summaries), step_number(step)
+        with self._lock:
+            layout = self.layout(what.keys)
+            item = what.as_pass(0, at, layout, kind=kind, perturbed=perturbed, setting=setting)
+            self._held[ticket] = item
+            self._write(item, HELD, ticket)
+        self._tell()
+
+    def _write(self, item: Pass, kind: bytes, ticket: int | None, like: Pass | None = None) -> None:
+        number = -1 if ticket is None else ticket
+        if self._journal is not None:
+            self._journal.write(
+                lambda sections: sections.of_pass(item, kind=kind, ticket=number, like=like),
+                self.nbytes,
+            )
+
+    def _tell(self) -> None:
+        journal = self._journal
+        if journal is not None:
+            journal.tell()
+
+    def layout(self, keys: tuple[tuple[str, str], ...]) -> Layout:
+        """The layout of a pass with these summaries: the same one for all that have them."""
+        with self._lock:
+            found = self._layouts.get(keys)
+        return Layout(keys, {key: i for i, key in enumerate(keys)}) if found is None else found
+
+    def take(self, item: Pass, found: Set[tuple[bool, str, str]]) -> None:
+        """Adds a pass that is made already, for `append` and for the reader of a file.
+
+        Args:
+            item: the pass; its number is that of no other, and above those of all others.
+            found: (perturbed, quantity, kind of value) of what it has that is no number.
+        """
+        with self._lock:
+            if item.keys not in self._layouts:
+                self._layouts[item.keys] = item.layout
+                self._bytes += item.layout.nbytes
+                self._sites.update(dict.fromkeys(site for site, _ in item.keys))
             self._firsts |= found
-            item = Pass(self._appended, at, kind, perturbed, nonfinite, new, layout, blobs, setting)
             self._passes.append(item)
             self._bytes += item.nbytes
-            self._appended += 1
-            self.add_metrics(at, values)
+            self._appended = max(self._appended, item.number + 1)
             self._bound()
 
     def add_metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -166,10 +195,17 @@ class Recording:
         Raises:
             TypeError: a value is no single number; then none is added.
         """
-        at = _step(step)
+        at = step_number(step)
         numbers = {name: scalar(name, value) for name, value in values.items()}
         with self._lock:
-            self._curves.add(at, numbers)
+            self._add(at, numbers)
+        self._tell()
+
+    def _add(self, step: int, values: Mapping[str, float]) -> None:
+        if values:
+            self._curves.add(step, values)
+            if self._journal is not None:
+                self._journal.write(lambda sections: sections.of_points(step, values), self.nbytes)
 
     def _bound(self) -> None:
         while len(self._passes) > self.max_steps or self.nbytes > self.max_bytes:
@@ -180,7 +216,78 @@ class Recording:
             self._layouts = {p.keys: p.layout for p in self._passes}
             self._bytes = sum(p.nbytes for p in self._passes)
             self._bytes += sum(layout.nbytes for layout in self._layouts.values())
-            self._thinned += len(gone)
+
+    def state(self) -> State:
+        """All that there is now, to be saved."""
+        with self._lock:
+            return State(
+                max_steps=self.max_steps,
+                max_bytes=self.max_bytes,
+                appended=self._appended,
+                thinned_points=self._curves.thinned,
+                sites=tuple(self._sites),
+                firsts=frozenset(self._firsts),
+                passes=tuple(self._passes),
+                held=dict(self._held),
+                curves=self._curves.arrays(),
+            )
+
+    def begin(
+        self,
+        appended: int,
+        thinned_points: int,
+        sites: Iterable[str],
+        firsts: Set[tuple[bool, str, str]],
+    ) -> None:
+        """For the reader of a file: what there was besides the passes and points that follow."""
+        with self._lock:
+            self._appended, self._curves.thinned = appended, thinned_points
+            self._sites.update(dict.fromkeys(sites))
+            self._firsts |= firsts
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Saves all that there is now; `nni.load` reads it.
+
+        What is there under `path` is replaced in one piece, or stays as it is.
+
+        Raises:
+            OSError: it cannot be written there.
+            InspectorError: a name is longer than 65,536 bytes.
+        """
+        with self._lock:
+            if self._journal is not None and self._journal.path == os.path.realpath(path):
+                self._journal.anew()
+                return
+        save(path, self.state())
+
+    def attach(self, path: str | os.PathLike[str], failed: Callable[[str], object]) -> None:
+        """As `save`, and from then on each pass and metric is written on as it comes.
+
+        A process that is killed loses none that was appended. The file stays within about twice
+        the recording's bytes: it is written anew when it has grown beyond.
+
+        Args:
+            path: where; a file written on to before is left as it is then.
+            failed: told in words, once, where writing on fails.
+        """
+        with self._lock:
+            before, self._journal = self._journal, Journal(path, self.state, failed)
+            if before is not None:
+                before.close(retry=False)  # the new file may be in the same place
+
+    def detach(self) -> None:
+        """Nothing more is written on."""
+        with self._lock:
+            before, self._journal = self._journal, None
+            self._held = {}
+        if before is not None:
+            before.close()
+            before.tell()
+
+    @property
+    def attached(self) -> bool:
+        """Whether passes are written on to a file."""
+        return self._journal is not None
 
     @property
     def nbytes(self) -> int:
@@ -194,7 +301,8 @@ class Recording:
     @property
     def thinned(self) -> int:
         """How many passes went to stay within the bounds."""
-        return self._thinned
+        with self._lock:
+            return self._appended - len(self._passes)
 
     @property
     def thinned_points(self) -> int:
@@ -230,8 +338,9 @@ class Recording:
     def __repr__(self) -> str:
         passes = self.passes
         steps = f", steps {passes[0].step} to {passes[-1].step}" if passes else ""
-        gone = f", {self._thinned} older passes thinned out" if self._thinned else ""
+        gone = f", {self.thinned} older passes thinned out" if self.thinned else ""
         points = f", {self._curves.thinned} metric points thinned out" * bool(self._curves.thinned)
+        points += ", read from a file whose end is missing" * self.cut_short
         return (
             f"Recording({len(passes)} passes{steps}, {len(self.sites)} sites, "
             f"{self.nbytes / 2**20:.1f} MiB{gone}{points})"
@@ -328,29 +437,8 @@ class Recording:
             layers: whether there are rows for single layers of stacked modules, `"blocks[3]"`, too.
                 What they hold is in the row of the stack as well: do not add both up.
         """
-        import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
-
-        chosen = [
-            (p, key, blob)
-            for p in self.passes
-            for key, blob in zip(p.keys, p.packed, strict=True)
-            if layers or layer_of(key[0]) is None
-        ]
-        heads = [(p.step, p.number, p.kind, p.perturbed, *key) for p, key, _ in chosen]
-        figures = figures_of([blob for _, _, blob in chosen])
-        rows = [(*head, *row) for head, row in zip(heads, figures, strict=True)]
-        quantiles = [f"q{round(100 * q):02d}" for q in HISTORY_QUANTILES]
-        names = ("step", "pass", "kind", "perturbed", "site", "quantity", *STATISTICS, *quantiles)
-        types = dict.fromkeys(("step", "pass"), "int64") | {"perturbed": "bool"}
-        types |= dict.fromkeys(_COUNTED, "Int64")
-        types |= {n: "float64" for n in (*STATISTICS, *quantiles) if n not in _COUNTED}
-        frame: Any = pd.DataFrame(rows, columns=list(names))
-        return frame.astype(types)
+        return passes_frame(self.passes, layers=layers)
 
     def metrics_frame(self) -> pd.DataFrame:
         """The metrics as a tidy pandas frame: columns `step, name, value`, name by name."""
-        import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
-
-        points = [(step, name, value) for name, c in self.curves().items() for step, value in c]
-        frame: Any = pd.DataFrame(points, columns=["step", "name", "value"])
-        return frame.astype({"step": "int64", "value": "float64"})
+        return metrics_frame(self.curves())

@@ -13,7 +13,8 @@ def surplus(at: Sequence[float], keep: Sequence[bool]) -> set[int]:
 
     What stays of the older half is spaced evenly over `at` (rising), however often it was thinned
     before: halving by position would in the end leave nothing of a long run's beginning. Entries
-    to `keep` go only when there is nothing else left to take.
+    to `keep` go only when there is nothing else left to take. Not too few go at a time, so that
+    the work for each entry added is bounded.
 
     Example:
         >>> surplus([0, 1, 2, 3, 4, 5], [False] * 6)
@@ -28,6 +29,6 @@ def surplus(at: Sequence[float], keep: Sequence[bool]) -> set[int]:
         grid = np.linspace(float(older[0]), float(older[-1]), max(1, len(older) // 2))
         stay = {0, *np.searchsorted(older, grid).tolist()}
         gone = {i for i in range(1, len(older)) if i not in stay and not kept[i]}
-        if gone:
+        if len(gone) > len(at) // 64:
             return gone
     return set()

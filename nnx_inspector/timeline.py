@@ -29,6 +29,11 @@ class Settings:
         self._last: Comparable | None = None
         self._number = 0
 
+    @property
+    def latest(self) -> int:
+        """The number given last to a pass with something on."""
+        return self._number
+
     def number_of(self, setting: Comparable) -> int:
         """The number of a pass's setting: that of the pass before, where it is like that one's;
         0 where nothing is on.

@@ -241,9 +241,14 @@ class Session:
 
     def measured_in(self, passes: list[Taken]) -> dict[str, dict[str, Summary]]:
         """Site -> quantity -> summary of some passes, single layers of stacks included."""
-        layers, unknown = told_apart([one.told() for one in passes], self.stacks)
+        found, unknown = self.summaries_in(passes)
         self.blurred |= unknown
-        return {**merged(passes, tuple(self.keys)), **layers}
+        return found
+
+    def summaries_in(self, passes: list[Taken]) -> tuple[dict[str, dict[str, Summary]], set[str]]:
+        """As `measured_in`, and the stacks whose layers cannot be told apart; notes nothing."""
+        layers, unknown = told_apart([one.told() for one in passes], self.stacks)
+        return {**merged(passes, tuple(self.keys)), **layers}, unknown
 
     def take_passes(self) -> list[Taken]:
         """As `take`, each pass apart."""

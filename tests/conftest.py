@@ -58,7 +58,14 @@ def after_tabulate() -> Iterator[None]:
 
 MOST = 4
 """Cases of one test in the run that everybody waits for; the other cases of its matrix are long."""
-WHOLE = {"test_imports", "test_protocol", "test_protocol_mutated", "test_offers", "test_private"}
+WHOLE = {
+    "test_imports",
+    "test_loading",
+    "test_protocol",
+    "test_protocol_mutated",
+    "test_offers",
+    "test_private",
+}
 """Files whose cases are each about another thing, and cheap."""
 
 

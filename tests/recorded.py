@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from nnx_inspector.findings import diagnose
+from nnx_inspector.passes import Quantity
+from nnx_inspector.recording import Recording
 from nnx_inspector.summarize import summarize
-from nnx_inspector.summary import Summary
+from nnx_inspector.summary import Summary, opaque
 
 Values = npt.NDArray[Any]
 
@@ -41,3 +44,63 @@ VALUES = {
     "unsigned": np.array([2**32 - 1, 3], np.uint32),
     "bool": np.array([True, False, True]),
 }
+
+
+def pool() -> list[Summary]:
+    """Summaries of every kind that there is: of all values above, and by hand."""
+    bins = summary_of(normal(0)).bins.astype(np.uint32)
+    bins[0x3F8] = np.iinfo(np.uint32).max  # a count that stopped
+    stopped = Summary(bins=bins, points=np.array([-4.0, 4.0, 0.0]), sums=np.ones(3))
+    nan = np.full(3, np.nan)
+    counted = Summary(bins=summary_of(normal(2)).bins, points=nan, sums=nan)
+    wide = summary_of(normal(3))
+    wide = Summary(bins=wide.bins, points=np.array([-(2**63), 2**63 - 1, 5]), sums=np.ones(3))
+    return [*map(summary_of, VALUES.values()), stopped, counted, wide, opaque("key<fry>[3]", 3)]
+
+
+def contents(recording: Recording) -> dict[str, Any]:
+    """All that there is to a recording, in comparable form: bit for bit."""
+    passes = [
+        (p.number, p.step, p.kind, p.perturbed, p.nonfinite, p.news, p.keys, p.packed, p.setting)
+        for p in recording.passes
+    ]
+    state = recording.state()
+    return {
+        "bounds": (recording.max_steps, recording.max_bytes),
+        "passes": passes,
+        "curves": {name: (c.shape, c.tobytes()) for name, c in recording.curves().items()},
+        "order": list(recording.curves()),
+        "sites": recording.sites,
+        "thinned": (recording.thinned, recording.thinned_points),
+        "bytes": recording.nbytes,
+        "firsts": state.firsts,
+        "next": state.appended,
+    }
+
+
+def assert_same(found: Recording, expected: Recording) -> None:
+    """Equal in what is kept and in what is made of it: frames and histories."""
+    assert contents(found) == contents(expected)
+    assert found.to_frame(layers=True).equals(expected.to_frame(layers=True))
+    assert found.metrics_frame().equals(expected.metrics_frame())
+    for site in expected.sites:
+        for quantity in get_args(Quantity):
+            pair = found.history(site, quantity), expected.history(site, quantity)
+            assert [a.tobytes() for a in pair[0]] == [a.tobytes() for a in pair[1]]
+
+
+def assert_readable(recording: Recording) -> None:
+    """Whatever is asked of it is answered."""
+    frame = recording.to_frame(layers=True)
+    assert len(frame) == sum(len(p.keys) for p in recording.passes)
+    assert repr(recording)
+    assert recording.metrics_frame().shape[1] == 3
+    assert isinstance(diagnose(recording), list)
+    for site in recording.sites[:4]:
+        for quantity in get_args(Quantity):
+            recording.history(site, quantity, columns=10)
+    for item in recording.passes[:4]:
+        for _, _, summary in item.items():
+            repr(summary)
+            if not summary.saturated:
+                assert summary.histogram(8, scale="symlog").counts.sum() == summary.finite

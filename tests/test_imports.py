@@ -31,11 +31,13 @@ LAYERS = [
         "expressions",
         "donated",
         "answering",
+        "sections",
     },
     {"summary"},
     {"compact", "curves"},
     {"history", "passes", "kind", "stacks", "tabulating"},
-    {"sites", "recording", "timeline", "kinds", "arithmetic", "effects", "axes"},
+    {"frames", "saving", "measured"},
+    {"sites", "recording", "timeline", "loading", "kinds", "arithmetic", "effects", "axes"},
     {"summarize", "blocks"},
     {"gradient_kinds", "parameter_kinds"},
     {"packing", "units", "variables", "forwarding", "flops", "places", "offers"},
@@ -46,7 +48,7 @@ LAYERS = [
     {"call"},
     {"interception", "jitcalls"},
     {"survey", "record", "layerwise", "board", "collecting", "presenter", "looks"},
-    {"harvest"},
+    {"harvest", "runs"},
     {"staging", "perturbation"},
     {"parameters", "backward", "substituting"},
     {"capturing", "watching"},
@@ -68,6 +70,7 @@ HOST_ONLY = {
     "errors", "protocol", "binning", "moments", "thinning", "summary", "compact", "curves",
     "history", "passes", "recording", "tabulating", "findings", "figures", "presenting", "screen",
     "presenter", "offers", "flow", "excerpts", "expressions", "worker",
+    "sections", "saving", "frames", "measured", "loading", "runs",
 }  # fmt: skip
 
 

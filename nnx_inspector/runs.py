@@ -1,0 +1,210 @@
+"""`compare`: two runs, checkpoints or models, site by site, by the summaries of one pass of each.
+
+Invariant: sites are aligned by name and quantity alone, and what only one has is said; a figure
+that is not known is NaN. Works on the host, and imports jax only where a Record is given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nnx_inspector.binning import MINUS_ZERO_BIN, RANKS, VALUE_ORDER, ZERO_BIN, bounds
+from nnx_inspector.passes import Pass
+from nnx_inspector.recording import Recording
+from nnx_inspector.summary import Summary
+
+if TYPE_CHECKING:
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+    from nnx_inspector.record import Record
+
+_COLUMNS: Final = (
+    "site", "quantity", "in", "total_variation", "quantile_distance", "mean_difference",
+    "std_difference", "rms_difference", "nan_a", "nan_b",
+)  # fmt: skip
+_Floats = npt.NDArray[np.float64]
+
+
+def compare(
+    a: Recording | Record,
+    b: Recording | Record,
+    *,
+    at: int | tuple[int | None, int | None] | None = None,
+) -> pd.DataFrame:
+    """How far apart the activations and gradients of two runs are, the farthest site first.
+
+    Of each Recording one pass is compared: the newest without a perturbation, or that of the step
+    `at`. Sites are aligned by their keys.
+
+    Args:
+        a: a Recording (of a run, or out of a file), or a Record of `capture`.
+        b: likewise.
+        at: a step of both recordings, or a pair of a step of each; None for the newest. Of several
+            passes of that step the newest is taken, a clean one where there is one.
+
+    Returns:
+        A pandas frame, a row for each site and quantity, ordered by `total_variation`, then
+        `quantile_distance`, the largest first; then what only one has. Columns:
+
+        - `site`, `quantity`; `in`: "both", or "a" or "b" where only that one has it, without
+          figures.
+        - `total_variation`, 0 to 1: half the sum over all bins of |p_a - p_b|, p being the
+          fractions of the values in the summaries' 4080 log bins and in those of zeros, NaN, +Inf
+          and -Inf. The part of the values that are not distributed alike.
+        - `quantile_distance`: the integral over u from 0 to 1 of |Q_a(u) - Q_b(u)|, Q being the
+          quantile functions of the finite values (Wasserstein's distance of order 1: Vallender
+          1974, "Calculation of the Wasserstein distance between probability distributions on the
+          line"), each bin spread evenly, divided by sqrt((std_a**2 + std_b**2) / 2). It differs
+          from that of the values by at most the mean width of the bins that they are in. Inf
+          where both are constant and differ.
+        - `mean_difference`, `std_difference`, `rms_difference`: b's minus a's, in the values'
+          unit; rms is the root mean square.
+        - `nan_a`, `nan_b`: how many NaNs there are.
+
+    Raises:
+        TypeError: `a` or `b` is neither.
+        ValueError: a recording has no such pass.
+
+    Example:
+        >>> from nnx_inspector.summary import empty
+        >>> recording = Recording()
+        >>> recording.append(0, {"encoder": {"output": empty()}})
+        >>> compare(recording, recording)["site"].tolist()
+        ['encoder']
+    """
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+    steps = at if isinstance(at, tuple) else (at, at)
+    of_a, of_b = _summaries(a, steps[0], "a"), _summaries(b, steps[1], "b")
+    rows = [(*key, *_row(of_a.get(key), of_b.get(key))) for key in dict.fromkeys((*of_a, *of_b))]
+    rows.sort(key=lambda row: tuple(map(_rank, row[3:5])) if row[2] == "both" else (2, 2))
+    types = {name: "float64" for name in _COLUMNS[3:8]} | dict.fromkeys(_COLUMNS[8:], "Int64")
+    frame: Any = pd.DataFrame(rows, columns=list(_COLUMNS))
+    return frame.astype(types)
+
+
+def _rank(figure: float) -> float:
+    """Smaller is farther apart; what is not known is behind all that is."""
+    return 1.0 if math.isnan(figure) else -figure
+
+
+def _summaries(of: object, step: int | None, name: str) -> Mapping[tuple[str, str], Summary]:
+    if isinstance(of, Recording):
+        one = _pass_of(of, step, name)
+        return {(site, quantity): summary for site, quantity, summary in one.items()}
+    from nnx_inspector.record import Record, merged_summaries
+
+    if not isinstance(of, Record):
+        raise TypeError(
+            f"compare takes two Recordings or Records, got {type(of).__name__} for {name}: load a "
+            "file with nni.load first."
+        )
+    found = merged_summaries(of)
+    return {(site, q): summary for site, each in found.items() for q, summary in each.items()}
+
+
+def _pass_of(recording: Recording, step: int | None, name: str) -> Pass:
+    passes = recording.passes
+    clean = [p for p in passes if not p.perturbed]
+    if step is not None:
+        here = [p for p in passes if p.step == step]
+        clean = [p for p in here if not p.perturbed] or here
+    if clean:
+        return clean[-1]
+    if step is None:
+        raise ValueError(
+            f"Recording {name} has no pass without a perturbation: choose a step with at=, of "
+            f"those in its .steps, {_some(recording.steps)}."
+        )
+    near = sorted(dict.fromkeys(recording.steps), key=lambda s: abs(s - step))[:3]
+    raise ValueError(
+        f"Recording {name} has no pass of step {step} (any more): the closest steps are "
+        f"{_some(sorted(near))}."
+    )
+
+
+def _some(steps: list[int]) -> str:
+    return ", ".join(map(str, steps[-3:])) or "none: nothing was recorded"
+
+
+def _row(a: Summary | None, b: Summary | None) -> tuple[Any, ...]:
+    nan = float("nan")
+    if a is None or b is None:
+        counts = [None if one is None or one.saturated else one.nan for one in (a, b)]
+        return ("a" if b is None else "b", *5 * (nan,), *counts)
+    if a.saturated or b.saturated:  # how many there are of what is not known
+        return ("both", *5 * (nan,), *(None if one.saturated else one.nan for one in (a, b)))
+    unit = math.hypot(a.std, b.std) / math.sqrt(2.0)
+    distance = _wasserstein(_distribution(a), _distribution(b))
+    if distance != 0.0:
+        distance = distance / unit if unit else math.copysign(math.inf, distance)
+    differences = (b.mean - a.mean, b.std - a.std, _rms(b) - _rms(a))
+    return ("both", _total_variation(a, b), distance, *differences, a.nan, b.nan)
+
+
+def _rms(summary: Summary) -> float:
+    return math.hypot(summary.mean, summary.std)
+
+
+def _total_variation(a: Summary, b: Summary) -> float:
+    if not a.size or not b.size:
+        return 0.0 if a.size == b.size else math.nan
+    fractions: list[_Floats] = []
+    for one in (a, b):
+        bins = one.merged().bins.astype(np.float64)
+        bins[ZERO_BIN] += bins[MINUS_ZERO_BIN]  # the same number
+        bins[MINUS_ZERO_BIN] = 0.0
+        fractions.append(bins / bins.sum())
+    return min(0.5 * float(np.abs(fractions[0] - fractions[1]).sum()), 1.0)
+
+
+class _Distribution(NamedTuple):
+    """Finite values, spread evenly over intervals that rise; [k] each."""
+
+    lower: _Floats
+    upper: _Floats
+    mass: _Floats
+
+
+def _distribution(summary: Summary) -> _Distribution:
+    bins = summary.merged().bins
+    used = np.flatnonzero((bins > 0) & (RANKS >= 0))
+    ranks, where = np.unique(RANKS[used], return_inverse=True)
+    mass = np.bincount(where, bins[used].astype(np.float64), len(ranks))
+    index = VALUE_ORDER[ranks]
+    low, high = summary.min, summary.max
+    if math.isnan(low):  # moments unknown
+        low, high = -math.inf, math.inf
+    lower, upper = bounds(index, np.float64(low), np.float64(high))  # pyright: ignore[reportArgumentType]
+    return _Distribution(lower, upper, mass / mass.sum() if len(mass) else mass)
+
+
+def _wasserstein(a: _Distribution, b: _Distribution) -> float:
+    """The integral of |F_a - F_b|, exactly: both are linear between neighbouring ends."""
+    if not len(a.mass) or not len(b.mass):
+        return 0.0 if len(a.mass) == len(b.mass) else math.nan
+    grid = np.unique(np.concatenate([a.lower, a.upper, b.lower, b.upper]))
+    first = _below(a, grid[:-1], "right") - _below(b, grid[:-1], "right")
+    last = _below(a, grid[1:], "left") - _below(b, grid[1:], "left")
+    both = np.abs(first) + np.abs(last)
+    crossing = first * last < 0.0
+    squares = np.where(crossing, first**2 + last**2, both**2)
+    height = np.divide(squares, 2.0 * both, out=np.zeros_like(both), where=both > 0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.sum(height * np.diff(grid), where=height > 0))
+
+
+def _below(of: _Distribution, x: _Floats, side: Any) -> _Floats:
+    """The mass below each x, that at x itself included ("right") or not ("left")."""
+    before = np.searchsorted(of.upper, x, side=side)
+    reached = np.concatenate([[0.0], np.cumsum(of.mass)])[before]
+    at = np.minimum(before, len(of.mass) - 1)
+    width = of.upper[at] - of.lower[at]
+    part = np.divide(x - of.lower[at], width, out=np.zeros_like(x), where=width > 0)
+    inside = (before < len(of.mass)) & (x > of.lower[at])
+    return np.where(inside, reached + of.mass[at] * np.clip(part, 0.0, 1.0), reached)

@@ -1,0 +1,177 @@
+"""A file of sections: columns of numbers, each section checked and tied to all before it.
+
+A section is a header, which has a check of its own, and a body in the safetensors format. The file
+grows by whole sections. Invariant: a section that is read is the one that was written, in its
+place; a short last one is a torn write and is told apart from damage. Knows nothing of what the
+columns mean, and imports no jax. The format is in notebooks/recording-format.md.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Container, Iterator, Mapping
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.numpy
+from safetensors import SafetensorError
+
+MAGIC: Final = b"nnx_inspector recording 1\n"
+HEADER: Final = struct.Struct("<4sIQI")
+"""Kind, flags, bytes of the body, CRC-32 of the body."""
+CHECK: Final = struct.Struct("<I")
+"""CRC-32 of the header, begun with the check of the section before."""
+FIRST_CHECK: Final = zlib.crc32(MAGIC)
+OPTIONAL: Final = 1
+"""The flag of a section that a reader which does not know its kind may skip."""
+MOST_JSON: Final = 4096
+"""Largest JSON header of a body, in bytes."""
+
+_CHUNK: Final = 2**20
+_TYPES: Final = ("uint8", "uint32", "int64", "float64")
+
+Columns = Mapping[str, npt.NDArray[Any]]
+
+
+class DamagedError(ValueError):
+    """A section is not as it was written, or never was one."""
+
+
+class Section(NamedTuple):
+    """One section of a file.
+
+    Attributes:
+        kind: four bytes.
+        at: where its header begins, in bytes.
+        columns: what is in it.
+    """
+
+    kind: bytes
+    at: int
+    columns: dict[str, npt.NDArray[Any]]
+
+
+class Writer:
+    """Makes the sections of one file, in their order.
+
+    Attributes:
+        check: of the last one made.
+    """
+
+    def __init__(self) -> None:
+        self.check = FIRST_CHECK
+
+    def section(self, kind: bytes, columns: Columns, *, optional: bool = False) -> bytes:
+        """The bytes of the next section.
+
+        Args:
+            kind: four bytes.
+            columns: contiguous arrays of uint8, uint32, int64 or float64.
+            optional: whether a reader that does not know the kind may skip it.
+        """
+        body = safetensors.numpy.save(dict(columns))
+        head = HEADER.pack(kind, OPTIONAL * optional, len(body), zlib.crc32(body))
+        self.check = zlib.crc32(head, self.check)
+        return head + CHECK.pack(self.check) + body
+
+
+class Reader:
+    """The sections of an open file.
+
+    Attributes:
+        size: of the file in bytes, when it was opened.
+        torn: bytes of a last section that was not written to its end.
+    """
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self.size = os.fstat(file.fileno()).st_size
+        self.torn = 0
+
+    def sections(self, known: Container[bytes]) -> Iterator[Section]:
+        """The sections of known kinds, from the first to the last whole one.
+
+        Raises:
+            DamagedError: this is no such file, or something in it does not check.
+        """
+        if self._file.read(len(MAGIC)) != MAGIC:
+            raise DamagedError("it does not begin as a recording does")
+        at, check = len(MAGIC), FIRST_CHECK
+        while (rest := self.size - at) > 0:
+            if rest < HEADER.size + CHECK.size:
+                self.torn = rest
+                return
+            head = self._file.read(HEADER.size)
+            check = zlib.crc32(head, check)
+            if self._file.read(CHECK.size) != CHECK.pack(check):
+                raise DamagedError(f"the header of the section at byte {at} does not check")
+            kind, flags, length, body_check = HEADER.unpack(head)
+            if length > rest - HEADER.size - CHECK.size:
+                self.torn = rest
+                return
+            where = f"the section {kind!r} at byte {at}"
+            if kind in known:
+                body = self._file.read(length)
+                if zlib.crc32(body) != body_check:
+                    raise DamagedError(f"{where} does not check")
+                try:
+                    columns = columns_of(body)
+                    del body
+                    yield Section(kind, at, columns)
+                except ValueError as error:
+                    raise DamagedError(f"{where}: {error}") from error
+            elif not flags & OPTIONAL:
+                raise DamagedError(
+                    f"{where} is of a kind that this version does not know: a newer nnx_inspector "
+                    "wrote it, and reads it"
+                )
+            elif self._skipped(length) != body_check:
+                raise DamagedError(f"{where} does not check")
+            at += HEADER.size + CHECK.size + length
+
+    def _skipped(self, length: int) -> int:
+        check = 0
+        while length > 0 and (part := self._file.read(min(length, _CHUNK))):
+            check, length = zlib.crc32(part, check), length - len(part)
+        return check
+
+
+def columns_of(body: bytes) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a section's body.
+
+    Raises:
+        ValueError: it is no safetensors blob, or one with other types than sections have.
+    """
+    if len(body) < 8 or int.from_bytes(body[:8], "little") > MOST_JSON:
+        raise ValueError(f"its JSON is missing or longer than {MOST_JSON} bytes")
+    try:
+        columns = safetensors.numpy.load(body)
+    except (SafetensorError, KeyError, TypeError) as error:
+        raise ValueError(f"it is no safetensors blob of NumPy's types ({error})") from error
+    for name, column in columns.items():
+        if column.dtype.name not in _TYPES:
+            raise ValueError(f"column {name!r} is {column.dtype}")
+    return columns
+
+
+def column(
+    columns: Columns, name: str, dtype: str, shape: tuple[int | None, ...] = (None,)
+) -> npt.NDArray[Any]:
+    """One column, of which this is known; None in its shape is any length.
+
+    Raises:
+        ValueError: it is missing or is not like that.
+    """
+    found = columns.get(name)
+    if found is None:
+        raise ValueError(f"column {name!r} is missing")
+    alike = len(found.shape) == len(shape) and all(
+        m is None or n == m for n, m in zip(found.shape, shape, strict=True)
+    )
+    if found.dtype != np.dtype(dtype) or not alike:
+        wanted = f"{dtype}[{', '.join('n' if m is None else str(m) for m in shape)}]"
+        raise ValueError(f"column {name!r} is {found.dtype}{list(found.shape)}, not {wanted}")
+    return found
