@@ -21,6 +21,7 @@ from nnx_inspector.binning import NAN_BIN, NEGINF_BIN, POSINF_BIN
 from nnx_inspector.compact import decoded, encoded, ranges
 from nnx_inspector.curves import Curves, scalar
 from nnx_inspector.history import HistoryArrays, figures_of, history_of
+from nnx_inspector.observed import Facts, Figures, Observed
 from nnx_inspector.passes import Layout, Pass, Quantity, check_quantity
 from nnx_inspector.protocol import HISTORY_QUANTILES, STATISTICS
 from nnx_inspector.stacks import layer_of
@@ -99,6 +100,7 @@ class Recording:
         self._firsts: set[tuple[bool, str, str]] = set()
         self._curves = Curves(_POINTS_PER_PASS * max_steps, max_bytes // 4)
         self._thinned = 0
+        self._facts: Facts | None = None
 
     def append(
         self,
@@ -109,6 +111,7 @@ class Recording:
         kind: str = "watch",
         perturbed: bool = False,
         setting: int = 0,
+        figures: Figures | None = None,
     ) -> None:
         """Adds one pass. Nothing is added when an argument is refused.
 
@@ -120,6 +123,7 @@ class Recording:
             kind: where the pass came from, shown in the frame.
             perturbed: whether a perturbation was on.
             setting: a number for the perturbations in force, equal where they are; see `Pass`.
+            figures: what rules need of this pass besides; see `observed`.
 
         Raises:
             ValueError: a quantity is none of the three.
@@ -149,7 +153,9 @@ class Recording:
                 self._sites.update(dict.fromkeys(site for site, _ in keys))
             new = not found <= self._firsts
             self._firsts |= found
-            item = Pass(self._appended, at, kind, perturbed, nonfinite, new, layout, blobs, setting)
+            item = Pass(
+                self._appended, at, kind, perturbed, nonfinite, new, layout, blobs, setting, figures
+            )
             self._passes.append(item)
             self._bytes += item.nbytes
             self._appended += 1
@@ -181,6 +187,22 @@ class Recording:
             self._bytes = sum(p.nbytes for p in self._passes)
             self._bytes += sum(layout.nbytes for layout in self._layouts.values())
             self._thinned += len(gone)
+
+    def learn(self, facts: Facts) -> None:
+        """Adds what is known of the model to what was known of it before."""
+        with self._lock:
+            self._facts = facts if self._facts is None else self._facts.joined(facts)
+
+    @property
+    def observed(self) -> Observed:
+        """What is known of the model, and the figures of the passes kept: a snapshot."""
+        with self._lock:
+            found = [p for p in self._passes if p.figures is not None]
+            return Observed(
+                facts=self._facts,
+                numbers=tuple(p.number for p in found),
+                figures=tuple(p.figures for p in found if p.figures is not None),
+            )
 
     @property
     def nbytes(self) -> int:

@@ -32,11 +32,14 @@ LAYERS = [
         "donated",
         "answering",
     },
-    {"summary"},
-    {"compact", "curves"},
+    {"summary", "gauges"},
+    {"compact", "curves", "observed", "finding"},
     {"history", "passes", "kind", "stacks", "tabulating"},
     {"sites", "recording", "timeline", "kinds", "arithmetic", "effects", "axes"},
+    {"judged"},
+    {"rules_nonfinite", "rules_forward", "rules_backward", "rules_model"},
     {"summarize", "blocks"},
+    {"gauging"},
     {"gradient_kinds", "parameter_kinds"},
     {"packing", "units", "variables", "forwarding", "flops", "places", "offers"},
     {"linen", "scope", "wrapping", "taps", "findings", "figures", "presenting", "screen"},
@@ -49,7 +52,8 @@ LAYERS = [
     {"harvest"},
     {"staging", "perturbation"},
     {"parameters", "backward", "substituting"},
-    {"capturing", "watching"},
+    {"capturing", "watching", "observing"},
+    {"facts"},
     {"perturbing"},
     {"acting", "gates", "comparing"},
     {"tracing", "walk", "dataflow", "marking", "modes", "switching", "owned", "loop", "handles"},
@@ -67,7 +71,8 @@ LAYERS = [
 HOST_ONLY = {
     "errors", "protocol", "binning", "moments", "thinning", "summary", "compact", "curves",
     "history", "passes", "recording", "tabulating", "findings", "figures", "presenting", "screen",
-    "presenter", "offers", "flow", "excerpts", "expressions", "worker",
+    "gauges", "observed", "finding", "judged", "rules_nonfinite", "rules_forward",
+    "rules_backward", "rules_model", "presenter", "offers", "flow", "excerpts", "expressions", "worker",
 }  # fmt: skip
 
 
