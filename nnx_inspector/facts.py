@@ -12,16 +12,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector import _private
 from nnx_inspector.capturing import marking_layers
 from nnx_inspector.observed import UNKNOWN, Facts, ParameterFacts, SiteFacts
-from nnx_inspector.sites import ModuleSite, Path, Selection, module_sites, site_key
-from nnx_inspector.staging import Function, Staged, array_names, staged
+from nnx_inspector.sites import CALL, ModuleSite, Path, Selection, module_sites, site_key
+from nnx_inspector.staging import Function, Staged, array_names, as_function, staged
 from nnx_inspector.taps import CHANGE, INPUT, OUTPUT, mark
 from nnx_inspector.variables import float_arrays, variables_by_path
+from nnx_inspector.watching import WatchedCall, unwatched
 
 _NAMED = {
     "tanh": "tanh", "logistic": "sigmoid", "sigmoid": "sigmoid", "relu": "relu", "relu6": "relu",
@@ -61,6 +63,27 @@ def facts_of_call(
             known[site] = _joined(base, found)
         parameters = tuple(_parameters(model, _needed(stage, used)))
     return Facts(sites=tuple(known.values()), parameters=parameters)
+
+
+def facts_of_watched(model: nnx.Module, call: WatchedCall, selection: Selection) -> Facts:
+    """What is known of a model and of a pass as a watched program was traced for it.
+
+    The model is read as shapes: a step that runs meanwhile may have taken its arrays.
+
+    Raises:
+        Whatever the traced call raises.
+    """
+    graphdef, state = nnx.split(model, graph=True)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, jax.Array) else x, state
+    )
+    copy: Any = nnx.merge(graphdef, shapes)
+    modules = {site.key: site.module for site in module_sites(copy)}
+    module = modules[call.path]
+    bound = module if call.method == CALL else getattr(module, call.method)
+    function = as_function(bound, "watch")
+    with unwatched():
+        return facts_of_call(function, call.args, call.kwargs, copy, selection)
 
 
 # ------------------------------------------------------------------- the modules

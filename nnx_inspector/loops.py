@@ -218,7 +218,8 @@ class Loops:
             if self.closed:
                 return
             if sampled:
-                self._record(session, step, session.take(), session.setting, self.perturbed)
+                passes = session.take_passes()
+                self._record(session, step, passes, session.setting, self.perturbed)
             parts.metrics.settle(wait=sampled)
             self.step = step + 1
             parts.meter.step(seconds + (time.perf_counter() - began), inspected=hooked)
@@ -231,7 +232,7 @@ class Loops:
         with parts.lock:
             if self.closed:
                 return
-            self._record(session, step, session.measured_in([one]), one.setting, one.perturbed)
+            self._record(session, step, [one], one.setting, one.perturbed)
             parts.metrics.settle()
             self.step = step + 1
             self._progress(step + 1, None)
@@ -255,10 +256,21 @@ class Loops:
         parts.view.present(force=True)
 
     def _record(
-        self, session: Session, step: int, found: Any, setting: Setting, perturbed: bool
+        self,
+        session: Session,
+        step: int,
+        passes: list[Taken],
+        setting: Setting,
+        perturbed: bool,
     ) -> None:
-        number = self._parts.settings.number_of(setting)
-        self._parts.recording.append(step, found, kind="watch", perturbed=perturbed, setting=number)
+        self._parts.recording.append(
+            step,
+            session.measured_in(passes),
+            kind="watch",
+            perturbed=perturbed,
+            setting=self._parts.settings.number_of(setting),
+            figures=session.figures_in(passes),
+        )
         self._tell_losses(session)
 
     def _tell_losses(self, session: Session) -> None:

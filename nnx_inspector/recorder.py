@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from flax import nnx
 
 from nnx_inspector.errors import InspectorWarning
+from nnx_inspector.facts import facts_of_modules, facts_of_watched
 from nnx_inspector.inbox import Taken, merged
 from nnx_inspector.loop import Region, check_every
 from nnx_inspector.losses import losses_of
 from nnx_inspector.recording import Recording
 from nnx_inspector.sites import Only, require_module
-from nnx_inspector.watching import Session
+from nnx_inspector.watching import Session, WatchedCall
 
 
 @contextmanager
@@ -62,6 +63,7 @@ def watch(
     session = Session(model, only=only, gradients=gradients, number=number)
     recording, is_over = Recording(), False
     try:
+        recording.learn(facts_of_modules(model))
         with Region(_Recorder(recording), session, check_every(every)):
             yield recording
         is_over = True  # and all that it started: the region has waited for it
@@ -96,6 +98,7 @@ class _Recorder:
 
     def __init__(self, recording: Recording):
         self._recording = recording
+        self._known: list[WatchedCall] = []
 
     def loop_begins(self, total: int | None) -> int:
         return 0
@@ -110,7 +113,20 @@ class _Recorder:
 
     def pass_ends(self, session: Session, step: int, one: Taken) -> None:
         found = merged([one], tuple(session.keys))
-        self._recording.append(step, found, kind="watch", perturbed=one.perturbed)
+        figures = session.figures_in([one])
+        self._recording.append(step, found, kind="watch", perturbed=one.perturbed, figures=figures)
+        for call in one.besides.calls:
+            if call is not None and not any(call is known for known in self._known):
+                self._known.append(call)
+                self._learn(session, call)
+
+    def _learn(self, session: Session, call: WatchedCall) -> None:
+        """Trace a pass as it was called: what the rules need of its program."""
+        try:
+            facts = facts_of_watched(session.model, call, session.selection)
+        except Exception:  # noqa: BLE001 - the user's own call has worked: without them less is told
+            return
+        self._recording.learn(facts)
 
     def loop_ends(self, session: Session) -> None:
         pass

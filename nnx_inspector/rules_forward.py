@@ -16,6 +16,7 @@ import numpy as np
 from nnx_inspector.finding import Finding, Severity, and_others, named
 from nnx_inspector.judged import Judged
 from nnx_inspector.observed import Figures
+from nnx_inspector.passes import Pass
 
 NEAR_LIMIT: Final = 8.0
 """float16: a value within this factor of 65504 is one layer's gain away from Inf. Loss scaling
@@ -204,7 +205,7 @@ def constant(judged: Judged) -> Iterator[Finding]:
         if min(parts) < 1 or judged.is_all_zero(site):
             break
         flat.append(site)
-    if flat:
+    if flat and not _fades(judged, last, tested[: len(tested) - len(flat)]):
         site = flat[-1]
         examples = int(last[-1].figures.figure(site, "examples")) if last[-1].figures else 0
         yield Finding(
@@ -220,6 +221,16 @@ def constant(judged: Judged) -> Iterator[Finding]:
                 f"the wrong axis), or every unit before it is dead or saturated."
             ),
         )
+
+
+def _fades(judged: Judged, last: list[Pass], before: list[str]) -> bool:
+    """Whether the examples grew alike bit by bit, as their gradients vanish on the way back."""
+    if not before or not judged.graded:
+        return False
+    figures = last[-1].figures
+    assert figures is not None
+    relative = figures.figure(before[-1], "spread") / max(figures.figure(before[-1], "rms"), 1e-30)
+    return relative < FADED
 
 
 def collapse(judged: Judged) -> Iterator[Finding]:
