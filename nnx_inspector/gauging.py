@@ -7,6 +7,8 @@ says so in its head. What the figures mean is in `gauges`.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,6 +32,11 @@ from nnx_inspector.sharding import left_to_the_compiler
 from nnx_inspector.summarize import is_number
 
 
+def _at_once(f: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    """Compiled, so that an eager call is one program; where the array lies is the compiler's."""
+    return jax.jit(functools.wraps(f)(lambda x: left_to_the_compiler(f, x)))
+
+
 def is_gauged(x: Any) -> bool:
     """Whether an array has units and a batch: real floats with at least two axes."""
     return x.ndim >= 2 and x.size > 0 and jnp.issubdtype(x.dtype, jnp.floating)
@@ -46,7 +53,7 @@ def gauge(x: jax.Array) -> jax.Array:
     """
     if not is_gauged(x):
         return jnp.zeros(LENGTH, jnp.float32)
-    return left_to_the_compiler(_gauged, jax.lax.stop_gradient(x))
+    return _gauged(jax.lax.stop_gradient(x))
 
 
 def _thinned(x: jax.Array, limits: list[int]) -> jax.Array:
@@ -72,6 +79,7 @@ def _shares(lengths: tuple[int, ...], most: int) -> list[int]:
         out[i] = min(2 * out[i], lengths[i])
 
 
+@_at_once
 def _gauged(x: jax.Array) -> jax.Array:
     units, examples = x.shape[-1], x.shape[0]
     limits = [EXAMPLES, *_shares(x.shape[1:-1], POSITIONS), UNITS]
@@ -136,14 +144,15 @@ def sampled(x: jax.Array, gradient: jax.Array | None = None) -> jax.Array:
         float32[STATE_LENGTH].
     """
     x = jnp.asarray(x)
-    state = left_to_the_compiler(_sampled, jax.lax.stop_gradient(x))
+    state = _sampled(jax.lax.stop_gradient(x))
     if gradient is None:
         return state
     return state.at[STATE_HEAD.index("gradient") : STATE_HEAD.index("graded") + 1].set(
-        left_to_the_compiler(_norm_of, jax.lax.stop_gradient(gradient))
+        _norm_of(jax.lax.stop_gradient(gradient))
     )
 
 
+@_at_once
 def _sampled(x: jax.Array) -> jax.Array:
     if x.dtype.itemsize == 8:
         x = x.astype(jnp.float32)
@@ -163,6 +172,7 @@ def _sampled(x: jax.Array) -> jax.Array:
     return jnp.concatenate([first, jnp.pad(y, (0, STATE_LENGTH - len(STATE_HEAD) - y.size))])
 
 
+@_at_once
 def _norm_of(gradient: jax.Array) -> jax.Array:
     g = gradient.astype(jnp.float32)
     largest = jnp.max(jnp.abs(g))
@@ -175,12 +185,13 @@ def varied(tree: Any) -> jax.Array:
     """Whether any array of a pytree differs along its first axis, in the shape of `sampled`."""
     leaves = [x for x in jax.tree.leaves(tree) if hasattr(x, "shape") and hasattr(x, "dtype")]
     leaves = [x for x in leaves if x.ndim and x.shape[0] > 1 and x.size and is_number(x.dtype)]
-    found = [left_to_the_compiler(_differs, jax.lax.stop_gradient(jnp.asarray(x))) for x in leaves]
+    found = [_differs(jax.lax.stop_gradient(jnp.asarray(x))) for x in leaves]
     any_of = jnp.any(jnp.stack(found)) if found else jnp.zeros((), bool)
     state = jnp.zeros(STATE_LENGTH, jnp.float32)
     state = state.at[STATE_HEAD.index("elements")].set(1.0)
     return state.at[len(STATE_HEAD)].set(any_of.astype(jnp.float32))
 
 
+@_at_once
 def _differs(x: jax.Array) -> jax.Array:
     return jnp.any(x != x[:1])

@@ -22,6 +22,9 @@ from nnx_inspector.stacks import layer_key, layer_of
 LAST: Final = 5
 """So many of the last passes are looked at for what must hold in all of them."""
 
+FEW: Final = 3
+"""Likewise, for what one pass nearly proves."""
+
 
 class Judged:
     """A snapshot of a recording.
@@ -128,6 +131,13 @@ class Judged:
         """The sites with figures, in order."""
         keys = {s: None for p in self.clean[-LAST:] if p.figures for s in p.figures.sites}
         return self.in_order(keys)
+
+    def windows(self, passes: Sequence[Pass]) -> list[list[Pass]]:
+        """The first of some passes, and the last few: what holds in all of either is a finding,
+        for training may mend what a model began with.
+        """
+        passes = list(passes)
+        return [w for w in (passes[:1], passes[-FEW:]) if w]
 
     @functools.cached_property
     def graded(self) -> list[Pass]:

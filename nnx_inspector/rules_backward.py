@@ -56,13 +56,16 @@ def exploding_gradient(judged: Judged) -> Iterator[Finding]:
 
 
 def _along_depth(judged: Judged, *, vanishing: bool) -> Iterator[Finding]:
-    last = judged.graded[-3:]
-    found = [one for p in last if (one := _ratio(judged, p)) is not None]
-    if not last or len(found) < len(last):
-        return
-    if not all(_is_bad(ratio, layers, vanishing) for ratio, layers, _, _, _ in found):
-        return
-    ratio, layers, site, early, late = found[0]
+    for window in judged.windows(judged.graded):
+        found = [one for p in window if (one := _ratio(judged, p)) is not None]
+        if len(found) == len(window) and all(_is_bad(r, n, vanishing) for r, n, *_ in found):
+            yield _depth_finding(window[0].step, *found[0], vanishing=vanishing)
+            return
+
+
+def _depth_finding(
+    step: int, ratio: float, layers: int, site: str, early: float, late: float, *, vanishing: bool
+) -> Finding:
     how = "falls" if vanishing else "grows"
     meaning = (
         "usually saturating activations, weights that are too small, or a deep network without "
@@ -71,10 +74,10 @@ def _along_depth(judged: Judged, *, vanishing: bool) -> Iterator[Finding]:
         else "usually weights that are too large, or a deep network without normalisation; updates "
         "overshoot unless they are clipped"
     )
-    yield Finding(
+    return Finding(
         rule="vanishing-gradient" if vanishing else "exploding-gradient",
         site=site,
-        step=last[0].step,
+        step=step,
         severity="warning",
         evidence={"ratio": ratio, "first": early, "last": late, "sites": layers},
         message=(

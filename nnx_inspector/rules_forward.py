@@ -118,6 +118,9 @@ def dead_units(judged: Judged) -> Iterator[Finding]:
         samples = judged.samples(site)
         if samples < LEAST or site in _surrounding(judged):
             continue
+        last = judged.with_figures(site)[-1][1]
+        if kind == "relu" and last.varied == 1 and last.figure(site, "flat") == 1:
+            continue  # what it gets is the same for all: that comes first
         part = float(judged.masked(site, "below" if kind == "relu" else "dead").mean())
         if part >= (DEAD if samples >= MANY else DEAD_IN_FEW):
             found.append((site, part, samples))
@@ -191,66 +194,74 @@ def saturated_units(judged: Judged) -> Iterator[Finding]:
 
 def constant(judged: Judged) -> Iterator[Finding]:
     """An output that is the same for every example, from some site on."""
-    last = [p for p in judged.clean if p.figures is not None][-3:]
-    if not last or any(p.figures is None or p.figures.varied != 1 for p in last):
-        return
+    for window in judged.windows([p for p in judged.clean if p.figures is not None]):
+        finding = _constant(judged, window)
+        if finding is not None:
+            yield finding
+            return
+
+
+def _constant(judged: Judged, window: list[Pass]) -> Finding | None:
+    each = [p.figures for p in window if p.figures is not None]
+    if any(figures.varied != 1 for figures in each):
+        return None
+    sites = judged.in_order(s for figures in each for s in figures.sites)
+    tested = [s for s in sites if all(f.figure(s, "examples") > 1 for f in each)]
     flat: list[str] = []
-    tested = [
-        site
-        for site in judged.measured
-        if all(p.figures is not None and p.figures.figure(site, "examples") > 1 for p in last)
-    ]
     for site in reversed(tested):  # from the end: of a branch that joins others nothing is said
-        parts = [p.figures.figure(site, "flat") for p in last if p.figures is not None]
-        if min(parts) < 1 or judged.is_all_zero(site):
+        if min(f.figure(site, "flat") for f in each) < 1 or judged.is_all_zero(site):
             break
         flat.append(site)
-    if flat and not _fades(judged, last, tested[: len(tested) - len(flat)]):
-        site = flat[-1]
-        examples = int(last[-1].figures.figure(site, "examples")) if last[-1].figures else 0
-        yield Finding(
-            rule="constant",
-            site=site,
-            step=last[0].step,
-            severity="error",
-            evidence={"examples": examples, "passes": len(last), "others": len(flat) - 1},
-            message=(
-                f"The output of {named(site)} is the same for all {examples} examples of the batch "
-                f"although the model's input is not{and_others(len(flat) - 1, 'site')}: usually "
-                f"the input does not reach it (it is overwritten, multiplied by 0 or reduced over "
-                f"the wrong axis), or every unit before it is dead or saturated."
-            ),
-        )
+    if not flat or _fades(judged, each[-1], tested[: len(tested) - len(flat)]):
+        return None
+    site = flat[-1]
+    examples = int(each[-1].figure(site, "examples"))
+    return Finding(
+        rule="constant",
+        site=site,
+        step=window[0].step,
+        severity="error",
+        evidence={"examples": examples, "passes": len(window), "others": len(flat) - 1},
+        message=(
+            f"The output of {named(site)} is the same for all {examples} examples of the batch "
+            f"although the model's input is not{and_others(len(flat) - 1)}: usually the input "
+            f"does not reach it (it is overwritten, multiplied by 0 or reduced over the wrong "
+            f"axis), or every unit before it is dead or saturated."
+        ),
+    )
 
 
-def _fades(judged: Judged, last: list[Pass], before: list[str]) -> bool:
+def _fades(judged: Judged, figures: Figures, before: list[str]) -> bool:
     """Whether the examples grew alike bit by bit, as their gradients vanish on the way back."""
     if not before or not judged.graded:
         return False
-    figures = last[-1].figures
-    assert figures is not None
     relative = figures.figure(before[-1], "spread") / max(figures.figure(before[-1], "rms"), 1e-30)
     return relative < FADED
 
 
 def collapse(judged: Judged) -> Iterator[Finding]:
     """Rank or variance that is lost from one layer to the next, or bit by bit."""
-    last = [p for p in judged.clean if p.figures is not None][-3:]
-    found = [f for one in last if one.figures is not None for f in _collapsed(judged, one.figures)]
-    if not last or not found:
-        return
+    for window in judged.windows([p for p in judged.clean if p.figures is not None]):
+        finding = _collapse(judged, window)
+        if finding is not None:
+            yield finding
+            return
+
+
+def _collapse(judged: Judged, window: list[Pass]) -> Finding | None:
+    found = [f for p in window if p.figures is not None for f in _collapsed(judged, p.figures)]
     sites: dict[str, list[tuple[str, float, float]]] = {}
     for site, what, before, after in found:
         sites.setdefault(site, []).append((what, before, after))
-    lasting = [s for s in judged.in_order(sites) if len(sites[s]) >= len(last)]
+    lasting = [s for s in judged.in_order(sites) if len(sites[s]) >= len(window)]
     if not lasting:
-        return
+        return None
     site = lasting[0]
     what, before, after = sites[site][-1]
-    yield Finding(
+    return Finding(
         rule="collapse",
         site=site,
-        step=last[0].step,
+        step=window[0].step,
         severity="warning",
         evidence={"before": before, "after": after, "others": len(lasting) - 1},
         message=_collapse_message(site, what, before, after, len(lasting) - 1),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -62,7 +63,7 @@ class MLP(nnx.Module):
         rngs = nnx.Rngs(seed)
         if init is not None:
             more["kernel_init"] = init
-        pairs = zip(sizes[:-1], sizes[1:], strict=True)
+        pairs = itertools.pairwise(sizes)
         self.layers = nnx.List([nnx.Linear(a, b, rngs=rngs, dtype=dtype, **more) for a, b in pairs])
         self.act = act
 
