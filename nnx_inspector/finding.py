@@ -21,6 +21,9 @@ CAUSES_FIRST: Final = (
 """The rules, what may be the cause of another before that: what is wrong in the model, then what
 is wrong going forward, going backward, and in the update."""
 
+GOING_FORWARD: Final = ("dead-units", "saturated-units", "constant", "collapse")
+"""Of these what comes first in the pass is the cause of what comes after."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:

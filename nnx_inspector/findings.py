@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from nnx_inspector.finding import CAUSES_FIRST, SEVERITIES, Finding, Severity
+from nnx_inspector.finding import CAUSES_FIRST, GOING_FORWARD, SEVERITIES, Finding, Severity
 from nnx_inspector.judged import Judged
 from nnx_inspector.recording import Recording
 from nnx_inspector.rules_backward import (
@@ -62,10 +62,13 @@ def diagnose(recording: Recording) -> list[Finding]:
     """
     judged = Judged(recording.passes, recording.observed.facts)
     found = [finding for rule in _RULES for finding in rule(judged)]
-    return sorted(found, key=_rank)
+    return sorted(found, key=lambda finding: _rank(judged, finding))
 
 
-def _rank(finding: Finding) -> tuple[Any, ...]:
+def _rank(judged: Judged, finding: Finding) -> tuple[Any, ...]:
     severity = SEVERITIES.index(finding.severity)
     invalid = finding.rule == "nonfinite"
-    return severity, not invalid, finding.step, CAUSES_FIRST.index(finding.rule)
+    number = CAUSES_FIRST.index(finding.rule)
+    along = judged.at(finding.site) if finding.rule in GOING_FORWARD else ()
+    group = CAUSES_FIRST.index(GOING_FORWARD[0]) if along else number
+    return severity, not invalid, finding.step, group, along, number

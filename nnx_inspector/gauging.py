@@ -181,15 +181,19 @@ def _norm_of(gradient: jax.Array) -> jax.Array:
     return jnp.stack([norm, (g != 0).mean(dtype=jnp.float32)])
 
 
-def varied(tree: Any) -> jax.Array:
-    """Whether any array of a pytree differs along its first axis, in the shape of `sampled`."""
+def varied(tree: Any, *, each: bool = False) -> jax.Array:
+    """Whether any array of a pytree (or each) differs along its first axis; as `sampled`'s first.
+
+    Arrays without examples, of which there are not two along that axis, do not count.
+    """
     leaves = [x for x in jax.tree.leaves(tree) if hasattr(x, "shape") and hasattr(x, "dtype")]
     leaves = [x for x in leaves if x.ndim and x.shape[0] > 1 and x.size and is_number(x.dtype)]
     found = [_differs(jax.lax.stop_gradient(jnp.asarray(x))) for x in leaves]
-    any_of = jnp.any(jnp.stack(found)) if found else jnp.zeros((), bool)
+    of = jnp.all if each else jnp.any
+    differ = of(jnp.stack(found)) if found else jnp.zeros((), bool)
     state = jnp.zeros(STATE_LENGTH, jnp.float32)
     state = state.at[STATE_HEAD.index("elements")].set(1.0)
-    return state.at[len(STATE_HEAD)].set(any_of.astype(jnp.float32))
+    return state.at[len(STATE_HEAD)].set(differ.astype(jnp.float32))
 
 
 @_at_once

@@ -152,19 +152,30 @@ class Judged:
         return np.logical_and.reduce(each)
 
     def samples(self, site: str) -> int:
-        """How many values of a unit were looked at in all of the last passes."""
-        each = [f.figure(site, "examples") * f.figure(site, "positions")
-                for _, f in self.with_figures(site)]  # fmt: skip
-        return int(sum(each))
+        """How many different values of a unit were looked at in a pass: a batch may come again."""
+        each = [
+            (f.figure(site, "examples") if f.varied else 1) * f.figure(site, "positions")
+            for _, f in self.with_figures(site)
+        ]
+        return int(max(each))
 
-    def is_all_zero(self, site: str) -> bool:
-        """Whether a parameter that a site's module multiplies by is still all zeros."""
-        found = self.with_figures(site)
+    def since(self, site: str, mask: str, part: float) -> int:
+        """The step from which on so many units are masked in every pass, to the last one."""
+        found = [(p, f) for p in self.clean if (f := p.figures) is not None and site in f.sites]
+        step = found[-1][0].step
+        for one, figures in reversed(found):
+            units = int(figures.figure(site, "looked"))
+            masked = bits_of(figures.masks[figures.sites.index(site)], mask)[:units]
+            if masked.mean() < part:
+                break
+            step = one.step
+        return step
+
+    def is_all_zero(self, site: str, figures: Figures) -> bool:
+        """Whether a parameter that a site's module multiplies by is all zeros in a pass."""
         held = self.parameters_of(site)
-        if not found or not held:
-            return False
-        most = max(p.axes for p in held)
-        norms = [found[-1][1].parameter(p.path, "norm") for p in held if p.axes == most]
+        most = max((p.axes for p in held), default=0)
+        norms = [figures.parameter(p.path, "norm") for p in held if p.axes == most]
         return bool(norms) and all(norm == 0 for norm in norms)
 
     def gradients(self, one: Pass) -> dict[str, float]:

@@ -269,7 +269,8 @@ class OwnedPasses:
                 value = stage.finish(with_own_parameters(stage, out, replaced), update=False)
                 record = record_of(stage, seen, cotangents)
                 states = {path: sampled(inputs[i], grads.get(i)) for path, (i, _) in held.items()}
-                states[VARIED] = varied(stage.arrays)
+                # labels may differ where what the model receives does not
+                states[VARIED] = varied(stage.arrays, each=True)
             returned = Arguments.of(value)
             structure = _Returned(dataclasses.replace(returned, leaves=_blank(returned)))
             return returned.take(returned.arrays), record, states, structure

@@ -155,20 +155,21 @@ def _without(judged: Judged) -> list[tuple[ParameterFacts, str, int, bool]]:
             for quantity in reached:
                 reached[quantity] += (site, quantity) in one.layout.at
         for parameter in parameters:
+            # what another term cancels, as a norm or a difference does a bias, has none by design
+            bias = parameter.axes < max(p.axes for p in parameters)
             told = _told(graded, parameter.path, "graded")
             same = _told(graded, parameter.path, "same")
             if told:
                 if max(told) > 0 or (parameter.needed == 0 and _is_unused(judged, site)):
                     continue
                 cut = reached["output"] > 0 and reached["gradient"] == 0
-                bias = parameter.axes < max(p.axes for p in parameters)
                 if cut or parameter.needed == 0 or not (waiting or bias):
                     out.append((parameter, "has no gradient at all", graded[0].step, False))
             elif reached["output"] > 1 and reached["gradient"] == 0 and _is_float(judged, site):
                 if not _is_unused(judged, site):
                     why = "has no gradient: none ever reaches the output of its module"
                     out.append((parameter, why, graded[0].step, False))
-            elif len(same) >= 2 and min(same) == 1 and reached["gradient"] and moving:
+            elif moving and reached["gradient"] and len(same) >= 2 and min(same) == 1 and not bias:
                 why = f"did not change in {len(same) + 1} passes, others did"
                 out.append((parameter, why, graded[0].step, True))
     return out
@@ -211,7 +212,9 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
     intervals = _intervals(judged)
     if not intervals:
         return
-    (before, path, largest) = max(intervals, key=lambda one: one[2])
+    largest = max(ratio for _, _, ratio in intervals)
+    limit = TOO_LARGE if largest >= TOO_LARGE else 0.0
+    before, path, _ = next(one for one in intervals if one[2] >= limit)
     site = next((p.site for ps in judged.held.values() for p in ps if p.path == path), "")
     if largest >= TOO_LARGE:
         yield Finding(
@@ -221,9 +224,9 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
             severity="error" if largest >= 1 else "warning",
             evidence={"ratio": largest, "limit": TOO_LARGE},
             message=(
-                f"From step {before.step} on, one step changes the weights by {largest:.2g} of "
-                f"their size (the median over parameters, {path!r} for instance); about 1e-3 is "
-                f"usual: the learning rate is usually too high."
+                f"From step {before.step} on, one step changes the weights by up to {largest:.2g} "
+                f"times their size (the median over parameters, {path!r} for instance); about 1e-3 "
+                f"is usual: the learning rate is usually too high."
             ),
         )
     elif len(intervals) >= LEAST_INTERVALS and 0 < largest <= TOO_SMALL:

@@ -32,7 +32,8 @@ DEAD_IN_FEW: Final = 0.6
 """Of few examples a unit may be off for all by chance: then more must be."""
 MANY: Final = 32
 """Values of a unit from which on chance is no explanation."""
-LEAST: Final = 4
+LEAST: Final = 8
+"""Of fewer nothing is said."""
 ALMOST_ALL: Final = 0.9
 
 SATURATED: Final = 0.5
@@ -110,29 +111,29 @@ def _is_mask(summary: object) -> bool:
 
 def dead_units(judged: Judged) -> Iterator[Finding]:
     """Units that a ReLU turns off for every example."""
-    found: list[tuple[str, float, int]] = []
+    found: list[tuple[str, str, float, int]] = []
     for site in judged.measured:
-        kind = judged.site(site).activation
-        if not judged.parameters_in(site) or judged.is_all_zero(site):
+        kind, (_, last) = judged.site(site).activation, judged.with_figures(site)[-1]
+        if not judged.parameters_in(site) or judged.is_all_zero(site, last):
             continue  # without parameters it passes on what it gets; all zeros are yet to learn
         samples = judged.samples(site)
         if samples < LEAST or site in _surrounding(judged):
             continue
-        last = judged.with_figures(site)[-1][1]
         if kind == "relu" and last.varied == 1 and last.figure(site, "flat") == 1:
             continue  # what it gets is the same for all: that comes first
-        part = float(judged.masked(site, "below" if kind == "relu" else "dead").mean())
+        mask = "below" if kind == "relu" else "dead"
+        part = float(judged.masked(site, mask).mean())
         if part >= (DEAD if samples >= MANY else DEAD_IN_FEW):
-            found.append((site, part, samples))
+            found.append((site, mask, part, samples))
     if found:
-        site, part, samples = found[0]
+        site, mask, part, samples = found[0]
         passes = judged.with_figures(site)
         units = int(passes[-1][1].figure(site, "units"))
-        severity: Severity = "error" if max(p for _, p, _ in found) >= ALMOST_ALL else "warning"
+        severity: Severity = "error" if max(one[2] for one in found) >= ALMOST_ALL else "warning"
         yield Finding(
             rule="dead-units",
             site=site,
-            step=passes[0][0].step,
+            step=judged.since(site, mask, part),
             severity=severity,
             evidence={
                 "fraction": part,
@@ -143,9 +144,9 @@ def dead_units(judged: Judged) -> Iterator[Finding]:
             },
             message=(
                 f"{part:.0%} of the {units} units of {named(site)} are off for all {samples} "
-                f"values looked at in {len(passes)} passes{and_others(len(found) - 1)}: usually a "
-                f"bias that was pushed far below 0 or a learning rate that is too high; no "
-                f"gradient flows through a dead unit."
+                f"values looked at, in each of {len(passes)} passes{and_others(len(found) - 1)}: "
+                f"usually a bias that was pushed far below 0 or a learning rate that is too high; "
+                f"no gradient flows through a dead unit."
             ),
         )
 
@@ -157,7 +158,7 @@ def _surrounding(judged: Judged) -> set[str]:
 
 def saturated_units(judged: Judged) -> Iterator[Finding]:
     """Units on the flat parts of tanh or sigmoid."""
-    found: list[tuple[str, float, str]] = []
+    found: list[tuple[str, str, float]] = []
     for site in judged.measured:
         facts = judged.site(site)
         mask = {"tanh": "tanh", "sigmoid": "sigmoid"}.get(facts.activation)
@@ -168,16 +169,17 @@ def saturated_units(judged: Judged) -> Iterator[Finding]:
             continue
         part = float(judged.masked(site, mask).mean())
         if part >= SATURATED:
-            found.append((site, part, "tanh" if mask in ("tanh", "top") else "the sigmoid"))
+            found.append((site, mask, part))
     if found:
-        site, part, function = found[0]
+        site, mask, part = found[0]
+        function = "tanh" if mask in ("tanh", "top") else "the sigmoid"
         passes = judged.with_figures(site)
         units = int(passes[-1][1].figure(site, "units"))
         yield Finding(
             rule="saturated-units",
             site=site,
-            step=passes[0][0].step,
-            severity="error" if max(p for _, p, _ in found) >= ALMOST_ALL else "warning",
+            step=judged.since(site, mask, part),
+            severity="error" if max(one[2] for one in found) >= ALMOST_ALL else "warning",
             evidence={
                 "fraction": part,
                 "units": units,
@@ -209,7 +211,7 @@ def _constant(judged: Judged, window: list[Pass]) -> Finding | None:
     tested = [s for s in sites if all(f.figure(s, "examples") > 1 for f in each)]
     flat: list[str] = []
     for site in reversed(tested):  # from the end: of a branch that joins others nothing is said
-        if min(f.figure(site, "flat") for f in each) < 1 or judged.is_all_zero(site):
+        if min(f.figure(site, "flat") for f in each) < 1 or judged.is_all_zero(site, each[0]):
             break
         flat.append(site)
     if not flat or _fades(judged, each[-1], tested[: len(tested) - len(flat)]):
@@ -287,7 +289,7 @@ def _collapsed(judged: Judged, figures: Figures) -> list[tuple[str, str, float, 
     sites = [
         s
         for s in judged.in_order(figures.sites)
-        if figures.figure(s, "examples") > 1 and not judged.is_all_zero(s)
+        if figures.figure(s, "examples") > 1 and not judged.is_all_zero(s, figures)
     ]
     head = judged.last_with_parameters
     found: list[tuple[str, str, float, float]] = []

@@ -210,8 +210,8 @@ def unused(judged: Judged) -> Iterator[Finding]:
         if any(_moved(judged, p.path) for p in parameters):
             continue
         called = one.order != UNKNOWN or any(_in(site, one.site) for site in recorded)
-        if called and judged.graded and not any(p.kind != "watch" for p in judged.graded):
-            continue  # what the watched loss does with it is not known
+        if called and judged.graded and _reached(judged, one.site):
+            continue  # a loss that was watched uses what the traced call does not return
         found.append((one.site, called))
     if found:
         site, called = found[0]
@@ -233,6 +233,15 @@ def unused(judged: Judged) -> Iterator[Finding]:
 
 def _in(site: str, path: str) -> bool:
     return site == path or not path or site.startswith(f"{path}/")
+
+
+def _reached(judged: Judged, path: str) -> bool:
+    """Whether a gradient ever came back to a module or to anything in it."""
+    return any(
+        quantity == "gradient" and _in(site.partition(":")[0], path)
+        for one in judged.graded
+        for site, quantity in one.keys
+    )
 
 
 def _moved(judged: Judged, path: str) -> bool:
