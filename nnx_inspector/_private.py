@@ -280,6 +280,18 @@ def is_recomputation(equation: Any) -> bool:
     return bool(equation.params.get("differentiated")) and equation.primitive.name in REMAT
 
 
+def needed_inputs(jaxpr: Any, outputs: int) -> list[bool] | None:
+    """For each input of a jaxpr whether any of its first outputs depends on it; None where jax
+    cannot say.
+    """
+    from jax.interpreters import partial_eval
+
+    bare, _ = open_jaxpr(jaxpr)
+    wanted = [i < outputs for i in range(len(bare.outvars))]
+    _, used = partial_eval.dce_jaxpr(bare, wanted)
+    return list(used)
+
+
 def devices_of(equation: Any) -> int:
     """On how many devices (along the axes it makes manual) a shard_map runs its function."""
     mesh, axes = equation.params["mesh"], equation.params["newly_manual_axes"]

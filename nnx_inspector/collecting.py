@@ -20,6 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector import _private
 from nnx_inspector.arithmetic import points_dtype
+from nnx_inspector.gauging import gauge
 from nnx_inspector.hostcalls import tell, tied
 from nnx_inspector.packing import pack, packed_size
 from nnx_inspector.sharding import zeros_of
@@ -32,14 +33,16 @@ SIZE = packed_size(jnp.float32)
 
 
 @jax.custom_batching.custom_vmap
-def reduced_if(gate: Any, x: Any) -> Any:
-    """The summary of `x` where `gate` is true, else that of nothing. Of a batch: of all of it."""
-    return jax.lax.cond(gate, summarize, _nothing_of, x)
+def measured_if(gate: Any, x: Any) -> Any:
+    """The summary of `x` and its gauge where `gate` is true, else those of nothing. Of a batch:
+    of all of it.
+    """
+    return jax.lax.cond(gate, _measured, _nothing_of, x)
 
 
 @jax.custom_batching.custom_vmap
 def packed_if(gate: Any, x: Any) -> Any:
-    """As `reduced_if`, packed."""
+    """The summary of `x`, packed, where `gate` is true, else that of nothing."""
     return jax.lax.cond(gate, _packed, _nothing_packed, x)
 
 
@@ -47,18 +50,22 @@ def _packed(x: Any) -> Any:
     return pack(summarize(x))
 
 
+def _measured(x: Any) -> Any:
+    return summarize(x), gauge(x)
+
+
 def _nothing_of(x: Any) -> Any:
-    return jax.tree.map(zeros_of, jax.eval_shape(summarize, x))
+    return jax.tree.map(zeros_of, jax.eval_shape(_measured, x))
 
 
 def _nothing_packed(x: Any) -> Any:
     return zeros_of(jax.eval_shape(_packed, x))
 
 
-@reduced_if.def_vmap
-def _reduced_batch(axis_size: int, in_batched: Any, gate: Any, x: Any) -> tuple[Any, Any]:
-    summary = reduced_if(jnp.any(gate), x)
-    return summary, jax.tree.map(lambda _: False, summary)
+@measured_if.def_vmap
+def _measured_batch(axis_size: int, in_batched: Any, gate: Any, x: Any) -> tuple[Any, Any]:
+    found = measured_if(jnp.any(gate), x)
+    return found, jax.tree.map(lambda _: False, found)
 
 
 @packed_if.def_vmap

@@ -1,32 +1,45 @@
-"""Rules over a recording: what is wrong in it, where it was first seen, and the evidence.
+"""`diagnose`: all rules over a recording, worst first, a cause before its consequences.
 
-Invariant: no false alarms. A finding states what the recording holds, with its counts as
+Invariant: no false alarms. A finding states what the recording holds, with its figures as
 evidence; what it says of the cause it calls usual, not certain. Changes nothing, draws nothing,
 imports no jax.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Literal
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
-from nnx_inspector.binning import NAN_BIN, NEGINF_BIN, POSINF_BIN
-from nnx_inspector.passes import Pass
+from nnx_inspector.finding import CAUSES_FIRST, GOING_FORWARD, SEVERITIES, Finding, Severity
+from nnx_inspector.judged import Judged
 from nnx_inspector.recording import Recording
-from nnx_inspector.stacks import layer_key, layer_of
-from nnx_inspector.summary import Summary
+from nnx_inspector.rules_backward import (
+    exploding_gradient,
+    no_gradient,
+    update_ratio,
+    vanishing_gradient,
+)
+from nnx_inspector.rules_forward import collapse, constant, dead_units, overflow, saturated_units
+from nnx_inspector.rules_model import dtype, mode, unused
+from nnx_inspector.rules_nonfinite import nonfinite
 
-Severity = Literal["error", "warning", "info"]
-"""How bad it is, worst first."""
+__all__ = ["Finding", "Severity", "diagnose"]
 
-_SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
-_KINDS: Final = {
-    "nan": ("NaN", NAN_BIN),
-    "posinf": ("+Inf", POSINF_BIN),
-    "neginf": ("-Inf", NEGINF_BIN),
-}
+_RULES: Final[tuple[Callable[[Judged], Iterator[Finding]], ...]] = (
+    nonfinite,
+    overflow,
+    unused,
+    mode,
+    dtype,
+    dead_units,
+    saturated_units,
+    constant,
+    collapse,
+    exploding_gradient,
+    vanishing_gradient,
+    no_gradient,
+    update_ratio,
+)
 
 
 def diagnose(recording: Recording) -> list[Finding]:
@@ -36,8 +49,9 @@ def diagnose(recording: Recording) -> list[Finding]:
         recording: may be empty, and may be appended to meanwhile: all rules see one snapshot.
 
     Returns:
-        The findings, worst first; of equal severity the earlier one first. Empty where nothing is
-        wrong as far as the rules can tell.
+        The findings, worst first; of equal severity what was first seen earlier, and in one step
+        a likely cause before its consequences. Empty where nothing is wrong as far as the rules
+        can tell.
 
     Example:
         >>> from nnx_inspector.summary import empty
@@ -46,134 +60,15 @@ def diagnose(recording: Recording) -> list[Finding]:
         >>> diagnose(recording)
         []
     """
-    passes = recording.passes
-    found = [(finding, at) for rule in _RULES for finding, at in rule(passes)]
-    found.sort(key=lambda pair: (_SEVERITIES.index(pair[0].severity), pair[1]))
-    return [finding for finding, _ in found]
+    judged = Judged(recording.passes, recording.observed.facts)
+    found = [finding for rule in _RULES for finding in rule(judged)]
+    return sorted(found, key=lambda finding: _rank(judged, finding))
 
 
-def _nonfinite(passes: Sequence[Pass]) -> list[tuple[Finding, int]]:
-    """The first NaN, and an Inf that came before it; clean and perturbed passes each apart.
-
-    An Inf may be on purpose (a mask is often -Inf), so it never hides the first NaN.
-    """
-    found: dict[tuple[int, str, str], tuple[Finding, int]] = {}
-    for perturbed in (False, True):
-        same = [item for item in passes if item.perturbed == perturbed]
-        end = len(passes) and passes[-1].number + 1
-        for kind in _KINDS:  # NaN first: an Inf in the same pass or later says nothing new
-            first = next((p for p in same if p.number < end and kind in p.nonfinite), None)
-            if first is not None:
-                site, quantity, summary = _origin(first, kind)
-                finding = _nonfinite_finding(first, site, quantity, summary)
-                found.setdefault((first.number, site, quantity), (finding, first.number))
-                end = first.number if kind == "nan" else end
-    return list(found.values())
-
-
-def _origin(item: Pass, kind: str) -> tuple[str, str, Summary]:
-    """Site, quantity and summary where a kind of value arose in a pass which has it.
-
-    Values arise forward: in the order of the sites, what goes in before what comes out, and out of
-    a module after out of those within it. Gradients come later, and in the reverse order.
-    """
-    bad = [
-        (s, q, summary)
-        for s, q, summary in item.items()
-        if layer_of(s) is None and summary.bins[_KINDS[kind][1]]
-    ]
-    inputs = {site for site, quantity, _ in bad if quantity == "input"}
-    forward = [b for b in bad if b[1] != "gradient"]
-    if not forward:
-        outermost = [b for b in bad if not any(_within(b[0], other) for other, _, _ in bad)]
-        return outermost[-1]
-    site, quantity, summary = forward[0]
-    if site in inputs:
-        return next(b for b in forward if b[:2] == (site, "input"))
-    while inner := [b for b in forward if _within(b[0], site)]:
-        site, quantity, summary = inner[0]
-    return site, quantity, summary
-
-
-def _within(site: str, other: str) -> bool:
-    """Whether a site's module lies inside another site's module."""
-    path, outer = (re.split(r"(?<!\\):", key)[0] for key in (site, other))
-    return path != outer and (not outer or path.startswith(f"{outer}/"))
-
-
-def _nonfinite_finding(item: Pass, site: str, quantity: str, summary: Summary) -> Finding:
-    counts = {kind: int(summary.bins[number]) for kind, (_, number) in _KINDS.items()}
-    seen = " and ".join(
-        f"{counts[kind]} {name}" for kind, (name, _) in _KINDS.items() if counts[kind]
-    )
-    size = 0 if summary.saturated else summary.size
-    if summary.saturated:  # counts that stopped in jit are no evidence; that there are any is
-        counts = {kind: min(count, 2**32 - 1) for kind, count in counts.items()}
-        seen = " and ".join(name for kind, (name, _) in _KINDS.items() if counts[kind])
-    severity, meaning = _meaning(counts, quantity)
-    where = f"the {quantity} of {site!r}" if site else f"the {quantity} of the model"
-    where += _in_layers(item, site, quantity)
-    among = f" among {size} values" if size else ", too many values to be counted"
-    during = ", while a perturbation was on" if item.perturbed else ""
-    return Finding(
-        rule="nonfinite",
-        site=site,
-        step=item.step,
-        severity=severity,
-        evidence={"pass": item.number, **({"size": size} if size else {}), **counts},
-        message=f"At step {item.step}{during}, {where} first held {seen}{among}: {meaning}.",
-    )
-
-
-def _in_layers(item: Pass, site: str, quantity: str) -> str:
-    """In which layers of a stack it is, where they were measured each apart."""
-    found = [layer_of(s) for s, q in item.keys if q == quantity]
-    layers = [at[1] for at in found if at is not None and at[0] == site]
-    bad = [
-        layer
-        for layer in layers
-        if (s := item.summary(layer_key(site, layer), quantity)) is not None  # type: ignore[arg-type]
-        and any(s.bins[number] for _, number in _KINDS.values())
-    ]
-    named = ", ".join(map(str, bad[:4])) + (f" and {len(bad) - 4} more" if len(bad) > 4 else "")
-    return f" (in {len(bad)} of {len(layers)} layers: {named})" if bad else ""
-
-
-def _meaning(counts: Mapping[str, int], quantity: str) -> tuple[Severity, str]:
-    if counts["nan"] and quantity == "gradient":
-        return "error", (
-            "all forward values were free of NaN, so this is usually a derivative without a limit "
-            "after this site (sqrt or norm at 0, log of 0), or an overflow in the loss"
-        )
-    if counts["nan"]:
-        return "error", (
-            "usually 0/0, Inf - Inf, the log or root of a negative number, or weights that an "
-            "earlier step made invalid"
-        )
-    if counts["posinf"] or quantity == "gradient":
-        return "warning", "usually an overflow (exp, a division by 0, float16), and NaN comes next"
-    return "info", "usually a mask, and then harmless, but log of 0 gives it as well"
-
-
-_RULES: Final[tuple[Callable[[Sequence[Pass]], list[tuple[Finding, int]]], ...]] = (_nonfinite,)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One thing that is wrong, or may be.
-
-    Attributes:
-        rule: the rule that found it, for instance "nonfinite".
-        site: key of the site concerned.
-        step: the step at which it was first seen.
-        severity: "error", "warning" or "info".
-        evidence: the figures it rests on, by name; counts are numbers of values.
-        message: one sentence: what was found, and what it usually means.
-    """
-
-    rule: str
-    site: str
-    step: int
-    severity: Severity
-    evidence: Mapping[str, float]
-    message: str
+def _rank(judged: Judged, finding: Finding) -> tuple[Any, ...]:
+    severity = SEVERITIES.index(finding.severity)
+    invalid = finding.rule == "nonfinite"
+    number = CAUSES_FIRST.index(finding.rule)
+    along = judged.at(finding.site) if finding.rule in GOING_FORWARD else ()
+    group = CAUSES_FIRST.index(GOING_FORWARD[0]) if along else number
+    return severity, not invalid, finding.step, group, along, number

@@ -54,6 +54,7 @@ class Inbox:
         self._arrived: dict[int, Arrived] = {}
         self._turns_of: dict[int, dict[tuple[str, str], list[int]]] = {}
         self._settings: dict[int, Any] = {}
+        self._besides: dict[int, Besides] = {}
 
     def begin(self, setting: Any) -> Begun:
         """A pass begins, with what is set now."""
@@ -68,6 +69,7 @@ class Inbox:
                 self._arrived[number] = {}
                 self._turns_of[number] = {}
                 self._settings[number] = setting
+                self._besides[number] = Besides()
                 self._lock.notify_all()
             now, tell = self._now, self.next_begins
         if before is not None and tell is not None:
@@ -88,6 +90,7 @@ class Inbox:
         with self._lock:
             self.every, self._count = every, 0
             self._arrived, self._turns_of, self._settings = {}, {}, {}
+            self._besides = {}
 
     def wait_for_more_than(self, number: int, over: Callable[[], bool]) -> bool:
         """Wait until more sampled passes than that have begun; False once it is over."""
@@ -119,6 +122,19 @@ class Inbox:
             arrived.setdefault((site, quantity), []).append(summary)
             self._turns_of[number].setdefault((site, quantity), []).append(turn)
 
+    def receive_gauge(self, number: int, site: str, gauge: Any, turn: int = 0) -> None:
+        """What a gauge of a site's output says in a pass, from this turn of its part."""
+        with self._lock:
+            if number in self._besides:
+                self._besides[number].gauges.setdefault(site, []).append((turn, gauge))
+
+    def receive_states(self, number: int, states: Mapping[str, Any], call: Any) -> None:
+        """What a pass says of its parameters as it begins, and which call it is of."""
+        with self._lock:
+            if number in self._besides:
+                self._besides[number].states.update(states)
+                self._besides[number].calls.append(call)
+
     @property
     def count(self) -> int:
         """How many passes have begun."""
@@ -130,9 +146,30 @@ class Inbox:
             numbers = list(self._arrived)
             numbers = numbers[: max(0, len(numbers) - besides)]
             return [
-                Taken(n, self._settings.pop(n), self._arrived.pop(n), self._turns_of.pop(n))
+                Taken(
+                    n,
+                    self._settings.pop(n),
+                    self._arrived.pop(n),
+                    self._turns_of.pop(n),
+                    self._besides.pop(n),
+                )
                 for n in numbers
             ]
+
+
+@dataclasses.dataclass
+class Besides:
+    """What a pass told besides summaries.
+
+    Attributes:
+        gauges: site -> the turn and the gauge of each call.
+        states: parameter's path -> what was sent of it.
+        calls: what the outermost calls looked like, None where that cannot be told.
+    """
+
+    gauges: dict[str, list[tuple[int, Any]]] = dataclasses.field(default_factory=lambda: {})
+    states: dict[str, Any] = dataclasses.field(default_factory=lambda: {})
+    calls: list[Any] = dataclasses.field(default_factory=lambda: [])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,12 +181,14 @@ class Taken:
         setting: what was done in it.
         arrived: its summaries.
         turns: for each of them the turn in which it was told.
+        besides: what else it told.
     """
 
     number: int
     setting: Any
     arrived: Mapping[tuple[str, str], list[Summary]]
     turns: Mapping[tuple[str, str], list[int]]
+    besides: Besides = dataclasses.field(default_factory=Besides)
 
     @property
     def perturbed(self) -> bool:

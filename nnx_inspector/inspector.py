@@ -34,6 +34,7 @@ from nnx_inspector.loop import Region
 from nnx_inspector.loops import Loops, Parts
 from nnx_inspector.measures import Meter, Metrics
 from nnx_inspector.modes import Modes
+from nnx_inspector.observing import Observer, gauges_of
 from nnx_inspector.opening import Look, Opening, Part, opened_tree
 from nnx_inspector.owned import OwnedPasses
 from nnx_inspector.parameter_kinds import ParameterPerturbation
@@ -117,6 +118,7 @@ class Inspector:
         self._sweeps = Sweeps(weakly(self._sweep_moved))
         weakref.finalize(self, self._sweeps.close)
         self._settings = Settings()
+        self._observer = Observer()
         self._meter = Meter()
         self._metrics = Metrics(self._recording, self._notice)
         self._view = Presenter(weakly(self._asked), self._snapshot)
@@ -213,12 +215,14 @@ class Inspector:
     def _show_own(self, shown: Shown) -> None:
         # a loss is not among the metrics' curves: those are the training's, this is an evaluation
         outcome = shown.outcome
+        self._recording.learn(self._passes.facts(shown.trial.call(self._model, shown.switches)))
         self._show(
             outcome.perturbed.record,
             {},
             shown.trial.kind,
             outcome.effect(),
             setting=shown.setting,
+            states=outcome.perturbed.states,
         )
 
     def push(self, record: Record, *, step: int | None = None, **metrics: Any) -> None:
@@ -246,13 +250,21 @@ class Inspector:
         effect: protocol.Effect | None,
         *,
         setting: Setting,
+        states: Mapping[str, Any] | None = None,
     ) -> None:
         with self._lock:
-            layers = layers_of(record, shown_of(stacks_of(self._trace)))
-            summaries = {**merged_summaries(record), **layers}
-            number = self._settings.number_of(setting)
+            stacks = shown_of(stacks_of(self._trace))
+            summaries = {**merged_summaries(record), **layers_of(record, stacks)}
+            figures = None
+            if states is not None:
+                figures = self._observer.figures(gauges_of(record, stacks), states, follow=False)
             self._recording.append(
-                self._loops.step, summaries, kind=kind, perturbed=setting.active, setting=number
+                self._loops.step,
+                summaries,
+                kind=kind,
+                perturbed=setting.active,
+                setting=self._settings.number_of(setting),
+                figures=figures,
             )
             self._metrics.add(self._loops.step, metrics)
             self._metrics.settle()

@@ -16,10 +16,13 @@ import numpy.typing as npt
 
 from nnx_inspector.compact import checked
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES
 from nnx_inspector.measured import NONFINITE, Measured, step_number
+from nnx_inspector.observed import Figures, Observed
 from nnx_inspector.passes import QUANTITIES
 from nnx_inspector.recording import Recording
-from nnx_inspector.saving import HEAD, HELD, MOST_NAME, NAMES, NEWS, PASS, PERTURBED, POINTS
+from nnx_inspector.saving import FACTS, FIGURES, HEAD, HELD, NAMES, PASS, POINTS
+from nnx_inspector.saving import MOST_NAME, NEWS, PERTURBED
 from nnx_inspector.saving import NONFINITE as KINDS
 from nnx_inspector.sections import Columns, DamagedError, Reader, column
 
@@ -107,6 +110,8 @@ class _Opened:
             PASS: self._pass,
             HELD: self._hold,
             POINTS: self._points,
+            FACTS: self._facts,
+            FIGURES: self._take_figures,
         }
         self._most = 2 * size + _SPARE
         self._names: list[str] = []
@@ -118,6 +123,7 @@ class _Opened:
         self._waiting: dict[int, tuple[_Marks, Measured]] = {}
         self._waiting_bytes = 0
         self._keys: tuple[bytes, tuple[tuple[str, str], ...]] = (b"", ())
+        self._figures: Figures | None = None  # of the pass that follows
 
     def recording(self, *, torn: bool) -> Recording:
         """All of it, read to the end."""
@@ -210,11 +216,39 @@ class _Opened:
         recording = self._begun()
         number, step, setting, kind, perturbed, news, _ = marks
         layout = recording.layout(what.keys)
-        item = what.as_pass(
-            number, step, layout, kind=kind, perturbed=perturbed, setting=setting, news=news
-        )
+        figures, self._figures = self._figures, None
+        marked: Any = {"kind": kind, "perturbed": perturbed, "setting": setting, "news": news}
+        item = what.as_pass(number, step, layout, figures=figures, **marked)
         recording.take(item, {(perturbed, *which) for which in what.nonfinite})
         self._last = number
+
+    def _facts(self, columns: Columns) -> None:
+        self._require_room(2 * sum(column.nbytes for column in columns.values()))
+        try:
+            facts = Observed.from_columns(columns).facts
+        except InspectorError as error:
+            raise ValueError(str(error)) from error
+        if facts is not None:
+            self._begun().learn(facts)
+
+    def _take_figures(self, columns: Columns) -> None:
+        sites = self._named(column(columns, "site", "uint32"))
+        parameters = self._named(column(columns, "parameter", "uint32"))
+        rows = column(columns, "rows", "float32", (len(sites), len(SITE_FIGURES)))
+        masks = column(columns, "masks", "uint8", (len(sites), len(MASKS), BYTES))
+        states = column(columns, "states", "float32", (len(parameters), len(PARAMETER_FIGURES)))
+        [varied] = column(columns, "varied", "int64", (1,)).tolist()
+        if not -1 <= varied <= 1:
+            raise ValueError(f"column 'varied' holds {varied}")
+        self._figures = Figures(
+            sites=tuple(sites),
+            rows=rows.copy(),  # not the whole body with it
+            masks=masks.copy(),
+            parameters=tuple(parameters),
+            parameter_rows=states.copy(),
+            varied=varied,
+        )
+        self._require_room(self._figures.nbytes + 8 * (len(sites) + len(parameters)))
 
     def _points(self, columns: Columns) -> None:
         recording = self._begun()

@@ -218,7 +218,8 @@ class Loops:
             if self.closed:
                 return
             if sampled:
-                self._record(session, step, session.take(), session.setting, self.perturbed)
+                passes = session.take_passes()
+                self._record(session, step, passes, session.setting, self.perturbed)
             parts.metrics.settle(wait=sampled)
             self.step = step + 1
             parts.meter.step(seconds + (time.perf_counter() - began), inspected=hooked)
@@ -231,8 +232,7 @@ class Loops:
         with parts.lock:
             if self.closed:
                 return
-            found = session.measured_in([one])
-            self._record(session, step, found, one.setting, one.perturbed, held=one.number)
+            self._record(session, step, [one], one.setting, one.perturbed, held=one.number)
             parts.metrics.settle()
             self.step = step + 1
             self._progress(step + 1, None)
@@ -271,15 +271,20 @@ class Loops:
         self,
         session: Session,
         step: int,
-        found: Any,
+        passes: list[Taken],
         setting: Setting,
         perturbed: bool,
         *,
         held: int | None = None,
     ) -> None:
-        number = self._parts.settings.number_of(setting)
         self._parts.recording.append(
-            step, found, kind="watch", perturbed=perturbed, setting=number, held=held
+            step,
+            session.measured_in(passes),
+            kind="watch",
+            perturbed=perturbed,
+            setting=self._parts.settings.number_of(setting),
+            figures=session.figures_in(passes),
+            held=held,
         )
         self._tell_losses(session)
 

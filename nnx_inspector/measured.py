@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from nnx_inspector.binning import NAN_BIN, NEGINF_BIN, POSINF_BIN
 from nnx_inspector.compact import encoded
+from nnx_inspector.observed import Figures
 from nnx_inspector.passes import Layout, Pass, check_quantity
 from nnx_inspector.summary import Summary
 
@@ -41,10 +42,13 @@ class Measured(NamedTuple):
         perturbed: bool,
         setting: int,
         news: bool = False,
+        figures: Figures | None = None,
     ) -> Pass:
         """The pass with these summaries; the layout has their keys. See `Pass` for the rest."""
         kinds = frozenset(kind_of_value for _, kind_of_value in self.nonfinite)
-        return Pass(number, step, kind, perturbed, kinds, news, layout, self.packed, setting)
+        return Pass(
+            number, step, kind, perturbed, kinds, news, layout, self.packed, setting, figures
+        )
 
 
 def measured(summaries: Mapping[str, Mapping[str, Summary | None]]) -> Measured:

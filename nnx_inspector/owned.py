@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -23,8 +23,13 @@ from nnx_inspector import _private
 from nnx_inspector.acting import Reach, at_marks, layers_for, parameters_under
 from nnx_inspector.capturing import marking_layers, record_of
 from nnx_inspector.comparing import Differences, differences
+from nnx_inspector.facts import facts_of_call
+from nnx_inspector.gauges import VARIED
+from nnx_inspector.gauging import gauge, sampled, varied
 from nnx_inspector.harvest import Plan, evaluate, sinks_for
-from nnx_inspector.keeping import Keep
+from nnx_inspector.keeping import NOTHING, Keep
+from nnx_inspector.observed import Facts
+from nnx_inspector.parameters import floats_of
 from nnx_inspector.perturbation import rows_of
 from nnx_inspector.places import CLEAN, Setting
 from nnx_inspector.record import Record
@@ -51,10 +56,17 @@ Kind = Literal["pass", "compare"] | OfUnits
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What one owned pass gave: the function's own result, and the record."""
+    """What one owned pass gave.
+
+    Attributes:
+        value: the function's own result.
+        record: its `values` are gauges, see `gauging`.
+        states: for each parameter (and running statistic) what `gauging.sampled` makes of it.
+    """
 
     value: Any
     record: Record
+    states: dict[str, Any] = dataclasses.field(default_factory=lambda: dict[str, Any]())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -129,6 +141,7 @@ class OwnedPasses:
         self._keys = keys
         self._selection = selection
         self._programs: dict[Any, Any] = {}
+        self._facts: dict[Any, Facts] = {}
         self._lock = threading.Lock()
         self._compiled: set[Any] = set()
         self._compiling: dict[Any, threading.Lock] = {}
@@ -146,8 +159,21 @@ class OwnedPasses:
         """Make a pass with a setting in force, and record it; compiles what is not compiled yet,
         or waits for the thread that does.
         """
-        out, record, returned = self._run(self._prepared("pass", call, setting), call)
-        return Result(returned.arguments.rebuild((), out), jax.device_get(record))
+        out, record, states, returned = self._run(self._prepared("pass", call, setting), call)
+        record, states = jax.device_get((record, states))
+        return Result(returned.arguments.rebuild((), out), record, states)
+
+    def facts(self, call: Call) -> Facts:
+        """What is known of the model and of a pass over it, traced once for each structure."""
+        key = call.parts.key
+        with self._lock:
+            known = self._facts.get(key)
+        if known is None:
+            with unwatched():
+                known = _facts(call, self._selection)
+            with self._lock:
+                self._facts[key] = known
+        return known
 
     def compare(self, call: Call, setting: Setting) -> Differences:
         """How far a setting moves what each site returns, from two passes in one program."""
@@ -225,7 +251,8 @@ class OwnedPasses:
             function, positional = call.function()
             layers, roots = layers_for(selection, places), {(): call.model}
             with staged(function, positional, call.kwargs, layers, roots=roots) as stage:
-                plan = Plan(perturb=at_marks(stage, keys, numbers, places, data))
+                keep = Keep(values=gauge, parts=(OUTPUT,)) if kind == "pass" else NOTHING
+                plan = Plan(perturb=at_marks(stage, keys, numbers, places, data), keep=keep)
                 replaced = parameters_under(stage, parameters, of_parameters)
                 inputs = [replaced.get(i, x) for i, x in enumerate(stage.inputs)]
                 if kind == "compare":
@@ -234,16 +261,19 @@ class OwnedPasses:
                     keep = Keep(units=-1, parts=(OUTPUT,), sites=(kind.site,))
                     plan = dataclasses.replace(plan, summarise=False, keep=keep)
                     return record_of(stage, evaluate(stage.survey, inputs, plan=plan)[1])
+                held, grads = floats_of(stage), dict[int, Any]()
                 if call.loss_fn is None:
                     (out, seen), cotangents = evaluate(stage.survey, inputs, plan=plan), None
                 else:
-                    sinks = sinks_for(stage.survey)
-                    out, seen, cotangents = backward_pass(stage, inputs, plan, sinks)
+                    out, seen, cotangents, grads = _graded(stage, inputs, plan, held)
                 value = stage.finish(with_own_parameters(stage, out, replaced), update=False)
                 record = record_of(stage, seen, cotangents)
+                states = {path: sampled(inputs[i], grads.get(i)) for path, (i, _) in held.items()}
+                # labels may differ where what the model receives does not
+                states[VARIED] = varied(stage.arrays, each=True)
             returned = Arguments.of(value)
             structure = _Returned(dataclasses.replace(returned, leaves=_blank(returned)))
-            return returned.take(returned.arrays), record, structure
+            return returned.take(returned.arrays), record, states, structure
 
         return jax.jit(program)
 
@@ -288,11 +318,40 @@ def reach_of(call: Call, selection: Selection) -> Reach:
         return Reach(stage)
 
 
+def _facts(call: Call, selection: Selection) -> Facts:
+    model = call.model
+    if call.switches:
+        model, _ = viewed(model, call.switches, lambda copy: None)
+        call = dataclasses.replace(call, model=model)
+    function, positional = call.function()
+    return facts_of_call(function, positional, call.kwargs, model, selection)
+
+
+def _graded(
+    stage: Staged, inputs: list[Any], plan: Plan, held: Mapping[str, tuple[int, bool]]
+) -> tuple[list[Any], list[Any], Any, dict[int, Any]]:
+    """As `backward_pass`, and the gradients of the parameters, by the numbers of the inputs; none
+    where the loss cannot be differentiated by them (one is used in a while loop, say).
+    """
+    numbers = [i for i, is_parameter in held.values() if is_parameter]
+    sinks = sinks_for(stage.survey)
+    try:
+        return _backward(stage, inputs, plan, sinks, numbers)
+    except (NotImplementedError, TypeError, ValueError):
+        return _backward(stage, inputs, plan, sinks, ())  # what is wrong with the loss it says too
+
+
 def backward_pass(stage: Staged, inputs: list[Any], plan: Plan, sinks: list[Any]) -> Any:
     """Outputs, what was seen, and the gradients by the sinks, of a staged loss."""
+    return _backward(stage, inputs, plan, sinks, ())[:3]
 
-    def loss_of(sinks: Any) -> Any:
-        out, seen = evaluate(stage.survey, inputs, plan=plan, sinks=sinks)
+
+def _backward(
+    stage: Staged, inputs: list[Any], plan: Plan, sinks: list[Any], numbers: Sequence[int]
+) -> tuple[list[Any], list[Any], Any, dict[int, Any]]:
+    def loss_of(sinks: Any, chosen: Any) -> Any:
+        full = [chosen.get(i, x) for i, x in enumerate(inputs)]
+        out, seen = evaluate(stage.survey, full, plan=plan, sinks=sinks)
         if not stage.outputs or jnp.shape(out[0]) != ():
             shape = f"an array of shape {jnp.shape(out[0])}" if stage.outputs else "no array"
             raise TypeError(
@@ -303,8 +362,9 @@ def backward_pass(stage: Staged, inputs: list[Any], plan: Plan, sinks: list[Any]
             raise TypeError(f"The loss must be a floating-point scalar, got {out[0].dtype}.")
         return out[0], (out, seen)
 
-    (_, (out, seen)), cotangents = jax.value_and_grad(loss_of, has_aux=True)(sinks)
-    return out, seen, cotangents
+    transform = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)
+    (_, (out, seen)), (cotangents, grads) = transform(sinks, {i: inputs[i] for i in numbers})
+    return out, seen, cotangents, grads
 
 
 def _blank(arguments: Arguments) -> tuple[Any, ...]:

@@ -12,12 +12,30 @@ from typing import Any
 import jax
 from flax import nnx
 
+from nnx_inspector.gauging import is_sampled
 from nnx_inspector.record import Parameter
 from nnx_inspector.sites import site_key
 from nnx_inspector.staging import Staged, array_names, variables_of_state
 from nnx_inspector.summarize import summarize
 from nnx_inspector.summary import Summary
 from nnx_inspector.variables import variables_by_path
+
+
+def floats_of(stage: Staged) -> dict[str, tuple[int, bool]]:
+    """For each array of floats in a parameter or running statistic of a staged call's modules its
+    number among the inputs, and whether it is a parameter; by path, a shared one once.
+    """
+    found: dict[str, tuple[int, bool]] = {}
+    seen: set[int] = set()
+    for path, variable in variables_by_path(stage.roots):
+        if id(variable) in seen or not isinstance(variable, (nnx.Param, nnx.BatchStat)):
+            continue
+        seen.add(id(variable))
+        span = stage.spans.get(id(variable), ())
+        for name, i in zip(array_names(variable), span, strict=True):
+            if is_sampled(stage.inputs[i]):
+                found[site_key(path) + name] = (i, isinstance(variable, nnx.Param))
+    return found
 
 
 def measure_parameters(

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Literal, get_args
 
 from nnx_inspector.compact import Sparse, decoded
+from nnx_inspector.observed import Figures
 from nnx_inspector.summary import Summary
 
 Quantity = Literal["output", "gradient", "input"]
@@ -54,6 +55,7 @@ class Pass:
         packed: its summaries, compressed, in the order of `keys`.
         setting: which perturbations were in force: passes with the same number had the same; 0
             where there were none, or it is not known which.
+        figures: what rules need besides, None where it was not measured.
     """
 
     number: int
@@ -65,6 +67,7 @@ class Pass:
     layout: Layout
     packed: tuple[bytes, ...]
     setting: int = 0
+    figures: Figures | None = None
 
     @property
     def keys(self) -> tuple[tuple[str, str], ...]:
@@ -88,4 +91,5 @@ class Pass:
     @property
     def nbytes(self) -> int:
         """Bytes of memory it takes, apart from what it shares with other passes."""
-        return 460 + 8 * len(self.packed) + sum(sys.getsizeof(b) + 8 for b in self.packed)
+        figures = 0 if self.figures is None else self.figures.nbytes
+        return 460 + 8 * len(self.packed) + sum(sys.getsizeof(b) + 8 for b in self.packed) + figures

@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from flax import nnx
 
 from nnx_inspector.errors import InspectorWarning
+from nnx_inspector.facts import facts_of_modules, facts_of_watched
 from nnx_inspector.inbox import Taken, merged
 from nnx_inspector.loop import Region, check_every
 from nnx_inspector.losses import losses_of
 from nnx_inspector.recording import Recording
 from nnx_inspector.sites import Only, require_module
-from nnx_inspector.watching import Session
+from nnx_inspector.watching import Session, WatchedCall
 
 
 @contextmanager
@@ -73,6 +74,7 @@ def watch(
     try:
         if save is not None:
             recording.attach(save, failed.append)
+        recording.learn(facts_of_modules(model))
         with Region(_Recorder(recording), session, check_every(every)):
             yield recording
         is_over = True  # and all that it started: the region has waited for it
@@ -108,6 +110,7 @@ class _Recorder:
 
     def __init__(self, recording: Recording):
         self._recording = recording
+        self._known: list[WatchedCall] = []
 
     def loop_begins(self, total: int | None) -> int:
         return 0
@@ -122,7 +125,27 @@ class _Recorder:
 
     def pass_ends(self, session: Session, step: int, one: Taken) -> None:
         found = merged([one], tuple(session.keys))
-        self._recording.append(step, found, kind="watch", perturbed=one.perturbed, held=one.number)
+        figures = session.figures_in([one])
+        self._recording.append(
+            step,
+            found,
+            kind="watch",
+            perturbed=one.perturbed,
+            figures=figures,
+            held=one.number,
+        )
+        for call in one.besides.calls:
+            if call is not None and not any(call is known for known in self._known):
+                self._known.append(call)
+                self._learn(session, call)
+
+    def _learn(self, session: Session, call: WatchedCall) -> None:
+        """Trace a pass as it was called: what the rules need of its program."""
+        try:
+            facts = facts_of_watched(session.model, call, session.selection)
+        except Exception:  # noqa: BLE001 - the user's own call has worked: without them less is told
+            return
+        self._recording.learn(facts)
 
     def pass_held(self, session: Session, step: int, one: Taken) -> None:
         if self._recording.attached:

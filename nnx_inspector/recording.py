@@ -22,6 +22,7 @@ from nnx_inspector.curves import Curves, scalar
 from nnx_inspector.frames import metrics_frame, passes_frame
 from nnx_inspector.history import HistoryArrays, history_of
 from nnx_inspector.measured import measured, step_number
+from nnx_inspector.observed import Facts, Figures, Observed
 from nnx_inspector.passes import Layout, Pass, Quantity, check_quantity
 from nnx_inspector.saving import HELD, PASS, Journal, State, save
 from nnx_inspector.summary import Summary
@@ -81,6 +82,7 @@ class Recording:
         self._curves = Curves(_POINTS_PER_PASS * max_steps, max_bytes // 4)
         self._journal: Journal | None = None
         self._held: dict[int, Pass] = {}
+        self._facts: Facts | None = None
         self.cut_short = False
 
     def append(
@@ -92,6 +94,7 @@ class Recording:
         kind: str = "watch",
         perturbed: bool = False,
         setting: int = 0,
+        figures: Figures | None = None,
         held: int | None = None,
     ) -> None:
         """Adds one pass. Nothing is added when an argument is refused.
@@ -104,6 +107,7 @@ class Recording:
             kind: where the pass came from, shown in the frame.
             perturbed: whether a perturbation was on.
             setting: a number for the perturbations in force, equal where they are; see `Pass`.
+            figures: what rules need of this pass besides; see `observed`.
             held: the ticket under which the pass was held; see `hold`.
 
         Raises:
@@ -118,7 +122,7 @@ class Recording:
             found = {(perturbed, *which) for which in what.nonfinite}
             layout, news = self.layout(what.keys), not found <= self._firsts
             marks: Any = {"kind": kind, "perturbed": perturbed, "setting": setting, "news": news}
-            item = what.as_pass(self._appended, at, layout, **marks)
+            item = what.as_pass(self._appended, at, layout, figures=figures, **marks)
             self.take(item, found)
             self._write(item, PASS, held, None if held is None else self._held.pop(held, None))
         self._tell()
@@ -230,6 +234,7 @@ class Recording:
                 passes=tuple(self._passes),
                 held=dict(self._held),
                 curves=self._curves.arrays(),
+                facts=self._facts,
             )
 
     def begin(
@@ -288,6 +293,28 @@ class Recording:
     def attached(self) -> bool:
         """Whether passes are written on to a file."""
         return self._journal is not None
+
+    def learn(self, facts: Facts) -> None:
+        """Adds what is known of the model to what was known of it before."""
+        with self._lock:
+            known = facts if self._facts is None else self._facts.joined(facts)
+            if known == self._facts:
+                return
+            self._facts = known
+            if self._journal is not None:
+                self._journal.write(lambda sections: sections.of_facts(known), self.nbytes)
+        self._tell()
+
+    @property
+    def observed(self) -> Observed:
+        """What is known of the model, and the figures of the passes kept: a snapshot."""
+        with self._lock:
+            found = [p for p in self._passes if p.figures is not None]
+            return Observed(
+                facts=self._facts,
+                numbers=tuple(p.number for p in found),
+                figures=tuple(p.figures for p in found if p.figures is not None),
+            )
 
     @property
     def nbytes(self) -> int:

@@ -19,10 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.observed import Facts, Figures, Observed
 from nnx_inspector.passes import QUANTITIES, Pass
 from nnx_inspector.sections import MAGIC, Columns, Writer
 
 HEAD, NAMES, PASS, HELD, POINTS = b"head", b"name", b"pass", b"held", b"metr"
+FACTS, FIGURES = b"fact", b"figs"
 PERTURBED, NEWS = 1, 2
 """Bits of a pass's flags."""
 NONFINITE: Final = ("nan", "posinf", "neginf")
@@ -49,6 +51,7 @@ class State:
         passes: those kept.
         held: by ticket, those that may not be complete yet; see `Recording.hold`.
         curves: metric -> float64[n, 2], step and value.
+        facts: what is known of the model, None where nothing is.
     """
 
     max_steps: int
@@ -60,6 +63,7 @@ class State:
     passes: tuple[Pass, ...]
     held: Mapping[int, Pass]
     curves: Mapping[str, npt.NDArray[np.float64]]
+    facts: Facts | None = None
 
 
 class Sections:
@@ -83,6 +87,8 @@ class Sections:
                 "firsts": _firsts(state.firsts),
             },
         )
+        if state.facts is not None:
+            yield self.of_facts(state.facts)
         for item in state.passes:
             yield self.of_pass(item)
         for name, curve in state.curves.items():
@@ -104,7 +110,8 @@ class Sections:
             like: what was written under this ticket; the same summaries are not written again.
         """
         sites = [site for site, _ in item.keys]
-        names = self._named((*dict.fromkeys(sites), item.kind))
+        first = b"" if item.figures is None or kind != PASS else self._of_figures(item.figures)
+        names = first + self._named((*dict.fromkeys(sites), item.kind))
         flags = PERTURBED * item.perturbed | NEWS * item.news
         numbers = [item.number, item.step, item.setting, self._names[item.kind], flags, ticket]
         columns: Columns = {"pass": np.array(numbers, np.int64)}
@@ -117,6 +124,23 @@ class Sections:
             **_packed("summary", item.packed),
         }
         return names + self.section(kind, columns)
+
+    def of_facts(self, facts: Facts) -> bytes:
+        """All that is known of the model now, in place of what was known before."""
+        return self.section(FACTS, Observed(facts=facts).to_columns(), optional=True)
+
+    def _of_figures(self, figures: Figures) -> bytes:
+        """What rules need besides of the pass that follows."""
+        names = self._named(dict.fromkeys((*figures.sites, *figures.parameters)))
+        columns: Columns = {
+            "site": self._numbers(figures.sites),
+            "rows": np.ascontiguousarray(figures.rows),
+            "masks": np.ascontiguousarray(figures.masks),
+            "parameter": self._numbers(figures.parameters),
+            "states": np.ascontiguousarray(figures.parameter_rows),
+            "varied": np.array([figures.varied], np.int64),
+        }
+        return names + self.section(FIGURES, columns, optional=True)
 
     def of_points(self, step: int, values: Mapping[str, float]) -> bytes:
         """A point of each of these metrics."""

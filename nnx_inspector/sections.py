@@ -31,7 +31,7 @@ MOST_JSON: Final = 4096
 """Largest JSON header of a body, in bytes."""
 
 _CHUNK: Final = 2**20
-_TYPES: Final = ("uint8", "uint32", "int64", "float64")
+_TYPES: Final = ("uint8", "uint32", "int64", "float32", "float64")
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
@@ -69,7 +69,7 @@ class Writer:
 
         Args:
             kind: four bytes.
-            columns: contiguous arrays of uint8, uint32, int64 or float64.
+            columns: contiguous arrays of uint8, uint32, int64, float32 or float64.
             optional: whether a reader that does not know the kind may skip it.
         """
         body = safetensors.numpy.save(dict(columns))

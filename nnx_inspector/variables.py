@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -140,6 +141,24 @@ def differences(before: Contents, module: Any) -> Iterator[tuple[Path, Any, Any]
 def _as_before(container: Any, entries: tuple[Any, ...]) -> bool:
     now = container.values() if isinstance(container, dict) else container
     return len(now) == len(entries) and all(map(operator.is_, now, entries))
+
+
+def float_arrays(variable: Any) -> list[Any]:
+    """For each array of a Variable, as `staging.array_names` tells them apart, itself where it
+    holds real floats (or would: an abstract one), else None.
+    """
+    leaves = jax.tree.leaves(variable.get_raw_value())
+    return [x if _holds_floats(x) else None for x in leaves if _is_array(x)]
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "dtype") or isinstance(x, (bool, int, float, complex, jax.Ref))
+
+
+def _holds_floats(x: Any) -> bool:
+    return isinstance(x, jax.Array | np.ndarray | jax.ShapeDtypeStruct) and jnp.issubdtype(
+        x.dtype, jnp.floating
+    )
 
 
 def parameter_arrays(module: nnx.Module) -> list[Any]:

@@ -24,8 +24,10 @@ from flax import nnx
 
 from nnx_inspector import _private
 from nnx_inspector.arming import Arming
-from nnx_inspector.collecting import Collectors, reduced_if
+from nnx_inspector.collecting import Collectors, measured_if
 from nnx_inspector.dispatch import executables_called, hooked
+from nnx_inspector.gauges import STATE_LENGTH, VARIED
+from nnx_inspector.gauging import is_sampled, sampled, varied
 from nnx_inspector.hostcalls import ask, tell, tied
 from nnx_inspector.inbox import Inbox, Taken, merged
 from nnx_inspector.jitcalls import JitCalls
@@ -37,6 +39,8 @@ from nnx_inspector.layers import (
     opened,
     without,
 )
+from nnx_inspector.observed import Figures
+from nnx_inspector.observing import Observer, told_gauges
 from nnx_inspector.packing import unpack
 from nnx_inspector.perturbation import ROW, apply, rows_of
 from nnx_inspector.places import CLEAN, Place, Setting, applied, has_room
@@ -46,6 +50,7 @@ from nnx_inspector.stacks import Stack, told_apart
 from nnx_inspector.summary import Summary
 from nnx_inspector.taps import INPUT, OUTPUT, is_observable, is_whole
 from nnx_inspector.trees import rebuilt, with_arguments
+from nnx_inspector.variables import contents
 from nnx_inspector.weak import weakly
 
 _sessions: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
@@ -114,6 +119,7 @@ class Session:
         self.inbox = Inbox(CLEAN)
         self.on_armed: Callable[[], None] = lambda: None
         self._wanted: tuple[Place, ...] = ()
+        self._observer = Observer()
         self._calls = JitCalls(weakly(self._is_mine))
         self._arming = Arming(weakly(self._armed), weakly(self._not_armed))
         _sessions[self.number] = self
@@ -250,6 +256,16 @@ class Session:
         layers, unknown = told_apart([one.told() for one in passes], self.stacks)
         return {**merged(passes, tuple(self.keys)), **layers}, unknown
 
+    def figures_in(self, passes: list[Taken]) -> Figures:
+        """What rules need of some passes besides."""
+        gauges: dict[str, list[Any]] = {}
+        states: dict[str, Any] = {}
+        for one in passes:
+            states = {**one.besides.states, **states}  # as they were when the first began
+            for site, vectors in told_gauges(one.besides.gauges, self.stacks).items():
+                gauges.setdefault(site, []).extend(vectors)
+        return self._observer.figures(gauges, states)
+
     def take_passes(self) -> list[Taken]:
         """As `take`, each pass apart."""
         jax.effects_barrier()
@@ -317,26 +333,68 @@ class _Asked:
 class _Told:
     """Receives summaries of one quantity, of the sites in `names`."""
 
-    def __init__(self, session: int, names: list[str], quantity: str):
+    def __init__(self, session: int, names: list[str], quantity: str, begun: _Begun | None = None):
         self._session, self.names, self._quantity = session, names, quantity
+        self._begun = begun
 
     def __call__(self, ticket: Any, *arrays: Any, used: tuple[int, ...] | None = None) -> None:
         def receive(session: Session) -> None:
             number, turn = np.ravel(ticket)[:2].tolist()
-            names = self.names if used is None else [self.names[i] for i in used]
-            for name, summary in zip(names, self._summaries(arrays), strict=True):
-                session.receive(number, name, self._quantity, summary, turn)
+            if self._quantity == GRADIENT:
+                names = self.names if used is None else [self.names[i] for i in used]
+                for name, vector in zip(names, arrays, strict=True):
+                    session.receive(number, name, GRADIENT, unpack(np.asarray(vector)), turn)
+                return
+            found = [np.asarray(a) for a in arrays]
+            if self._begun is not None:
+                states = found.pop()
+                rows = {name: states[..., i, :] for i, name in enumerate(self._begun.states)}
+                session.inbox.receive_states(number, rows, self._begun.call)
+            fields = zip(self.names, *(found[i::4] for i in range(4)), strict=True)
+            for name, bins, points, sums, gauge in fields:
+                summary = Summary(bins=bins, points=points, sums=sums)
+                session.receive(number, name, OUTPUT, summary, turn)
+                session.inbox.receive_gauge(number, name, gauge, turn)
 
         _safely(self._session, receive, lambda: None)
 
-    def _summaries(self, arrays: Sequence[Any]) -> list[Summary]:
-        if self._quantity == GRADIENT:
-            return [unpack(np.asarray(a)) for a in arrays]
-        fields = [np.asarray(a) for a in arrays]
-        return [
-            Summary(bins=bins, points=points, sums=sums)
-            for bins, points, sums in zip(fields[::3], fields[1::3], fields[2::3], strict=True)
-        ]
+
+@dataclasses.dataclass(frozen=True)
+class WatchedCall:
+    """The outermost call of a pass as a program was traced for it: shapes in place of arrays.
+
+    Attributes:
+        path: of the module that was called.
+    """
+
+    path: str
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Begun:
+    """What the message of an outermost call says besides: of which parameters, and its call."""
+
+    states: tuple[str, ...]
+    call: WatchedCall | None
+
+
+def _call_in_shapes(context: Context, args: Any, kwargs: Any) -> WatchedCall | None:
+    """A call without its arrays; None where it holds more than arrays and plain Python values."""
+
+    def shape_of(leaf: Any) -> Any:
+        is_array = isinstance(leaf, jax.Array | np.ndarray)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array else leaf
+
+    leaves = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
+    plain = (jax.Array, np.ndarray, bool, int, float, complex, str, type(None))
+    if context.path is None or not all(isinstance(leaf, plain) for leaf in leaves):
+        return None
+    new = [shape_of(leaf) for leaf in leaves]
+    args, kwargs = with_arguments(args, kwargs, new, is_whole)
+    return WatchedCall(context.path, context.method_name, args, kwargs)
 
 
 # ------------------------------------------------------------------- the hook
@@ -357,6 +415,8 @@ class _Frame:
             data = data[1 + len(place.avals) :]
         self.names: list[str] = []
         self.arrays: list[Any] = []
+        self.begun: _Begun | None = None
+        self.states: list[Any] = []
         told = lambda names: _Told(watch.session, names, GRADIENT)  # noqa: E731
         self.collectors = Collectors(gate, ticket, told)
 
@@ -396,6 +456,8 @@ class _Watch:
         depth = len(frames)
         if not frames or frames[-1].level != level:
             frame, args, kwargs = self._begin(level, args, kwargs)
+            if frame.begins and frame.seen:
+                self._sample(frame, args, kwargs, context)
             frames.append(frame)
         frame = frames[-1]
         try:
@@ -429,6 +491,34 @@ class _Watch:
         if begins and not loops:
             args, kwargs = _after(numbers[0], args, kwargs)
         return _Frame(self, level, numbers, begins=begins, seen=not loops), args, kwargs
+
+    def _sample(self, frame: _Frame, args: Any, kwargs: Any, context: Context) -> None:
+        """Look at the parameters and arguments of a pass as it begins, if it is measured."""
+        idle = not _private.is_tracer(frame.gate) and not bool(frame.gate)
+        if idle or context.kind != "method" or context.path is None:
+            return
+        held: dict[str, jax.Array] = {}
+        for path, (variable, value) in contents(context.module).variables.items():
+            is_kept = isinstance(variable, (nnx.Param, nnx.BatchStat))
+            if is_kept and isinstance(value, jax.Array) and is_sampled(value):
+                inner = site_key(path)
+                held[f"{context.path}/{inner}" if context.path else inner] = value
+
+        def look(held: Any, arguments: Any) -> Any:
+            return jnp.stack([*map(sampled, held), varied(arguments)])
+
+        def nothing(held: Any, arguments: Any) -> Any:
+            return jnp.zeros((len(held) + 1, STATE_LENGTH), jnp.float32)
+
+        leaves = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
+        arrays = [jnp.asarray(x) for x in leaves if is_observable(x)]
+        operands = jax.lax.stop_gradient((list(held.values()), arrays))
+        if _private.is_tracer(frame.gate):
+            states = jax.lax.cond(frame.gate, look, nothing, *operands)
+        else:
+            states = look(*operands)
+        frame.begun = _Begun((*held, VARIED), _call_in_shapes(context, args, kwargs))
+        frame.states = [states]
 
     def _perturbed_arguments(
         self, frame: _Frame, args: Any, kwargs: Any, context: Context
@@ -499,9 +589,9 @@ class _Watch:
         idle = not _private.is_tracer(frame.gate) and not bool(frame.gate)
         if idle or not is_observable(leaf) or key in self.unmeasured:
             return leaf
-        summary = reduced_if(frame.gate, jax.lax.stop_gradient(jnp.asarray(leaf)))
+        summary, gauge = measured_if(frame.gate, jax.lax.stop_gradient(jnp.asarray(leaf)))
         frame.names.append(key)
-        frame.arrays += [summary.bins, summary.points, summary.sums]
+        frame.arrays += [summary.bins, summary.points, summary.sums, gauge]
         if (
             self.gradients
             and isinstance(leaf, jax.Array)
@@ -511,10 +601,10 @@ class _Watch:
         return leaf
 
     def _tell(self, frame: _Frame, out: Any) -> Any:
-        if not frame.names:
+        if not frame.names and frame.begun is None:
             return out
-        host = _Told(self.session, frame.names, OUTPUT)
-        zero = tell(host, frame.gate, frame.ticket, *frame.arrays)
+        host = _Told(self.session, frame.names, OUTPUT, frame.begun)
+        zero = tell(host, frame.gate, frame.ticket, *frame.arrays, *frame.states)
         leaves = list(jax.tree.leaves(out, is_leaf=is_whole))
         for index, leaf in enumerate(leaves):
             if is_observable(leaf) and isinstance(leaf, jax.Array):

@@ -1,0 +1,298 @@
+"""Facts of a model for the rules: from its modules, and from one traced pass over it.
+
+Nothing is computed: the pass is staged as for a record, and what happens between its marks is read
+from the program. Invariant: the model is not changed, and what cannot be read is left unknown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from nnx_inspector import _private
+from nnx_inspector.capturing import marking_layers
+from nnx_inspector.observed import UNKNOWN, Facts, ParameterFacts, SiteFacts
+from nnx_inspector.sites import CALL, ModuleSite, Path, Selection, module_sites, site_key
+from nnx_inspector.staging import Function, Staged, array_names, as_function, staged
+from nnx_inspector.taps import CHANGE, INPUT, OUTPUT, mark
+from nnx_inspector.variables import float_arrays, variables_by_path
+from nnx_inspector.watching import WatchedCall, unwatched
+
+_NAMED = {
+    "tanh": "tanh", "logistic": "sigmoid", "sigmoid": "sigmoid", "relu": "relu", "relu6": "relu",
+    "gelu": "gelu", "silu": "silu", "swish": "silu",
+}  # fmt: skip
+_THROUGH = {"convert_element_type", "copy", "copy_p", "optimization_barrier", "stop_gradient"}
+_CALLS = {"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "closed_call", "core_call"}
+_DTYPE = re.compile(r"(float64|float32|float16|bfloat16|float8\w*)\[")
+
+
+def facts_of_modules(model: nnx.Module) -> Facts:
+    """What is known of a model without calling it."""
+    sites = tuple(_site_of(site) for site in module_sites(model))
+    return Facts(sites=sites, parameters=tuple(_parameters(model, None)))
+
+
+def facts_of_call(
+    function: Function,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    model: nnx.Module,
+    selection: Selection,
+) -> Facts:
+    """What is known of a model and of a pass over it, which is traced.
+
+    Raises:
+        Whatever the traced function raises.
+    """
+    layers, roots = marking_layers(selection, inputs=True), {(): model}
+    with staged(function, args, kwargs, layers, roots=roots) as stage:
+        program = _Program(stage.owner)
+        program.enter(stage.survey.jaxpr)
+        used = _private.needed_inputs(stage.survey.jaxpr, stage.outputs)
+        known = {one.site: one for one in facts_of_modules(model).sites}
+        for site, found in program.sites.items():
+            base = known.get(site, SiteFacts(site=site))
+            known[site] = _joined(base, found)
+        parameters = tuple(_parameters(model, _needed(stage, used)))
+    return Facts(sites=tuple(known.values()), parameters=parameters)
+
+
+def facts_of_watched(model: nnx.Module, call: WatchedCall, selection: Selection) -> Facts:
+    """What is known of a model and of a pass as a watched program was traced for it.
+
+    The model is read as shapes: a step that runs meanwhile may have taken its arrays.
+
+    Raises:
+        Whatever the traced call raises.
+    """
+    graphdef, state = nnx.split(model, graph=True)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, jax.Array) else x, state
+    )
+    copy: Any = nnx.merge(graphdef, shapes)
+    modules = {site.key: site.module for site in module_sites(copy)}
+    module = modules[call.path]
+    bound = module if call.method == CALL else getattr(module, call.method)
+    function = as_function(bound, "watch")
+    with unwatched():
+        return facts_of_call(function, call.args, call.kwargs, copy, selection)
+
+
+# ------------------------------------------------------------------- the modules
+
+
+def _site_of(site: ModuleSite) -> SiteFacts:
+    module: Any = site.module
+    rate = getattr(module, "rate", float("nan")) if isinstance(module, nnx.Dropout) else math.nan
+    own = vars(module)
+    return SiteFacts(
+        site=site.key,
+        type=type(module).__name__,
+        declared=_declared(own.get("dtype")),
+        running=_flag(own.get("use_running_average")),
+        deterministic=_flag(own.get("deterministic")) if rate == rate else UNKNOWN,
+        rate=float(rate) if isinstance(rate, (int, float)) else math.nan,
+    )
+
+
+def _flag(value: Any) -> int:
+    return int(value) if isinstance(value, bool) else UNKNOWN
+
+
+def _declared(dtype: Any) -> str:
+    try:
+        return "" if dtype is None else str(jnp.dtype(dtype))
+    except TypeError:
+        return ""
+
+
+def _parameters(model: nnx.Module, needed: Mapping[int, bool] | None) -> list[ParameterFacts]:
+    out: list[ParameterFacts] = []
+    seen: set[int] = set()
+    held = {path: site.key for site in module_sites(model) for path in (site.path, *site.aliases)}
+    for path, variable in variables_by_path({(): model}):
+        kind = "Param" if isinstance(variable, nnx.Param) else type(variable).__name__
+        if id(variable) in seen or not isinstance(variable, (nnx.Param, nnx.BatchStat)):
+            continue
+        seen.add(id(variable))
+        use = UNKNOWN if needed is None else int(needed.get(id(variable), True))
+        for name, leaf in zip(array_names(variable), float_arrays(variable), strict=True):
+            if leaf is not None:
+                out.append(
+                    ParameterFacts(
+                        path=site_key(path) + name,
+                        site=_holder(path, held),
+                        type=kind,
+                        dtype=str(leaf.dtype),
+                        size=math.prod(leaf.shape),
+                        needed=use,
+                        axes=len(leaf.shape),
+                    )
+                )
+    return out
+
+
+def _holder(path: Path, held: Mapping[Path, str]) -> str:
+    for end in range(len(path) - 1, -1, -1):
+        if path[:end] in held:
+            return held[path[:end]]
+    return ""
+
+
+def _needed(stage: Staged, used: Sequence[bool] | None) -> dict[int, bool] | None:
+    """For the id of each Variable whether what the pass returns depends on it."""
+    if used is None:
+        return None
+    return {of: any(used[i] for i in span) for of, span in stage.spans.items() if span}
+
+
+# ------------------------------------------------------------------- the program
+
+
+@dataclasses.dataclass
+class _Seen:
+    order: int = UNKNOWN
+    activations: set[str] = dataclasses.field(default_factory=lambda: set[str]())
+    makers: set[str] = dataclasses.field(default_factory=lambda: set[str]())
+    entering: set[str] = dataclasses.field(default_factory=lambda: set[str]())
+    leaving: set[str] = dataclasses.field(default_factory=lambda: set[str]())
+    examples: int = UNKNOWN
+    changed: set[str] = dataclasses.field(default_factory=lambda: set[str]())
+
+
+def _joined(base: SiteFacts, found: _Seen) -> SiteFacts:
+    only = lambda names: next(iter(names)) if len(names) == 1 else ""  # noqa: E731
+    running, deterministic = base.running, base.deterministic
+    if base.running != UNKNOWN:  # what a call does is told by what it changes
+        running = 0 if "BatchStat" in found.changed else 1
+    if base.deterministic != UNKNOWN or base.rate == base.rate:
+        deterministic = 0 if "RngCount" in found.changed else 1
+    return dataclasses.replace(
+        base,
+        order=found.order,
+        activation=only(found.activations),
+        made_by=only(found.makers),
+        entering=only(found.entering),
+        leaving=only(found.leaving),
+        examples=found.examples,
+        running=running,
+        deterministic=deterministic,
+    )
+
+
+class _Program:
+    """Goes through a marked program once."""
+
+    def __init__(self, owner: Any):
+        self.owner = owner
+        self.sites: dict[str, _Seen] = {}
+        self._count = 0
+
+    def enter(self, jaxpr: Any) -> None:
+        bare, _ = _private.open_jaxpr(jaxpr)
+        uses: dict[Any, list[Any]] = {}
+        for equation in bare.eqns:
+            for atom in equation.invars:
+                if not _private.is_literal(atom):
+                    uses.setdefault(atom, []).append(equation)
+        made = {v: equation for equation in bare.eqns for v in equation.outvars}
+        leaving = {v for v in bare.outvars if not _private.is_literal(v)}
+        for equation in bare.eqns:
+            if equation.primitive is mark:
+                if equation.params["owner"] == self.owner:
+                    self._mark(equation, uses, leaving, made)
+                continue
+            if not _private.is_recomputation(equation):
+                for inner in _private.sub_jaxprs(equation):
+                    self.enter(inner)
+
+    def _mark(
+        self,
+        equation: Any,
+        uses: Mapping[Any, list[Any]],
+        leaving: set[Any],
+        made: Mapping[Any, Any],
+    ) -> None:
+        params, part = equation.params, equation.params["part"]
+        if part not in (INPUT, OUTPUT, CHANGE):
+            return
+        seen = self.sites.setdefault(params["site"], _Seen())
+        if part == CHANGE:
+            variable = params["variable"]
+            if "/" not in variable.name or variable.type == "RngCount":
+                seen.changed.add(variable.type)
+            return
+        dtypes = {m[1] for leaf in params["structure"].leaves if (m := _DTYPE.match(leaf))}
+        if part == INPUT:
+            seen.entering |= dtypes
+            return
+        seen.leaving |= dtypes
+        if seen.order == UNKNOWN:
+            seen.order = self._count
+            self._count += 1
+        avals = [v.aval for v in equation.invars]
+        if len(avals) == 1 and avals[0].ndim:
+            count = math.prod(avals[0].shape[:-1])
+            seen.examples = count if seen.examples == UNKNOWN else min(seen.examples, count)
+            seen.activations.add(_after(equation.outvars[0], uses, leaving))
+            seen.makers.add(_before(equation.invars[0], made))
+        else:
+            seen.activations.add("")
+            seen.makers.add("")
+
+
+def _after(variable: Any, uses: Mapping[Any, list[Any]], leaving: set[Any]) -> str:
+    """The activation function that a value goes into; "" where it goes anywhere else too."""
+    if variable in leaving or variable not in uses:
+        return ""
+    kinds: set[str] = set()
+    for equation in uses[variable]:
+        at = [i for i, v in enumerate(equation.invars) if v is variable]
+        if equation.primitive is mark or equation.primitive.name in _THROUGH:
+            for i in at:
+                out = equation.outvars[min(i, len(equation.outvars) - 1)]
+                kinds.add(_after(out, uses, leaving))
+        else:
+            kinds.add(_kind(equation, at[0]))
+    return kinds.pop() if len(kinds) == 1 else ""
+
+
+def _before(variable: Any, made: Mapping[Any, Any]) -> str:
+    """The activation function that a value comes out of, or ""."""
+    equation = None if _private.is_literal(variable) else made.get(variable)
+    if equation is None:
+        return ""
+    if equation.primitive is mark or equation.primitive.name in _THROUGH:
+        return _before(equation.invars[equation.outvars.index(variable)], made)
+    operands = [i for i, v in enumerate(equation.invars) if not _private.is_literal(v)]
+    return _kind(equation, operands[0]) if len(operands) == 1 else ""
+
+
+def _kind(equation: Any, at: int) -> str:
+    name = equation.primitive.name
+    if name == "max":
+        other = equation.invars[1 - at]
+        zero = _private.is_literal(other) and jnp.ndim(other.val) == 0 and other.val == 0
+        return "relu" if zero else ""
+    if name in _CALLS:
+        known = _NAMED.get(equation.params.get("name", ""), "")
+        if known:
+            return known
+        inner = next(_private.sub_jaxprs(equation), None)
+        if inner is None:
+            return ""
+        bare, _ = _private.open_jaxpr(inner)
+        if len(bare.eqns) != 1 or len(bare.invars) <= at:
+            return ""
+        (one,) = bare.eqns
+        inside = [i for i, v in enumerate(one.invars) if v is bare.invars[at]]
+        return _kind(one, inside[0]) if inside else ""
+    return _NAMED.get(name, "")

@@ -1,0 +1,316 @@
+"""What rules need besides summaries: facts of the model, and a few figures of each pass.
+
+Facts are read from the model and from its traced program; figures are those of `gauges`, thinned
+together with the passes that they are of. Both turn into columns of numbers and text, to be kept
+in a file. Invariant: what is not known is "" or NaN (or -1 of a flag), never a guess; what does not
+belong together is refused. Imports no jax.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES
+
+Array = npt.NDArray[Any]
+UNKNOWN: Final = -1
+
+KINDS: Final = ("", "relu", "tanh", "sigmoid", "gelu", "silu")
+"""Activation functions that are told apart."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SiteFacts:
+    """What is known of one site.
+
+    Attributes:
+        site: its key.
+        type: the name of the module's class.
+        order: its place in the order in which calls return; -1 where it was never seen called.
+        activation: the function that its output goes into and nothing else does, one of KINDS.
+        made_by: the activation function that its output comes out of, likewise.
+        entering: the dtype of the floating-point arrays that it receives; "" for none or several.
+        leaving: likewise of those that it returns.
+        declared: the dtype that the module says it computes in; "" for none.
+        examples: how many values of its output a statistic over the batch is made of; -1 unknown.
+        running: of a module with running statistics whether it uses them (1) or the batch's (0).
+        deterministic: of a Dropout whether it is off (1) or on (0).
+        rate: a Dropout's rate, NaN for none.
+    """
+
+    site: str
+    type: str = ""
+    order: int = UNKNOWN
+    activation: str = ""
+    made_by: str = ""
+    entering: str = ""
+    leaving: str = ""
+    declared: str = ""
+    examples: int = UNKNOWN
+    running: int = UNKNOWN
+    deterministic: int = UNKNOWN
+    rate: float = float("nan")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParameterFacts:
+    """What is known of one Variable that holds an array of floats.
+
+    Attributes:
+        path: its key, `"blocks/0/attn/kernel"`.
+        site: the key of the module that holds it.
+        type: of the Variable: "Param", "BatchStat".
+        dtype: of its array.
+        size: how many elements.
+        needed: whether what the pass returns depends on it (1) or not (0).
+        axes: how many axes its array has.
+    """
+
+    path: str
+    site: str
+    type: str = ""
+    dtype: str = ""
+    size: int = 0
+    needed: int = UNKNOWN
+    axes: int = UNKNOWN
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of a model from its structure and its traced passes."""
+
+    sites: tuple[SiteFacts, ...] = ()
+    parameters: tuple[ParameterFacts, ...] = ()
+
+    def joined(self, other: Facts) -> Facts:
+        """Both; of what both know what `other` says, but what either saw called was called."""
+        sites = {one.site: one for one in self.sites}
+        for one in other.sites:
+            old = sites.get(one.site)
+            seen = one.order != UNKNOWN or old is None or old.order == UNKNOWN
+            flags = {"running": one.running, "deterministic": one.deterministic, "rate": one.rate}
+            sites[one.site] = one if seen or old is None else dataclasses.replace(old, **flags)
+        parameters = {one.path: one for one in self.parameters}
+        for one in other.parameters:
+            before = parameters.get(one.path)
+            known = UNKNOWN if before is None else before.needed
+            parameters[one.path] = dataclasses.replace(one, needed=max(one.needed, known))
+        return Facts(sites=tuple(sites.values()), parameters=tuple(parameters.values()))
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Figures:
+    """The figures of one pass; see `gauges`.
+
+    Attributes:
+        sites: site keys, single layers of stacks (`"blocks[3]"`) included.
+        rows: float32[sites, SITE_FIGURES].
+        masks: uint8[sites, MASKS, BYTES].
+        parameters: paths of Variables.
+        parameter_rows: float32[parameters, PARAMETER_FIGURES].
+        varied: whether what the model received differed between examples (1) or not (0).
+    """
+
+    sites: tuple[str, ...] = ()
+    rows: Array = dataclasses.field(
+        default_factory=lambda: np.zeros((0, len(SITE_FIGURES)), np.float32)
+    )
+    masks: Array = dataclasses.field(
+        default_factory=lambda: np.zeros((0, len(MASKS), BYTES), np.uint8)
+    )
+    parameters: tuple[str, ...] = ()
+    parameter_rows: Array = dataclasses.field(
+        default_factory=lambda: np.zeros((0, len(PARAMETER_FIGURES)), np.float32)
+    )
+    varied: int = UNKNOWN
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory it takes; names are shared with the passes around it."""
+        return 400 + self.rows.nbytes + self.masks.nbytes + self.parameter_rows.nbytes
+
+    def figure(self, site: str, name: str) -> float:
+        """One figure of a site, NaN where there is none."""
+        if site not in self.sites:
+            return float("nan")
+        return float(self.rows[self.sites.index(site), SITE_FIGURES.index(name)])
+
+    def parameter(self, path: str, name: str) -> float:
+        """One figure of a parameter, NaN where there is none."""
+        if path not in self.parameters:
+            return float("nan")
+        return float(
+            self.parameter_rows[self.parameters.index(path), PARAMETER_FIGURES.index(name)]
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Observed:
+    """The facts of a recording, and the figures of its passes.
+
+    Attributes:
+        facts: None where nothing is known.
+        numbers: of the passes that have figures, rising.
+        figures: those of each of them.
+    """
+
+    facts: Facts | None = None
+    numbers: tuple[int, ...] = ()
+    figures: tuple[Figures, ...] = ()
+
+    def to_columns(self) -> dict[str, Array]:
+        """As arrays of numbers and of UTF-8 bytes; `from_columns` makes them this again."""
+        facts = self.facts or Facts()
+        out: dict[str, Array] = {"known": np.array([self.facts is not None], np.uint8)}
+        for prefix, cls, items in (
+            ("site", SiteFacts, facts.sites),
+            ("parameter", ParameterFacts, facts.parameters),
+        ):
+            for field in dataclasses.fields(cls):
+                values = [getattr(one, field.name) for one in items]
+                _put(out, f"{prefix}_{field.name}", values, str(field.type))
+        names = dict.fromkeys(x for f in self.figures for x in (*f.sites, *f.parameters))
+        index = {name: i for i, name in enumerate(names)}
+        _put(out, "names", list(names), "str")
+        out["numbers"] = np.array(self.numbers, np.int64)
+        out["varied"] = np.array([f.varied for f in self.figures], np.int64)
+        out["rows_in"] = np.array([len(f.sites) for f in self.figures], np.int64)
+        out["states_in"] = np.array([len(f.parameters) for f in self.figures], np.int64)
+        out["row_name"] = np.array([index[s] for f in self.figures for s in f.sites], np.int64)
+        out["state_name"] = np.array(
+            [index[s] for f in self.figures for s in f.parameters], np.int64
+        )
+        none = Figures()
+        out["rows"] = np.concatenate([none.rows, *(f.rows for f in self.figures)])
+        out["masks"] = np.concatenate([none.masks, *(f.masks for f in self.figures)])
+        out["states"] = np.concatenate(
+            [none.parameter_rows, *(f.parameter_rows for f in self.figures)]
+        )
+        return out
+
+    @staticmethod
+    def from_columns(columns: Mapping[str, Any]) -> Observed:
+        """What `to_columns` was called on.
+
+        Raises:
+            InspectorError: a column is missing, is of another dtype or shape, or they do not
+                belong together.
+        """
+        reader = _Columns(columns)
+        known = reader.numbers("known", np.uint8, 1)
+        sites = reader.items("site", SiteFacts)
+        parameters = reader.items("parameter", ParameterFacts)
+        facts = Facts(sites=tuple(sites), parameters=tuple(parameters)) if known[0] else None
+        for one in sites:
+            known_kinds = one.activation in KINDS and one.made_by in KINDS
+            _require(known_kinds, f"site_activation holds {one.activation!r}, {one.made_by!r}")
+        names = reader.texts("names")
+        numbers = reader.numbers("numbers", np.int64)
+        count = len(numbers)
+        _require(bool((np.diff(numbers) > 0).all()), "numbers does not rise")
+        varied = reader.numbers("varied", np.int64, count)
+        rows_in = reader.numbers("rows_in", np.int64, count)
+        states_in = reader.numbers("states_in", np.int64, count)
+        for name, counts in (("rows_in", rows_in), ("states_in", states_in)):
+            _require(bool((counts >= 0).all()), f"{name} holds a negative count")
+        most = sum(map(int, rows_in)), sum(map(int, states_in))
+        row_name = reader.numbers("row_name", np.int64, most[0])
+        state_name = reader.numbers("state_name", np.int64, most[1])
+        for name, which in (("row_name", row_name), ("state_name", state_name)):
+            inside = (which >= 0) & (which < len(names))
+            _require(bool(inside.all()), f"{name} names what there is not")
+        rows = reader.array("rows", np.float32, (most[0], len(SITE_FIGURES)))
+        masks = reader.array("masks", np.uint8, (most[0], len(MASKS), BYTES))
+        states = reader.array("states", np.float32, (most[1], len(PARAMETER_FIGURES)))
+        found: list[Figures] = []
+        r = s = 0
+        counts = zip(map(int, rows_in), map(int, states_in), map(int, varied), strict=True)
+        for n_rows, n_states, one_varied in counts:
+            found.append(
+                Figures(
+                    sites=tuple(names[i] for i in row_name[r : r + n_rows]),
+                    rows=rows[r : r + n_rows].copy(),
+                    masks=masks[r : r + n_rows].copy(),
+                    parameters=tuple(names[i] for i in state_name[s : s + n_states]),
+                    parameter_rows=states[s : s + n_states].copy(),
+                    varied=one_varied,
+                )
+            )
+            r, s = r + n_rows, s + n_states
+        return Observed(facts=facts, numbers=tuple(map(int, numbers)), figures=tuple(found))
+
+
+def _put(out: dict[str, Array], name: str, values: Sequence[Any], kind: str) -> None:
+    if kind == "str":
+        blobs = [value.encode("utf-8", "surrogatepass") for value in values]
+        out[name] = np.frombuffer(b"".join(blobs), np.uint8)
+        out[f"{name}_ends"] = np.cumsum([len(b) for b in blobs], dtype=np.int64)
+    else:
+        out[name] = np.array(values, np.float64 if kind == "float" else np.int64)
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise InspectorError(
+            f"These columns are not what rules need: {what}. Record the run again, or leave the "
+            f"columns out: then rules that need them say nothing."
+        )
+
+
+class _Columns:
+    """Reads columns of which nothing is trusted."""
+
+    def __init__(self, columns: Mapping[str, Any]):
+        self._columns = columns
+
+    def array(self, name: str, dtype: Any, shape: tuple[int | None, ...]) -> Array:
+        found = self._columns.get(name)
+        _require(isinstance(found, np.ndarray), f"{name} is missing or no array")
+        assert isinstance(found, np.ndarray)
+        _require(found.dtype == np.dtype(dtype), f"{name} is of dtype {found.dtype}")
+        fits = len(found.shape) == len(shape) and all(
+            b is None or a == b for a, b in zip(found.shape, shape, strict=True)
+        )
+        _require(fits, f"{name} has shape {found.shape}")
+        return found
+
+    def numbers(self, name: str, dtype: Any, count: int | None = None) -> Array:
+        return self.array(name, dtype, (count,))
+
+    def texts(self, name: str, count: int | None = None) -> list[str]:
+        blob = self.numbers(name, np.uint8)
+        ends = self.numbers(f"{name}_ends", np.int64, count)
+        starts = np.concatenate([np.zeros(1, np.int64), ends])[: len(ends)]
+        whole = int(ends[-1]) if len(ends) else 0
+        rising = bool((ends >= starts).all()) and whole == len(blob)
+        _require(rising, f"{name}_ends does not fit {name}")
+        data = blob.tobytes()
+        try:
+            return [
+                data[int(a) : int(b)].decode("utf-8", "surrogatepass")
+                for a, b in zip(starts, ends, strict=True)
+            ]
+        except UnicodeDecodeError:
+            _require(False, f"{name} is not UTF-8")
+            raise
+
+    def items(self, prefix: str, cls: Any) -> list[Any]:
+        columns: dict[str, list[Any]] = {}
+        count: int | None = None
+        for field in dataclasses.fields(cls):
+            name, kind = f"{prefix}_{field.name}", str(field.type)
+            if kind == "str":
+                columns[field.name] = self.texts(name, count)
+            elif kind == "float":
+                columns[field.name] = self.numbers(name, np.float64, count).tolist()
+            else:
+                columns[field.name] = self.numbers(name, np.int64, count).tolist()
+            count = len(columns[field.name])
+        rows = zip(*columns.values(), strict=True)
+        return [cls(**dict(zip(columns, row, strict=True))) for row in rows]

@@ -1,0 +1,378 @@
+"""Each rule on recordings made by hand: on the fault, beside it, and on what it lacks."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nnx_inspector.findings import diagnose
+from nnx_inspector.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES, UNITS
+from nnx_inspector.observed import Facts, Figures, ParameterFacts, SiteFacts
+from nnx_inspector.recording import Recording
+from nnx_inspector.summary import Summary
+
+SITES = ("a", "b", "c", "d", "e", "f")
+
+
+def of(scale: float = 1.0, n: int = 64) -> Summary:
+    """A summary of n values with this root mean square, half of them negative."""
+    bins = np.zeros(4096, np.uint64)
+    for sign in (1, -1):
+        single = np.array([sign * scale], np.float32).view(np.uint32)[0] >> 20
+        bins[single] += n // 2
+    points = np.array([-scale, scale, 0.0])
+    return Summary(bins=bins, points=points, sums=np.array([scale, 0.0, float(n)]))
+
+
+def healthy(**other: float) -> dict[str, float]:
+    known = {
+        "examples": 64, "units": 32, "looked": 32, "positions": 1, "rank": 8, "rms": 1, "spread": 1,
+        "flat": 0, "mean": 1, "limit": 128,
+    }  # fmt: skip
+    return {**dict.fromkeys(SITE_FIGURES, np.nan), **known, **other}
+
+
+@dataclasses.dataclass
+class Model:
+    """A chain of layers, and what is told of each in one pass."""
+
+    sites: dict[str, dict[str, float]] = dataclasses.field(
+        default_factory=lambda: {s: healthy() for s in SITES}
+    )
+    facts: dict[str, dict[str, Any]] = dataclasses.field(
+        default_factory=lambda: {s: {} for s in SITES}
+    )
+    parameters: dict[str, dict[str, Any]] = dataclasses.field(
+        default_factory=lambda: {s: {} for s in SITES}
+    )
+    told: dict[str, dict[str, float]] = dataclasses.field(
+        default_factory=lambda: {s: {} for s in SITES}
+    )
+    masks: dict[tuple[str, str], float] = dataclasses.field(default_factory=lambda: {})
+    outputs: dict[str, Summary] = dataclasses.field(
+        default_factory=lambda: {s: of() for s in SITES}
+    )
+    gradients: dict[str, Summary | None] = dataclasses.field(
+        default_factory=lambda: {s: of(0.01) for s in SITES}
+    )
+    kind: str = "step"
+    varied: int = 1
+
+    def known(self) -> Facts:
+        return Facts(
+            sites=tuple(
+                SiteFacts(
+                    **{
+                        "site": s,
+                        "type": "Linear",
+                        "order": i,
+                        "entering": "float32",
+                        "leaving": "float32",
+                        "examples": 64,
+                        **self.facts[s],
+                    }
+                )
+                for i, s in enumerate(SITES)
+            ),
+            parameters=tuple(
+                ParameterFacts(
+                    **{
+                        "path": f"{s}/kernel",
+                        "site": s,
+                        "type": "Param",
+                        "dtype": "float32",
+                        "size": 1024,
+                        "needed": 1,
+                        "axes": 2,
+                        **self.parameters[s],
+                    }
+                )
+                for s in SITES
+            ),
+        )
+
+    def figures(self) -> Figures:
+        rows = [[self.sites[s][name] for name in SITE_FIGURES] for s in SITES]
+        bits = np.zeros((len(SITES), len(MASKS), UNITS), bool)
+        for (site, mask), part in self.masks.items():
+            count = round(part * self.sites[site]["looked"])
+            bits[SITES.index(site), MASKS.index(mask), :count] = True
+        state = {"norm": 0.1, "gradient": 0.1, "graded": 1.0, "change": np.nan, "same": np.nan}
+        state |= {"decay": np.nan}
+        if self.kind == "watch":
+            state |= {"gradient": np.nan, "graded": np.nan, "change": 1e-3, "same": 0, "decay": 0}
+        states = [[{**state, **self.told[s]}[n] for n in PARAMETER_FIGURES] for s in SITES]
+        assert np.packbits(bits, axis=2).shape[2] == BYTES
+        return Figures(
+            sites=SITES,
+            rows=np.array(rows, np.float32),
+            masks=np.packbits(bits, axis=2),
+            parameters=tuple(f"{s}/kernel" for s in SITES),
+            parameter_rows=np.array(states, np.float32),
+            varied=self.varied,
+        )
+
+    def recording(self, passes: int = 4, *, facts: bool = True, figures: bool = True) -> Recording:
+        recording = Recording()
+        if facts:
+            recording.learn(self.known())
+        for step in range(passes):
+            summaries = {
+                s: {"output": self.outputs[s], "gradient": self.gradients[s]} for s in SITES
+            }
+            recording.append(
+                step, summaries, kind=self.kind, figures=self.figures() if figures else None
+            )
+        return recording
+
+    def found(self, **options: Any) -> list[tuple[str, str, str]]:
+        return [(f.rule, f.site, f.severity) for f in diagnose(self.recording(**options))]
+
+
+@pytest.mark.parametrize("kind", ["step", "watch", "run"])
+def test_a_healthy_chain_has_no_findings(kind: str) -> None:
+    assert Model(kind=kind).found() == []
+    assert Model(kind=kind).found(facts=False) == []
+    assert Model(kind=kind).found(figures=False) == []
+
+
+def dead(part: float, site: str = "c", *, examples: int = 64, kind: str = "relu") -> Model:
+    model = Model(masks={(site, "below" if kind else "dead"): part})
+    model.facts[site] = {"activation": kind}
+    model.sites[site]["examples"] = examples
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (dead(0.5), [("dead-units", "c", "warning")]),
+        (dead(1.0), [("dead-units", "c", "error")]),
+        (dead(0.5, kind=""), [("dead-units", "c", "warning")]),
+        (dead(0.3), []),
+        (dead(0.5, examples=16), []),
+        (dead(0.7, examples=16), [("dead-units", "c", "warning")]),
+        (dead(1.0, examples=4), []),
+    ],
+)
+def test_dead_units(model: Model, expected: list[Any]) -> None:
+    assert model.found() == expected
+
+
+def test_half_of_all_values_may_be_zero() -> None:
+    model = Model()
+    model.facts["c"] = {"activation": "relu"}
+    assert model.found() == []
+
+
+def test_a_layer_that_begins_at_zero_is_not_dead() -> None:
+    model = dead(1.0, kind="")
+    model.told["c"] = {"norm": 0.0}
+    assert model.found() == []
+
+
+@pytest.mark.parametrize(
+    ("activation", "mask", "part", "expected"),
+    [
+        ("tanh", "tanh", 0.6, ["saturated-units"]),
+        ("sigmoid", "sigmoid", 1.0, ["saturated-units"]),
+        ("tanh", "tanh", 0.3, []),
+        ("", "tanh", 1.0, []),
+        ("relu", "sigmoid", 1.0, []),
+    ],
+)
+def test_saturated_units(activation: str, mask: str, part: float, expected: list[str]) -> None:
+    model = Model(masks={("b", mask): part})
+    model.facts["b"] = {"activation": activation}
+    assert [rule for rule, _, _ in model.found()] == expected
+
+
+def test_a_head_that_is_sure_is_not_saturated() -> None:
+    model = Model(masks={("f", "sigmoid"): 1.0})
+    model.facts["f"] = {"activation": "sigmoid"}
+    assert model.found() == []
+
+
+def constant_from(first: str, varied: int = 1) -> Model:
+    model = Model(varied=varied)
+    for site in SITES[SITES.index(first) :]:
+        model.sites[site] |= {"flat": 1, "spread": 0, "rank": np.nan}
+    return model
+
+
+def test_constant_over_the_batch() -> None:
+    assert constant_from("c").found() == [("constant", "c", "error")]
+    assert constant_from("c", varied=0).found() == []
+    assert constant_from("c", varied=-1).found() == []
+    branch = constant_from("c")
+    branch.sites["f"] = healthy()
+    assert branch.found() == []  # others bring the examples past it
+
+
+@pytest.mark.parametrize(
+    ("figures", "expected"),
+    [
+        ({"rank": 1.0}, [("collapse", "c", "warning")]),
+        ({"rank": 1.2}, []),
+        ({"rank": 1.0, "units": 4}, []),
+    ],
+)
+def test_collapse_of_rank(figures: dict[str, float], expected: list[Any]) -> None:
+    model = Model()
+    model.sites["c"] |= figures
+    assert model.found() == expected
+
+
+def test_collapse_of_variance() -> None:
+    model = Model()
+    for site in "cdef":
+        model.sites[site] |= {"spread": 1e-4, "rms": 1e-4}
+    assert model.found() == [("collapse", "c", "warning")]
+    branch = Model()
+    branch.sites["c"] |= {"spread": 1e-5, "rms": 1e-5}
+    assert branch.found() == []  # a branch that is small beside its trunk
+
+
+@pytest.mark.parametrize(
+    ("top", "limit", "expected"),
+    [
+        (6e4, 16, True),
+        (5e3, 16, False),
+        (1e20, 128, True),
+        (1e9, 128, False),
+        (1e20, np.nan, False),
+    ],
+)
+def test_overflow(top: float, limit: float, expected: bool) -> None:
+    model = Model()
+    model.outputs["c"] = of(top)
+    model.sites["c"]["limit"] = limit
+    assert model.found() == ([("overflow", "c", "error")] if expected else [])
+
+
+def along(factor: float) -> Model:
+    model = Model()
+    for i, site in enumerate(reversed(SITES)):
+        model.gradients[site] = of(1e-2 * factor**i)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("factor", "expected"),
+    [
+        (0.05, ["vanishing-gradient"]),
+        (0.25, ["vanishing-gradient"]),
+        (0.6, []),
+        (1.5, []),
+        (5.0, ["exploding-gradient"]),
+        (20.0, ["exploding-gradient"]),
+    ],
+)
+def test_gradients_along_depth(factor: float, expected: list[str]) -> None:
+    assert [rule for rule, _, _ in along(factor).found()] == expected
+
+
+def test_no_gradient() -> None:
+    model = Model()
+    model.told["a"] = {"gradient": 0.0, "graded": 0.0}
+    model.gradients["a"] = None
+    assert model.found() == [("no-gradient", "a", "warning")]
+    model.parameters["a"] = {"path": "teacher/kernel"}
+    assert {severity for _, _, severity in model.found()} <= {"info"}
+
+
+def test_a_watched_parameter_that_stays_while_others_move_is_information() -> None:
+    model = Model(kind="watch")
+    model.told["b"] = {"same": 1.0, "change": 0.0}
+    assert model.found() == [("no-gradient", "b", "info")]
+
+
+def test_a_watched_module_whose_output_gets_no_gradient() -> None:
+    model = Model(kind="watch")
+    model.gradients["b"] = None
+    assert model.found() == [("no-gradient", "b", "warning")]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (0.5, [("update-ratio", "a", "warning")]),
+        (4.0, [("update-ratio", "a", "error")]),
+        (0.05, []),
+        (1e-4, []),
+        (1e-7, [("update-ratio", "a", "warning")]),
+    ],
+)
+def test_update_ratio(change: float, expected: list[Any]) -> None:
+    model = Model(kind="watch")
+    for site in SITES:
+        model.told[site] = {"change": change}
+    found = model.found()
+    assert [(rule, severity) for rule, _, severity in found] == [(r, s) for r, _, s in expected]
+
+
+@pytest.mark.parametrize(
+    ("facts", "dtype", "expected"),
+    [
+        ({"leaving": "float16", "declared": "float16"}, "float32", True),
+        ({"entering": "bfloat16"}, "float32", True),
+        ({"entering": "bfloat16", "declared": "float32", "type": "LayerNorm"}, "float32", False),
+        ({"entering": "float32"}, "bfloat16", True),
+        ({}, "float32", False),
+    ],
+)
+def test_dtype(facts: dict[str, str], dtype: str, expected: bool) -> None:
+    model = Model()
+    model.facts["c"] = facts
+    model.parameters["c"] = {"dtype": dtype}
+    assert model.found() == ([("dtype", "c", "warning")] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("running", "shifted", "scaled", "expected"),
+    [(1, 3.0, 1.0, True), (1, 0.0, 5.0, True), (1, 0.1, 1.1, False), (0, 3.0, 5.0, False)],
+)
+def test_batch_norm_mode(running: int, shifted: float, scaled: float, expected: bool) -> None:
+    model = Model()
+    model.facts["c"] = {"running": running, "type": "BatchNorm"}
+    model.sites["c"] |= {"shifted": shifted, "scaled": scaled}
+    assert model.found() == ([("mode", "c", "warning")] if expected else [])
+    assert Model(kind="run", facts=model.facts, gradients=dict.fromkeys(SITES)).found() == []
+
+
+def test_batch_norm_of_a_single_value() -> None:
+    model = Model()
+    model.facts["c"] = {"running": 0, "examples": 1}
+    assert model.found() == [("mode", "c", "warning")]
+
+
+def test_unused_modules() -> None:
+    model = Model()
+    model.facts["c"] = {"order": -1}
+    model.parameters["c"] = {"needed": 0}
+    model.told["c"] = {"graded": 0.0}
+    model.gradients["c"] = None
+    assert model.found()[:1] == [("unused", "c", "warning")]
+    model.parameters["c"] = {"needed": -1}
+    assert "unused" not in [rule for rule, _, _ in model.found()]
+
+
+def test_a_cause_comes_before_its_consequences() -> None:
+    model = dead(1.0, "b")
+    for site in "cdef":
+        model.sites[site] |= {"flat": 1, "spread": 0, "rank": np.nan}
+    for site in "ab":
+        model.told[site] = {"graded": 0.0, "gradient": 0.0}
+    found = model.found()
+    assert [rule for rule, _, _ in found] == ["dead-units", "constant", "no-gradient"]
+
+
+def test_perturbed_passes_are_no_evidence() -> None:
+    recording, model = Recording(), dead(1.0)
+    recording.learn(model.known())
+    summaries = {s: {"output": model.outputs[s]} for s in SITES}
+    recording.append(0, summaries, figures=model.figures(), perturbed=True)
+    assert diagnose(recording) == []
