@@ -7,7 +7,7 @@ that is not known is NaN. Works on the host, and imports jax only where a Record
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -81,16 +81,20 @@ def compare(
 
     steps = at if isinstance(at, tuple) else (at, at)
     of_a, of_b = _summaries(a, steps[0], "a"), _summaries(b, steps[1], "b")
-    rows = [(*key, *_row(of_a.get(key), of_b.get(key))) for key in dict.fromkeys((*of_a, *of_b))]
-    rows.sort(key=lambda row: tuple(map(_rank, row[3:5])) if row[2] == "both" else (2, 2))
+    rows: list[tuple[Any, ...]] = [
+        (*key, *_row(of_a.get(key), of_b.get(key))) for key in dict.fromkeys((*of_a, *of_b))
+    ]
+    rows.sort(key=_rank)
     types = {name: "float64" for name in _COLUMNS[3:8]} | dict.fromkeys(_COLUMNS[8:], "Int64")
     frame: Any = pd.DataFrame(rows, columns=list(_COLUMNS))
     return frame.astype(types)
 
 
-def _rank(figure: float) -> float:
-    """Smaller is farther apart; what is not known is behind all that is."""
-    return 1.0 if math.isnan(figure) else -figure
+def _rank(row: Sequence[Any]) -> tuple[float, ...]:
+    """The farthest apart first, what is not known behind it, and last what only one has."""
+    if row[2] != "both":
+        return (2.0, 2.0)
+    return tuple(1.0 if math.isnan(figure) else -figure for figure in row[3:5])
 
 
 def _summaries(of: object, step: int | None, name: str) -> Mapping[tuple[str, str], Summary]:
@@ -175,7 +179,7 @@ def _distribution(summary: Summary) -> _Distribution:
     bins = summary.merged().bins
     used = np.flatnonzero((bins > 0) & (RANKS >= 0))
     ranks, where = np.unique(RANKS[used], return_inverse=True)
-    mass = np.bincount(where, bins[used].astype(np.float64), len(ranks))
+    mass: Any = np.bincount(where, bins[used].astype(np.float64), len(ranks))
     index = VALUE_ORDER[ranks]
     low, high = summary.min, summary.max
     if math.isnan(low):  # moments unknown

@@ -1,4 +1,4 @@
-"""A run that is saved as it goes: the file has what the recording has, and a disk never stops it."""
+"""A run that is saved as it goes: the file has what was recorded, and no disk stops it."""
 
 # jax is only partly typed
 # pyright: reportUnknownMemberType=false
@@ -111,12 +111,18 @@ def test_a_disk_that_fails_stops_no_training(
     insp.close()
     assert_same(load(path), insp.recording)
 
-    (model, optimizer), text = trained(), "could not be saved .*No space left"
-    with pytest.warns(InspectorWarning, match=text), watch(model, every=1, save=path) as recording:
-        monkeypatch.setattr(os, "write", refused)
-        for _ in range(4):
-            train_step(model, optimizer, X)
-        monkeypatch.undo()
+    model, optimizer = trained()
+
+    def watched() -> Recording:
+        with watch(model, every=1, save=path) as recording:
+            monkeypatch.setattr(os, "write", refused)
+            for _ in range(4):
+                train_step(model, optimizer, X)
+            monkeypatch.undo()
+        return recording
+
+    with pytest.warns(InspectorWarning, match="could not be saved .*No space left"):
+        recording = watched()
     assert_same(load(path), recording)
     with pytest.raises(FileNotFoundError), watch(model, save=tmp_path / "no" / "run.nni"):
         raise AssertionError
@@ -173,9 +179,8 @@ def test_twenty_thousand_steps_take_bounded_memory(
     assert largest <= 2 * recording.nbytes + 5 * 2**20
     assert peak[-1] - peak[1] < 64 * 2**20, "it grows with the steps"
     insp.close()
+    sizes = [recording.nbytes, path.stat().st_size, largest, *peak]
+    names = ["recording", "file", "file at most", *(f"process at {n}" for n in (5, 10, 15, 20))]
     with capsys.disabled():
-        print(
-            f"\n20,000 steps: {len(recording)} passes, recording {recording.nbytes / 2**20:.1f} MiB, "
-            f"file {path.stat().st_size / 2**20:.1f} MiB at the end, {largest / 2**20:.1f} at most, "
-            f"process {[round(p / 2**20) for p in peak]} MiB after each 5000"
-        )
+        print("\n20,000 steps:", len(recording), "passes;", end=" ")
+        print(*(f"{n} {b / 2**20:.1f} MiB" for n, b in zip(names, sizes, strict=True)), sep=", ")
