@@ -21,8 +21,18 @@ from nnx_inspector.measured import NONFINITE, Measured, step_number
 from nnx_inspector.observed import Figures, Observed
 from nnx_inspector.passes import QUANTITIES
 from nnx_inspector.recording import Recording
-from nnx_inspector.saving import FACTS, FIGURES, HEAD, HELD, NAMES, PASS, POINTS
-from nnx_inspector.saving import MOST_NAME, NEWS, PERTURBED
+from nnx_inspector.saving import (
+    FACTS,
+    FIGURES,
+    HEAD,
+    HELD,
+    MOST_NAME,
+    NAMES,
+    NEWS,
+    PASS,
+    PERTURBED,
+    POINTS,
+)
 from nnx_inspector.saving import NONFINITE as KINDS
 from nnx_inspector.sections import Columns, DamagedError, Reader, column
 

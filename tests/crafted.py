@@ -11,7 +11,7 @@ import tempfile
 import zlib
 
 import safetensors.numpy
-from recorded import pool
+from recorded import pool, some_facts, some_figures
 
 from nnx_inspector.recording import Recording
 
@@ -43,6 +43,7 @@ def parts_of(data: bytes) -> list[Part]:
 def fill(recording: Recording, steps: range) -> None:
     """One pass a step: small, and all that a pass can have."""
     summaries = pool()
+    recording.learn(some_facts(len(steps)))
     for i in steps:
         recording.append(
             i,
@@ -51,6 +52,7 @@ def fill(recording: Recording, steps: range) -> None:
             kind=f"k{i % 3}",
             perturbed=i % 3 == 1,
             setting=i,
+            figures=some_figures(i) if i % 2 else None,
         )
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.findings import diagnose
+from nnx_inspector.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES
+from nnx_inspector.observed import Facts, Figures, ParameterFacts, SiteFacts
 from nnx_inspector.passes import Quantity
 from nnx_inspector.recording import Recording
 from nnx_inspector.summarize import summarize
@@ -58,6 +60,32 @@ def pool() -> list[Summary]:
     return [*map(summary_of, VALUES.values()), stopped, counted, wide, opaque("key<fry>[3]", 3)]
 
 
+def some_figures(seed: int) -> Figures:
+    """Figures of a pass, NaN and Inf among them."""
+    random = np.random.default_rng(seed)
+    sites, parameters = ("a", "blocks[3]/attn")[: seed % 3], ("a/kernel", "größe")[: seed % 2 + 1]
+    rows = random.normal(size=(len(sites), len(SITE_FIGURES))).astype(np.float32)
+    rows[:, ::4] = np.nan
+    states = random.normal(size=(len(parameters), len(PARAMETER_FIGURES))).astype(np.float32)
+    states[:, 1] = np.inf
+    return Figures(
+        sites=sites,
+        rows=rows,
+        masks=random.integers(0, 256, (len(sites), len(MASKS), BYTES), np.uint8),
+        parameters=parameters,
+        parameter_rows=states,
+        varied=seed % 3 - 1,
+    )
+
+
+def some_facts(seed: int) -> Facts:
+    """Facts of a model of two modules."""
+    one = SiteFacts(site="a", type="Linear", order=seed, activation="relu", rate=0.5)
+    two = SiteFacts(site="blocks[3]/attn", type="\ud800", examples=2**40)
+    kernel = ParameterFacts(path="a/kernel", site="a", type="Param", dtype="float32", size=seed)
+    return Facts(sites=(one, two), parameters=(kernel,))
+
+
 def contents(recording: Recording) -> dict[str, Any]:
     """All that there is to a recording, in comparable form: bit for bit."""
     passes = [
@@ -75,7 +103,15 @@ def contents(recording: Recording) -> dict[str, Any]:
         "bytes": recording.nbytes,
         "firsts": state.firsts,
         "next": state.appended,
+        "facts": repr(state.facts),  # a rate that is NaN equals none
+        "figures": [None if p.figures is None else _bits(p.figures) for p in recording.passes],
     }
+
+
+def _bits(figures: Figures) -> tuple[object, ...]:
+    arrays = figures.rows, figures.masks, figures.parameter_rows
+    names = figures.sites, figures.parameters, figures.varied
+    return (*names, *((str(a.dtype), a.shape, a.tobytes()) for a in arrays))
 
 
 def assert_same(found: Recording, expected: Recording) -> None:

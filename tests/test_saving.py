@@ -18,7 +18,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import VALUES, assert_same, contents, normal, pool, summary_of
+from recorded import (
+    VALUES,
+    assert_same,
+    contents,
+    normal,
+    pool,
+    some_facts,
+    some_figures,
+    summary_of,
+)
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.loading import load
@@ -59,9 +68,11 @@ def do(recording: Recording, operation: Any) -> None:
         return
     _, step, measured, values, kind, perturbed, setting = operation
     summaries = {s: {q: POOL()[i] for q, i in of.items()} for s, of in measured.items()}
-    recording.append(
-        step, summaries, metrics=values, kind=kind, perturbed=perturbed, setting=setting
-    )
+    figures = some_figures(setting % 7) if setting % 2 else None
+    marks: Any = {"kind": kind, "perturbed": perturbed, "setting": setting, "figures": figures}
+    recording.append(step, summaries, metrics=values, **marks)
+    if setting % 3 == 0:
+        recording.learn(some_facts(setting % 5))
 
 
 runs = given(
