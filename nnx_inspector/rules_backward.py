@@ -23,7 +23,7 @@ VANISHED: Final = 1e-4
 one order of magnitude, under the older one they fall by less than one a layer."""
 EXPLODED: Final = 1e4
 """The same, upwards; Pascanu et al. 2013 clip where norms grow by orders of magnitude."""
-STEADY_VANISHED, STEADY_EXPLODED = 3e-3, 300.0
+STEADY_VANISHED, STEADY_EXPLODED = 5e-3, 300.0
 """Less is enough where it goes steadily, by PER_LAYER at least from each layer to the next."""
 PER_LAYER: Final = 0.6
 DEEP: Final = 4
