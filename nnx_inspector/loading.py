@@ -18,7 +18,7 @@ from nnx_inspector.compact import checked
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES
 from nnx_inspector.measured import NONFINITE, Measured, step_number
-from nnx_inspector.observed import Figures, Observed
+from nnx_inspector.observed import Figures, Observed, flaw_in
 from nnx_inspector.passes import QUANTITIES
 from nnx_inspector.recording import Recording
 from nnx_inspector.saving import (
@@ -248,8 +248,6 @@ class _Opened:
         masks = column(columns, "masks", "uint8", (len(sites), len(MASKS), BYTES))
         states = column(columns, "states", "float32", (len(parameters), len(PARAMETER_FIGURES)))
         [varied] = column(columns, "varied", "int64", (1,)).tolist()
-        if not -1 <= varied <= 1:
-            raise ValueError(f"column 'varied' holds {varied}")
         self._figures = Figures(
             sites=tuple(sites),
             rows=rows.copy(),  # not the whole body with it
@@ -258,6 +256,8 @@ class _Opened:
             parameter_rows=states.copy(),
             varied=varied,
         )
+        if flaw := flaw_in(self._figures):
+            raise ValueError(flaw)
         self._require_room(self._figures.nbytes + 8 * (len(sites) + len(parameters)))
 
     def _points(self, columns: Columns) -> None:

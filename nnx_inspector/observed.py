@@ -150,6 +150,29 @@ class Figures:
         )
 
 
+_COUNTS: Final = [SITE_FIGURES.index(name) for name in ("examples", "units", "looked", "positions")]
+_LOOKED, _UNITS = SITE_FIGURES.index("looked"), SITE_FIGURES.index("units")
+
+
+def flaw_in(figures: Figures) -> str:
+    """What cannot be in the figures of a pass, "" where all can: rules trust what a file says."""
+    counts = figures.rows[:, _COUNTS]
+    with np.errstate(invalid="ignore"):  # NaN is no count
+        whole = (counts >= 1) & (counts <= 2.0**53) & (counts == np.trunc(counts))
+    if not whole.all():
+        return "a count is none"
+    looked, there = figures.rows[:, _LOOKED], figures.rows[:, _UNITS]
+    if (looked > there).any() or (looked > 8 * BYTES).any():
+        return "more units were looked at than there are"
+    if (figures.rows < 0).any() or (figures.parameter_rows < 0).any():
+        return "a figure is negative"
+    if len(set(figures.sites)) < len(figures.sites) or len(set(figures.parameters)) < len(
+        figures.parameters
+    ):
+        return "a name comes twice"
+    return "" if figures.varied in (-1, 0, 1) else "a flag is none"
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Observed:
     """The facts of a recording, and the figures of its passes.
@@ -243,6 +266,9 @@ class Observed:
                 )
             )
             r, s = r + n_rows, s + n_states
+        for one in found:
+            flaw = flaw_in(one)
+            _require(not flaw, flaw)
         return Observed(facts=facts, numbers=tuple(map(int, numbers)), figures=tuple(found))
 
 

@@ -64,9 +64,11 @@ def some_figures(seed: int) -> Figures:
     """Figures of a pass, NaN and Inf among them."""
     random = np.random.default_rng(seed)
     sites, parameters = ("a", "blocks[3]/attn")[: seed % 3], ("a/kernel", "größe")[: seed % 2 + 1]
-    rows = random.normal(size=(len(sites), len(SITE_FIGURES))).astype(np.float32)
-    rows[:, ::4] = np.nan
-    states = random.normal(size=(len(parameters), len(PARAMETER_FIGURES))).astype(np.float32)
+    rows = random.exponential(size=(len(sites), len(SITE_FIGURES))).astype(np.float32)
+    rows[:, 5::3] = np.nan
+    for name in ("examples", "units", "looked", "positions"):
+        rows[:, SITE_FIGURES.index(name)] = 64 if name == "units" else random.integers(1, 64)
+    states = random.exponential(size=(len(parameters), len(PARAMETER_FIGURES))).astype(np.float32)
     states[:, 1] = np.inf
     return Figures(
         sites=sites,

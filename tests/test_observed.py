@@ -18,6 +18,7 @@ from nnx_inspector.observed import (
     Observed,
     ParameterFacts,
     SiteFacts,
+    flaw_in,
 )
 from nnx_inspector.recording import Recording
 from nnx_inspector.summary import empty
@@ -37,14 +38,16 @@ PARAMETERS = st.builds(
 
 def figures(sites=("a", "b[1]"), parameters=("a/kernel",), seed=0, varied=1):
     random = np.random.default_rng(seed)
+    rows = random.exponential(size=(len(sites), len(SITE_FIGURES))).astype(np.float32)
+    for name in ("examples", "units", "looked", "positions"):
+        rows[:, SITE_FIGURES.index(name)] = 64 if name == "units" else random.integers(1, 64)
+    states = random.exponential(size=(len(parameters), len(PARAMETER_FIGURES))).astype(np.float32)
     return Figures(
         sites=tuple(sites),
-        rows=random.normal(size=(len(sites), len(SITE_FIGURES))).astype(np.float32),
+        rows=rows,
         masks=random.integers(0, 256, (len(sites), len(MASKS), BYTES), np.uint8),
         parameters=tuple(parameters),
-        parameter_rows=random.normal(size=(len(parameters), len(PARAMETER_FIGURES))).astype(
-            np.float32
-        ),
+        parameter_rows=states,
         varied=varied,
     )
 
@@ -62,7 +65,12 @@ def same(a, b):
         sites=st.lists(SITES, max_size=3).map(tuple),
         parameters=st.lists(PARAMETERS, max_size=3).map(tuple),
     ),
-    many=st.lists(st.tuples(st.lists(NAMES, max_size=3), st.lists(NAMES, max_size=3)), max_size=3),
+    many=st.lists(
+        st.tuples(
+            st.lists(NAMES, max_size=3, unique=True), st.lists(NAMES, max_size=3, unique=True)
+        ),
+        max_size=3,
+    ),
 )
 def test_columns_come_back_as_they_were(facts, many):
     items = [figures(s, p, seed) for seed, (s, p) in enumerate(many)]
@@ -146,3 +154,28 @@ def test_what_was_seen_called_once_stays_called():
     unused = dataclasses.replace(used, needed=0)
     joined = Facts(parameters=(used,)).joined(Facts(parameters=(unused,)))
     assert joined.parameters[0].needed == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "flaw"),
+    [
+        ("examples", np.nan, "a count is none"),
+        ("looked", np.inf, "a count is none"),
+        ("units", 2.5, "a count is none"),
+        ("positions", 0, "a count is none"),
+        ("looked", 65, "more units were looked at"),
+        ("rms", -1, "a figure is negative"),
+    ],
+)
+def test_figures_that_cannot_be_are_refused(name, value, flaw):
+    one = figures()
+    assert flaw_in(one) == ""
+    one.rows[1, SITE_FIGURES.index(name)] = value
+    assert flaw_in(one).startswith(flaw)
+    with pytest.raises(InspectorError, match=flaw):
+        Observed.from_columns(Observed(numbers=(3,), figures=(one,)).to_columns())
+
+
+@pytest.mark.parametrize("changed", [{"sites": ("a", "a")}, {"parameters": ("x", "x")}])
+def test_names_come_once(changed):
+    assert flaw_in(figures(**changed)) == "a name comes twice"
