@@ -104,6 +104,27 @@ class Presenter:
         self.state_changed()
         self.present(force=True)
 
+    def state_at_rest(self) -> protocol.State | None:
+        """The small state as if nothing ran: for a page that no kernel is behind."""
+        state = self._state()
+        if state is None:
+            return None
+        resting = tuple(
+            dataclasses.replace(p, pending=False, compiling=False) for p in state.perturbations
+        )
+        return dataclasses.replace(
+            state,
+            perturbations=resting,
+            progress=dataclasses.replace(state.progress, running=False, rate=None),
+            training_perturbed=False,
+            compiling=0,
+            closed=False,
+        )
+
+    def kept(self, type_: str) -> Any:
+        """The last message of a type that `keep` was given, or None."""
+        return self._kept.get(type_)
+
     # --------------------------------------------------------------- sending
 
     def welcome(self) -> None:

@@ -40,12 +40,12 @@ LAYERS = [
     {"gradient_kinds", "parameter_kinds"},
     {"packing", "units", "variables", "forwarding", "flops", "places", "offers"},
     {"linen", "scope", "wrapping", "taps", "findings", "figures", "presenting", "screen"},
-    {"layers", "hostcalls", "inbox"},
+    {"layers", "hostcalls", "inbox", "replay"},
     {"dispatch", "wording", "changes"},
     {"keeping", "inside"},
     {"call"},
     {"interception", "jitcalls"},
-    {"survey", "record", "layerwise", "board", "collecting", "presenter", "looks"},
+    {"page", "survey", "record", "layerwise", "board", "collecting", "presenter", "looks"},
     {"harvest"},
     {"staging", "perturbation"},
     {"parameters", "backward", "substituting"},
@@ -56,7 +56,7 @@ LAYERS = [
     {"losses", "flow", "layer_rows", "shelf", "valued", "weights", "teaching"},
     {"opening", "looking"},
     {"reading"},
-    {"layout", "measures", "commands"},
+    {"layout", "measures", "commands", "saving"},
     {"sweeping", "recorder", "loops"},
     {"trials", "sweeps"},
     {"evaluating", "diagnosing"},
@@ -68,6 +68,7 @@ HOST_ONLY = {
     "errors", "protocol", "binning", "moments", "thinning", "summary", "compact", "curves",
     "history", "passes", "recording", "tabulating", "findings", "figures", "presenting", "screen",
     "presenter", "offers", "flow", "excerpts", "expressions", "worker",
+    "replay", "page",
 }  # fmt: skip
 
 

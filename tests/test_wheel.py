@@ -18,7 +18,7 @@ from browser.lab import Lab
 from browser.view import View
 
 ROOT = pathlib.Path(__file__).parents[1]
-BUILT = ("widget.js", "widget.css", "layout.js", "licenses.txt")
+BUILT = ("widget.js", "widget.css", "layout.js", "page.js", "licenses.txt")
 STATIC = tuple(f"nnx_inspector/static/{name}" for name in BUILT)
 
 CELL = """

@@ -21,7 +21,8 @@ export function Row({ perturbation: p, store }: { perturbation: Perturbation; st
         class="nni-switch"
         aria-checked={p.enabled}
         aria-label={name}
-        title={p.enabled ? "On: switch it off" : "Off: switch it on"}
+        title={store.replay.value ? (p.enabled ? "On" : "Off") : p.enabled ? "On: switch it off" : "Off: switch it on"}
+        disabled={store.replay.value !== ""}
         data-testid={ids.switch}
         onClick={() => store.adjust(p.id, !p.enabled, null)}
       >
@@ -48,6 +49,7 @@ export function Row({ perturbation: p, store }: { perturbation: Perturbation; st
         class="nni-icon"
         aria-label={`Remove ${name}`}
         title="Remove"
+        disabled={store.replay.value !== ""}
         data-testid={ids.remove}
         onClick={() => store.remove(p.id)}
       >
@@ -108,6 +110,7 @@ function Amount({ name, perturbation: p, store }: { name: string; perturbation: 
     );
   }
   if (p.strength === null) return <span class="nni-strength" />;
+  if (store.replay.value) return <span class="nni-strength">{`${p.strength_name} ${real(p.strength)}`}</span>;
   return (
     <Strength
       name={`${p.strength_name} of ${name}`}
