@@ -673,8 +673,11 @@ class Inspector:
 
     def _told(self) -> Told:
         """What a page tells besides the recording."""
+        if not self._loops.running:
+            self._evaluating.wait()  # for the effect
         layout, state = self._view.layout, self._view.state_at_rest()
-        assert layout is not None and state is not None  # both are from the beginning on
+        assert layout is not None  # both are from the beginning on
+        assert state is not None
         shown, pages = self._evaluating.shown, Pages(self._model, self._modes)
         return told_by(
             self,

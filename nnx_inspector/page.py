@@ -24,13 +24,13 @@ from nnx_inspector.screen import asset
 MAX_BYTES: Final = 16 * 2**20
 MOST_UNPACKED: Final = 256 * 2**20
 """Bytes of the packed numbers before they are deflated: what the browser holds in memory."""
-_TRIES: Final = 6
 _SCRIPT_BREAKERS: Final = ("</script", "<!--", "<script")
 
 _STYLE: Final = """
 body { margin: 0; }
 .nni-root { margin: 0; }
 .nni-view { height: 100vh; min-height: 480px; border: 0; border-radius: 0; resize: none; }
+@media (max-width: 760px) { .nni-view { height: max(100vh, 1200px); } }
 noscript { display: block; padding: 1em; font-family: sans-serif; }
 """
 """Of the page around the screen, which fills it."""
@@ -76,20 +76,19 @@ def page_of(recording: Recording, told: Told, *, title: str, max_bytes: int = MA
     room = max_bytes - shell
     passes = recording.passes
     most = min(len(passes), _at_first(recording, room))
-    for _ in range(_TRIES):
+    while True:
         chosen = evenly(passes, most)
         raw = replayed(recording, chosen, told, left_out=len(passes) - len(chosen))
         packed = base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()
-        if len(packed) <= room and len(raw) <= MOST_UNPACKED:
+        over = max(len(packed) / max(room, 1), len(raw) / MOST_UNPACKED)
+        if over <= 1:
             return before + packed + after
         if len(chosen) <= 2:
-            break
-        over = max(len(packed) / max(room, 1), len(raw) / MOST_UNPACKED)
+            raise InspectorError(
+                f"A page of this recording takes {shell + len(packed):,} bytes even with "
+                f"{len(chosen)} of its passes, and max_bytes is {max_bytes:,}. Allow more."
+            )
         most = max(2, min(len(chosen) - 1, math.floor(len(chosen) / over * 0.95)))
-    raise InspectorError(
-        f"A page of this recording takes {shell + len(packed):,} bytes even with "
-        f"{len(chosen)} of its passes, and max_bytes is {max_bytes:,}. Allow more."
-    )
 
 
 def write_page(path: str | os.PathLike[str], text: str) -> int:
@@ -122,9 +121,7 @@ def _shell(title: str) -> tuple[str, str]:
         f"style-src '{_hash(style)}'; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
     head, _, foot = _PAGE.partition("{recording}")
-    before = head.format(
-        policy=html.escape(policy), title=html.escape(_plain(title)), style=style
-    )
+    before = head.format(policy=html.escape(policy), title=html.escape(_plain(title)), style=style)
     return before, foot.format(script=script)
 
 

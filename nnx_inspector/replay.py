@@ -2,7 +2,7 @@
 
 A small front end of its own (`js/src/page`) answers the screen from them, as a kernel would.
 Invariant: every message is one that the kernel sends, bit for bit, but for the shades of a heatmap,
-which have 8 bits; what is left out to stay within a size is counted, and said on the page. Writes
+which have 9 bits; what is left out to stay within a size is counted, and said on the page. Writes
 no file, knows no jax, no widget and no model.
 """
 
@@ -125,14 +125,14 @@ def replayed(
 
 
 def shade(fractions: np.ndarray) -> np.ndarray:
-    """Numbers with a mantissa of 8 bits, float32: off by less than 1 part in 500.
+    """Numbers of 9 significant bits, float32: off by less than 1 part in 500.
 
     Example:
         >>> shade(np.array([1 / 3, 0.0, np.nan])).tolist()
-        [0.333984375, 0.0, nan]
+        [0.3330078125, 0.0, nan]
     """
     mantissa, exponent = np.frexp(fractions)
-    return np.ldexp(np.rint(mantissa * 2**8) / 2**8, exponent).astype(np.float32)
+    return np.ldexp(np.rint(mantissa * 2**9) / 2**9, exponent).astype(np.float32)
 
 
 def evenly(passes: Sequence[Pass], most: int) -> list[Pass]:

@@ -97,5 +97,3 @@ def _note(layout: protocol.Layout, detailed: Sequence[str]) -> str:
     if len(detailed) < len(layout.sites):
         told += f" The details of {len(detailed)} of {len(layout.sites)} modules are kept."
     return told
-
-

@@ -6,7 +6,7 @@ import { render } from "preact";
 import { App } from "./App";
 import { Bridge, type Model } from "./bridge";
 import { Store } from "./store";
-import { paletteOf } from "./theme";
+import { paletteOf, readTheme } from "./theme";
 
 export interface Session {
   attach(role: "control" | "stream", model: Model, signal?: AbortSignal): void;
@@ -51,6 +51,7 @@ function createSession(forget: () => void): Session {
     mount(el) {
       const place = document.createElement("div");
       el.append(place);
+      readTheme();
       render(<App store={store} bridge={bridge} />, place);
       // Read while there is nothing to style: with the first data it would style every row twice.
       const root = place.querySelector(".nni-root");

@@ -4,7 +4,7 @@ import { render } from "preact";
 import { App } from "../App";
 import { Bridge } from "../bridge";
 import { Store } from "../store";
-import { paletteOf } from "../theme";
+import { paletteOf, readTheme } from "../theme";
 import { comms } from "./kernel";
 import { Recorded } from "./recording";
 
@@ -25,6 +25,7 @@ export function show(recorded: Recorded, place: HTMLElement): () => void {
   const { control, stream } = comms(recorded);
   bridge.attach("stream", stream);
   bridge.attach("control", control);
+  readTheme();
   render(<App store={store} bridge={bridge} />, place);
   const root = place.querySelector(".nni-root");
   if (root) paletteOf(root);

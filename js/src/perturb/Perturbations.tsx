@@ -49,15 +49,17 @@ function Master({ all, store }: { all: readonly Perturbation[]; store: Store }) 
   const on = all.filter((p) => p.enabled).length;
   return (
     <span class="nni-master">
-      {store.replay.value === "" && <button
-        type="button"
-        class="nni-button"
-        data-testid={ids.switchAll}
-        title={on > 0 ? "Switch every perturbation off" : "Switch every perturbation on"}
-        onClick={() => store.switchAll(on === 0)}
-      >
-        {on > 0 ? "All off" : "All on"}
-      </button>}
+      {store.replay.value === "" && (
+        <button
+          type="button"
+          class="nni-button"
+          data-testid={ids.switchAll}
+          title={on > 0 ? "Switch every perturbation off" : "Switch every perturbation on"}
+          onClick={() => store.switchAll(on === 0)}
+        >
+          {on > 0 ? "All off" : "All on"}
+        </button>
+      )}
       <span class={on > 0 ? "nni-change" : "nni-faint"}>
         {count(on)} of {count(all.length)} on
       </span>

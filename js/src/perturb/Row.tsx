@@ -44,17 +44,18 @@ export function Row({ perturbation: p, store }: { perturbation: Perturbation; st
       <span class="nni-waits" role="status">
         {said || (p.pending || p.compiling ? <Waits perturbation={p} /> : <Alone perturbation={p} store={store} />)}
       </span>
-      <button
-        type="button"
-        class="nni-icon"
-        aria-label={`Remove ${name}`}
-        title="Remove"
-        disabled={store.replay.value !== ""}
-        data-testid={ids.remove}
-        onClick={() => store.remove(p.id)}
-      >
-        ×
-      </button>
+      {store.replay.value === "" && (
+        <button
+          type="button"
+          class="nni-icon"
+          aria-label={`Remove ${name}`}
+          title="Remove"
+          data-testid={ids.remove}
+          onClick={() => store.remove(p.id)}
+        >
+          ×
+        </button>
+      )}
     </li>
   );
 }
