@@ -1,5 +1,5 @@
 // Bundles the front end into ../nnx_inspector/static or the folder given: src/widget.tsx ->
-// widget.js, src/theme.css -> widget.css, src/flow/layout.ts -> layout.js, which the kernel sends
+// widget.js, src/theme.css -> widget.css, src/stream.ts -> stream.js, src/flow/layout.ts -> layout.js, which the kernel sends
 // when the first flow is shown, and src/page/page.tsx -> page.js, the script of a saved page. Invariants: each is one file that loads nothing else, neither
 // from disk nor from the network; the licences of what was bundled lie beside them.
 import { readFileSync, readdirSync, writeFileSync } from "node:fs";
@@ -27,6 +27,7 @@ const { metafile } = await build({
   entryPoints: [
     { in: "src/widget.tsx", out: "widget" },
     { in: "src/theme.css", out: "widget" },
+    { in: "src/stream.ts", out: "stream" },
     { in: "src/flow/layout.ts", out: "layout" },
   ],
   format: "esm",

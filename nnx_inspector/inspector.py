@@ -46,13 +46,13 @@ from nnx_inspector.reading import Reading
 from nnx_inspector.record import Record, merged_summaries
 from nnx_inspector.recording import Recording
 from nnx_inspector.replay import Told
-from nnx_inspector.saving import told_by
 from nnx_inspector.sites import Only, Selection, module_sites, nothing_selected, require_module
 from nnx_inspector.stacks import Stack
 from nnx_inspector.summary import Summary
 from nnx_inspector.sweeps import Asked, Sweeps
 from nnx_inspector.switching import Switches
 from nnx_inspector.teaching import Pages
+from nnx_inspector.telling import told_by
 from nnx_inspector.timeline import Settings
 from nnx_inspector.tracing import Trace, trace
 from nnx_inspector.trials import Shown, Trial

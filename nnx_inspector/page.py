@@ -16,10 +16,10 @@ import pathlib
 import uuid
 from typing import Final
 
+from nnx_inspector.assets import asset
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.recording import Recording
 from nnx_inspector.replay import Told, evenly, replayed
-from nnx_inspector.screen import asset
 
 MAX_BYTES: Final = 16 * 2**20
 MOST_UNPACKED: Final = 256 * 2**20

@@ -14,11 +14,13 @@ PACKAGE = pathlib.Path(nnx_inspector.__file__).parent
 LAYERS = [
     {
         "errors",
+        "assets",
         "protocol",
         "binning",
         "moments",
         "thinning",
         "weak",
+        "saved",
         "arming",
         "redirection",
         "trees",
@@ -40,7 +42,7 @@ LAYERS = [
     {"gradient_kinds", "parameter_kinds"},
     {"packing", "units", "variables", "forwarding", "flops", "places", "offers"},
     {"linen", "scope", "wrapping", "taps", "findings", "figures", "presenting", "screen"},
-    {"layers", "hostcalls", "inbox", "replay"},
+    {"layers", "hostcalls", "inbox", "replay", "snapshot"},
     {"dispatch", "wording", "changes"},
     {"keeping", "inside"},
     {"call"},
@@ -56,7 +58,7 @@ LAYERS = [
     {"losses", "flow", "layer_rows", "shelf", "valued", "weights", "teaching"},
     {"opening", "looking"},
     {"reading"},
-    {"layout", "measures", "commands", "saving"},
+    {"layout", "measures", "commands", "telling"},
     {"sweeping", "recorder", "loops"},
     {"trials", "sweeps"},
     {"evaluating", "diagnosing"},
@@ -68,7 +70,7 @@ HOST_ONLY = {
     "errors", "protocol", "binning", "moments", "thinning", "summary", "compact", "curves",
     "history", "passes", "recording", "tabulating", "findings", "figures", "presenting", "screen",
     "presenter", "offers", "flow", "excerpts", "expressions", "worker",
-    "replay", "page",
+    "replay", "page", "assets", "snapshot", "saved",
 }  # fmt: skip
 
 

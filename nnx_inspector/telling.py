@@ -11,18 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from nnx_inspector import protocol
+from nnx_inspector.assets import asset
 from nnx_inspector.errors import reply_text
 from nnx_inspector.flow import flow_of
 from nnx_inspector.looking import look
 from nnx_inspector.replay import Answer, Told
-from nnx_inspector.screen import asset
 from nnx_inspector.tracing import Trace
 
 MOST_DETAILED = 300
 """Sites of which a page keeps histograms, histories, flows, parameters, units, code and state."""
 
 
-class Saved(Protocol):
+class Telling(Protocol):
     """What is asked of an inspector."""
 
     @property
@@ -32,7 +32,7 @@ class Saved(Protocol):
 
 
 def told_by(
-    inspector: Saved,
+    inspector: Telling,
     *,
     layout: protocol.Layout,
     state: protocol.State,

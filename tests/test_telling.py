@@ -13,7 +13,7 @@ from models import TwoLayers
 from test_page import store
 
 import nnx_inspector as nni
-from nnx_inspector import protocol, saving
+from nnx_inspector import protocol, telling
 from nnx_inspector.looking import look
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
@@ -97,7 +97,7 @@ def test_it_changes_neither_the_model_nor_what_the_screen_remembers(insp, tmp_pa
 def test_of_large_models_the_selected_and_the_topmost_are_detailed(
     insp, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(saving, "MOST_DETAILED", 2)
+    monkeypatch.setattr(telling, "MOST_DETAILED", 2)
     insp.to_html(tmp_path / "run.html")
     index = store((tmp_path / "run.html").read_text()).index
     keys = [site["key"] for site in index["layout"]["sites"]]
