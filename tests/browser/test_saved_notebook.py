@@ -46,9 +46,9 @@ def saved(lab: Lab, name: str) -> nbformat.NotebookNode:
 
 
 def without_kernel(lab: Lab, name: str, copy: str) -> None:
-    """A copy that names no kernel: JupyterLab asks for one, and is told that there is none."""
+    """A copy whose kernel is not there: JupyterLab asks for another, and is told to take none."""
     node = saved(lab, name)
-    node.metadata.pop("kernelspec", None)
+    node.metadata["kernelspec"] = {"name": "gone", "display_name": "Gone", "language": "python"}
     nbformat.write(node, lab.root / copy)
 
 
