@@ -48,7 +48,8 @@ def saved(lab: Lab, name: str) -> nbformat.NotebookNode:
 def without_kernel(lab: Lab, name: str, copy: str) -> None:
     """A copy whose kernel is not there: JupyterLab asks for another, and is told to take none."""
     node = saved(lab, name)
-    node.metadata["kernelspec"] = {"name": "gone", "display_name": "Gone", "language": "python"}
+    node.metadata["kernelspec"] = {"name": "gone", "display_name": "Gone", "language": "gone"}
+    node.metadata["language_info"] = {"name": "gone"}  # it takes another of the same language
     nbformat.write(node, lab.root / copy)
 
 
