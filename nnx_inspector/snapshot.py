@@ -1,7 +1,7 @@
 """The last state of a screen as plain HTML: what a saved notebook shows without a kernel.
 
-Built as a tree of elements, so that no text is markup; without scripts, styles and pictures, so
-that what cleans up notebooks that are not trusted leaves it whole. Invariants: a figure is the one
+Built as a tree of elements, so that no text is markup; without scripts, style sheets and pictures,
+so that what cleans up notebooks that are not trusted leaves it whole. Invariants: a figure is the one
 that the screen shows; it stays below MOST_BYTES whatever the model. Knows no jax and no widget.
 """
 
@@ -119,7 +119,7 @@ def _tree(layout: protocol.Layout, selected: str, newest: Pass | None, most: int
     names = ("mean", "std", "min", "max")
     heads = ("module", "type", "output", "activations", *names, "\N{DOUBLE VERTICAL LINE}gradient"
              "\N{DOUBLE VERTICAL LINE}", "NaN, Inf")  # fmt: skip
-    rows = [_row(heads, "th")]
+    rows = [_row(heads, "th", left=4)]
     figure = protocol.STATISTICS.index
     for i in shown:
         site, at = layout.sites[i], table[i, 0]
@@ -136,7 +136,8 @@ def _tree(layout: protocol.Layout, selected: str, newest: Pass | None, most: int
                     *(_real(at[figure(one)]) for one in names),
                     _real(table[i, 1, figure("norm")]),
                     _count(counted),
-                )
+                ),
+                left=4,
             )
         )
     left_out = len(keys) - len(shown)
@@ -251,5 +252,12 @@ def _code(text: str) -> Element:
     return _element("code", _cut(text))
 
 
-def _row(cells: Sequence[Child], kind: str = "td") -> Element:
-    return _element("tr", *(_element(kind, _cut(x) if isinstance(x, str) else x) for x in cells))
+def _row(cells: Sequence[Child], kind: str = "td", *, left: int = 1) -> Element:
+    """A row of a table, of whose cells the first ones are text: hosts set all like numbers."""
+    row = _element("tr")
+    for i, cell in enumerate(cells):
+        element = _element(kind, _cut(cell) if isinstance(cell, str) else cell)
+        if i < left:
+            element.set("style", "text-align: left")
+        row.append(element)
+    return row

@@ -122,7 +122,10 @@ def test_no_text_is_markup(text: str):
     )
     read = Read(found)
     assert read.elements <= ELEMENTS
-    assert set(read.attributes) == {("class", "nni-snapshot nni-of-0")}
+    assert set(read.attributes) == {
+        ("class", "nni-snapshot nni-of-0"),
+        ("style", "text-align: left"),
+    }
     found.encode()
     if text.isprintable() and len(text) < 80:
         assert text in read.text
