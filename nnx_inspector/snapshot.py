@@ -1,8 +1,8 @@
 """The last state of a screen as plain HTML: what a saved notebook shows without a kernel.
 
 Built as a tree of elements, so that no text is markup; without scripts, style sheets and pictures,
-so that what cleans up notebooks that are not trusted leaves it whole. Invariants: a figure is the one
-that the screen shows; it stays below MOST_BYTES whatever the model. Knows no jax and no widget.
+so that what cleans up notebooks that are not trusted leaves it whole. Invariants: a figure is the
+one that the screen shows; it stays below MOST_BYTES whatever the model. Knows no jax, no widget.
 """
 
 from __future__ import annotations
