@@ -1,6 +1,6 @@
 // Bundles the front end into ../nnx_inspector/static or the folder given: src/widget.tsx ->
-// widget.js, src/theme.css -> widget.css, and src/flow/layout.ts -> layout.js, which the kernel
-// sends when the first flow is shown. Invariants: each is one file that loads nothing else, neither
+// widget.js, src/theme.css -> widget.css, src/stream.ts -> stream.js, src/flow/layout.ts -> layout.js, which the kernel sends
+// when the first flow is shown, and src/page/page.tsx -> page.js, the script of a saved page. Invariants: each is one file that loads nothing else, neither
 // from disk nor from the network; the licences of what was bundled lie beside them.
 import { readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { resolve } from "node:path";
@@ -8,25 +8,32 @@ import { build } from "esbuild";
 
 const outdir = process.argv[2] ?? "../nnx_inspector/static";
 
-const { metafile } = await build({
+const options = {
   metafile: true,
   absWorkingDir: import.meta.dirname,
-  entryPoints: [
-    { in: "src/widget.tsx", out: "widget" },
-    { in: "src/theme.css", out: "widget" },
-    { in: "src/flow/layout.ts", out: "layout" },
-  ],
   outdir,
   bundle: true,
   minify: true,
-  format: "esm",
   target: "es2022",
   jsx: "automatic",
   jsxImportSource: "preact",
   legalComments: "none",
   charset: "utf8",
   logLevel: "warning",
+};
+
+const { metafile } = await build({
+  ...options,
+  entryPoints: [
+    { in: "src/widget.tsx", out: "widget" },
+    { in: "src/theme.css", out: "widget" },
+    { in: "src/stream.ts", out: "stream" },
+    { in: "src/flow/layout.ts", out: "layout" },
+  ],
+  format: "esm",
 });
+// a classic script: a module of a page opened from disk would be a foreign one
+await build({ ...options, entryPoints: [{ in: "src/page/page.tsx", out: "page" }], format: "iife" });
 
 /** Of the packages that are in the bundles: name, version and the text of the licence. */
 function licences(inputs) {

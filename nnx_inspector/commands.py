@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any, Protocol
 
 from nnx_inspector import protocol
+from nnx_inspector.assets import asset
 from nnx_inspector.errors import reply_text
 from nnx_inspector.expressions import text_of
 from nnx_inspector.flow import flow_of
@@ -17,7 +18,6 @@ from nnx_inspector.handles import Handle, Handles
 from nnx_inspector.kinds import Mask
 from nnx_inspector.offers import made, masked, tuned
 from nnx_inspector.presenter import Presenter
-from nnx_inspector.screen import asset
 from nnx_inspector.tracing import Trace
 
 

@@ -20,7 +20,7 @@ from nnx_inspector import protocol
 from nnx_inspector.acting import chosen_layer, parameter_keys
 from nnx_inspector.answering import Answering
 from nnx_inspector.commands import answer
-from nnx_inspector.diagnosing import Diagnosing
+from nnx_inspector.diagnosing import Diagnosing, message_of
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.evaluating import Around, Evaluating
 from nnx_inspector.findings import Finding, diagnose
@@ -29,7 +29,7 @@ from nnx_inspector.kinds import Perturbation, Zero
 from nnx_inspector.layer_rows import shown_of, stacks_of
 from nnx_inspector.layerwise import layers_of
 from nnx_inspector.layout import layout_of
-from nnx_inspector.looking import look, parameters_at, units_at
+from nnx_inspector.looking import look, parameters_at, units_at, units_messages
 from nnx_inspector.loop import Region
 from nnx_inspector.loops import Loops, Parts
 from nnx_inspector.measures import Meter, Metrics
@@ -37,6 +37,7 @@ from nnx_inspector.modes import Modes
 from nnx_inspector.observing import Observer, gauges_of
 from nnx_inspector.opening import Look, Opening, Part, opened_tree
 from nnx_inspector.owned import OwnedPasses
+from nnx_inspector.page import MAX_BYTES, page_of, write_page
 from nnx_inspector.parameter_kinds import ParameterPerturbation
 from nnx_inspector.perturbation import Known, check_applies, is_live, require_known
 from nnx_inspector.perturbing import without_layers
@@ -45,12 +46,14 @@ from nnx_inspector.presenter import Presenter
 from nnx_inspector.reading import Reading
 from nnx_inspector.record import Record, merged_summaries
 from nnx_inspector.recording import Recording
+from nnx_inspector.replay import Told
 from nnx_inspector.sites import Only, Selection, module_sites, nothing_selected, require_module
 from nnx_inspector.stacks import Stack
 from nnx_inspector.summary import Summary
 from nnx_inspector.sweeps import Asked, Sweeps
 from nnx_inspector.switching import Switches
 from nnx_inspector.teaching import Pages
+from nnx_inspector.telling import told_by
 from nnx_inspector.timeline import Settings
 from nnx_inspector.tracing import Trace, trace
 from nnx_inspector.trials import Shown, Trial
@@ -663,6 +666,70 @@ class Inspector:
         from nnx_inspector.figures import figure
 
         return figure(self._recording, site, quantity=quantity, scale=scale)  # type: ignore[arg-type]
+
+    def to_html(self, path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> int:
+        """Write one page that shows what was recorded, without a kernel and without a network.
+
+        It is the same screen: tree, flow, distributions, time, parameters, units, code and state
+        as they are now. What needs the model (perturbing, sweeps, values) is not on it. Of large
+        models the details of 300 modules are kept, the selected one and those nearest to the root.
+
+        Args:
+            path: of the file; one that is there is replaced, once the new one is complete.
+            max_bytes: how large it may be; where the recording does not fit, passes are left out,
+                evenly, and the page says so.
+
+        Returns:
+            The size of the file in bytes.
+
+        Raises:
+            InspectorError: it does not fit with two passes.
+            OSError: the file cannot be written.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> import jax.numpy as jnp
+            >>> from flax import nnx
+            >>> import nnx_inspector as nni
+            >>> insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     insp.to_html(pathlib.Path(folder) / "run.html") < 500_000
+            True
+            >>> insp.close()
+        """
+        title = f"{type(self._model).__name__} - nnx_inspector"
+        return write_page(
+            path, page_of(self._recording, self._told(), title=title, max_bytes=max_bytes)
+        )
+
+    def _told(self) -> Told:
+        """What a page tells besides the recording."""
+        if not self._loops.running:
+            self._evaluating.wait()  # for the effect
+        layout, state = self._view.layout, self._view.state_at_rest()
+        assert layout is not None  # both are from the beginning on
+        assert state is not None
+        shown, pages = self._evaluating.shown, Pages(self._model, self._modes)
+        return told_by(
+            self,
+            layout=layout,
+            state=state,
+            kept=[x for x in (message_of(self.findings), self._view.kept("sweep")) if x],
+            nnx=lambda site: pages.page(
+                site,
+                0,
+                step=self._loops.step,
+                passed="" if shown is None else shown.trial.kind,
+                record=None if shown is None else shown.outcome.perturbed.record,
+            ),
+            units=lambda sites: units_messages(
+                self._passes,
+                self._evaluating.call,
+                self._handles.setting(),
+                sites,
+                self.source_of_pass(),
+            ),
+        )
 
     def values(
         self, site: str, *, part: Part = "output", call: int | None = None, clean: bool = False

@@ -6,7 +6,7 @@ changes. Draws nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -15,11 +15,12 @@ import numpy as np
 from nnx_inspector import protocol
 from nnx_inspector.answering import Answer
 from nnx_inspector.donated import undisturbed
-from nnx_inspector.errors import InspectorError
+from nnx_inspector.errors import InspectorError, reply_text
 from nnx_inspector.excerpts import documentation_of, excerpts_of
 from nnx_inspector.owned import Call, OwnedPasses
 from nnx_inspector.perturbing import without_layers
 from nnx_inspector.places import Setting
+from nnx_inspector.record import Record
 from nnx_inspector.sites import CALL, ModuleSite, parse_key, site_key
 from nnx_inspector.tracing import Trace
 from nnx_inspector.units import Units
@@ -80,6 +81,10 @@ def units_at(passes: OwnedPasses, call: Callable[[], Call], setting: Setting, si
     """
     head, _ = without_layers(site)
     record = undisturbed(lambda: passes.units(call(), setting, head), "The units")
+    return _units_in(record, site)
+
+
+def _units_in(record: Record, site: str) -> Any:
     units = record[site].units
     if not _leaves(units):
         raise InspectorError(
@@ -94,15 +99,48 @@ def _leaves(units: Any) -> list[Units]:
 
 
 def _units_message(request: protocol.Look, inspector: Looked) -> Answer:
-    one = _leaves(inspector.units(request.site))[0]
+    units = inspector.units(request.site)
+    return _message_of(units, request.site, inspector.source_of_pass(), number=request.id)
+
+
+def units_messages(
+    passes: OwnedPasses,
+    call: Callable[[], Call],
+    setting: Setting,
+    sites: Sequence[str],
+    source: str,
+) -> dict[str, Answer | str]:
+    """For each of some sites the message that tells its units, from one pass; or why there is none.
+
+    Args:
+        passes, call, setting: as of `units_at`.
+        sites: their keys.
+        source: the pass in words.
+    """
+    heads = dict.fromkeys(without_layers(site)[0] for site in sites)
+    try:
+        record = undisturbed(lambda: passes.units(call(), setting, *heads), "The units")
+    except Exception as error:  # noqa: BLE001 - it is the answer
+        return dict.fromkeys(sites, reply_text(error))
+    found: dict[str, Answer | str] = {}
+    for site in sites:
+        try:
+            found[site] = _message_of(_units_in(record, site), site, source, number=0)
+        except (InspectorError, KeyError) as error:
+            found[site] = reply_text(error)
+    return found
+
+
+def _message_of(units: Any, site: str, source: str, *, number: int) -> Answer:
+    one = _leaves(units)[0]
     figures = np.stack([_figure(one, name) for name in protocol.UNIT_FIGURES])
     shown = figures[:, : protocol.MOST_UNITS]
     message = protocol.UnitFigures(
         version=protocol.VERSION,
-        id=request.id,
-        site=request.site,
+        id=number,
+        site=site,
         each=int(np.max(one.size, initial=0)),
-        source=inspector.source_of_pass(),
+        source=source,
         units=shown.shape[1],
         more=figures.shape[1] - shown.shape[1],
         why="",

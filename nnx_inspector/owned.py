@@ -46,9 +46,9 @@ NONE = Switches()
 
 @dataclasses.dataclass(frozen=True)
 class OfUnits:
-    """A forward pass that measures the units of what one site returns, and nothing else."""
+    """A forward pass that measures the units of what some sites return, and nothing else."""
 
-    site: str
+    sites: tuple[str, ...]
 
 
 Kind = Literal["pass", "compare"] | OfUnits
@@ -179,11 +179,11 @@ class OwnedPasses:
         """How far a setting moves what each site returns, from two passes in one program."""
         return jax.device_get(self._run(self._prepared("compare", call, setting), call))
 
-    def units(self, call: Call, setting: Setting, site: str) -> Record:
-        """The record of a forward pass with figures for each unit of the last axis of what one
-        site returns, and nothing else. Compiled once a site.
+    def units(self, call: Call, setting: Setting, *sites: str) -> Record:
+        """The record of a forward pass with figures for each unit of the last axis of what these
+        sites return, and nothing else. Compiled once for the same sites.
         """
-        return jax.device_get(self._run(self._prepared(OfUnits(site), call, setting), call))
+        return jax.device_get(self._run(self._prepared(OfUnits(sites), call, setting), call))
 
     def missing(
         self, kind: Kind, call: Call, setting: Setting
@@ -258,7 +258,7 @@ class OwnedPasses:
                 if kind == "compare":
                     return differences(stage, inputs, plan)
                 if isinstance(kind, OfUnits):
-                    keep = Keep(units=-1, parts=(OUTPUT,), sites=(kind.site,))
+                    keep = Keep(units=-1, parts=(OUTPUT,), sites=kind.sites)
                     plan = dataclasses.replace(plan, summarise=False, keep=keep)
                     return record_of(stage, evaluate(stage.survey, inputs, plan=plan)[1])
                 held, grads = floats_of(stage), dict[int, Any]()

@@ -18,8 +18,11 @@ from nnx_inspector import protocol
 from nnx_inspector.offers import Showing
 from nnx_inspector.passes import Pass
 from nnx_inspector.presenting import curves_of, frame_of, histories_of
+from nnx_inspector.saved import SavedOutput
 from nnx_inspector.screen import Screen
+from nnx_inspector.snapshot import snapshot
 from nnx_inspector.timeline import metrics_at, pass_of, passes_of
+from nnx_inspector.weak import weakly
 
 NOTICES = 20
 """Notices kept; older ones go."""
@@ -75,6 +78,7 @@ class Presenter:
         self._held: dict[int, Pass] = {}
         self._told_of = -1
         self._rests_until = 0.0
+        self._saved = SavedOutput(weakly(self._last_state), weakly(self._failed))
 
     def _snapshot(self) -> dict[str, Any] | None:
         method = self._owner()
@@ -107,6 +111,27 @@ class Presenter:
         self.state_changed()
         self.present(force=True)
 
+    def state_at_rest(self) -> protocol.State | None:
+        """The small state as if nothing ran: for a page that no kernel is behind."""
+        state = self._state()
+        if state is None:
+            return None
+        resting = tuple(
+            dataclasses.replace(p, pending=False, compiling=False) for p in state.perturbations
+        )
+        return dataclasses.replace(
+            state,
+            perturbations=resting,
+            progress=dataclasses.replace(state.progress, running=False, rate=None),
+            training_perturbed=False,
+            compiling=0,
+            closed=False,
+        )
+
+    def kept(self, type_: str) -> Any:
+        """The last message of a type that `keep` was given, or None."""
+        return self._kept.get(type_)
+
     # --------------------------------------------------------------- sending
 
     def welcome(self) -> None:
@@ -132,6 +157,7 @@ class Presenter:
         state = self._state()
         if state is not None:
             self._send(state)
+            self._saved.moved()
 
     def tick(self) -> None:
         """Between measured steps: progress, a few times a second."""
@@ -267,12 +293,39 @@ class Presenter:
 
             display(self.screen.control)
             self._shown_in = count
+            self._save_last_state()
+
+    def _save_last_state(self) -> None:
+        """Put the last state beside the widget: a saved notebook shows it without a kernel."""
+        from IPython.core.getipython import get_ipython
+
+        self._saved.show(get_ipython())
+
+    def _last_state(self) -> str | None:
+        """What a saved notebook shows; None while a loop runs, or before there is anything."""
+        snapshot_, layout = self._snapshot(), self._layout
+        state = self.state_at_rest()
+        if snapshot_ is None or layout is None or state is None or self.progress.running:
+            return None
+        found = self.kept("findings")
+        return snapshot(
+            marker=f"nni-of-{self.screen.id}",
+            layout=layout,
+            state=state,
+            recording=snapshot_["recording"],
+            findings=() if found is None else found.findings,
+        )
+
+    def _failed(self, error: Exception) -> None:
+        self.failures += 1
 
     def mimebundle(self, text: str, **kwargs: Any) -> Any:
         """What a notebook shows for the inspector: the widget, but not twice in one cell."""
         count = _execution_count()
         if self.screen.closed or (count is not None and count == self._shown_in):
             return {"text/plain": text}
+        if count is not None:
+            self._save_last_state()
         return self.screen.control._repr_mimebundle_(**kwargs)
 
     def close(self) -> None:
@@ -280,8 +333,8 @@ class Presenter:
         with self._lock:
             if self.screen.closed:
                 return
-            snapshot = self._snapshot()
-            if snapshot is not None:
+            self._saved.close()
+            if self._snapshot() is not None:
                 state = self._state()
                 if state is not None:
                     self._send(dataclasses.replace(state, closed=True))

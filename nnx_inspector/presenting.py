@@ -81,14 +81,16 @@ def frame_of(
 
 
 def histories_of(
-    recording: Recording, *, keys: Sequence[str], selected: str, layout: int
+    recording: Recording, *, keys: Sequence[str], selected: str, layout: int, columns: int = 300
 ) -> list[tuple[protocol.History, bytes]]:
-    """The selected site over the steps so far, for each quantity that was ever measured."""
+    """The selected site over the steps so far, for each quantity that was ever measured; in at
+    most so many columns.
+    """
     out: list[tuple[protocol.History, bytes]] = []
     if selected not in recording.sites or selected not in keys:
         return out
     for j, quantity in enumerate(protocol.QUANTITIES):
-        arrays = recording.history(selected, quantity)  # type: ignore[arg-type]
+        arrays = recording.history(selected, quantity, columns=columns)  # type: ignore[arg-type]
         if len(arrays.steps):
             message = protocol.History(
                 version=protocol.VERSION,

@@ -7,7 +7,6 @@ slow browser never holds a sender up; what is dropped is counted. Knows no model
 
 from __future__ import annotations
 
-import pathlib
 import threading
 import time
 import uuid
@@ -18,9 +17,8 @@ import anywidget
 import traitlets
 
 from nnx_inspector import protocol
-from nnx_inspector.errors import InspectorError
+from nnx_inspector.assets import asset, packed_module
 
-_STATIC = pathlib.Path(__file__).parent / "static"
 CREDITS = 4
 """Frames that may be under way without having been drawn; two are acknowledged together."""
 SHORTEST = 1 / 40
@@ -31,27 +29,12 @@ UNACKNOWLEDGED = 1 / 4
 """Seconds between two frames while the browser does not answer."""
 
 
-def asset(name: str) -> str:
-    """The text of a file of the built front end."""
-    path = _STATIC / name
-    if not path.exists():
-        raise InspectorError(
-            f"The front end is not built: {name} is missing from the installed package. Install "
-            f"the package with pip from its folder (pip install .), which builds it."
-        )
-    return path.read_text(encoding="utf-8")
-
-
 class InspectorWidget(anywidget.AnyWidget):
     """One of the two comms; `role` is "control" (displayed) or "stream"."""
 
     role = traitlets.Unicode().tag(sync=True)
     inspector = traitlets.Unicode().tag(sync=True)
     version = traitlets.Int(protocol.VERSION).tag(sync=True)
-
-    # text, not a path: a path keeps the widget and its model alive after close()
-    _esm = asset("widget.js")
-    _css = asset("widget.css")
 
     def __init__(self, role: str, inspector: str):
         super().__init__(role=role, inspector=inspector)
@@ -74,6 +57,20 @@ class InspectorWidget(anywidget.AnyWidget):
         layout.close()
 
 
+class ControlWidget(InspectorWidget):
+    """The comm that is displayed."""
+
+    # text, not a path: a path keeps the widget and its model alive after close()
+    _esm = packed_module("widget.js")
+    _css = asset("widget.css")
+
+
+class StreamWidget(InspectorWidget):
+    """The comm beside it: its front end hands over to that of the control comm."""
+
+    _esm = asset("stream.js")
+
+
 class Screen:
     """Sends messages to the views of one inspector and hands on what they ask.
 
@@ -85,8 +82,8 @@ class Screen:
         self.id = uuid.uuid4().hex
         self._handle = handle
         self._lock = threading.RLock()
-        self.control = InspectorWidget("control", self.id)
-        self.stream = InspectorWidget("stream", self.id)
+        self.control = ControlWidget("control", self.id)
+        self.stream = StreamWidget("stream", self.id)
         self.control.on_msg(self._received)
         self.control.answer_where_asked()
         self.greeted = False

@@ -7,6 +7,7 @@ jax and no widget.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from nnx_inspector import protocol
@@ -48,12 +49,16 @@ class Settings:
 
 def passes_of(recording: Recording) -> tuple[protocol.Passes, bytes]:
     """The message that says which passes there are."""
-    passes = recording.passes
+    return passes_message(recording.passes, recording.thinned)
+
+
+def passes_message(passes: Sequence[Pass], thinned: int) -> tuple[protocol.Passes, bytes]:
+    """The message that names these passes, oldest first; `thinned` others are gone."""
     kinds = tuple(dict.fromkeys(p.kind for p in passes))
     index = {kind: i for i, kind in enumerate(kinds)}
     rows = [(p.number, p.step, p.perturbed, index[p.kind], p.setting) for p in passes]
     message = protocol.Passes(
-        version=protocol.VERSION, passes=len(rows), kinds=kinds, thinned=recording.thinned
+        version=protocol.VERSION, passes=len(rows), kinds=kinds, thinned=thinned
     )
     return message, protocol.passes_buffer(rows)
 

@@ -17,6 +17,12 @@ def test_it_is_built_and_small():
     assert (STATIC / "widget.css").stat().st_size > 1000
 
 
+def test_the_script_of_a_page_can_stand_in_one():
+    text = (STATIC / "page.js").read_text().lower()
+    assert len(text) < 400_000
+    assert not re.search(r"</script|<!--|<script|https?://(?!www\.w3\.org)", text)
+
+
 def test_it_asks_no_other_machine_for_anything():
     text = (STATIC / "widget.js").read_text() + (STATIC / "widget.css").read_text()
     addresses = set(re.findall(r"https?://[^\s\"'`)]+", text))

@@ -14,11 +14,13 @@ PACKAGE = pathlib.Path(nnx_inspector.__file__).parent
 LAYERS = [
     {
         "errors",
+        "assets",
         "protocol",
         "binning",
         "moments",
         "thinning",
         "weak",
+        "saved",
         "arming",
         "redirection",
         "trees",
@@ -45,12 +47,12 @@ LAYERS = [
     {"gradient_kinds", "parameter_kinds"},
     {"packing", "units", "variables", "forwarding", "flops", "places", "offers"},
     {"linen", "scope", "wrapping", "taps", "findings", "figures", "presenting", "screen"},
-    {"layers", "hostcalls", "inbox"},
+    {"layers", "hostcalls", "inbox", "replay", "snapshot"},
     {"dispatch", "wording", "changes"},
     {"keeping", "inside"},
     {"call"},
     {"interception", "jitcalls"},
-    {"survey", "record", "layerwise", "board", "collecting", "presenter", "looks"},
+    {"page", "survey", "record", "layerwise", "board", "collecting", "presenter", "looks"},
     {"harvest", "runs"},
     {"staging", "perturbation"},
     {"parameters", "backward", "substituting"},
@@ -63,7 +65,7 @@ LAYERS = [
     {"losses", "flow", "layer_rows", "shelf", "valued", "weights", "teaching"},
     {"opening", "looking"},
     {"reading"},
-    {"layout", "measures", "commands"},
+    {"layout", "measures", "commands", "telling"},
     {"sweeping", "recorder", "loops"},
     {"trials", "sweeps"},
     {"evaluating", "diagnosing"},
@@ -77,6 +79,7 @@ HOST_ONLY = {
     "gauges", "observed", "finding", "judged", "rules_nonfinite", "rules_forward",
     "rules_backward", "rules_model", "presenter", "offers", "flow", "excerpts", "expressions",
     "worker", "sections", "saving", "frames", "measured", "loading", "runs",
+    "replay", "page", "assets", "snapshot", "saved",
 }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from nnx_inspector.recording import Recording
 from nnx_inspector.summary import empty
 
 NAMES = st.text(max_size=6)
+SOME = st.lists(NAMES, max_size=3, unique=True)
 FLAGS = st.integers(-1, 1)
 SITES = st.builds(
     SiteFacts, site=NAMES, type=NAMES, order=st.integers(-1, 99), activation=st.sampled_from(KINDS),

@@ -18,7 +18,7 @@ from browser.lab import Lab
 from browser.view import View
 
 ROOT = pathlib.Path(__file__).parents[1]
-BUILT = ("widget.js", "widget.css", "layout.js", "licenses.txt")
+BUILT = ("widget.js", "widget.css", "stream.js", "layout.js", "page.js", "licenses.txt")
 STATIC = tuple(f"nnx_inspector/static/{name}" for name in BUILT)
 
 CELL = """
@@ -69,7 +69,7 @@ def test_the_front_end_is_in_wheel_and_sdist(built: pathlib.Path, wheel: pathlib
     with zipfile.ZipFile(wheel) as packed:
         inside = set(packed.namelist())
         assert {*STATIC, "nnx_inspector/__init__.py"} <= inside
-        assert all(len(packed.read(name)) > 1000 for name in STATIC)
+        assert all(len(packed.read(name)) > 400 for name in STATIC)
     extra = [name for name in inside if name.startswith(("tests/", "js/", "notebooks/"))]
     assert extra == []
     (sdist,) = built.glob("*.tar.gz")

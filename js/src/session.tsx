@@ -6,7 +6,8 @@ import { render } from "preact";
 import { App } from "./App";
 import { Bridge, type Model } from "./bridge";
 import { Store } from "./store";
-import { paletteOf } from "./theme";
+import { coverSaved } from "./saved";
+import { paletteOf, readTheme } from "./theme";
 
 export interface Session {
   attach(role: "control" | "stream", model: Model, signal?: AbortSignal): void;
@@ -14,6 +15,7 @@ export interface Session {
   mount(el: HTMLElement): () => void;
 }
 
+const EARLY = Symbol.for("nnx_inspector.streams");
 const KEY = Symbol.for("nnx_inspector.sessions");
 
 function sessions(): Map<string, Session> {
@@ -21,15 +23,24 @@ function sessions(): Map<string, Session> {
   return (shared[KEY] ??= new Map<string, Session>());
 }
 
+/** Models of the stream comm that are there before the session is: see stream.ts. */
+function streams(): Map<string, { readonly model: Model; readonly signal?: AbortSignal }> {
+  const shared = globalThis as unknown as Record<symbol, ReturnType<typeof streams> | undefined>;
+  return (shared[EARLY] ??= new Map());
+}
+
 export function sessionOf(inspector: string): Session {
   const known = sessions().get(inspector);
   if (known) return known;
-  const session = createSession(() => sessions().delete(inspector));
+  const session = createSession(inspector, () => sessions().delete(inspector));
   sessions().set(inspector, session);
+  const early = streams().get(inspector);
+  streams().delete(inspector);
+  if (early) session.attach("stream", early.model, early.signal);
   return session;
 }
 
-function createSession(forget: () => void): Session {
+function createSession(inspector: string, forget: () => void): Session {
   const store: Store = new Store({
     ask: (request, settle) => bridge.ask(request, settle),
     ack: (seq) => bridge.ack(seq),
@@ -51,11 +62,14 @@ function createSession(forget: () => void): Session {
     mount(el) {
       const place = document.createElement("div");
       el.append(place);
+      readTheme();
       render(<App store={store} bridge={bridge} />, place);
       // Read while there is nothing to style: with the first data it would style every row twice.
       const root = place.querySelector(".nni-root");
       if (root) paletteOf(root);
+      const uncover = coverSaved(inspector, store);
       return () => {
+        uncover();
         render(null, place);
         place.remove();
       };

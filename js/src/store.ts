@@ -40,6 +40,8 @@ const SELECT_MS = 60;
 const ADJUST_MS = 50;
 
 export class Store implements Receiver {
+  /** What a saved page says of itself; "" where there is, or was, a kernel. */
+  readonly replay = signal("");
   readonly sites = signal<Sites | null>(null);
   readonly frame = signal<FrameData | null>(null);
   readonly state = signal<State | null>(null);
@@ -284,6 +286,7 @@ export class Store implements Receiver {
 
   /** What the space key does: Zero where there is nothing, else switch what is there. */
   togglePerturbation(key: string): void {
+    if (this.replay.value) return;
     const here = this.perturbations.value.filter((p) => p.site === key);
     if (here.length === 0) this.perturb(key, "Zero", null, "output");
     const enabled = !here.some((p) => p.enabled);

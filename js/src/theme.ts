@@ -16,6 +16,11 @@ export interface Palette {
   readonly metric: string;
 }
 
+/** Before the first rendering: what is painted then has its colours from the start. */
+export function readTheme(): void {
+  dark.value = isDark();
+}
+
 let watching = 0;
 let stop: () => void = () => undefined;
 

@@ -56,6 +56,7 @@ class Lab:
         root: the folder that the server serves; notebooks are written into it.
         python: whose JupyterLab and kernel it is.
         env: changes to the environment of the server and its kernels; None removes a variable.
+        settings: of further extensions, by the name of the file.
         app: "lab", or "notebook" for Notebook 7, which is built of the same parts.
     """
 
@@ -66,9 +67,11 @@ class Lab:
         python: str = sys.executable,
         env: Mapping[str, str | None] | None = None,
         app: Literal["lab", "notebook"] = "lab",
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
     ):
         self.root = root
         self._app = app
+        self._settings = settings or {}
         self._python = python
         self._env = dict(source_path()) if env is None else dict(env)
         self._token = secrets.token_hex(16)
@@ -94,8 +97,9 @@ class Lab:
 
     def _serve(self, stack: contextlib.ExitStack) -> None:
         home = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-")))
-        for name, settings in SETTINGS.items():
-            path = home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        every = {f"@jupyterlab/{name}": one for name, one in SETTINGS.items()} | self._settings
+        for name, settings in every.items():
+            path = home / "settings" / f"{name}.jupyterlab-settings"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(settings))
         env: dict[str, str | None] = {**os.environ, "JAX_PLATFORMS": "cpu", **self._env}
@@ -132,7 +136,12 @@ class Lab:
 
     @contextlib.contextmanager
     def notebook(
-        self, name: str, cells: Sequence[str] | None = None, *, width: int = 1400
+        self,
+        name: str,
+        cells: Sequence[str] | None = None,
+        *,
+        width: int = 1400,
+        kernel: bool = True,
     ) -> Iterator[Notebook]:
         """A notebook, open in a page of its own, its kernel idle.
 
@@ -140,6 +149,7 @@ class Lab:
             name: its path under `root`.
             cells: code to write into it first; by default it is there already.
             width: of the page, in pixels.
+            kernel: whether it gets one; without, JupyterLab asks, for the notebook names none.
         """
         if cells is not None:
             new = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
@@ -153,7 +163,10 @@ class Lab:
             context.route("**/*", notebook.allow)
             place = "lab/tree" if self._app == "lab" else "notebooks"
             page.goto(f"{self.url}/{place}/{name}?token={self._token}&reset")
-            notebook.wait_ready()
+            if kernel:
+                notebook.wait_ready()
+            else:
+                notebook.refuse_kernel()
             yield notebook
         finally:
             context.close()

@@ -86,6 +86,13 @@ class Notebook:
         self.page.wait_for_selector(".jp-Notebook .jp-Cell")
         self.wait("kernel?.connectionStatus === 'connected' && kernel.status === 'idle'")
 
+    def refuse_kernel(self) -> None:
+        """Wait for JupyterLab and the notebook, and choose no kernel."""
+        self.page.wait_for_function("() => window.jupyterapp?.restored")
+        self.page.locator(".jp-Dialog").get_by_role("button", name="No Kernel").click()
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell")
+        self.wait("panel && !kernel")
+
     # ---------------------------------------------------------------- cells
 
     def start(self, index: int) -> None:

@@ -25,7 +25,7 @@ export function Detail({ store }: { store: Store }) {
         </h3>
         <CopyPath path={site.key} />
       </div>
-      <Add store={store} site={site} />
+      {store.replay.value === "" && <Add store={store} site={site} />}
       {site.unseen !== "" && <p class="nni-unseen">Not seen: {site.unseen}</p>}
       <Panels store={store} site={site} index={index} />
     </section>

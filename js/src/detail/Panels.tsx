@@ -29,8 +29,9 @@ interface Panel {
   readonly View: FunctionComponent<PanelProps>;
 }
 
-/** In the order of the tabs; the first is shown at first. */
-const PANELS: readonly Panel[] = [
+/** In the order of the tabs; the first is shown at first. A saved page has no values. */
+const panelsOf = ({ store }: PanelProps): readonly Panel[] => (store.replay.value ? ALL.filter(({ name }) => name !== "values") : ALL);
+const ALL: readonly Panel[] = [
   { name: "overview", title: "Overview", View: Overview },
   { name: "values", title: "Values", View: ValuesPanel },
   { name: "units", title: "Units", View: UnitsPanel },
@@ -55,21 +56,22 @@ function Overview({ store, site, index }: PanelProps) {
 }
 
 export function Panels(props: PanelProps) {
+  const panels = panelsOf(props);
   const chosen = props.store.panel.value;
   const at = Math.max(
     0,
-    PANELS.findIndex((panel) => panel.name === chosen),
+    panels.findIndex((panel) => panel.name === chosen),
   );
-  const { name, View } = PANELS[at]!;
-  if (PANELS.length === 1) return <View {...props} />;
+  const { name, View } = panels[at]!;
+  if (panels.length === 1) return <View {...props} />;
 
   const show = (to: number, strip: Element): void => {
-    const next = (to + PANELS.length) % PANELS.length;
-    props.store.panel.value = PANELS[next]!.name;
+    const next = (to + panels.length) % panels.length;
+    props.store.panel.value = panels[next]!.name;
     strip.querySelectorAll<HTMLElement>("[role=tab]")[next]!.focus();
   };
   const onKeyDown = (event: KeyboardEvent): void => {
-    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: PANELS.length - 1 }[event.key];
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: panels.length - 1 }[event.key];
     if (to === undefined) return;
     event.preventDefault();
     show(to, event.currentTarget as Element);
@@ -77,7 +79,7 @@ export function Panels(props: PanelProps) {
   return (
     <>
       <div class="nni-tabs" role="tablist" aria-label="What to show of the module" onKeyDown={onKeyDown}>
-        {PANELS.map((panel) => (
+        {panels.map((panel) => (
           <button
             key={panel.name}
             type="button"
@@ -91,7 +93,7 @@ export function Panels(props: PanelProps) {
           </button>
         ))}
       </div>
-      <div class="nni-tabpanel" role="tabpanel" aria-label={PANELS[at]!.title}>
+      <div class="nni-tabpanel" role="tabpanel" aria-label={panels[at]!.title}>
         <View {...props} />
       </div>
     </>

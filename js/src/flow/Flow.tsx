@@ -130,7 +130,10 @@ function Legend({ store, colours: signal }: { store: Store; colours: ReadonlySig
   return (
     <div class="nni-flow-legend" data-testid={ids.flowLegend} data-figure={figure}>
       {figure === "none" ? (
-        <span>Drag to move, double-click to go in. Arrows follow the edges, Enter goes in, Backspace out, Space switches Zero.</span>
+        <span>
+          Drag to move, double-click to go in. Arrows follow the edges, Enter goes in, Backspace out
+          {store.replay.value === "" && ", Space switches Zero"}.
+        </span>
       ) : known ? (
         <>
           <span>{figure}</span>

@@ -25,7 +25,7 @@ export function ModeList({ store, page }: { store: Store; page: Nnx }) {
 
 function ModeRow({ store, mode }: { store: Store; mode: NnxMode }) {
   const { nnx } = store;
-  const waits = nnx.switching.value === `${mode.module}\n${mode.name}`;
+  const waits = store.replay.value !== "" || nnx.switching.value === `${mode.module}\n${mode.name}`;
   const name = `${mode.name} of ${label(mode.module)}`;
   const call = `insp.modes.set(${JSON.stringify(mode.module)}, ${mode.name}=...)`;
   return (

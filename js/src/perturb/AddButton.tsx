@@ -4,6 +4,7 @@ import type { Store } from "../store";
 import { ids } from "../testids";
 
 export function AddButton({ store, site }: { store: Store; site: string }) {
+  if (store.replay.value) return null;
   return (
     <button
       type="button"

@@ -26,7 +26,7 @@ export function Perturbations({ store, bridge }: { store: Store; bridge: Bridge 
       <div class="nni-panel-head">
         <Master all={all} store={store} />
         <span class="nni-listening" data-testid={ids.listening} data-value={state.listening}>
-          {bridge.settled.value && LISTENING[state.listening]}
+          {bridge.settled.value && !store.replay.value && LISTENING[state.listening]}
         </span>
         <Compiling programs={state.compiling} />
       </div>
@@ -49,15 +49,17 @@ function Master({ all, store }: { all: readonly Perturbation[]; store: Store }) 
   const on = all.filter((p) => p.enabled).length;
   return (
     <span class="nni-master">
-      <button
-        type="button"
-        class="nni-button"
-        data-testid={ids.switchAll}
-        title={on > 0 ? "Switch every perturbation off" : "Switch every perturbation on"}
-        onClick={() => store.switchAll(on === 0)}
-      >
-        {on > 0 ? "All off" : "All on"}
-      </button>
+      {store.replay.value === "" && (
+        <button
+          type="button"
+          class="nni-button"
+          data-testid={ids.switchAll}
+          title={on > 0 ? "Switch every perturbation off" : "Switch every perturbation on"}
+          onClick={() => store.switchAll(on === 0)}
+        >
+          {on > 0 ? "All off" : "All on"}
+        </button>
+      )}
       <span class={on > 0 ? "nni-change" : "nni-faint"}>
         {count(on)} of {count(all.length)} on
       </span>

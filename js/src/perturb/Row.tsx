@@ -21,7 +21,8 @@ export function Row({ perturbation: p, store }: { perturbation: Perturbation; st
         class="nni-switch"
         aria-checked={p.enabled}
         aria-label={name}
-        title={p.enabled ? "On: switch it off" : "Off: switch it on"}
+        title={store.replay.value ? (p.enabled ? "On" : "Off") : p.enabled ? "On: switch it off" : "Off: switch it on"}
+        disabled={store.replay.value !== ""}
         data-testid={ids.switch}
         onClick={() => store.adjust(p.id, !p.enabled, null)}
       >
@@ -43,16 +44,18 @@ export function Row({ perturbation: p, store }: { perturbation: Perturbation; st
       <span class="nni-waits" role="status">
         {said || (p.pending || p.compiling ? <Waits perturbation={p} /> : <Alone perturbation={p} store={store} />)}
       </span>
-      <button
-        type="button"
-        class="nni-icon"
-        aria-label={`Remove ${name}`}
-        title="Remove"
-        data-testid={ids.remove}
-        onClick={() => store.remove(p.id)}
-      >
-        ×
-      </button>
+      {store.replay.value === "" && (
+        <button
+          type="button"
+          class="nni-icon"
+          aria-label={`Remove ${name}`}
+          title="Remove"
+          data-testid={ids.remove}
+          onClick={() => store.remove(p.id)}
+        >
+          ×
+        </button>
+      )}
     </li>
   );
 }
@@ -108,6 +111,7 @@ function Amount({ name, perturbation: p, store }: { name: string; perturbation: 
     );
   }
   if (p.strength === null) return <span class="nni-strength" />;
+  if (store.replay.value) return <span class="nni-strength">{`${p.strength_name} ${real(p.strength)}`}</span>;
   return (
     <Strength
       name={`${p.strength_name} of ${name}`}

@@ -6,6 +6,7 @@ import { Python } from "./Python";
 
 export function PythonLine({ store }: { store: Store }) {
   const text = store.state.value?.python ?? "";
+  if (text === "" && store.replay.value) return null;
   return (
     <footer class="nni-footer" aria-label="Python">
       <b class="nni-faint">Python</b>

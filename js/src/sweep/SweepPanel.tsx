@@ -27,7 +27,11 @@ export function SweepPanel({ store, site }: { store: Store; site: Site }) {
         <h4>What each site is for</h4>
         <span class="nni-faint nni-small nni-hint">each is perturbed alone, of a copy of the model</span>
       </div>
-      <Start store={store} site={site} running={sweep?.running ?? false} />
+      {store.replay.value === "" ? (
+        <Start store={store} site={site} running={sweep?.running ?? false} />
+      ) : (
+        !sweep && <p class="nni-faint">No sweep was made before this page was saved.</p>
+      )}
       {sweep && <Progress sweep={sweep} store={store} />}
       {sweep && sweep.rows.length > 0 && <Bars sweep={sweep} store={store} />}
     </section>

@@ -20,7 +20,8 @@ export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
   const here = seen?.site === site.key ? seen : null;
   const data = here?.data ?? null;
   const figure = store.unitFigure.value as Word;
-  const editing = store.editingMask.value && site.perturbable;
+  const editable = site.perturbable && store.replay.value === "";
+  const editing = store.editingMask.value && editable;
   const units = data?.header.units ?? 0;
   const mask = store.masks.of(site.key, units);
   const off = mask.reduce((sum, on) => sum + (on ? 0 : 1), 0);
@@ -51,7 +52,7 @@ export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
           <Strip data={data} figure={WORDS[figure]} mask={mask} editing={editing} change={change} />
           <div class="nni-units-foot">
             <Dead store={store} mask={mask} />
-            {site.perturbable && (
+            {editable && (
               <button
                 type="button"
                 class="nni-button"

@@ -1,0 +1,117 @@
+// Plays the kernel on a page that has none: answers the screen from what the page carries.
+// Invariants: every request gets its messages and then exactly one reply, as from a kernel, never
+// within the call that asks; what needs a model is refused in words.
+import type { Model } from "../bridge";
+import { VERSION, type ToKernel } from "../protocol";
+import { label } from "../sites";
+import { toKernel } from "../validate";
+import type { Recorded, Message } from "./recording";
+
+export const NEEDS_MODEL = "this is a saved page, without the model. Open the notebook and run it.";
+const NO_VALUES = "A saved page keeps distributions, not values. Open the notebook and run it to read them.";
+
+type Callback = (content: unknown, buffers: DataView[] | undefined) => void;
+type Answered = { readonly messages: readonly Message[]; readonly error: string };
+
+/** The two comms of a page: what is sent on `control` is answered on `stream` and `control`. */
+export function comms(recorded: Recorded): { control: Model; stream: Model } {
+  const heard = { control: [] as Callback[], stream: [] as Callback[] };
+  const say = (role: "control" | "stream", [header, buffer]: Message): void => {
+    for (const callback of heard[role]) callback(header, buffer ? [buffer] : []);
+  };
+  const replay = new Replay(recorded);
+  const comm = (role: "control" | "stream"): Model => ({
+    get: (name) => (name === "role" ? role : undefined),
+    on: (name, callback) => {
+      if (name === "msg:custom") heard[role].push(callback);
+    },
+    send: (content) => {
+      const request = toKernel(content);
+      if (request.type === "ack") return;
+      setTimeout(() => {
+        const { messages, error } = replay.answer(request);
+        for (const message of messages) say("stream", message);
+        say("control", [{ type: "reply", id: request.type === "hello" ? 0 : request.id, ok: error === "", error }, undefined]);
+      });
+    },
+  });
+  return { control: comm("control"), stream: comm("stream") };
+}
+
+export class Replay {
+  private seq = 0;
+  private states = 0;
+  private selected: string;
+
+  constructor(private readonly recorded: Recorded) {
+    this.selected = recorded.state.selected;
+  }
+
+  answer(request: Exclude<ToKernel, { type: "ack" }>): Answered {
+    const { recorded } = this;
+    switch (request.type) {
+      case "hello":
+        return done([
+          [recorded.layout, undefined],
+          ...recorded.kept.map((one): Message => [one, undefined]),
+          recorded.passes(),
+          recorded.curves(),
+          ...this.site(),
+        ]);
+      case "select":
+        if (recorded.row(request.site) === undefined) return refused(`there is no site ${request.site}.`);
+        this.selected = request.site;
+        return done(this.site());
+      case "show_pass": {
+        const at = recorded.indexOf(request.number);
+        if (at < 0) return refused(`Pass ${request.number} is not kept on this page.`);
+        return done([this.frame(at, request.site, true)]);
+      }
+      case "show_flow":
+        return this.kept("flow", request);
+      case "show_nnx":
+        return this.kept("nnx", request);
+      case "look":
+        return this.kept(request.what, request);
+      case "get_layout_library":
+        return done([[{ type: "layout_library", version: VERSION }, recorded.library()]]);
+      case "show_values":
+      case "read_values":
+        return refused(NO_VALUES);
+      case "perturb":
+      case "adjust":
+      case "remove":
+      case "switch_all":
+      case "set_mask":
+      case "switch_mode":
+      case "start_sweep":
+      case "stop_sweep":
+        return refused(NEEDS_MODEL);
+    }
+  }
+
+  private kept(what: string, { id, site }: { readonly id: number; readonly site: string }): Answered {
+    const found = this.recorded.answer(what, site);
+    if (found === null) return refused(`This page does not keep the details of ${label(site)}.`);
+    if (typeof found === "string") return refused(found);
+    const [header, buffer] = found;
+    return done([[{ ...(header as object), id }, buffer]]);
+  }
+
+  /** What changes with the selection. */
+  private site(): Message[] {
+    const { recorded } = this;
+    const state = { ...recorded.state, selected: this.selected, seq: ++this.states };
+    const row = recorded.row(this.selected);
+    const shown = recorded.count > 0 ? [this.frame(recorded.count - 1, this.selected, false)] : [];
+    return [[state, undefined], ...shown, ...(row === undefined ? [] : recorded.histories(row))];
+  }
+
+  private frame(at: number, site: string, held: boolean): Message {
+    const row = this.recorded.row(site) ?? -1;
+    return this.recorded.frame(at, row, { seq: ++this.seq, held, progress: this.recorded.state.progress });
+  }
+}
+
+const done = (messages: readonly Message[]): Answered => ({ messages, error: "" });
+const refused = (error: string): Answered => ({ messages: [], error });

@@ -1,0 +1,221 @@
+// What a saved page carries (nnx_inspector/replay.py packs it): an index in JSON, and arrays whose
+// bytes lie plane by plane. Invariant: what does not fit its index is a ProtocolError, never a short
+// read; what is read from it is the message that the kernel would have sent.
+import { QUANTITIES, SPARK, STATISTICS, VERSION, type Frame, type Histogram, type Layout, type Progress, type State } from "../protocol";
+import { ProtocolError, toBrowser } from "../validate";
+
+export type Message = readonly [header: unknown, buffer: DataView | undefined];
+
+interface Place {
+  readonly at: number;
+  readonly count: number;
+  readonly type: "u1" | "u2" | "u4" | "f4" | "f8";
+}
+
+interface Packed {
+  readonly header: { readonly site?: number; readonly quantity?: number };
+  /** Numbers that follow one another as float64; none: there is no buffer. */
+  readonly buffer: readonly Place[];
+}
+
+interface Shown {
+  readonly number: number;
+  readonly step: number;
+  readonly perturbed: boolean;
+  readonly metrics: Record<string, number | null>;
+}
+
+interface Index {
+  readonly version: number;
+  readonly note: string;
+  readonly layout: Layout;
+  readonly state: State;
+  readonly kept: readonly unknown[];
+  readonly curves: Packed;
+  readonly passes: Packed;
+  readonly library: Place;
+  readonly histories: readonly Packed[];
+  readonly answers: Readonly<Record<string, readonly (readonly [string, Packed | { readonly error: string }])[]>>;
+  readonly frames: readonly Shown[];
+  readonly table: Place;
+  readonly sparklines: Place;
+  readonly detailed: readonly number[];
+  readonly lengths: Place;
+  readonly bins: Place;
+  readonly counts: Place;
+}
+
+const NO_HISTOGRAM = 0xffff;
+const SIZES = { u1: 1, u2: 2, u4: 4, f4: 4, f8: 8 } as const;
+
+export class Recorded {
+  readonly note: string;
+  readonly layout: Layout;
+  readonly state: State;
+  readonly kept: readonly unknown[];
+  /** How many passes there are. */
+  readonly count: number;
+
+  private readonly index: Index;
+  private readonly from: number;
+  private readonly rows: ReadonlyMap<string, number>;
+  private readonly answers = new Map<string, Map<string, Packed | { readonly error: string }>>();
+  private readonly table: Float64Array;
+  private readonly sparklines: Uint8Array;
+  private readonly lengths: Uint16Array;
+  private readonly bins: Uint16Array;
+  private readonly counts: ArrayLike<number>;
+  /** Where the bins of each pass of each pair of site and quantity begin. */
+  private readonly starts: Uint32Array;
+
+  constructor(private readonly bytes: Uint8Array) {
+    const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+    if (bytes.length < 4) throw new ProtocolError("The recording is empty.");
+    this.from = 4 + view.getUint32(0, true);
+    if (this.from > bytes.length) throw new ProtocolError("The recording is cut off.");
+    const index = JSON.parse(new TextDecoder().decode(bytes.subarray(4, this.from))) as Index;
+    if (index.version !== VERSION) throw new ProtocolError(`The recording has version ${index.version} of the protocol, this page ${VERSION}.`);
+    this.index = index;
+    this.note = index.note;
+    this.layout = toBrowser(index.layout) as Layout;
+    this.state = toBrowser(index.state) as State;
+    this.kept = index.kept;
+    this.count = index.frames.length;
+    this.rows = new Map(this.layout.sites.map((site, i) => [site.key, i]));
+    for (const [what, bySite] of Object.entries(index.answers)) this.answers.set(what, new Map(bySite));
+    const pairs = index.detailed.length * QUANTITIES.length;
+    this.table = this.numbers(index.table, this.rows.size * QUANTITIES.length * STATISTICS.length * this.count) as Float64Array;
+    this.sparklines = this.numbers(index.sparklines, this.rows.size * QUANTITIES.length * SPARK * this.count) as Uint8Array;
+    this.lengths = this.numbers(index.lengths, pairs * this.count) as Uint16Array;
+    this.bins = this.numbers(index.bins) as Uint16Array;
+    this.counts = this.numbers(index.counts, this.bins.length);
+    this.starts = new Uint32Array(this.lengths.length + 1);
+    this.lengths.forEach((length, i) => (this.starts[i + 1] = this.starts[i] + (length === NO_HISTOGRAM ? 0 : length)));
+    if (this.starts[this.lengths.length] !== this.bins.length) throw new ProtocolError("The recording's histograms do not fit its passes.");
+  }
+
+  /** The row of a site, or undefined. */
+  row(site: string): number | undefined {
+    return this.rows.get(site);
+  }
+
+  /** The place of the pass with this number, -1 for none. */
+  indexOf(number: number): number {
+    return this.index.frames.findIndex((one) => one.number === number);
+  }
+
+  library(): DataView {
+    return viewOf(this.numbers(this.index.library));
+  }
+
+  curves(): Message {
+    return this.message(this.index.curves);
+  }
+
+  passes(): Message {
+    return this.message(this.index.passes);
+  }
+
+  histories(row: number): Message[] {
+    return this.index.histories.filter(({ header }) => header.site === row).map((one) => this.message(one));
+  }
+
+  /** What was kept of a site: a message without its number, the text of what was wrong, or null. */
+  answer(what: string, site: string): Message | string | null {
+    const found = this.answers.get(what)?.get(site);
+    if (!found) return null;
+    return "error" in found ? found.error : this.message(found);
+  }
+
+  /** Whether histograms and the like are kept of a site. */
+  isDetailed(row: number): boolean {
+    return this.index.detailed.includes(row);
+  }
+
+  /** The frame of a pass, with the histograms of a row. */
+  frame(at: number, row: number, { seq, held, progress }: { seq: number; held: boolean; progress: Progress }): [Frame, DataView] {
+    const one = this.index.frames[at];
+    const width = QUANTITIES.length * STATISTICS.length * this.rows.size;
+    const sparks = QUANTITIES.length * SPARK;
+    const histograms: Histogram[] = [];
+    const bodies: Float64Array[] = [];
+    const detail = this.index.detailed.indexOf(row);
+    for (let quantity = 0; detail >= 0 && quantity < QUANTITIES.length; quantity++) {
+      const pairs = this.pairs((detail * QUANTITIES.length + quantity) * this.count + at);
+      if (!pairs) continue;
+      histograms.push({ site: row, quantity, bins: pairs.length / 2 });
+      bodies.push(pairs);
+    }
+    const floats = width + bodies.reduce((sum, body) => sum + body.length, 0);
+    const buffer = new ArrayBuffer(floats * 8 + this.rows.size * sparks);
+    const numbers = new Float64Array(buffer, 0, floats);
+    for (let i = 0; i < width; i++) numbers[i] = this.table[i * this.count + at];
+    let next = width;
+    for (const body of bodies) {
+      numbers.set(body, next);
+      next += body.length;
+    }
+    const lines = new Uint8Array(buffer, floats * 8);
+    for (let i = 0; i < lines.length / SPARK; i++) {
+      const from = (i * this.count + at) * SPARK;
+      lines.set(this.sparklines.subarray(from, from + SPARK), i * SPARK);
+    }
+    const header: Frame = {
+      type: "frame", version: VERSION, seq, layout: this.layout.layout, step: one.step, perturbed: one.perturbed,
+      metrics: one.metrics, histograms, progress, number: one.number, held,
+    }; // prettier-ignore
+    return [header, new DataView(buffer)];
+  }
+
+  private pairs(i: number): Float64Array | null {
+    const length = this.lengths[i];
+    if (length === NO_HISTOGRAM) return null;
+    const pairs = new Float64Array(length * 2);
+    for (let k = 0, bin = 0; k < length; k++) {
+      bin = (bin + this.bins[this.starts[i] + k]) & 0xffff;
+      pairs[k * 2] = bin;
+      pairs[k * 2 + 1] = this.counts[this.starts[i] + k];
+    }
+    return pairs;
+  }
+
+  private message({ header, buffer }: Packed): Message {
+    if (buffer.length === 0) return [header, undefined];
+    const floats = new Float64Array(buffer.reduce((sum, { count }) => sum + count, 0));
+    let next = 0;
+    for (const place of buffer) {
+      floats.set(this.numbers(place), next);
+      next += place.count;
+    }
+    return [header, viewOf(floats)];
+  }
+
+  private numbers({ at, count, type }: Place, expected = count): Float64Array | Float32Array | Uint32Array | Uint16Array | Uint8Array {
+    const size = SIZES[type];
+    const from = this.from + at;
+    if (!(size > 0) || count !== expected || !(at >= 0) || !(from + count * size <= this.bytes.length)) {
+      throw new ProtocolError("The recording does not fit its index.");
+    }
+    const plain = new Uint8Array(count * size);
+    for (let plane = 0; plane < size; plane++) {
+      const start = from + plane * count;
+      for (let i = 0; i < count; i++) plain[i * size + plane] = this.bytes[start + i];
+    }
+    switch (type) {
+      case "u1":
+        return plain;
+      case "u2":
+        return new Uint16Array(plain.buffer);
+      case "u4":
+        return new Uint32Array(plain.buffer);
+      case "f4":
+        return new Float32Array(plain.buffer);
+      case "f8":
+        return new Float64Array(plain.buffer);
+    }
+  }
+}
+
+function viewOf(array: ArrayBufferView): DataView {
+  return new DataView(array.buffer as ArrayBuffer, array.byteOffset, array.byteLength);
+}

@@ -1,0 +1,245 @@
+"""A page that `to_html` wrote, opened from disk with the network off."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import pytest
+from browser import chromium
+from browser.axe import violations
+from browser.notebook import WAIT
+from browser.view import View
+from flax import nnx
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+import nnx_inspector as nni
+
+pytestmark = pytest.mark.browser
+
+STEPS = 12
+
+
+class Block(nnx.Module):
+    """A gate over a layer, <b>in bold</b> & </script> for whoever takes this for markup."""
+
+    def __init__(self, size: int, *, rngs: nnx.Rngs):
+        self.norm = nnx.LayerNorm(size, rngs=rngs)
+        self.up = nnx.Linear(size, size, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x * nnx.relu(self.up(self.norm(x)))
+
+
+class Net(nnx.Module):
+    def __init__(self, *, rngs: nnx.Rngs):
+        self.embed = nnx.Linear(3, 8, rngs=rngs)
+        self.blocks = nnx.List([Block(8, rngs=rngs) for _ in range(2)])
+        self.head = nnx.Linear(8, 2, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.fixture(scope="module")
+def inspector() -> Iterator[nni.Inspector]:
+    """After a short training, with a perturbation on."""
+    model = Net(rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(1), (16, 3))
+    insp = nni.Inspector(model, x, display=False)
+
+    @nnx.jit
+    def train_step(model: Net, x: jax.Array) -> jax.Array:
+        loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(x) - 1.0) ** 2))(model)
+        moved = jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(model, nnx.Param), grads)
+        nnx.update(model, moved)
+        return loss
+
+    for _ in insp.watch(range(STEPS), every=1):
+        insp.metrics(loss=train_step(model, x))
+    insp.perturb("blocks/1", nni.Scale(0.5))
+    insp.selected = "blocks/0/up"
+    yield insp
+    insp.close()
+
+
+@pytest.fixture(scope="module")
+def path(inspector: nni.Inspector, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("page") / "run.html"
+    assert inspector.to_html(path) == path.stat().st_size
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = chromium.launch(playwright)
+        yield browser
+        browser.close()
+
+
+@dataclasses.dataclass
+class Opened:
+    page: Page
+    view: View
+    said: list[str]
+    asked: list[str]
+
+
+@pytest.fixture(params=[(1400, "light"), (600, "dark")], ids=["wide-light", "narrow-dark"])
+def opened(
+    request: pytest.FixtureRequest, browser: Browser, path: pathlib.Path
+) -> Iterator[Opened]:
+    """The page, from disk, offline; what it wrote to its console, and what it asked for."""
+    width, scheme = request.param
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True
+    )
+    said: list[str] = []
+    asked: list[str] = []
+    page = context.new_page()
+    page.set_default_timeout(WAIT * 1000)
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(f"pageerror: {error}"))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(path.as_uri())
+    view = View(page.locator("body"))
+    view.wait("nni-stat-output-size", "value > 0")
+    yield Opened(page, view, said, asked)
+    foreign = [url for url in asked if not url.startswith((path.as_uri(), "blob:", "data:"))]
+    context.close()
+    assert foreign == []
+    assert said == []
+
+
+def test_tree_flow_detail_and_time(opened: Opened, inspector: nni.Inspector):
+    view, recording = opened.view, inspector.recording
+    view.wait_selected("blocks/0/up")
+    dark = opened.page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+    assert ("nni-dark" in (view.root.get_attribute("class") or "")) == dark
+    assert opened.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+    # tree and detail: the figures are the recording's own
+    view.select("blocks/1")
+    view.row("blocks/1").press("ArrowRight")
+    view.select("blocks/1/up")
+    for quantity in ("output", "gradient"):
+        summary = recording.summary("blocks/1/up", quantity, index=-1)  # type: ignore[arg-type]
+        shown = view.figures()[quantity]
+        if summary is None:
+            assert set(shown.values()) == {"NaN"}
+        else:
+            assert float(shown["mean"]) == summary.mean
+            assert float(shown["std"]) == summary.std
+
+    # time: an older pass, by the slider
+    step = 5
+    index = recording.steps.index(step, 1)  # the first pass is the example's
+    view.part("nni-scrub").fill(str(index))
+    view.wait("nni-time-step", "value === arg", step)
+    older = recording.summary("blocks/1/up", "gradient", index=index)
+    assert older is not None
+    assert float(view.figures()["gradient"]["norm"]) == older.norm
+    assert float(view.figures()["gradient"]["max"]) == older.max
+    view.part("nni-step-back").click()
+    view.wait("nni-time-step", "value === arg", step - 1)
+    view.part("nni-pause").click()
+    expect(view.part("nni-time")).to_have_attribute("data-state", "follow")
+
+    # flow: in by a double click
+    view.row("").click()
+    view.part("nni-tab-flow").click()
+    node = "[data-testid='nni-flow-node'][data-role='module'][data-site='{}']"
+    view.root.locator(node.format("embed")).wait_for()
+    labels = view.root.get_by_test_id("nni-flow-node").evaluate_all(
+        "nodes => nodes.sort((a, b) => a.offsetTop - b.offsetTop).map(n => n.ariaLabel)"
+    )
+    assert [label.partition(",")[0] for label in labels] == [
+        "input", "embed", "blocks/0", "blocks/1", "head", "output"
+    ]  # fmt: skip
+    view.root.locator(node.format("blocks/0")).dblclick()
+    view.root.locator(node.format("blocks/0/norm")).wait_for()
+
+
+def test_parameters_units_code_and_state(opened: Opened, inspector: nni.Inspector):
+    view = opened.view
+    view.row("head").click()
+    view.wait_selected("head")
+    parameters = view.root.get_by_test_id("nni-parameter")
+    expect(parameters).to_have_count(len(inspector.parameters("head")))
+    view.part("nni-tab-units").click()
+    view.part("nni-strip").wait_for()
+    assert view.number("nni-dead-units") == inspector.units("head").dead.sum()
+    view.row("blocks/0").click()
+    view.part("nni-tab-code").click()
+    expect(view.root).to_contain_text("<b>in bold</b> & </script>")
+    view.part("nni-tab-nnx").click()
+    expect(view.part("nni-nnx")).to_have_attribute("data-value", "blocks/0")
+    assert view.root.locator("[data-testid='nni-nnx-variable']").count() == 4
+
+
+def test_what_needs_the_model_is_switched_off_and_said(opened: Opened):
+    view = opened.view
+    expect(view.part("nni-banner")).to_contain_text(f"with all {STEPS + 2} passes")
+    expect(view.part("nni-perturbation")).to_have_attribute("data-site", "blocks/1")
+    expect(view.part("nni-switch")).to_be_disabled()
+    for absent in (
+        "nni-perturb-add",
+        "nni-add-here",
+        "nni-switch-all",
+        "nni-remove",
+        "nni-tab-values",
+    ):
+        expect(view.root.get_by_test_id(absent)).to_have_count(0)
+    view.row("head").focus()
+    opened.page.keyboard.press("Space")
+    view.part("nni-tab-sweep").click()
+    expect(view.root.get_by_test_id("nni-sweep-start")).to_have_count(0)
+    expect(view.root.get_by_test_id("nni-notice")).to_have_count(0)
+    expect(view.root.get_by_test_id("nni-perturbation")).to_have_count(1)
+
+
+def test_it_is_accessible(opened: Opened):
+    # axe comes by a script of the test's, which the page's own policy refuses
+    session = opened.page.context.new_cdp_session(opened.page)
+    session.send("Page.setBypassCSP", {"enabled": True})
+    opened.page.reload()
+    opened.view.wait("nni-stat-output-size", "value > 0")
+    assert violations(opened.page, opened.view.root) == []
+
+
+def test_its_policy_lets_nothing_out(opened: Opened):
+    tried = """async () => {
+        const image = new Promise(done => {
+            const one = new Image();
+            one.onload = () => done('loaded');
+            one.onerror = () => done('');
+            one.src = 'https://example.org/x.png';
+        });
+        const fetched = fetch('https://example.org/').then(() => 'fetched', () => '');
+        const script = document.createElement('script');
+        script.textContent = 'window.ran = true';
+        document.body.append(script);
+        return [await image, await fetched, window.ran ?? ''];
+    }"""
+    assert opened.page.evaluate(tried) == ["", "", ""]
+    assert len(opened.said) >= 3
+    opened.said.clear()  # the refusals
+    opened.asked[:] = [url for url in opened.asked if "example.org" not in url]
+
+
+def test_a_page_that_was_damaged_says_so(browser: Browser, path: pathlib.Path, tmp_path):
+    text = path.read_text()
+    start = text.index('id="nni-recording">') + len('id="nni-recording">')
+    broken = tmp_path / "broken.html"
+    broken.write_text(text[: start + 1000] + text[text.index("</script>", start) :])
+    page = browser.new_page()
+    page.goto(broken.as_uri())
+    expect(page.locator("#nni-page")).to_contain_text("This page cannot be shown")
+    page.close()
