@@ -181,8 +181,8 @@ class _Opened:
         before = self._waiting.pop(marks.ticket, None)
         if before is not None:
             self._waiting_bytes -= _bytes_of(before[1])
-        whole = before is None or "site" in columns  # else it is as it was held
-        what = self._measured(columns) if whole else before[1]
+        as_held = None if before is None or "site" in columns else before[1]
+        what = self._measured(columns) if as_held is None else as_held
         if not self._last < marks.number < 2**53:
             raise ValueError(f"pass {marks.number} does not follow the one before")
         self._firsts += marks.news

@@ -9,6 +9,7 @@ import random
 import struct
 import tempfile
 import zlib
+from typing import Any
 
 import safetensors.numpy
 from recorded import pool, some_facts, some_figures
@@ -40,20 +41,18 @@ def parts_of(data: bytes) -> list[Part]:
     return found
 
 
-def fill(recording: Recording, steps: range) -> None:
+def fill(recording: Recording, steps: range, *, hold: bool = False) -> None:
     """One pass a step: small, and all that a pass can have."""
     summaries = pool()
     recording.learn(some_facts(1))
     for i in steps:
-        recording.append(
-            i,
-            {"ab"[i % 2]: {"output": summaries[4 + i]}},
-            metrics={"loß": float("nan") if i == 3 else i},
-            kind=f"k{i % 3}",
-            perturbed=i % 3 == 1,
-            setting=i,
-            figures=some_figures(i) if i % 2 else None,
-        )
+        of = {"ab"[i % 2]: {"output": summaries[4 + i]}}
+        marks: Any = {"kind": f"k{i % 3}", "perturbed": i % 3 == 1, "setting": i}
+        if hold:  # one of them was not complete
+            recording.hold(i, i, {} if i == 5 else of, **marks)
+        points = {"loß": float("nan") if i == 3 else i}
+        marks["figures"] = some_figures(i) if i % 2 else None
+        recording.append(i, of, metrics=points, held=i if hold else None, **marks)
 
 
 @functools.cache
@@ -64,7 +63,7 @@ def small() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "run.nni")
         recording.attach(path, print)
-        fill(recording, range(4, 7))
+        fill(recording, range(4, 7), hold=True)
         recording.detach()
         return path.read_bytes()
 
