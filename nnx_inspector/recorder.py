@@ -19,6 +19,7 @@ from nnx_inspector.facts import facts_of_modules, facts_of_watched
 from nnx_inspector.inbox import Taken, merged
 from nnx_inspector.loop import Region, check_every
 from nnx_inspector.losses import losses_of
+from nnx_inspector.observed import Facts
 from nnx_inspector.recording import Recording
 from nnx_inspector.sites import Only, require_module
 from nnx_inspector.watching import Session, WatchedCall
@@ -87,6 +88,9 @@ def watch(
             warnings.warn(text, InspectorWarning, stacklevel=3)
 
 
+_learnt: weakref.WeakKeyDictionary[WatchedCall, Facts] = weakref.WeakKeyDictionary()
+"""What is known of a call, which lives as long as a program that was traced for it."""
+
 _free: dict[int, list[int]] = {}
 
 
@@ -141,10 +145,13 @@ class _Recorder:
 
     def _learn(self, session: Session, call: WatchedCall) -> None:
         """Trace a pass as it was called: what the rules need of its program."""
-        try:
-            facts = facts_of_watched(session.model, call, session.selection)
-        except Exception:  # noqa: BLE001 - the user's own call has worked: without them less is told
-            return
+        facts = _learnt.get(call)
+        if facts is None:
+            try:
+                facts = facts_of_watched(session.model, call, session.selection)
+            except Exception:  # noqa: BLE001 - the user's own call has worked: less is told then
+                return
+            _learnt[call] = facts
         self._recording.learn(facts)
 
     def pass_held(self, session: Session, step: int, one: Taken) -> None:

@@ -359,7 +359,7 @@ class _Told:
         _safely(self._session, receive, lambda: None)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class WatchedCall:
     """The outermost call of a pass as a program was traced for it: shapes in place of arrays.
 
