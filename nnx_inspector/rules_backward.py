@@ -241,7 +241,7 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
                 f"over parameters); about 1e-3 is usual: the learning rate is usually too low."
             ),
         )
-    elif len(intervals) >= STILL and largest == 0:
+    elif len(intervals) >= STILL and largest == 0 and not _others_move(judged):
         yield Finding(
             rule="update-ratio",
             site=site,
@@ -275,6 +275,7 @@ def _intervals(judged: Judged) -> list[tuple[Pass, str, float]]:
             and not math.isnan(change := now.figures.parameter(p.path, "change"))
         ]
         if found:
-            ratio, path = statistics.median_low(found)
+            moved = [one for one in found if one[0] > 0]  # what stays is told by no-gradient
+            ratio, path = statistics.median_low(moved or found)
             out.append((before, path, ratio))
     return out

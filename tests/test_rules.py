@@ -290,6 +290,13 @@ def test_a_watched_parameter_that_stays_while_others_move_is_information() -> No
     assert model.found() == [("no-gradient", "b", "info")]
 
 
+def test_where_most_stay_it_is_not_said_that_none_moves() -> None:
+    model = Model(kind="watch")
+    for site in SITES[1:]:
+        model.told[site] = {"same": 1.0, "change": 0.0}
+    assert "update-ratio" not in {rule for rule, _, _ in model.found(passes=8)}
+
+
 def test_a_watched_module_whose_output_gets_no_gradient() -> None:
     model = Model(kind="watch")
     model.gradients["b"] = None
