@@ -20,7 +20,8 @@ from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector import _private
 from nnx_inspector.arithmetic import points_dtype
-from nnx_inspector.gauging import gauge
+from nnx_inspector.gauges import STATE_LENGTH
+from nnx_inspector.gauging import gauge, sampled, varied
 from nnx_inspector.hostcalls import tell, tied
 from nnx_inspector.packing import pack, packed_size
 from nnx_inspector.sharding import zeros_of
@@ -38,6 +39,36 @@ def measured_if(gate: Any, x: Any) -> Any:
     of all of it.
     """
     return jax.lax.cond(gate, _measured, _nothing_of, x)
+
+
+def beginning(held: Any, arguments: Any) -> Any:
+    """What is sent as a pass begins: of its parameters, and whether its arguments vary."""
+    return jnp.stack([*map(sampled, held), varied(arguments)])
+
+
+@jax.custom_batching.custom_vmap
+def beginning_if(gate: Any, held: Any, arguments: Any) -> Any:
+    """As `beginning` where `gate` is true, else zeros. Of a batch once: of all its arguments,
+    and of its first model's parameters.
+    """
+
+    def nothing(held: Any, arguments: Any) -> Any:
+        return jnp.zeros((len(held) + 1, STATE_LENGTH), jnp.float32)
+
+    return jax.lax.cond(gate, beginning, nothing, held, arguments)
+
+
+@beginning_if.def_vmap
+def _beginning_batch(
+    axis_size: int, in_batched: Any, gate: Any, held: Any, arguments: Any
+) -> tuple[Any, Any]:
+    _, of_held, of_arguments = in_batched
+    held = [x[0] if batched else x for x, batched in zip(held, of_held, strict=True)]
+    arguments = [
+        x.reshape(-1, *x.shape[2:]) if batched else x
+        for x, batched in zip(arguments, of_arguments, strict=True)
+    ]
+    return beginning_if(jnp.any(gate), held, arguments), False
 
 
 @jax.custom_batching.custom_vmap

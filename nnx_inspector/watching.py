@@ -24,10 +24,10 @@ from flax import nnx
 
 from nnx_inspector import _private
 from nnx_inspector.arming import Arming
-from nnx_inspector.collecting import Collectors, measured_if
+from nnx_inspector.collecting import Collectors, beginning, beginning_if, measured_if
 from nnx_inspector.dispatch import executables_called, hooked
-from nnx_inspector.gauges import STATE_LENGTH, VARIED
-from nnx_inspector.gauging import is_sampled, sampled, varied
+from nnx_inspector.gauges import VARIED
+from nnx_inspector.gauging import is_sampled
 from nnx_inspector.hostcalls import ask, tell, tied
 from nnx_inspector.inbox import Inbox, Taken, merged
 from nnx_inspector.jitcalls import JitCalls
@@ -504,19 +504,13 @@ class _Watch:
                 inner = site_key(path)
                 held[f"{context.path}/{inner}" if context.path else inner] = value
 
-        def look(held: Any, arguments: Any) -> Any:
-            return jnp.stack([*map(sampled, held), varied(arguments)])
-
-        def nothing(held: Any, arguments: Any) -> Any:
-            return jnp.zeros((len(held) + 1, STATE_LENGTH), jnp.float32)
-
         leaves = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
         arrays = [jnp.asarray(x) for x in leaves if is_observable(x)]
         operands = jax.lax.stop_gradient((list(held.values()), arrays))
-        if _private.is_tracer(frame.gate):
-            states = jax.lax.cond(frame.gate, look, nothing, *operands)
-        else:
-            states = look(*operands)
+        if any(map(_private.is_tracer, (frame.gate, *jax.tree.leaves(operands)))):
+            states = beginning_if(frame.gate, *operands)
+        else:  # nothing is traced, and a cond would be compiled for each call
+            states = beginning(*operands)
         frame.begun = _Begun((*held, VARIED), _call_in_shapes(context, args, kwargs))
         frame.states = [states]
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from nnx_inspector import collecting
-from nnx_inspector.collecting import Collectors
+from nnx_inspector.collecting import Collectors, beginning, beginning_if
+from nnx_inspector.gauges import STATE_HEAD
 from nnx_inspector.packing import unpack
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
@@ -149,3 +150,19 @@ def test_second_derivatives_go_through():
     found, _ = run(lambda tap, ws: jax.hessian(lambda ws: chain(tap, ws, X))(ws), ws)
     plain = jax.hessian(lambda ws: chain(lambda x, name: x, ws, X))(ws)
     np.testing.assert_allclose(found, plain, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_a_batch_of_passes_begins_once(jitted):
+    """As one pass with all of its examples, of the first of its models."""
+    kernels = jax.random.normal(jax.random.key(0), (3, 4, 2))
+    same, other = jnp.ones((3, 5, 4)), jnp.arange(3.0)
+    begin = jax.vmap(beginning_if, in_axes=(None, [0], [0, 0]), out_axes=None)
+    begin = jax.jit(begin) if jitted else begin
+    told = begin(jnp.array(True), [kernels], [same, other])
+    first = beginning([kernels[0]], [same.reshape(15, 4), other])
+    np.testing.assert_array_equal(told, first)
+    assert told[1, len(STATE_HEAD)] == 1, "the second argument differs"
+    alike = begin(jnp.array(True), [kernels], [same, jnp.ones(3)])
+    assert alike[1, len(STATE_HEAD)] == 0
+    assert not begin(jnp.array(False), [kernels], [same, other]).any()

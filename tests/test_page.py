@@ -72,7 +72,7 @@ def test_a_title_is_text(title: str):
     read = Read(text)
     assert [tag for tag, _ in read.elements] == ELEMENTS
     assert text.count('id="nni-recording"') == 1
-    assert len(read.texts["title"][0]) <= 200
+    assert len(read.texts.get("title", [""])[0]) <= 200  # one of blanks is none to the reader
     text.encode()
 
 
