@@ -69,7 +69,7 @@ def test_the_front_end_is_in_wheel_and_sdist(built: pathlib.Path, wheel: pathlib
     with zipfile.ZipFile(wheel) as packed:
         inside = set(packed.namelist())
         assert {*STATIC, "nnx_inspector/__init__.py"} <= inside
-        assert all(len(packed.read(name)) > 400 for name in STATIC)
+        assert all(len(packed.read(name)) > 300 for name in STATIC)
     extra = [name for name in inside if name.startswith(("tests/", "js/", "notebooks/"))]
     assert extra == []
     (sdist,) = built.glob("*.tar.gz")

@@ -103,6 +103,9 @@ class Lab:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(settings))
         env: dict[str, str | None] = {**os.environ, "JAX_PLATFORMS": "cpu", **self._env}
+        # `jupyter` looks for `jupyter-lab` there: another Python's may come first
+        beside = str(pathlib.Path(self._python).parent)
+        env["PATH"] = os.pathsep.join(filter(None, [beside, os.environ.get("PATH")]))
         for folder in ("CONFIG", "DATA", "RUNTIME"):
             (home / folder).mkdir()
             env[f"JUPYTER_{folder}_DIR"] = str(home / folder)
