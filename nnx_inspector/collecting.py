@@ -20,7 +20,6 @@ from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector import _private
 from nnx_inspector.arithmetic import points_dtype
-from nnx_inspector.gauges import STATE_LENGTH
 from nnx_inspector.gauging import gauge, sampled, varied
 from nnx_inspector.hostcalls import tell, tied
 from nnx_inspector.packing import pack, packed_size
@@ -53,7 +52,7 @@ def beginning_if(gate: Any, held: Any, arguments: Any) -> Any:
     """
 
     def nothing(held: Any, arguments: Any) -> Any:
-        return jnp.zeros((len(held) + 1, STATE_LENGTH), jnp.float32)
+        return zeros_of(jax.eval_shape(beginning, held, arguments))
 
     return jax.lax.cond(gate, beginning, nothing, held, arguments)
 

@@ -36,6 +36,7 @@ TOO_SMALL: Final = 5e-6
 """There too: "if it is lower than this then the learning rate might be too low"; at 5e-6 nothing
 moves by 1 % in 2000 steps."""
 LEAST_INTERVALS: Final = 3
+STAYED: Final = "did not change"
 STILL: Final = 5
 
 ON_PURPOSE: Final = re.compile(r"teacher|target|ema|momentum|frozen|reference|codebook", re.I)
@@ -133,7 +134,7 @@ def no_gradient(judged: Judged) -> Iterator[Finding]:
             f"The parameter {first.path!r} {why}{and_others(len(found) - 1, 'parameter')}: "
             + (
                 "harmless where it is frozen on purpose, else the optimizer does not have it"
-                if frozen
+                if why.startswith(STAYED)
                 else "usually jax.lax.stop_gradient, a rounding or argmax after it, or a value "
                 "that the loss does not use; harmless where it is frozen on purpose"
             )
@@ -143,7 +144,7 @@ def no_gradient(judged: Judged) -> Iterator[Finding]:
 
 
 def _without(judged: Judged) -> list[tuple[ParameterFacts, str, int, bool]]:
-    """(parameter, why in words, step, whether only its update is missing)."""
+    """(parameter, why in words, step, whether it may as well be frozen on purpose)."""
     graded = judged.graded
     if not graded:
         return []
@@ -168,9 +169,11 @@ def _without(judged: Judged) -> list[tuple[ParameterFacts, str, int, bool]]:
             elif reached["output"] > 1 and reached["gradient"] == 0 and _is_float(judged, site):
                 if not _is_unused(judged, site):
                     why = "has no gradient: none ever reaches the output of its module"
-                    out.append((parameter, why, graded[0].step, False))
+                    # of what nobody wants a gradient of jax computes none either
+                    still = len(same) >= 2 and min(same) == 1
+                    out.append((parameter, why, graded[0].step, still))
             elif moving and reached["gradient"] and len(same) >= 2 and min(same) == 1 and not bias:
-                why = f"did not change in {len(same) + 1} passes, others did"
+                why = f"{STAYED} in {len(same) + 1} passes, others did"
                 out.append((parameter, why, graded[0].step, True))
     return out
 
