@@ -36,7 +36,11 @@ TOO_SMALL: Final = 5e-6
 """There too: "if it is lower than this then the learning rate might be too low"; at 5e-6 nothing
 moves by 1 % in 2000 steps."""
 LEAST_INTERVALS: Final = 3
-STAYED: Final = "did not change"
+DETACHED: Final = (
+    "usually jax.lax.stop_gradient, a rounding or argmax after it, or a value that the loss does "
+    "not use; harmless where it is frozen on purpose"
+)
+NOT_UPDATED: Final = "harmless where it is frozen on purpose, else the optimizer does not have it"
 STILL: Final = 5
 
 ON_PURPOSE: Final = re.compile(r"teacher|target|ema|momentum|frozen|reference|codebook", re.I)
@@ -122,7 +126,9 @@ def no_gradient(judged: Judged) -> Iterator[Finding]:
     if not found:
         return
     trained = [one for one in found if not ON_PURPOSE.search(one[0].path)]
-    first, why, step, frozen = min(trained or found, key=lambda one: judged.at(one[0].site))
+    first, why, usually, step, frozen = min(
+        trained or found, key=lambda one: judged.at(one[0].site)
+    )
     on_purpose = not trained or frozen
     yield Finding(
         rule="no-gradient",
@@ -132,23 +138,17 @@ def no_gradient(judged: Judged) -> Iterator[Finding]:
         evidence={"parameters": len(found), "elements": sum(one[0].size for one in found)},
         message=(
             f"The parameter {first.path!r} {why}{and_others(len(found) - 1, 'parameter')}: "
-            + (
-                "harmless where it is frozen on purpose, else the optimizer does not have it"
-                if why.startswith(STAYED)
-                else "usually jax.lax.stop_gradient, a rounding or argmax after it, or a value "
-                "that the loss does not use; harmless where it is frozen on purpose"
-            )
-            + "."
+            f"{usually}."
         ),
     )
 
 
-def _without(judged: Judged) -> list[tuple[ParameterFacts, str, int, bool]]:
-    """(parameter, why in words, step, whether it may as well be frozen on purpose)."""
+def _without(judged: Judged) -> list[tuple[ParameterFacts, str, str, int, bool]]:
+    """(parameter, why in words, what it usually means, step, whether it may as well be frozen)."""
     graded = judged.graded
     if not graded:
         return []
-    out: list[tuple[ParameterFacts, str, int, bool]] = []
+    out: list[tuple[ParameterFacts, str, str, int, bool]] = []
     waiting, moving = _waits_for_zeros(judged), _others_move(judged)
     for site, parameters in judged.held.items():
         reached = {"gradient": 0, "output": 0}
@@ -165,16 +165,17 @@ def _without(judged: Judged) -> list[tuple[ParameterFacts, str, int, bool]]:
                     continue
                 cut = reached["output"] > 0 and reached["gradient"] == 0
                 if cut or parameter.needed == 0 or not (waiting or bias):
-                    out.append((parameter, "has no gradient at all", graded[0].step, False))
+                    why = "has no gradient at all"
+                    out.append((parameter, why, DETACHED, graded[0].step, False))
             elif reached["output"] > 1 and reached["gradient"] == 0 and _is_float(judged, site):
                 if not _is_unused(judged, site):
                     why = "has no gradient: none ever reaches the output of its module"
                     # of what nobody wants a gradient of jax computes none either
                     still = len(same) >= 2 and min(same) == 1
-                    out.append((parameter, why, graded[0].step, still))
+                    out.append((parameter, why, DETACHED, graded[0].step, still))
             elif moving and reached["gradient"] and len(same) >= 2 and min(same) == 1 and not bias:
-                why = f"{STAYED} in {len(same) + 1} passes, others did"
-                out.append((parameter, why, graded[0].step, True))
+                why = f"did not change in {len(same) + 1} passes, others did"
+                out.append((parameter, why, NOT_UPDATED, graded[0].step, True))
     return out
 
 

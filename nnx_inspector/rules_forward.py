@@ -8,7 +8,7 @@ pass; how many others there are is evidence.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -196,8 +196,15 @@ def saturated_units(judged: Judged) -> Iterator[Finding]:
 
 def constant(judged: Judged) -> Iterator[Finding]:
     """An output that is the same for every example, from some site on."""
+    return _in_a_window(judged, _constant)
+
+
+def _in_a_window(
+    judged: Judged, look: Callable[[Judged, list[Pass]], Finding | None]
+) -> Iterator[Finding]:
+    """What is found in the first of the windows in which anything is."""
     for window in judged.windows([p for p in judged.clean if p.figures is not None]):
-        finding = _constant(judged, window)
+        finding = look(judged, window)
         if finding is not None:
             yield finding
             return
@@ -243,11 +250,7 @@ def _fades(judged: Judged, figures: Figures, before: list[str]) -> bool:
 
 def collapse(judged: Judged) -> Iterator[Finding]:
     """Rank or variance that is lost from one layer to the next, or bit by bit."""
-    for window in judged.windows([p for p in judged.clean if p.figures is not None]):
-        finding = _collapse(judged, window)
-        if finding is not None:
-            yield finding
-            return
+    return _in_a_window(judged, _collapse)
 
 
 def _collapse(judged: Judged, window: list[Pass]) -> Finding | None:
