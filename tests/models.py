@@ -559,3 +559,28 @@ TRANSFORMED = {
     "remat_super",
 }  # fmt: skip
 """Cases whose submodules are called within a transform, where Python sees tracers."""
+
+
+class Split(nnx.Module):
+    """Two values of unlike shapes, in a mapping."""
+
+    def __call__(self, x):
+        return {"left": x[:, :2], "right": x[:, 2]}
+
+
+class Join(nnx.Module):
+    """Takes them, one by keyword."""
+
+    def __call__(self, left, *, right):
+        return left + right[:, None]
+
+
+class SplitAndJoin(nnx.Module):
+    """Several values on one way between two modules."""
+
+    def __init__(self):
+        self.split, self.join = Split(), Join()
+
+    def __call__(self, x):
+        parts = self.split(x)
+        return self.join(parts["left"], right=parts["right"])

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import batch, rngs
+from models import SplitAndJoin, batch, rngs
 
 import nnx_inspector as nni
 
@@ -116,23 +116,7 @@ def test_an_encoder_and_a_decoder_with_two_inputs():
 
 
 def test_a_call_with_several_outputs_and_inputs_of_other_shapes():
-    class Split(nnx.Module):
-        def __call__(self, x):
-            return {"left": x[:, :2], "right": x[:, 2]}
-
-    class Join(nnx.Module):
-        def __call__(self, left, *, right):
-            return left + right[:, None]
-
-    class Model(nnx.Module):
-        def __init__(self):
-            self.split, self.join = Split(), Join()
-
-        def __call__(self, x):
-            parts = self.split(x)
-            return self.join(parts["left"], right=parts["right"])
-
-    edges = nni.trace(Model(), batch(4, D)).edges
+    edges = nni.trace(SplitAndJoin(), batch(4, D)).edges
     assert [tuple(e) for e in edges] == [
         ("split", "join", "float32[4,2]"),
         ("split", "join", "float32[4]"),

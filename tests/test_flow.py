@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from models import batch, rngs
+from models import SplitAndJoin, batch, rngs
 
 import nnx_inspector as nni
 from nnx_inspector import protocol
@@ -146,23 +146,7 @@ def test_two_heads_and_an_output_that_is_a_tree():
 
 
 def test_several_values_on_one_way():
-    class Split(nnx.Module):
-        def __call__(self, x):
-            return {"left": x[:, :2], "right": x[:, 2]}
-
-    class Join(nnx.Module):
-        def __call__(self, left, *, right):
-            return left + right[:, None]
-
-    class Model(nnx.Module):
-        def __init__(self):
-            self.split, self.join = Split(), Join()
-
-        def __call__(self, x):
-            parts = self.split(x)
-            return self.join(parts["left"], right=parts["right"])
-
-    found = flow(Model())
+    found = flow(SplitAndJoin())
     assert [e.shapes for e in found.edges] == [
         (X,),
         ("float32[4,2]", "float32[4]"),
