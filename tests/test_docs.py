@@ -10,11 +10,9 @@ import contextlib
 import doctest
 import importlib
 import io
-import os
 import pathlib
 import re
 import tomllib
-import warnings
 from typing import Any, NamedTuple
 
 import pytest
@@ -143,7 +141,8 @@ def test_every_public_name_is_in_the_reference():
 def test_every_public_name_has_a_docstring():
     for name in nni.__all__:
         doc = getattr(nni, name).__doc__
-        assert doc and not doc.startswith(f"{name}("), f"{name} has no docstring of its own"
+        assert doc, name
+        assert not doc.startswith(f"{name}("), f"{name} has no docstring of its own"
 
 
 # ------------------------------------------------------------ version and citation
