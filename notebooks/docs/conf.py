@@ -27,11 +27,7 @@ exclude_patterns = ["**/.ipynb_checkpoints"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"
-# the last state, as plain HTML, in place of a live widget, which needs a kernel and a CDN
-nb_mime_priority_overrides = [
-    ("html", "application/vnd.jupyter.widget-view+json", None),
-    ("html", "application/vnd.plotly.v1+json", None),
-]
+WIDGET = "application/vnd.jupyter.widget-view+json"
 
 # reference
 default_role = "py:obj"  # `name` links to what is on the site, and is code where nothing is
@@ -42,6 +38,7 @@ python_maximum_signature_line_length = 88
 
 # looks
 html_theme = "furo"
+html_static_path, html_css_files = ["site.css"], ["site.css"]
 html_title = f"nnx_inspector {release}"
 html_copy_source = html_show_copyright = html_show_sphinx = False
 pygments_style, pygments_dark_style = "tango", "monokai"
@@ -57,7 +54,11 @@ def with_outputs(app: Any, name: str, source: list[str]) -> None:
     there, here = nbformat.reads(text, as_version=4), nbformat.reads(source[0], as_version=4)
     if [cell.source for cell in there.cells] != [cell.source for cell in here.cells]:
         raise ValueError(f"{executed} was executed before {name}.ipynb changed. Run it again.")
-    source[0] = text
+    for cell in there.cells:
+        # a live widget needs a kernel and a CDN; its last state, as plain HTML, stands beside it
+        if cell.cell_type == "code":
+            cell.outputs = [o for o in cell.outputs if WIDGET not in o.get("data", {})]
+    source[0] = nbformat.writes(there)
 
 
 def setup(app: Any) -> None:
