@@ -1,5 +1,5 @@
 // The messages between kernel and browser, as types, constants and a table of shapes.
-// Generated from nnx_inspector/protocol.py by generate_protocol.py: never edit by hand.
+// Generated from nnx_inspector/protocol by generate_protocol.py: never edit by hand.
 
 export const VERSION = 4;
 export const QUANTITIES = ["output", "gradient"] as const;
@@ -185,6 +185,75 @@ export interface State {
   readonly notices: readonly Notice[];
   readonly python: string;
   readonly closed: boolean;
+}
+
+/** One thing that is wrong, or may be; see `findings.Finding`. */
+export interface FindingRow {
+  readonly rule: string;
+  readonly site: string;
+  readonly step: number;
+  readonly severity: "error" | "warning" | "info";
+  readonly message: string;
+}
+
+/** What is wrong as far as the rules can tell, worst first. Buffer: none. `more` counts what is left out beyond MOST_FINDINGS. */
+export interface Findings {
+  readonly type: "findings";
+  readonly version: number;
+  readonly findings: readonly FindingRow[];
+  readonly more: number;
+}
+
+/** The one answer to a request. `error` is "" when it succeeded. */
+export interface Reply {
+  readonly type: "reply";
+  readonly id: number;
+  readonly ok: boolean;
+  readonly error: string;
+}
+
+/** A node of a `Flow`. `role`: a "module" that is called in it; its "input" or "output"; a "join", one value that is made of several; or "outside": a module elsewhere that gives or takes a value by another way than arguments and results. `name` is the key as seen from the flow's site. `output` is what it gives, in words (of an "output": what it takes). `calls` counts the calls in one call of the site; `times` the loops around them too (None: a while loop). `conditional`: it is called in a branch that may not be taken. */
+export interface FlowNode {
+  readonly role: "module" | "input" | "output" | "join" | "outside";
+  readonly site: string;
+  readonly name: string;
+  readonly kind: string;
+  readonly output: string;
+  readonly calls: number;
+  readonly times: number | null;
+  readonly conditional: boolean;
+}
+
+/** Values that go from one node to another (numbers of nodes), by dtype and shape; `shapes` is empty where they are not known. `loop`: from one iteration of a loop to a later one. */
+export interface FlowEdge {
+  readonly producer: number;
+  readonly consumer: number;
+  readonly shapes: readonly string[];
+  readonly loop: boolean;
+}
+
+/** A module below a flow's site that is not called in it, and why. */
+export interface FlowAbsent {
+  readonly site: string;
+  readonly why: string;
+}
+
+/** What flows between the modules that a site calls. `id` is the request's. Buffer: none. */
+export interface Flow {
+  readonly type: "flow";
+  readonly version: number;
+  readonly layout: number;
+  readonly site: string;
+  readonly id: number;
+  readonly nodes: readonly FlowNode[];
+  readonly edges: readonly FlowEdge[];
+  readonly absent: readonly FlowAbsent[];
+}
+
+/** What lays a flow out. Buffer: a JavaScript module in UTF-8, `static/layout.js`. */
+export interface LayoutLibrary {
+  readonly type: "layout_library";
+  readonly version: number;
 }
 
 /** A static attribute of a node: part of the graphdef, hence of a compiled program's key. */
@@ -402,75 +471,6 @@ export interface Values {
   readonly encoding: "float32" | "float64" | "int64" | "uint64";
 }
 
-/** A node of a `Flow`. `role`: a "module" that is called in it; its "input" or "output"; a "join", one value that is made of several; or "outside": a module elsewhere that gives or takes a value by another way than arguments and results. `name` is the key as seen from the flow's site. `output` is what it gives, in words (of an "output": what it takes). `calls` counts the calls in one call of the site; `times` the loops around them too (None: a while loop). `conditional`: it is called in a branch that may not be taken. */
-export interface FlowNode {
-  readonly role: "module" | "input" | "output" | "join" | "outside";
-  readonly site: string;
-  readonly name: string;
-  readonly kind: string;
-  readonly output: string;
-  readonly calls: number;
-  readonly times: number | null;
-  readonly conditional: boolean;
-}
-
-/** Values that go from one node to another (numbers of nodes), by dtype and shape; `shapes` is empty where they are not known. `loop`: from one iteration of a loop to a later one. */
-export interface FlowEdge {
-  readonly producer: number;
-  readonly consumer: number;
-  readonly shapes: readonly string[];
-  readonly loop: boolean;
-}
-
-/** A module below a flow's site that is not called in it, and why. */
-export interface FlowAbsent {
-  readonly site: string;
-  readonly why: string;
-}
-
-/** What flows between the modules that a site calls. `id` is the request's. Buffer: none. */
-export interface Flow {
-  readonly type: "flow";
-  readonly version: number;
-  readonly layout: number;
-  readonly site: string;
-  readonly id: number;
-  readonly nodes: readonly FlowNode[];
-  readonly edges: readonly FlowEdge[];
-  readonly absent: readonly FlowAbsent[];
-}
-
-/** What lays a flow out. Buffer: a JavaScript module in UTF-8, `static/layout.js`. */
-export interface LayoutLibrary {
-  readonly type: "layout_library";
-  readonly version: number;
-}
-
-/** One thing that is wrong, or may be; see `findings.Finding`. */
-export interface FindingRow {
-  readonly rule: string;
-  readonly site: string;
-  readonly step: number;
-  readonly severity: "error" | "warning" | "info";
-  readonly message: string;
-}
-
-/** What is wrong as far as the rules can tell, worst first. Buffer: none. `more` counts what is left out beyond MOST_FINDINGS. */
-export interface Findings {
-  readonly type: "findings";
-  readonly version: number;
-  readonly findings: readonly FindingRow[];
-  readonly more: number;
-}
-
-/** The one answer to a request. `error` is "" when it succeeded. */
-export interface Reply {
-  readonly type: "reply";
-  readonly id: number;
-  readonly ok: boolean;
-  readonly error: string;
-}
-
 /** Browser to kernel, on the control comm: a view is there; answer with everything. `streams` is False where the page has no other comm, because its front end makes a widget's model only when that widget is displayed (marimo): then all goes over control. */
 export interface Hello {
   readonly type: "hello";
@@ -652,6 +652,14 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Cost: { plain_seconds: "float?", inspected_seconds: "float?", compilations: "int", bytes_sent: "int", frames_dropped: "int", errors: "int" },
   Notice: { level: "str", text: "str", site: "str?" },
   State: { version: "int", seq: "int", selected: "str", perturbations: "Perturbation[]", training_perturbed: "bool", listening: "during|thread|after", compiling: "int", effect: "Effect?", no_effect: "str", progress: "Progress", cost: "Cost", notices: "Notice[]", python: "str", closed: "bool" },
+  FindingRow: { rule: "str", site: "str", step: "int", severity: "error|warning|info", message: "str" },
+  Findings: { version: "int", findings: "FindingRow[]", more: "int" },
+  Reply: { id: "int", ok: "bool", error: "str" },
+  FlowNode: { role: "module|input|output|join|outside", site: "str", name: "str", kind: "str", output: "str", calls: "int", times: "int?", conditional: "bool" },
+  FlowEdge: { producer: "int", consumer: "int", shapes: "str[]", loop: "bool" },
+  FlowAbsent: { site: "str", why: "str" },
+  Flow: { version: "int", layout: "int", site: "str", id: "int", nodes: "FlowNode[]", edges: "FlowEdge[]", absent: "FlowAbsent[]" },
+  LayoutLibrary: { version: "int" },
   NnxAttribute: { name: "str", text: "str" },
   NnxNode: { path: "str", name: "str", type: "str", depth: "int", module: "str?", reference: "int", first: "str?", also: "str[]", attributes: "NnxAttribute[]", attributes_total: "int" },
   NnxChange: { same: "bool", distance: "float?", relative: "float?", before: "str", after: "str" },
@@ -669,14 +677,6 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   HeldArray: { number: "int", call: "int", name: "str", shape: "int[]", dtype: "str", axes: "str[]", bytes: "int" },
   Arrays: { version: "int", request: "int", site: "str", part: "output|input|gradient|parameter", clean: "bool", parts: "str[]", arrays: "HeldArray[]", perturbed: "bool", source: "str", notes: "str[]" },
   Values: { version: "int", request: "int", array: "int", index: "int[]", axes: "int[]", norm_over: "int", component: "value|real|imag|abs", exact: "bool", starts: "int[]", ends: "int[]", block: "int[]", counts: "int[]", planes: "str[]", encoding: "float32|float64|int64|uint64" },
-  FlowNode: { role: "module|input|output|join|outside", site: "str", name: "str", kind: "str", output: "str", calls: "int", times: "int?", conditional: "bool" },
-  FlowEdge: { producer: "int", consumer: "int", shapes: "str[]", loop: "bool" },
-  FlowAbsent: { site: "str", why: "str" },
-  Flow: { version: "int", layout: "int", site: "str", id: "int", nodes: "FlowNode[]", edges: "FlowEdge[]", absent: "FlowAbsent[]" },
-  LayoutLibrary: { version: "int" },
-  FindingRow: { rule: "str", site: "str", step: "int", severity: "error|warning|info", message: "str" },
-  Findings: { version: "int", findings: "FindingRow[]", more: "int" },
-  Reply: { id: "int", ok: "bool", error: "str" },
   Hello: { version: "int", streams: "bool" },
   Ack: { seq: "int" },
   Select: { id: "int", site: "str" },
