@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
-FILES = ("shown", "flow", "nnx", "panels", "values", "requests", "offers")
+FILES = ("shown", "flow", "nnx", "panels", "compared", "values", "requests", "offers")
 """Those with messages, in the order in which they are written."""
 SCALARS = {str: ("str", "string"), int: ("int", "number"), float: ("float", "number")}
 SCALARS[bool] = ("bool", "boolean")
@@ -80,7 +80,7 @@ def typescript(protocol: types.ModuleType) -> str:
         lines.append(f"export const {name} = [{items}] as const;")
     lines += [
         f"export const {name} = {getattr(protocol, name)};"
-        for name in ("SPARK", "HISTORY_BINS", "MOST_UNITS")
+        for name in ("SPARK", "HISTORY_BINS", "MOST_UNITS", "OTHER")
     ]
     lines += [
         "",
@@ -212,6 +212,18 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
                             text="def __call__(self, x):\n    return self.head(x)"),),
         sown=("head/seen",), why="",
     )  # fmt: skip
+    both = p.ComparedRow(
+        site="conv", quantity="output", where="both", total_variation=0.75, quantile_distance=1.5,
+        constant=False, mean_difference=-0.25, std_difference=0.5, rms_difference=None, nan=0, nan_pinned=3,
+    )  # fmt: skip
+    constant = dataclasses.replace(both, quantity="gradient", quantile_distance=None, constant=True)
+    gone = p.ComparedRow(
+        site="conv/old", quantity="output", where="pinned", total_variation=None, quantile_distance=None,
+        constant=False, mean_difference=None, std_difference=None, rms_difference=None, nan=None, nan_pinned=0,
+    )  # fmt: skip
+    compared = p.Compared(
+        version=p.VERSION, id=24, number=57, pinned=p.OTHER, rows=(both, constant, gone), total=9,
+    )  # fmt: skip
     sweep = p.Sweep(
         version=p.VERSION, running=False, stopped=True, done=2, total=3, sites="**",
         perturbation="nni.Zero()", source="the last step", measures=("loss_change", "output_change"),
@@ -287,6 +299,8 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         "units": (units, p.units_buffer(ramp(len(p.UNIT_FIGURES), 10))),
         "code": (code, None),
         "sweep": (sweep, None),
+        "other": (p.Other(version=p.VERSION, name="run <b>7</b>.nni", step=40, number=1), None),
+        "compared": (compared, None),
         "findings": (
             p.Findings(
                 version=p.VERSION, more=1,
@@ -317,6 +331,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
             p.StartSweep(id=8, sites="blocks/**", kind="Scale", strength=0.5, at="output"), None
         ),
         "stop_sweep": (p.StopSweep(id=10), None),
+        "compare": (p.Compare(id=24, number=57, pinned=p.OTHER), None),
         "arrays": (
             p.Arrays(
                 version=p.VERSION, request=6, site="blocks/0", part="output", clean=False,

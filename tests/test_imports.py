@@ -52,8 +52,9 @@ LAYERS = [
     {"keeping", "inside"},
     {"call"},
     {"interception", "jitcalls"},
-    {"page", "survey", "record", "layerwise", "board", "collecting", "presenter", "looks"},
-    {"harvest", "runs"},
+    {"survey", "record", "runs", "runs_on_screen"},
+    {"page", "layerwise", "board", "collecting", "presenter", "looks"},
+    {"harvest"},
     {"staging", "perturbation"},
     {"parameters", "backward", "substituting"},
     {"capturing", "observing"},
@@ -78,7 +79,7 @@ HOST_ONLY = {
     "history", "passes", "recording", "tabulating", "findings", "figures", "presenting", "screen",
     "gauges", "observed", "finding", "judged", "rules_nonfinite", "rules_forward",
     "rules_backward", "rules_model", "presenter", "offers", "flow", "excerpts", "expressions",
-    "worker", "sections", "saving", "frames", "measured", "loading", "runs",
+    "worker", "sections", "saving", "frames", "measured", "loading", "runs", "runs_on_screen",
     "replay", "page", "assets", "snapshot", "saved",
 }  # fmt: skip
 

@@ -13,6 +13,9 @@ from nnx_inspector.protocol.buffers import parameters_buffer as parameters_buffe
 from nnx_inspector.protocol.buffers import passes_buffer as passes_buffer
 from nnx_inspector.protocol.buffers import units_buffer as units_buffer
 from nnx_inspector.protocol.buffers import values_buffer as values_buffer
+from nnx_inspector.protocol.compared import Compared as Compared
+from nnx_inspector.protocol.compared import ComparedRow as ComparedRow
+from nnx_inspector.protocol.compared import Other as Other
 from nnx_inspector.protocol.flow import Flow as Flow
 from nnx_inspector.protocol.flow import FlowAbsent as FlowAbsent
 from nnx_inspector.protocol.flow import FlowEdge as FlowEdge
@@ -42,6 +45,7 @@ from nnx_inspector.protocol.panels import SweepRow as SweepRow
 from nnx_inspector.protocol.panels import UnitFigures as UnitFigures
 from nnx_inspector.protocol.requests import Ack as Ack
 from nnx_inspector.protocol.requests import Adjust as Adjust
+from nnx_inspector.protocol.requests import Compare as Compare
 from nnx_inspector.protocol.requests import GetLayoutLibrary as GetLayoutLibrary
 from nnx_inspector.protocol.requests import Hello as Hello
 from nnx_inspector.protocol.requests import Look as Look
@@ -90,6 +94,7 @@ from nnx_inspector.protocol.terms import MOST_ROWS as MOST_ROWS
 from nnx_inspector.protocol.terms import MOST_SITES as MOST_SITES
 from nnx_inspector.protocol.terms import MOST_UNITS as MOST_UNITS
 from nnx_inspector.protocol.terms import MOST_VARIABLES as MOST_VARIABLES
+from nnx_inspector.protocol.terms import OTHER as OTHER
 from nnx_inspector.protocol.terms import QUANTITIES as QUANTITIES
 from nnx_inspector.protocol.terms import SPARK as SPARK
 from nnx_inspector.protocol.terms import STATISTICS as STATISTICS

@@ -14,12 +14,14 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
+from nnx_inspector.protocol.compared import Compared, Other
 from nnx_inspector.protocol.flow import Flow, LayoutLibrary
 from nnx_inspector.protocol.nnx import Nnx
 from nnx_inspector.protocol.panels import Code, Parameters, Sweep, UnitFigures
 from nnx_inspector.protocol.requests import (
     Ack,
     Adjust,
+    Compare,
     GetLayoutLibrary,
     Hello,
     Look,
@@ -52,11 +54,12 @@ from nnx_inspector.protocol.values import Arrays, Values
 
 TO_BROWSER: Final = (
     Layout, Frame, History, Curves, State, Reply, Flow, LayoutLibrary, Arrays, Values, Passes,
-    Parameters, UnitFigures, Code, Sweep, Nnx, Findings,
+    Parameters, UnitFigures, Code, Sweep, Nnx, Findings, Other, Compared,
 )  # fmt: skip
 TO_KERNEL: Final = (
     Hello, Ack, Select, Perturb, Adjust, SwitchAll, Remove, ShowFlow, GetLayoutLibrary,
     ShowValues, ReadValues, ShowPass, SetMask, Look, StartSweep, StopSweep, ShowNnx, SwitchMode,
+    Compare,
 )  # fmt: skip
 _TYPES: Final = {cls.type: cls for cls in (*TO_BROWSER, *TO_KERNEL)}
 

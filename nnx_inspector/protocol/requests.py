@@ -164,6 +164,18 @@ class ShowPass:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Browser to kernel: compare the recording's pass `number` with `pinned`, site by site. A
+    `Compared` comes before the reply. Each may be OTHER.
+    """
+
+    type: ClassVar[str] = "compare"
+    id: int
+    number: int
+    pinned: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ShowValues:
     """Browser to kernel: make the arrays of a part of a site readable. `clean`: without what is
     perturbed. An `Arrays` comes before the reply.

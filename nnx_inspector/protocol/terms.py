@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-VERSION: Final = 4
+VERSION: Final = 5
 
 QUANTITIES: Final = ("output", "gradient")
 """What is measured at a site; the second axis of `Frame`'s table."""
@@ -43,7 +43,9 @@ LONGEST_TEXT: Final = 160
 MOST_UNITS: Final = 16_384
 """Units of a mask that can be edited on screen, and of a `UnitFigures`."""
 MOST_ROWS: Final = 300
-"""Sites in a `Sweep`, ranked; `measured` counts them all."""
+"""Rows in a `Sweep` or a `Compared`, ranked; `measured` and `total` count them all."""
+OTHER: Final = -1
+"""In place of a pass's number: the pass of another run that an `Other` told of."""
 
 UNIT_FIGURES: Final = ("mean", "std", "norm", "min", "max", "zero_fraction", "nonfinite")
 """What is known of each unit; the first axis of the buffer of `UnitFigures`."""
