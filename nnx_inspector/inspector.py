@@ -48,7 +48,7 @@ from nnx_inspector.record import Record, merged_summaries
 from nnx_inspector.recording import Recording
 from nnx_inspector.replay import Told
 from nnx_inspector.runs import compare
-from nnx_inspector.runs_on_screen import other_pass
+from nnx_inspector.runs_on_screen import other_pass, recording_of
 from nnx_inspector.sites import Only, Selection, module_sites, nothing_selected, require_module
 from nnx_inspector.stacks import Stack
 from nnx_inspector.summary import Summary
@@ -704,16 +704,16 @@ class Inspector:
         if other is None:
             self._view.show_other(None, "", step=None)
             return None
-        frame = compare(other, self._recording, at=at)
-        if isinstance(other, Record):
-            record = jax.device_get(other)
-            rows = layers_of(record, shown_of(stacks_of(self._trace)))
-            shown, step = other_pass({**merged_summaries(record), **rows}, None), None
-        else:
-            shown = other_pass(other, at[0] if isinstance(at, tuple) else at)
-            step = shown.step
-        called = name or (other.name if isinstance(other, Recording) else "a record")
-        self._view.show_other(shown, called or "another run", step=step)
+        theirs, ours = at if isinstance(at, tuple) else (at, at)
+        of_no_step = isinstance(other, Record)
+        if of_no_step:
+            record, theirs = jax.device_get(other), None
+            layers = layers_of(record, shown_of(stacks_of(self._trace)))
+            other = recording_of({**merged_summaries(record), **layers})
+        frame = compare(other, self._recording, at=(theirs, ours))
+        shown = other_pass(other, theirs)
+        called = name or other.name or "another run"
+        self._view.show_other(shown, called, step=None if of_no_step else shown.step)
         return frame
 
     def figure(self, site: str, *, quantity: str = "output", scale: Scale = "symlog") -> go.Figure:

@@ -20,20 +20,20 @@ from nnx_inspector.summary import Summary
 _WHERE = {"both": "both", "a": "pinned", "b": "here"}
 
 
-def other_pass(of: Recording | Mapping[str, Mapping[str, Summary]], step: int | None) -> Pass:
-    """The pass of another run that is shown, numbered OTHER.
+def recording_of(summaries: Mapping[str, Mapping[str, Summary | None]]) -> Recording:
+    """One pass, by site and quantity, as a recording."""
+    recording = Recording()
+    recording.append(0, summaries)
+    recording.name = "a record"
+    return recording
 
-    Args:
-        of: a Recording, or the summaries of one pass, by site and quantity.
-        step: which one of a recording; None for the newest without a perturbation.
+
+def other_pass(of: Recording, step: int | None) -> Pass:
+    """The pass of another run that is compared, numbered OTHER; see `nni.compare`.
 
     Raises:
         ValueError: there is no such pass.
     """
-    if not isinstance(of, Recording):
-        one = Recording()
-        one.append(0, of)
-        of = one
     return dataclasses.replace(pass_of_run(of, step, "a"), number=protocol.OTHER)
 
 
@@ -51,7 +51,9 @@ def compared(request: protocol.Compare, shown: Pass, pinned: Pass) -> protocol.C
 
 
 def _summaries(one: Pass) -> dict[tuple[str, str], Summary]:
-    return {(site, quantity): summary for site, quantity, summary in one.items()}
+    """Of the quantities that the screen shows."""
+    shown = protocol.QUANTITIES
+    return {(site, q): summary for site, q, summary in one.items() if q in shown}
 
 
 def _row(row: Difference) -> ComparedRow:
