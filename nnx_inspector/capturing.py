@@ -173,7 +173,8 @@ def value_and_grad(
     Args:
         f: the loss, a function whose arguments hold modules (or a module, or a bound method).
         argnums: which arguments to differentiate by; an int, an `nnx.DiffState`, or several.
-            Modules are differentiated by their `nnx.Param`s unless a DiffState says otherwise.
+            Modules are differentiated by their parameters (`nnx.Param`) unless a DiffState says
+            otherwise.
         has_aux: `f` returns `(loss, aux)`.
         only: which sites; see `intercept_methods`. By default `__call__` of every module.
         inputs: whether to measure inputs too.

@@ -72,7 +72,7 @@ def perturbed(f: Any) -> Callable[..., Any]:
     Returns:
         A function `(perturbations, *args, **kwargs)` of the result of `f`. `perturbations` maps a
         glob over site keys (for `ParameterNoise` and `PruneMask` over parameter paths; a module's
-        path means all its `nnx.Param`s) to a perturbation, or to a sequence of several, which act
+        path means each `nnx.Param` of it) to a perturbation, or to a sequence of several, which act
         in that order; where several keys select one site, those of the alphabetically first key
         act first (jax keeps no other order of a dict). `"layers[3]"` chooses one layer of a
         stacked module. It is a pytree: trace it, vmap over it, differentiate by it. The model

@@ -68,10 +68,10 @@ def compare(
 
         - `site`, `quantity`; `in`: "both", or "a" or "b" where only that one has it, without
           figures.
-        - `total_variation`, 0 to 1: half the sum over all bins of |p_a - p_b|, p being the
+        - `total_variation`, 0 to 1: half the sum over all bins of `|p_a - p_b|`, p being the
           fractions of the values in the summaries' 4080 log bins and in those of zeros, NaN, +Inf
           and -Inf. The part of the values that are not distributed alike.
-        - `quantile_distance`: the integral over u from 0 to 1 of |Q_a(u) - Q_b(u)|, Q being the
+        - `quantile_distance`: the integral over u from 0 to 1 of `|Q_a(u) - Q_b(u)|`, Q being the
           quantile functions of the finite values (Wasserstein's distance of order 1: Vallender
           1974, "Calculation of the Wasserstein distance between probability distributions on the
           line"), each bin spread evenly, divided by sqrt((std_a**2 + std_b**2) / 2). It differs

@@ -77,7 +77,8 @@ def summarize(x: Any, *, batch_rank: int = 0, sample: int = 1) -> Summary:
             Arrays without an axis of 8 k slices are measured whole.
 
     Returns:
-        A Summary with rows `x.shape[:batch_rank]`; counts uint32, saturated at 2**32 - 1.
+        A Summary whose rows are the first `batch_rank` axes; counts uint32, saturated at
+        2**32 - 1.
 
     Raises:
         TypeError: `x` is no array of numbers (of strings or Python objects, say).

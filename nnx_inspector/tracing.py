@@ -134,7 +134,7 @@ def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
 
     Args:
         f: a module, a bound method of one, or a function whose arguments hold modules.
-        args: its arguments. Arrays may be `jax.ShapeDtypeStruct`s, and a model may have been
+        args: its arguments. Arrays may be `jax.ShapeDtypeStruct`, and a model may have been
             built under `nnx.eval_shape`: nothing is computed.
         only: which sites; see `intercept_methods`. By default `__call__` of every module.
         kwargs: its keyword arguments.

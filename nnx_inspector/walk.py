@@ -36,7 +36,7 @@ class TracedCall:
         output: likewise what comes out; `""` for a call that did not return.
         shape, dtype: of the output where it is one array, else None; with the batch axes of a
             `vmap` around the call.
-        parameters: the number of elements of the module's `nnx.Param`s, children included.
+        parameters: the number of elements of its parameters (`nnx.Param`), children included.
         parameter_bytes: their bytes.
         output_bytes: bytes of the arrays that one such call returns, batch axes of a `vmap`
             included: its activation.

@@ -27,7 +27,11 @@ def environment(extra: str) -> pathlib.Path:
         venv.create(folder, with_pip=True)
     print(f"Installing nnx_inspector[{extra}] (the first time takes minutes)", flush=True)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--editable", f"{ROOT}[{extra}]"], check=True)
+    if subprocess.run([*pip, "--editable", f"{ROOT}[{extra}]"], check=False).returncode:
+        sys.exit(
+            "Installing failed; pip says why above. It needs the package index, and npm's registry "
+            "to build the front end: see notebooks/docs/limits.md, 'Installing fails'."
+        )
     return python
 
 

@@ -59,8 +59,10 @@ def after_tabulate() -> Iterator[None]:
 MOST = 4
 """Cases of one test in the run that everybody waits for; the other cases of its matrix are long."""
 WHOLE = {
+    "test_docs",
     "test_imports",
     "test_loading",
+    "test_notebooks",
     "test_protocol",
     "test_protocol_mutated",
     "test_offers",

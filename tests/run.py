@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import pathlib
 import runpy
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -60,7 +62,14 @@ def main() -> None:
     marker = ["-m", "long or not long"] if "--long" in sys.argv else []
     # a file stays on one core: its fixtures (a JupyterLab, a built wheel) are made once
     cores = ["-n", "auto", "--dist", "loadfile", "--durations=60"]
-    run("pytest", py, "-m", "pytest", *cores, *marker, *arguments, env=env)
+    with tempfile.TemporaryDirectory() as executed:  # what the notebooks show when they run
+        env["NNX_INSPECTOR_EXECUTED"] = executed
+        run("pytest", py, "-m", "pytest", *cores, *marker, *arguments, env=env)
+        site = ROOT / "dist" / "site"
+        shutil.rmtree(site, ignore_errors=True)
+        strict = ["-W", "--keep-going", "--quiet", "-d", f"{executed}/doctrees"]
+        pages = ["-c", "notebooks/docs", "notebooks", str(site)]
+        run("site", py, "-m", "sphinx", *strict, *pages, env=env)
 
 
 if __name__ == "__main__":

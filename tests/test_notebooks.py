@@ -1,4 +1,8 @@
-"""Every notebook runs from top to bottom, without an error, a warning or a network."""
+"""Every notebook runs from top to bottom, without an error, a warning or a network.
+
+With NNX_INSPECTOR_EXECUTED a folder, what they show is kept there: notebooks/docs/conf.py puts it
+into the site.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from nbclient import NotebookClient
 
 ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+EXECUTED = os.environ.get("NNX_INSPECTOR_EXECUTED", "")
 
 OFFLINE = """
 import socket as _socket
@@ -31,8 +36,8 @@ def test_there_are_notebooks():
 
 
 def cases() -> list[Any]:
-    """The quickstart is run whole by browser/test_quickstart.py too: here by hand."""
-    long = [pytest.mark.long]
+    """The quickstart is run whole by browser/test_quickstart.py too: here for the site alone."""
+    long = [] if EXECUTED else [pytest.mark.long]
     return [pytest.param(p, marks=long if p.stem == "quickstart" else []) for p in NOTEBOOKS]
 
 
@@ -52,12 +57,17 @@ def test_runs(path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.Mo
         timeout=120,
         kernel_name="this_python",
         resources={"metadata": {"path": str(tmp_path)}},
+        store_widget_state=False,  # the site shows the last state, which needs no script
     )
     client.execute()  # raises with the cell's traceback
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             assert output.output_type != "error"
             assert output.get("name") != "stderr", f"{cell.source}\nwarned:\n{output.text}"
+    if EXECUTED:
+        del notebook.cells[0]
+        pathlib.Path(EXECUTED).mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, pathlib.Path(EXECUTED) / path.name)
 
 
 def _give_this_python_a_kernel(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

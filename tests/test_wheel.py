@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import json
 import pathlib
 import re
@@ -75,8 +76,29 @@ def test_the_front_end_is_in_wheel_and_sdist(built: pathlib.Path, wheel: pathlib
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as packed_source:
         names = {name.partition("/")[2] for name in packed_source.getnames()}
-    assert {*STATIC, "pyproject.toml", "LICENSE", "js/src/widget.tsx", "js/build.mjs"} <= names
+    wanted = {"pyproject.toml", "LICENSE", "js/src/widget.tsx", "js/build.mjs", "README.md"}
+    assert {*STATIC, *wanted, "notebooks/docs/conf.py", "notebooks/quickstart.ipynb"} <= names
     assert [name for name in names if "node_modules" in name] == []
+
+
+def test_an_index_would_take_both_files(built: pathlib.Path):
+    files = [str(path) for path in built.iterdir()]
+    assert sorted(pathlib.Path(file).suffix for file in files) == [".gz", ".whl"]
+    said = _run(sys.executable, "-m", "twine", "check", "--strict", *files, cwd=built)
+    assert said.count("PASSED") == 2
+
+
+def test_an_index_shows_the_readme_without_links_into_the_checkout(wheel: pathlib.Path):
+    with zipfile.ZipFile(wheel) as packed:
+        (name,) = [n for n in packed.namelist() if n.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(packed.read(name))
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    shown = metadata.get_payload()
+    assert shown.startswith("# nnx_inspector\n")
+    assert "nni.capture(model)(x)" in shown
+    links = re.findall(r"\]\(([^)]*)\)", shown)
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert "<!--" not in shown
 
 
 def test_the_wheel_comes_without_a_trace_of_the_machine(
