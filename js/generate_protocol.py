@@ -1,8 +1,8 @@
 """Writes what the front end knows of the protocol: `src/protocol.ts` and the golden messages.
 
-`nnx_inspector/protocol.py` is the authority; nothing written here is edited by hand. It is loaded
-from its file, so that this runs where jax is not installed. Invariant: the output depends on that
-file alone, byte for byte; `--check` says (exit 1) when what is on disk differs from it.
+`nnx_inspector/protocol` is the authority; nothing written here is edited by hand. It needs no jax.
+Invariant: the output depends on those files alone, byte for byte; `--check` says (exit 1) when what
+is on disk differs from it.
 
     python js/generate_protocol.py [--check]
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
+import importlib
 import json
 import pathlib
 import sys
@@ -22,18 +22,10 @@ from typing import Any
 import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
-SOURCE = HERE.parent / "nnx_inspector" / "protocol.py"
+FILES = ("shown", "flow", "nnx", "panels", "compared", "values", "requests", "offers")
+"""Those with messages, in the order in which they are written."""
 SCALARS = {str: ("str", "string"), int: ("int", "number"), float: ("float", "number")}
 SCALARS[bool] = ("bool", "boolean")
-
-
-def load_protocol() -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location("nnx_inspector_protocol", SOURCE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up by name
-    spec.loader.exec_module(module)
-    return module
 
 
 def describe(hint: Any) -> tuple[str, str]:
@@ -62,20 +54,22 @@ def describe(hint: Any) -> tuple[str, str]:
 
 
 def structs(protocol: types.ModuleType) -> list[type]:
-    """Every dataclass of the protocol, in the order of the file."""
+    """Every dataclass of the protocol, in the order of the files."""
+    modules = [importlib.import_module(f"{protocol.__name__}.{name}") for name in FILES]
     return [
         value
-        for value in vars(protocol).values()
+        for module in modules
+        for value in vars(module).values()
         if isinstance(value, type)
         and dataclasses.is_dataclass(value)
-        and value.__module__ == protocol.__name__
+        and value.__module__ == module.__name__
     ]
 
 
 def typescript(protocol: types.ModuleType) -> str:
     lines = [
         "// The messages between kernel and browser, as types, constants and a table of shapes.",
-        "// Generated from nnx_inspector/protocol.py by generate_protocol.py: never edit by hand.",
+        "// Generated from nnx_inspector/protocol by generate_protocol.py: never edit by hand.",
         "",
         f"export const VERSION = {protocol.VERSION};",
     ]
@@ -86,7 +80,7 @@ def typescript(protocol: types.ModuleType) -> str:
         lines.append(f"export const {name} = [{items}] as const;")
     lines += [
         f"export const {name} = {getattr(protocol, name)};"
-        for name in ("SPARK", "HISTORY_BINS", "MOST_UNITS")
+        for name in ("SPARK", "HISTORY_BINS", "MOST_UNITS", "OTHER")
     ]
     lines += [
         "",
@@ -218,6 +212,18 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
                             text="def __call__(self, x):\n    return self.head(x)"),),
         sown=("head/seen",), why="",
     )  # fmt: skip
+    both = p.ComparedRow(
+        site="conv", quantity="output", where="both", total_variation=0.75, quantile_distance=1.5,
+        constant=False, mean_difference=-0.25, std_difference=0.5, rms_difference=None, nan=0, nan_pinned=3,
+    )  # fmt: skip
+    constant = dataclasses.replace(both, quantity="gradient", quantile_distance=None, constant=True)
+    gone = p.ComparedRow(
+        site="conv/old", quantity="output", where="pinned", total_variation=None, quantile_distance=None,
+        constant=False, mean_difference=None, std_difference=None, rms_difference=None, nan=None, nan_pinned=0,
+    )  # fmt: skip
+    compared = p.Compared(
+        version=p.VERSION, id=24, number=57, pinned=p.OTHER, rows=(both, constant, gone), total=9,
+    )  # fmt: skip
     sweep = p.Sweep(
         version=p.VERSION, running=False, stopped=True, done=2, total=3, sites="**",
         perturbation="nni.Zero()", source="the last step", measures=("loss_change", "output_change"),
@@ -293,6 +299,8 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         "units": (units, p.units_buffer(ramp(len(p.UNIT_FIGURES), 10))),
         "code": (code, None),
         "sweep": (sweep, None),
+        "other": (p.Other(version=p.VERSION, name="run <b>7</b>.nni", step=40, number=1), None),
+        "compared": (compared, None),
         "findings": (
             p.Findings(
                 version=p.VERSION, more=1,
@@ -323,6 +331,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
             p.StartSweep(id=8, sites="blocks/**", kind="Scale", strength=0.5, at="output"), None
         ),
         "stop_sweep": (p.StopSweep(id=10), None),
+        "compare": (p.Compare(id=24, number=57, pinned=p.OTHER), None),
         "arrays": (
             p.Arrays(
                 version=p.VERSION, request=6, site="blocks/0", part="output", clean=False,
@@ -358,7 +367,8 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
 
 
 def outputs() -> dict[pathlib.Path, bytes]:
-    protocol = load_protocol()
+    sys.path.insert(0, str(HERE.parent))
+    protocol = importlib.import_module("nnx_inspector.protocol")
     files = {HERE / "src" / "protocol.ts": typescript(protocol).encode()}
     for name, (message, buffer) in goldens(protocol).items():
         files[HERE / "test" / "golden" / f"{name}.json"] = (
@@ -380,7 +390,10 @@ def main() -> int:
     known = set((HERE / "test" / "golden").glob("*")) - files.keys()
     if check:
         for path in sorted([*stale, *known]):
-            print(f"{path.relative_to(HERE.parent)} is not what protocol.py says", file=sys.stderr)
+            print(
+                f"{path.relative_to(HERE.parent)} differs from nnx_inspector/protocol",
+                file=sys.stderr,
+            )
         return 1 if stale or known else 0
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -81,55 +81,106 @@ def _shares(lengths: tuple[int, ...], most: int) -> list[int]:
 
 @_at_once
 def _gauged(x: jax.Array) -> jax.Array:
+    """See `gauge`. Each reduction is a kernel to compile for each shape: there are as few as can
+    be, with several results each.
+    """
     units, examples = x.shape[-1], x.shape[0]
     limits = [EXAMPLES, *_shares(x.shape[1:-1], POSITIONS), UNITS]
     y = _thinned(x, limits).astype(jnp.float32)
     looked, positions = y.shape[-1], int(np.prod(y.shape[1:-1]))
     y = y.reshape(y.shape[0], positions, looked)
-    finite = jnp.isfinite(y).all()
-    y = jnp.where(finite, y, 0.0)
+    rows = y.shape[0] * positions
+    low, high, size, flat, ends = _extremes_and_counts(y.reshape(rows, looked))
     # Sums of squares must not overflow: everything is measured in units of the largest value.
-    largest = jnp.max(jnp.abs(y))
-    unit = jnp.where(largest > 0, largest, 1.0)
+    largest = jax.lax.bitcast_convert_type(size.max(), jnp.float32)
+    measured = jnp.isfinite(largest)
+    unit = jnp.where(measured & (largest > 0), largest, 1.0)
     z = y / unit
     away = z - z[:1]
-    off = away.mean(axis=0, keepdims=True)
-    spread = jnp.sqrt(jnp.square(away - off).mean(axis=(0, 1)))
-    mean = z.mean(axis=(0, 1))
-    centred = z - mean
-    std = jnp.sqrt(jnp.square(centred).mean(axis=(0, 1)))
-    flat = centred.reshape(-1, looked)
-    covariance = jnp.matmul(flat.T, flat, precision=jax.lax.Precision.HIGHEST)
-    trace = jnp.trace(covariance)
-    square = jnp.square(covariance).sum()
+    off = away.mean(axis=0)
+    mean = off.mean(axis=0) + z[0].mean(axis=0)
+    centred = (z - mean).reshape(rows, looked)
+    spread, std = _sums(jnp.square((away - off).reshape(rows, looked)), jnp.square(centred), (0,))
+    covariance = jnp.matmul(centred.T, centred, precision=jax.lax.Precision.HIGHEST)
+    diagonal = jnp.where(np.eye(looked, dtype=bool), covariance, 0.0)
+    square, trace = _sums(jnp.square(covariance), diagonal, (0, 1))
     rank = jnp.where(square > 0, trace * trace / jnp.where(square > 0, square, 1.0), jnp.nan)
-    size = jnp.abs(y)
-    part = lambda x: x.mean(axis=(0, 1), dtype=jnp.float32)  # noqa: E731
-    near_zero, near_one = size <= 0.01, jnp.abs(size - 1) <= 0.01
     figures = {
-        "low": y.min(axis=(0, 1)),
-        "high": y.max(axis=(0, 1)),
+        "low": low,
+        "high": high,
         "mean": mean * unit,
-        "std": std * unit,
-        "spread": spread * unit,
-        "tanh": part(size > TANH_FLAT),
-        "sigmoid": part(size > SIGMOID_FLAT),
-        "ends": part(near_zero | near_one),
-        "top": part(near_one),
+        "std": jnp.sqrt(std / rows) * unit,
+        "spread": jnp.sqrt(spread / rows) * unit,
+        "tanh": _part(flat & 0xFFFF, rows),
+        "sigmoid": _part(flat >> 16, rows),
+        "ends": _part(ends & 0xFFFF, rows),
+        "top": _part(ends >> 16, rows),
     }
     heads = {
-        "measured": finite.astype(jnp.float32),
+        "measured": measured.astype(jnp.float32),
         "examples": examples,
         "units": units,
         "looked": looked,
-        "rank": rank if min(flat.shape) > 1 else jnp.nan,
+        "rank": rank if min(centred.shape) > 1 else jnp.nan,
         "positions": positions,
         "limit": float(np.log2(float(jnp.finfo(x.dtype).max))),
         "reserved": 0.0,
     }
-    first = jnp.stack([jnp.asarray(heads[name], jnp.float32) for name in HEAD])
-    rest = [jnp.pad(figures[name], (0, UNITS - looked), constant_values=jnp.nan) for name in PARTS]
-    return jnp.concatenate([first, *rest])
+    head = _in_rows([jnp.asarray(heads[name], jnp.float32) for name in HEAD])
+    rest = _in_rows([figures[name] for name in PARTS])
+    rest = jnp.pad(rest, ((0, 0), (0, UNITS - looked)), constant_values=jnp.nan)
+    return jnp.concatenate([head, rest.reshape(-1)])
+
+
+def _in_rows(figures: list[jax.Array]) -> jax.Array:
+    """As `stack`, in one kernel, where XLA makes one for each of what it concatenates."""
+    row = jax.lax.broadcasted_iota(np.int32, (len(figures), *figures[0].shape), 0)
+    out = jnp.broadcast_to(figures[0], row.shape)
+    for i, figure in enumerate(figures[1:], 1):
+        out = jnp.where(row == i, figure, out)
+    return out
+
+
+def _extremes_and_counts(y: jax.Array) -> tuple[jax.Array, ...]:
+    """Of y[rows, units] for each unit: the smallest; the largest; the largest size as an integer
+    that orders NaN above Inf above all numbers; how many are beyond TANH_FLAT in size and, in the
+    upper 16 bits, beyond SIGMOID_FLAT; how many are near 0 or 1 and, above, near 1.
+    """
+    size = jnp.abs(y)
+    near_zero, near_one = size <= 0.01, jnp.abs(size - 1) <= 0.01
+    flat = _counted(size > TANH_FLAT, size > SIGMOID_FLAT)
+    ends = _counted(near_zero | near_one, near_one)
+    zero, infinity = np.uint32(0), np.float32(np.inf)
+    return tuple(
+        jax.lax.reduce(
+            (y, y, jax.lax.bitcast_convert_type(size, jnp.uint32), flat, ends),
+            (infinity, -infinity, zero, zero, zero),
+            lambda a, b: (
+                jnp.minimum(a[0], b[0]),
+                jnp.maximum(a[1], b[1]),
+                jnp.maximum(a[2], b[2]),
+                a[3] + b[3],
+                a[4] + b[4],
+            ),
+            (0,),
+        )
+    )
+
+
+def _counted(lower: jax.Array, upper: jax.Array) -> jax.Array:
+    return lower.astype(jnp.uint32) | (upper.astype(jnp.uint32) << 16)
+
+
+def _part(count: jax.Array, of: int) -> jax.Array:
+    return count.astype(jnp.float32) / of
+
+
+def _sums(a: jax.Array, b: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Both summed over some axes, in one kernel."""
+    zero = np.float32(0)
+    add = lambda x, y: (x[0] + y[0], x[1] + y[1])  # noqa: E731
+    first, second = jax.lax.reduce((a, b), (zero, zero), add, axes)
+    return first, second
 
 
 def is_sampled(x: Any) -> bool:

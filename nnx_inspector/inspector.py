@@ -47,6 +47,8 @@ from nnx_inspector.reading import Reading
 from nnx_inspector.record import Record, merged_summaries
 from nnx_inspector.recording import Recording
 from nnx_inspector.replay import Told
+from nnx_inspector.runs import compare
+from nnx_inspector.runs_on_screen import other_pass, recording_of
 from nnx_inspector.sites import Only, Selection, module_sites, nothing_selected, require_module
 from nnx_inspector.stacks import Stack
 from nnx_inspector.summary import Summary
@@ -650,13 +652,69 @@ class Inspector:
         """What was run last, in words."""
         return self._evaluating.trial.name.lower()
 
-    def look(self, request: protocol.Look) -> None:
-        """Answer what the screen asks of a site, in a thread."""
+    def look(self, request: protocol.Look | protocol.Compare) -> None:
+        """Answer what the screen asks, in a thread."""
         self._looks.ask(request)
 
-    def _look(self, request: protocol.Look) -> Any:
+    def _look(self, request: protocol.Look | protocol.Compare) -> Any:
+        if isinstance(request, protocol.Compare):
+            found = self._view.compared(request)
+            return None if found is None else (found, None)
         self._known(request.site)
         return look(request, self)
+
+    def compare(
+        self,
+        other: Recording | Record | None,
+        *,
+        at: int | tuple[int | None, int | None] | None = None,
+        name: str = "",
+    ) -> pd.DataFrame | None:
+        """Compare this run with another one, and put that beside it on screen.
+
+        The other's pass is pinned there: its figures and histograms stand beside those of the pass
+        on screen, and the panel "Compare" ranks the sites.
+
+        Args:
+            other: a Recording, for instance `nni.load("run.nni")`, or a Record of `nni.capture`,
+                of this model or of one with sites of the same names. None takes it away.
+            at: as of `nni.compare`: a step of both, or a pair of a step of the other's and one of
+                this run's.
+            name: what the other run is called on screen; its file's name where there is one.
+
+        Returns:
+            The frame of `nni.compare(other, insp.recording)`, the farthest apart first: its `a` is
+            the other run. None without one.
+
+        Raises:
+            TypeError, ValueError: as of `nni.compare`.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from flax import nnx
+            >>> import nnx_inspector as nni
+            >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+            >>> insp = nni.Inspector(model, jnp.ones((4, 2)))
+            >>> _, record = nni.capture(model)(2 * jnp.ones((4, 2)))
+            >>> insp.compare(record, name="doubled").total_variation.tolist()
+            [1.0]
+            >>> insp.close()
+        """
+        self._require_open()
+        if other is None:
+            self._view.show_other(None, "", step=None)
+            return None
+        theirs, ours = at if isinstance(at, tuple) else (at, at)
+        of_no_step = isinstance(other, Record)
+        if of_no_step:
+            record, theirs = jax.device_get(other), None
+            layers = layers_of(record, shown_of(stacks_of(self._trace)))
+            other = recording_of({**merged_summaries(record), **layers})
+        frame = compare(other, self._recording, at=(theirs, ours))
+        shown = other_pass(other, theirs)
+        called = name or other.name or "another run"
+        self._view.show_other(shown, called, step=None if of_no_step else shown.step)
+        return frame
 
     def figure(self, site: str, *, quantity: str = "output", scale: Scale = "symlog") -> go.Figure:
         """A plotly figure of one site: its histogram now and over the steps.

@@ -85,7 +85,9 @@ def load(path: str | os.PathLike[str]) -> Recording:
                 except ValueError as error:
                     where = f"the section {section.kind!r} at byte {section.at}"
                     raise DamagedError(f"{where}: {error}") from error
-            return opened.recording(torn=reader.torn > 0)
+            recording = opened.recording(torn=reader.torn > 0)
+            recording.name = os.path.basename(os.fsdecode(path))
+            return recording
         except DamagedError as error:
             raise InspectorError(
                 f"{os.fspath(path)!r} is no recording that can be read: {error}. What is before "

@@ -18,6 +18,8 @@ from nnx_inspector import protocol
 from nnx_inspector.offers import Showing
 from nnx_inspector.passes import Pass
 from nnx_inspector.presenting import curves_of, frame_of, histories_of
+from nnx_inspector.recording import Recording
+from nnx_inspector.runs_on_screen import compared
 from nnx_inspector.saved import SavedOutput
 from nnx_inspector.screen import Screen
 from nnx_inspector.snapshot import snapshot
@@ -76,6 +78,8 @@ class Presenter:
         self.presented: Callable[[bool], object] = lambda forced: None  # called after each pass
         self._shown_in: int | None = None
         self._held: dict[int, Pass] = {}
+        self._other: Pass | None = None
+        self._others = 0
         self._told_of = -1
         self._rests_until = 0.0
         self._saved = SavedOutput(weakly(self._last_state), weakly(self._failed))
@@ -200,12 +204,47 @@ class Presenter:
         if snapshot is None:
             return
         recording = snapshot["recording"]
+        one = self._pass(recording, number)
+        metrics = {} if number == protocol.OTHER else metrics_at(recording, one.step)
+        self._send_pass(one, site, metrics, held=True)
+
+    def _pass(self, recording: Recording, number: int) -> Pass:
+        if number == protocol.OTHER:
+            if self._other is None:
+                raise KeyError("No other run is compared with (any more).")
+            return self._other
         one = self._held.get(number) or pass_of(recording, number)
         # what is looked at, and what it is compared with, stays when the recording thins it out
         self._held = {**{n: p for n, p in self._held.items() if n != number}, number: one}
         for gone in list(self._held)[:-HELD]:
             del self._held[gone]
-        self._send_pass(one, site, metrics_at(recording, one.step), held=True)
+        return one
+
+    def show_other(self, other: Pass | None, name: str, *, step: int | None) -> None:
+        """Put the pass of another run beside those of this one, or take it away."""
+        self._other = other
+        self._others += 1
+        message = protocol.Other(
+            version=protocol.VERSION,
+            name=name if other is not None else "",
+            step=step,
+            number=self._others,
+        )
+        self.keep(message)
+
+    def compared(self, request: protocol.Compare) -> protocol.Compared | None:
+        """Two passes, site by site.
+
+        Raises:
+            KeyError: one of them is not there (any more).
+        """
+        snapshot = self._snapshot()
+        if snapshot is None:
+            return None
+        recording = snapshot["recording"]
+        return compared(
+            request, self._pass(recording, request.number), self._pass(recording, request.pinned)
+        )
 
     def _send_pass(
         self, one: Pass, selected: str, metrics: Mapping[str, float], *, held: bool

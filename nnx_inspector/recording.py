@@ -52,6 +52,8 @@ class Recording:
     Attributes:
         cut_short: whether it was read from a file whose end is missing, so that passes may be
             missing that are not counted as thinned.
+        name: what it is called where several are shown; that of its file, without the folder,
+            where it was read from one.
 
     Raises:
         ValueError: a bound is too small.
@@ -84,6 +86,7 @@ class Recording:
         self._held: dict[int, Pass] = {}
         self._facts: Facts | None = None
         self.cut_short = False
+        self.name = ""
 
     def append(
         self,

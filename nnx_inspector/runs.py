@@ -7,7 +7,7 @@ that is not known is NaN. Works on the host, and imports jax only where a Record
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -23,11 +23,26 @@ if TYPE_CHECKING:
 
     from nnx_inspector.record import Record
 
-_COLUMNS: Final = (
-    "site", "quantity", "in", "total_variation", "quantile_distance", "mean_difference",
-    "std_difference", "rms_difference", "nan_a", "nan_b",
-)  # fmt: skip
 _Floats = npt.NDArray[np.float64]
+_Summaries = Mapping[tuple[str, str], Summary]
+
+
+class Difference(NamedTuple):
+    """One row of the frame of `compare`; `where` is its column "in"."""
+
+    site: str
+    quantity: str
+    where: str
+    total_variation: float
+    quantile_distance: float
+    mean_difference: float
+    std_difference: float
+    rms_difference: float
+    nan_a: int | None
+    nan_b: int | None
+
+
+_COLUMNS: Final = tuple("in" if name == "where" else name for name in Difference._fields)
 
 
 def compare(
@@ -80,26 +95,29 @@ def compare(
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
     steps = at if isinstance(at, tuple) else (at, at)
-    of_a, of_b = _summaries(a, steps[0], "a"), _summaries(b, steps[1], "b")
-    rows: list[tuple[Any, ...]] = [
-        (*key, *_row(of_a.get(key), of_b.get(key))) for key in dict.fromkeys((*of_a, *of_b))
-    ]
-    rows.sort(key=_rank)
+    rows = differences(_summaries(a, steps[0], "a"), _summaries(b, steps[1], "b"))
     types = {name: "float64" for name in _COLUMNS[3:8]} | dict.fromkeys(_COLUMNS[8:], "Int64")
     frame: Any = pd.DataFrame(rows, columns=list(_COLUMNS))
     return frame.astype(types)
 
 
-def _rank(row: Sequence[Any]) -> tuple[float, ...]:
+def differences(a: _Summaries, b: _Summaries) -> list[Difference]:
+    """The rows of `compare` for the summaries of two passes, by site and quantity, in its order."""
+    rows = [Difference(*key, *_figures(a.get(key), b.get(key))) for key in dict.fromkeys((*a, *b))]
+    return sorted(rows, key=_rank)
+
+
+def _rank(row: Difference) -> tuple[float, ...]:
     """The farthest apart first, what is not known behind it, and last what only one has."""
-    if row[2] != "both":
+    if row.where != "both":
         return (2.0, 2.0)
-    return tuple(1.0 if math.isnan(figure) else -figure for figure in row[3:5])
+    figures = row.total_variation, row.quantile_distance
+    return tuple(1.0 if math.isnan(figure) else -figure for figure in figures)
 
 
-def _summaries(of: object, step: int | None, name: str) -> Mapping[tuple[str, str], Summary]:
+def _summaries(of: object, step: int | None, name: str) -> _Summaries:
     if isinstance(of, Recording):
-        one = _pass_of(of, step, name)
+        one = pass_of_run(of, step, name)
         return {(site, quantity): summary for site, quantity, summary in one.items()}
     from nnx_inspector.record import Record, merged_summaries
 
@@ -112,7 +130,12 @@ def _summaries(of: object, step: int | None, name: str) -> Mapping[tuple[str, st
     return {(site, q): summary for site, each in found.items() for q, summary in each.items()}
 
 
-def _pass_of(recording: Recording, step: int | None, name: str) -> Pass:
+def pass_of_run(recording: Recording, step: int | None, name: str) -> Pass:
+    """The pass of a recording that is compared; see `compare`. `name` tells it in errors.
+
+    Raises:
+        ValueError: there is none.
+    """
     passes = recording.passes
     clean = [p for p in passes if not p.perturbed]
     if step is not None:
@@ -136,7 +159,7 @@ def _some(steps: list[int]) -> str:
     return ", ".join(map(str, steps[-3:])) or "none: nothing was recorded"
 
 
-def _row(a: Summary | None, b: Summary | None) -> tuple[Any, ...]:
+def _figures(a: Summary | None, b: Summary | None) -> tuple[Any, ...]:
     nan = float("nan")
     if a is None or b is None:
         counts = [None if one is None or one.saturated else one.nan for one in (a, b)]

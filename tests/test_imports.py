@@ -52,8 +52,9 @@ LAYERS = [
     {"keeping", "inside"},
     {"call"},
     {"interception", "jitcalls"},
-    {"page", "survey", "record", "layerwise", "board", "collecting", "presenter", "looks"},
-    {"harvest", "runs"},
+    {"survey", "record", "runs", "runs_on_screen"},
+    {"page", "layerwise", "board", "collecting", "presenter", "looks"},
+    {"harvest"},
     {"staging", "perturbation"},
     {"parameters", "backward", "substituting"},
     {"capturing", "observing"},
@@ -78,24 +79,32 @@ HOST_ONLY = {
     "history", "passes", "recording", "tabulating", "findings", "figures", "presenting", "screen",
     "gauges", "observed", "finding", "judged", "rules_nonfinite", "rules_forward",
     "rules_backward", "rules_model", "presenter", "offers", "flow", "excerpts", "expressions",
-    "worker", "sections", "saving", "frames", "measured", "loading", "runs",
+    "worker", "sections", "saving", "frames", "measured", "loading", "runs", "runs_on_screen",
     "replay", "page", "assets", "snapshot", "saved",
 }  # fmt: skip
 
 
 def imported(name: str) -> set[str]:
     """The modules of this package that a file imports anywhere in it."""
-    tree = ast.parse((PACKAGE / f"{name}.py").read_text())
     found: set[str] = set()
-    for node in ast.walk(tree):
+    nodes = (node for text in texts_of(name) for node in ast.walk(ast.parse(text)))
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("nnx_inspector"):
-            inner = (node.module or "").partition(".")[2]
-            found |= {inner} if inner else {alias.name for alias in node.names}
-    return found
+            inner = (node.module or "").split(".")[1:2]
+            found |= set(inner or [alias.name for alias in node.names])
+    return found - {name}  # the files of a folder know each other
+
+
+def texts_of(name: str) -> list[str]:
+    """That of a file, or of all files of a folder."""
+    file = PACKAGE / f"{name}.py"
+    paths = [file] if file.exists() else sorted((PACKAGE / name).glob("*.py"))
+    return [path.read_text() for path in paths]
 
 
 def files() -> list[str]:
-    return sorted(p.stem for p in PACKAGE.glob("*.py") if p.stem != "__init__")
+    folders = [path.parent.name for path in PACKAGE.glob("*/__init__.py")]
+    return sorted([*folders, *(p.stem for p in PACKAGE.glob("*.py") if p.stem != "__init__")])
 
 
 def test_every_file_has_a_place_in_the_layers():
@@ -141,7 +150,7 @@ def test_importing_the_package_imports_nothing_heavy():
 
 def test_private_parts_of_flax_and_jax_are_touched_in_one_file_only():
     for name in files():
-        text = (PACKAGE / f"{name}.py").read_text()
+        text = "\n".join(texts_of(name))
         if name != "_private":
             assert "jax._src" not in text, name
             assert "graphlib" not in text, name

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from nnx_inspector import protocol
+from nnx_inspector.protocol import headers
 
 JS = pathlib.Path(__file__).parents[1] / "js"
 GOLDEN = sorted((JS / "test" / "golden").glob("*.json"))
@@ -41,7 +42,7 @@ def test_a_float_that_is_not_finite_never_reaches_the_json():
         sites=(protocol.SiteEffect(site="a", change=math.nan),),
         alone=(),
     )
-    assert protocol._plain(effect) == {
+    assert headers._plain(effect) == {
         "source": "x",
         "clean": {"loss": None},
         "perturbed": {"loss": None},

@@ -7,6 +7,7 @@ import types
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from browsing import Browser
 from flax import nnx
 from models import TwoLayers
 from recorded import normal, summary_of
@@ -14,30 +15,9 @@ from recorded import normal, summary_of
 import nnx_inspector as nni
 from nnx_inspector import protocol
 from nnx_inspector.recording import Recording
-from nnx_inspector.screen import InspectorWidget
 from nnx_inspector.timeline import Settings, metrics_at, pass_of, passes_of
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
-
-
-class Browser:
-    """What arrives in the browser, in order, and a way to ask."""
-
-    def __init__(self, monkeypatch):
-        self.sent: list[tuple[dict, bytes | None]] = []
-
-        def send(widget, content, buffers=None):
-            self.sent.append((content, bytes(buffers[0]) if buffers else None))
-
-        monkeypatch.setattr(InspectorWidget, "send", send)
-
-    def ask(self, insp, message):
-        self.sent.clear()
-        insp._view.screen._received(None, protocol.to_header(message), None)
-        return list(self.sent)
-
-    def of(self, kind):
-        return [(header, buffer) for header, buffer in self.sent if header["type"] == kind]
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 // The messages between kernel and browser, as types, constants and a table of shapes.
-// Generated from nnx_inspector/protocol.py by generate_protocol.py: never edit by hand.
+// Generated from nnx_inspector/protocol by generate_protocol.py: never edit by hand.
 
-export const VERSION = 4;
+export const VERSION = 5;
 export const QUANTITIES = ["output", "gradient"] as const;
 export const STATISTICS = ["size", "mean", "std", "min", "max", "norm", "zeros", "nan", "posinf", "neginf"] as const;
 export const HISTORY_QUANTILES = [0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99] as const;
@@ -9,6 +9,7 @@ export const UNIT_FIGURES = ["mean", "std", "norm", "min", "max", "zero_fraction
 export const SPARK = 32;
 export const HISTORY_BINS = 48;
 export const MOST_UNITS = 16384;
+export const OTHER = -1;
 
 export type Quantity = (typeof QUANTITIES)[number];
 export type Statistic = (typeof STATISTICS)[number];
@@ -187,6 +188,75 @@ export interface State {
   readonly closed: boolean;
 }
 
+/** One thing that is wrong, or may be; see `findings.Finding`. */
+export interface FindingRow {
+  readonly rule: string;
+  readonly site: string;
+  readonly step: number;
+  readonly severity: "error" | "warning" | "info";
+  readonly message: string;
+}
+
+/** What is wrong as far as the rules can tell, worst first. Buffer: none. `more` counts what is left out beyond MOST_FINDINGS. */
+export interface Findings {
+  readonly type: "findings";
+  readonly version: number;
+  readonly findings: readonly FindingRow[];
+  readonly more: number;
+}
+
+/** The one answer to a request. `error` is "" when it succeeded. */
+export interface Reply {
+  readonly type: "reply";
+  readonly id: number;
+  readonly ok: boolean;
+  readonly error: string;
+}
+
+/** A node of a `Flow`. `role`: a "module" that is called in it; its "input" or "output"; a "join", one value that is made of several; or "outside": a module elsewhere that gives or takes a value by another way than arguments and results. `name` is the key as seen from the flow's site. `output` is what it gives, in words (of an "output": what it takes). `calls` counts the calls in one call of the site; `times` the loops around them too (None: a while loop). `conditional`: it is called in a branch that may not be taken. */
+export interface FlowNode {
+  readonly role: "module" | "input" | "output" | "join" | "outside";
+  readonly site: string;
+  readonly name: string;
+  readonly kind: string;
+  readonly output: string;
+  readonly calls: number;
+  readonly times: number | null;
+  readonly conditional: boolean;
+}
+
+/** Values that go from one node to another (numbers of nodes), by dtype and shape; `shapes` is empty where they are not known. `loop`: from one iteration of a loop to a later one. */
+export interface FlowEdge {
+  readonly producer: number;
+  readonly consumer: number;
+  readonly shapes: readonly string[];
+  readonly loop: boolean;
+}
+
+/** A module below a flow's site that is not called in it, and why. */
+export interface FlowAbsent {
+  readonly site: string;
+  readonly why: string;
+}
+
+/** What flows between the modules that a site calls. `id` is the request's. Buffer: none. */
+export interface Flow {
+  readonly type: "flow";
+  readonly version: number;
+  readonly layout: number;
+  readonly site: string;
+  readonly id: number;
+  readonly nodes: readonly FlowNode[];
+  readonly edges: readonly FlowEdge[];
+  readonly absent: readonly FlowAbsent[];
+}
+
+/** What lays a flow out. Buffer: a JavaScript module in UTF-8, `static/layout.js`. */
+export interface LayoutLibrary {
+  readonly type: "layout_library";
+  readonly version: number;
+}
+
 /** A static attribute of a node: part of the graphdef, hence of a compiled program's key. */
 export interface NnxAttribute {
   readonly name: string;
@@ -357,6 +427,41 @@ export interface Sweep {
   readonly error: string;
 }
 
+/** The pass of another run that `insp.compare` put beside this one: a ShowPass of OTHER sends it. Buffer: none. `name` is what that run is called, "" where there is none (any more); `step` is None where it is of no step. `number` counts what was put there, so that it is pinned once. */
+export interface Other {
+  readonly type: "other";
+  readonly version: number;
+  readonly name: string;
+  readonly step: number | null;
+  readonly number: number;
+}
+
+/** How far one site's quantity in two passes is apart; see `nni.compare`, whose `b` is the pass on screen. None: not known. `constant`: both are constant and differ, so that the quantile distance has no unit. `nan` and `nan_pinned` count NaNs. */
+export interface ComparedRow {
+  readonly site: string;
+  readonly quantity: string;
+  readonly where: "both" | "here" | "pinned";
+  readonly total_variation: number | null;
+  readonly quantile_distance: number | null;
+  readonly constant: boolean;
+  readonly mean_difference: number | null;
+  readonly std_difference: number | null;
+  readonly rms_difference: number | null;
+  readonly nan: number | null;
+  readonly nan_pinned: number | null;
+}
+
+/** Two passes, site by site, in answer to the Compare with this id. Buffer: none. `number` is the pass on screen and `pinned` the one that it is compared with, by their numbers in the recording (or OTHER). `rows` are the first MOST_ROWS of `total`, the farthest apart first. */
+export interface Compared {
+  readonly type: "compared";
+  readonly version: number;
+  readonly id: number;
+  readonly number: number;
+  readonly pinned: number;
+  readonly rows: readonly ComparedRow[];
+  readonly total: number;
+}
+
 /** One array that can be read: `number` names it in `ReadValues`, `call` counts the calls of the site, `name` tells it from the others of its call ("" where it is alone). */
 export interface HeldArray {
   readonly number: number;
@@ -400,75 +505,6 @@ export interface Values {
   readonly counts: readonly number[];
   readonly planes: readonly string[];
   readonly encoding: "float32" | "float64" | "int64" | "uint64";
-}
-
-/** A node of a `Flow`. `role`: a "module" that is called in it; its "input" or "output"; a "join", one value that is made of several; or "outside": a module elsewhere that gives or takes a value by another way than arguments and results. `name` is the key as seen from the flow's site. `output` is what it gives, in words (of an "output": what it takes). `calls` counts the calls in one call of the site; `times` the loops around them too (None: a while loop). `conditional`: it is called in a branch that may not be taken. */
-export interface FlowNode {
-  readonly role: "module" | "input" | "output" | "join" | "outside";
-  readonly site: string;
-  readonly name: string;
-  readonly kind: string;
-  readonly output: string;
-  readonly calls: number;
-  readonly times: number | null;
-  readonly conditional: boolean;
-}
-
-/** Values that go from one node to another (numbers of nodes), by dtype and shape; `shapes` is empty where they are not known. `loop`: from one iteration of a loop to a later one. */
-export interface FlowEdge {
-  readonly producer: number;
-  readonly consumer: number;
-  readonly shapes: readonly string[];
-  readonly loop: boolean;
-}
-
-/** A module below a flow's site that is not called in it, and why. */
-export interface FlowAbsent {
-  readonly site: string;
-  readonly why: string;
-}
-
-/** What flows between the modules that a site calls. `id` is the request's. Buffer: none. */
-export interface Flow {
-  readonly type: "flow";
-  readonly version: number;
-  readonly layout: number;
-  readonly site: string;
-  readonly id: number;
-  readonly nodes: readonly FlowNode[];
-  readonly edges: readonly FlowEdge[];
-  readonly absent: readonly FlowAbsent[];
-}
-
-/** What lays a flow out. Buffer: a JavaScript module in UTF-8, `static/layout.js`. */
-export interface LayoutLibrary {
-  readonly type: "layout_library";
-  readonly version: number;
-}
-
-/** One thing that is wrong, or may be; see `findings.Finding`. */
-export interface FindingRow {
-  readonly rule: string;
-  readonly site: string;
-  readonly step: number;
-  readonly severity: "error" | "warning" | "info";
-  readonly message: string;
-}
-
-/** What is wrong as far as the rules can tell, worst first. Buffer: none. `more` counts what is left out beyond MOST_FINDINGS. */
-export interface Findings {
-  readonly type: "findings";
-  readonly version: number;
-  readonly findings: readonly FindingRow[];
-  readonly more: number;
-}
-
-/** The one answer to a request. `error` is "" when it succeeded. */
-export interface Reply {
-  readonly type: "reply";
-  readonly id: number;
-  readonly ok: boolean;
-  readonly error: string;
 }
 
 /** Browser to kernel, on the control comm: a view is there; answer with everything. `streams` is False where the page has no other comm, because its front end makes a widget's model only when that widget is displayed (marimo): then all goes over control. */
@@ -582,6 +618,14 @@ export interface ShowPass {
   readonly site: string;
 }
 
+/** Browser to kernel: compare the recording's pass `number` with `pinned`, site by site. A `Compared` comes before the reply. Each may be OTHER. */
+export interface Compare {
+  readonly type: "compare";
+  readonly id: number;
+  readonly number: number;
+  readonly pinned: number;
+}
+
 /** Browser to kernel: make the arrays of a part of a site readable. `clean`: without what is perturbed. An `Arrays` comes before the reply. */
 export interface ShowValues {
   readonly type: "show_values";
@@ -631,9 +675,9 @@ export interface Offer {
   readonly least: number | null;
 }
 
-export type ToBrowser = Layout | Frame | History | Curves | State | Reply | Flow | LayoutLibrary | Arrays | Values | Passes | Parameters | UnitFigures | Code | Sweep | Nnx | Findings;
+export type ToBrowser = Layout | Frame | History | Curves | State | Reply | Flow | LayoutLibrary | Arrays | Values | Passes | Parameters | UnitFigures | Code | Sweep | Nnx | Findings | Other | Compared;
 
-export type ToKernel = Hello | Ack | Select | Perturb | Adjust | SwitchAll | Remove | ShowFlow | GetLayoutLibrary | ShowValues | ReadValues | ShowPass | SetMask | Look | StartSweep | StopSweep | ShowNnx | SwitchMode;
+export type ToKernel = Hello | Ack | Select | Perturb | Adjust | SwitchAll | Remove | ShowFlow | GetLayoutLibrary | ShowValues | ReadValues | ShowPass | SetMask | Look | StartSweep | StopSweep | ShowNnx | SwitchMode | Compare;
 
 /** The fields of every struct: a scalar, struct or a|b, then `?` null, `[]` list, `{}` map. */
 export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> = {
@@ -652,6 +696,14 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Cost: { plain_seconds: "float?", inspected_seconds: "float?", compilations: "int", bytes_sent: "int", frames_dropped: "int", errors: "int" },
   Notice: { level: "str", text: "str", site: "str?" },
   State: { version: "int", seq: "int", selected: "str", perturbations: "Perturbation[]", training_perturbed: "bool", listening: "during|thread|after", compiling: "int", effect: "Effect?", no_effect: "str", progress: "Progress", cost: "Cost", notices: "Notice[]", python: "str", closed: "bool" },
+  FindingRow: { rule: "str", site: "str", step: "int", severity: "error|warning|info", message: "str" },
+  Findings: { version: "int", findings: "FindingRow[]", more: "int" },
+  Reply: { id: "int", ok: "bool", error: "str" },
+  FlowNode: { role: "module|input|output|join|outside", site: "str", name: "str", kind: "str", output: "str", calls: "int", times: "int?", conditional: "bool" },
+  FlowEdge: { producer: "int", consumer: "int", shapes: "str[]", loop: "bool" },
+  FlowAbsent: { site: "str", why: "str" },
+  Flow: { version: "int", layout: "int", site: "str", id: "int", nodes: "FlowNode[]", edges: "FlowEdge[]", absent: "FlowAbsent[]" },
+  LayoutLibrary: { version: "int" },
   NnxAttribute: { name: "str", text: "str" },
   NnxNode: { path: "str", name: "str", type: "str", depth: "int", module: "str?", reference: "int", first: "str?", also: "str[]", attributes: "NnxAttribute[]", attributes_total: "int" },
   NnxChange: { same: "bool", distance: "float?", relative: "float?", before: "str", after: "str" },
@@ -666,17 +718,12 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Code: { version: "int", id: "int", site: "str", kind: "str", documentation: "str", excerpts: "Excerpt[]", sown: "str[]", why: "str" },
   SweepRow: { site: "str", loss_change: "float?", output_change: "float?", kl: "float?", top1_changed: "float?", why_not: "str" },
   Sweep: { version: "int", running: "bool", stopped: "bool", done: "int", total: "int", sites: "str", perturbation: "str", source: "str", measures: "str[]", loss: "float?", rows: "SweepRow[]", measured: "int", error: "str" },
+  Other: { version: "int", name: "str", step: "int?", number: "int" },
+  ComparedRow: { site: "str", quantity: "str", where: "both|here|pinned", total_variation: "float?", quantile_distance: "float?", constant: "bool", mean_difference: "float?", std_difference: "float?", rms_difference: "float?", nan: "int?", nan_pinned: "int?" },
+  Compared: { version: "int", id: "int", number: "int", pinned: "int", rows: "ComparedRow[]", total: "int" },
   HeldArray: { number: "int", call: "int", name: "str", shape: "int[]", dtype: "str", axes: "str[]", bytes: "int" },
   Arrays: { version: "int", request: "int", site: "str", part: "output|input|gradient|parameter", clean: "bool", parts: "str[]", arrays: "HeldArray[]", perturbed: "bool", source: "str", notes: "str[]" },
   Values: { version: "int", request: "int", array: "int", index: "int[]", axes: "int[]", norm_over: "int", component: "value|real|imag|abs", exact: "bool", starts: "int[]", ends: "int[]", block: "int[]", counts: "int[]", planes: "str[]", encoding: "float32|float64|int64|uint64" },
-  FlowNode: { role: "module|input|output|join|outside", site: "str", name: "str", kind: "str", output: "str", calls: "int", times: "int?", conditional: "bool" },
-  FlowEdge: { producer: "int", consumer: "int", shapes: "str[]", loop: "bool" },
-  FlowAbsent: { site: "str", why: "str" },
-  Flow: { version: "int", layout: "int", site: "str", id: "int", nodes: "FlowNode[]", edges: "FlowEdge[]", absent: "FlowAbsent[]" },
-  LayoutLibrary: { version: "int" },
-  FindingRow: { rule: "str", site: "str", step: "int", severity: "error|warning|info", message: "str" },
-  Findings: { version: "int", findings: "FindingRow[]", more: "int" },
-  Reply: { id: "int", ok: "bool", error: "str" },
   Hello: { version: "int", streams: "bool" },
   Ack: { seq: "int" },
   Select: { id: "int", site: "str" },
@@ -691,6 +738,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   StartSweep: { id: "int", sites: "str", kind: "str", strength: "float?", at: "output|input" },
   StopSweep: { id: "int" },
   ShowPass: { id: "int", number: "int", site: "str" },
+  Compare: { id: "int", number: "int", pinned: "int" },
   ShowValues: { id: "int", site: "str", part: "output|input|gradient|parameter", clean: "bool" },
   ReadValues: { id: "int", array: "int", index: "int[]", axes: "int[]", starts: "int[]", ends: "int[]", most: "int[]", norm_over: "int", component: "value|real|imag|abs", exact: "bool" },
   ShowFlow: { id: "int", site: "str" },
@@ -699,10 +747,10 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
 };
 
 /** The struct of every message type. */
-export const TO_BROWSER: Readonly<Record<string, string>> = { layout: "Layout", frame: "Frame", history: "History", curves: "Curves", state: "State", reply: "Reply", flow: "Flow", layout_library: "LayoutLibrary", arrays: "Arrays", values: "Values", passes: "Passes", parameters: "Parameters", units: "UnitFigures", code: "Code", sweep: "Sweep", nnx: "Nnx", findings: "Findings" };
+export const TO_BROWSER: Readonly<Record<string, string>> = { layout: "Layout", frame: "Frame", history: "History", curves: "Curves", state: "State", reply: "Reply", flow: "Flow", layout_library: "LayoutLibrary", arrays: "Arrays", values: "Values", passes: "Passes", parameters: "Parameters", units: "UnitFigures", code: "Code", sweep: "Sweep", nnx: "Nnx", findings: "Findings", other: "Other", compared: "Compared" };
 
 /** The struct of every message type. */
-export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", perturb: "Perturb", adjust: "Adjust", switch_all: "SwitchAll", remove: "Remove", show_flow: "ShowFlow", get_layout_library: "GetLayoutLibrary", show_values: "ShowValues", read_values: "ReadValues", show_pass: "ShowPass", set_mask: "SetMask", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_nnx: "ShowNnx", switch_mode: "SwitchMode" };
+export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", perturb: "Perturb", adjust: "Adjust", switch_all: "SwitchAll", remove: "Remove", show_flow: "ShowFlow", get_layout_library: "GetLayoutLibrary", show_values: "ShowValues", read_values: "ReadValues", show_pass: "ShowPass", set_mask: "SetMask", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_nnx: "ShowNnx", switch_mode: "SwitchMode", compare: "Compare" };
 
 /** What a click can add, in the order of the menu. Python can do more. */
 export const OFFERS: readonly Offer[] = [

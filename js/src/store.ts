@@ -6,6 +6,7 @@ import { batch, computed, signal } from "@preact/signals";
 import { UNREACHABLE, type Ask, type Receiver, type Update } from "./bridge";
 import { decodeCurves, decodeFrame, decodeHistory, sitesOf } from "./decode";
 import type { CurveData, FrameData, HistoryData } from "./decode";
+import { CompareState } from "./compare/state";
 import { FlowState } from "./flow/state";
 import { Inside } from "./inside/inside";
 import type { Findings, Layout, Notice, Perturb, Perturbation, Progress, State, Sweep } from "./protocol";
@@ -110,6 +111,12 @@ export class Store implements Receiver {
     },
     problem: (text) => this.problem("warning", text, null),
   });
+  readonly compare = new CompareState({
+    frame: this.frame,
+    timeline: this.timeline,
+    panel: this.panel,
+    ask: (request, settle) => this.kernel.ask(request, settle),
+  });
   readonly tree = new TreeView({
     sites: this.sites,
     frame: this.frame,
@@ -197,6 +204,10 @@ export class Store implements Receiver {
       case "sweep":
         this.sweep.value = message;
         return;
+      case "other":
+        return this.compare.takeOther(message);
+      case "compared":
+        return this.compare.take(message);
       case "nnx":
         return this.nnx.receive(message);
     }

@@ -31,6 +31,8 @@
 // nni-sown [data-site]              a value that the module sows
 // nni-sweep [value: done, data-state: running, done, stopped, failed], nni-sweep-kind, nni-sweep-sites,
 // nni-sweep-start, nni-sweep-stop, nni-sweep-measure, nni-sweep-row [data-site, value]
+// nni-compare-state [data-state: busy, now, before], nni-compare-again, nni-compare-other (buttons),
+// nni-compare-quantity, nni-compare-by-<measure>, nni-compare-row [data-site, value, data-distance]
 // nni-python [value]                what was clicked last, as Python; nni-snippet [value] of one part;
 //                                   nni-copy-python copies it      nni-add-here   opens the form for a row
 // nni-perturb-kind (select), nni-perturb-at [value], nni-add-strength (slider), nni-add-strength-number,
@@ -125,6 +127,12 @@ export const ids = {
   sweepStop: "nni-sweep-stop",
   sweepMeasure: "nni-sweep-measure",
   sweepRow: "nni-sweep-row",
+  compareState: "nni-compare-state",
+  compareAgain: "nni-compare-again",
+  compareOther: "nni-compare-other",
+  compareQuantity: "nni-compare-quantity",
+  compareBy: (measure: string) => `nni-compare-by-${measure}`,
+  compareRow: "nni-compare-row",
   python: "nni-python",
   snippet: "nni-snippet",
   copyPython: "nni-copy-python",

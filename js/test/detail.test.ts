@@ -8,7 +8,7 @@ import { ids } from "../src/testids";
 import { cellAt, gridOf, isDead, shades } from "../src/units/cells";
 import { Masks, editable, fromHex, toHex } from "../src/units/mask";
 import { type MockModel, perturbation, settle, state } from "./helpers";
-import { started } from "./mounted";
+import { started, type Mounted } from "./mounted";
 
 const EVIL = `<img src=x onerror="window.hacked=true"><script>window.hacked=true</script>`;
 
@@ -176,16 +176,15 @@ describe("views", () => {
   let control: MockModel;
   let stream: MockModel;
   let el: HTMLElement;
-  let life: AbortController;
-  const find = (id: string): HTMLElement | null => el.querySelector<HTMLElement>(`[data-testid="${id}"]`);
-  const all = (id: string): HTMLElement[] => [...el.querySelectorAll<HTMLElement>(`[data-testid="${id}"]`)];
+  let find: Mounted["find"];
+  let all: Mounted["all"];
+  let end: Mounted["end"];
 
   beforeEach(async () => {
-    ({ control, stream, el, life } = await started());
+    ({ control, stream, el, find, all, end } = await started());
   });
   afterEach(() => {
-    life.abort();
-    el.remove();
+    end();
   });
 
   const press = async (element: HTMLElement, ...keys: (string | KeyboardEventInit)[]): Promise<void> => {

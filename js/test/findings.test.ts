@@ -3,15 +3,15 @@ import { afterEach, beforeEach, expect, it } from "vitest";
 import { VERSION, type FindingRow, type Findings } from "../src/protocol";
 import { ids } from "../src/testids";
 import { type MockModel, settle } from "./helpers";
-import { started } from "./mounted";
+import { started, type Mounted } from "./mounted";
 
 const EVIL = `<img src=x onerror="window.hacked=true"><script>window.hacked=true</script>`;
 let stream: MockModel;
 let el: HTMLElement;
-let life: AbortController;
 
-const find = (id: string): HTMLElement | null => el.querySelector<HTMLElement>(`[data-testid="${id}"]`);
-const all = (id: string): HTMLElement[] => [...el.querySelectorAll<HTMLElement>(`[data-testid="${id}"]`)];
+let find: Mounted["find"];
+let all: Mounted["all"];
+let end: Mounted["end"];
 const button = (): HTMLButtonElement => find(ids.findings) as HTMLButtonElement;
 
 function finding(more: Partial<FindingRow> = {}): FindingRow {
@@ -24,11 +24,10 @@ async function tell(findings: readonly FindingRow[], more = 0): Promise<void> {
 }
 
 beforeEach(async () => {
-  ({ stream, el, life } = await started());
+  ({ stream, el, find, all, end } = await started());
 });
 afterEach(() => {
-  life.abort();
-  el.remove();
+  end();
 });
 
 it("says that there are none, and then nothing opens", async () => {

@@ -12,7 +12,7 @@ import { VERSION, type Flow, type FlowEdge, type FlowNode } from "../src/protoco
 import { toSites } from "../src/sites";
 import { ids } from "../src/testids";
 import { type MockModel, effect, frame, layout, perturbation, settle, site, state } from "./helpers";
-import { mounted } from "./mounted";
+import { mounted, type Mounted } from "./mounted";
 
 const X = "float32[4,3]";
 
@@ -218,8 +218,8 @@ describe("the panel", () => {
   let control: MockModel;
   let stream: MockModel;
   let el: HTMLElement;
-  let life: AbortController;
-  const find = (id: string): HTMLElement | null => el.querySelector<HTMLElement>(`[data-testid="${id}"]`);
+  let find: Mounted["find"];
+  let end: Mounted["end"];
   const nodes = (): HTMLElement[] => [...el.querySelectorAll<HTMLElement>(`[data-testid="${ids.flowNode}"]`)];
   const press = (target: HTMLElement, key: string): boolean =>
     target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
@@ -237,7 +237,7 @@ describe("the panel", () => {
       }
     }
     globalThis.Worker = Direct as never;
-    ({ control, stream, el, life } = mounted());
+    ({ control, stream, el, find, end } = mounted());
     stream.emit(layout([site("", -1, { name: "MLP", kind: "MLP" }), ...layout().sites.slice(1)]));
     stream.emit(state({ selected: "" }));
     stream.emit(...frame(1, { edit: (table) => (table[2 * 20 + 5] = 4) }));
@@ -246,8 +246,7 @@ describe("the panel", () => {
     await settle();
   });
   afterEach(() => {
-    life.abort();
-    el.remove();
+    end();
     globalThis.Worker = RealWorker;
   });
 

@@ -8,6 +8,11 @@ export interface Mounted {
   readonly el: HTMLElement;
   /** Aborted at the end of a test, which ends the view. */
   readonly life: AbortController;
+  /** The first part with this test id, or all of them. */
+  find(id: string): HTMLElement | null;
+  all(id: string): HTMLElement[];
+  /** Ends the view, after a test. */
+  end(): void;
 }
 
 let count = 0;
@@ -22,7 +27,18 @@ export function mounted(): Mounted {
   const el = document.createElement("div");
   document.body.append(el);
   widget.render({ model: control, el, signal: life.signal });
-  return { control, stream, el, life };
+  return {
+    control,
+    stream,
+    el,
+    life,
+    find: (id) => el.querySelector<HTMLElement>(`[data-testid="${id}"]`),
+    all: (id) => [...el.querySelectorAll<HTMLElement>(`[data-testid="${id}"]`)],
+    end() {
+      life.abort();
+      el.remove();
+    },
+  };
 }
 
 /** A view of the small model of the helpers, with one pass. */

@@ -3,23 +3,21 @@ import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import { NnxState, REST_MS } from "../src/nnx/state";
 import { ids } from "../src/testids";
 import { type MockModel, settle } from "./helpers";
-import { started } from "./mounted";
+import { started, type Mounted } from "./mounted";
 import { mode, node, page, variable } from "./nnx";
 
 let control: MockModel;
 let stream: MockModel;
-let el: HTMLElement;
-let life: AbortController;
 
-const find = (id: string): HTMLElement | null => el.querySelector<HTMLElement>(`[data-testid="${id}"]`);
-const all = (id: string): HTMLElement[] => [...el.querySelectorAll<HTMLElement>(`[data-testid="${id}"]`)];
+let find: Mounted["find"];
+let all: Mounted["all"];
+let end: Mounted["end"];
 
 beforeEach(async () => {
-  ({ control, stream, el, life } = await started());
+  ({ control, stream, find, all, end } = await started());
 });
 afterEach(() => {
-  life.abort();
-  el.remove();
+  end();
   vi.useRealTimers();
 });
 

@@ -36,6 +36,7 @@ BUSY = """
 insp.step(lambda m, x: ((m(x) ** 2).mean(), {"accuracy": 0.5}), x)
 insp.perturb("conv", nni.Noise(0.5)); insp.perturb("norm", nni.Zero()).enabled = False
 insp.modes.eval("drop"); insp.metrics(loss=1.0); insp.metrics(loss=0.5)
+insp.compare(nni.capture(insp.model)(2 * x)[1], name="twice the input")
 insp.selected = "norm"
 """
 

@@ -5,6 +5,7 @@ import type { FunctionComponent } from "preact";
 import type { Site } from "../protocol";
 import type { Store } from "../store";
 import { ids } from "../testids";
+import { ComparePanel } from "../compare/ComparePanel";
 import { Flow } from "../flow/Flow";
 import { CodePanel } from "../inside/CodePanel";
 import { Parameters } from "../inside/Parameters";
@@ -29,8 +30,10 @@ interface Panel {
   readonly View: FunctionComponent<PanelProps>;
 }
 
-/** In the order of the tabs; the first is shown at first. A saved page has no values. */
-const panelsOf = ({ store }: PanelProps): readonly Panel[] => (store.replay.value ? ALL.filter(({ name }) => name !== "values") : ALL);
+/** Those that a saved page does not have: they take the kernel. */
+const LIVE = new Set(["values", "compare"]);
+/** In the order of the tabs; the first is shown at first. */
+const panelsOf = ({ store }: PanelProps): readonly Panel[] => (store.replay.value ? ALL.filter(({ name }) => !LIVE.has(name)) : ALL);
 const ALL: readonly Panel[] = [
   { name: "overview", title: "Overview", View: Overview },
   { name: "values", title: "Values", View: ValuesPanel },
@@ -39,6 +42,7 @@ const ALL: readonly Panel[] = [
   { name: "code", title: "Code", View: CodePanel },
   { name: "nnx", title: "NNX", View: NnxPanel },
   { name: "sweep", title: "Sweep", View: SweepPanel },
+  { name: "compare", title: "Compare", View: ComparePanel },
 ];
 
 function Overview({ store, site, index }: PanelProps) {

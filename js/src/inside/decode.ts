@@ -1,4 +1,4 @@
-// Buffers of what is asked on demand -> typed arrays, as protocol.py says. Little-endian.
+// Buffers of what is asked on demand -> typed arrays, as nnx_inspector/protocol says. Little-endian.
 import { UNIT_FIGURES, STATISTICS, type Parameter, type Parameters, type Statistic, type UnitFigures } from "../protocol";
 import { ProtocolError } from "../validate";
 

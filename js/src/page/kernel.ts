@@ -86,6 +86,7 @@ export class Replay {
       case "switch_mode":
       case "start_sweep":
       case "stop_sweep":
+      case "compare":
         return refused(NEEDS_MODEL);
     }
   }

@@ -2,6 +2,7 @@
 // the pass that is compared with. Invariants: nothing here changes its place as steps arrive; every
 // stop of the slider is a pass that exists, thinned ones are gone and counted.
 import { useMemo } from "preact/hooks";
+import { pinnedName } from "../compare/names";
 import { count, exact } from "../format";
 import type { Store } from "../store";
 import { ids } from "../testids";
@@ -105,8 +106,8 @@ function Pin({ store }: { store: Store }) {
       >
         {pinned ? "Unpin" : "Pin"}
       </button>
-      <span class="nni-time-pinned" data-testid={ids.pinned} data-value={exact(pinned?.header.step)}>
-        {pinned ? `vs step ${count(pinned.header.step)}` : ""}
+      <span class="nni-time-pinned" title={pinnedName(store)} data-testid={ids.pinned} data-value={exact(pinned?.header.step)}>
+        {pinned ? `vs ${pinnedName(store)}` : ""}
       </span>
     </span>
   );

@@ -4,6 +4,7 @@
 // is held. The kernel keeps no state of this: two pages may look at two passes.
 import { batch, effect, signal, type Signal } from "@preact/signals";
 import type { FrameData } from "../decode";
+import { OTHER } from "../protocol";
 import { NO_PASSES, type PassList } from "./passes";
 
 /** What a timeline needs of the store. */
@@ -110,6 +111,12 @@ export class Timeline {
     if (!shown) return;
     this.pinnedNumber = shown.header.number;
     this.pinned.value = shown;
+  }
+
+  /** Compare with the pass of another run, when the kernel has sent it. */
+  pinOther(): void {
+    this.pinnedNumber = OTHER;
+    this.request("pinned");
   }
 
   unpin(): void {

@@ -1,0 +1,214 @@
+// The pass on screen against the pinned one, or against another run: the sites that are farthest
+// apart first, each a link. Invariants: a figure is never without the two passes that it is of; what
+// is not known, or is in one of the two only, is said in words and ranks last.
+import { useEffect, useState } from "preact/hooks";
+import { Choice } from "../detail/Choice";
+import { otherName, pinnedName } from "./names";
+import { count, exact, percent, real, signed } from "../format";
+import { WORDS } from "../detail/quantities";
+import { OTHER, type Compared, type ComparedRow, type Quantity } from "../protocol";
+import { label, rowOf } from "../sites";
+import type { Store } from "../store";
+import { ids } from "../testids";
+
+const SHOWN = 40;
+type Measure = "total_variation" | "quantile_distance";
+const MEASURES: Readonly<Record<Measure, string>> = {
+  total_variation: "Total variation: the part of the values that are not distributed alike, 0 to 100 %",
+  quantile_distance: "Distance between quantiles (Wasserstein's, of order 1), in standard deviations",
+};
+
+export function ComparePanel({ store }: { store: Store }) {
+  const { compare, timeline } = store;
+  const pinned = timeline.pinned.value?.header.number;
+  const number = store.frame.value?.header.number;
+  const result = compare.result.value;
+  const following = timeline.held.value === null;
+  const fits = result !== null && result.pinned === pinned;
+  const isNow = fits && result.number === number;
+  // While a run goes on the ranking stays as it is until it is asked for again.
+  const wanted = pinned !== undefined && number !== undefined && number !== pinned && (fits && following ? false : !isNow);
+  useEffect(() => {
+    if (wanted) compare.ask(false);
+  }, [pinned, number, wanted, compare.busy.value]);
+  return (
+    <section class="nni-section" aria-label="Compare">
+      <div class="nni-heading">
+        <h4>What differs</h4>
+        <span class="nni-faint nni-small nni-hint">two passes, site by site</span>
+        <span class="nni-grow" />
+        <Bring store={store} />
+      </div>
+      {pinned === undefined ? <HowTo store={store} /> : <Which store={store} isNow={isNow} />}
+      {compare.error.value && <p class="nni-bad">{compare.error.value}</p>}
+      {fits && <Ranking result={result} store={store} />}
+    </section>
+  );
+}
+
+/** Puts the other run beside this one again, where something else is pinned. */
+function Bring({ store }: { store: Store }) {
+  const other = store.compare.other.value;
+  if (!other || store.timeline.pinned.value?.header.number === OTHER) return null;
+  return (
+    <button type="button" class="nni-button" data-testid={ids.compareOther} onClick={() => store.timeline.pinOther()}>
+      Compare with {otherName(store)}
+    </button>
+  );
+}
+
+function HowTo({ store }: { store: Store }) {
+  return (
+    <>
+      <p>
+        Pin a pass, and the pass on screen is compared with it.{" "}
+        <button type="button" class="nni-button" disabled={!store.frame.value} onClick={() => store.timeline.pin()}>
+          Pin this pass
+        </button>
+      </p>
+      <p class="nni-faint nni-small">
+        Another run, from a file: <code>insp.compare(nni.load("run.nni"))</code>
+      </p>
+    </>
+  );
+}
+
+function Which({ store, isNow }: { store: Store; isNow: boolean }) {
+  const { compare, timeline, frame } = store;
+  const result = compare.result.value;
+  const same = frame.value?.header.number === timeline.pinned.value?.header.number;
+  const passes = timeline.passes.value;
+  const step = result ? passes.indexOf(result.number) : -1;
+  return (
+    <p class="nni-compare-which" role="status" data-testid={ids.compareState} data-state={compare.busy.value ? "busy" : isNow ? "now" : "before"}>
+      {same ? (
+        <span>The pass on screen is the pinned one. Go to another pass, or let the run go on.</span>
+      ) : compare.busy.value && !result ? (
+        <span>comparing …</span>
+      ) : (
+        <span>
+          {isNow ? `step ${count(frame.value?.header.step)}, on screen,` : step >= 0 ? `step ${count(passes.step(step))}` : "a pass that is gone"} against{" "}
+          <b>{pinnedName(store)}</b>
+        </span>
+      )}
+      {!same && !isNow && !compare.busy.value && (
+        <button type="button" class="nni-button" data-testid={ids.compareAgain} onClick={() => compare.ask()}>
+          Compare the pass on screen
+        </button>
+      )}
+    </p>
+  );
+}
+
+function Ranking({ result, store }: { result: Compared; store: Store }) {
+  const quantities = [...new Set(result.rows.map((row) => row.quantity))];
+  const [wish, setQuantity] = useState("output");
+  const [measure, setMeasure] = useState<Measure>("total_variation");
+  const [all, showAll] = useState(false);
+  const quantity = quantities.includes(wish) ? wish : quantities[0];
+  const ranked = rank(
+    result.rows.filter((row) => row.quantity === quantity),
+    measure,
+  );
+  const shown = all ? ranked : ranked.slice(0, SHOWN);
+  const word = (one: string): string => `${WORDS[one as Quantity] ?? one}s`;
+  if (ranked.length === 0) return <p class="nni-faint">Neither pass has measured anything.</p>;
+  return (
+    <>
+      <div class="nni-compare-head">
+        <span>
+          {quantities.length > 1 && (
+            <Choice
+              label="What is compared"
+              testid={ids.compareQuantity}
+              value={word(quantity!)}
+              options={quantities.map(word)}
+              choose={(chosen) => setQuantity(quantities.find((one) => word(one) === chosen)!)}
+            />
+          )}
+        </span>
+        <Head measure="total_variation" chosen={measure} choose={setMeasure} text="total variation" />
+        <Head measure="quantile_distance" chosen={measure} choose={setMeasure} text="distance" />
+      </div>
+      <ol class="nni-bars nni-compare" aria-label={`Sites by ${measure === "total_variation" ? "total variation" : "distance"}, largest first`}>
+        {shown.map((row) => (
+          <Row key={row.site} row={row} store={store} />
+        ))}
+      </ol>
+      {ranked.length > shown.length && (
+        <button type="button" class="nni-button" onClick={() => showAll(true)}>
+          Show all {count(ranked.length)}
+        </button>
+      )}
+      {result.total > result.rows.length && (
+        <p class="nni-faint nni-small">The {count(result.rows.length)} farthest of {count(result.total)}; all are in the frame of insp.compare.</p>
+      )}
+    </>
+  );
+}
+
+function Head({ measure, chosen, choose, text }: { measure: Measure; chosen: Measure; choose: (measure: Measure) => void; text: string }) {
+  return (
+    <button type="button" class="nni-link" aria-pressed={measure === chosen} data-testid={ids.compareBy(measure)} title={MEASURES[measure]} onClick={() => choose(measure)}>
+      {text}
+      {measure === chosen ? " ▾" : ""}
+    </button>
+  );
+}
+
+/** The farthest first; then what is not known; last what only one of the passes has. */
+function rank(rows: readonly ComparedRow[], measure: Measure): ComparedRow[] {
+  const size = (row: ComparedRow): number => {
+    if (row.where !== "both") return -2;
+    return measure === "quantile_distance" && row.constant ? Infinity : (row[measure] ?? -1);
+  };
+  return [...rows].sort((a, b) => size(b) - size(a) || 0);
+}
+
+function Row({ row, store }: { row: ComparedRow; store: Store }) {
+  const sites = store.sites.value;
+  const key = sites ? rowOf(sites, row.site) : undefined;
+  const selected = key !== undefined && key === store.selected.value;
+  const why = whyNot(row, store);
+  const nan = (row.nan ?? 0) !== (row.nan_pinned ?? 0) ? `${count(row.nan)} NaN here, ${count(row.nan_pinned)} there` : "";
+  return (
+    <li data-testid={ids.compareRow} data-site={row.site} data-value={exact(row.total_variation)} data-distance={exact(row.quantile_distance)} title={told(row)}>
+      {key === undefined ? (
+        <span class="nni-site">{label(row.site)}</span>
+      ) : (
+        <button type="button" class="nni-link nni-site" aria-current={selected || undefined} title={label(row.site)} onClick={() => store.select(key)}>
+          {label(row.site)}
+        </button>
+      )}
+      {why ? (
+        <span class="nni-faint nni-why" title={why}>
+          {why}
+        </span>
+      ) : (
+        <>
+          <span class={`nni-compare-bar nni-q-${row.quantity}`} aria-hidden="true">
+            <span style={{ transform: `scaleX(${row.total_variation ?? 0})` }} />
+          </span>
+          <span>{percent(row.total_variation)}</span>
+          <span class={nan ? "nni-bad" : undefined} title={nan || undefined}>
+            {nan ? "NaN" : row.constant ? "∞" : row.quantile_distance === null ? real(null) : `${real(row.quantile_distance)} σ`}
+          </span>
+        </>
+      )}
+    </li>
+  );
+}
+
+function whyNot(row: ComparedRow, store: Store): string {
+  if (row.where === "here") return `not in ${pinnedName(store)}`;
+  if (row.where === "pinned") return `only in ${pinnedName(store)}`;
+  return row.total_variation === null ? "its counts are not known" : "";
+}
+
+function told(row: ComparedRow): string | undefined {
+  if (row.where !== "both" || row.mean_difference === null) return undefined;
+  const parts = [`mean ${signed(row.mean_difference)}`];
+  if (row.std_difference !== null) parts.push(`std ${signed(row.std_difference)}`);
+  if (row.rms_difference !== null) parts.push(`root mean square ${signed(row.rms_difference)}`);
+  return `Here, against the other: ${parts.join(", ")}`;
+}

@@ -1,0 +1,68 @@
+// Two passes compared, and the pass of another run to compare with.
+// Invariants: another run's pass is pinned when it comes, once; one request at a time, and what is
+// shown says which two passes it is of. The kernel computes; nothing is derived here.
+import { batch, signal, type Signal } from "@preact/signals";
+import type { Ask } from "../bridge";
+import type { FrameData } from "../decode";
+import { OTHER, type Compared, type Other } from "../protocol";
+import type { Timeline } from "../time/timeline";
+
+/** What it needs of the store. */
+export interface Around {
+  readonly frame: Signal<FrameData | null>;
+  readonly timeline: Timeline;
+  readonly panel: Signal<string>;
+  ask(request: Ask, settle: (error: string | null) => void): void;
+}
+
+export class CompareState {
+  readonly other = signal<Other | null>(null);
+  readonly result = signal<Compared | null>(null);
+  readonly busy = signal(false);
+  readonly error = signal("");
+  private brought = 0;
+  private asked = "";
+
+  constructor(private readonly around: Around) {}
+
+  takeOther(message: Other): void {
+    const { timeline, panel } = this.around;
+    const isNew = message.number > this.brought; // a reloaded page is told again
+    this.brought = message.number;
+    batch(() => {
+      this.other.value = message.name === "" ? null : message;
+      if (!isNew) return;
+      this.asked = "";
+      if (this.result.value?.pinned === OTHER) this.result.value = null;
+      if (message.name === "") {
+        if (timeline.pinned.value?.header.number === OTHER) timeline.unpin();
+        return;
+      }
+      timeline.pinOther();
+      panel.value = "compare";
+    });
+  }
+
+  take(message: Compared): void {
+    this.result.value = message;
+  }
+
+  /** Compare the pass on screen with the pinned one; unless `again`, two passes once. */
+  ask(again = true): void {
+    const number = this.around.frame.value?.header.number;
+    const pinned = this.around.timeline.pinned.value?.header.number;
+    const two = `${number} ${pinned}`;
+    if (number === undefined || pinned === undefined || this.busy.value || (two === this.asked && !again)) return;
+    this.asked = two;
+    batch(() => {
+      this.busy.value = true;
+      this.error.value = "";
+    });
+    this.around.ask({ type: "compare", number, pinned }, (error) => {
+      batch(() => {
+        this.busy.value = false;
+        this.error.value = error ?? "";
+      });
+    });
+  }
+}

@@ -1,0 +1,68 @@
+"""Messages to the browser for the panel of the flow between modules."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlowNode:
+    """A node of a `Flow`. `role`: a "module" that is called in it; its "input" or "output"; a
+    "join", one value that is made of several; or "outside": a module elsewhere that gives or takes
+    a value by another way than arguments and results. `name` is the key as seen from the flow's
+    site. `output` is what it gives, in words (of an "output": what it takes). `calls` counts the
+    calls in one call of the site; `times` the loops around them too (None: a while loop).
+    `conditional`: it is called in a branch that may not be taken.
+    """
+
+    role: Literal["module", "input", "output", "join", "outside"]
+    site: str
+    name: str
+    kind: str
+    output: str
+    calls: int
+    times: int | None
+    conditional: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlowEdge:
+    """Values that go from one node to another (numbers of nodes), by dtype and shape; `shapes` is
+    empty where they are not known. `loop`: from one iteration of a loop to a later one.
+    """
+
+    producer: int
+    consumer: int
+    shapes: tuple[str, ...]
+    loop: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlowAbsent:
+    """A module below a flow's site that is not called in it, and why."""
+
+    site: str
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flow:
+    """What flows between the modules that a site calls. `id` is the request's. Buffer: none."""
+
+    type: ClassVar[str] = "flow"
+    version: int
+    layout: int
+    site: str
+    id: int
+    nodes: tuple[FlowNode, ...]
+    edges: tuple[FlowEdge, ...]
+    absent: tuple[FlowAbsent, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayoutLibrary:
+    """What lays a flow out. Buffer: a JavaScript module in UTF-8, `static/layout.js`."""
+
+    type: ClassVar[str] = "layout_library"
+    version: int
