@@ -27,6 +27,11 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         if cell.cell_type == "code":
             said = nbformat.v4.new_output("stream", text=f"printed by cell {number}\n")
             cell.update(execution_count=number, outputs=[said])
+    live = {"application/vnd.jupyter.widget-view+json": {"model_id": "0"}, "text/plain": "<Widget>"}
+    figure = {"application/vnd.plotly.v1+json": {"data": [{"y": [1, 2]}], "layout": {}}}
+    last = [cell for cell in notebook.cells if cell.cell_type == "code"][-1]
+    for data in (live, figure):
+        last.outputs.append(nbformat.v4.new_output("display_data", data))
     nbformat.write(notebook, folder / "quickstart.ipynb")
     return folder
 
@@ -67,7 +72,11 @@ def test_every_public_name_has_an_anchor(site: pathlib.Path):
 
 
 def test_outputs_of_an_executed_notebook_are_shown_and_others_go_without(site: pathlib.Path):
-    assert "printed by cell 2\n" in (site / "quickstart.html").read_text()
+    quickstart = (site / "quickstart.html").read_text()
+    assert "printed by cell 2\n" in quickstart
+    assert "Widget&gt;" not in quickstart  # the live one, which needs a kernel
+    assert 'src="_static/plotly.min.js"' in quickstart
+    assert (site / "_static" / "plotly.min.js").stat().st_size > 1_000_000
     for name in set(NOTEBOOKS) - {"quickstart"}:
         assert "cell_input" in (site / f"{name}.html").read_text()
         assert "printed by cell" not in (site / f"{name}.html").read_text()

@@ -13,6 +13,7 @@ import tomllib
 from typing import Any
 
 import nbformat
+import plotly.io
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -28,6 +29,7 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"
 WIDGET = "application/vnd.jupyter.widget-view+json"
+FIGURE = "application/vnd.plotly.v1+json"
 
 # reference
 default_role = "py:obj"  # `name` links to what is on the site, and is code where nothing is
@@ -38,7 +40,8 @@ python_maximum_signature_line_length = 88
 
 # looks
 html_theme = "furo"
-html_static_path, html_css_files = ["site.css"], ["site.css"]
+PLOTLY = pathlib.Path(plotly.__file__).with_name("package_data") / "plotly.min.js"
+html_static_path, html_css_files = ["site.css", str(PLOTLY)], ["site.css"]
 html_title = f"nnx_inspector {release}"
 html_copy_source = html_show_copyright = html_show_sphinx = False
 pygments_style, pygments_dark_style = "tango", "monokai"
@@ -57,8 +60,18 @@ def with_outputs(app: Any, name: str, source: list[str]) -> None:
     for cell in there.cells:
         # a live widget needs a kernel and a CDN; its last state, as plain HTML, stands beside it
         if cell.cell_type == "code":
-            cell.outputs = [o for o in cell.outputs if WIDGET not in o.get("data", {})]
+            shown = [o for o in cell.outputs if WIDGET not in o.get("data", {})]
+            cell.outputs = [drawn(o) if FIGURE in o.get("data", {}) else o for o in shown]
     source[0] = nbformat.writes(there)
+
+
+def drawn(output: Any) -> Any:
+    """A plotly figure as HTML that finds its script in the site."""
+    figure = dict(output.data[FIGURE])
+    config = figure.pop("config", {})
+    script = f"_static/{PLOTLY.name}"  # of a page at the top of the site, as all notebooks are
+    html = plotly.io.to_html(figure, config=config, include_plotlyjs=script, full_html=False)
+    return nbformat.v4.new_output("display_data", {"text/html": html})
 
 
 def setup(app: Any) -> None:
