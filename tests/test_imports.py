@@ -52,7 +52,7 @@ LAYERS = [
     {"keeping", "inside"},
     {"call"},
     {"interception", "jitcalls"},
-    {"page", "survey", "record", "layerwise", "board", "collecting", "presenter", "looks"},
+    {"page", "last_state", "survey", "record", "layerwise", "board", "collecting", "presenter", "looks"},
     {"harvest", "runs"},
     {"staging", "perturbation"},
     {"parameters", "backward", "substituting"},
@@ -79,7 +79,7 @@ HOST_ONLY = {
     "gauges", "observed", "finding", "judged", "rules_nonfinite", "rules_forward",
     "rules_backward", "rules_model", "presenter", "offers", "flow", "excerpts", "expressions",
     "worker", "sections", "saving", "frames", "measured", "loading", "runs",
-    "replay", "page", "assets", "snapshot", "saved",
+    "replay", "page", "assets", "snapshot", "saved", "last_state",
 }  # fmt: skip
 
 

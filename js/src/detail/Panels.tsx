@@ -30,7 +30,8 @@ interface Panel {
 }
 
 /** In the order of the tabs; the first is shown at first. A saved page has no values. */
-const panelsOf = ({ store }: PanelProps): readonly Panel[] => (store.replay.value ? ALL.filter(({ name }) => name !== "values") : ALL);
+const panelsOf = ({ store: { replay, missing } }: PanelProps): readonly Panel[] =>
+  replay.value ? ALL.filter(({ name }) => name !== "values" && !missing.value.has(name)) : ALL;
 const ALL: readonly Panel[] = [
   { name: "overview", title: "Overview", View: Overview },
   { name: "values", title: "Values", View: ValuesPanel },
@@ -49,7 +50,7 @@ function Overview({ store, site, index }: PanelProps) {
         <Numbers store={store} index={index} />
       </div>
       <Distributions store={store} index={index} />
-      <Parameters store={store} site={site} />
+      {!store.missing.value.has("parameters") && <Parameters store={store} site={site} />}
       <OverSteps store={store} />
     </>
   );
