@@ -27,12 +27,14 @@ from nnx_inspector.snapshot import MOST_BYTES as MOST_PLAIN
 from nnx_inspector.snapshot import snapshot
 from nnx_inspector.timeline import metrics_at
 
-MOST_RECORDED: Final = 160_000
+MOST_RECORDED: Final = 200_000
 """Bytes of what is replayed, as it stands in the notebook."""
-MOST_BYTES: Final = MOST_PLAIN + MOST_RECORDED + 130_000
+MOST_BYTES: Final = MOST_PLAIN + MOST_RECORDED + 120_000
 """The rest is the front end."""
-MOST_PASSES: Final = 24
-COLUMNS: Final = 24
+MOST_PASSES, FEW_PASSES = 24, 6
+"""There are fewer passes than the first only where the details of all modules do not fit, and fewer
+than the second only where those of one module do not."""
+COLUMNS: Final = 12
 POINTS: Final = 120
 MOST_CELLS: Final = 3000
 """Rows times passes: what bounds the time that this takes."""
@@ -119,9 +121,8 @@ def fitted(
     Returns:
         The text, or None where not even two passes with the details of one module fit.
     """
-    all_, rows = recording.passes, max(1, len(told.layout.sites))
-    most = min(MOST_PASSES, max(2, MOST_CELLS // rows))
-    details = min(len(told.detailed), max(1, MOST_CELLS // most))
+    all_ = recording.passes
+    most, details = _at_first(len(told.layout.sites), len(told.detailed), max_bytes)
     for _ in range(_TRIES):
         if stop():
             return None
@@ -140,10 +141,25 @@ def fitted(
             return text
         if details <= 1 and len(chosen) <= 2:
             return None
-        details = max(1, int(details / over * 0.9))
-        if over > 2 or details == 1:
-            most = max(2, int(len(chosen) / over))
+        most = max(2, int(len(chosen) / over))
+        if len(chosen) <= FEW_PASSES or over > 2:
+            details = max(1, int(details / over))
     return None
+
+
+def _at_first(rows: int, detailed: int, max_bytes: int) -> tuple[int, int]:
+    """How many passes with the details of how many modules are tried first: a guess, so that one
+    try is enough.
+    """
+    room = max(0, max_bytes - _FIXED - _ROW * rows) / 2  # for activations and gradients
+    passes = min(MOST_PASSES, max(2, MOST_CELLS // max(1, rows)))
+    details = min(detailed, int(room / (_COLUMN * COLUMNS + _PASS * min(FEW_PASSES, passes))))
+    details = max(1, details)
+    return max(2, min(passes, int((room / details - _COLUMN * COLUMNS) / _PASS))), details
+
+
+_FIXED, _ROW, _COLUMN, _PASS = 25_000, 250, 80, 200
+"""Bytes of all, of a row, of a step in a history, of a pass with its histogram; as was measured."""
 
 
 def with_details(told: Told, most: int) -> Told:

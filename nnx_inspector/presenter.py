@@ -140,6 +140,7 @@ class Presenter:
 
     def welcome(self) -> None:
         """A view has said hello: send everything."""
+        self._saved.greeted(self.screen.page)
         if self._layout is not None:
             self._send(self._layout)
         for message in list(self._kept.values()):

@@ -19,7 +19,7 @@ from nnx_inspector.weak import weakly
 RESTS = 1.5
 """Seconds after a change until the output is replaced; what changes meanwhile is in it too."""
 SHARE = 20
-"""It rests for this many times as long as making it took the last time."""
+"""It rests for so many times the processor time that making it took the last time."""
 
 
 class Saved(Protocol):
@@ -124,7 +124,7 @@ class SavedOutput:
 
         try:
             with self._making:
-                began = time.monotonic()
+                began = time.thread_time()
                 self._moved = False
                 last = self._last()
                 if last is None:
@@ -139,6 +139,6 @@ class SavedOutput:
                 self._lost = self._lost and update
                 data = {"text/html": html, "text/plain": "The last state of the inspector."}
                 (update_display if update else display)(data, raw=True, display_id=self._id)
-                self._took = time.monotonic() - began
+                self._took = time.thread_time() - began
         except Exception as error:  # noqa: BLE001 - a broken output must not stop a cell
             self._failed(error)

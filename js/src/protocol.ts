@@ -471,11 +471,12 @@ export interface Reply {
   readonly error: string;
 }
 
-/** Browser to kernel, on the control comm: a view is there; answer with everything. `streams` is False where the page has no other comm, because its front end makes a widget's model only when that widget is displayed (marimo): then all goes over control. */
+/** Browser to kernel, on the control comm: a view is there; answer with everything. `streams` is False where the page has no other comm, because its front end makes a widget's model only when that widget is displayed (marimo): then all goes over control. `page` is another each time that the notebook is loaded. */
 export interface Hello {
   readonly type: "hello";
   readonly version: number;
   readonly streams: boolean;
+  readonly page: string;
 }
 
 /** Browser to kernel: the frame with this number has been drawn. */
@@ -677,7 +678,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   FindingRow: { rule: "str", site: "str", step: "int", severity: "error|warning|info", message: "str" },
   Findings: { version: "int", findings: "FindingRow[]", more: "int" },
   Reply: { id: "int", ok: "bool", error: "str" },
-  Hello: { version: "int", streams: "bool" },
+  Hello: { version: "int", streams: "bool", page: "str" },
   Ack: { seq: "int" },
   Select: { id: "int", site: "str" },
   Perturb: { id: "int", site: "str", kind: "str", strength: "float?", at: "output|input" },

@@ -138,7 +138,7 @@ describe("the kernel that it plays", () => {
   const replay = (): Replay => new Replay(new Recorded(packed()));
 
   it("says everything to a hello", () => {
-    const { messages, error } = replay().answer(ask({ type: "hello", version: VERSION, streams: true }));
+    const { messages, error } = replay().answer(ask({ type: "hello", version: VERSION, streams: true, page: "" }));
     expect(error).toBe("");
     expect(types(messages)).toEqual(["layout", "findings", "passes", "curves", "state", "frame", "history"]);
     expect((messages[5][0] as Frame).number).toBe(5);
