@@ -191,7 +191,7 @@ class _FrontEnd:
 @functools.cache
 def _front_end() -> _FrontEnd:
     loader, shell = asset("saved.js"), "\0".join(shell_of(_TITLE))
-    if any(breaker in loader.lower() for breaker in _BREAKERS):
+    if shell.count("\0") != 1 or any(breaker in loader.lower() for breaker in _BREAKERS):
         raise InspectorError("The built front end cannot stand in a notebook. Build it anew.")
     packed = base64.b64encode(gzip.compress(shell.encode(), 9, mtime=0)).decode()
     return _FrontEnd(

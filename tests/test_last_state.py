@@ -109,7 +109,9 @@ SCRIPTS = [("script", "nni-saved-page"), ("script", "nni-saved-recording"), ("sc
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_text_is_markup(text: str):
     if text == "\ud800":
-        text = "\N{REPLACEMENT CHARACTER}"  # what cannot be encoded is refused before: a key is UTF-8
+        text = (
+            "\N{REPLACEMENT CHARACTER}"  # what cannot be encoded is refused before: a key is UTF-8
+        )
     html = saved(recorded((text,), 2, NORMAL), (text,)).html()
     assert html is not None
     read = Read(html)
