@@ -1,4 +1,4 @@
-"""A saved notebook, opened without a kernel: the screen where it is trusted, plain HTML elsewhere."""
+"""A saved notebook without a kernel: the screen where it is trusted, elsewhere plain HTML."""
 
 from __future__ import annotations
 
