@@ -195,6 +195,7 @@ def test_it_shows_the_screen_without_a_kernel(root: pathlib.Path, means: dict[st
             expect(view.root).to_have_class("nni-root nni-dark" if dark else "nni-root")
         # the kernel's later state, in the cell that was run after the page was loaded anew
         later = notebook.cell(3)
+        plain(later).scroll_into_view_if_needed()  # what is out of sight is left alone
         expect(later.get_by_test_id("nni-saved-frame")).to_have_count(1)
         expect(plain(later)).to_be_hidden()
         for page in notebook.page.frames:
