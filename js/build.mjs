@@ -1,7 +1,9 @@
 // Bundles the front end into ../nnx_inspector/static or the folder given: src/widget.tsx ->
-// widget.js, src/theme.css -> widget.css, src/stream.ts -> stream.js, src/flow/layout.ts -> layout.js, which the kernel sends
-// when the first flow is shown, and src/page/page.tsx -> page.js, the script of a saved page. Invariants: each is one file that loads nothing else, neither
-// from disk nor from the network; the licences of what was bundled lie beside them.
+// widget.js, src/theme.css -> widget.css, src/stream.ts -> stream.js, src/flow/layout.ts ->
+// layout.js, which the kernel sends when the first flow is shown, src/page/page.tsx -> page.js, the
+// script of a saved page, and src/page/saved.ts -> saved.js, which shows one in a saved notebook.
+// Invariants: each is one file that loads nothing else, neither from disk nor from the network; the
+// licences of what was bundled lie beside them.
 import { readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { resolve } from "node:path";
 import { build } from "esbuild";
@@ -33,7 +35,14 @@ const { metafile } = await build({
   format: "esm",
 });
 // a classic script: a module of a page opened from disk would be a foreign one
-await build({ ...options, entryPoints: [{ in: "src/page/page.tsx", out: "page" }], format: "iife" });
+await build({
+  ...options,
+  entryPoints: [
+    { in: "src/page/page.tsx", out: "page" },
+    { in: "src/page/saved.ts", out: "saved" },
+  ],
+  format: "iife",
+});
 
 /** Of the packages that are in the bundles: name, version and the text of the licence. */
 function licences(inputs) {

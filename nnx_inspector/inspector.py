@@ -55,7 +55,7 @@ from nnx_inspector.summary import Summary
 from nnx_inspector.sweeps import Asked, Sweeps
 from nnx_inspector.switching import Switches
 from nnx_inspector.teaching import Pages
-from nnx_inspector.telling import told_by
+from nnx_inspector.telling import Brief, told_by
 from nnx_inspector.timeline import Settings
 from nnx_inspector.tracing import Trace, trace
 from nnx_inspector.trials import Shown, Trial
@@ -135,6 +135,8 @@ class Inspector:
         self._diagnosing = Diagnosing(weakly(self._found), self._view.keep, weakly(self._not_found))
         weakref.finalize(self, self._diagnosing.close)
         self._view.presented = weakly(self._diagnose)
+        self._brief = Brief()
+        self._view.tell = weakly(self._told_briefly)
         reply = self._view.screen.reply
         name = "nnx_inspector.looking"
         self._looks = Answering(name, weakly(self._look), self._view.send, reply)
@@ -788,6 +790,9 @@ class Inspector:
                 self.source_of_pass(),
             ),
         )
+
+    def _told_briefly(self, *shown: Any) -> Told:
+        return self._brief.told(self, *shown)
 
     def values(
         self, site: str, *, part: Part = "output", call: int | None = None, clean: bool = False

@@ -71,7 +71,7 @@ def page_of(recording: Recording, told: Told, *, title: str, max_bytes: int = MA
     """
     if not max_bytes > 0:
         raise ValueError(f"max_bytes must be a positive number of bytes, got {max_bytes!r}.")
-    before, after = _shell(title)
+    before, after = shell_of(title)
     shell = len((before + after).encode())
     room = max_bytes - shell
     passes = recording.passes
@@ -110,8 +110,8 @@ def write_page(path: str | os.PathLike[str], text: str) -> int:
     return len(data)
 
 
-def _shell(title: str) -> tuple[str, str]:
-    """The page before and after what it shows."""
+def shell_of(title: str) -> tuple[str, str]:
+    """The page before and after what it shows, which is base64."""
     style, script = asset("widget.css") + _STYLE, asset("page.js")
     if any(breaker in script.lower() for breaker in _SCRIPT_BREAKERS) or "</style" in style:
         raise InspectorError("The built front end cannot stand in a page. Build it anew.")

@@ -15,14 +15,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nnx_inspector import protocol
+from nnx_inspector.last_state import LastState
 from nnx_inspector.offers import Showing
 from nnx_inspector.passes import Pass
 from nnx_inspector.presenting import curves_of, frame_of, histories_of
 from nnx_inspector.recording import Recording
+from nnx_inspector.replay import Told
 from nnx_inspector.runs_on_screen import compared
 from nnx_inspector.saved import SavedOutput
 from nnx_inspector.screen import Screen
-from nnx_inspector.snapshot import snapshot
 from nnx_inspector.timeline import metrics_at, pass_of, passes_of
 from nnx_inspector.weak import weakly
 
@@ -82,7 +83,10 @@ class Presenter:
         self._others = 0
         self._told_of = -1
         self._rests_until = 0.0
-        self._saved = SavedOutput(weakly(self._last_state), weakly(self._failed))
+        self.tell: Callable[..., Told | None] = lambda *shown: None  # for a saved notebook
+        self._saved = SavedOutput(
+            weakly(self._last_state), weakly(self._failed), weakly(self._seen)
+        )
 
     def _snapshot(self) -> dict[str, Any] | None:
         method = self._owner()
@@ -140,6 +144,7 @@ class Presenter:
 
     def welcome(self) -> None:
         """A view has said hello: send everything."""
+        self._saved.greeted(self.screen.page)
         if self._layout is not None:
             self._send(self._layout)
         for message in list(self._kept.values()):
@@ -340,20 +345,23 @@ class Presenter:
 
         self._saved.show(get_ipython())
 
-    def _last_state(self) -> str | None:
-        """What a saved notebook shows; None while a loop runs, or before there is anything."""
-        snapshot_, layout = self._snapshot(), self._layout
+    def _last_state(self) -> LastState | None:
+        """What a saved notebook keeps; None while a loop runs, or before there is anything."""
+        snapshot, layout = self._snapshot(), self._layout
         state = self.state_at_rest()
-        if snapshot_ is None or layout is None or state is None or self.progress.running:
+        if snapshot is None or layout is None or state is None or self.progress.running:
             return None
-        found = self.kept("findings")
-        return snapshot(
-            marker=f"nni-of-{self.screen.id}",
+        return LastState(
+            inspector=self.screen.id,
             layout=layout,
             state=state,
-            recording=snapshot_["recording"],
-            findings=() if found is None else found.findings,
+            kept=tuple(x for x in map(self.kept, ("findings", "sweep")) if x is not None),
+            recording=snapshot["recording"],
+            tell=self.tell,
         )
+
+    def _seen(self) -> bool:
+        return self.screen.greeted
 
     def _failed(self, error: Exception) -> None:
         self.failures += 1

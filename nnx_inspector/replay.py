@@ -26,6 +26,8 @@ NO_HISTOGRAM: Final = 0xFFFF
 """In place of a number of bins: not measured, or its counts are unknown."""
 COLUMNS: Final = 150
 """Steps in a history, at most."""
+POINTS: Final = 600
+"""Points of a curve, at most."""
 
 Answer = tuple[Any, bytes | None] | str
 """A message and its buffer, or why there is none."""
@@ -41,6 +43,7 @@ class Told:
         kept: further messages without a buffer, shown from the beginning.
         answers: for "flow", "code", "parameters", "units", "nnx": by site key.
         detailed: the sites whose histograms and histories are kept.
+        missing: such answers as it has of no site ("units", "nnx", "parameters").
         library: the text that lays out a flow.
         note: what the page says of itself; `{passes}` stands for how many there are.
     """
@@ -50,6 +53,7 @@ class Told:
     kept: tuple[Any, ...] = ()
     answers: Mapping[str, Mapping[str, Answer]] = dataclasses.field(default_factory=dict)
     detailed: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     library: bytes = b""
     note: str = ""
 
@@ -93,7 +97,13 @@ class Packing:
 
 
 def replayed(
-    recording: Recording, passes: Sequence[Pass], told: Told, *, left_out: int = 0
+    recording: Recording,
+    passes: Sequence[Pass],
+    told: Told,
+    *,
+    left_out: int = 0,
+    columns: int = COLUMNS,
+    points: int = POINTS,
 ) -> bytes:
     """A recording and what is told besides, in the form that the page reads.
 
@@ -102,23 +112,26 @@ def replayed(
         passes: those of its passes that the page has, oldest first.
         told: the rest.
         left_out: how many other passes the recording has.
+        columns: most steps in a history.
+        points: most points of a curve.
     """
     packing = Packing()
     keys = tuple(site.key for site in told.layout.sites)
     index: dict[str, Any] = {
         "version": protocol.VERSION,
-        "note": told.note.replace("{passes}", _passes_in_words(len(passes), left_out)),
+        "note": _note(told, _passes_in_words(len(passes), left_out)),
         "layout": protocol.to_header(told.layout),
         "state": protocol.to_header(told.state),
         "kept": [protocol.to_header(message) for message in told.kept],
-        "curves": packing.message(*curves_of(recording)),
+        "curves": packing.message(*curves_of(recording, points=points)),
         "passes": packing.message(*passes_message(passes, recording.thinned + left_out)),
         "library": packing.add(np.frombuffer(told.library, "u1"), "u1"),
-        "histories": list(_histories(recording, keys, told, packing)),
+        "histories": list(_histories(recording, keys, told, packing, columns)),
         "answers": {
             what: [[site, _answer(one, packing)] for site, one in by_site.items()]
             for what, by_site in told.answers.items()
         },
+        "missing": list(told.missing),
         **_frames(recording, passes, keys, told.detailed, packing),
     }
     return packing.packed(index)
@@ -155,16 +168,22 @@ def _passes_in_words(shown: int, left_out: int) -> str:
     return f"{shown} of {shown + left_out} passes, spaced evenly"
 
 
+def _note(told: Told, passes: str) -> str:
+    sites, kept = len(told.layout.sites), len(told.detailed)
+    details = f" The details of {kept} of {sites} modules are kept." if kept < sites else ""
+    return told.note.replace("{passes}", passes) + details
+
+
 def _answer(one: Answer, packing: Packing) -> dict[str, Any]:
     return {"error": one} if isinstance(one, str) else packing.message(*one)
 
 
 def _histories(
-    recording: Recording, keys: Sequence[str], told: Told, packing: Packing
+    recording: Recording, keys: Sequence[str], told: Told, packing: Packing, columns: int
 ) -> Iterable[dict[str, Any]]:
     for site in told.detailed:
         for message, buffer in histories_of(
-            recording, keys=keys, selected=site, layout=told.layout.layout, columns=COLUMNS
+            recording, keys=keys, selected=site, layout=told.layout.layout, columns=columns
         ):
             shades = message.steps * protocol.HISTORY_BINS
             yield packing.message(message, buffer, shades=shades)

@@ -50,6 +50,10 @@ class InspectorWidget(anywidget.AnyWidget):
         if comm is not None and hasattr(comm, "_reply_subshell_id"):
             del comm._reply_subshell_id
 
+    def __repr__(self) -> str:
+        # hosts print it where they show no widgets
+        return f"<the view of an inspector: {self.role}>"
+
     def close(self) -> None:
         """Close the comm and the layout, which ipywidgets leaves behind."""
         layout = self.layout
@@ -87,6 +91,7 @@ class Screen:
         self.control.on_msg(self._received)
         self.control.answer_where_asked()
         self.greeted = False
+        self.page = ""  # of the view that said hello last
         self._streams = True
         self._cells = threading.get_ident()
         self._heard: int | None = None
@@ -127,7 +132,7 @@ class Screen:
                 self._acknowledged = max(self._acknowledged, min(message.seq, self._seq))
             return
         if isinstance(message, protocol.Hello):
-            self.greeted = True
+            self.greeted, self.page = True, message.page
             self._streams = message.streams
             self.reply(0)  # the browser learns on which comm it is heard
         self._handle(message)

@@ -34,32 +34,32 @@ Child = Element | str
 
 def snapshot(
     *,
-    marker: str,
     layout: protocol.Layout,
     state: protocol.State,
     recording: Recording,
     findings: Sequence[protocol.FindingRow],
+    saved: str,
 ) -> str:
     """HTML of the last state.
 
     Args:
-        marker: a class by which the live view finds it, to hide it.
         layout: the rows.
         state: of the screen.
         recording: its newest pass is shown.
         findings: worst first.
+        saved: when that was, in words.
     """
     passes = recording.passes
     newest = passes[-1] if passes else None
     rows = MOST_ROWS
     while True:
         parts = [
-            _heading(layout, state, newest, len(passes)),
+            _heading(layout, state, newest, len(passes), saved),
             *_said(state, findings, recording, newest),
             _tree(layout, state.selected, newest, rows),
             *_detail(layout, state.selected, newest),
         ]
-        root = _element("div", *parts, css=f"nni-snapshot {marker}")
+        root = _element("div", *parts, css="nni-snapshot")
         text = ElementTree.tostring(root, encoding="unicode", method="html")
         if len(text.encode()) <= MOST_BYTES or rows <= 1:
             return text
@@ -70,7 +70,7 @@ def snapshot(
 
 
 def _heading(
-    layout: protocol.Layout, state: protocol.State, newest: Pass | None, passes: int
+    layout: protocol.Layout, state: protocol.State, newest: Pass | None, passes: int, saved: str
 ) -> Element:
     run = state.progress
     where = [] if newest is None else [f"step {newest.step}", f"{passes} passes recorded"]
@@ -80,7 +80,7 @@ def _heading(
         "p",
         _element("b", layout.model),
         f": {', '.join(where)}. " if where else ". ",
-        _element("i", "The last state, as it was saved. Run the cell for the live view."),
+        _element("i", f"The state of {saved}. Run the cell for the live view."),
     )
 
 

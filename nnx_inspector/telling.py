@@ -14,6 +14,7 @@ from nnx_inspector import protocol
 from nnx_inspector.assets import asset
 from nnx_inspector.errors import reply_text
 from nnx_inspector.flow import flow_of
+from nnx_inspector.last_state import MOST_SITES
 from nnx_inspector.looking import look
 from nnx_inspector.replay import Answer, Told
 from nnx_inspector.tracing import Trace
@@ -70,8 +71,47 @@ def told_by(
         answers=answers,
         detailed=detailed,
         library=asset("layout.js").encode(),
-        note=_note(layout, detailed),
+        note=_note(),
     )
+
+
+class Brief:
+    """What a saved notebook tells: nothing that takes a pass or reads an array.
+
+    Flows and code are made once for a layout.
+    """
+
+    def __init__(self) -> None:
+        self._layout: protocol.Layout | None = None
+        self._made: dict[str, dict[str, Answer]] = {}
+
+    def told(
+        self,
+        inspector: Telling,
+        layout: protocol.Layout,
+        state: protocol.State,
+        kept: Sequence[Any],
+    ) -> Told:
+        """As `told_by`, with the details of at most MOST_SITES sites."""
+        if layout is not self._layout:
+            self._layout, self._made = layout, {"flow": {}, "code": {}}
+        detailed = detailed_of(layout, state.selected)[:MOST_SITES]
+        made: dict[str, Callable[[str], Answer]] = {
+            "flow": lambda site: (flow_of(inspector.trace, layout, site, number=0), None),
+            "code": lambda site: look(protocol.Look(id=0, what="code", site=site), inspector),
+        }
+        for what, make in made.items():
+            new = [site for site in detailed if site not in self._made[what]]
+            self._made[what].update(_each(new, make))
+        return Told(
+            layout=layout,
+            state=state,
+            kept=tuple(kept),
+            answers={what: {s: self._made[what][s] for s in detailed} for what in made},
+            detailed=detailed,
+            library=asset("layout.js").encode(),
+            note=_note(),
+        )
 
 
 def detailed_of(layout: protocol.Layout, selected: str) -> tuple[str, ...]:
@@ -91,9 +131,5 @@ def _each(sites: Sequence[str], made: Callable[[str], Answer]) -> dict[str, Answ
     return found
 
 
-def _note(layout: protocol.Layout, detailed: Sequence[str]) -> str:
-    saved = time.strftime("%Y-%m-%d %H:%M")
-    told = f"Saved {saved}, with {{passes}}."
-    if len(detailed) < len(layout.sites):
-        told += f" The details of {len(detailed)} of {len(layout.sites)} modules are kept."
-    return told
+def _note() -> str:
+    return f"Saved {time.strftime('%Y-%m-%d %H:%M')}, with {{passes}}."

@@ -339,7 +339,8 @@ def elsewhere(work):
 
 
 @pytest.mark.parametrize(
-    "message", [{"type": "hello", "version": 2, "streams": True}, {"type": "ack", "seq": 0}]
+    "message",
+    [{"type": "hello", "version": 2, "streams": True, "page": ""}, {"type": "ack", "seq": 0}],
 )
 def test_how_changes_reach_a_loop(silent, message):
     screen = Screen(lambda message: None)

@@ -53,7 +53,7 @@ LAYERS = [
     {"call"},
     {"interception", "jitcalls"},
     {"survey", "record", "runs", "runs_on_screen"},
-    {"page", "layerwise", "board", "collecting", "presenter", "looks"},
+    {"page", "last_state", "layerwise", "board", "collecting", "presenter", "looks"},
     {"harvest"},
     {"staging", "perturbation"},
     {"parameters", "backward", "substituting"},
@@ -80,7 +80,7 @@ HOST_ONLY = {
     "gauges", "observed", "finding", "judged", "rules_nonfinite", "rules_forward",
     "rules_backward", "rules_model", "presenter", "offers", "flow", "excerpts", "expressions",
     "worker", "sections", "saving", "frames", "measured", "loading", "runs", "runs_on_screen",
-    "replay", "page", "assets", "snapshot", "saved",
+    "replay", "page", "assets", "snapshot", "saved", "last_state",
 }  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def test_what_is_not_there_is_the_reply(browser, insp, number, pinned, text):
 
 def test_a_new_view_is_told_again_and_none_takes_it_away(browser, insp, other):
     insp.compare(other, name="seed 7")
-    hello = protocol.Hello(version=protocol.VERSION, streams=True)
+    hello = protocol.Hello(version=protocol.VERSION, streams=True, page="a")
     browser.ask(insp, hello)
     ((told, _),) = browser.of("other")
     assert told["name"] == "seed 7"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -31,14 +32,31 @@ class Shell:
             callback(object())
 
 
+@dataclasses.dataclass
+class Last:
+    """A last state whose HTML is its key."""
+
+    text: str
+
+    def key(self) -> object:
+        return self.text
+
+    def html(self, stop: Callable[[], bool]) -> str | None:
+        return None if stop() else self.text
+
+
 class Owner:
     """Makes what is shown; `weakly` keeps no owner alive."""
 
     html: str | None = "first"
+    seen = False
 
     def __init__(self) -> None:
         self.failed: list[Exception] = []
-        self.output = SavedOutput(lambda: self.html, self.failed.append)
+        self.output = SavedOutput(self.last, self.failed.append, lambda: self.seen)
+
+    def last(self) -> Last | None:
+        return None if self.html is None else Last(self.html)
 
 
 @pytest.fixture
@@ -118,9 +136,92 @@ def test_the_last_word_is_sent_on_closing_and_none_after_it(sent):
 def test_what_goes_wrong_is_told_and_raises_into_nobody(sent):
     owner = Owner()
 
-    def broken() -> str:
+    def broken() -> None:
         raise RuntimeError("no")
 
-    output = SavedOutput(broken, owner.failed.append)
+    output = SavedOutput(broken, owner.failed.append, lambda: True)
     output.show(Shell())
     assert [str(error) for error in owner.failed] == ["no"]
+
+
+def test_where_there_is_a_browser_a_cell_does_not_wait_for_it(sent, monkeypatch):
+    found, told = sent
+    shell, owner = Shell(), Owner()
+    owner.seen = True
+    owner.output.show(shell)
+    asked, go = threading.get_ident(), threading.Event()
+    made_in: list[int] = []
+
+    class Slow(Last):
+        def html(self, stop: Callable[[], bool]) -> str | None:
+            assert go.wait(30)
+            made_in.append(threading.get_ident())
+            return super().html(stop)
+
+    monkeypatch.setattr(owner.output, "_last", lambda: Slow("second"))
+    told.clear()
+    owner.output.moved()
+    shell.end_cell()
+    assert len(found) == 1
+    go.set()
+    assert told.wait(30)
+    assert found[-1][:2] == (True, "second")
+    assert made_in != [asked]
+
+
+def test_a_page_that_was_loaded_anew_gets_another_output_at_the_end_of_a_cell(sent):
+    found, _ = sent
+    shell, owner = Shell(), Owner()
+    owner.seen = True
+    owner.output.show(shell)
+    for page in ("one", "one"):
+        owner.output.greeted(page)
+    owner.html = "second"
+    owner.output.moved()
+    owner.output.greeted("two")
+    owner.output._rested()  # no cell runs: it would go nowhere
+    assert len(found) == 1
+    shell.end_cell()
+    owner.html = "third"
+    owner.output.moved()
+    owner.output.close()
+    assert [one[:2] for one in found] == [(False, "first"), (False, "second"), (True, "third")]
+    assert len({display_id for *_, display_id in found}) == 1
+
+
+def test_what_cost_much_is_made_seldom(sent, monkeypatch):
+    waits: list[float] = []
+
+    class Timer(threading.Timer):
+        def __init__(self, seconds: float, function: Callable[[], object]):
+            waits.append(seconds)
+            super().__init__(3600, function)
+
+    monkeypatch.setattr("threading.Timer", Timer)
+    owner = Owner()
+    owner.output.show(Shell())
+    owner.output._took = 0.5
+    owner.output.moved()
+    assert waits == [0.5 * saved.SHARE]
+    owner.output.close()
+
+
+def test_what_begins_meanwhile_stops_it(sent):
+    found, _ = sent
+    shell, owner = Shell(), Owner()
+    owner.output.show(shell)
+
+    class Begun(Last):
+        def html(self, stop: Callable[[], bool]) -> str | None:
+            owner.html = None  # a loop begins
+            return super().html(stop)
+
+    states = [Begun("second")]
+    owner.output._last = lambda: states.pop() if states else owner.last()
+    owner.output.moved()
+    shell.end_cell()
+    assert len(found) == 1
+    owner.html = "third"
+    owner.output.moved()
+    shell.end_cell()
+    assert found[-1][:2] == (True, "third")

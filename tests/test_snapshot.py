@@ -60,7 +60,7 @@ class Read(html.parser.HTMLParser):
 def made(recording: Recording, keys, *, findings=(), **state) -> str:
     page = told(keys)
     return snapshot(
-        marker="nni-of-0",
+        saved="today",
         layout=page.layout,
         state=dataclasses.replace(page.state, **state),
         recording=recording,
@@ -123,7 +123,7 @@ def test_no_text_is_markup(text: str):
     read = Read(found)
     assert read.elements <= ELEMENTS
     assert set(read.attributes) == {
-        ("class", "nni-snapshot nni-of-0"),
+        ("class", "nni-snapshot"),
         ("style", "text-align: left"),
     }
     found.encode()

@@ -19,7 +19,7 @@ from browser.lab import Lab
 from browser.view import View
 
 ROOT = pathlib.Path(__file__).parents[1]
-BUILT = ("widget.js", "widget.css", "stream.js", "layout.js", "page.js", "licenses.txt")
+BUILT = ("widget.js", "widget.css", "stream.js", "layout.js", "page.js", "saved.js", "licenses.txt")
 STATIC = tuple(f"nnx_inspector/static/{name}" for name in BUILT)
 
 CELL = """

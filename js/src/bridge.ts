@@ -12,6 +12,7 @@ import { toBrowser } from "./validate";
 /** What anywidget gives as `model`, as far as it is used here. */
 export interface Model {
   get(name: string): unknown;
+  set?(name: string, value: unknown, options?: { readonly silent: boolean }): void;
   on(name: string, callback: (content: unknown, buffers: DataView[] | undefined) => void): void;
   send(content: unknown): void;
 }
@@ -45,6 +46,8 @@ export class Bridge {
   /** How many requests the kernel has not answered for longer than LATE_MS. */
   readonly late = signal(0);
 
+  /** A name of its own; randomUUID is there on secure pages alone. */
+  private readonly page = Math.random().toString(36).slice(2);
   private readonly waiting = new Map<number, { settle: (error: string | null) => void; timer: Timer; late: boolean }>();
   private readonly models: Record<"control" | "stream", Model | null> = { control: null, stream: null };
   private timers: Timer[] = [];
@@ -127,7 +130,7 @@ export class Bridge {
   }
 
   private greet(): void {
-    this.send({ type: "hello", version: VERSION, streams: this.models.stream !== null });
+    this.send({ type: "hello", version: VERSION, streams: this.models.stream !== null, page: this.page });
   }
 
   private missing(): void {

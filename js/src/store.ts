@@ -43,6 +43,8 @@ const ADJUST_MS = 50;
 export class Store implements Receiver {
   /** What a saved page says of itself; "" where there is, or was, a kernel. */
   readonly replay = signal("");
+  /** What it answers of no site: "units", "nnx", "parameters". */
+  readonly missing = signal<ReadonlySet<string>>(new Set());
   readonly sites = signal<Sites | null>(null);
   readonly frame = signal<FrameData | null>(null);
   readonly state = signal<State | null>(null);

@@ -2,6 +2,7 @@
 // Invariant: both are synchronous (an `initialize` of more than 2 s leaves a model deaf) and do
 // nothing but hand over to the session of the inspector that the model belongs to.
 import type { Model } from "./bridge";
+import { lighten } from "./saved";
 import { sessionOf } from "./session";
 
 interface Context {
@@ -12,6 +13,7 @@ interface Context {
 function initialize({ model, signal }: Context): void {
   const role = model.get("role") === "stream" ? "stream" : "control";
   sessionOf(String(model.get("inspector"))).attach(role, model, signal);
+  lighten(model);
 }
 
 function render({ model, el, signal }: Context & { el: HTMLElement }): (() => void) | undefined {

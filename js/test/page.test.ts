@@ -2,8 +2,9 @@
 import { gzipSync } from "node:zlib";
 import { afterEach, describe, expect, it } from "vitest";
 import { comms, NEEDS_MODEL, Replay } from "../src/page/kernel";
-import { show, unpacked } from "../src/page/page";
+import { show } from "../src/page/page";
 import { Recorded } from "../src/page/recording";
+import { unpacked } from "../src/page/unpacked";
 import { decodeFrame, decodeHistory, statistic } from "../src/decode";
 import { HISTORY_BINS, HISTORY_QUANTILES, QUANTITIES, SPARK, STATISTICS, VERSION, type Frame, type History, type ToKernel } from "../src/protocol";
 import { ids } from "../src/testids";
@@ -137,7 +138,7 @@ describe("the kernel that it plays", () => {
   const replay = (): Replay => new Replay(new Recorded(packed()));
 
   it("says everything to a hello", () => {
-    const { messages, error } = replay().answer(ask({ type: "hello", version: VERSION, streams: true }));
+    const { messages, error } = replay().answer(ask({ type: "hello", version: VERSION, streams: true, page: "" }));
     expect(error).toBe("");
     expect(types(messages)).toEqual(["layout", "findings", "passes", "curves", "state", "frame", "history"]);
     expect((messages[5][0] as Frame).number).toBe(5);

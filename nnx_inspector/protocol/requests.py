@@ -13,12 +13,14 @@ class Hello:
     """Browser to kernel, on the control comm: a view is there; answer with everything.
 
     `streams` is False where the page has no other comm, because its front end makes a widget's
-    model only when that widget is displayed (marimo): then all goes over control.
+    model only when that widget is displayed (marimo): then all goes over control. `page` is another
+    each time that the notebook is loaded.
     """
 
     type: ClassVar[str] = "hello"
     version: int
     streams: bool
+    page: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

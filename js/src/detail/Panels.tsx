@@ -30,10 +30,11 @@ interface Panel {
   readonly View: FunctionComponent<PanelProps>;
 }
 
-/** Those that a saved page does not have: they take the kernel. */
+/** Those that a page without a kernel does not have. */
 const LIVE = new Set(["values", "compare"]);
 /** In the order of the tabs; the first is shown at first. */
-const panelsOf = ({ store }: PanelProps): readonly Panel[] => (store.replay.value ? ALL.filter(({ name }) => !LIVE.has(name)) : ALL);
+const panelsOf = ({ store: { replay, missing } }: PanelProps): readonly Panel[] =>
+  replay.value ? ALL.filter(({ name }) => !LIVE.has(name) && !missing.value.has(name)) : ALL;
 const ALL: readonly Panel[] = [
   { name: "overview", title: "Overview", View: Overview },
   { name: "values", title: "Values", View: ValuesPanel },
@@ -53,7 +54,7 @@ function Overview({ store, site, index }: PanelProps) {
         <Numbers store={store} index={index} />
       </div>
       <Distributions store={store} index={index} />
-      <Parameters store={store} site={site} />
+      {!store.missing.value.has("parameters") && <Parameters store={store} site={site} />}
       <OverSteps store={store} />
     </>
   );

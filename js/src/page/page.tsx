@@ -7,13 +7,7 @@ import { Store } from "../store";
 import { paletteOf, readTheme } from "../theme";
 import { comms } from "./kernel";
 import { Recorded } from "./recording";
-
-/** Base64 of what gzip made; spaces around it do not matter. */
-export async function unpacked(text: string): Promise<Uint8Array> {
-  const packed = Uint8Array.from(atob(text.trim()), (character) => character.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-}
+import { unpacked } from "./unpacked";
 
 export function show(recorded: Recorded, place: HTMLElement): () => void {
   const store: Store = new Store({
@@ -22,6 +16,7 @@ export function show(recorded: Recorded, place: HTMLElement): () => void {
   });
   const bridge = new Bridge(store);
   store.replay.value = recorded.note;
+  store.missing.value = recorded.missing;
   const { control, stream } = comms(recorded);
   bridge.attach("stream", stream);
   bridge.attach("control", control);
@@ -36,11 +31,23 @@ export function show(recorded: Recorded, place: HTMLElement): () => void {
   };
 }
 
+/** In a saved notebook: the frame around it follows the theme, and is shown once there is a screen. */
+function obey(host: Window): void {
+  window.addEventListener("message", ({ source, data }: MessageEvent<unknown>) => {
+    if (source !== host || typeof data !== "object" || data === null || !("nniDark" in data)) return;
+    const isDark = data.nniDark === true;
+    document.documentElement.style.colorScheme = isDark ? "dark" : "light";
+    document.body.setAttribute("data-jp-theme-light", String(!isDark));
+  });
+  host.postMessage({ nniShown: true }, "*");
+}
+
 async function start(place: HTMLElement): Promise<void> {
   place.replaceChildren();
   try {
     const recorded = new Recorded(await unpacked(document.getElementById("nni-recording")?.textContent ?? ""));
     show(recorded, place);
+    if (window.parent !== window) obey(window.parent);
   } catch (error) {
     place.textContent = `This page cannot be shown: ${error instanceof Error ? error.message : String(error)}`;
   }

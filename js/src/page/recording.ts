@@ -36,6 +36,7 @@ interface Index {
   readonly library: Place;
   readonly histories: readonly Packed[];
   readonly answers: Readonly<Record<string, readonly (readonly [string, Packed | { readonly error: string }])[]>>;
+  readonly missing?: readonly string[];
   readonly frames: readonly Shown[];
   readonly table: Place;
   readonly sparklines: Place;
@@ -53,6 +54,8 @@ export class Recorded {
   readonly layout: Layout;
   readonly state: State;
   readonly kept: readonly unknown[];
+  /** Answers that it has of no site. */
+  readonly missing: ReadonlySet<string>;
   /** How many passes there are. */
   readonly count: number;
 
@@ -80,6 +83,7 @@ export class Recorded {
     this.layout = toBrowser(index.layout) as Layout;
     this.state = toBrowser(index.state) as State;
     this.kept = index.kept;
+    this.missing = new Set(index.missing ?? []);
     this.count = index.frames.length;
     this.rows = new Map(this.layout.sites.map((site, i) => [site.key, i]));
     for (const [what, bySite] of Object.entries(index.answers)) this.answers.set(what, new Map(bySite));

@@ -1,0 +1,99 @@
+// The script beside the last state in a notebook's output (nnx_inspector/last_state.py): in a frame of
+// its own it shows the screen over what the output carries, in place of the plain HTML. Invariants:
+// it does nothing while a live view hides the output; the plain HTML goes only once there is a
+// screen; the frame can reach neither the notebook nor the network.
+import { unpacked } from "./unpacked";
+
+/** So long an output must be in sight: a live view of the same inspector may be about to hide it. */
+const WAIT_MS = 700;
+/** What a host leaves where a widget was whose kernel is gone. */
+const GONE = new Set(["Loading widget...", "Error displaying widget: model not found", "Error displaying widget"]);
+const SHELLS = Symbol.for("nnx_inspector.shells");
+const PLACE = ".nni-saved[data-nni-page]";
+const NARROW = 760;
+
+type Shell = Promise<readonly [before: string, after: string]>;
+
+/** Pages without their recordings, each unpacked once. */
+function shellOf(place: HTMLElement): Shell {
+  const shared = globalThis as unknown as Record<symbol, Map<string, Shell> | undefined>;
+  const shells = (shared[SHELLS] ??= new Map<string, Shell>());
+  const name = String(place.dataset["nniPage"]);
+  const known = shells.get(name);
+  if (known) return known;
+  const made = unpacked(textOf(place, "page")).then((bytes) => {
+    const [before, after] = new TextDecoder().decode(bytes).split("\0");
+    return [before ?? "", after ?? ""] as const;
+  });
+  shells.set(name, made);
+  return made;
+}
+
+function textOf(place: HTMLElement, what: "page" | "recording"): string {
+  return place.querySelector(`:scope > .nni-saved-${what}`)?.textContent ?? "";
+}
+
+async function show(place: HTMLElement): Promise<void> {
+  const [before, after] = await shellOf(place);
+  const url = URL.createObjectURL(new Blob([before, textOf(place, "recording"), after], { type: "text/html" }));
+  const frame = document.createElement("iframe");
+  frame.setAttribute("sandbox", "allow-scripts");
+  frame.title = "The saved state of an inspector";
+  frame.dataset["testid"] = "nni-saved-frame";
+  const height = place.clientWidth < NARROW ? 1200 : Math.min(900, Math.max(560, 0.82 * window.innerHeight));
+  frame.style.cssText = `display: block; width: 100%; height: 0; border: 0; resize: vertical; color-scheme: auto`;
+  const tell = (): void => frame.contentWindow?.postMessage({ nniDark: isDark() }, "*");
+  const theme = new MutationObserver(tell);
+  const heard = ({ source, data }: MessageEvent<unknown>): void => {
+    if (!frame.isConnected) return leave();
+    if (source !== frame.contentWindow || typeof data !== "object" || data === null || !("nniShown" in data)) return;
+    URL.revokeObjectURL(url);
+    tell();
+    frame.style.height = `${height}px`;
+    for (const plain of place.querySelectorAll<HTMLElement>(":scope > .nni-snapshot")) plain.hidden = true;
+    silence(place);
+  };
+  const leave = (): void => {
+    theme.disconnect();
+    window.removeEventListener("message", heard);
+  };
+  window.addEventListener("message", heard);
+  theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light"] });
+  frame.src = url;
+  place.prepend(frame);
+}
+
+function isDark(): boolean {
+  const jupyter = document.body.getAttribute("data-jp-theme-light");
+  return jupyter === null ? window.matchMedia("(prefers-color-scheme: dark)").matches : jupyter === "false";
+}
+
+/** Hides the output before, for as long as it is a widget without a kernel. */
+function silence(place: HTMLElement): void {
+  const before = place.closest(".jp-OutputArea-child")?.previousElementSibling;
+  if (!(before instanceof HTMLElement)) return;
+  const look = (): void => {
+    const text = before.querySelector(".jp-OutputArea-output")?.textContent ?? "";
+    before.style.display = GONE.has(text.trim()) ? "none" : "";
+  };
+  new MutationObserver(look).observe(before, { childList: true, subtree: true, characterData: true });
+  look();
+}
+
+function begin(place: HTMLElement): void {
+  if (place.dataset["nniBegun"]) return;
+  place.dataset["nniBegun"] = "yes";
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const watching = new IntersectionObserver((entries) => {
+    clearTimeout(timer);
+    if (!entries.at(-1)?.isIntersecting) return;
+    timer = setTimeout(() => {
+      watching.disconnect();
+      show(place).catch((error: unknown) => console.error("nnx_inspector: the saved state stays as plain HTML.", error));
+    }, WAIT_MS);
+  });
+  watching.observe(place);
+}
+
+const own = document.currentScript?.closest<HTMLElement>(PLACE);
+for (const place of own ? [own] : document.querySelectorAll<HTMLElement>(PLACE)) begin(place);

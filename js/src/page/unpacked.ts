@@ -1,0 +1,8 @@
+// What Python packed into a text.
+
+/** Base64 of what gzip made; spaces around it do not matter. */
+export async function unpacked(text: string): Promise<Uint8Array> {
+  const packed = Uint8Array.from(atob(text.trim()), (character) => character.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
