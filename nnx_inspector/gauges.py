@@ -53,7 +53,7 @@ the examples; largest size of a unit's mean in deviations of its own; log2 of th
 number; for a BatchNorm the median distance of a unit's mean from its bias, and the median ratio of
 its deviation to its scale."""
 MASKS: Final = ("dead", "below", "tanh", "sigmoid", "ends", "top")
-"""Which units, one bit each: always exactly 0; never above 0; more than half of their values
+"""Which units, one bit each: always exactly 0; never above 0; MOSTLY of their values
 beyond TANH_FLAT, beyond SIGMOID_FLAT, near 0 or 1 (and within), near 1 or -1 (and within)."""
 BYTES: Final = UNITS // 8
 

@@ -121,6 +121,8 @@ def dead_units(judged: Judged) -> Iterator[Finding]:
             continue
         if kind == "relu" and last.varied == 1 and last.figure(site, "flat") == 1:
             continue  # what it gets is the same for all: that comes first
+        if kind != "relu" and "Norm" in judged.site(site).type:
+            continue  # it turns nothing off: of what is the same for all it makes its bias
         mask = "below" if kind == "relu" else "dead"
         part = float(judged.masked(site, mask).mean())
         if part >= (DEAD if samples >= MANY else DEAD_IN_FEW):

@@ -1,12 +1,14 @@
 """`compare`: two runs, checkpoints or models, site by site, by the summaries of one pass of each.
 
-Invariant: sites are aligned by name and quantity alone, and what only one has is said; a figure
-that is not known is NaN. Works on the host, and imports jax only where a Record is given.
+Invariant: sites are aligned by name and quantity alone (a layer of a scanned stack is the layer of
+that number of an unrolled one), and what only one has is said; a figure that is not known is NaN.
+Works on the host, and imports jax only where a Record is given.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -16,6 +18,7 @@ import numpy.typing as npt
 from nnx_inspector.binning import MINUS_ZERO_BIN, RANKS, VALUE_ORDER, ZERO_BIN, bounds
 from nnx_inspector.passes import Pass
 from nnx_inspector.recording import Recording
+from nnx_inspector.stacks import layer_of
 from nnx_inspector.summary import Summary
 
 if TYPE_CHECKING:
@@ -39,7 +42,8 @@ def compare(
     """How far apart the activations and gradients of two runs are, the farthest site first.
 
     Of each Recording one pass is compared: the newest without a perturbation, or that of the step
-    `at`. Sites are aligned by their keys.
+    `at`. Sites are aligned by their keys; where only one of the two has its layers stacked, the
+    layer `"blocks/attn[3]"` of a recording with `"blocks/3/attn"`, named as in `a`.
 
     Args:
         a: a Recording (of a run, or out of a file), or a Record of `capture`.
@@ -81,6 +85,7 @@ def compare(
 
     steps = at if isinstance(at, tuple) else (at, at)
     of_a, of_b = _summaries(a, steps[0], "a"), _summaries(b, steps[1], "b")
+    of_b = _named_alike(of_a, of_b)
     rows: list[tuple[Any, ...]] = [
         (*key, *_row(of_a.get(key), of_b.get(key))) for key in dict.fromkeys((*of_a, *of_b))
     ]
@@ -88,6 +93,30 @@ def compare(
     types = {name: "float64" for name in _COLUMNS[3:8]} | dict.fromkeys(_COLUMNS[8:], "Int64")
     frame: Any = pd.DataFrame(rows, columns=list(_COLUMNS))
     return frame.astype(types)
+
+
+_Named = Mapping[tuple[str, str], Summary]
+
+
+def _named_alike(of_a: _Named, of_b: _Named) -> _Named:
+    """What is in `of_b`, layers named as in `of_a` where only one of the two has them stacked."""
+    sites_a, sites_b = ({site for site, _ in one} for one in (of_a, of_b))
+    names: dict[str, str] = {}
+    for here, there, turned in ((sites_a, sites_b, False), (sites_b, sites_a, True)):
+        for site in here - there:
+            found = [one for one in _unrolled(site) if one in there and one not in here]
+            if len(found) == 1:
+                names |= {site: found[0]} if turned else {found[0]: site}
+    return {(names.get(site, site), quantity): one for (site, quantity), one in of_b.items()}
+
+
+def _unrolled(site: str) -> list[str]:
+    """What a layer of a stack may be called where the layers are modules of their own."""
+    layer = layer_of(site)
+    if layer is None:
+        return []
+    parts = re.split(r"(?<!\\)/", layer[0])
+    return ["/".join([*parts[:i], str(layer[1]), *parts[i:]]) for i in range(1, len(parts) + 1)]
 
 
 def _rank(row: Sequence[Any]) -> tuple[float, ...]:

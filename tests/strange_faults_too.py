@@ -141,7 +141,8 @@ def a_numpy_constant_that_promotes():
     bf16 = {"dtype": jnp.bfloat16, "param_dtype": jnp.bfloat16}
     rngs = nnx.Rngs(0)
     model = nnx.Sequential(
-        nnx.Linear(8, 16, rngs=rngs, **bf16), nnx.relu, Halved(), nnx.Linear(16, 4, rngs=rngs, **bf16)
+        nnx.Linear(8, 16, rngs=rngs, **bf16), nnx.relu, Halved(),
+        nnx.Linear(16, 4, rngs=rngs, **bf16),
     )  # fmt: skip
     return of(model, (gauss(32, 8, dtype=jnp.bfloat16), classes(32, 4)))
 

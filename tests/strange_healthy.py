@@ -245,7 +245,7 @@ class Heads(nnx.Module):
 @healthy
 def two_heads():
     def loss(model, batch):
-        x, y = batch
+        x, _ = batch
         out = model(x)
         return ce(lambda _: out["kind"], batch) + jnp.square(out["box"] - x[:, :2]).mean()
 

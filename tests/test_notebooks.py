@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import sys
@@ -26,6 +27,23 @@ _socket.socket.connect = _refuse
 """
 
 
+FINDINGS = """
+import json as _json
+import nnx_inspector as _nni
+
+print("FINDINGS", _json.dumps({
+    name: sorted({
+        (one.rule, one.site, one.severity)
+        for one in (of.findings if isinstance(of, _nni.Inspector) else _nni.diagnose(of))
+    })
+    for name, of in dict(globals()).items()
+    if not name.startswith("_") and isinstance(of, (_nni.Inspector, _nni.Recording))
+}))
+"""
+FOUND: dict[str, dict[str, list[list[str]]]] = {}
+"""What a notebook shows on purpose: notebook -> variable -> rule, site and severity."""
+
+
 def test_there_are_notebooks():
     assert NOTEBOOKS, f"no notebooks in {ROOT / 'notebooks'}"
 
@@ -47,6 +65,7 @@ def test_runs(path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.Mo
         monkeypatch.setenv(name.upper(), "http://127.0.0.1:9")
     notebook = nbformat.read(path, as_version=4)
     notebook.cells.insert(0, nbformat.v4.new_code_cell(OFFLINE))
+    notebook.cells.append(nbformat.v4.new_code_cell(FINDINGS))
     client = NotebookClient(
         notebook,
         timeout=120,
@@ -58,6 +77,9 @@ def test_runs(path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.Mo
         for output in cell.get("outputs", []):
             assert output.output_type != "error"
             assert output.get("name") != "stderr", f"{cell.source}\nwarned:\n{output.text}"
+    said = notebook.cells[-1].outputs[-1].text.removeprefix("FINDINGS ")
+    found = {name: rows for name, rows in json.loads(said).items() if rows}
+    assert found == FOUND.get(path.stem, {}), "an alarm that the notebook does not mean to raise"
 
 
 def _give_this_python_a_kernel(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
