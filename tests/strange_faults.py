@@ -310,7 +310,7 @@ def dead_layers_in_a_scan():
     return of(s, POINTS())
 
 
-@fault("dead-units", "update-ratio", after=True)
+@fault("nonfinite", "dead-units", "update-ratio", after=True)
 def units_that_one_large_step_kills():
     x, y = POINTS()
     return of(Net([8, 64, 64, 4]), (10 * x + 10, y), tx=optax.sgd(1.0))
