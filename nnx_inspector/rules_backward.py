@@ -256,7 +256,7 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
             evidence={"ratio": part, "limit": TOO_SMALL},
             message=(
                 f"No weight changed in {len(intervals) + 1} passes with gradients, and what did "
-                f"change (from 0) has {part:.2g} of the weights' size: steps are too small for "
+                f"change moved by {part:.2g} of the weights' size: steps are too small for "
                 f"their dtype, so the learning rate is usually far too low."
             ),
         )
@@ -275,14 +275,15 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
 
 
 def _moved_part(judged: Judged) -> float:
-    """How large the parameters are that moved, as a part of the largest of all; 0 for none."""
+    """How far parameters moved at the last, as a part of the size of the largest; 0 for none."""
     last = next((p.figures for p in reversed(judged.graded) if p.figures is not None), None)
     if last is None:
         return 0.0
     paths = [p.path for ps in judged.held.values() for p in ps]
     norms = {path: last.parameter(path, "norm") for path in paths}
-    moved = [norms[path] for path in paths if 0 in _told(judged.graded, path, "same")]
-    return max(moved, default=0.0) / (max(norms.values()) or 1.0)
+    moved = [norms[path] * last.parameter(path, "change") for path in paths]
+    sizes = [norm for norm in norms.values() if norm > 0]
+    return max((x for x in moved if x > 0), default=0.0) / max(sizes, default=1.0)
 
 
 def _intervals(judged: Judged) -> list[tuple[Pass, str, float]]:

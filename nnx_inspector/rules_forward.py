@@ -114,8 +114,8 @@ def dead_units(judged: Judged) -> Iterator[Finding]:
     found: list[tuple[str, str, float, int]] = []
     for site in judged.measured:
         kind, (_, last) = judged.site(site).activation, judged.with_figures(site)[-1]
-        if not judged.parameters_in(site) or judged.is_all_zero(site, last):
-            continue  # without parameters it passes on what it gets; all zeros are yet to learn
+        if not judged.parameters_in(site) or judged.is_all_zero(site, last, of=any):
+            continue  # without parameters it passes on what it gets; zeros (LoRA) are yet to learn
         samples = judged.samples(site)
         if samples < LEAST or site in _surrounding(judged):
             continue

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.extend.core import Literal
 
 from nnx_inspector.activations import CLOSE, POINTS, kind_after, kind_before
 
@@ -75,7 +76,7 @@ def program(f, dtype=jnp.float32):
     uses: dict = {}
     for equation in jaxpr.eqns:
         for atom in equation.invars:
-            if not isinstance(atom, jax.extend.core.Literal):
+            if not isinstance(atom, Literal):
                 uses.setdefault(atom, []).append(equation)
     products = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
     return products[0].outvars[0], products[-1].invars[0], uses, made, set(jaxpr.outvars)

@@ -71,7 +71,13 @@ trained = functools.partial(stepped, steps=50)
 watched_long = functools.partial(watched, steps=200, every=10)
 
 
-GAPS = {"all units are copies": "of the first layer it is not known what went in"}
+GAPS = {
+    "all units are copies": "of the first layer it is not known what went in",
+    "attention without residual": "the examples stay apart, only the tokens of each grow alike",
+    "a siamese net without negatives": "half of its units die on the way, which is named",
+    "weight decay that shrinks all": "after 50 steps no layer is small beside another",
+}
+"""What is not found, or not named first, and why."""
 
 
 def said(findings):
