@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector import _private
+from nnx_inspector.activations import kind_after, kind_before
 from nnx_inspector.capturing import marking_layers
 from nnx_inspector.observed import UNKNOWN, Facts, ParameterFacts, SiteFacts
 from nnx_inspector.sites import CALL, ModuleSite, Path, Selection, module_sites, site_key
@@ -25,12 +26,6 @@ from nnx_inspector.taps import CHANGE, INPUT, OUTPUT, mark
 from nnx_inspector.variables import float_arrays, variables_by_path
 from nnx_inspector.watching import WatchedCall, unwatched
 
-_NAMED = {
-    "tanh": "tanh", "logistic": "sigmoid", "sigmoid": "sigmoid", "relu": "relu", "relu6": "relu",
-    "gelu": "gelu", "silu": "silu", "swish": "silu",
-}  # fmt: skip
-_THROUGH = {"convert_element_type", "copy", "copy_p", "optimization_barrier", "stop_gradient"}
-_CALLS = {"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "closed_call", "core_call"}
 _DTYPE = re.compile(r"(float64|float32|float16|bfloat16|float8\w*)\[")
 
 
@@ -242,57 +237,9 @@ class _Program:
         if len(avals) == 1 and avals[0].ndim:
             count = math.prod(avals[0].shape[:-1])
             seen.examples = count if seen.examples == UNKNOWN else min(seen.examples, count)
-            seen.activations.add(_after(equation.outvars[0], uses, leaving))
-            seen.makers.add(_before(equation.invars[0], made))
+            seen.activations.add(kind_after(equation.outvars[0], uses, made, leaving))
+            seen.makers.add(kind_before(equation.invars[0], made))
         else:
             seen.activations.add("")
-            seen.makers.add("")
-
-
-def _after(variable: Any, uses: Mapping[Any, list[Any]], leaving: set[Any]) -> str:
-    """The activation function that a value goes into; "" where it goes anywhere else too."""
-    if variable in leaving or variable not in uses:
-        return ""
-    kinds: set[str] = set()
-    for equation in uses[variable]:
-        at = [i for i, v in enumerate(equation.invars) if v is variable]
-        if equation.primitive is mark or equation.primitive.name in _THROUGH:
-            for i in at:
-                out = equation.outvars[min(i, len(equation.outvars) - 1)]
-                kinds.add(_after(out, uses, leaving))
-        else:
-            kinds.add(_kind(equation, at[0]))
-    return kinds.pop() if len(kinds) == 1 else ""
-
-
-def _before(variable: Any, made: Mapping[Any, Any]) -> str:
-    """The activation function that a value comes out of, or ""."""
-    equation = None if _private.is_literal(variable) else made.get(variable)
-    if equation is None:
-        return ""
-    if equation.primitive is mark or equation.primitive.name in _THROUGH:
-        return _before(equation.invars[equation.outvars.index(variable)], made)
-    operands = [i for i, v in enumerate(equation.invars) if not _private.is_literal(v)]
-    return _kind(equation, operands[0]) if len(operands) == 1 else ""
-
-
-def _kind(equation: Any, at: int) -> str:
-    name = equation.primitive.name
-    if name == "max":
-        other = equation.invars[1 - at]
-        zero = _private.is_literal(other) and jnp.ndim(other.val) == 0 and other.val == 0
-        return "relu" if zero else ""
-    if name in _CALLS:
-        known = _NAMED.get(equation.params.get("name", ""), "")
-        if known:
-            return known
-        inner = next(_private.sub_jaxprs(equation), None)
-        if inner is None:
-            return ""
-        bare, _ = _private.open_jaxpr(inner)
-        if len(bare.eqns) != 1 or len(bare.invars) <= at:
-            return ""
-        (one,) = bare.eqns
-        inside = [i for i, v in enumerate(one.invars) if v is bare.invars[at]]
-        return _kind(one, inside[0]) if inside else ""
-    return _NAMED.get(name, "")
+            arrays = [v for v in equation.invars if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
+            seen.makers |= {kind_before(v, made) for v in arrays} or {""}

@@ -53,12 +53,13 @@ the examples; largest size of a unit's mean in deviations of its own; log2 of th
 number; for a BatchNorm the median distance of a unit's mean from its bias, and the median ratio of
 its deviation to its scale."""
 MASKS: Final = ("dead", "below", "tanh", "sigmoid", "ends", "top")
-"""Which units, one bit each: always exactly 0; never above 0; more than half of their values
+"""Which units, one bit each: always exactly 0; never above 0; MOSTLY of their values
 beyond TANH_FLAT, beyond SIGMOID_FLAT, near 0 or 1 (and within), near 1 or -1 (and within)."""
 BYTES: Final = UNITS // 8
 
-MOSTLY: Final = 0.9
-"""A unit is saturated where so many of its values are."""
+MOSTLY: Final = 2 / 3
+"""A unit is saturated where so many of its values are: what goes into a tanh has then a deviation
+of 6 at least, six times that of what a layer under Glorot's initialisation returns."""
 
 PARAMETER_FIGURES: Final = ("norm", "gradient", "graded", "change", "same", "decay")
 """What a pass keeps of a parameter: the root mean square of the sample; the gradient's norm and
@@ -142,10 +143,9 @@ def read(
     bits = np.zeros((len(MASKS), UNITS), bool)
     for number, name in enumerate(MASKS):
         bits[number, :wanted] = masks[name]
-    return (
-        np.array([figures[name] for name in SITE_FIGURES], np.float32),
-        np.packbits(bits, axis=1),
-    )
+    with np.errstate(over="ignore"):  # of float32's largest numbers the root mean square is Inf
+        row = np.array([figures[name] for name in SITE_FIGURES], np.float32)
+    return row, np.packbits(bits, axis=1)
 
 
 FLAT: Final = 1e-6

@@ -713,7 +713,7 @@ class Inspector:
             layers = layers_of(record, shown_of(stacks_of(self._trace)))
             other = recording_of({**merged_summaries(record), **layers})
         frame = compare(other, self._recording, at=(theirs, ours))
-        shown = other_pass(other, theirs)
+        shown = other_pass(other, theirs, sites=self._recording.sites)
         called = name or other.name or "another run"
         self._view.show_other(shown, called, step=None if of_no_step else shown.step)
         return frame

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -171,12 +171,12 @@ class Judged:
             step = one.step
         return step
 
-    def is_all_zero(self, site: str, figures: Figures) -> bool:
-        """Whether a parameter that a site's module multiplies by is all zeros in a pass."""
+    def is_all_zero(self, site: str, figures: Figures, *, of: Callable[..., bool] = all) -> bool:
+        """Whether all (or any) of what a site's module multiplies by is zeros in a pass."""
         held = self.parameters_of(site)
         most = max((p.axes for p in held), default=0)
         norms = [figures.parameter(p.path, "norm") for p in held if p.axes == most]
-        return bool(norms) and all(norm == 0 for norm in norms)
+        return bool(norms) and of(norm == 0 for norm in norms)
 
     def gradients(self, one: Pass) -> dict[str, float]:
         """Site -> L2 norm of the gradient of its output, where it is finite and not 0; in order."""

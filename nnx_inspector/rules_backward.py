@@ -245,6 +245,21 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
                 f"over parameters); about 1e-3 is usual: the learning rate is usually too low."
             ),
         )
+    elif (
+        len(intervals) >= STILL and largest == 0 and 0 < (part := _moved_part(judged)) <= TOO_SMALL
+    ):
+        yield Finding(
+            rule="update-ratio",
+            site=site,
+            step=before.step,
+            severity="warning",
+            evidence={"ratio": part, "limit": TOO_SMALL},
+            message=(
+                f"No weight changed in {len(intervals) + 1} passes with gradients, and what did "
+                f"change moved by {part:.2g} of the weights' size: steps are too small for "
+                f"their dtype, so the learning rate is usually far too low."
+            ),
+        )
     elif len(intervals) >= STILL and largest == 0 and not _others_move(judged):
         yield Finding(
             rule="update-ratio",
@@ -257,6 +272,18 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
                 f"optimizer does not update this model, or the learning rate is 0."
             ),
         )
+
+
+def _moved_part(judged: Judged) -> float:
+    """How far parameters moved at the last, as a part of the size of the largest; 0 for none."""
+    last = next((p.figures for p in reversed(judged.graded) if p.figures is not None), None)
+    if last is None:
+        return 0.0
+    paths = [p.path for ps in judged.held.values() for p in ps]
+    norms = {path: last.parameter(path, "norm") for path in paths}
+    moved = [norms[path] * last.parameter(path, "change") for path in paths]
+    sizes = [norm for norm in norms.values() if norm > 0]
+    return max((x for x in moved if x > 0), default=0.0) / max(sizes, default=1.0)
 
 
 def _intervals(judged: Judged) -> list[tuple[Pass, str, float]]:

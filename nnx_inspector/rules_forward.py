@@ -114,13 +114,15 @@ def dead_units(judged: Judged) -> Iterator[Finding]:
     found: list[tuple[str, str, float, int]] = []
     for site in judged.measured:
         kind, (_, last) = judged.site(site).activation, judged.with_figures(site)[-1]
-        if not judged.parameters_in(site) or judged.is_all_zero(site, last):
-            continue  # without parameters it passes on what it gets; all zeros are yet to learn
+        if not judged.parameters_in(site) or judged.is_all_zero(site, last, of=any):
+            continue  # without parameters it passes on what it gets; zeros (LoRA) are yet to learn
         samples = judged.samples(site)
         if samples < LEAST or site in _surrounding(judged):
             continue
         if kind == "relu" and last.varied == 1 and last.figure(site, "flat") == 1:
             continue  # what it gets is the same for all: that comes first
+        if kind != "relu" and "Norm" in judged.site(site).type:
+            continue  # it turns nothing off: of what is the same for all it makes its bias
         mask = "below" if kind == "relu" else "dead"
         part = float(judged.masked(site, mask).mean())
         if part >= (DEAD if samples >= MANY else DEAD_IN_FEW):

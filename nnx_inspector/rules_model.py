@@ -34,7 +34,11 @@ def dtype(judged: Judged) -> Iterator[Finding]:
     called = sorted((s for s in judged.facts.sites if s.order != UNKNOWN), key=lambda s: s.order)
     leaves = [s for s in called if judged.parameters_of(s.site) and s.leaving in WIDTHS]
     found = [(s, why) for s in leaves if (why := _promotes(judged, s))]
-    found = found or _odd_ones(leaves)
+    found += [(s, why) for s in called if (why := _casts(judged, s, called))]
+    odd = _odd_ones(leaves)
+    narrowed = {id(s) for s in leaves if WIDTHS[s.leaving] < WIDTHS.get(s.entering, 0)}
+    asked = [one for one in odd if id(one[0]) in narrowed]
+    found = sorted([*found, *asked], key=lambda one: one[0].order) or odd
     if found:
         first, why = found[0]
         yield Finding(
@@ -45,6 +49,27 @@ def dtype(judged: Judged) -> Iterator[Finding]:
             evidence={"bits": WIDTHS[first.leaving], "others": len(found) - 1},
             message=f"{named(first.site)} ({first.type}) {why}{and_others(len(found) - 1)}.",
         )
+
+
+def _casts(judged: Judged, one: SiteFacts, called: list[SiteFacts]) -> str:
+    """Why a module without parameters widens what others then receive; "" where it does not.
+
+    What nothing with parameters receives is a result: those are often cast on purpose.
+    """
+    inside = any(other is not one and _in(other.site, one.site) for other in called)
+    if inside or judged.parameters_in(one.site) or one.declared or "Norm" in one.type:
+        return ""
+    if WIDTHS.get(one.leaving, 0) <= WIDTHS.get(one.entering, 64):
+        return ""
+    after = (s for s in called if s.order > one.order and judged.parameters_of(s.site))
+    receiver = next((s for s in after if s.entering), None)
+    if receiver is None or receiver.entering != one.leaving:
+        return ""
+    return (
+        f"receives {one.entering} and returns {one.leaving}, which {named(receiver.site)} then "
+        f"receives: usually an array or a NumPy number of {one.leaving} in it, which promotes; "
+        f"cast it to {one.entering}"
+    )
 
 
 def _promotes(judged: Judged, one: SiteFacts) -> str:

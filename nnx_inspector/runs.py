@@ -1,13 +1,15 @@
 """`compare`: two runs, checkpoints or models, site by site, by the summaries of one pass of each.
 
-Invariant: sites are aligned by name and quantity alone, and what only one has is said; a figure
-that is not known is NaN. Works on the host, and imports jax only where a Record is given.
+Invariant: sites are aligned by name and quantity alone (a layer of a scanned stack is the layer of
+that number of an unrolled one), and what only one has is said; a figure that is not known is NaN.
+Works on the host, and imports jax only where a Record is given.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ import numpy.typing as npt
 from nnx_inspector.binning import MINUS_ZERO_BIN, RANKS, VALUE_ORDER, ZERO_BIN, bounds
 from nnx_inspector.passes import Pass
 from nnx_inspector.recording import Recording
+from nnx_inspector.stacks import layer_of
 from nnx_inspector.summary import Summary
 
 if TYPE_CHECKING:
@@ -54,7 +57,8 @@ def compare(
     """How far apart the activations and gradients of two runs are, the farthest site first.
 
     Of each Recording one pass is compared: the newest without a perturbation, or that of the step
-    `at`. Sites are aligned by their keys.
+    `at`. Sites are aligned by their keys; where only one of the two has its layers stacked, the
+    layer `"blocks/attn[3]"` of a recording with `"blocks/3/attn"`, named as in `a`.
 
     Args:
         a: a Recording (of a run, or out of a file), or a Record of `capture`.
@@ -95,10 +99,33 @@ def compare(
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
     steps = at if isinstance(at, tuple) else (at, at)
-    rows = differences(_summaries(a, steps[0], "a"), _summaries(b, steps[1], "b"))
+    of_a, of_b = _summaries(a, steps[0], "a"), _summaries(b, steps[1], "b")
+    names = names_alike({site for site, _ in of_a}, {site for site, _ in of_b})
+    of_b = {(names.get(site, site), quantity): one for (site, quantity), one in of_b.items()}
+    rows = differences(of_a, of_b)
     types = {name: "float64" for name in _COLUMNS[3:8]} | dict.fromkeys(_COLUMNS[8:], "Int64")
     frame: Any = pd.DataFrame(rows, columns=list(_COLUMNS))
     return frame.astype(types)
+
+
+def names_alike(a: Collection[str], b: Collection[str]) -> dict[str, str]:
+    """For layers in `b` their names in `a`, where only one of the two has them stacked."""
+    names: dict[str, str] = {}
+    for here, there, turned in ((a, b, False), (b, a, True)):
+        for site in set(here) - set(there):
+            found = [one for one in _unrolled(site) if one in there and one not in here]
+            if len(found) == 1:
+                names |= {site: found[0]} if turned else {found[0]: site}
+    return names
+
+
+def _unrolled(site: str) -> list[str]:
+    """What a layer of a stack may be called where the layers are modules of their own."""
+    layer = layer_of(site)
+    if layer is None:
+        return []
+    parts = re.split(r"(?<!\\)/", layer[0])
+    return ["/".join([*parts[:i], str(layer[1]), *parts[i:]]) for i in range(1, len(parts) + 1)]
 
 
 def differences(a: _Summaries, b: _Summaries) -> list[Difference]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from nnx_inspector import protocol
-from nnx_inspector.passes import Pass
+from nnx_inspector.passes import Layout, Pass
 from nnx_inspector.protocol import ComparedRow
 from nnx_inspector.recording import Recording
-from nnx_inspector.runs import Difference, differences, pass_of_run
+from nnx_inspector.runs import Difference, differences, names_alike, pass_of_run
 from nnx_inspector.summary import Summary
 
 _WHERE = {"both": "both", "a": "pinned", "b": "here"}
@@ -28,13 +28,22 @@ def recording_of(summaries: Mapping[str, Mapping[str, Summary | None]]) -> Recor
     return recording
 
 
-def other_pass(of: Recording, step: int | None) -> Pass:
+def other_pass(of: Recording, step: int | None, *, sites: Collection[str]) -> Pass:
     """The pass of another run that is compared, numbered OTHER; see `nni.compare`.
+
+    Args:
+        of: that run.
+        step: which one; None for the newest without a perturbation.
+        sites: those of this run, after which the other's are called.
 
     Raises:
         ValueError: there is no such pass.
     """
-    return dataclasses.replace(pass_of_run(of, step, "a"), number=protocol.OTHER)
+    one = pass_of_run(of, step, "a")
+    names = names_alike(sites, {site for site, _ in one.keys})
+    keys = tuple((names.get(site, site), quantity) for site, quantity in one.keys)
+    layout = Layout(keys, {key: i for i, key in enumerate(keys)})
+    return dataclasses.replace(one, number=protocol.OTHER, layout=layout)
 
 
 def compared(request: protocol.Compare, shown: Pass, pinned: Pass) -> protocol.Compared:

@@ -91,7 +91,9 @@ def figures_of(x, **affine):
 
 
 def test_dead_and_saturated_units_are_told_apart():
-    x = np.stack([np.zeros(6), -1 - np.arange(6), np.linspace(3, 4, 6), np.linspace(-1, 1, 6)], -1)
+    x = np.stack(
+        [np.zeros(6), -1 - np.arange(6) / 2, np.linspace(3, 4, 6), np.linspace(-1, 1, 6)], -1
+    )
     figures, masks = figures_of(x)
     assert figures["units"] == 4
     wanted = {

@@ -47,7 +47,7 @@ LAYERS = [
     {"gradient_kinds", "parameter_kinds"},
     {"packing", "units", "variables", "forwarding", "flops", "places", "offers"},
     {"linen", "scope", "wrapping", "taps", "findings", "figures", "presenting", "screen"},
-    {"layers", "hostcalls", "inbox", "replay", "snapshot"},
+    {"layers", "hostcalls", "inbox", "replay", "snapshot", "activations"},
     {"dispatch", "wording", "changes"},
     {"keeping", "inside"},
     {"call"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import os
 import pathlib
 import random
 import re
@@ -25,6 +26,7 @@ from nnx_inspector.compact import encoded
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.loading import load
 from nnx_inspector.recording import Recording
+from nnx_inspector.sections import DamagedError, Reader
 
 SPARE = 9 * 2**20
 """Bytes of memory that a file of any size may take besides twice its own."""
@@ -123,6 +125,7 @@ def one_pass(blobs: list[bytes], **other: Any) -> crafted.Part:
 
 NAMES = part(b"name", **packed([b"a", b"b"]))
 BLOB = encoded(summary_of(normal(0)))
+PASSES = [np.array([i, i, 0, 0, 0, -1]) for i in range(3)]
 
 
 def test_a_file_by_hand(path: pathlib.Path) -> None:
@@ -287,6 +290,49 @@ def test_a_length_that_lies_is_a_torn_write_or_refused(path: pathlib.Path) -> No
         assert found.steps == [7]
         assert found.cut_short
         assert tried(path, data + lie + b"????") is None
+
+
+def test_what_is_no_file_is_refused_at_once(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    os.mkfifo(tmp_path / "fifo")  # to open it would wait for a writer
+    for name in (tmp_path / "fifo", "/dev/zero"):
+        with pytest.raises(InspectorError, match="read from end to end"):
+            load(name)
+    for name in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(OSError, match=str(name)):
+            load(name)
+    assert tried(path, b"") is None
+    path.write_bytes(small())
+    (tmp_path / "link").symlink_to(path)
+    assert_same(load(tmp_path / "link"), load(path))
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "link")
+
+
+@pytest.mark.parametrize("change", ["grows", "shrinks", "is emptied", "is overwritten"])
+def test_a_file_that_changes_while_it_is_read(path: pathlib.Path, change: str) -> None:
+    """What is read is what was there when it was opened, or it is torn or damaged."""
+    data = file_of([NAMES, head(), *(one_pass([BLOB], **{"pass": p}) for p in PASSES)])
+    path.write_bytes(data)
+    kinds = [kind for kind, _, _ in parts_of(data)]
+    with open(path, "rb", buffering=0) as file:  # nothing of it is read ahead
+        reader = Reader(file)
+        found = [next(sections := reader.sections(set(kinds))).kind]
+        with open(path, "r+b") as writer:
+            if change == "grows":
+                writer.seek(0, 2)
+                writer.write(b"x" * 5000)
+            elif change == "is overwritten":
+                writer.write(b"\0" * len(data))
+            else:
+                writer.truncate(0 if change == "is emptied" else len(data) - 7)
+        try:
+            for section in sections:
+                found.append(section.kind)
+        except DamagedError:
+            assert change != "grows"
+    assert found == (kinds if change == "grows" else kinds[: len(found)])
+    assert len(found) >= {"grows": 5, "shrinks": 4}.get(change, 1)
 
 
 @pytest.mark.parametrize("seed", range(3))

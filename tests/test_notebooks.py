@@ -6,6 +6,7 @@ into the site.
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import sys
@@ -31,6 +32,31 @@ _socket.socket.connect = _refuse
 """
 
 
+FINDINGS = """
+import json as _json
+import nnx_inspector as _nni
+
+print("FINDINGS", _json.dumps({
+    name: [
+        f"{one.rule} {one.site}"
+        for one in (of.findings if isinstance(of, _nni.Inspector) else _nni.diagnose(of))
+        if one.severity != "info"
+    ]
+    for name, of in dict(globals()).items()
+    if not name.startswith("_") and isinstance(of, (_nni.Inspector, _nni.Recording))
+}))
+"""
+FOUND: dict[str, dict[str, list[str]]] = {
+    "debugging": {
+        "first": ["nonfinite normalise", "dead-units up"],
+        "second": ["dead-units layers/1", "constant layers/2"],
+        "third": ["vanishing-gradient layers/2"],
+        "fourth": ["mode norm"],
+    }
+}
+"""What a notebook shows on purpose: notebook -> variable -> rules and sites, worst first."""
+
+
 def test_there_are_notebooks():
     assert NOTEBOOKS, f"no notebooks in {ROOT / 'notebooks'}"
 
@@ -52,6 +78,7 @@ def test_runs(path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.Mo
         monkeypatch.setenv(name.upper(), "http://127.0.0.1:9")
     notebook = nbformat.read(path, as_version=4)
     notebook.cells.insert(0, nbformat.v4.new_code_cell(OFFLINE))
+    notebook.cells.append(nbformat.v4.new_code_cell(FINDINGS))
     client = NotebookClient(
         notebook,
         timeout=120,
@@ -64,8 +91,11 @@ def test_runs(path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.Mo
         for output in cell.get("outputs", []):
             assert output.output_type != "error"
             assert output.get("name") != "stderr", f"{cell.source}\nwarned:\n{output.text}"
+    said = notebook.cells[-1].outputs[-1].text.removeprefix("FINDINGS ")
+    found = {name: rows for name, rows in json.loads(said).items() if rows}
+    assert found == FOUND.get(path.stem, {}), "an alarm that the notebook does not mean to raise"
     if EXECUTED:
-        del notebook.cells[0]
+        notebook.cells = notebook.cells[1:-1]  # those of the notebook itself
         pathlib.Path(EXECUTED).mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, pathlib.Path(EXECUTED) / path.name)
 

@@ -383,3 +383,36 @@ def test_perturbed_passes_are_no_evidence() -> None:
     summaries = {s: {"output": model.outputs[s]} for s in SITES}
     recording.append(0, summaries, figures=model.figures(), perturbed=True)
     assert diagnose(recording) == []
+
+
+@pytest.mark.parametrize(("norm", "rules"), [(1e-9, ["update-ratio"]), (0.01, [])])
+def test_weights_that_a_step_is_too_small_to_move(norm: float, rules: list[str]) -> None:
+    """Only what began at 0 moves, and stays far below the weights: else it may be on purpose."""
+    model = Model(kind="watch")
+    model.told = {s: {"same": 1, "change": 0.0} for s in SITES}
+    model.parameters["b"] = {"axes": 1}
+    model.told["b"] = {"same": 0, "change": 0.2, "norm": norm}
+    found = [r for r, _, severity in model.found(passes=8) if severity != "info"]
+    assert found == rules
+
+
+def test_a_module_without_parameters_that_widens_what_others_receive() -> None:
+    model = Model()
+    for site in SITES:
+        model.facts[site] = {"entering": "bfloat16", "leaving": "bfloat16"}
+        model.parameters[site] = {"dtype": "bfloat16"}
+    model.parameters["c"] = {"site": "a", "path": "a/more"}
+    model.facts["c"] = {"entering": "bfloat16", "leaving": "float32", "type": "Half"}
+    assert model.found() == []  # nothing receives it
+    model.facts["d"] = {"entering": "float32", "leaving": "bfloat16", "declared": "bfloat16"}
+    assert model.found() == [("dtype", "c", "warning")]
+    model.facts["c"]["type"] = "RMSNorm"
+    assert [one for one in model.found() if one[1] == "c"] == []
+
+
+def test_what_a_norm_makes_of_nothing_is_not_dead() -> None:
+    model = Model()
+    model.masks[("c", "dead")] = 1.0
+    assert ("dead-units", "c", "error") in model.found()
+    model.facts["c"] = {"type": "LayerNorm"}
+    assert "dead-units" not in {rule for rule, *_ in model.found()}

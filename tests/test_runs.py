@@ -21,6 +21,7 @@ from nnx_inspector.binning import BINS
 from nnx_inspector.capturing import capture
 from nnx_inspector.recording import Recording
 from nnx_inspector.runs import compare
+from nnx_inspector.summarize import summarize
 from nnx_inspector.summary import Summary
 
 
@@ -176,3 +177,55 @@ def test_two_models_by_their_records() -> None:
     assert rows.loc["b", "quantile_distance"] == pytest.approx(3.0 / unit, rel=0.1)
     assert frame["site"].tolist()[-1] in ("a", "b", "")
     assert set(frame["site"][:2]) == {"", "b"}
+
+
+def test_a_stack_and_the_same_layers_unrolled_are_aligned() -> None:
+    x = [normal(i, scale=1.0 + i) for i in range(3)]
+    stacked = {f"blocks/attn:call[{i}]": x[i] for i in range(3)} | {"blocks[1]": x[0]}
+    unrolled = {f"blocks/{i}/attn:call": x[i] for i in (2, 1, 0)} | {"blocks/1": x[2]}
+    for a, b in ((stacked, unrolled), (unrolled, stacked)):
+        frame = compare(recorded(**a, head=x[0]), recorded(**b, tail=x[1])).set_index("site")
+        assert set(frame.index) == {*a, "head", "tail"}
+        same = frame.loc[[site for site in a if "attn" in site]]
+        assert same["in"].tolist() == ["both"] * 3
+        assert same["total_variation"].tolist() == same["quantile_distance"].tolist() == [0.0] * 3
+        [other] = [site for site in a if "attn" not in site]
+        assert frame.loc[other, "total_variation"] == pytest.approx(total_variation(x[0], x[2]))
+        assert frame["in"]["head"] == "a"
+        assert frame["in"]["tail"] == "b"
+
+
+def test_layers_that_could_be_several_are_not_aligned() -> None:
+    stacked = recorded(**{"a/b[1]": normal(0), "c[1]": normal(1), "d[0]": normal(2)})
+    both = recorded(**{"a/1/b": normal(0), "a/b/1": normal(0), "c/1/d": normal(1)})
+    assert set(compare(stacked, both)["in"]) == {"a", "b"}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "bool"])
+def test_runs_of_unlike_dtypes_are_compared_by_their_values(dtype: str) -> None:
+    x = np.abs(normal(0)) * 4
+    narrow = np.asarray(jnp.asarray(x).astype(dtype).astype(jnp.float32))
+    recording = Recording()
+    recording.append(0, {"a": {"output": summarize(jnp.asarray(x).astype(dtype)).merged()}})
+    [row] = compare(recorded(a=x), recording).to_dict("records")
+    unit = math.sqrt((x.astype(np.float64).var() + narrow.astype(np.float64).var()) / 2)
+    assert row["mean_difference"] == pytest.approx(
+        float(narrow.mean(dtype=np.float64) - x.mean(dtype=np.float64)), abs=1e-4
+    )
+    assert row["total_variation"] == pytest.approx(total_variation(x, narrow), abs=0.02)
+    assert row["quantile_distance"] == pytest.approx(wasserstein(x, narrow) / unit, abs=0.13)
+
+
+def test_renamed_and_missing_blocks_and_nan_in_one() -> None:
+    x, y = normal(0), normal(1)
+    bad = np.where(np.arange(len(y)) < 10, np.float32(np.nan), y)
+    frame = compare(recorded(one=x, old=x, gone=y), recorded(one=bad, new=x)).set_index("site")
+    assert frame.index[0] == "one"
+    assert frame["in"].to_dict() == {"one": "both", "old": "a", "gone": "a", "new": "b"}
+    assert (frame["nan_a"]["one"], frame["nan_b"]["one"]) == (0, 10)
+    assert frame["total_variation"]["one"] == pytest.approx(total_variation(x, bad))
+    finite = y[10:].astype(np.float64)
+    unit = math.sqrt((x.astype(np.float64).var() + finite.var()) / 2)
+    assert frame["quantile_distance"]["one"] == pytest.approx(
+        wasserstein(x, y[10:]) / unit, abs=0.07
+    )

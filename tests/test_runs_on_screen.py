@@ -163,7 +163,7 @@ def test_what_has_no_figure_travels_as_json():
     a, b = Recording(), Recording()
     a.append(0, {"c": {"output": summary_of(x)}, "only": {"output": summary_of(x)}})
     b.append(0, {"c": {"output": summary_of(2 * x)}, "new": {"gradient": summary_of(normal(0))}})
-    message = compared(ask(0), b.passes[0], other_pass(a, None))
+    message = compared(ask(0), b.passes[0], other_pass(a, None, sites=b.sites))
     assert protocol.from_header(json.loads(protocol.to_json(message))) == message
     rows = {row.site: row for row in message.rows}
     assert (rows["c"].constant, rows["c"].quantile_distance, rows["c"].total_variation) == (
@@ -182,6 +182,18 @@ def test_the_farthest_travel_of_many():
     a.append(0, {f"s{i}": {"output": summary} for i in range(many)})
     far = {"output": summary_of(normal(0) + 9)}
     b.append(0, {f"s{i}": far if i == many - 1 else {"output": summary} for i in range(many)})
-    message = compared(ask(0), b.passes[0], other_pass(a, None))
+    message = compared(ask(0), b.passes[0], other_pass(a, None, sites=b.sites))
     assert (len(message.rows), message.total) == (protocol.MOST_ROWS, many)
     assert message.rows[0].site == f"s{many - 1}"
+
+
+def test_layers_of_another_run_are_called_as_here():
+    unrolled, stacked = Recording(), Recording()
+    parts = {i: {"output": summary_of(normal(i))} for i in range(2)}
+    unrolled.append(0, {f"blocks/{i}/up": parts[i] for i in range(2)})
+    stacked.append(0, {f"blocks/up[{i}]": parts[i] for i in range(2)})
+    for here, there in ((unrolled, stacked), (stacked, unrolled)):
+        other = other_pass(there, None, sites=here.sites)
+        assert set(other.keys) == set(here.passes[0].keys)
+        rows = compared(ask(0), here.passes[0], other).rows
+        assert {(row.where, row.total_variation) for row in rows} == {("both", 0.0)}

@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 from collectives import collectives, elements
 
+from nnx_inspector.gauges import EXAMPLES, POSITIONS, SAMPLE, UNITS
+
 BINS = 4096
 PROGRAM = pathlib.Path(__file__).with_name("sharded.py")
 
@@ -149,6 +151,31 @@ def test_an_unchecked_shard_map_counts_every_devices_copy(rest):
     copies, once = (part["same 0 output"] for part in (case["sharded"]["said"], case["one"]))
     assert copies["bins"] == {b: 2 * n for b, n in once["bins"].items()}
     np.testing.assert_allclose(copies["figures"]["mean"], once["figures"]["mean"], rtol=1e-6)
+
+
+# ------------------------------------------------------------------------------ gauges
+
+
+@pytest.mark.long
+def test_of_a_gauge_no_more_is_moved_than_is_looked_at():
+    """At most so many examples, positions and units, however large the array is."""
+    most = EXAMPLES * POSITIONS * UNITS
+    program = PROGRAM.with_name("sharded_gauges.py")
+    command = [sys.executable, str(program)]
+    where = os.pathsep.join([str(PROGRAM.parent.parent), str(PROGRAM.parent)])
+    process = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": where}
+    )
+    assert process.returncode == 0, process.stderr[-4000:]
+    cases = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
+    assert len(cases) > 10
+    for case in cases:
+        for moved, limit in zip(case["moved"], (most, 2 * SAMPLE), strict=True):
+            for collective in moved:
+                assert elements(collective) <= limit, (case["name"], collective)
+        for found, alone in zip(case["found"], case["alone"], strict=True):
+            np.testing.assert_allclose(found, alone, rtol=1e-4, atol=1e-5, err_msg=case["name"])
+    assert any(moved for case in cases for moved in case["moved"])
 
 
 # ---------------------------------------------------------------------- two processes
