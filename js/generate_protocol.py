@@ -314,7 +314,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
             p.passes_buffer([[4, 7, 0, 0, 0], [5, 8, 1, 1, 2]]),
         ),
         "reply": (p.Reply(id=9, ok=False, error="no site named 'x'"), None),
-        "hello": (p.Hello(version=p.VERSION, streams=True, page="k3j9"), None),
+        "hello": (p.Hello(version=p.VERSION, streams=True, page="k3j9", said=2), None),
         "ack": (p.Ack(seq=3), None),
         "select": (p.Select(id=1, site="blocks/0"), None),
         "perturb": (p.Perturb(id=2, site="blocks/0", kind="Scale", strength=0.5, at="input"), None),

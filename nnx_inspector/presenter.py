@@ -56,6 +56,7 @@ class Presenter:
 
     def __init__(self, handle: Callable[[Any], None], snapshot: Callable[[], dict[str, Any]]):
         self.screen = Screen(handle)
+        self.screen.heard_elsewhere = weakly(self.state_changed)
         self._owner = weakref.WeakMethod(snapshot)
         self._lock = threading.RLock()
         self.selected = ""

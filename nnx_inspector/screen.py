@@ -92,6 +92,8 @@ class Screen:
         self.control.answer_where_asked()
         self.greeted = False
         self.page = ""  # of the view that said hello last
+        self._said = 0
+        self.heard_elsewhere: Callable[[], object] = lambda: None  # called when `listening` changes
         self._streams = True
         self._cells = threading.get_ident()
         self._heard: int | None = None
@@ -117,7 +119,6 @@ class Screen:
         return "after" if self._heard in (None, self._cells) else "during"
 
     def _received(self, _widget: Any, content: Any, _buffers: Any) -> None:
-        self._heard = threading.get_ident()
         try:
             message = protocol.from_header(content)
             if not isinstance(message, protocol.TO_KERNEL):
@@ -127,15 +128,26 @@ class Screen:
             if isinstance(number, int) and not isinstance(number, bool):
                 self.reply(number, str(error))
             return
+        if isinstance(message, protocol.Hello) and not self._is_news(message):
+            return
+        before, self._heard = self.listening(None), threading.get_ident()
+        if self.listening(None) != before and not isinstance(message, protocol.Hello):
+            self.heard_elsewhere()
         if isinstance(message, protocol.Ack):
             with self._lock:
                 self._acknowledged = max(self._acknowledged, min(message.seq, self._seq))
             return
         if isinstance(message, protocol.Hello):
-            self.greeted, self.page = True, message.page
+            self.greeted, self.page, self._said = True, message.page, message.said
             self._streams = message.streams
             self.reply(0)  # the browser learns on which comm it is heard
         self._handle(message)
+
+    def _is_news(self, hello: protocol.Hello) -> bool:
+        """Whether no later hello of the same page was heard: one may wait for its turn behind
+        cells, and an answer to it would take the way back to where it waited.
+        """
+        return hello.page != self.page or hello.said > self._said
 
     def reply(self, number: int, error: str = "") -> None:
         """Answer a request: with success, or with the text of what is wrong."""

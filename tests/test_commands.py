@@ -1,6 +1,7 @@
 """What the browser asks, against a model that is not there: calls made, and one reply each."""
 
 import dataclasses
+import itertools
 import threading
 import types
 
@@ -338,19 +339,42 @@ def elsewhere(work):
     return thread.ident
 
 
-@pytest.mark.parametrize(
-    "message",
-    [{"type": "hello", "version": 2, "streams": True, "page": ""}, {"type": "ack", "seq": 0}],
-)
-def test_how_changes_reach_a_loop(silent, message):
+@pytest.mark.parametrize("kind", ["hello", "ack"])
+def test_how_changes_reach_a_loop(silent, kind):
     screen = Screen(lambda message: None)
+    told, said = [], itertools.count(1)
+    screen.heard_elsewhere = lambda: told.append(screen.listening(None))
+
+    def receive():
+        hello = {"type": "hello", "version": 2, "streams": True, "page": "", "said": next(said)}
+        screen._received(None, hello if kind == "hello" else {"type": "ack", "seq": 0}, [])
+
     here = threading.get_ident()
     assert screen.listening(None) == screen.listening(here) == "after"
-    screen._received(None, message, [])  # the shell that runs cells, after the cell
+    receive()  # the shell that runs cells, after the cell
     assert screen.listening(here) == "after"
-    other = elsewhere(lambda: screen._received(None, message, []))  # a subshell
+    other = elsewhere(receive)  # a subshell
     assert screen.listening(None) == screen.listening(here) == "during"
     assert screen.listening(-1) == "thread", "a loop in a thread, told beside a cell"
-    screen._received(None, message, [])
+    receive()
     assert screen.listening(other) == "thread", "and without a subshell"
+    assert told == ([] if kind == "hello" else ["during", "after"]), "a hello gets everything"
+    screen.close()
+
+
+def test_a_hello_that_waited_behind_cells_is_not_answered_any_more(silent):
+    heard = []
+    screen = Screen(heard.append)
+
+    def receive(page, said):
+        hello = {"type": "hello", "version": 2, "streams": True, "page": page, "said": said}
+        screen._received(None, hello, [])
+
+    elsewhere(lambda: receive("a", 2))  # through the subshell, while cells run
+    receive("a", 1)  # said before it, and heard when the cells are done
+    assert [message.said for message in heard] == [2]
+    assert screen.listening(None) == "during"
+    receive("b", 1)  # another page
+    assert screen.listening(None) == "after"
+    assert [message.page for message in heard] == ["a", "b"]
     screen.close()

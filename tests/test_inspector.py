@@ -347,7 +347,7 @@ def test_what_is_on_screen_is_what_the_summaries_say(insp, browser):
 def test_hello_is_answered_with_everything(insp, browser):
     insp.metrics(loss=1.0)
     browser.sent.clear()
-    browser.says(insp, protocol.Hello(version=protocol.VERSION, streams=True, page="a"))
+    browser.says(insp, protocol.Hello(version=protocol.VERSION, streams=True, page="a", said=1))
     kinds = [(role, header["type"]) for role, header, _ in browser.sent]
     assert kinds[:2] == [("control", "reply"), ("stream", "layout")]
     assert {kind for role, kind in kinds if role == "stream"} == {
@@ -358,13 +358,13 @@ def test_hello_is_answered_with_everything(insp, browser):
 
 def test_a_page_without_the_stream_is_told_everything_over_control(insp, browser):
     browser.sent.clear()
-    browser.says(insp, protocol.Hello(version=protocol.VERSION, streams=False, page="a"))
+    browser.says(insp, protocol.Hello(version=protocol.VERSION, streams=False, page="a", said=2))
     insp.run()
     assert {role for role, _, _ in browser.sent} == {"control"}
     assert {"reply", "layout", "state", "frame"} <= {
         header["type"] for _, header, _ in browser.sent
     }
-    browser.says(insp, protocol.Hello(version=protocol.VERSION, streams=True, page="a"))
+    browser.says(insp, protocol.Hello(version=protocol.VERSION, streams=True, page="a", said=3))
     browser.sent.clear()
     insp.run()
     assert {role for role, _, _ in browser.sent} == {"stream"}

@@ -119,12 +119,15 @@ def test_what_is_not_there_is_the_reply(browser, insp, number, pinned, text):
 
 def test_a_new_view_is_told_again_and_none_takes_it_away(browser, insp, other):
     insp.compare(other, name="seed 7")
-    hello = protocol.Hello(version=protocol.VERSION, streams=True, page="a")
-    browser.ask(insp, hello)
+
+    def hello(said):
+        return protocol.Hello(version=protocol.VERSION, streams=True, page="a", said=said)
+
+    browser.ask(insp, hello(1))
     ((told, _),) = browser.of("other")
     assert told["name"] == "seed 7"
     assert insp.compare(None) is None
-    browser.ask(insp, hello)
+    browser.ask(insp, hello(2))
     ((gone, _),) = browser.of("other")
     assert gone["name"] == ""
     assert gone["number"] > told["number"]

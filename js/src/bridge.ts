@@ -30,6 +30,8 @@ export interface Receiver {
 }
 
 export const HELLO_MS = [0, 300, 1000];
+/** Said again where changes are still heard after a cell only: the subshell may be late. */
+export const AGAIN_MS = [4000, 15_000];
 export const ABSENT_MS = 3000;
 /** So long after control the stream is there, or its front end makes no model of it. */
 export const ALONE_MS = 1000;
@@ -56,6 +58,8 @@ export class Bridge {
   private acknowledging: Timer | undefined;
   private lastId = 0;
   private said = 0;
+  private greetings = 0;
+  private listening = "";
   private heard = false;
 
   constructor(private readonly receiver: Receiver) {
@@ -126,11 +130,17 @@ export class Bridge {
         if (i === last || this.connection.value !== "connected") this.greet();
       }, ms),
     );
+    for (const ms of AGAIN_MS) {
+      const again = (): void => {
+        if (this.listening === "after") this.greet();
+      };
+      this.timers.push(setTimeout(again, ms));
+    }
     this.timers.push(setTimeout(() => this.missing(), ABSENT_MS));
   }
 
   private greet(): void {
-    this.send({ type: "hello", version: VERSION, streams: this.models.stream !== null, page: this.page });
+    this.send({ type: "hello", version: VERSION, streams: this.models.stream !== null, page: this.page, said: ++this.greetings });
   }
 
   private missing(): void {
@@ -147,7 +157,10 @@ export class Bridge {
         return this.replied(message.id, message.ok ? null : message.error || "It failed.");
       }
       this.receiver.receive(message, buffer);
-      if (message.type === "state" && this.heard) this.settled.value = true;
+      if (message.type === "state") {
+        this.listening = message.listening;
+        if (this.heard) this.settled.value = true;
+      }
     } catch (error) {
       this.receiver.refuse(error instanceof Error ? error.message : String(error));
     }

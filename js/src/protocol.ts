@@ -507,12 +507,13 @@ export interface Values {
   readonly encoding: "float32" | "float64" | "int64" | "uint64";
 }
 
-/** Browser to kernel, on the control comm: a view is there; answer with everything. `streams` is False where the page has no other comm, because its front end makes a widget's model only when that widget is displayed (marimo): then all goes over control. `page` is another each time that the notebook is loaded. */
+/** Browser to kernel, on the control comm: a view is there; answer with everything. `streams` is False where the page has no other comm, because its front end makes a widget's model only when that widget is displayed (marimo): then all goes over control. `page` is another each time that the notebook is loaded; `said` counts the hellos of a page. */
 export interface Hello {
   readonly type: "hello";
   readonly version: number;
   readonly streams: boolean;
   readonly page: string;
+  readonly said: number;
 }
 
 /** Browser to kernel: the frame with this number has been drawn. */
@@ -725,7 +726,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   HeldArray: { number: "int", call: "int", name: "str", shape: "int[]", dtype: "str", axes: "str[]", bytes: "int" },
   Arrays: { version: "int", request: "int", site: "str", part: "output|input|gradient|parameter", clean: "bool", parts: "str[]", arrays: "HeldArray[]", perturbed: "bool", source: "str", notes: "str[]" },
   Values: { version: "int", request: "int", array: "int", index: "int[]", axes: "int[]", norm_over: "int", component: "value|real|imag|abs", exact: "bool", starts: "int[]", ends: "int[]", block: "int[]", counts: "int[]", planes: "str[]", encoding: "float32|float64|int64|uint64" },
-  Hello: { version: "int", streams: "bool", page: "str" },
+  Hello: { version: "int", streams: "bool", page: "str", said: "int" },
   Ack: { seq: "int" },
   Select: { id: "int", site: "str" },
   Perturb: { id: "int", site: "str", kind: "str", strength: "float?", at: "output|input" },

@@ -1,6 +1,6 @@
 // Hello, replies, silence: what is said and when, with a mock comm and a mock clock.
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import { ACK_MS, Bridge, UNREACHABLE, type Update } from "../src/bridge";
+import { ACK_MS, AGAIN_MS, Bridge, UNREACHABLE, type Update } from "../src/bridge";
 import { MockModel, layout, state } from "./helpers";
 
 let received: Update[];
@@ -91,6 +91,20 @@ describe("hello", () => {
     bridge.attach("stream", stream);
     vi.advanceTimersByTime(0);
     expect(control.of("hello").map((m) => m["streams"])).toEqual([false, true]);
+  });
+
+  it("is said again later where changes are heard after a cell only, each under its number", () => {
+    attach();
+    vi.advanceTimersByTime(1000);
+    stream.emit(state({ listening: "after" }));
+    vi.advanceTimersByTime(AGAIN_MS[0] - 1000);
+    expect(control.of("hello").map((m) => m["said"])).toEqual([1, 2, 3, 4]);
+    stream.emit(state({ listening: "during" }));
+    vi.advanceTimersByTime(60_000);
+    expect(control.of("hello")).toHaveLength(4);
+    control.trigger("comm_live_update");
+    vi.advanceTimersByTime(0);
+    expect(control.of("hello").at(-1)!["said"]).toBe(5);
   });
 
   it("without either model means absent too", () => {

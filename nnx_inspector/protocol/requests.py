@@ -14,13 +14,14 @@ class Hello:
 
     `streams` is False where the page has no other comm, because its front end makes a widget's
     model only when that widget is displayed (marimo): then all goes over control. `page` is another
-    each time that the notebook is loaded.
+    each time that the notebook is loaded; `said` counts the hellos of a page.
     """
 
     type: ClassVar[str] = "hello"
     version: int
     streams: bool
     page: str
+    said: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
