@@ -1,9 +1,9 @@
-"""Renews the README's picture, and takes one of every panel: both themes, 1400 and 600 pixels.
+"""Renews the pictures of README and guide, and takes each panel: both themes, 1400 and 600 pixels.
 
     python -m tests.browser.pictures [folder]
 
 The quickstart's network after its training, with two perturbations, in a real JupyterLab. Without a
-folder only `notebooks/images/widget.png` is written. Asserts nothing: they are for looking at.
+folder only those in `notebooks/images` are written. Asserts nothing: they are for looking at.
 """
 
 from __future__ import annotations
@@ -22,12 +22,17 @@ from browser.view import View  # noqa: E402
 from playwright.sync_api import expect  # noqa: E402
 
 NOTEBOOK = ROOT / "notebooks" / "quickstart.ipynb"
-PICTURE = ROOT / "notebooks" / "images" / "widget.png"
+IMAGES = ROOT / "notebooks" / "images"
+TABS = ("overview", "values", "units", "flow", "code", "nnx", "sweep", "compare")
 INSPECTOR, STEP = 7, 12
 """Numbers of cells of the notebook: what comes after the second is not run."""
 PERTURB = """
 insp.perturb("block1/conv", nni.Scale(0.25)); insp.perturb("head", nni.Noise(0.5))
 insp.selected = "block2/conv"; insp.effect.alone
+"""
+COMPARE = """
+_, untrained = nni.capture(Digits(rngs=nnx.Rngs(1)))(images[:64])
+insp.compare(untrained, name="untrained").shape
 """
 
 
@@ -49,6 +54,11 @@ def prepared(notebook: Notebook) -> View:
 
 def show(view: View, tab: str) -> None:
     """One panel, with what it asks the kernel for."""
+    if tab != "compare" and view.value("nni-pinned"):
+        view.part("nni-pin").click()
+    elif tab == "compare" and not view.value("nni-pinned"):
+        view.part("nni-tab-compare").click()
+        view.part("nni-compare-other").click()
     view.part(f"nni-tab-{tab}").click()
     if tab in ("flow", "nnx"):
         view.row("block2").click()
@@ -56,7 +66,7 @@ def show(view: View, tab: str) -> None:
         view.row("block2/conv").click()
     waits = {"values": "nni-picture", "units": "nni-strip", "flow": "nni-flow-node"}
     waits |= {"code": "nni-excerpt", "nnx": "nni-nnx-mode", "sweep": "nni-sweep-row"}
-    waits |= {"overview": "nni-parameter"}
+    waits |= {"overview": "nni-parameter", "compare": "nni-compare-row"}
     view.root.get_by_test_id(waits[tab]).first.wait_for()
     expect(view.root.locator("[aria-busy=true]")).to_have_count(0)
 
@@ -69,12 +79,17 @@ def main() -> None:
             view = prepared(notebook)
             notebook.page.set_viewport_size({"width": 1400, "height": 1120})
             show(view, "overview")
-            view.root.screenshot(path=PICTURE)
+            view.root.screenshot(path=IMAGES / "widget.png")
+            notebook.run(notebook.append(COMPARE), seconds=240)
+            view.part("nni-compare-row").wait_for()
+            for tab in TABS[1:]:
+                show(view, tab)
+                view.part("nni-detail").screenshot(path=IMAGES / f"{tab}.png")
             for width in (1400, 600) if folder else ():
                 notebook.page.set_viewport_size({"width": width, "height": 1120})
                 for dark in (False, True):
                     notebook.theme(dark=dark)
-                    for tab in ("overview", "values", "units", "flow", "code", "nnx", "sweep"):
+                    for tab in TABS:
                         show(view, tab)
                         name = f"{width}-{'dark' if dark else 'light'}-{tab}.png"
                         view.root.screenshot(path=folder / name)
