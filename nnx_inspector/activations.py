@@ -177,7 +177,8 @@ def _constant(atom: Any, made: Mapping[Any, Any]) -> Any:
     """The one number that an array is filled with, None where it is not known."""
     if _private.is_literal(atom):
         value = np.asarray(atom.val)
-        return value.astype(np.float64).reshape(()) if value.size == 1 else None
+        is_real = value.size == 1 and value.dtype.kind not in "cOSU"
+        return value.astype(np.float64).reshape(()) if is_real else None
     equation = made.get(atom)
     if equation is None or not _is_elementwise(equation):
         return None

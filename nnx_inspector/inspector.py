@@ -698,8 +698,8 @@ class Inspector:
             >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
             >>> insp = nni.Inspector(model, jnp.ones((4, 2)))
             >>> _, record = nni.capture(model)(2 * jnp.ones((4, 2)))
-            >>> insp.compare(record, name="doubled").total_variation.tolist()
-            [1.0]
+            >>> insp.compare(record, name="doubled").site.tolist()
+            ['', '']
             >>> insp.close()
         """
         self._require_open()

@@ -56,8 +56,9 @@ def after_tabulate() -> Iterator[None]:
                 delattr(cls, name)
 
 
-MOST = 4
-"""Cases of one test in the run that everybody waits for; the other cases of its matrix are long."""
+KEPT = (0, 1 / 3, 1)
+"""How far through a matrix the cases are that are in the run that everybody waits for; the others are
+long."""
 WHOLE = {
     "test_docs",
     "test_imports",
@@ -77,14 +78,14 @@ FIRST = {"test_wheel"}
 
 @pytest.hookimpl(tryfirst=True)  # before the marker deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a long matrix every n-th case is in each run; all of it with `--long`, by hand."""
+    """Of a long matrix a few cases are in each run; all of it with `--long`, by hand."""
     items.sort(key=lambda item: item.path.stem not in FIRST)
     by_test: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.path.stem not in WHOLE and not item.get_closest_marker("long"):
             by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in by_test.values():
-        kept = {round(i * (len(cases) - 1) / (MOST - 1)) for i in range(MOST)}
+        kept = {round(part * (len(cases) - 1)) for part in KEPT}
         for index, case in enumerate(cases):
-            if len(cases) > MOST and index not in kept:
+            if len(cases) > len(KEPT) and index not in kept:
                 case.add_marker(pytest.mark.long)

@@ -60,6 +60,7 @@ NONE = {
     "sum": lambda x: nnx.relu(x.sum(-1, keepdims=True) * x),
     "with another": lambda x: nnx.relu(x * jnp.arange(3.0)),
     "sine": jnp.sin,
+    "complex": lambda x: jnp.abs(x * (1 + 2j)) + jnp.real(x + 1j),
 }
 CASES = [
     *[("relu", name, f) for name, f in RELU.items()],
