@@ -57,8 +57,8 @@ def after_tabulate() -> Iterator[None]:
 
 
 KEPT = (0, 1 / 3, 1)
-"""How far through a matrix the cases are that are in the run that everybody waits for; the others are
-long."""
+"""How far through a matrix those cases are that are in the run that everybody waits for; the others
+are long."""
 WHOLE = {
     "test_docs",
     "test_imports",
