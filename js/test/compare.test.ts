@@ -41,7 +41,7 @@ async function bring(name: string, number: number): Promise<void> {
 
 beforeEach(async () => {
   view = await started();
-  view.stream.emit(...passes([[0, 0, 0, 0], [1, 1, 0, 0]])); // prettier-ignore
+  view.stream.emit(...passes([[0, 0, 0, 0], [1, 1, 0, 0], [2, 5, 1, 1]])); // prettier-ignore
   await settle();
 });
 afterEach(() => view.end());
@@ -59,6 +59,8 @@ it("compares with a pinned pass of the same run once there is another one", asyn
   view.stream.emit(...frame(2, { number: 2, step: 5 }));
   await settle();
   expect(asked()).toMatchObject([{ number: 2, pinned: 1 }]);
+  await answer([row("head", 0.5)]);
+  expect(view.find(ids.compareState)!.textContent).toBe("step 5, on screen, perturbed, against step 1");
 });
 
 it("pins another run when it comes, shows the panel, and ranks", async () => {

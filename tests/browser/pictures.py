@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from browser.lab import Lab  # noqa: E402 - of the tests, which are no package
 from browser.notebook import Notebook  # noqa: E402
 from browser.view import View  # noqa: E402
-from playwright.sync_api import expect  # noqa: E402
+from playwright.sync_api import FloatRect, expect  # noqa: E402
 
 NOTEBOOK = ROOT / "notebooks" / "quickstart.ipynb"
 IMAGES = ROOT / "notebooks" / "images"
@@ -71,6 +71,17 @@ def show(view: View, tab: str) -> None:
     expect(view.root.locator("[aria-busy=true]")).to_have_count(0)
 
 
+def filled(view: View) -> FloatRect:
+    """Where the detail is, without the room below its panel."""
+    view.root.scroll_into_view_if_needed()
+    box = view.part("nni-detail").bounding_box()
+    panel = view.root.get_by_role("tabpanel").bounding_box()
+    assert box is not None
+    assert panel is not None
+    height = min(box["height"], panel["y"] + panel["height"] - box["y"] + 12)
+    return {"x": box["x"], "y": box["y"], "width": box["width"], "height": height}
+
+
 def main() -> None:
     folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else None
     with tempfile.TemporaryDirectory() as root:
@@ -84,7 +95,7 @@ def main() -> None:
             view.part("nni-compare-row").wait_for()
             for tab in TABS[1:]:
                 show(view, tab)
-                view.part("nni-detail").screenshot(path=IMAGES / f"{tab}.png")
+                notebook.page.screenshot(path=IMAGES / f"{tab}.png", clip=filled(view))
             for width in (1400, 600) if folder else ():
                 notebook.page.set_viewport_size({"width": width, "height": 1120})
                 for dark in (False, True):

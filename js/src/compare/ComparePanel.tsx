@@ -79,6 +79,7 @@ function Which({ store, isNow }: { store: Store; isNow: boolean }) {
   const same = frame.value?.header.number === timeline.pinned.value?.header.number;
   const passes = timeline.passes.value;
   const step = result ? passes.indexOf(result.number) : -1;
+  const on = step >= 0 && passes.perturbed(step) ? ", perturbed" : "";
   return (
     <p class="nni-compare-which" role="status" data-testid={ids.compareState} data-state={compare.busy.value ? "busy" : isNow ? "now" : "before"}>
       {same ? (
@@ -87,7 +88,7 @@ function Which({ store, isNow }: { store: Store; isNow: boolean }) {
         <span>comparing …</span>
       ) : (
         <span>
-          {isNow ? `step ${count(frame.value?.header.step)}, on screen,` : step >= 0 ? `step ${count(passes.step(step))}` : "a pass that is gone"} against{" "}
+          {isNow ? `step ${count(frame.value?.header.step)}, on screen${on},` : step >= 0 ? `step ${count(passes.step(step))}${on}` : "a pass that is gone"} against{" "}
           <b>{pinnedName(store)}</b>
         </span>
       )}
