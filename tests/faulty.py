@@ -48,6 +48,7 @@ class Subject:
     loss: Callable[..., Any] = classified
     lr: float = 1e-3
     sgd: bool = False
+    wrt: Any = nnx.Param
 
     @property
     def batch(self) -> Any:
@@ -55,7 +56,7 @@ class Subject:
 
     def optimizer(self) -> Any:
         tx = optax.sgd(self.lr) if self.sgd else optax.adam(self.lr)
-        return nnx.Optimizer(self.model, tx, wrt=nnx.Param)
+        return nnx.Optimizer(self.model, tx, wrt=self.wrt)
 
 
 class MLP(nnx.Module):

@@ -16,57 +16,13 @@ from faulty_too import HEALTHY as HEALTHY_TOO
 from faulty_too import ON_PURPOSE
 from faulty_too import ONLY_TRAINING as ONLY_TRAINING_TOO
 from flax import nnx
+from judging import looped, stepped, watched
 
 import nnx_inspector as nni
 
 ALL_FAULTY = {**FAULTY, **FAULTY_TOO}
 ALL_HEALTHY = {**HEALTHY, **HEALTHY_TOO}
 ALL_ONLY_TRAINING = {**ONLY_TRAINING, **ONLY_TRAINING_TOO}
-
-
-def trainer(subject):
-    @nnx.jit
-    def train(model, optimizer, batch):
-        loss, grads = nnx.value_and_grad(subject.loss)(model, batch)
-        optimizer.update(model, grads)
-        return loss
-
-    optimizer = subject.optimizer()
-    return lambda: train(subject.model, optimizer, subject.batch)
-
-
-def stepped(subject, steps=0):
-    """What `insp.step` on a fresh inspector finds, after some steps of training."""
-    train = trainer(subject)
-    for _ in range(steps):
-        train()
-    insp = nni.Inspector(subject.model, subject.x, display=False)
-    try:
-        insp.step(subject.loss, subject.batch)
-        return insp.findings
-    finally:
-        insp.close()
-
-
-def watched(subject, steps=30, every=5):
-    """What a watched loop finds."""
-    train = trainer(subject)
-    with nni.watch(subject.model, every=every) as recording:
-        for _ in range(steps):
-            train()
-    return nni.diagnose(recording)
-
-
-def looped(subject, steps=30, every=5):
-    """What an inspector's own loop finds."""
-    train = trainer(subject)
-    insp = nni.Inspector(subject.model, subject.x, display=False)
-    try:
-        for _ in insp.watch(range(steps), every=every):
-            train()
-        return insp.findings
-    finally:
-        insp.close()
 
 
 def rules(findings):

@@ -12,60 +12,9 @@ import functools
 
 import pytest
 import strange_faults_too  # noqa: F401 - it adds to the tables of faults
-from flax import nnx
+from judging import looped, stepped, watched
 from strange_faults import FAULTS, ONLY_AFTER_TRAINING
 from strange_healthy import FROZEN, HEALTHY
-
-import nnx_inspector as nni
-
-
-def trainer(stranger):
-    @nnx.jit
-    def train(model, optimizer, batch):
-        differentiated = nnx.DiffState(0, stranger.wrt)
-        loss, grads = nnx.value_and_grad(stranger.loss, argnums=differentiated)(model, batch)
-        optimizer.update(model, grads)
-        return loss
-
-    optimizer = stranger.optimizer()
-    return lambda: train(stranger.model, optimizer, stranger.batch)
-
-
-def stepped(stranger, path, steps=0):
-    """One `insp.step`, after some steps of training."""
-    train = trainer(stranger)
-    for _ in range(steps):
-        train()
-    insp = nni.Inspector(stranger.model, stranger.x, display=False)
-    try:
-        insp.step(stranger.loss, stranger.batch)
-        return insp.findings
-    finally:
-        insp.close()
-
-
-def watched(stranger, path, steps=50, every=5):
-    """A watched loop; and out of the file that it was saved to the same is found."""
-    train = trainer(stranger)
-    with nni.watch(stranger.model, every=every, save=path) as recording:
-        for _ in range(steps):
-            train()
-    found = nni.diagnose(recording)
-    assert nni.diagnose(nni.load(path)) == found
-    return found
-
-
-def looped(stranger, path, steps=50, every=5):
-    """An inspector's own loop."""
-    train = trainer(stranger)
-    insp = nni.Inspector(stranger.model, stranger.x, display=False)
-    try:
-        for _ in insp.watch(range(steps), every=every):
-            train()
-        return insp.findings
-    finally:
-        insp.close()
-
 
 trained = functools.partial(stepped, steps=50)
 watched_long = functools.partial(watched, steps=200, every=10)
@@ -95,7 +44,11 @@ def cases(names, ways, always=()):
     ]  # fmt: skip
 
 
-LOOPS = {"watched": watched, "looped": looped, "watched 200": watched_long}
+LOOPS = {
+    "watched": functools.partial(watched, steps=50),
+    "looped": functools.partial(looped, steps=50),
+    "watched 200": watched_long,
+}
 FAULTY = cases(
     FAULTS, {"stepped": stepped, **LOOPS}, [("most units of a sequential dead", "stepped")]
 )
