@@ -17,9 +17,9 @@ from flax import nnx
 
 from nnx_inspector import _private
 from nnx_inspector import places as at_places
-from nnx_inspector.capturing import marking_layers
 from nnx_inspector.kinds import Perturbation
 from nnx_inspector.layers import Layer
+from nnx_inspector.mark_layers import marking_layers
 from nnx_inspector.parameter_kinds import ParameterPerturbation
 from nnx_inspector.perturbation import apply, nothing_to_perturb
 from nnx_inspector.perturbing import (

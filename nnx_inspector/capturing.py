@@ -8,7 +8,7 @@ does. Invariant: the call's results are those of the plain call. Never uses `nnx
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -22,70 +22,18 @@ from nnx_inspector.backward import (
     numbers_as_arrays,
     run_backward,
 )
-from nnx_inspector.changes import mark_changes
 from nnx_inspector.harvest import Plan, Seen, evaluate
 from nnx_inspector.keeping import Keep, Reduce
-from nnx_inspector.layers import TAP_INPUT, TAP_OUTPUT, Context, Layer
+from nnx_inspector.mark_layers import marking_layers
 from nnx_inspector.packing import unpack
 from nnx_inspector.parameters import Parameter, measure_parameters, updates_of
 from nnx_inspector.record import Call, Record
-from nnx_inspector.scope import Scope
 from nnx_inspector.sites import Only, Selection
-from nnx_inspector.staging import Function, LayersOf, Staged, as_function, staged
+from nnx_inspector.staging import Function, Staged, as_function, staged
 from nnx_inspector.summary import Summary
-from nnx_inspector.survey import UNATTRIBUTED, Marked, Survey, marks
-from nnx_inspector.taps import CHANGE, INPUT, OUTPUT, mark_arguments, mark_tree
-from nnx_inspector.variables import contents, unseen_references
-
-
-@dataclasses.dataclass(frozen=True)
-class MarkOutput:
-    """Marks what a call returns, after interceptors and perturbations, and the Variables that it
-    changes, for one owner.
-    """
-
-    owner: Any
-
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
-        before = contents(context.module if context.kind == "method" else None)
-        out = next_fun(*args, **kwargs)
-        if context.kind == "method":
-            out = mark_changes(out, before, context.module, owner=self.owner, site=context.site)
-        return mark_tree(out, owner=self.owner, site=context.site, part=OUTPUT)
-
-
-@dataclasses.dataclass(frozen=True)
-class MarkUnattributed:
-    """Leaves a mark where a call could not be attributed: it is told however the trace is kept."""
-
-    owner: Any
-
-    def __call__(self, type_name: str) -> None:
-        mark_tree((), owner=self.owner, site=type_name, part=UNATTRIBUTED)
-
-
-@dataclasses.dataclass(frozen=True)
-class MarkInput:
-    """Marks what a method receives, after interceptors, for one owner."""
-
-    owner: Any
-
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
-        args, kwargs = mark_arguments(args, kwargs, owner=self.owner, site=context.site, part=INPUT)
-        return next_fun(*args, **kwargs)
-
-
-def marking_layers(selection: Selection, *, inputs: bool) -> LayersOf:
-    """The layers that mark the outputs (and inputs) of the selected sites of a scope."""
-
-    def layers(scope: Scope, owner: Any) -> Sequence[Layer]:
-        unattributed = MarkUnattributed(owner)
-        out = [Layer(MarkOutput(owner), TAP_OUTPUT, selection, scope, unattributed)]
-        if inputs:
-            out.append(Layer(MarkInput(owner), TAP_INPUT, selection, scope))
-        return out
-
-    return layers
+from nnx_inspector.survey import Marked, Survey, marks
+from nnx_inspector.taps import CHANGE, OUTPUT
+from nnx_inspector.variables import unseen_references
 
 
 def _check_selection(selection: Selection, stage: Staged) -> None:

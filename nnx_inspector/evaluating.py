@@ -21,6 +21,7 @@ from nnx_inspector.arming import Arming
 from nnx_inspector.donated import undisturbed
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.handles import Handles
+from nnx_inspector.layers import unwatched
 from nnx_inspector.measures import Meter
 from nnx_inspector.modes import Modes
 from nnx_inspector.owned import Call, OwnedPasses, reach_of
@@ -29,7 +30,6 @@ from nnx_inspector.presenter import Presenter
 from nnx_inspector.sites import Selection
 from nnx_inspector.switching import Switches
 from nnx_inspector.trials import Outcome, Shown, Trial, each_alone, made
-from nnx_inspector.watching import unwatched
 from nnx_inspector.weak import weakly
 from nnx_inspector.worker import Worker
 

@@ -18,13 +18,14 @@ from flax import nnx
 
 from nnx_inspector import _private
 from nnx_inspector.activations import kind_after, kind_before
-from nnx_inspector.capturing import marking_layers
+from nnx_inspector.layers import unwatched
+from nnx_inspector.mark_layers import marking_layers
 from nnx_inspector.observed import UNKNOWN, Facts, ParameterFacts, SiteFacts
 from nnx_inspector.sites import CALL, ModuleSite, Path, Selection, module_sites, site_key
 from nnx_inspector.staging import Function, Staged, array_names, as_function, staged
 from nnx_inspector.taps import CHANGE, INPUT, OUTPUT, mark
 from nnx_inspector.variables import float_arrays, variables_by_path
-from nnx_inspector.watching import WatchedCall, unwatched
+from nnx_inspector.watched_call import WatchedCall
 
 _DTYPE = re.compile(r"(float64|float32|float16|bfloat16|float8\w*)\[")
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from nnx_inspector.binning import Scale
 from nnx_inspector.history import HistoryArrays
 from nnx_inspector.passes import Quantity
-from nnx_inspector.protocol import HISTORY_QUANTILES
 from nnx_inspector.recording import Recording
+from nnx_inspector.statistics import HISTORY_QUANTILES
 from nnx_inspector.summary import Summary
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from nnx_inspector.history import figures_of
 from nnx_inspector.passes import Pass
-from nnx_inspector.protocol import HISTORY_QUANTILES, STATISTICS
 from nnx_inspector.stacks import layer_of
+from nnx_inspector.statistics import HISTORY_QUANTILES, STATISTICS
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]

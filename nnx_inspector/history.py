@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from nnx_inspector.binning import Binned, axis, quantiles, rebinned
 from nnx_inspector.compact import binned, decoded
-from nnx_inspector.protocol import HISTORY_BINS, HISTORY_QUANTILES, STATISTICS
+from nnx_inspector.statistics import HISTORY_BINS, HISTORY_QUANTILES, STATISTICS
 from nnx_inspector.summary import Summary
 
 _Floats = npt.NDArray[np.float64]
@@ -25,7 +25,7 @@ class HistoryArrays(NamedTuple):
 
     Attributes:
         steps: float64[T], the step of each column, in the order of the passes.
-        quantiles: float64[T, 7], at `protocol.HISTORY_QUANTILES`, in the values' unit.
+        quantiles: float64[T, 7], at `HISTORY_QUANTILES`, in the values' unit.
         edges: float64[49], rising, even on a symmetric-log axis, in the values' unit.
         fractions: float64[T, 48], each row adds up to 1. A row is NaN, here and in `quantiles`,
             where nothing finite was measured or the counts are unknown (saturated).
@@ -62,7 +62,7 @@ def _no_axis() -> _Floats:
 
 
 def figures_of(blobs: Sequence[bytes]) -> list[list[int | float | None]]:
-    """`protocol.STATISTICS` and the quantiles of each encoded summary; None where not known."""
+    """`STATISTICS` and the quantiles of each encoded summary; None where not known."""
     rows: list[list[int | float | None]] = []
     for start in range(0, len(blobs), _BATCH):
         parts = [decoded(blob) for blob in blobs[start : start + _BATCH]]

@@ -27,6 +27,7 @@ from nnx_inspector.findings import Finding, diagnose
 from nnx_inspector.handles import Handle, Handles
 from nnx_inspector.kinds import Perturbation, Zero
 from nnx_inspector.layer_rows import shown_of, stacks_of
+from nnx_inspector.layers import unwatched
 from nnx_inspector.layerwise import layers_of
 from nnx_inspector.layout import layout_of
 from nnx_inspector.looking import look, parameters_at, units_at, units_messages
@@ -44,7 +45,7 @@ from nnx_inspector.perturbing import without_layers
 from nnx_inspector.places import CLEAN, Setting, place_of
 from nnx_inspector.presenter import Presenter
 from nnx_inspector.reading import Reading
-from nnx_inspector.record import Record, merged_summaries
+from nnx_inspector.record import Record
 from nnx_inspector.recording import Recording
 from nnx_inspector.replay import Told
 from nnx_inspector.runs import compare
@@ -59,7 +60,6 @@ from nnx_inspector.telling import Brief, told_by
 from nnx_inspector.timeline import Settings
 from nnx_inspector.tracing import Trace, trace
 from nnx_inspector.trials import Shown, Trial
-from nnx_inspector.watching import unwatched
 from nnx_inspector.weak import weakly
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class Inspector:
     ) -> None:
         with self._lock:
             stacks = shown_of(stacks_of(self._trace))
-            summaries = {**merged_summaries(record), **layers_of(record, stacks)}
+            summaries = {**record.merged(), **layers_of(record, stacks)}
             figures = None
             if states is not None:
                 figures = self._observer.figures(gauges_of(record, stacks), states, follow=False)
@@ -711,7 +711,7 @@ class Inspector:
         if of_no_step:
             record, theirs = jax.device_get(other), None
             layers = layers_of(record, shown_of(stacks_of(self._trace)))
-            other = recording_of({**merged_summaries(record), **layers})
+            other = recording_of({**record.merged(), **layers})
         frame = compare(other, self._recording, at=(theirs, ours))
         shown = other_pass(other, theirs, sites=self._recording.sites)
         called = name or other.name or "another run"

@@ -76,6 +76,7 @@ class Layer:
         only: which sites; None for all that `wrap` is asked about.
         scope: the model that paths are relative to; None for the outermost module called.
         unattributed: told the type of a module that looks like one of the scope's and is none.
+        watches: whether it watches the user's own loop, of which our passes are no part.
     """
 
     wrap: Interceptor
@@ -83,6 +84,7 @@ class Layer:
     only: Selection | None = None
     scope: Scope | None = None
     unattributed: Callable[[str], None] | None = None
+    watches: bool = False
     matched: set[str] = dataclasses.field(default_factory=lambda: set[str](), compare=False)
 
 
@@ -103,6 +105,11 @@ def without(unwanted: Callable[[Layer], bool]) -> Iterator[None]:
     """Close some of the open layers for a while: a pass of our own is not what they are for."""
     with opened(tuple(layer for layer in _thread.layers if not unwanted(layer))):
         yield
+
+
+def unwatched() -> contextlib.AbstractContextManager[None]:
+    """No loop that is watched sees, or perturbs, what is called inside: it is a pass of our own."""
+    return without(lambda layer: layer.watches)
 
 
 @contextlib.contextmanager

@@ -21,13 +21,15 @@ from flax import nnx
 
 from nnx_inspector import _private
 from nnx_inspector.acting import Reach, at_marks, layers_for, parameters_under
-from nnx_inspector.capturing import marking_layers, record_of
+from nnx_inspector.capturing import record_of
 from nnx_inspector.comparing import Differences, differences
 from nnx_inspector.facts import facts_of_call
 from nnx_inspector.gauges import VARIED
 from nnx_inspector.gauging import gauge, sampled, varied
 from nnx_inspector.harvest import Plan, evaluate, sinks_for
 from nnx_inspector.keeping import NOTHING, Keep
+from nnx_inspector.layers import unwatched
+from nnx_inspector.mark_layers import marking_layers
 from nnx_inspector.observed import Facts
 from nnx_inspector.parameters import floats_of
 from nnx_inspector.perturbation import rows_of
@@ -39,7 +41,6 @@ from nnx_inspector.substituting import with_own_parameters
 from nnx_inspector.switching import Switches, exactly, viewed
 from nnx_inspector.taps import OUTPUT
 from nnx_inspector.trees import orders
-from nnx_inspector.watching import unwatched
 
 NONE = Switches()
 

@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from nnx_inspector.capturing import marking_layers
 from nnx_inspector.harvest import Plan, evaluate
 from nnx_inspector.kind import Perturbation
+from nnx_inspector.mark_layers import marking_layers
 from nnx_inspector.parameter_kinds import ParameterPerturbation
 from nnx_inspector.perturbation import nothing_to_perturb, refusal
 from nnx_inspector.sites import Selection

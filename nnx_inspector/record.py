@@ -17,6 +17,7 @@ import numpy as np
 from nnx_inspector.call import Call, concrete, named_summaries
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.sites import closest, split_escaped
+from nnx_inspector.statistics import STATISTICS
 from nnx_inspector.summary import Summary, merge
 from nnx_inspector.units import Units, merge_units
 
@@ -287,31 +288,28 @@ class Record(Mapping[str, Entry]):
         columns = ["site", "quantity", "array", "calls", *figures(None)]
         return pd.DataFrame(rows, columns=columns)
 
+    def merged(self) -> dict[str, dict[str, Summary]]:
+        """For each site its output, gradient and input as one summary each, what is measured.
 
-def merged_summaries(record: Record) -> dict[str, dict[str, Summary]]:
-    """For each site its output, gradient and input as one summary each, what is measured.
-
-    A pytree's arrays are merged into one: the site's figure on screen.
-    """
-    out: dict[str, dict[str, Summary]] = {}
-    for key in record:
-        for quantity in ("output", "gradient", "input"):
-            parts = [
-                s
-                for c in record._calls[key]
-                if c.took_place
-                for _, s in named_summaries(getattr(c, quantity))
-                if not s.opaque
-            ]
-            if parts:
-                out.setdefault(key, {})[quantity] = merge(parts)
-    return out
+        A pytree's arrays are merged into one: the site's figure on screen.
+        """
+        out: dict[str, dict[str, Summary]] = {}
+        for key in self:
+            for quantity in ("output", "gradient", "input"):
+                parts = [
+                    s
+                    for c in self._calls[key]
+                    if c.took_place
+                    for _, s in named_summaries(getattr(c, quantity))
+                    if not s.opaque
+                ]
+                if parts:
+                    out.setdefault(key, {})[quantity] = merge(parts)
+        return out
 
 
 def figures(summary: Summary | None) -> dict[str, Any]:
-    """The figures of a summary by name, in the order of the protocol's statistics."""
-    from nnx_inspector.protocol import STATISTICS
-
+    """The figures of a summary by name, in the order of `STATISTICS`."""
     return {name: None if summary is None else getattr(summary, name) for name in STATISTICS}
 
 

@@ -22,7 +22,8 @@ from nnx_inspector.losses import losses_of
 from nnx_inspector.observed import Facts
 from nnx_inspector.recording import Recording
 from nnx_inspector.sites import Only, require_module
-from nnx_inspector.watching import Session, WatchedCall
+from nnx_inspector.watched_call import WatchedCall
+from nnx_inspector.watching import Session
 
 
 @contextmanager

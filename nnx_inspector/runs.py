@@ -2,7 +2,7 @@
 
 Invariant: sites are aligned by name and quantity alone (a layer of a scanned stack is the layer of
 that number of an unrolled one), and what only one has is said; a figure that is not known is NaN.
-Works on the host, and imports jax only where a Record is given.
+Works on the host and knows no jax: a Record hands over its summaries itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,17 @@ from nnx_inspector.summary import Summary
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
-    from nnx_inspector.record import Record
-
 _Floats = npt.NDArray[np.float64]
 _Summaries = Mapping[tuple[str, str], Summary]
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """One pass that is not in a recording: a Record."""
+
+    def merged(self) -> Mapping[str, Mapping[str, Summary]]:
+        """The summaries of each site, by quantity."""
+        ...
 
 
 class Difference(NamedTuple):
@@ -49,8 +56,8 @@ _COLUMNS: Final = tuple("in" if name == "where" else name for name in Difference
 
 
 def compare(
-    a: Recording | Record,
-    b: Recording | Record,
+    a: Recording | Measured,
+    b: Recording | Measured,
     *,
     at: int | tuple[int | None, int | None] | None = None,
 ) -> pd.DataFrame:
@@ -146,14 +153,12 @@ def _summaries(of: object, step: int | None, name: str) -> _Summaries:
     if isinstance(of, Recording):
         one = pass_of_run(of, step, name)
         return {(site, quantity): summary for site, quantity, summary in one.items()}
-    from nnx_inspector.record import Record, merged_summaries
-
-    if not isinstance(of, Record):
+    if not isinstance(of, Measured):
         raise TypeError(
             f"compare takes two Recordings or Records, got {type(of).__name__} for {name}: load a "
             "file with nni.load first."
         )
-    found = merged_summaries(of)
+    found = of.merged()
     return {(site, q): summary for site, each in found.items() for q, summary in each.items()}
 
 

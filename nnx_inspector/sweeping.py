@@ -18,7 +18,6 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector import _private
-from nnx_inspector.capturing import marking_layers
 from nnx_inspector.effects import (
     Logits,
     kl_divergence_in_trace,
@@ -32,7 +31,8 @@ from nnx_inspector.gradient_kinds import GradientPerturbation
 from nnx_inspector.harvest import Plan, evaluate
 from nnx_inspector.keeping import Keep
 from nnx_inspector.kinds import Perturbation, Zero
-from nnx_inspector.layers import TAP_OUTPUT, Context, Layer, without
+from nnx_inspector.layers import TAP_OUTPUT, Context, Layer, unwatched, without
+from nnx_inspector.mark_layers import marking_layers
 from nnx_inspector.memory import available_bytes, peak_bytes
 from nnx_inspector.parameter_kinds import ParameterPerturbation
 from nnx_inspector.progress import Progress, Report, shown
@@ -41,7 +41,6 @@ from nnx_inspector.sites import Only, Selection, require_module
 from nnx_inspector.staging import Function, Staged, staged
 from nnx_inspector.survey import marks
 from nnx_inspector.taps import INPUT, mark_tree
-from nnx_inspector.watching import unwatched
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -32,7 +32,7 @@ from nnx_inspector.binning import (
 )
 from nnx_inspector.compact import Sparse, entries
 from nnx_inspector.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2
-from nnx_inspector.protocol import STATISTICS
+from nnx_inspector.statistics import STATISTICS
 from nnx_inspector.summary import SATURATED
 
 _Floats = npt.NDArray[np.float64]
@@ -40,7 +40,7 @@ _Ints = npt.NDArray[np.int64]
 
 
 def figures_of(parts: Sequence[Sparse]) -> _Floats:
-    """float64[parts, STATISTICS]: the figures of each by the protocol's names, in its order.
+    """float64[parts, STATISTICS]: the figures of each by their names, in their order.
 
     Example:
         >>> from nnx_inspector.compact import decoded, encoded

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nnx_inspector import _private
-from nnx_inspector.capturing import MarkUnattributed
 from nnx_inspector.dataflow import Arrival, Edge, dataflow
 from nnx_inspector.layers import TAP_INPUT, TAP_OUTPUT, Layer
+from nnx_inspector.mark_layers import MarkUnattributed
 from nnx_inspector.marking import History, MarkCalls, MarkInputs, error_in_words
 from nnx_inspector.scope import Scope
 from nnx_inspector.sites import (

@@ -20,12 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector.acting import at_marks, parameters_under
-from nnx_inspector.capturing import marking_layers
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.gates import passed
 from nnx_inspector.harvest import Plan, evaluate
 from nnx_inspector.keeping import Keep
-from nnx_inspector.layers import Layer
+from nnx_inspector.layers import Layer, unwatched
+from nnx_inspector.mark_layers import marking_layers
 from nnx_inspector.memory import available_bytes
 from nnx_inspector.owned import Call, backward_pass
 from nnx_inspector.perturbation import rows_of
@@ -35,7 +35,6 @@ from nnx_inspector.sites import Selection
 from nnx_inspector.staging import LayersOf, Staged, staged
 from nnx_inspector.survey import Marked, Survey
 from nnx_inspector.taps import INPUT, OUTPUT, Structure, mapped_first
-from nnx_inspector.watching import unwatched
 
 GRADIENT = "gradient"
 Part = Literal["output", "input", "gradient"]

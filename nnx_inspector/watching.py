@@ -37,7 +37,6 @@ from nnx_inspector.layers import (
     Layer,
     open_layers,
     opened,
-    without,
 )
 from nnx_inspector.observed import Figures
 from nnx_inspector.observing import Observer, told_gauges
@@ -51,6 +50,7 @@ from nnx_inspector.summary import Summary
 from nnx_inspector.taps import INPUT, OUTPUT, is_observable, is_whole
 from nnx_inspector.trees import rebuilt, with_arguments
 from nnx_inspector.variables import contents
+from nnx_inspector.watched_call import WatchedCall, call_in_shapes
 from nnx_inspector.weak import weakly
 
 _sessions: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
@@ -155,7 +155,7 @@ class Session:
         turns = tuple((site, self.turns[site]) for site in rows if site in self.turns)
         keys = tuple(self.keys)
         watch = _Watch(self.number, keys, self._unmeasured, self.gradients, places, turns)
-        return Layer(watch, TAP_OUTPUT, self.selection, self._scope)
+        return Layer(watch, TAP_OUTPUT, self.selection, self._scope, watches=True)
 
     @property
     def lacks_room(self) -> bool:
@@ -283,11 +283,6 @@ class Session:
         _sessions.pop(self.number, None)
 
 
-def unwatched() -> AbstractContextManager[None]:
-    """No session sees (or perturbs) what is called inside: it is no pass of the watched loop."""
-    return without(lambda layer: isinstance(layer.wrap, _Watch))
-
-
 # ------------------------------------------------------------- the host's side
 
 
@@ -359,42 +354,12 @@ class _Told:
         _safely(self._session, receive, lambda: None)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class WatchedCall:
-    """The outermost call of a pass as a program was traced for it: shapes in place of arrays.
-
-    Attributes:
-        path: of the module that was called.
-    """
-
-    path: str
-    method: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
 @dataclasses.dataclass(frozen=True)
 class _Begun:
     """What the message of an outermost call says besides: of which parameters, and its call."""
 
     states: tuple[str, ...]
     call: WatchedCall | None
-
-
-def _call_in_shapes(context: Context, args: Any, kwargs: Any) -> WatchedCall | None:
-    """A call without its arrays; None where it holds more than arrays and plain Python values."""
-
-    def shape_of(leaf: Any) -> Any:
-        is_array = isinstance(leaf, jax.Array | np.ndarray)
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array else leaf
-
-    leaves = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
-    plain = (jax.Array, np.ndarray, bool, int, float, complex, str, type(None))
-    if context.path is None or not all(isinstance(leaf, plain) for leaf in leaves):
-        return None
-    new = [shape_of(leaf) for leaf in leaves]
-    args, kwargs = with_arguments(args, kwargs, new, is_whole)
-    return WatchedCall(context.path, context.method_name, args, kwargs)
 
 
 # ------------------------------------------------------------------- the hook
@@ -511,7 +476,7 @@ class _Watch:
             states = beginning_if(frame.gate, *operands)
         else:  # nothing is traced, and a cond would be compiled for each call
             states = beginning(*operands)
-        frame.begun = _Begun((*held, VARIED), _call_in_shapes(context, args, kwargs))
+        frame.begun = _Begun((*held, VARIED), call_in_shapes(context, args, kwargs))
         frame.states = [states]
 
     def _perturbed_arguments(

@@ -34,6 +34,7 @@ LAYERS = [
         "donated",
         "answering",
         "sections",
+        "statistics",
     },
     {"summary", "gauges"},
     {"compact", "curves", "observed", "finding"},
@@ -48,7 +49,7 @@ LAYERS = [
     {"packing", "units", "variables", "forwarding", "flops", "places", "offers"},
     {"linen", "scope", "wrapping", "taps", "findings", "figures", "presenting", "screen"},
     {"layers", "hostcalls", "inbox", "replay", "snapshot", "activations"},
-    {"dispatch", "wording", "changes"},
+    {"dispatch", "wording", "changes", "watched_call"},
     {"keeping", "inside"},
     {"call"},
     {"interception", "jitcalls"},
@@ -56,7 +57,7 @@ LAYERS = [
     {"page", "last_state", "layerwise", "board", "collecting", "presenter", "looks"},
     {"harvest"},
     {"staging", "perturbation"},
-    {"parameters", "backward", "substituting"},
+    {"parameters", "backward", "substituting", "mark_layers"},
     {"capturing", "observing"},
     {"watching"},
     {"facts"},
@@ -80,7 +81,7 @@ HOST_ONLY = {
     "gauges", "observed", "finding", "judged", "rules_nonfinite", "rules_forward",
     "rules_backward", "rules_model", "presenter", "offers", "flow", "excerpts", "expressions",
     "worker", "sections", "saving", "frames", "measured", "loading", "runs", "runs_on_screen",
-    "replay", "page", "assets", "snapshot", "saved", "last_state",
+    "replay", "page", "assets", "snapshot", "saved", "last_state", "statistics",
 }  # fmt: skip
 
 

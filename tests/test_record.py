@@ -12,7 +12,7 @@ from models import batch, rngs
 
 from nnx_inspector.capturing import capture, value_and_grad
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.record import Record, merged_summaries
+from nnx_inspector.record import Record
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +256,7 @@ def test_what_has_no_numbers_is_shape_only(wrap):
     frame = frame[frame["quantity"] == "output"].set_index("array")
     assert frame["size"].to_dict() == {"[0]": 6, "[1]['keys']": 3, "[1]['token']": 0}
     assert frame.loc["[1]['keys']"][["mean", "min", "norm"]].isna().all()
-    assert merged_summaries(record)[""]["output"].size == 6  # on screen numbers only
+    assert record.merged()[""]["output"].size == 6  # on screen numbers only
 
 
 def test_the_gradients_of_what_has_no_numbers_are_none():
@@ -274,7 +274,7 @@ def test_keys_alone_and_in_loops():
     record = capture(lambda m, key: m(key))(split, jax.random.key(0))[1]
     assert record[""].output.opaque == "key<fry>[2]"
     assert record[""].input.opaque == "key<fry>[]"
-    assert merged_summaries(record) == {}
+    assert record.merged() == {}
     keys = jax.random.split(jax.random.key(0), 4)
     for mapped in (lambda m, keys: jax.vmap(m)(keys), lambda m, keys: jax.lax.map(m, keys)):
         record = capture(mapped)(split, keys)[1]

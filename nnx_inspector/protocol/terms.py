@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+from nnx_inspector.statistics import HISTORY_BINS as HISTORY_BINS
+from nnx_inspector.statistics import HISTORY_QUANTILES as HISTORY_QUANTILES
+from nnx_inspector.statistics import STATISTICS as STATISTICS
+
 VERSION: Final = 5
 
 QUANTITIES: Final = ("output", "gradient")
 """What is measured at a site; the second axis of `Frame`'s table."""
 
-STATISTICS: Final = (
-    "size", "mean", "std", "min", "max", "norm", "zeros", "nan", "posinf", "neginf"
-)  # fmt: skip
-"""The figures of one summary; the third axis of `Frame`'s table. All NaN: not measured."""
-
 SPARK: Final = 32
 """Heights in a sparkline: bytes, the highest is 255."""
-
-HISTORY_QUANTILES: Final = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
-HISTORY_BINS: Final = 48
 
 MOST_SITES: Final = 100
 """Sites that are named of one perturbation; `reach` counts them all."""
