@@ -25,6 +25,7 @@ import numpy as np
 from flax.nnx import extract, graphlib, pytreelib
 from flax.nnx.transforms import compilation
 from flax.typing import HashableMapping
+from jax._src import core
 from jax.interpreters import ad
 
 from nnx_inspector.redirection import copy_of, redirect
@@ -380,7 +381,7 @@ def source_of_caller() -> tuple[str, bool]:
     """
     frame, inner = sys._getframe(1), False
     while frame is not None:
-        if _is_user_file(frame.f_code.co_filename):
+        if is_user_file(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}", inner
         inner = inner or _traces_a_function(frame.f_code)
         frame = frame.f_back
@@ -398,7 +399,7 @@ def source_of_equation(equation: Any) -> str:
     for code, instruction in zip(codes, instructions, strict=True):
         if _traces_a_function(code):
             return ""
-        if _is_user_file(code.co_filename):
+        if is_user_file(code.co_filename):
             frame = source_info_util.raw_frame_to_frame(code, instruction)
             return f"{code.co_filename}:{frame.start_line}"
     return ""
@@ -409,7 +410,7 @@ def _traces_a_function(code: types.CodeType) -> bool:
 
 
 @functools.cache
-def _is_user_file(filename: str) -> bool:
+def is_user_file(filename: str) -> bool:
     from jax._src import source_info_util
 
     own = __file__.rpartition("_private")[0]
@@ -442,6 +443,72 @@ def is_tracing() -> bool:
     from jax._src import core
 
     return not core.trace_state_clean()
+
+
+Bind = Callable[[], Any]
+
+
+@contextlib.contextmanager
+def interpreted(rule: Callable[[Any, Sequence[Any], dict[str, Any], Bind], Any]) -> Iterator[None]:
+    """Let `rule(primitive, values, params, bind)` give the results of each primitive that the code
+    within runs; `bind()` does what happens otherwise.
+
+    Values stay the arrays that they are, so Python may read them. A primitive inside of a function
+    that jax traces (jit, scan) is part of that function's jaxpr, and the rule sees the whole.
+    Objects of NNX that were made outside may be changed, as without this.
+    """
+    outer = core.trace_ctx.trace
+    with core.set_current_trace(_Interpreted(outer, rule)):
+        yield
+
+
+class _Interpreted(core.Trace):
+    """Has no tracers of its own: the values are those of the trace around it."""
+
+    def __init__(self, outer: Any, rule: Any):
+        super().__init__()
+        self._outer, self._rule = outer, rule
+        self._weakref = outer._weakref  # by which NNX, and a jit cache key, know the trace
+        self.requires_low = outer.requires_low
+
+    def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
+        def bind() -> Any:
+            return self._outer.process_primitive(primitive, tracers, params)
+
+        with core.set_current_trace(self._outer):
+            return self._rule(primitive, tracers, params, bind)
+
+    def stage_value(self, val: Any) -> Any:
+        return self._outer.stage_value(val)
+
+    def process_call(self, call_primitive: Any, f: Any, tracers: Any, params: Any, /) -> Any:
+        return self._outer.process_call(call_primitive, f, tracers, params)
+
+    def process_custom_jvp_call(
+        self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any
+    ) -> Any:
+        if any(map(is_tracer, tracers)):
+            return self._outer.process_custom_jvp_call(primitive, fun, jvp, tracers, **params)
+        with core.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+    def process_custom_vjp_call(
+        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any
+    ) -> Any:
+        if any(map(is_tracer, tracers)):
+            return self._outer.process_custom_vjp_call(primitive, fun, fwd, bwd, tracers, **params)
+        with core.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._outer, name)  # what only some traces have: `process_shard_map`
+
+
+def is_concrete(x: Any) -> bool:
+    """Whether Python may read a value: an array, or a tracer of an eager derivative."""
+    return not is_tracer(x) or core.is_concrete(x)
 
 
 def inside_while_loop() -> bool:

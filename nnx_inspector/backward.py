@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from nnx_inspector.harvest import Plan, evaluate, sinks_for
+from nnx_inspector.eager import SinksOf
+from nnx_inspector.harvest import Plan, sinks_for
 from nnx_inspector.staging import Arguments, Function, Staged, name_of, variables_of_state
 from nnx_inspector.taps import is_node
 
@@ -107,19 +108,42 @@ def differentiable(
     return Part(tuple(where), rebuild)
 
 
-def run_backward(stage: Staged, parts: Sequence[Part], plan: Plan) -> Any:
+def run_backward(
+    stage: Staged, parts: Sequence[Part], plan: Plan, check: Callable[[], None]
+) -> Any:
     """The loss, the call's outputs, what was seen, the sinks' cotangents, and the gradient for
-    each differentiated input by its number.
+    each differentiated input by its number. `check` raises where the call returns no loss.
     """
     where = sorted({i for part in parts for i in part.where})
+    return differentiated(stage, stage.inputs, plan, where, check=lambda out: check())
 
-    def loss_of(chosen: dict[int, Any], sinks: Any) -> Any:
-        full = [chosen.get(i, value) for i, value in enumerate(stage.inputs)]
-        out, seen = evaluate(stage.survey, full, plan=plan, sinks=sinks)
+
+def differentiated(
+    stage: Staged,
+    inputs: Sequence[Any],
+    plan: Plan,
+    numbers: Sequence[int],
+    *,
+    sinks_of: SinksOf = sinks_for,
+    check: Callable[[list[Any]], None],
+) -> Any:
+    """As `run_backward`, with other inputs, by the inputs of these numbers, and other sinks.
+
+    Args:
+        check: called with the outputs; raises where the first is no loss.
+    """
+    sinks = None if stage.eager else sinks_of(stage.survey)
+    seed = jnp.float32(0.0) if stage.eager else None
+
+    def loss_of(chosen: dict[int, Any], sinks: Any, seed: Any) -> Any:
+        full = [chosen.get(i, value) for i, value in enumerate(inputs)]
+        out, seen = stage.evaluate(full, plan=plan, sinks=sinks, seed=seed, sinks_of=sinks_of)
+        check(out)
         return out[0], (out, seen)
 
-    transform = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)
-    (value, (out, seen)), (grads, cotangents) = transform(
-        {i: stage.inputs[i] for i in where}, sinks_for(stage.survey)
+    transform = jax.value_and_grad(loss_of, argnums=(0, 1, 2), has_aux=True)
+    (value, (out, seen)), (grads, cotangents, _) = transform(
+        {i: inputs[i] for i in numbers}, sinks, seed
     )
-    return value, out, seen, cotangents, grads
+    received = cotangents if stage.last is None else stage.last.received
+    return value, out, seen, received, grads

@@ -8,6 +8,7 @@ does. Invariant: the call's results are those of the plain call. Never uses `nnx
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ from nnx_inspector.backward import (
     numbers_as_arrays,
     run_backward,
 )
-from nnx_inspector.harvest import Plan, Seen, evaluate
+from nnx_inspector.harvest import Plan, Seen
 from nnx_inspector.keeping import Keep, Reduce
 from nnx_inspector.mark_layers import marking_layers
 from nnx_inspector.packing import unpack
@@ -37,7 +38,8 @@ from nnx_inspector.variables import unseen_references
 
 
 def _check_selection(selection: Selection, stage: Staged) -> None:
-    if selection.terms != (None,):
+    known = not stage.eager or stage.last is not None
+    if known and selection.terms != (None,):
         called = [marked.site for marked in marks(stage.survey)]
         selection.require_match(stage.roots, [*called, *stage.survey.unseen])
 
@@ -91,9 +93,11 @@ def capture(
     selection, plan = Selection(only), Plan(keep=Keep(values, units), sample=sample)
 
     def captured(*args: Any, **kwargs: Any) -> tuple[Any, Record]:
-        with staged(function, args, kwargs, marking_layers(selection, inputs=inputs)) as stage:
+        layers = marking_layers(selection, inputs=inputs)
+        with staged(function, args, kwargs, layers, may_run=True) as stage:
             _check_selection(selection, stage)
-            out, seen = evaluate(stage.survey, stage.inputs, plan=plan)
+            out, seen = stage.evaluate(stage.inputs, plan=plan)
+            _check_selection(selection, stage)
             measured = measure_parameters(stage) if parameters else {}
             return stage.finish(out, update=True), record_of(stage, seen, parameters=measured)
 
@@ -168,11 +172,12 @@ def value_and_grad(
         chosen = {n - owned for n, _ in parts_of}
         args = tuple(numbers_as_arrays(a) if i in chosen else a for i, a in enumerate(args))
         layers = marking_layers(selection, inputs=inputs)
-        with staged(function, args, kwargs, layers) as stage:
+        with staged(function, args, kwargs, layers, may_run=True) as stage:
             _check_selection(selection, stage)
             parts = [differentiable(stage, function, args, n, only) for n, only in parts_of]
-            check_loss(stage, function, has_aux)
-            value, out, seen, cotangents, flat = run_backward(stage, parts, plan)
+            check = functools.partial(check_loss, stage, function, has_aux)
+            value, out, seen, cotangents, flat = run_backward(stage, parts, plan, check)
+            _check_selection(selection, stage)
             grads = [part.rebuild([flat[i] for i in part.where]) for part in parts]
             measured = {}
             if parameters or optimizer is not None:
@@ -245,7 +250,7 @@ def record_of(
             f"{count} calls of modules of this type are unattributed: they are not part of the "
             f"model that was passed, but copies of it or modules made during the call"
         )
-    return Record(calls, unseen, parameters)
+    return Record(calls, unseen, parameters, eager=stage.eager)
 
 
 def _in_order(found: Survey, seen: list[Any], cotangents: list[Any] | None) -> list[_Passed]:

@@ -54,13 +54,13 @@ class Values:
             if atom not in self._made:
                 return atom, order
             equation, position = self._made[atom]
-            passed = self._passed_through(equation, position)
+            passed = self.passed_through(equation, position)
             if passed is None:
                 return atom, order
             operand, first = passed
             atom, order = equation.invars[operand], _after(order, first)
 
-    def _passed_through(self, equation: Any, position: int) -> tuple[int, Order] | None:
+    def passed_through(self, equation: Any, position: int) -> tuple[int, Order] | None:
         """Which operand an equation's result is, if it is one unchanged."""
         name, params = equation.primitive.name, equation.params
         if name in _IDENTITY:
@@ -118,6 +118,13 @@ class Values:
                 found.append(None if number is None else (number, order))
             self._known[id(bare)] = (bare, found)  # the jaxpr too, so that its id stays its own
         return self._known[id(bare)][1]
+
+
+def handed_on(equation: Any) -> list[int | None]:
+    """For each result of an equation the number of the operand that it is, unchanged; else None."""
+    values = Values(equation)
+    found = [values.passed_through(equation, i) for i in range(len(equation.outvars))]
+    return [None if one is None or one[1] is not None else one[0] for one in found]
 
 
 def _alike(equation: Any, position: int, operand: int, order: Order) -> bool:

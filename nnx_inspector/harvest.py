@@ -116,12 +116,27 @@ def evaluate(
             out = _private.bind(equation, values)
         else:
             sink = None if sinks is None else sinks[len(seen)]
-            run = _RUN[item.kind]
             with _private.context_of(equation):
-                out, new = run(item, equation, values, plan, on_this_mesh(sink), memo)
+                out, new = run_item(item, equation, values, plan, on_this_mesh(sink), memo)
             seen.append(on_this_mesh(new))
         env.update(zip(equation.outvars, out, strict=True))
     return [read(v) for v in found.jaxpr.outvars], seen
+
+
+def run_item(
+    item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
+) -> tuple[list[Any], Any]:
+    """Do one equation that holds marks: its results, and what was seen.
+
+    Args:
+        item: what the survey says of it.
+        equation: its primitive's parameters.
+        values: its operands.
+        plan: what to do at marks.
+        sink: its part of `sinks_for`, or None.
+        memo: the summaries of values by their id.
+    """
+    return _RUN[item.kind](item, equation, values, plan, sink, memo)
 
 
 @jax.tree_util.register_dataclass

@@ -191,6 +191,7 @@ class Record(Mapping[str, Entry]):
     Attributes:
         unseen: sites that could not be read, each with the reason.
         parameters: the model's parameters by path, `"blocks/0/attn/kernel"`, where asked for.
+        eager: why the pass ran line by line instead of being traced; `""` where it was traced.
     """
 
     def __init__(
@@ -198,10 +199,13 @@ class Record(Mapping[str, Entry]):
         calls: Mapping[str, Sequence[Call]],
         unseen: Mapping[str, str],
         parameters: Mapping[str, Parameter] | None = None,
+        *,
+        eager: str = "",
     ):
         self._calls = {key: tuple(value) for key, value in calls.items()}
         self.unseen = dict(unseen)
         self.parameters = dict(parameters or {})
+        self.eager = eager
 
     def __getitem__(self, key: str) -> Entry:
         if key in self._calls:
@@ -250,7 +254,8 @@ class Record(Mapping[str, Entry]):
         sites = ", ".join(repr(k) for k in list(self._calls)[:4])
         more = f", ... {len(self) - 4} more" if len(self) > 4 else ""
         unseen = f"; unseen: {sorted(self.unseen)}" if self.unseen else ""
-        return f"Record({len(self)} sites: {sites}{more}{unseen})"
+        eager = "; ran eagerly" if self.eager else ""
+        return f"Record({len(self)} sites: {sites}{more}{unseen}{eager})"
 
     def to_frame(self) -> pd.DataFrame:
         """A tidy pandas frame, one row a site, quantity and array.
@@ -317,7 +322,7 @@ def _flatten(record: Record) -> tuple[Any, Any]:
     keys = tuple(record._calls)
     calls = (record._calls[key] for key in keys)
     parameters = (record.parameters,) if record.parameters else ()
-    return (*calls, *parameters), (keys, tuple(sorted(record.unseen.items())))
+    return (*calls, *parameters), (keys, tuple(sorted(record.unseen.items())), record.eager)
 
 
 def _flatten_with_keys(record: Record) -> tuple[Any, Any]:
@@ -328,8 +333,8 @@ def _flatten_with_keys(record: Record) -> tuple[Any, Any]:
 
 
 def _unflatten(aux: Any, children: Any) -> Record:
-    keys, unseen = aux
-    made = Record(dict(zip(keys, children, strict=False)), dict(unseen))
+    keys, unseen, eager = aux
+    made = Record(dict(zip(keys, children, strict=False)), dict(unseen), eager=eager)
     for parameters in children[len(keys) :]:
         made.parameters = parameters  # as it is: jax fills trees with what is no parameter, too
     return made

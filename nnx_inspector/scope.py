@@ -123,6 +123,13 @@ class Scope:
         """Count a call of a module of this type that is not the model's."""
         self.unattributed[name] = self.unattributed.get(name, 0) + 1
 
+    def forget(self) -> None:
+        """Forget the copies that were met, and whose calls could not be attributed."""
+        for known in (self._copies, self._flattened, self._arrived, self._doubted, self._no_views):
+            known.clear()
+        self.unattributed.clear()
+        self.doubtful.clear()
+
     def adopt(self, module: nnx.Module, owner: nnx.Module, below: Path) -> None:
         """Let a module that is made during a call stand below one of the model's own."""
         path = self.path_of(owner)
@@ -130,6 +137,14 @@ class Scope:
             for inner, part in iter_modules(module):
                 self._copies[id(part)] = (weakref.ref(part), (*path, *below, *inner))
                 self.types.add(type(part))
+
+    def follow(self, own: Any, copy: Any) -> None:
+        """Let the modules of a copy of NNX objects stand for those that they are copies of."""
+        pairs = zip(nnx.iter_graph(own, graph=True), nnx.iter_graph(copy, graph=True), strict=True)
+        for (_, module), (_, stand_in) in pairs:
+            path = self._known(module) if isinstance(module, nnx.Module) else None
+            if path is not None:
+                self._copies[id(stand_in)] = (weakref.ref(stand_in), path)
 
     def leaves_with_tag(self, module: Any) -> Path | None:
         """The path to put into a graphdef or treedef; notes at which trace it was put there."""

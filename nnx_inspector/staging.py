@@ -1,8 +1,9 @@
 """Traces a call over modules once, with our layers open, as a pure function of arrays.
 
-Invariant: what the call changes in the caller's modules (BatchNorm statistics, RNG counters, new
-Variables) is an output of the traced function; `finish` applies it, or leaves it, as asked. A
-call that raises changes nothing. Does not decide what is measured.
+A call whose code reads the values of arrays cannot be traced: the same pure function then runs
+eagerly, at each `evaluate`. Invariant: what the call changes in the caller's modules (BatchNorm
+statistics, RNG counters, new Variables) is an output of the function; `finish` applies it, or
+leaves it, as asked. A call that raises changes nothing. Does not decide what is measured.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from flax import nnx
 
 from nnx_inspector import _private
 from nnx_inspector.dispatch import hooked
+from nnx_inspector.eager import EagerPass, SinksOf, why_untraceable
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.harvest import Plan, evaluate
 from nnx_inspector.interception import warn_of_doubtful_calls
 from nnx_inspector.layers import Layer, open_layers
 from nnx_inspector.scope import Scope
 from nnx_inspector.sites import Path, argument_name, require_module
 from nnx_inspector.survey import Survey, survey
-from nnx_inspector.taps import is_node, is_whole
+from nnx_inspector.taps import describe, is_node, is_whole
 from nnx_inspector.trees import rebuilt
 
 _TAG = "nnx_inspector"
@@ -169,6 +172,9 @@ class Staged:
         returned: what the call returned, without its arrays and modules.
         scope: in which paths were found; it counts what could not be attributed.
         owner: whose marks the survey holds.
+        eager: why the call runs eagerly instead of being traced, in words; `""` where it is traced.
+            An eager call is known once it has run: until then the survey is empty.
+        last: the last run of an eager call.
         spans: for the id of each Variable where its arrays are among the inputs.
         arrays: the arrays among the arguments, the last of the inputs.
     """
@@ -183,6 +189,30 @@ class Staged:
     spans: dict[int, tuple[int, ...]]
     arrays: tuple[Any, ...]
     _finish: Callable[[Sequence[Any], bool], Any]
+    _call: Callable[[Sequence[Any]], tuple[list[Any], Arguments]]
+    eager: str = ""
+    last: EagerPass | None = None
+
+    def evaluate(
+        self,
+        inputs: Sequence[Any],
+        *,
+        plan: Plan,
+        sinks: Any = None,
+        seed: Any = None,
+        sinks_of: SinksOf | None = None,
+    ) -> tuple[list[Any], list[Any]]:
+        """Run the call: its outputs, and what was seen; see `harvest.evaluate`.
+
+        An eager call takes `seed` and `sinks_of` instead of `sinks`, see `EagerPass`.
+        """
+        if not self.eager:
+            return evaluate(self.survey, inputs, plan=plan, sinks=sinks)
+        last = EagerPass(self.owner, plan, seed=seed, sinks_of=sinks_of)
+        out, self.returned = last.run(lambda: self._call(inputs))
+        self.last, self.survey, self.outputs = last, last.survey, len(self.returned.arrays)
+        warn_of_doubtful_calls(self.scope, "They are listed as unseen.")
+        return out, last.seen
 
     def array_index(self, position: int, array: Any) -> int:
         """Where the arguments' array of this position is among the inputs."""
@@ -212,11 +242,14 @@ def staged(
     layers: LayersOf,
     *,
     roots: dict[Path, Any] | None = None,
+    may_run: bool = False,
 ) -> Iterator[Staged]:
     """Trace `function(*args, **kwargs)` with `layers(scope, owner)` open.
 
     Runs nothing on a device. Within the context the modules may be updated by `finish`. `roots`
-    are the modules that paths are relative to, by default those among the arguments.
+    are the modules that paths are relative to, by default those among the arguments. With
+    `may_run` a call that cannot be traced, and whose arguments are concrete, runs eagerly when it
+    is evaluated.
     """
     roots = roots_of(function, args, kwargs) if roots is None else roots
     arguments = Arguments.of((function.owner, tuple(args), kwargs))
@@ -235,6 +268,8 @@ def staged(
         def pure(state_leaves: Any, arrays: Any) -> Any:
             with nnx.merge_context(_TAG, True) as merging:
                 inner = merging.merge(graphdef, held.with_arrays(state_leaves))
+            if stage is not None:
+                scope.follow(arguments.take(arguments.nodes), inner)
             before, inner_references = _contents(inner), _references(inner)
             owner, inner_args, inner_kwargs = arguments.rebuild(inner, arrays)
             out = function.bind(owner)(*inner_args, **inner_kwargs)
@@ -252,13 +287,33 @@ def staged(
             return returned.take(returned.arrays), left, leaves_out
 
         arrays = arguments.take(arguments.arrays)
-        with _saying_why_values_are_unknown():
-            jaxpr = jax.make_jaxpr(pure)(state_leaves, list(arrays))
-        written = _private.writes(jaxpr)
-        warn_of_doubtful_calls(scope, "They are listed as unseen.")
-        returned: Arguments = result["returned"]
+        stage: Staged | None = None
+        written: set[str] = set()
+        key = _form_of(function, graphdef, arguments, state_leaves) if may_run else None
+        can_run = may_run and all(map(_is_concrete, (*state_leaves, *arrays)))
+        why = _eagerly.get(key, "") if can_run and key is not None else ""
+        jaxpr = None
+        if not why:
+            try:
+                jaxpr = jax.make_jaxpr(pure)(state_leaves, list(arrays))
+            except Exception as error:
+                why = why_untraceable(error) if can_run else ""
+                if not why:
+                    _say_why_values_are_unknown(error)
+                    raise
+                _remember(key, why)
+                scope.forget()
+        if jaxpr is not None:
+            written = _private.writes(jaxpr)
+            warn_of_doubtful_calls(scope, "They are listed as unseen.")
+
+        def call(inputs: Sequence[Any]) -> tuple[list[Any], Arguments]:
+            count = len(state_leaves)
+            mine, left, state_out = pure(list(inputs[:count]), list(inputs[count:]))
+            return [*mine, *left, *state_out], result["returned"]
 
         def finish(out: Sequence[Any], update: bool) -> Any:
+            returned: Arguments = result["returned"]
             mine, rest = out[: len(returned.arrays)], out[len(returned.arrays) :]
             left, state_out = rest[: len(references)], rest[len(references) :]
             nodes: Any = ()
@@ -267,7 +322,7 @@ def staged(
                     f"{name_of(function.call)} writes to a Variable with hijax=True, which NNX's "
                     f"own transforms cannot update either. Make that Variable with ref=True."
                 )
-            if update and "ref" in written:
+            if update and ("ref" in written or why):
                 for reference, value in zip(references, left, strict=True):
                     reference[...] = value
             # what did not change is not written: a model from an outer trace could not be
@@ -283,8 +338,9 @@ def staged(
                     _, nodes = merging.merge(result["graphdef"], new_state)
             return returned.rebuild(nodes, mine)
 
-        yield Staged(
-            survey(jaxpr, owner),
+        returned = result["returned"] if jaxpr is not None else Arguments.of(())
+        stage = Staged(
+            EagerPass(owner, Plan()).survey if jaxpr is None else survey(jaxpr, owner),
             [*state_leaves, *arrays],
             len(returned.arrays),
             returned,
@@ -294,7 +350,43 @@ def staged(
             spans,
             arrays,
             finish,
+            call,
+            why,
         )
+        yield stage
+
+
+# ------------------------------------------------------ what is known to run eagerly
+
+_eagerly: dict[int, str] = {}
+"""For the form of a call why it runs eagerly: it is not traced in vain each time."""
+
+_MOST = 1000
+
+
+def _is_concrete(x: Any) -> bool:
+    return not isinstance(x, jax.ShapeDtypeStruct) and _private.is_concrete(x)
+
+
+def _remember(key: int | None, why: str) -> None:
+    if key is not None:
+        if len(_eagerly) >= _MOST:
+            _eagerly.clear()
+        _eagerly[key] = why
+
+
+def _form_of(
+    function: Function, graphdef: Any, arguments: Arguments, leaves: Sequence[Any]
+) -> int | None:
+    """A number for a call's code, structure, shapes and dtypes; None where they have no hash."""
+    of = function.method or getattr(function.call, "__code__", type(function.call))
+    avals = [describe(x) for x in (*leaves, *arguments.take(arguments.arrays))]
+    dynamic = {*arguments.nodes, *arguments.arrays}
+    others = [(type(x), x) for i, x in enumerate(arguments.leaves) if i not in dynamic]
+    try:
+        return hash((of, graphdef, arguments.treedef, tuple(avals), tuple(others)))
+    except TypeError:
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,21 +456,15 @@ def _differ(before: tuple[Any, list[Any]], after: tuple[Any, list[Any]]) -> bool
     return any(a is not b for a, b in zip(before[1], after[1], strict=True))
 
 
-@contextlib.contextmanager
-def _saying_why_values_are_unknown() -> Iterator[None]:
-    try:
-        yield
-    except (
-        jax.errors.ConcretizationTypeError,
-        jax.errors.TracerArrayConversionError,
-        jax.errors.TracerIntegerConversionError,
-    ) as error:
+def _say_why_values_are_unknown(error: Exception) -> None:
+    place = why_untraceable(error)
+    if place:
         error.add_note(
-            "nnx_inspector: the call is traced, as by jax.jit, so its code cannot ask for the "
-            "value of an array. Use jax.lax.cond or jnp.where, or pass what it branches on as a "
-            "Python value."
+            f"nnx_inspector: the call is traced, as by jax.jit, so its code cannot ask for the "
+            f"value of an array: {place}. Call it with arrays, outside of jit and vmap, and it "
+            f"runs eagerly; or use jax.lax.cond or jnp.where, or pass what it branches on as a "
+            f"Python value."
         )
-        raise
 
 
 def _spans(nodes: Any, state: Any) -> dict[int, tuple[int, ...]]:

@@ -86,15 +86,18 @@ def survey(jaxpr: Any, owner: Any) -> Survey:
     unattributed: dict[str, int] = {}
     values = Values(bare)
     for number, equation in enumerate(bare.eqns):
-        item = _item(equation, owner, unseen, unattributed)
+        item = item_of(equation, owner, unseen, unattributed)
         if item is not None and not _says_nothing(item, equation, values):
             items[number] = item
     return Survey(bare, tuple(consts), items, unseen, unattributed)
 
 
-def _item(
+def item_of(
     equation: Any, owner: Any, unseen: dict[str, str], unattributed: dict[str, int]
 ) -> Item | None:
+    """What one equation is to a survey; None where it holds no mark that can be taken out. Adds to
+    `unseen` and `unattributed`.
+    """
     params, name = equation.params, equation.primitive.name
     if equation.primitive is mark:
         if params["owner"] != owner:

@@ -56,6 +56,7 @@ LAYERS = [
     {"survey", "record", "runs", "runs_on_screen"},
     {"page", "last_state", "layerwise", "board", "collecting", "presenter", "looks"},
     {"harvest"},
+    {"eager"},
     {"staging", "perturbation"},
     {"parameters", "backward", "substituting", "mark_layers"},
     {"capturing", "observing"},

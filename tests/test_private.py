@@ -482,3 +482,39 @@ def test_writes_are_found_in_the_program_and_what_is_inside_it():
 
     assert _private.writes(jax.make_jaxpr(adds)(1.0)) == {"ref"}
     assert _private.writes(jax.make_jaxpr(lambda x: jax.new_ref(x)[...])(1.0)) == set()
+
+
+def test_primitives_are_interpreted_where_python_runs_them():
+    names = []
+
+    def rule(primitive, values, params, bind):
+        names.append(primitive.name)
+        return 2 * values[0] if primitive.name == "sin" else bind()
+
+    @jax.jit
+    def inner(x):
+        return jnp.cos(x)
+
+    def run(x):
+        with _private.interpreted(rule):
+            y = jax.vmap(jax.lax.sin)(x)
+            assert isinstance(y, jax.Array)
+            return inner(y) if _private.is_concrete(y.sum()) and y.sum() > 1 else y
+
+    np.testing.assert_allclose(run(jnp.ones(3)), np.cos(2 * np.ones(3)), rtol=1e-6)
+    assert names.count("sin") == 1
+    assert "cos" not in names  # it is part of the jitted function
+    assert "jit" in names
+    grad = jax.grad(lambda x: run(x).sum())(jnp.ones(3))
+    np.testing.assert_allclose(grad, -2 * np.sin(2 * np.ones(3)), rtol=1e-6)
+    names.clear()
+    jnp.sin(jnp.ones(3))
+    assert names == []
+
+
+def test_what_is_concrete_is_told_from_what_is_not():
+    found = []
+    jax.grad(lambda x: found.append(_private.is_concrete(x)) or x)(1.0)
+    jax.jit(lambda x: found.append(_private.is_concrete(x)) or x)(1.0)
+    assert found == [True, False]
+    assert _private.is_concrete(np.ones(2))
