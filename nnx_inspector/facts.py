@@ -33,7 +33,7 @@ _DTYPE = re.compile(r"(float64|float32|float16|bfloat16|float8\w*)\[")
 def facts_of_modules(model: nnx.Module) -> Facts:
     """What is known of a model without calling it."""
     sites = tuple(_site_of(site) for site in module_sites(model))
-    return Facts(sites=sites, parameters=tuple(_parameters(model, None)))
+    return Facts(sites=sites, parameters=tuple(_parameters(model)))
 
 
 def facts_of_call(
@@ -42,8 +42,13 @@ def facts_of_call(
     kwargs: dict[str, Any],
     model: nnx.Module,
     selection: Selection,
+    *,
+    is_loss: bool = False,
 ) -> Facts:
     """What is known of a model and of a pass over it, which is traced.
+
+    Args:
+        is_loss: whether the function returns a loss, or `(loss, aux)`.
 
     Raises:
         Whatever the traced function raises.
@@ -52,12 +57,13 @@ def facts_of_call(
     with staged(function, args, kwargs, layers, roots=roots) as stage:
         program = _Program(stage.owner)
         program.enter(stage.survey.jaxpr)
-        used = _private.needed_inputs(stage.survey.jaxpr, stage.outputs)
+        needed = _needed(stage, _private.needed_inputs(stage.survey.jaxpr, stage.outputs))
+        of_loss = _private.needed_inputs(stage.survey.jaxpr, 1) if is_loss else None
         known = {one.site: one for one in facts_of_modules(model).sites}
         for site, found in program.sites.items():
             base = known.get(site, SiteFacts(site=site))
             known[site] = _joined(base, found)
-        parameters = tuple(_parameters(model, _needed(stage, used)))
+        parameters = tuple(_parameters(model, needed, _needed(stage, of_loss)))
     return Facts(sites=tuple(known.values()), parameters=parameters)
 
 
@@ -110,7 +116,11 @@ def _declared(dtype: Any) -> str:
         return ""
 
 
-def _parameters(model: nnx.Module, needed: Mapping[int, bool] | None) -> list[ParameterFacts]:
+def _parameters(
+    model: nnx.Module,
+    needed: Mapping[int, bool] | None = None,
+    of_loss: Mapping[int, bool] | None = None,
+) -> list[ParameterFacts]:
     out: list[ParameterFacts] = []
     seen: set[int] = set()
     held = {path: site.key for site in module_sites(model) for path in (site.path, *site.aliases)}
@@ -119,7 +129,9 @@ def _parameters(model: nnx.Module, needed: Mapping[int, bool] | None) -> list[Pa
         if id(variable) in seen or not isinstance(variable, (nnx.Param, nnx.BatchStat)):
             continue
         seen.add(id(variable))
-        use = UNKNOWN if needed is None else int(needed.get(id(variable), True))
+        use, in_loss = (
+            UNKNOWN if of is None else int(of.get(id(variable), True)) for of in (needed, of_loss)
+        )
         for name, leaf in zip(array_names(variable), float_arrays(variable), strict=True):
             if leaf is not None:
                 out.append(
@@ -131,6 +143,7 @@ def _parameters(model: nnx.Module, needed: Mapping[int, bool] | None) -> list[Pa
                         size=math.prod(leaf.shape),
                         needed=use,
                         axes=len(leaf.shape),
+                        in_loss=in_loss,
                     )
                 )
     return out

@@ -35,7 +35,9 @@ class Finding:
         step: the step at which it was first seen.
         severity: "error", "warning" or "info".
         evidence: the figures it rests on, by name; counts are numbers of values.
-        message: one sentence: what was found, and what it usually means.
+        what: what was seen, a clause without a full stop.
+        advice: what it usually means and what mends it, likewise.
+        effects: other findings that this one explains, which are not listed beside it.
     """
 
     rule: str
@@ -43,7 +45,23 @@ class Finding:
     step: int
     severity: Severity
     evidence: Mapping[str, float]
-    message: str
+    what: str
+    advice: str
+    effects: tuple[Finding, ...] = ()
+
+    @property
+    def message(self) -> str:
+        """What was seen, what it usually means, and what follows from it."""
+        own = f"{self.what}: {self.advice}."
+        if not self.effects:
+            return own
+        return f"{own} Because of this: {'; '.join(_inside(one.what) for one in self.effects)}."
+
+
+def _inside(clause: str) -> str:
+    """A clause within a sentence; a name at its beginning stays as it is."""
+    lower = clause[:2].istitle() and clause[:3] not in ("Inf", "NaN")
+    return clause[0].lower() + clause[1:] if lower else clause
 
 
 def named(site: str) -> str:

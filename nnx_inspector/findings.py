@@ -1,4 +1,4 @@
-"""`diagnose`: all rules over a recording, worst first, a cause before its consequences.
+"""`diagnose`: all rules over a recording, worst first, consequences with their cause.
 
 Invariant: no false alarms. A finding states what the recording holds, with its figures as
 evidence; what it says of the cause it calls usual, not certain. Changes nothing, draws nothing,
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from nnx_inspector.causes import by_cause
 from nnx_inspector.finding import CAUSES_FIRST, GOING_FORWARD, SEVERITIES, Finding, Severity
 from nnx_inspector.judged import Judged
 from nnx_inspector.recording import Recording
@@ -49,9 +50,9 @@ def diagnose(recording: Recording) -> list[Finding]:
         recording: may be empty, and may be appended to meanwhile: all rules see one snapshot.
 
     Returns:
-        The findings, worst first; of equal severity what was first seen earlier, and in one step
-        a likely cause before its consequences. Empty where nothing is wrong as far as the rules
-        can tell.
+        The findings, worst first; of equal severity what was first seen earlier. What one of them
+        explains is among its `effects`, and in its message. Empty where nothing is wrong as far as
+        the rules can tell.
 
     Example:
         >>> from nnx_inspector.summary import empty
@@ -62,12 +63,12 @@ def diagnose(recording: Recording) -> list[Finding]:
     """
     judged = Judged(recording.passes, recording.observed.facts)
     found = [finding for rule in _RULES for finding in rule(judged)]
-    return sorted(found, key=lambda finding: _rank(judged, finding))
+    return sorted(by_cause(judged, found), key=lambda finding: _rank(judged, finding))
 
 
 def _rank(judged: Judged, finding: Finding) -> tuple[Any, ...]:
     severity = SEVERITIES.index(finding.severity)
-    invalid = finding.rule == "nonfinite"
+    invalid = "nonfinite" in (finding.rule, *(one.rule for one in finding.effects))
     number = CAUSES_FIRST.index(finding.rule)
     along = judged.at(finding.site) if finding.rule in GOING_FORWARD else ()
     group = CAUSES_FIRST.index(GOING_FORWARD[0]) if along else number

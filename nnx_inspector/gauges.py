@@ -52,9 +52,10 @@ the examples at one position (root mean square over units); the part of units th
 the examples; largest size of a unit's mean in deviations of its own; log2 of the dtype's largest
 number; for a BatchNorm the median distance of a unit's mean from its bias, and the median ratio of
 its deviation to its scale."""
-MASKS: Final = ("dead", "below", "tanh", "sigmoid", "ends", "top")
+MASKS: Final = ("dead", "below", "tanh", "sigmoid", "ends", "top", "above")
 """Which units, one bit each: always exactly 0; never above 0; MOSTLY of their values
-beyond TANH_FLAT, beyond SIGMOID_FLAT, near 0 or 1 (and within), near 1 or -1 (and within)."""
+beyond TANH_FLAT, beyond SIGMOID_FLAT, near 0 or 1 (and within), near 1 or -1 (and within); always
+above 0."""
 BYTES: Final = UNITS // 8
 
 MOSTLY: Final = 2 / 3
@@ -139,6 +140,7 @@ def read(
         "sigmoid": (of("sigmoid") >= MOSTLY).all(axis=0),
         "ends": (of("ends") >= MOSTLY).all(axis=0) & positive,
         "top": (of("top") >= MOSTLY).all(axis=0) & within,
+        "above": low > 0,
     }
     bits = np.zeros((len(MASKS), UNITS), bool)
     for number, name in enumerate(MASKS):
@@ -152,6 +154,14 @@ FLAT: Final = 1e-6
 """A unit is constant where its deviation over the examples is below this part of its size:
 differences from the first example are exact, so rounding of one value to float32 is all there is
 (2**-24)."""
+
+
+def all_masks(masks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Masks as a recording keeps them; one that was saved before there was "above" lacks it."""
+    missing = len(MASKS) - masks.shape[1]
+    if masks.ndim == 3 and missing == 1:
+        return np.pad(masks, ((0, 0), (0, missing), (0, 0)))
+    return masks
 
 
 def bits_of(masks: npt.NDArray[np.uint8], name: str) -> npt.NDArray[np.bool_]:

@@ -119,6 +119,31 @@ class Judged:
         called = [s for s in self.held if self.site(s).order != UNKNOWN]
         return max(called, key=lambda s: self.site(s).order) if called else None
 
+    # ---------------------------------------------------------------- the mode
+
+    @functools.cached_property
+    def trains(self) -> bool:
+        """Whether the model was trained meanwhile: a loop with gradients, which moves parameters.
+
+        A pass of the inspector's own (`step`) has gradients, and moves nothing.
+        """
+        held = [p.path for ps in self.held.values() for p in ps]
+        same = [
+            x
+            for p in self.graded
+            if p.figures is not None
+            for path in held
+            if not math.isnan(x := p.figures.parameter(path, "same"))
+        ]
+        return 0 in same if same else any(p.kind == "watch" for p in self.graded)
+
+    @functools.cached_property
+    def evaluates(self) -> bool:
+        """Whether the modules that have two modes are all set to that of evaluation."""
+        modes = {one.running for one in self.facts.sites}
+        modes |= {one.deterministic for one in self.facts.sites if one.rate > 0}
+        return modes - {UNKNOWN} == {1}
+
     # ---------------------------------------------------------------- the passes
 
     def with_figures(self, site: str) -> list[tuple[Pass, Figures]]:
@@ -151,6 +176,11 @@ class Judged:
         each = [bits_of(f.masks[f.sites.index(site)], mask)[:units] for _, f in found]
         return np.logical_and.reduce(each)
 
+    def part_of(self, figures: Figures, site: str, mask: str) -> float:
+        """What part of the units that are looked at is so in one pass."""
+        units = int(figures.figure(site, "looked"))
+        return float(bits_of(figures.masks[figures.sites.index(site)], mask)[:units].mean())
+
     def samples(self, site: str) -> int:
         """How many different values of a unit were looked at in a pass: a batch may come again."""
         each = [
@@ -164,9 +194,7 @@ class Judged:
         found = [(p, f) for p in self.clean if (f := p.figures) is not None and site in f.sites]
         step = found[-1][0].step
         for one, figures in reversed(found):
-            units = int(figures.figure(site, "looked"))
-            masked = bits_of(figures.masks[figures.sites.index(site)], mask)[:units]
-            if masked.mean() < part:
+            if self.part_of(figures, site, mask) < part:
                 break
             step = one.step
         return step

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nnx_inspector.compact import checked
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES
+from nnx_inspector.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES, all_masks
 from nnx_inspector.measured import NONFINITE, Measured, step_number
 from nnx_inspector.observed import Figures, Observed, flaw_in
 from nnx_inspector.passes import QUANTITIES
@@ -247,7 +247,9 @@ class _Opened:
         sites = self._named(column(columns, "site", "uint32"))
         parameters = self._named(column(columns, "parameter", "uint32"))
         rows = column(columns, "rows", "float32", (len(sites), len(SITE_FIGURES)))
-        masks = column(columns, "masks", "uint8", (len(sites), len(MASKS), BYTES))
+        masks = all_masks(column(columns, "masks", "uint8", (len(sites), None, BYTES)))
+        if masks.shape[1] != len(MASKS):
+            raise ValueError(f"column 'masks' has {masks.shape[1]} masks, not {len(MASKS)}")
         states = column(columns, "states", "float32", (len(parameters), len(PARAMETER_FIGURES)))
         [varied] = column(columns, "varied", "int64", (1,)).tolist()
         self._figures = Figures(

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES
+from nnx_inspector.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES, all_masks
 
 Array = npt.NDArray[Any]
 UNKNOWN: Final = -1
@@ -70,6 +70,7 @@ class ParameterFacts:
         size: how many elements.
         needed: whether what the pass returns depends on it (1) or not (0).
         axes: how many axes its array has.
+        in_loss: whether the loss of a pass with gradients depends on it (1) or not (0).
     """
 
     path: str
@@ -79,6 +80,7 @@ class ParameterFacts:
     size: int = 0
     needed: int = UNKNOWN
     axes: int = UNKNOWN
+    in_loss: int = UNKNOWN
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,9 +100,9 @@ class Facts:
             sites[one.site] = one if seen or old is None else dataclasses.replace(old, **flags)
         parameters = {one.path: one for one in self.parameters}
         for one in other.parameters:
-            before = parameters.get(one.path)
-            known = UNKNOWN if before is None else before.needed
-            parameters[one.path] = dataclasses.replace(one, needed=max(one.needed, known))
+            old = parameters.get(one.path, one)
+            needed, in_loss = max(one.needed, old.needed), max(one.in_loss, old.in_loss)
+            parameters[one.path] = dataclasses.replace(one, needed=needed, in_loss=in_loss)
         return Facts(sites=tuple(sites.values()), parameters=tuple(parameters.values()))
 
 
@@ -249,7 +251,8 @@ class Observed:
             inside = (which >= 0) & (which < len(names))
             _require(bool(inside.all()), f"{name} names what there is not")
         rows = reader.array("rows", np.float32, (most[0], len(SITE_FIGURES)))
-        masks = reader.array("masks", np.uint8, (most[0], len(MASKS), BYTES))
+        masks = all_masks(reader.array("masks", np.uint8, (most[0], None, BYTES)))
+        _require(masks.shape[1] == len(MASKS), f"masks has shape {masks.shape}")
         states = reader.array("states", np.float32, (most[1], len(PARAMETER_FIGURES)))
         found: list[Figures] = []
         r = s = 0
@@ -287,6 +290,10 @@ def _require(condition: bool, what: str) -> None:
             f"These columns are not what rules need: {what}. Record the run again, or leave the "
             f"columns out: then rules that need them say nothing."
         )
+
+
+_LATER: Final = ("parameter_in_loss",)
+"""Columns that recordings saved before do not have."""
 
 
 class _Columns:
@@ -331,7 +338,9 @@ class _Columns:
         count: int | None = None
         for field in dataclasses.fields(cls):
             name, kind = f"{prefix}_{field.name}", str(field.type)
-            if kind == "str":
+            if name in _LATER and name not in self._columns:
+                columns[field.name] = [field.default] * (count or 0)
+            elif kind == "str":
                 columns[field.name] = self.texts(name, count)
             elif kind == "float":
                 columns[field.name] = self.numbers(name, np.float64, count).tolist()

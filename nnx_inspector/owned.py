@@ -325,7 +325,8 @@ def _facts(call: Call, selection: Selection) -> Facts:
         model, _ = viewed(model, call.switches, lambda copy: None)
         call = dataclasses.replace(call, model=model)
     function, positional = call.function()
-    return facts_of_call(function, positional, call.kwargs, model, selection)
+    is_loss = call.loss_fn is not None
+    return facts_of_call(function, positional, call.kwargs, model, selection, is_loss=is_loss)
 
 
 def _graded(

@@ -1,11 +1,12 @@
 """Rules over what comes back: gradients along depth, parameters without any, sizes of updates.
 
 Invariant: a gradient that was not measured is no gradient of 0; passes without any gradient are
-not judged. One finding a rule, at the worst or first site.
+not judged. What takes no part in a pass is another thing than what takes part and gets nothing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import re
@@ -13,7 +14,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from nnx_inspector.finding import Finding, and_others, named
+from nnx_inspector.evidence import gain_by_luck, may_be_off
+from nnx_inspector.finding import Finding, Severity, named
 from nnx_inspector.judged import Judged
 from nnx_inspector.observed import ParameterFacts
 from nnx_inspector.passes import Pass
@@ -36,11 +38,40 @@ TOO_SMALL: Final = 5e-6
 """There too: "if it is lower than this then the learning rate might be too low"; at 5e-6 nothing
 moves by 1 % in 2000 steps."""
 LEAST_INTERVALS: Final = 3
-DETACHED: Final = (
-    "usually jax.lax.stop_gradient, a rounding or argmax after it, or a value that the loss does "
-    "not use; harmless where it is frozen on purpose"
-)
-NOT_UPDATED: Final = "harmless where it is frozen on purpose, else the optimizer does not have it"
+LASTS: Final = 2
+"""Intervals in which a ratio above TOO_LARGE is told: a first step may be a large one."""
+FAR_TOO_LARGE: Final = 1.0
+FEW_ELEMENTS: Final = 64
+"""A model of fewer weights may well move by as much as its size at first."""
+BEGAN_SMALL: Final = 0.05
+"""What begins at 0, as is common in a last layer of a branch, or of this part of the other
+weights' size: how far it moves relative to its size says nothing."""
+LEAST_ROWS: Final = 8
+"""Of fewer examples a gradient of 0 is no evidence: a margin may be kept, an advantage be 0."""
+
+WHY: Final = {
+    "cut": (
+        "has no gradient: nothing of it comes back from the loss",
+        "usually jax.lax.stop_gradient, a rounding, sign or argmax on the way to the loss, or a "
+        "result that the loss does not use; fine where it is frozen on purpose",
+    ),
+    "zero": (
+        "has a gradient of exactly 0",
+        "it takes part, so usually a factor on the way to the loss is 0 (a mask, a gate, the "
+        "weight of a term), or the gradient underflows (float16 without a scaled loss)",
+    ),
+    "still": (
+        "did not change although others did",
+        "fine where it is frozen on purpose; else the optimizer does not have it (look at its "
+        "wrt=), or its updates are too small for its dtype",
+    ),
+    "absent": (
+        "takes no part in this pass, so it has no gradient",
+        "fine where only another mode, method or term of the loss uses it; else its use was "
+        "forgotten",
+    ),
+}
+"""Of each way of not learning what is seen, and what it usually means."""
 STILL: Final = 5
 
 ON_PURPOSE: Final = re.compile(r"teacher|target|ema|momentum|frozen|reference|codebook", re.I)
@@ -63,7 +94,8 @@ def exploding_gradient(judged: Judged) -> Iterator[Finding]:
 def _along_depth(judged: Judged, *, vanishing: bool) -> Iterator[Finding]:
     for window in judged.windows(judged.graded):
         found = [one for p in window if (one := _ratio(judged, p)) is not None]
-        if len(found) == len(window) and all(_is_bad(r, n, vanishing) for r, n, *_ in found):
+        luck = max((_luck(judged, p) for p in window), default=1.0)
+        if len(found) == len(window) and all(_is_bad(r, n, luck, vanishing) for r, n, *_ in found):
             yield _depth_finding(window[0].step, *found[0], vanishing=vanishing)
             return
 
@@ -72,12 +104,14 @@ def _depth_finding(
     step: int, ratio: float, layers: int, site: str, early: float, late: float, *, vanishing: bool
 ) -> Finding:
     how = "falls" if vanishing else "grows"
-    meaning = (
-        "usually saturating activations, weights that are too small, or a deep network without "
-        "normalisation or skip connections; the first layers do not learn"
+    advice = (
+        "usually functions that saturate, weights that are too small, or a deep network without "
+        "normalisation or skip connections, which all of them mend; the first layers hardly learn "
+        "until then, and a higher learning rate alone does not help the others"
         if vanishing
-        else "usually weights that are too large, or a deep network without normalisation; updates "
-        "overshoot unless they are clipped"
+        else "usually weights that are too large, or a deep network without normalisation: "
+        "initialise smaller or normalise; clipping the gradient keeps steps from overshooting, and "
+        "the later layers then hardly learn"
     )
     return Finding(
         rule="vanishing-gradient" if vanishing else "exploding-gradient",
@@ -85,19 +119,23 @@ def _depth_finding(
         step=step,
         severity="warning",
         evidence={"ratio": ratio, "first": early, "last": late, "sites": layers},
-        message=(
+        what=(
             f"The norm of the gradient {how} from {late:.2g} at the last layers to {early:.2g} at "
-            f"{named(site)} among the first ({ratio:.1g} times it, over {layers} sites): {meaning}."
+            f"{named(site)} among the first ({ratio:.1g} times it, over {layers} sites)"
         ),
+        advice=advice,
     )
+
+
+def _graded_sites(judged: Judged, norms: dict[str, float]) -> list[str]:
+    sites = [s for s in norms if judged.parameters_of(s)] if judged.held else list(norms)
+    return sites if len(sites) >= DEEP else [s for s in norms if s]
 
 
 def _ratio(judged: Judged, one: Pass) -> tuple[float, int, str, float, float] | None:
     """Gradient norm at the first sites over that at the last, among how many, where, and both."""
     norms = judged.gradients(one)
-    sites = [s for s in norms if judged.parameters_of(s)] if judged.held else list(norms)
-    if len(sites) < DEEP:
-        sites = [s for s in norms if s]
+    sites = _graded_sites(judged, norms)
     if len(sites) < DEEP:
         return None
     third = max(1, len(sites) // 3)
@@ -106,12 +144,21 @@ def _ratio(judged: Judged, one: Pass) -> tuple[float, int, str, float, float] | 
     return norms[first] / late, len(sites), first, norms[first], late
 
 
-def _is_bad(ratio: float, layers: int, vanishing: bool) -> bool:
+def _luck(judged: Judged, one: Pass) -> float:
+    """By what factor random layers as narrow as these change a gradient by luck."""
+    sites = _graded_sites(judged, judged.gradients(one))
+    widths = [one.figures.figure(s, "units") for s in sites] if one.figures else []
+    return gain_by_luck([width for width in widths if width > 0])
+
+
+def _is_bad(ratio: float, layers: int, luck: float, vanishing: bool) -> bool:
     if not vanishing:
         ratio = 1 / ratio
     limit, steady = (
         (VANISHED, STEADY_VANISHED) if vanishing else (1 / EXPLODED, 1 / STEADY_EXPLODED)
     )
+    if ratio * luck > 1:
+        return False
     return ratio <= limit or (
         layers >= DEEP + 1 and ratio <= min(steady, PER_LAYER ** (layers - 1))
     )
@@ -121,34 +168,24 @@ def _is_bad(ratio: float, layers: int, vanishing: bool) -> bool:
 
 
 def no_gradient(judged: Judged) -> Iterator[Finding]:
-    """Parameters that take part and do not learn."""
-    found = _without(judged)
-    if not found:
-        return
-    trained = [one for one in found if not ON_PURPOSE.search(one[0].path)]
-    first, why, usually, step, frozen = min(
-        trained or found, key=lambda one: judged.at(one[0].site)
-    )
-    on_purpose = not trained or frozen
-    yield Finding(
-        rule="no-gradient",
-        site=first.site,
-        step=step,
-        severity="info" if on_purpose else "warning",
-        evidence={"parameters": len(found), "elements": sum(one[0].size for one in found)},
-        message=(
-            f"The parameter {first.path!r} {why}{and_others(len(found) - 1, 'parameter')}: "
-            f"{usually}."
-        ),
-    )
+    """Parameters that do not learn: a finding for each, which `causes` puts together."""
+    for one, why, step in _without(judged):
+        what, advice = WHY[why]
+        benign = why in ("still", "absent") or ON_PURPOSE.search(one.path)
+        yield Finding(
+            rule="no-gradient",
+            site=one.site,
+            step=step,
+            severity="info" if benign else "warning",
+            evidence={"parameters": 1, "elements": one.size},
+            what=f"The parameter {one.path!r} {what}",
+            advice=advice,
+        )
 
 
-def _without(judged: Judged) -> list[tuple[ParameterFacts, str, str, int, bool]]:
-    """(parameter, why in words, what it usually means, step, whether it may as well be frozen)."""
+def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
+    """(parameter, one of WHY, step) of each that does not learn."""
     graded = judged.graded
-    if not graded:
-        return []
-    out: list[tuple[ParameterFacts, str, str, int, bool]] = []
     waiting, moving = _waits_for_zeros(judged), _others_move(judged)
     for site, parameters in judged.held.items():
         reached = {"gradient": 0, "output": 0}
@@ -160,23 +197,38 @@ def _without(judged: Judged) -> list[tuple[ParameterFacts, str, str, int, bool]]
             bias = parameter.axes < max(p.axes for p in parameters)
             told = _told(graded, parameter.path, "graded")
             same = _told(graded, parameter.path, "same")
+            absent = 0 in (parameter.needed, parameter.in_loss)
+            step = graded[0].step if graded else 0
+            if told and max(told) > 0:
+                continue
+            if parameter.needed == 0 and _is_unused(judged, site):
+                continue
             if told:
-                if max(told) > 0 or (parameter.needed == 0 and _is_unused(judged, site)):
-                    continue
                 cut = reached["output"] > 0 and reached["gradient"] == 0
-                if cut or parameter.needed == 0 or not (waiting or bias):
-                    why = "has no gradient at all"
-                    out.append((parameter, why, DETACHED, graded[0].step, False))
+                if absent:
+                    yield parameter, "absent", step
+                elif cut:
+                    yield parameter, "cut", step
+                elif not (waiting or bias) and _is_evident(judged, parameter):
+                    yield parameter, "zero", step
             elif reached["output"] > 1 and reached["gradient"] == 0 and _is_float(judged, site):
-                if not _is_unused(judged, site):
-                    why = "has no gradient: none ever reaches the output of its module"
-                    # of what nobody wants a gradient of jax computes none either
-                    still = len(same) >= 2 and min(same) == 1
-                    out.append((parameter, why, DETACHED, graded[0].step, still))
+                # of what nobody wants a gradient of jax computes none either
+                still = len(same) >= 2 and min(same) == 1 and moving
+                yield parameter, "absent" if absent else "still" if still else "cut", step
             elif moving and reached["gradient"] and len(same) >= 2 and min(same) == 1 and not bias:
-                why = f"did not change in {len(same) + 1} passes, others did"
-                out.append((parameter, why, NOT_UPDATED, graded[0].step, True))
-    return out
+                yield parameter, "absent" if absent else "still", step
+
+
+def _is_evident(judged: Judged, parameter: ParameterFacts) -> bool:
+    """Whether a gradient of 0 is more than the luck of few examples and narrow layers."""
+    rows = 0.0
+    for one in judged.graded:
+        if one.figures is None or not one.figures.sites:
+            continue
+        if may_be_off(judged, one.figures, around=parameter.site):
+            return False
+        rows += max(one.figures.figure(s, "examples") for s in one.figures.sites)
+    return rows == 0 or rows >= LEAST_ROWS
 
 
 def _told(passes: Sequence[Pass], path: str, name: str) -> list[float]:
@@ -216,62 +268,88 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
     intervals = _intervals(judged)
     if not intervals:
         return
-    largest = max(ratio for _, _, ratio in intervals)
-    limit = TOO_LARGE if largest >= TOO_LARGE else 0.0
-    before, path, _ = next(one for one in intervals if one[2] >= limit)
-    site = next((p.site for ps in judged.held.values() for p in ps if p.path == path), "")
-    if largest >= TOO_LARGE:
-        yield Finding(
-            rule="update-ratio",
-            site=site,
-            step=before.step,
-            severity="error" if largest >= 1 else "warning",
-            evidence={"ratio": largest, "limit": TOO_LARGE},
-            message=(
-                f"From step {before.step} on, one step changes the weights by up to {largest:.2g} "
-                f"times their size (the median over parameters, {path!r} for instance); about 1e-3 "
-                f"is usual: the learning rate is usually too high."
-            ),
+    ratios = [one.ratio for one in intervals]
+    largest = max(ratios)
+    if _is_too_large(judged, intervals):
+        first = next(one for one in intervals if one.ratio >= TOO_LARGE)
+        yield _update(
+            judged,
+            first,
+            {"ratio": largest, "limit": TOO_LARGE, "late": min(one.late for one in intervals)},
+            "error" if largest >= FAR_TOO_LARGE else "warning",
+            f"From step {first.before.step} on, one step changes the weights by up to "
+            f"{largest:.2g} times their size (the median over parameters, {first.path!r} for "
+            f"instance); about 1e-3 is usual",
+            "the learning rate is usually too high: lower it by a factor of 10 or more, or clip "
+            "the gradient where it is its size that jumps",
         )
-    elif len(intervals) >= LEAST_INTERVALS and 0 < largest <= TOO_SMALL:
-        yield Finding(
-            rule="update-ratio",
-            site=site,
-            step=before.step,
-            severity="warning",
-            evidence={"ratio": largest, "limit": TOO_SMALL},
-            message=(
-                f"One step changes the weights by {largest:.2g} of their size at most (the median "
-                f"over parameters); about 1e-3 is usual: the learning rate is usually too low."
-            ),
+    elif len(intervals) >= LEAST_INTERVALS and 0 < largest <= TOO_SMALL and not _rises(ratios):
+        yield _update(
+            judged,
+            intervals[0],
+            {"ratio": largest, "limit": TOO_SMALL, "late": max(one.late for one in intervals)},
+            "warning",
+            f"One step changes the weights by {largest:.2g} of their size at most (the median "
+            f"over parameters); about 1e-3 is usual",
+            "the learning rate is usually too low (or, where the loss is at its lowest already, "
+            "training has converged)",
         )
-    elif (
-        len(intervals) >= STILL and largest == 0 and 0 < (part := _moved_part(judged)) <= TOO_SMALL
-    ):
-        yield Finding(
-            rule="update-ratio",
-            site=site,
-            step=before.step,
-            severity="warning",
-            evidence={"ratio": part, "limit": TOO_SMALL},
-            message=(
-                f"No weight changed in {len(intervals) + 1} passes with gradients, and what did "
-                f"change moved by {part:.2g} of the weights' size: steps are too small for "
-                f"their dtype, so the learning rate is usually far too low."
-            ),
-        )
-    elif len(intervals) >= STILL and largest == 0 and not _others_move(judged):
-        yield Finding(
-            rule="update-ratio",
-            site=site,
-            step=before.step,
-            severity="info",
-            evidence={"ratio": 0.0, "limit": TOO_SMALL},
-            message=(
-                f"No parameter changed in {len(intervals) + 1} passes with gradients: usually the "
-                f"optimizer does not update this model, or the learning rate is 0."
-            ),
-        )
+    elif len(intervals) >= STILL and largest == 0:
+        part, passes = _moved_part(judged), len(intervals) + 1
+        evidence = {"ratio": part, "limit": TOO_SMALL, "late": 0.0}
+        if 0 < part <= TOO_SMALL:
+            yield _update(
+                judged,
+                intervals[0],
+                evidence,
+                "warning",
+                f"No weight changed in {passes} passes with gradients, and what did change moved "
+                f"by {part:.2g} of the weights' size",
+                "steps are too small for the weights' dtype: usually the learning rate is far too "
+                "low, or weights in bfloat16 need a copy in float32",
+            )
+        elif not _others_move(judged):
+            yield _update(
+                judged,
+                intervals[0],
+                evidence,
+                "info",
+                f"No parameter changed in {passes} passes with gradients",
+                "fine where nothing is to be trained, or gradients are added up over more passes; "
+                "else the optimizer does not update this model, or the learning rate is 0",
+            )
+
+
+def _update(
+    judged: Judged,
+    one: _Interval,
+    evidence: dict[str, float],
+    severity: Severity,
+    what: str,
+    advice: str,
+) -> Finding:
+    site = next((p.site for ps in judged.held.values() for p in ps if p.path == one.path), "")
+    return Finding(
+        rule="update-ratio",
+        site=site,
+        step=one.before.step,
+        severity=severity,
+        evidence=evidence,
+        what=what,
+        advice=advice,
+    )
+
+
+def _is_too_large(judged: Judged, intervals: list[_Interval]) -> bool:
+    over = [one.ratio >= TOO_LARGE for one in intervals]
+    if sum(p.size for ps in judged.held.values() for p in ps) < FEW_ELEMENTS:
+        return len(over) >= LEAST_INTERVALS and all(over[-LEAST_INTERVALS:])
+    return sum(over) >= LASTS or max(one.ratio for one in intervals) >= FAR_TOO_LARGE
+
+
+def _rises(ratios: list[float]) -> bool:
+    """Whether each step is larger than the one before: a schedule that warms up."""
+    return all(a < b for a, b in itertools.pairwise(ratios)) and ratios[-1] > 1.5 * ratios[0]
 
 
 def _moved_part(judged: Judged) -> float:
@@ -286,14 +364,30 @@ def _moved_part(judged: Judged) -> float:
     return max((x for x in moved if x > 0), default=0.0) / max(sizes, default=1.0)
 
 
-def _intervals(judged: Judged) -> list[tuple[Pass, str, float]]:
-    """For each pass with gradients after another the pass before, the parameter in the middle and
-    by what part of its size a step changed it.
+@dataclasses.dataclass(frozen=True)
+class _Interval:
+    """By what part of their size a step changed the weights, between two passes.
+
+    Attributes:
+        before: the first of the two.
+        path: the parameter in the middle.
+        ratio: of that one.
+        late: the largest of the last third of the weights, as they return.
     """
+
+    before: Pass
+    path: str
+    ratio: float
+    late: float
+
+
+def _intervals(judged: Judged) -> list[_Interval]:
+    """One for each pass with gradients after another."""
     weights = [p for ps in judged.held.values() for p in ps if p.axes >= 2]
     weights = weights or [p for ps in judged.held.values() for p in ps]
+    weights = sorted(_with_size(judged, weights), key=lambda p: judged.at(p.site))
     passes = [p for p in judged.passes if p.figures is not None and p.kind == "watch"]
-    out: list[tuple[Pass, str, float]] = []
+    out: list[_Interval] = []
     graded = {p.number for p in judged.graded}
     for before, now in itertools.pairwise(passes):
         if now.number != before.number + 1 or not {now.number, before.number} <= graded:
@@ -306,7 +400,20 @@ def _intervals(judged: Judged) -> list[tuple[Pass, str, float]]:
             and not math.isnan(change := now.figures.parameter(p.path, "change"))
         ]
         if found:
+            late = max(ratio for ratio, _ in found[-max(1, len(found) // 3) :])
             moved = [one for one in found if one[0] > 0]  # what stays is told by no-gradient
             ratio, path = statistics.median_low(moved or found)
-            out.append((before, path, ratio))
+            out.append(_Interval(before, path, ratio, late))
     return out
+
+
+def _with_size(judged: Judged, weights: list[ParameterFacts]) -> list[ParameterFacts]:
+    """Those that did not begin at 0, nor near it beside the others."""
+    began: dict[str, float] = {}
+    for one in judged.clean:
+        for p in weights if one.figures is not None else ():
+            norm = one.figures.parameter(p.path, "norm") if one.figures else math.nan
+            if not math.isnan(norm):
+                began.setdefault(p.path, norm)
+    usual = statistics.median(began.values()) if began else 0.0
+    return [p for p in weights if began.get(p.path, usual) >= BEGAN_SMALL * usual > 0] or weights

@@ -13,7 +13,19 @@ from typing import Final
 
 import numpy as np
 
-from nnx_inspector.finding import Finding, Severity, and_others, named
+from nnx_inspector.evidence import (
+    ALMOST_ALL,
+    LEAST,
+    LUCK,
+    NARROW,
+    SOME,
+    Off,
+    gain_by_luck,
+    off_by_luck,
+    off_units,
+    tail,
+)
+from nnx_inspector.finding import Finding, and_others, named
 from nnx_inspector.judged import Judged
 from nnx_inspector.observed import Figures
 from nnx_inspector.passes import Pass
@@ -21,24 +33,20 @@ from nnx_inspector.passes import Pass
 NEAR_LIMIT: Final = 8.0
 """float16: a value within this factor of 65504 is one layer's gain away from Inf. Loss scaling
 halves at each overflow (Micikevicius et al. 2018, "Mixed precision training"); three halvings."""
+SMALL_DTYPE: Final = 1e6
+"""float16 and float8 end before it."""
+GAP: Final = 16.0
+"""What overflows comes near the limit by and by; a mask leaves all numbers between out."""
 SQUARE_LIMIT: Final = 0.5
 """Wider dtypes: a value beyond limit ** 0.5 (1.8e19) has no square, so a norm or variance of it
 is Inf."""
 
-DEAD: Final = 0.4
-"""Karpathy, CS231n, "Commonly used activation functions": "as much as 40 % of your network can be
-dead" where the learning rate is too high; healthy ones stay well below."""
-DEAD_IN_FEW: Final = 0.6
-"""Of few examples a unit may be off for all by chance: then more must be."""
-MANY: Final = 32
-"""Values of a unit from which on chance is no explanation."""
-LEAST: Final = 8
-"""Of fewer nothing is said."""
-ALMOST_ALL: Final = 0.9
-
 SATURATED: Final = 0.5
 """Glorot and Bengio 2010, section 3: sigmoid networks whose top layer saturates stop learning;
 their healthy ones keep the bulk of each layer off the flat parts."""
+BY_CHANCE: Final = 0.05
+"""What goes into a function under Glorot's initialisation has a deviation of 1: of one unit in 20
+at most it lies beyond 2.65, whatever the number of examples."""
 
 RANK_ONE: Final = 1.01
 """Participation ratio 1 + 2 (s2 / s1)**2 of a layer whose second direction has less than 7 % of
@@ -47,6 +55,14 @@ measures the same collapse by a lower bound of the rank)."""
 RANK_BEFORE: Final = 2.0
 WIDE: Final = 8
 """Fewer units than this are a bottleneck by design."""
+USUAL: Final = 0.1
+"""Size of a weight times the root of the number of inputs: common initialisations have 0.5 to 2."""
+WHY_COLLAPSED: Final = {
+    "rank": "usually a weight matrix of rank one or units that are copies of each other (a "
+    "constant initialisation): initialise it at random",
+    "deviation": "usually weights that are initialised or scaled far too small: initialise them in "
+    "proportion to 1 / sqrt(inputs), or normalise after the layer",
+}
 DROP: Final = 1e-2
 """From one layer to the next the deviation stays within a factor of a few under every common
 initialisation (He et al. 2015, "Delving deep into rectifiers", keeps it at 1)."""
@@ -69,7 +85,7 @@ def overflow(judged: Judged) -> Iterator[Finding]:
             if summary is None or not summary.finite or not limit:
                 continue
             top = max(abs(summary.min), abs(summary.max))
-            if top >= limit and not _is_mask(summary):
+            if top >= limit and not _is_mask(summary, limit):
                 found.append((site, one.step, top, _largest(one.figures, site)))
         if found:
             break
@@ -81,12 +97,26 @@ def overflow(judged: Judged) -> Iterator[Finding]:
             step=step,
             severity="error",
             evidence={"largest": top, "limit": largest, "others": len(found) - 1},
-            message=(
+            what=(
                 f"At step {step} the output of {named(site)} reached {top:.3g}, near the largest "
-                f"number of its dtype, {largest:.3g}{and_others(len(found) - 1)}: usually weights "
-                f"or inputs that are too large, or float16 without scaling; Inf and NaN come next."
+                f"number of its dtype, {largest:.3g}{and_others(len(found) - 1)}"
             ),
+            advice=_why_large(largest),
         )
+
+
+def _why_large(largest: float) -> str:
+    if largest < SMALL_DTYPE:
+        return (
+            "usually weights or inputs that are too large for float16, which bfloat16 or float32 "
+            "in this place would hold (scaling the loss helps gradients, not this); Inf and NaN "
+            "come next"
+        )
+    return (
+        "usually weights or inputs that are too large, or an exp of something large: normalise "
+        "or clip what goes in (a wider dtype only puts it off); its square is Inf already, and "
+        "Inf and NaN come next"
+    )
 
 
 def _largest(figures: Figures, site: str) -> float:
@@ -102,55 +132,82 @@ def _limit_of(figures: Figures, site: str) -> float:
     return 2.0**power / NEAR_LIMIT if power < 64 else 2.0 ** (power * SQUARE_LIMIT)
 
 
-def _is_mask(summary: object) -> bool:
-    """Whether everything large is one negative number, as a mask adds to scores."""
+def _is_mask(summary: object, limit: float) -> bool:
+    """Whether all that is large is negative, and far from the rest: as a mask that is added."""
     bins = summary.nonzero_bins()  # type: ignore[attr-defined]
-    low, high = summary.min, summary.max  # type: ignore[attr-defined]
-    return bool(len(bins) > 1 and low < 0 and abs(high) < abs(low) * 1e-6)
+    words = bins[:, 0].astype(np.uint32) << 20
+    sizes = (words & 0x7FFFFFFF).view(np.float32)
+    large = np.isfinite(sizes) & (sizes >= limit / 2)
+    rest = np.isfinite(sizes) & ~large
+    negative = (words[large] >> 31 == 1).all()
+    return bool(rest.any() and negative and sizes[rest].max() < limit / GAP)
 
 
 def dead_units(judged: Judged) -> Iterator[Finding]:
     """Units that a ReLU turns off for every example."""
-    found: list[tuple[str, str, float, int]] = []
+    found: list[tuple[str, Off]] = []
     for site in judged.measured:
         kind, (_, last) = judged.site(site).activation, judged.with_figures(site)[-1]
         if not judged.parameters_in(site) or judged.is_all_zero(site, last, of=any):
             continue  # without parameters it passes on what it gets; zeros (LoRA) are yet to learn
-        samples = judged.samples(site)
-        if samples < LEAST or site in _surrounding(judged):
+        if site in _surrounding(judged):
             continue
         if kind == "relu" and last.varied == 1 and last.figure(site, "flat") == 1:
             continue  # what it gets is the same for all: that comes first
         if kind != "relu" and "Norm" in judged.site(site).type:
             continue  # it turns nothing off: of what is the same for all it makes its bias
-        mask = "below" if kind == "relu" else "dead"
-        part = float(judged.masked(site, mask).mean())
-        if part >= (DEAD if samples >= MANY else DEAD_IN_FEW):
-            found.append((site, mask, part, samples))
+        off = off_units(judged, site)
+        if off is not None:
+            found.append((site, off))
     if found:
-        site, mask, part, samples = found[0]
+        site, off = found[0]
         passes = judged.with_figures(site)
         units = int(passes[-1][1].figure(site, "units"))
-        severity: Severity = "error" if max(one[2] for one in found) >= ALMOST_ALL else "warning"
+        worst = max(one.part for _, one in found)
+        step = judged.since(site, off.mask, off.part)
         yield Finding(
             rule="dead-units",
             site=site,
-            step=judged.since(site, mask, part),
-            severity=severity,
+            step=step,
+            severity="error" if worst >= ALMOST_ALL else "warning",
             evidence={
-                "fraction": part,
+                "fraction": off.part,
                 "units": units,
-                "values": samples,
+                "values": off.samples,
                 "passes": len(passes),
                 "others": len(found) - 1,
             },
-            message=(
-                f"{part:.0%} of the {units} units of {named(site)} are off for all {samples} "
-                f"values looked at, in each of {len(passes)} passes{and_others(len(found) - 1)}: "
-                f"usually a bias that was pushed far below 0 or a learning rate that is too high; "
-                f"no gradient flows through a dead unit."
+            what=(
+                f"{off.part:.0%} of the {units} units of {named(site)} are off for all "
+                f"{off.samples} values looked at, in each of {len(passes)} "
+                f"pass{'es' * (len(passes) > 1)}{and_others(len(found) - 1)}"
             ),
+            advice=_how_units_died(judged, off, step, judged.site(site).activation),
         )
+
+
+def _how_units_died(judged: Judged, off: Off, step: int, kind: str) -> str:
+    if judged.clean and step > judged.clean[0].step:
+        return (
+            f"they were alive before step {step}, so a learning rate that is too high usually "
+            f"threw their weights or biases there; a unit that is off gets no gradient, so a lower "
+            f"rate keeps others alive and does not bring these back"
+        )
+    if off.biased:
+        return (
+            "its bias is as large as what it returns, so usually the bias was initialised or "
+            "pushed far below 0; a unit that is off gets no gradient, so set the bias anew"
+        )
+    if kind == "relu":
+        return (
+            "usually inputs that all have one sign before weights of the other, or weights that an "
+            "earlier step threw far off; a unit that is off gets no gradient: normalise what goes "
+            "in, initialise the layer anew, or use a function with a slope below 0 (leaky_relu)"
+        )
+    return (
+        "usually a ReLU in it that lets nothing pass, or a factor or mask that is 0; no gradient "
+        "flows through them"
+    )
 
 
 def _surrounding(judged: Judged) -> set[str]:
@@ -169,8 +226,9 @@ def saturated_units(judged: Judged) -> Iterator[Finding]:
             continue  # a last layer that is sure of its answer is what training wants
         if judged.samples(site) < LEAST:
             continue
-        part = float(judged.masked(site, mask).mean())
-        if part >= SATURATED:
+        each = judged.masked(site, mask)
+        part = float(each.mean())
+        if part >= SATURATED and tail(int(each.sum()), len(each), BY_CHANCE) <= LUCK:
             found.append((site, mask, part))
     if found:
         site, mask, part = found[0]
@@ -188,10 +246,14 @@ def saturated_units(judged: Judged) -> Iterator[Finding]:
                 "passes": len(passes),
                 "others": len(found) - 1,
             },
-            message=(
+            what=(
                 f"{part:.0%} of the {units} units of {named(site)} lie on the flat parts of "
-                f"{function} for nearly all examples{and_others(len(found) - 1)}: usually weights "
-                f"or inputs that are too large; hardly any gradient flows through them."
+                f"{function} for nearly all examples{and_others(len(found) - 1)}"
+            ),
+            advice=(
+                "usually weights, biases or inputs that are too large: normalise what goes in, or "
+                "initialise smaller; hardly any gradient flows through them, so training alone "
+                "rarely mends it (a gate that is open or shut on purpose is fine)"
             ),
         )
 
@@ -220,12 +282,22 @@ def _constant(judged: Judged, window: list[Pass]) -> Finding | None:
     tested = [s for s in sites if all(f.figure(s, "examples") > 1 for f in each)]
     flat: list[str] = []
     for site in reversed(tested):  # from the end: of a branch that joins others nothing is said
-        if min(f.figure(site, "flat") for f in each) < 1 or judged.is_all_zero(site, each[0]):
+        if min(f.figure(site, "flat") for f in each) < 1:
             break
         flat.append(site)
-    if not flat or _fades(judged, each[-1], tested[: len(tested) - len(flat)]):
+    flat.reverse()
+    # what begins at 0 (a last layer, often) makes all after it constant until it has learnt
+    begins = (
+        i
+        for i, s in enumerate(flat)
+        if judged.is_all_zero(s, each[0]) and not _stays_zero(judged, s)
+    )
+    flat = flat[: next(begins, len(flat))]
+    if not flat or _fades(judged, each[-1], tested[: tested.index(flat[0])]):
         return None
-    site = flat[-1]
+    site = flat[0]
+    if any(off_by_luck(judged, figures, last=site) for figures in each):
+        return None
     examples = int(each[-1].figure(site, "examples"))
     return Finding(
         rule="constant",
@@ -233,13 +305,27 @@ def _constant(judged: Judged, window: list[Pass]) -> Finding | None:
         step=window[0].step,
         severity="error",
         evidence={"examples": examples, "passes": len(window), "others": len(flat) - 1},
-        message=(
+        what=(
             f"The output of {named(site)} is the same for all {examples} examples of the batch "
-            f"although the model's input is not{and_others(len(flat) - 1)}: usually the input "
-            f"does not reach it (it is overwritten, multiplied by 0 or reduced over the wrong "
-            f"axis), or every unit before it is dead or saturated."
+            f"although the model's input is not{and_others(len(flat) - 1)}"
+        ),
+        advice=(
+            "usually the input does not reach it: it is overwritten, multiplied by 0, or reduced "
+            "over the axis of the batch (right only where the first axis is no batch, as the nodes "
+            "of one graph)"
         ),
     )
+
+
+def _stays_zero(judged: Judged, site: str) -> bool:
+    """Whether weights that are all zeros get no gradient either, so that they never learn."""
+    held = judged.parameters_of(site)
+    paths = [p.path for p in held if p.axes == max(q.axes for q in held)]
+    told = [
+        p.figures.parameter(path, "graded") for p in judged.graded if p.figures for path in paths
+    ]
+    known = [x for x in told if not math.isnan(x)]
+    return bool(known) and max(known) == 0
 
 
 def _fades(judged: Judged, figures: Figures, before: list[str]) -> bool:
@@ -271,21 +357,20 @@ def _collapse(judged: Judged, window: list[Pass]) -> Finding | None:
         step=window[0].step,
         severity="warning",
         evidence={"before": before, "after": after, "others": len(lasting) - 1},
-        message=_collapse_message(site, what, before, after, len(lasting) - 1),
+        what=_how_collapsed(site, what, before, after) + and_others(len(lasting) - 1),
+        advice=WHY_COLLAPSED[what],
     )
 
 
-def _collapse_message(site: str, what: str, before: float, after: float, others: int) -> str:
+def _how_collapsed(site: str, what: str, before: float, after: float) -> str:
     if what == "rank":
         return (
             f"The output of {named(site)} varies along one direction only (effective rank "
-            f"{after:.3f}, before it {before:.1f}){and_others(others)}: usually a weight matrix "
-            f"of rank one, units that are copies of each other, or a bottleneck."
+            f"{after:.3f}, before it {before:.1f})"
         )
     return (
         f"What tells the examples apart has a deviation of {after:.2g} in the output of "
-        f"{named(site)}, and of {before:.2g} before it{and_others(others)}: usually weights that "
-        f"are initialised or scaled far too small."
+        f"{named(site)}, and of {before:.2g} before it"
     )
 
 
@@ -314,12 +399,28 @@ def _collapsed(judged: Judged, figures: Figures) -> list[tuple[str, str, float, 
             found.append((site, "rank", before[-1], rank))
         if i and held and spread[i - 1] > 0 and len(later) and spread[i] > 0:
             fell = spread[i] <= DROP * spread[i - 1] and spread[i] <= SMALL
-            if fell and max(later) <= max(DROP * highest, spread[i] * 10):
+            lasts = max(later, default=0.0) <= max(DROP * highest, spread[i] * 10)
+            if fell and lasts and not _shrinks_by_luck(judged, figures, sites[i - 1], site):
                 found.append((site, "deviation", spread[i - 1], spread[i]))
         highest = max(highest, spread[i])
     if not found:
         found = _faded(judged, figures, [s for s in sites if s not in (head, "")])
     return found
+
+
+def _shrinks_by_luck(judged: Judged, figures: Figures, before: str, site: str) -> bool:
+    """Whether few units pass something on, and weights of an ordinary size may take them away."""
+    units = figures.figure(site, "units")
+    sizes = [
+        figures.parameter(p.path, "norm") * math.sqrt(p.size / units)
+        for p in judged.parameters_of(site)
+        if p.axes >= 2 and p.size >= SOME
+    ]
+    if any(size < USUAL for size in sizes):
+        return False
+    off = judged.part_of(figures, before, "below")
+    passing = figures.figure(before, "units") * (1 - off)
+    return units < 2 or (judged.site(before).activation == "relu" and passing < NARROW)
 
 
 def _faded(
@@ -332,7 +433,8 @@ def _faded(
         return []
     third = max(1, len(sites) // 3)
     early, late = float(rms[:third].max()), float(rms[-third:].max())
-    if late <= FADED * early and late <= SMALL:
+    luck = gain_by_luck([figures.figure(s, "units") for s in sites])
+    if late <= min(FADED, 1 / luck) * early and late <= SMALL:
         where = int(np.flatnonzero(rms <= FADED * early)[0])
         return [(sites[where], "deviation", early, float(rms[where]))]
     return []

@@ -25,6 +25,9 @@ NOISE: Final = 3.0
 MOST: Final = 0.6
 FEW: Final = 3
 
+Why = tuple[str, str]
+"""What is seen of a site, and what it usually means."""
+
 
 # ------------------------------------------------------------------------ dtype
 
@@ -47,72 +50,74 @@ def dtype(judged: Judged) -> Iterator[Finding]:
             step=judged.passes[0].step if judged.passes else 0,
             severity="warning",
             evidence={"bits": WIDTHS[first.leaving], "others": len(found) - 1},
-            message=f"{named(first.site)} ({first.type}) {why}{and_others(len(found) - 1)}.",
+            what=f"{named(first.site)} ({first.type}) {why[0]}{and_others(len(found) - 1)}",
+            advice=why[1],
         )
 
 
-def _casts(judged: Judged, one: SiteFacts, called: list[SiteFacts]) -> str:
-    """Why a module without parameters widens what others then receive; "" where it does not.
+def _casts(judged: Judged, one: SiteFacts, called: list[SiteFacts]) -> Why | None:
+    """That a module without parameters widens what others then receive; None where it does not.
 
     What nothing with parameters receives is a result: those are often cast on purpose.
     """
     inside = any(other is not one and _in(other.site, one.site) for other in called)
     if inside or judged.parameters_in(one.site) or one.declared or "Norm" in one.type:
-        return ""
+        return None
     if WIDTHS.get(one.leaving, 0) <= WIDTHS.get(one.entering, 64):
-        return ""
+        return None
     after = (s for s in called if s.order > one.order and judged.parameters_of(s.site))
     receiver = next((s for s in after if s.entering), None)
     if receiver is None or receiver.entering != one.leaving:
-        return ""
+        return None
     return (
         f"receives {one.entering} and returns {one.leaving}, which {named(receiver.site)} then "
-        f"receives: usually an array or a NumPy number of {one.leaving} in it, which promotes; "
-        f"cast it to {one.entering}"
+        f"receives",
+        f"usually an array or a NumPy number of {one.leaving} in it, which promotes: cast that to "
+        f"{one.entering}, unless the precision is wanted here",
     )
 
 
-def _promotes(judged: Judged, one: SiteFacts) -> str:
-    """Why a module's result is wider than it was asked for, in words; "" where it is not."""
+def _promotes(judged: Judged, one: SiteFacts) -> Why | None:
+    """That a module's result is wider than it was asked for; None where it is not."""
     own = {p.dtype for p in judged.parameters_of(one.site)} & set(WIDTHS)
     leaving = WIDTHS[one.leaving]
     if one.declared:
-        return ""
+        return None
+    names = " and ".join(sorted(own))
     if one.entering in WIDTHS and leaving > WIDTHS[one.entering]:
         return (
-            f"receives {one.entering} and returns {one.leaving}: its parameters are "
-            f"{' and '.join(sorted(own))} and it declares no dtype, so it is usually promoted by "
-            f"accident; pass dtype={one.entering}"
+            f"receives {one.entering} and returns {one.leaving}",
+            f"its parameters are {names} and it declares no dtype, so it is usually promoted by "
+            f"accident: give it dtype={one.entering} where the class takes one, else cast its "
+            f"parameters in its call",
         )
     if own and leaving > max(WIDTHS[name] for name in own):
         return (
-            f"has {' and '.join(sorted(own))} parameters and returns {one.leaving}: its input was "
-            f"{one.entering or one.leaving}, usually one that was not cast"
+            f"has {names} parameters and returns {one.leaving}",
+            f"its input was {one.entering or one.leaving}, usually one that was not cast: cast the "
+            f"input where {one.leaving} is not wanted",
         )
-    return ""
+    return None
 
 
-def _odd_ones(leaves: list[SiteFacts]) -> list[tuple[SiteFacts, str]]:
+def _odd_ones(leaves: list[SiteFacts]) -> list[tuple[SiteFacts, Why]]:
     """The few that return another dtype than most."""
     if len(leaves) < FEW:
         return []
     usual, count = Counter(s.leaving for s in leaves).most_common(1)[0]
     if count < MOST * len(leaves):
         return []
-    out: list[tuple[SiteFacts, str]] = []
+    out: list[tuple[SiteFacts, Why]] = []
     for number, one in enumerate(leaves):
         if one.leaving == usual:
             continue
         wider = WIDTHS[one.leaving] > WIDTHS[usual]
         by_design = "Norm" in one.type or number in (0, len(leaves) - 1)
         if not (wider and by_design):  # norms and the last layer are often kept in float32
-            out.append(
-                (
-                    one,
-                    f"returns {one.leaving} where {count} of {len(leaves)} layers return {usual}: "
-                    f"usually a dtype= that was left behind, and precision or speed is lost",
-                )
-            )
+            lost = "speed" if wider else "precision"
+            what = f"returns {one.leaving} where {count} of {len(leaves)} layers return {usual}"
+            advice = f"usually a dtype= that was left behind or left out, and {lost} is lost there"
+            out.append((one, (what, advice)))
     return out
 
 
@@ -152,7 +157,7 @@ def _stale(judged: Judged, one: SiteFacts) -> Finding | None:
     if not passes or passes[-1].figures is None:
         return None
     figures = passes[-1].figures
-    n = figures.figure(one.site, "examples") * figures.figure(one.site, "positions")
+    n = figures.figure(one.site, "examples")  # positions of one image are much alike
     shifted, scaled = figures.figure(one.site, "shifted"), figures.figure(one.site, "scaled")
     if math.isnan(shifted) or n < 4:
         return None
@@ -160,13 +165,28 @@ def _stale(judged: Judged, one: SiteFacts) -> Finding | None:
     wide = not 1 / SCALED <= scaled <= SCALED
     if not (off or wide):
         return None
+    seen = (
+        f"and they do not fit the data (means are off by {shifted:.2g} deviations, deviations by a "
+        f"factor of {scaled:.2g})"
+    )
+    if judged.trains:
+        return _finding(
+            one,
+            passes[0].step,
+            {"shifted": shifted, "scaled": scaled},
+            f"{named(one.site)} (BatchNorm) uses its running statistics while the model is "
+            f"trained, {seen}",
+            "they are never updated in this mode: usually model.train() is missing before "
+            "training, or use_running_average=True was passed",
+        )
     return _finding(
         one,
         passes[0].step,
         {"shifted": shifted, "scaled": scaled},
-        f"{named(one.site)} (BatchNorm) uses its running statistics in passes with gradients, and "
-        f"they do not fit the data (means are off by {shifted:.2g} deviations, deviations by a "
-        f"factor of {scaled:.2g}): usually model.train() is missing, so they are never updated.",
+        f"{named(one.site)} (BatchNorm) uses its running statistics, {seen}",
+        "right for an evaluation, once they were learnt; before training on this, call "
+        "model.train()",
+        "info",
     )
 
 
@@ -178,7 +198,10 @@ def _alone(judged: Judged, one: SiteFacts) -> Finding | None:
         judged.passes[0].step if judged.passes else 0,
         {"examples": 1},
         f"{named(one.site)} (BatchNorm) takes mean and variance of a single value, so it returns "
-        f"its bias whatever goes in: use a larger batch, or model.eval().",
+        f"its bias whatever goes in",
+        "train it on a larger batch, or use a LayerNorm or GroupNorm; in an evaluation call "
+        "model.eval()",
+        "warning" if judged.graded else "info",
     )
 
 
@@ -203,19 +226,27 @@ def _evaluated(judged: Judged, one: SiteFacts) -> Finding | None:
         watched[0].step,
         {"passes": moved},
         f"{named(one.site)} (BatchNorm) updates its running statistics in passes without "
-        f"gradients beside those with: usually model.eval() is missing before the evaluation.",
+        f"gradients beside those with",
+        "usually model.eval() is missing before the evaluation (or model.train() after it)",
     )
 
 
-def _finding(one: SiteFacts, step: int, evidence: dict[str, float], message: str) -> Finding:
-    severity: Severity = "warning"
+def _finding(
+    one: SiteFacts,
+    step: int,
+    evidence: dict[str, float],
+    what: str,
+    advice: str,
+    severity: Severity = "warning",
+) -> Finding:
     return Finding(
         rule="mode",
         site=one.site,
         step=step,
         severity=severity,
         evidence=evidence,
-        message=message,
+        what=what,
+        advice=advice,
     )
 
 
@@ -242,16 +273,23 @@ def unused(judged: Judged) -> Iterator[Finding]:
         site, called = found[0]
         size = sum(p.size for p in judged.parameters_in(site))
         how = "is called, but no result depends on it" if called else "is never called"
+        trained = judged.graded and not (judged.evaluates and not judged.trains)
         yield Finding(
             rule="unused",
             site=site,
             step=judged.passes[0].step if judged.passes else 0,
-            severity="warning",
+            severity="warning" if trained else "info",
             evidence={"elements": size, "others": len(found) - 1},
-            message=(
-                f"{named(site)} {how}{and_others(len(found) - 1, 'module')}: its {size} parameters "
-                f"take memory and are not trained; usually a call that was forgotten, or a result "
-                f"that is overwritten."
+            what=(
+                f"{named(site)} {how}{and_others(len(found) - 1, 'module')}, so its {size} "
+                f"parameters do nothing here"
+            ),
+            advice=(
+                "usually a call that was forgotten, or a result that is overwritten; fine where "
+                "only another mode or method uses it"
+                if trained
+                else "fine where only another mode or method uses it (training, a decoder); else a "
+                "call was forgotten, or a result is overwritten"
             ),
         )
 

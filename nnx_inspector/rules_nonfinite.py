@@ -5,6 +5,7 @@ Invariant: an Inf never hides the first NaN, and clean and perturbed passes are 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -82,7 +83,7 @@ def _finding(judged: Judged, item: Pass, site: str, quantity: str, summary: Summ
     if summary.saturated:  # counts that stopped in jit are no evidence; that there are any is
         counts = {kind: min(count, 2**32 - 1) for kind, count in counts.items()}
         seen = " and ".join(name for kind, (name, _) in _KINDS.items() if counts[kind])
-    severity, meaning = _meaning(counts, quantity)
+    severity, meaning = _meaning(judged, item, site, quantity, counts)
     where = f"the {quantity} of {site!r}" if site else f"the {quantity} of the model"
     where += _in_layers(item, site, quantity)
     among = f" among {size} values" if size else ", too many values to be counted"
@@ -93,9 +94,15 @@ def _finding(judged: Judged, item: Pass, site: str, quantity: str, summary: Summ
         site=site,
         step=item.step,
         severity=severity,
-        evidence={"pass": item.number, **({"size": size} if size else {}), **counts},
-        message=f"At step {item.step}{during}, {where} first held {seen}{among}{before}: "
-        f"{meaning}.",
+        evidence={
+            "pass": item.number,
+            **({"size": size} if size else {}),
+            **counts,
+            **({"perturbed": 1} if item.perturbed else {}),
+            **({"backward": 1} if quantity == "gradient" else {}),
+        },
+        what=f"At step {item.step}{during}, {where} first held {seen}{among}{before}",
+        advice=meaning,
     )
 
 
@@ -133,17 +140,39 @@ def _in_layers(item: Pass, site: str, quantity: str) -> str:
     return f" (in {len(bad)} of {len(layers)} layers: {named})" if bad else ""
 
 
-def _meaning(counts: Mapping[str, int], quantity: str) -> tuple[Severity, str]:
+def _meaning(
+    judged: Judged, item: Pass, site: str, quantity: str, counts: Mapping[str, int]
+) -> tuple[Severity, str]:
     if counts["nan"] and quantity == "gradient":
         return "error", (
             "all forward values were free of NaN, so this is usually a derivative without a limit "
-            "after this site (sqrt or norm at 0, log of 0), or an overflow in the loss"
+            "after this site (sqrt or norm at 0, log of 0), or an overflow in the loss; a "
+            "jnp.where around it does not help, its argument must be safe too"
         )
     if counts["nan"]:
-        return "error", (
-            "usually 0/0, Inf - Inf, the log or root of a negative number, or weights that an "
-            "earlier step made invalid"
-        )
+        return "error", _why_nan(judged, item, site, quantity)
     if counts["posinf"] or quantity == "gradient":
-        return "warning", "usually an overflow (exp, a division by 0, float16), and NaN comes next"
+        return "warning", (
+            "usually an overflow (exp, a division by 0, float16), and NaN comes next unless it is "
+            "masked"
+        )
     return "info", "usually a mask, and then harmless, but log of 0 gives it as well"
+
+
+def _why_nan(judged: Judged, item: Pass, site: str, quantity: str) -> str:
+    broken = [
+        p.path
+        for p in judged.parameters_in(site)
+        if item.figures is not None
+        and p.path in item.figures.parameters
+        and math.isnan(item.figures.parameter(p.path, "norm"))
+    ]
+    if broken and quantity == "output":
+        return (
+            f"its parameter {broken[0]!r} is not finite, so an earlier update (or what was loaded) "
+            f"made it so: look at the loss and the gradient of the step before"
+        )
+    made = "0/0, Inf - Inf, or the log or root of a negative number"
+    if judged.at(site) == min((judged.at(s) for s, _ in item.keys), default=()):
+        return f"usually NaN in the data, {made}, or weights that are not finite"
+    return f"usually {made}, or weights that an earlier step made invalid"

@@ -42,6 +42,7 @@ LAYERS = [
     {"frames", "saving", "measured"},
     {"sites", "recording", "timeline", "loading", "kinds", "arithmetic", "effects", "axes"},
     {"judged"},
+    {"evidence", "causes"},
     {"rules_nonfinite", "rules_forward", "rules_backward", "rules_model"},
     {"summarize", "blocks"},
     {"gauging"},
@@ -79,7 +80,8 @@ LAYERS = [
 HOST_ONLY = {
     "errors", "protocol", "binning", "moments", "thinning", "summary", "compact", "curves",
     "history", "passes", "recording", "tabulating", "findings", "figures", "presenting", "screen",
-    "gauges", "observed", "finding", "judged", "rules_nonfinite", "rules_forward",
+    "gauges", "observed", "finding", "judged", "evidence", "causes", "rules_nonfinite",
+    "rules_forward",
     "rules_backward", "rules_model", "presenter", "offers", "flow", "excerpts", "expressions",
     "worker", "sections", "saving", "frames", "measured", "loading", "runs", "runs_on_screen",
     "replay", "page", "assets", "snapshot", "saved", "last_state", "statistics",

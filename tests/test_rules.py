@@ -343,10 +343,12 @@ def test_dtype(facts: dict[str, str], dtype: str, expected: bool) -> None:
     [(1, 3.0, 1.0, True), (1, 0.0, 5.0, True), (1, 0.1, 1.1, False), (0, 3.0, 5.0, False)],
 )
 def test_batch_norm_mode(running: int, shifted: float, scaled: float, expected: bool) -> None:
-    model = Model()
+    model = Model(told={s: {"same": 0.0} for s in SITES})  # an optimizer moves them
     model.facts["c"] = {"running": running, "type": "BatchNorm"}
     model.sites["c"] |= {"shifted": shifted, "scaled": scaled}
     assert model.found() == ([("mode", "c", "warning")] if expected else [])
+    model.told = {s: {} for s in SITES}  # a gradient that nothing is trained by
+    assert model.found() == ([("mode", "c", "info")] if expected else [])
     assert Model(kind="run", facts=model.facts, gradients=dict.fromkeys(SITES)).found() == []
 
 
@@ -374,7 +376,13 @@ def test_a_cause_comes_before_its_consequences() -> None:
     for site in "ab":
         model.told[site] = {"graded": 0.0, "gradient": 0.0}
     found = model.found()
-    assert [rule for rule, _, _ in found] == ["dead-units", "constant", "no-gradient"]
+    assert found == [("dead-units", "b", "error")]
+    (cause,) = diagnose(model.recording())
+    assert [one.rule for one in cause.effects] == ["constant", "no-gradient"]
+    assert cause.effects[1].evidence["parameters"] == 2
+    assert "Because of this: the output of 'c' is the same" in cause.message
+    assert "the parameter 'a/kernel' has a gradient of exactly 0 (and 1 more" in cause.message
+    assert "stop_gradient" not in cause.message
 
 
 def test_perturbed_passes_are_no_evidence() -> None:
