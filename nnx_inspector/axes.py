@@ -13,6 +13,8 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from nnx_inspector.arrays import own_attribute
+
 CONVOLUTIONS = (nnx.Conv, nnx.ConvTranspose)
 FEATURES_LAST = (
     nnx.Linear, nnx.LinearGeneral, nnx.Embed, nnx.MultiHeadAttention, nnx.LayerNorm, nnx.RMSNorm,
@@ -70,7 +72,7 @@ def _inner(shape: tuple[int, ...], dtype: Any, around: Around) -> list[str]:
             return [*lead, *SPACES[space], "channel"]
     if around.spatial and floating and rank == 4 and is_batch:
         return ["batch", "height", "width", "channel"]
-    heads = getattr(around.module, "out_features", None)
+    heads = own_attribute(around.module, "out_features")
     if isinstance(heads, tuple) and len(heads) == 2 and shape[-2:] == heads and rank >= 3:
         middle = ["position"] if rank == 4 else [""] * (rank - 3)
         return [*first, *middle, "head", "feature"]

@@ -30,7 +30,7 @@ from nnx_inspector.packing import unpack
 from nnx_inspector.parameters import Parameter, measure_parameters, updates_of
 from nnx_inspector.record import Call, Record
 from nnx_inspector.sites import Only, Selection
-from nnx_inspector.staging import Function, Staged, as_function, staged
+from nnx_inspector.staging import Function, Staged, as_function, name_of, staged
 from nnx_inspector.summary import Summary
 from nnx_inspector.survey import Marked, Survey, marks
 from nnx_inspector.taps import CHANGE, OUTPUT
@@ -193,8 +193,7 @@ def value_and_grad(
 
 
 def _named(wrapped: Callable[..., Any], function: Function) -> Any:
-    name = getattr(function.call, "__name__", type(function.call).__name__)
-    wrapped.__name__ = wrapped.__qualname__ = f"{wrapped.__name__}_{name}"
+    wrapped.__name__ = wrapped.__qualname__ = f"{wrapped.__name__}_{name_of(function.call)}"
     return wrapped
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from nnx_inspector.arrays import shape_of
 from nnx_inspector.thinning import surplus
 
 _POINT_BYTES: Final = 16
@@ -28,13 +29,13 @@ def scalar(name: str, value: Any) -> float:
         0.5
     """
     try:
-        if value is not None and not isinstance(value, (str, bytes)) and np.shape(value) == ():
+        if not isinstance(value, (str, bytes)) and shape_of(value) in ((), None):
             return float(value)
     except (TypeError, ValueError):
         pass
     raise TypeError(
         f"Metric {name!r} must be one number, got {type(value).__name__} of shape "
-        f"{getattr(value, 'shape', '()')}. Reduce it first, for instance with .mean()."
+        f"{list(shape_of(value) or ())}. Reduce it first, for instance with .mean()."
     )
 
 

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnx_inspector.arrays import is_array, shape_of
+
 Logits = bool | Callable[[Any], Any] | None
 """What of an output are logits: True its one array, a function of it, False nothing; None: its
 array if that is the only one, floating-point and of rank 2 or more."""
@@ -143,7 +145,7 @@ def logits_of(output: Any, logits: Logits = None) -> Any:
     """
     if logits is False:
         return None
-    arrays = [x for x in jax.tree.leaves(output) if _is_array(x)]
+    arrays = [x for x in jax.tree.leaves(output) if is_array(x)]
     if logits is None:
         fits = len(arrays) == 1 and _could_be_logits(arrays[0]) and arrays[0].ndim >= 2
         return arrays[0] if fits else None
@@ -153,17 +155,13 @@ def logits_of(output: Any, logits: Logits = None) -> Any:
             f"function of the output: logits=lambda output: output[0]."
         )
     found = arrays[0] if logits is True else logits(output)
-    if not _is_array(found) or not _could_be_logits(found):
-        what = f"{found.dtype}{list(found.shape)}" if _is_array(found) else type(found).__name__
+    if not is_array(found) or not _could_be_logits(found):
+        what = f"{found.dtype}{list(found.shape)}" if is_array(found) else type(found).__name__
         raise TypeError(
             f"Logits are a floating-point array [..., classes] with two classes or more, got "
             f"{what}. Pass logits=False for an output that has none."
         )
     return found
-
-
-def _is_array(x: Any) -> bool:
-    return hasattr(x, "shape") and hasattr(x, "dtype")
 
 
 def _could_be_logits(x: Any) -> bool:
@@ -183,11 +181,11 @@ def _pairs(xp: Any, clean: Any, perturbed: Any) -> list[tuple[Any, Any]]:
         )
     pairs: list[tuple[Any, Any]] = []
     for a, b in zip(flat, others, strict=True):
-        if _is_array(a) and jnp.issubdtype(a.dtype, jnp.inexact):
-            if a.shape != getattr(b, "shape", None):
+        if is_array(a) and jnp.issubdtype(a.dtype, jnp.inexact):
+            if a.shape != (shape := shape_of(b)):
                 raise ValueError(
                     f"The clean and the perturbed output are not alike: arrays of shape "
-                    f"{list(a.shape)} and {list(getattr(b, 'shape', ()))}."
+                    f"{list(a.shape)} and {list(shape or ())}."
                 )
             pairs.append((_wide(xp, a), _wide(xp, b)))
     return pairs

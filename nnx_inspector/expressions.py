@@ -13,7 +13,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from nnx_inspector import protocol
+from nnx_inspector.arrays import is_array
 
 
 def quoted(text: str) -> str:
@@ -130,16 +133,13 @@ def _text(value: Any) -> str:
     if isinstance(value, tuple):
         inner = [_text(one) for one in value]
         return "" if "" in inner else f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
-    if getattr(value, "shape", None) == () and hasattr(value, "dtype"):
+    if is_array(value) and value.shape == ():
         return _text(value.item()) if value.dtype.kind in "fiub" else ""
-    name = getattr(value, "name", None)  # of a dtype
-    return quoted(name) if hasattr(value, "itemsize") and isinstance(name, str) else ""
+    return quoted(value.name) if isinstance(value, np.dtype) else ""
 
 
 def _off(mask: Any) -> tuple[list[int], int] | None:
     """The units that a boolean mask along one axis switches off, and how many there are."""
-    import numpy as np
-
     values = np.asarray(mask)
     if values.dtype != np.bool_ or values.ndim != 1:
         return None

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnx_inspector.arrays import is_array
 from nnx_inspector.gauges import (
     EXAMPLES,
     HEAD,
@@ -237,7 +238,7 @@ def varied(tree: Any, *, each: bool = False) -> jax.Array:
 
     Arrays without examples, of which there are not two along that axis, do not count.
     """
-    leaves = [x for x in jax.tree.leaves(tree) if hasattr(x, "shape") and hasattr(x, "dtype")]
+    leaves = [x for x in jax.tree.leaves(tree) if is_array(x)]
     leaves = [x for x in leaves if x.ndim and x.shape[0] > 1 and x.size and is_number(x.dtype)]
     found = [_differs(jax.lax.stop_gradient(jnp.asarray(x))) for x in leaves]
     of = jnp.all if each else jnp.any

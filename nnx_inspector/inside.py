@@ -18,7 +18,9 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector import _private, protocol
+from nnx_inspector.arrays import is_array, own_attribute
 from nnx_inspector.sites import Path, site_key
+from nnx_inspector.trees import plain_key
 from nnx_inspector.variables import kind_of
 from nnx_inspector.wording import value_in_words
 
@@ -102,7 +104,7 @@ def _visit_container(
     inner: list[Node | Leaf] = []
     if isinstance(value, dict):
         parts = [((key,), part) for key, part in list(value.items())]
-    elif isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+    elif isinstance(value, (list, tuple)) and own_attribute(value, "_fields") is None:
         parts = [((i,), part) for i, part in enumerate(list(value))]
     else:
         parts = list(_pytree_parts(value))
@@ -128,8 +130,7 @@ def _pytree_parts(value: Any) -> Iterator[tuple[Path, Any]]:
     is_node = lambda x: isinstance(x, nnx.Variable | nnx.Pytree)  # noqa: E731
     for inner, leaf in jax.tree_util.tree_flatten_with_path(value, is_leaf=is_node)[0]:
         if leaf is not value:
-            keys = tuple(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k))) for k in inner)
-            yield keys, leaf
+            yield tuple(map(plain_key, inner)), leaf
 
 
 # -------------------------------------------------------------------- in words
@@ -211,7 +212,7 @@ def variable_row(
 ) -> protocol.NnxVariable:
     """A leaf of the state as the screen shows it."""
     value, held = leaf.value, held_as(leaf.value)
-    lone = hasattr(value, "shape") and hasattr(value, "dtype")
+    lone = is_array(value)
     return protocol.NnxVariable(
         path=text(site_key(leaf.path)),
         module=site_key(leaf.module),
@@ -257,7 +258,7 @@ def byte_count(value: Any) -> int:
 
 
 def _arrays(value: Any) -> list[Any]:
-    return [x for x in jax.tree.leaves(value) if hasattr(x, "shape") and hasattr(x, "dtype")]
+    return [x for x in jax.tree.leaves(value) if is_array(x)]
 
 
 def _size(array: Any) -> int:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnx_inspector.arrays import is_array
 from nnx_inspector.kind import (
     At,
     Perturbation,
@@ -358,6 +359,6 @@ class Apply(Perturbation):
 
     def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
         made = jax.eval_shape(self.fn, x, *self.args)
-        if jnp.shape(made) != x.shape or getattr(made, "dtype", None) != x.dtype:
+        if not is_array(made) or made.shape != x.shape or made.dtype != x.dtype:
             return ValueError(f"the function makes {made} of it, and must keep shape and dtype")
         return None

@@ -19,6 +19,7 @@ import jax
 from flax import linen, nnx
 
 from nnx_inspector import _private
+from nnx_inspector.arrays import is_array
 from nnx_inspector.sites import CALL, Path
 
 
@@ -181,4 +182,4 @@ def parameter_shapes(module: linen.Module) -> list[tuple[int, ...]]:
     name; inside a lifted loop they are one layer's.
     """
     held: Any = {} if module.scope is None else module.variables.get("params", {})
-    return [tuple(leaf.shape) for leaf in jax.tree.leaves(held) if hasattr(leaf, "shape")]
+    return [tuple(leaf.shape) for leaf in jax.tree.leaves(held) if is_array(leaf)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sized
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -105,8 +105,7 @@ def watched(
     owner: Owner, session: Session, batches: Iterable[T], every: int
 ) -> Generator[T, Any, None]:
     """The batches, one by one, with the session open around the caller's work on some of them."""
-    total = len(batches) if hasattr(batches, "__len__") else None  # type: ignore[arg-type]
-    steps = Steps(owner, session, every, owner.loop_begins(total))
+    steps = Steps(owner, session, every, owner.loop_begins(_how_many(batches)))
     try:
         session.refresh()
         with installed():
@@ -119,6 +118,14 @@ def watched(
                 steps.leave()
     finally:
         owner.loop_ends(session)
+
+
+def _how_many(batches: Iterable[Any]) -> int | None:
+    """The number of batches, None where that is not known."""
+    try:
+        return len(batches) if isinstance(batches, Sized) else None
+    except Exception:  # noqa: BLE001 - shown instead: a progress without its end
+        return None  # a data set without an end has a `__len__` that raises
 
 
 # --------------------------------------------------------------------- regions

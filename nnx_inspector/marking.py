@@ -16,6 +16,7 @@ import jax
 from flax import nnx
 
 from nnx_inspector import _private, linen
+from nnx_inspector.arrays import is_array
 from nnx_inspector.changes import mark_changes
 from nnx_inspector.layers import Context
 from nnx_inspector.taps import BEGIN, INPUT, OUTPUT, is_whole, mark_arguments, mark_tree
@@ -133,5 +134,5 @@ def _shapes(held: Contents) -> Iterator[tuple[int, ...]]:
     for variable, value in held.variables.values():
         if isinstance(variable, nnx.Param):
             for leaf in jax.tree.leaves(value):
-                if hasattr(leaf, "shape"):
+                if is_array(leaf):
                     yield tuple(leaf.shape)

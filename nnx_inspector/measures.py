@@ -14,8 +14,10 @@ from typing import Any, cast
 
 import jax
 import numpy as np
+from flax import nnx
 
 from nnx_inspector import _private, protocol
+from nnx_inspector.arrays import is_array
 from nnx_inspector.comparing import Differences
 from nnx_inspector.effects import OutputChange, output_change
 from nnx_inspector.owned import Result
@@ -41,13 +43,13 @@ class Metrics:
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Take over the metrics of a step; arrays on the device are fetched by `settle`."""
         for name, value in values.items():
+            if isinstance(value, nnx.Variable):
+                value = value.get_raw_value()
             if _is_scalar(value):
                 self._waiting.append((step, name, value))
             else:
                 self.errors += 1
-                what = (
-                    f"shape {np.shape(value)}" if hasattr(value, "shape") else type(value).__name__
-                )
+                what = f"shape {value.shape}" if is_array(value) else type(value).__name__
                 self._notice(
                     "warning",
                     f"The metric {name!r} is no real scalar ({what}) and was left out. Reduce it "
@@ -73,14 +75,12 @@ class Metrics:
 
 
 def _is_scalar(value: Any) -> bool:
-    if _private.is_tracer(value) or np.ndim(value) != 0:
+    if isinstance(value, (int, float)):
+        return True
+    if _private.is_tracer(value) or not isinstance(value, (jax.Array, np.ndarray, np.generic)):
         return False
-    dtype = getattr(value, "dtype", None)
-    if dtype is None:
-        return isinstance(value, (int, float))
-    return jax.numpy.issubdtype(dtype, np.number) and not jax.numpy.issubdtype(
-        dtype, np.complexfloating
-    )
+    is_real = not jax.numpy.issubdtype(value.dtype, np.complexfloating)
+    return value.shape == () and is_real and jax.numpy.issubdtype(value.dtype, np.number)
 
 
 class Meter:

@@ -12,6 +12,7 @@ import pathlib
 from typing import Any
 
 from nnx_inspector import _private
+from nnx_inspector.arrays import is_array
 
 _MEMINFO = pathlib.Path("/proc/meminfo")
 _GROUP = pathlib.Path("/sys/fs/cgroup")
@@ -40,8 +41,7 @@ def peak_bytes(jaxpr: Any) -> int:
 
 
 def _bytes(aval: Any) -> int:
-    itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
-    return math.prod(getattr(aval, "shape", ())) * itemsize
+    return math.prod(aval.shape) * aval.dtype.itemsize if is_array(aval) else 0
 
 
 def available_bytes(device: Any) -> int:

@@ -12,6 +12,7 @@ from types import NoneType
 from typing import Any, Literal, Protocol
 
 from nnx_inspector import protocol
+from nnx_inspector.arrays import is_array, own_attribute, shape_of
 from nnx_inspector.expressions import addition
 
 _OFFERS = {offer.kind: offer for offer in protocol.OFFERS}
@@ -194,11 +195,11 @@ def _text(value: Any) -> str:
         return f"{value:.6g}" if f"{value:.6g}" != f"{value:.0f}" else f"{value:.1f}"
     if isinstance(value, tuple):
         return f"({', '.join(map(_text, value))}{',' if len(value) == 1 else ''})"
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
+    if is_array(value):
         if value.shape == () and (number := _number(value)) is not None:
             return _text(number)
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
-    name = getattr(value, "__name__", None) or getattr(value, "name", None)
+    name = own_attribute(value, "__name__") or own_attribute(value, "name")
     return name if isinstance(name, str) else type(value).__name__
 
 
@@ -229,11 +230,11 @@ def _strength_of(perturbation: Any) -> tuple[str, float | None]:
 
 def _number(value: Any) -> float | None:
     """A value that is one number, or None."""
-    if isinstance(value, bool) or value is None or getattr(value, "shape", ()) != ():
+    if isinstance(value, bool) or shape_of(value) != ():
         return None
     if isinstance(value, (int, float)):
         return float(value)
-    return float(value) if hasattr(value, "dtype") and value.dtype.kind in "fiu" else None
+    return float(value) if is_array(value) and value.dtype.kind in "fiu" else None
 
 
 def _mask(perturbation: Any) -> Any:

@@ -24,6 +24,7 @@ from nnx_inspector.places import Setting
 from nnx_inspector.shelf import Held, Moment, Opened, Shelf, is_shown
 from nnx_inspector.sites import Selection, parse_key, site_key
 from nnx_inspector.staging import Arguments
+from nnx_inspector.trees import plain_key
 from nnx_inspector.valued import CallValues, ValuePasses
 from nnx_inspector.variables import contents
 
@@ -258,9 +259,9 @@ def _leaf_names(call: CallValues, part: Part, module: Any, site: str) -> list[st
         if part != "input":
             out.append(jax.tree_util.keystr(path))
             continue
-        place = getattr(path[1], "idx", None)  # of (args, kwargs)
-        if place is None:
-            head = str(getattr(path[1], "key", path[1]))
+        place = plain_key(path[1])  # of (args, kwargs)
+        if plain_key(path[0]) == 1:
+            head = str(place)
         else:
             head = names[place] if place < len(names) else f"argument {place}"
         out.append(head + jax.tree_util.keystr(path[2:]))

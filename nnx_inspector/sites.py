@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from flax import nnx
 
+from nnx_inspector.arrays import own_attribute
 from nnx_inspector.errors import InspectorError
 
 CALL = "__call__"
@@ -90,7 +91,8 @@ def _is_method(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
         return True
     # a method decorated by a transform is a callable object that binds like a function
-    return callable(value) and hasattr(value, "__wrapped__") and hasattr(type(value), "__get__")
+    binds = callable(value) and hasattr(type(value), "__get__")
+    return binds and own_attribute(value, "__wrapped__") is not None
 
 
 @dataclasses.dataclass(frozen=True)

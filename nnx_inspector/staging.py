@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from nnx_inspector import _private
+from nnx_inspector.arrays import own_attribute
 from nnx_inspector.dispatch import hooked
 from nnx_inspector.eager import EagerPass, SinksOf, why_untraceable
 from nnx_inspector.errors import InspectorError
@@ -26,9 +28,10 @@ from nnx_inspector.interception import warn_of_doubtful_calls
 from nnx_inspector.layers import Layer, open_layers
 from nnx_inspector.scope import Scope
 from nnx_inspector.sites import Path, argument_name, require_module
+from nnx_inspector.summarize import is_number
 from nnx_inspector.survey import Survey, survey
 from nnx_inspector.taps import describe, is_node, is_whole
-from nnx_inspector.trees import rebuilt
+from nnx_inspector.trees import plain_key, rebuilt
 
 _TAG = "nnx_inspector"
 
@@ -60,12 +63,13 @@ def as_function(f: Any, what: str) -> Function:
                 f"methods, or a function that calls it."
             )
         return Function(f, f)
-    owner, name = getattr(f, "__self__", None), getattr(f, "__name__", "")
+    owner, name = own_attribute(f, "__self__"), own_attribute(f, "__name__", "")
     if isinstance(f, functools.partial) and len(f.args) == 1 and not f.keywords:
         # how a method that nnx.jit decorates is bound
-        owner, name = f.args[0], getattr(f.func, "__name__", "")
-        name = name if getattr(getattr(owner, name, None), "func", None) is f.func else ""
-    if isinstance(owner, nnx.bridge.ToNNX) and "method" in getattr(f, "keywords", ()):
+        owner, name = f.args[0], own_attribute(f.func, "__name__", "")
+        bound = own_attribute(owner, name)
+        name = name if isinstance(bound, functools.partial) and bound.func is f.func else ""
+    if isinstance(owner, nnx.bridge.ToNNX) and "method" in own_attribute(f, "keywords", ()):
         name = f.keywords["method"].__name__  # how it binds a method of its Linen module
     if isinstance(owner, nnx.Module) and name:
         return Function(f, owner, name)
@@ -98,12 +102,12 @@ def roots_of(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) ->
 
 
 def name_of(call: Any) -> str:
-    return getattr(call, "__name__", type(call).__name__)
+    return own_attribute(call, "__name__", type(call).__name__)
 
 
 def _nodes(tree: Any) -> list[tuple[Path, Any]]:
     flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_node)[0]
-    return [(tuple(_plain_key(k) for k in path), leaf) for path, leaf in flat if is_node(leaf)]
+    return [(tuple(plain_key(k) for k in path), leaf) for path, leaf in flat if is_node(leaf)]
 
 
 def _outermost_modules(node: Any) -> list[tuple[Path, nnx.Module]]:
@@ -156,9 +160,12 @@ class Arguments:
 
 
 def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) or (
-        hasattr(leaf, "shape") and hasattr(leaf, "dtype") and hasattr(leaf, "__array__")
-    )
+    """Whether a leaf becomes an input of the program. A NumPy array of texts, say, or an array of
+    another library, cannot: the call has it as it is.
+    """
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return is_number(leaf.dtype)
+    return isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))
 
 
 @dataclasses.dataclass
@@ -493,15 +500,7 @@ def variables_of_state(nodes: Any, state: Any) -> Iterator[tuple[Any, Any]]:
     variables = dict(nnx.iter_graph(nodes, graph=True))
     is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
     for path, value in jax.tree_util.tree_flatten_with_path(state, is_leaf=is_variable)[0]:
-        yield variables[tuple(_plain_key(k) for k in path)], value
-
-
-def _plain_key(key: Any) -> Any:
-    """The name or number within one entry of a jax key path."""
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return getattr(key, attribute)
-    return key
+        yield variables[tuple(plain_key(k) for k in path)], value
 
 
 def _without(returned: Arguments) -> tuple[Any, ...]:

@@ -180,8 +180,7 @@ def empty_in_trace(like: Any, *, batch_rank: int = 0) -> Summary:
         0
     """
     if not isinstance(like, Summary):
-        dtype = like.dtype if hasattr(like, "dtype") else jnp.result_type(like)
-        aval = jax.ShapeDtypeStruct(jnp.shape(like), dtype)
+        aval = jax.ShapeDtypeStruct(jnp.shape(like), jnp.result_type(like))
         like = jax.eval_shape(functools.partial(summarize, batch_rank=batch_rank), aval)
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
 
@@ -225,7 +224,7 @@ def in_words(dtype: Any, shape: tuple[int, ...]) -> str:
 
 def is_token(x: Any) -> bool:
     """Whether this is a token, which orders effects and has neither shape nor dtype."""
-    return isinstance(x, Token) or isinstance(getattr(x, "aval", None), AbstractToken)
+    return isinstance(x, Token) or (is_tracer(x) and isinstance(x.aval, AbstractToken))
 
 
 def _uncounted(rows: tuple[int, ...], size: int, exact: np.dtype[Any], opaque: str = "") -> Summary:

@@ -18,6 +18,7 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector import _private
+from nnx_inspector.arrays import is_array
 from nnx_inspector.effects import (
     Logits,
     kl_divergence_in_trace,
@@ -259,8 +260,8 @@ def _scalars(value: Any) -> dict[str, Any]:
     """The loss, and the scalars of an aux that is a dict."""
     loss, aux = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if not _is_scalar(loss):
-        array: Any = loss if hasattr(loss, "dtype") else None
-        what = type(loss).__name__ if array is None else f"{array.dtype}{list(array.shape)}"
+        got: Any = loss
+        what = f"{got.dtype}{list(got.shape)}" if is_array(got) else type(got).__name__
         raise TypeError(
             f"The loss function must return a real scalar, or (scalar, aux); it returned {what}."
         )
@@ -272,7 +273,7 @@ def _scalars(value: Any) -> dict[str, Any]:
 
 
 def _is_scalar(x: Any) -> bool:
-    if not hasattr(x, "dtype"):
+    if not is_array(x):
         return isinstance(x, (bool, int, float))
     kinds = (jnp.floating, jnp.integer, jnp.bool_)
     return x.shape == () and any(jnp.issubdtype(x.dtype, kind) for kind in kinds)

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from nnx_inspector.arrays import own_attribute
 from nnx_inspector.sites import Path, site_key
 
 FLAGS = {
@@ -92,7 +93,7 @@ class Catalog:
 
 def current(module: nnx.Module, name: str) -> Any:
     """The value of a mode, read from the attribute of its name; None where there is none."""
-    value = getattr(module, name, None)
+    value = own_attribute(module, name)
     is_data = isinstance(value, (jax.Array, np.ndarray, nnx.Variable, nnx.Module))
     return None if is_data or callable(value) else value
 
@@ -140,7 +141,7 @@ def _is_flag(module: nnx.Module, name: str) -> bool:
     raw = inspect.getattr_static(module, name, _MISSING)
     if raw is _MISSING or (isinstance(raw, property) and raw.fset is None):
         return False
-    value = getattr(module, name, _MISSING)
+    value = own_attribute(module, name, _MISSING)
     return type(value) is bool or (value is None and name in FLAGS)
 
 

@@ -21,6 +21,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnx_inspector import _private
+from nnx_inspector.arrays import is_array
 from nnx_inspector.packing import pack, packed_size, unpack
 from nnx_inspector.sharding import counted_once
 from nnx_inspector.summarize import (
@@ -120,9 +121,8 @@ def describe(leaf: Any) -> str:
     """One leaf in words: dtype and shape of an array, else the type's name."""
     if is_token(leaf):
         return "token"
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return in_words(leaf.dtype, leaf.shape)
-    return type(leaf).__name__
+    value = leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
+    return in_words(value.dtype, value.shape) if is_array(value) else type(leaf).__name__
 
 
 def is_node(x: Any) -> bool:

@@ -40,6 +40,19 @@ def _rebuilt(node: Any, leaves: Iterator[Any], is_leaf: _IsLeaf) -> Any:
     return new
 
 
+def plain_key(entry: Any) -> Any:
+    """The name or number within one entry of a jax key path."""
+    match entry:
+        case jax.tree_util.DictKey() | jax.tree_util.FlattenedIndexKey():
+            return entry.key
+        case jax.tree_util.SequenceKey():
+            return entry.idx
+        case jax.tree_util.GetAttrKey():
+            return entry.name
+        case _:
+            return entry  # a class may register entries of its own
+
+
 def orders(tree: Any) -> tuple[tuple[Any, ...], ...]:
     """The order of entries of every dict in a tree, which its treedef does not tell. Hashable."""
     children = jax.tree.leaves(tree, is_leaf=lambda child: child is not tree)

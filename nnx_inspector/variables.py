@@ -20,7 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from nnx_inspector.arrays import is_array, shape_of
 from nnx_inspector.sites import Path, site_key
+from nnx_inspector.trees import plain_key
 
 _PLAIN = (
     int, float, str, bytes, bool, complex, type, types.FunctionType, types.BuiltinFunctionType,
@@ -97,8 +99,7 @@ def _collect_pytree(node: Any, path: Path, found: Contents, seen: set[int]) -> N
         return
     for inner, leaf in jax.tree_util.tree_flatten_with_path(node, is_leaf=is_node)[0]:
         if leaf is not node:
-            keys = tuple(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k))) for k in inner)
-            _collect(leaf, (*path, *keys), found, seen)
+            _collect(leaf, (*path, *map(plain_key, inner)), found, seen)
 
 
 def variables_by_path(roots: Mapping[Path, Any]) -> Iterator[tuple[Path, nnx.Variable[Any]]]:
@@ -152,7 +153,7 @@ def float_arrays(variable: Any) -> list[Any]:
 
 
 def _is_array(x: Any) -> bool:
-    return hasattr(x, "dtype") or isinstance(x, (bool, int, float, complex, jax.Ref))
+    return shape_of(x) is not None
 
 
 def _holds_floats(x: Any) -> bool:
@@ -164,7 +165,7 @@ def _holds_floats(x: Any) -> bool:
 def parameter_arrays(module: nnx.Module) -> list[Any]:
     """The arrays (or abstract arrays) of the module's `nnx.Param`s, a shared one once."""
     values = [v for p, v in contents(module).variables.values() if isinstance(p, nnx.Param)]
-    return [leaf for leaf in jax.tree.leaves(values) if hasattr(leaf, "shape")]
+    return [leaf for leaf in jax.tree.leaves(values) if is_array(leaf)]
 
 
 def parameter_count(module: nnx.Module) -> int:

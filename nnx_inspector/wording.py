@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 
-from nnx_inspector.taps import describe, is_node, is_whole
+from nnx_inspector.arrays import is_array, own_attribute
+from nnx_inspector.taps import describe, is_whole
 
 _LONGEST = 8
 """How many parts of a container are told before the rest is only counted."""
@@ -28,7 +29,7 @@ def in_words(args: Any, kwargs: Mapping[str, Any]) -> str:
 
 def value_in_words(value: Any) -> str:
     """One value, any pytree: `"(float32[4,2], {mask: bool[4]})"`."""
-    if hasattr(value, "shape") and hasattr(value, "dtype") and not is_node(value):
+    if is_array(value):
         return describe(value)
     if isinstance(value, str | bytes):
         text = repr(value)
@@ -39,16 +40,17 @@ def value_in_words(value: Any) -> str:
         return repr(value)
     if is_whole(value):
         return type(value).__name__
-    if callable(value) and isinstance(getattr(value, "__name__", None), str):
-        return value.__name__
+    name = own_attribute(value, "__name__")
+    if callable(value) and isinstance(name, str):
+        return name
     return _container(value)
 
 
 def _container(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + _some([f"{k}: {value_in_words(v)}" for k, v in value.items()]) + "}"
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        named = zip(value._fields, value, strict=True)  # type: ignore[attr-defined]
+    if isinstance(value, tuple) and (names := own_attribute(value, "_fields")) is not None:
+        named = zip(names, value, strict=True)
         return f"{type(value).__name__}({_some([f'{k}={value_in_words(v)}' for k, v in named])})"
     if isinstance(value, list):
         return f"[{_some([value_in_words(v) for v in value])}]"

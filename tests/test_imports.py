@@ -14,6 +14,7 @@ PACKAGE = pathlib.Path(nnx_inspector.__file__).parent
 LAYERS = [
     {
         "errors",
+        "arrays",
         "assets",
         "protocol",
         "binning",
@@ -78,7 +79,8 @@ LAYERS = [
 """A file may import from earlier layers (and within its own, without a cycle)."""
 
 HOST_ONLY = {
-    "errors", "protocol", "binning", "moments", "thinning", "summary", "compact", "curves",
+    "arrays", "errors", "protocol", "binning", "moments", "thinning", "summary", "compact",
+    "curves",
     "history", "passes", "recording", "tabulating", "findings", "figures", "presenting", "screen",
     "gauges", "observed", "finding", "judged", "evidence", "causes", "rules_nonfinite",
     "rules_forward",
@@ -123,14 +125,14 @@ def test_a_file_imports_only_from_its_own_layer_or_earlier_ones(name: str):
 
 
 def test_interception_knows_only_sites():
-    below = {"sites", "errors", "_private", "redirection", "linen", "scope", "wrapping"}
+    below = {"sites", "errors", "arrays", "_private", "redirection", "linen", "scope", "wrapping"}
     below |= {"layers", "dispatch"}
     for name in ("interception", "dispatch", "layers", "wrapping", "scope"):
         assert imported(name) <= below
 
 
 def test_sites_and_summaries_know_nothing_of_the_others():
-    assert imported("sites") <= {"errors"}
+    assert imported("sites") <= {"errors", "arrays"}
     assert imported("summary") <= {"binning", "moments"}
 
 

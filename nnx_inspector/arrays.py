@@ -1,0 +1,54 @@
+"""What a value of somebody's program is, found without asking it what it has.
+
+An object may answer to any attribute: an `nnx.Rngs` makes a stream named `shape` when it is asked
+for one, a proxy passes the question on, a lazy object raises. Invariant: these functions look at
+types, run no `__getattr__` of the user's, and import jax only for a value that is not NumPy's.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+
+def is_array(x: Any) -> bool:
+    """Whether a value has a shape and a dtype: an array of jax or NumPy, a NumPy scalar, a tracer,
+    a reference to an array, or the shape of an array without its numbers.
+
+    Example:
+        >>> is_array(np.float32(1)), is_array(1.0)
+        (True, False)
+    """
+    if isinstance(x, (np.ndarray, np.generic)):
+        return True
+    return isinstance(x, _of_jax())
+
+
+@functools.cache
+def _of_jax() -> tuple[type, ...]:
+    import jax
+    import jax.core as jcore
+
+    return jax.Array, jax.ShapeDtypeStruct, jax.Ref, jcore.ShapedArray
+
+
+def shape_of(x: Any) -> tuple[int, ...] | None:
+    """The shape of an array, () of a Python number, None of anything else."""
+    if isinstance(x, (bool, int, float, complex)):
+        return ()
+    return tuple(x.shape) if is_array(x) else None
+
+
+def own_attribute(x: Any, name: str, default: Any = None) -> Any:
+    """An attribute that an object or its class has, and none that its `__getattr__` makes up.
+
+    Example:
+        >>> own_attribute(len, "__name__"), own_attribute(1, "__name__")
+        ('len', None)
+    """
+    try:
+        return type(x).__getattribute__(x, name)
+    except AttributeError:
+        return default
