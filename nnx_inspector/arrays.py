@@ -48,7 +48,8 @@ def own_attribute(x: Any, name: str, default: Any = None) -> Any:
         >>> own_attribute(len, "__name__"), own_attribute(1, "__name__")
         ('len', None)
     """
+    look_up: Any = type(x).__getattribute__
     try:
-        return type(x).__getattribute__(x, name)
+        return look_up(x, name)
     except AttributeError:
         return default
