@@ -2,12 +2,16 @@
 
 Between the call of such a step and its return the Variables refer to arrays that are deleted.
 Invariant: what is read is whole, of one moment or another, or an error says why it cannot be.
+The marks of a model tell one moment of it from another, and keep no array alive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import jax
 
 from nnx_inspector.errors import InspectorError
 
@@ -41,3 +45,28 @@ def undisturbed(read: Callable[[], T], what: str) -> T:
 
 def _is_deleted(error: RuntimeError) -> bool:
     return "deleted" in str(error) or "donated" in str(error)
+
+
+Marks = tuple[weakref.ref[Any], ...]
+"""The arrays of a model at one moment."""
+
+
+def marks_of(leaves: Iterable[Any]) -> Marks:
+    """The arrays among the leaves of a model."""
+    return tuple(weakref.ref(leaf) for leaf in leaves if isinstance(leaf, jax.Array))
+
+
+def are_there(marks: Marks) -> bool:
+    """Whether all of these arrays are alive: a model that was updated has let go of some.
+
+    It is True too of a model that was updated while somebody else holds the old arrays.
+    """
+    arrays = [mark() for mark in marks]
+    return all(array is not None and not array.is_deleted() for array in arrays)
+
+
+def are_these(marks: Marks, leaves: Iterable[Any]) -> bool:
+    """Whether a model has the same arrays as it had then."""
+    now = marks_of(leaves)
+    same = len(marks) == len(now)
+    return same and all(a() is b() is not None for a, b in zip(marks, now, strict=True))

@@ -1,8 +1,9 @@
 """What an inspector runs itself: the example or the last step, and again after each change.
 
 Invariant: what is on screen belongs to one moment (pass, clean pass and effect have the same
-arguments, modes and perturbations), and a pass that nobody asked for raises nothing: its failure
-is told. Draws nothing, and knows no loop but whether one runs.
+arguments, modes and perturbations); an effect is told only of what is perturbed now, else what it
+waits for; and a pass that nobody asked for raises nothing: its failure is told. Draws nothing, and
+knows of a loop only whether one runs and where it stands.
 """
 
 from __future__ import annotations
@@ -16,22 +17,28 @@ from typing import Any
 
 from flax import nnx
 
+from nnx_inspector import protocol
 from nnx_inspector.acting import Reach
 from nnx_inspector.arming import Arming
-from nnx_inspector.donated import undisturbed
+from nnx_inspector.donated import are_these, marks_of, undisturbed
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.handles import Handles
 from nnx_inspector.layers import unwatched
-from nnx_inspector.measures import Meter
 from nnx_inspector.modes import Modes
 from nnx_inspector.owned import Call, OwnedPasses, reach_of
 from nnx_inspector.places import Setting
 from nnx_inspector.presenter import Presenter
 from nnx_inspector.sites import Selection
 from nnx_inspector.switching import Switches
-from nnx_inspector.trials import Outcome, Shown, Trial, each_alone, made
+from nnx_inspector.trials import Shown, Trial, each_alone, made
 from nnx_inspector.weak import weakly
 from nnx_inspector.worker import Worker
+
+NOTHING = "Nothing is perturbed."
+NEW_PROGRAM = "The effect is measured when the program that is being compiled is there."
+NEXT_STEP = "The effect is measured at the next measured step of the loop."
+MEASURE_AGAIN = "The effect has not been measured: insp.run() or insp.step(...) measures it."
+FAILED = "The effect could not be measured: see the messages."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +47,8 @@ class Around:
 
     Attributes:
         looping: whether a loop is watched now: it has the screen, and only the effect is ours.
-        show: put a pass on screen, with its effect.
+        step: where the run stands.
+        show: put a pass on screen.
         before: called with the modes before each pass.
         notice: `(level, text)` onto the screen.
     """
@@ -50,9 +58,9 @@ class Around:
     passes: OwnedPasses
     handles: Handles
     modes: Modes
-    meter: Meter
     view: Presenter
     looping: Callable[[], Any]
+    step: Callable[[], Any]
     show: Callable[[Shown], Any]
     before: Callable[[Switches], Any]
     notice: Callable[[str, str], Any]
@@ -69,13 +77,16 @@ class Evaluating:
         example: the last forward pass that was asked for.
         trial: the last pass that was asked for.
         shown: the one on screen.
+        failed: whether the last pass that nobody asked for failed.
     """
 
     def __init__(self, model: nnx.Module, example: Trial, around: Around):
         self._model, self._around = model, around
         self.example = self.trial = example
         self.shown: Shown | None = None
-        self._closed = self._told_in_part = False
+        self.failed = False
+        self._measured: Shown | None = None  # whose effect is the newest
+        self._closed = False
         self._reach: tuple[Trial, Switches, Reach] | None = None
         self._arming = Arming(weakly(self._armed), weakly(self._not_armed))
         self._apart = Worker("nnx_inspector.apart", weakly(self._not_apart))
@@ -93,12 +104,12 @@ class Evaluating:
     def run(self, trial: Trial) -> Any:
         """A pass that was asked for: it waits for its program. What the function returns."""
         setting, switches = self._around.handles.setting(), self._around.modes.switches()
-        outcome = self._make(trial.call(self._model, switches), setting)
+        shown = self._make(trial, switches, setting)
         with self._around.lock:
             self.trial = trial
             self.example = trial if trial.loss_fn is None else self.example
-        self._took_place(Shown(trial, switches, setting, outcome))
-        return outcome.perturbed.value
+        self._took_place(shown)
+        return shown.outcome.perturbed.value
 
     def reached(self) -> Reach:
         """What of the pass on screen can be perturbed; traced once."""
@@ -109,12 +120,16 @@ class Evaluating:
             self._reach = (trial, switches, reach)
         return self._reach[2]
 
-    def refresh(self) -> None:
+    def refresh(self, step: int | None = None) -> None:
         """Run again what was run last, with what is on now; where that needs another program,
         with what the old one has places for, until the other is compiled.
+
+        Args:
+            step: of a watched loop, which has just been measured.
         """
         trial, switches = self.trial, self._around.modes.switches()
-        handles, passes, view = self._around.handles, self._around.passes, self._around.view
+        handles, passes = self._around.handles, self._around.passes
+        self.failed = False
         try:
             setting = handles.setting()
             old = handles.setting(armed=True)
@@ -125,24 +140,44 @@ class Evaluating:
             if later and missing is not None:
                 self._arming.want([missing])
                 setting = old
-            self._told_in_part = False
-            if not setting.active:
-                view.effect = None
             if self._around.looping():
                 if not later:
                     handles.arm(setting)
-                if setting.active:  # the screen shows the loop, and beside it the effect
-                    outcome = self._make(call, setting)
-                    view.effect = outcome.effect("the last insp.step's batch")
-                    self._told_in_part = later or outcome.differences is None
-                    if outcome.differences is None and not later:
-                        self._want_comparison(call, setting)
+                    if setting.active:  # the screen shows the loop, and beside it the effect
+                        self._measured = shown = self._make(trial, switches, setting, step=step)
+                        if shown.outcome.differences is None:
+                            self._want_comparison(call, setting)
             elif not (later and self._is_shown(trial, switches, setting)):
-                outcome = self._make(call, setting)
-                self._took_place(Shown(trial, switches, setting, outcome))
+                self._took_place(self._make(trial, switches, setting))
         except Exception as error:  # noqa: BLE001 - shown instead
+            self.failed = True
             text = f"{trial.name} could not be run again: {type(error).__name__}: {error}"
             self._around.notice("error", text)
+
+    def effect(self) -> tuple[protocol.Effect | None, str]:
+        """The effect of what is perturbed now, or None and what it waits for.
+
+        Of a step there is one without a perturbation too.
+        """
+        handles, measured, looping = self._around.handles, self._measured, self._around.looping()
+        wanted = handles.setting()
+        if not wanted.active and looping:
+            return None, NOTHING
+        if (
+            measured is not None
+            and (measured.trial, measured.switches) == (self.trial, self._around.modes.switches())
+            and measured.setting.does_as(wanted)
+        ):
+            source = measured.source(self._around.step(), looping=looping)
+            effect = measured.outcome.effect(source)
+            return effect, "" if effect is not None else NOTHING
+        if not wanted.active:
+            return None, NOTHING
+        if self.failed:
+            return None, FAILED
+        if self._arming.busy or any(one.enabled and one.compiling for one in handles.all()):
+            return None, NEW_PROGRAM
+        return None, NEXT_STEP if looping else MEASURE_AGAIN
 
     def wait(self) -> None:
         """Return when nothing is being compiled or measured for the effect any more."""
@@ -154,19 +189,23 @@ class Evaluating:
         self._closed = True
         self._arming.close()
         self._apart.close()
-        self.shown = self._reach = None
+        self.shown = self._reach = self._measured = None
 
-    def _make(self, call: Call, setting: Setting) -> Outcome:
-        self._around.before(call.switches)
-        self._around.meter.count_compilations()
-        return made(self._around.passes, call, setting)
+    def _make(
+        self, trial: Trial, switches: Switches, setting: Setting, *, step: int | None = None
+    ) -> Shown:
+        self._around.before(switches)
+        call, looping = trial.call(self._model, switches), self._around.looping()
+        step, marks = self._around.step() if step is None else step, marks_of(call.parts.leaves)
+        outcome = made(self._around.passes, call, setting)
+        return Shown(trial, switches, setting, outcome, step, looping, marks)
 
     def _took_place(self, shown: Shown) -> None:
         """Show a pass, unless another was asked for meanwhile."""
         with self._around.lock:
             if self.trial is not shown.trial or self._closed:
                 return
-            self.shown = shown
+            self.shown = self._measured = shown
             self._around.handles.arm(shown.setting)
         self._around.show(shown)
         if shown.setting.active and shown.outcome.differences is None:
@@ -192,10 +231,8 @@ class Evaluating:
         """Called in the thread that compiles: what was missing is there."""
         if self._closed:
             return
-        if self._around.looping():  # which takes over what acts; the effect beside it is ours
-            if self._told_in_part:
-                self.refresh()
-                self._around.view.state_changed()
+        if self._around.looping():  # which measures the effect again at its next measured step
+            self._around.view.state_changed()
             return
         shown, switches = self.shown, self._around.modes.switches()
         if shown is None or not self._is_shown(
@@ -203,13 +240,16 @@ class Evaluating:
         ):
             self.refresh()
         elif shown.outcome.differences is None and shown.setting.active:
-            found = self._around.passes.compare(self._call_of(shown), shown.setting)
-            self._supplement(shown, differences=found)
+            call = self._call_of(shown)
+            if are_these(shown.marks, call.parts.leaves):  # else they would be of another model
+                found = self._around.passes.compare(call, shown.setting)
+                self._supplement(shown, differences=found)
             self._want_each_alone(shown)
         self._around.view.state_changed()
 
     def _not_armed(self, error: Exception) -> None:
         self._around.handles.give_up()
+        self.failed = True
         what = "What is perturbed could not be compiled"
         self._around.notice("error", f"{what}: {type(error).__name__}: {error}")
         self._around.view.state_changed()
@@ -247,6 +287,8 @@ class Evaluating:
     def _supplement(self, shown: Shown, **found: Any) -> None:
         with self._around.lock:
             if self.shown is not None and self._still(shown):
-                outcome = dataclasses.replace(self.shown.outcome, **found)
-                self.shown = dataclasses.replace(self.shown, outcome=outcome)
-                self._around.view.effect = outcome.effect()
+                before = self.shown
+                outcome = dataclasses.replace(before.outcome, **found)
+                self.shown = dataclasses.replace(before, outcome=outcome)
+                if self._measured is before:
+                    self._measured = self.shown

@@ -147,9 +147,9 @@ class Inspector:
             passes=self._passes,
             handles=self._handles,
             modes=self._modes,
-            meter=self._meter,
             view=self._view,
             looping=weakly(self._is_looping),
+            step=weakly(self._step),
             show=weakly(self._show_own),
             before=weakly(self._show_modes),
             notice=weakly(self._notice),
@@ -227,7 +227,6 @@ class Inspector:
             outcome.perturbed.record,
             {},
             shown.trial.kind,
-            outcome.effect(),
             setting=shown.setting,
             states=outcome.perturbed.states,
         )
@@ -247,14 +246,13 @@ class Inspector:
             )
         with self._lock:
             self._loops.step = self._loops.step + 1 if step is None else int(step)
-        self._show(jax.device_get(record), metrics, "push", self._view.effect, setting=CLEAN)
+        self._show(jax.device_get(record), metrics, "push", setting=CLEAN)
 
     def _show(
         self,
         record: Record,
         metrics: Mapping[str, Any],
         kind: str,
-        effect: protocol.Effect | None,
         *,
         setting: Setting,
         states: Mapping[str, Any] | None = None,
@@ -277,7 +275,6 @@ class Inspector:
             self._metrics.settle()
             if not self._loops.running:
                 self._loops.pending = False
-            self._view.effect = effect
             if self._view.progress.kind != "watch":  # a loop's progress stays on screen
                 self._view.progress = protocol.Progress(
                     kind=kind, running=False, step=self._loops.step, total=None, rate=None
@@ -532,7 +529,8 @@ class Inspector:
         self._require_open()
         Selection(only).require_match(self._model)
         trial, read = self._evaluating.trial, self._evaluating.call
-        return Asked(read, trial.name.lower(), trial.loss_fn is not None, only, perturbation, *how)
+        source = f"{trial.name.lower()}, at step {self._loops.step}"
+        return Asked(read, source, trial.loss_fn is not None, only, perturbation, *how)
 
     def _sweep_moved(self, message: protocol.Sweep) -> None:
         self._view.keep(message)
@@ -564,7 +562,6 @@ class Inspector:
         except Exception as error:  # noqa: BLE001 - shown: another example may well run
             text = f"The example cannot be run in these modes: {type(error).__name__}: {error}"
             self._notice("warning", text)
-            self._view.effect = None
             runs = self._evaluating.trial is not self._evaluating.example
         if runs and not self._loops.running:
             self._evaluating.refresh()
@@ -600,14 +597,16 @@ class Inspector:
 
     @property
     def effect(self) -> protocol.Effect | None:
-        """What the active perturbations change, against the clean pass.
+        """What the perturbations that are on change, against the clean pass; None as long as that
+        is not measured.
 
         After `step` it is there without a perturbation too, with equal figures on both sides.
-        Waits for what is being compiled for it, unless a loop is watched.
+        Waits for what is being compiled for it, unless a loop is watched: there each measured step
+        measures it. `source` says which pass it is of, and of which step's model.
         """
         if not self._loops.running:
             self._evaluating.wait()
-        return self._view.effect
+        return self._evaluating.effect()[0]
 
     @property
     def selected(self) -> str:
@@ -894,6 +893,7 @@ class Inspector:
             "pending": self._loops.pending and self._loops.running,
             "metrics": self._metrics.latest,
             "meter": self._meter,
+            "effect": self._evaluating.effect,
             "errors": self._metrics.errors,
         }
 
@@ -919,6 +919,9 @@ class Inspector:
 
     def _is_looping(self) -> bool:
         return self._loops.running
+
+    def _step(self) -> int:
+        return self._loops.step
 
     def _notice(self, level: str, text: str, site: str | None = None) -> None:
         self._view.notice(protocol.Notice(level=level, text=text, site=site))

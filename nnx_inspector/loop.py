@@ -33,7 +33,7 @@ class Owner(Protocol):
     def loop_begins(self, total: int | None) -> int: ...
     def step_begins(self, session: Session) -> bool: ...
     def step_ends(
-        self, session: Session, step: int, *, sampled: bool, hooked: bool, seconds: float
+        self, session: Session, step: int, *, sampled: bool, perturbed: bool, seconds: float
     ) -> None: ...
     def pass_ends(self, session: Session, step: int, one: Taken) -> None: ...
     def pass_held(self, session: Session, step: int, one: Taken) -> None: ...
@@ -58,16 +58,15 @@ class Steps:
         self._open = contextlib.ExitStack()
         self._layers: tuple[Layer, ...] = ()
         self._began: float | None = None
-        self._sampled = self._hooked = False
+        self._sampled = self._perturbed = False
 
     def begin(self) -> None:
         """A step begins."""
-        perturbed = self._owner.step_begins(self._session)
+        self._perturbed = self._owner.step_begins(self._session)
         self._sampled = self._step % self._every == 0
         self._session.inbox.every = 1 if self._sampled else 0
-        self._hooked = self._sampled or perturbed
         self._began = time.perf_counter()
-        if self._hooked:
+        if self._sampled or self._perturbed:
             self._open.enter_context(self._session.open())
         self._layers = open_layers()
 
@@ -83,7 +82,11 @@ class Steps:
         seconds, self._began = time.perf_counter() - self._began, None
         self._open.close()
         self._owner.step_ends(
-            self._session, self._step, sampled=self._sampled, hooked=self._hooked, seconds=seconds
+            self._session,
+            self._step,
+            sampled=self._sampled,
+            perturbed=self._perturbed,
+            seconds=seconds,
         )
         self._step += 1
         raise_interrupt(self._session)
@@ -147,9 +150,9 @@ class Region:
     def __enter__(self) -> Region:
         first = self._owner.loop_begins(None)
         try:
+            self._session.inbox.restart(self._every)
             self._session.refresh()
             self._owner.step_begins(self._session)
-            self._session.inbox.restart(self._every)
             self._stack.enter_context(installed())
             self._stack.enter_context(self._session.open())
             self._receiver = _Receiver(self._owner, self._session, first)
@@ -170,7 +173,8 @@ class Region:
         if self._steps is None:
             self._end_plain()
             self._stack.enter_context(installed())
-            self._steps = Steps(self._owner, self._session, self._every, self._first)
+            first = self._first + self._session.inbox.count  # after passes before the first tick
+            self._steps = Steps(self._owner, self._session, self._every, first)
         self._steps.end()
         self._steps.begin()
 

@@ -40,7 +40,7 @@ class Parts:
     """What a loop shares with the rest of its inspector.
 
     Attributes:
-        refresh: measure the effect of what is perturbed anew.
+        refresh: measure the effect of what is perturbed anew, after a step.
         reach: what of a pass can be perturbed: how often sites are called in scans.
         unseen: told of sites that a running program cannot show, with the reasons.
         stacks: the sites whose layers are to be told apart, and how they run.
@@ -53,7 +53,7 @@ class Parts:
     meter: Meter
     view: Presenter
     handles: Handles
-    refresh: Callable[[], Any]
+    refresh: Callable[[int], Any]
     reach: Callable[[], Reach]
     unseen: Callable[[dict[str, str]], Any]
     stacks: Callable[[], dict[str, Stack]]
@@ -79,7 +79,8 @@ class Loops:
         self.running = False
         self.perturbed = False
         self.pending = False
-        self.step = 0
+        self.step = self._start = 0
+        self._some = False  # whether any step was done
         self.closed = False
 
     def watch(
@@ -195,8 +196,9 @@ class Loops:
         with parts.lock:
             self.running, self.pending, self._first = True, True, True
             parts.view.loop_thread = threading.get_ident()
-            start = self.step + 1 if parts.recording.curves() or parts.meter.steps else 0
-            self.step = start
+            start = self.step + 1 if parts.recording.curves() or self._some else 0
+            self.step = self._start = start
+            parts.meter.loop_begins()
             self._progress(start, None if total is None else start + total)
         return start
 
@@ -207,10 +209,11 @@ class Loops:
             if self.pending:
                 self._take_over(session)
             self._first = False
+            self._parts.meter.step_begins()
             return self.perturbed
 
     def step_ends(
-        self, session: Session, step: int, *, sampled: bool, hooked: bool, seconds: float
+        self, session: Session, step: int, *, sampled: bool, perturbed: bool, seconds: float
     ) -> None:
         """Record a step if it was measured, and show it."""
         began, parts = time.perf_counter(), self._parts
@@ -219,12 +222,13 @@ class Loops:
                 return
             if sampled:
                 passes = session.take_passes()
-                self._record(session, step, passes, session.setting, self.perturbed)
+                self._record(session, step, passes, session.setting, perturbed)
             parts.metrics.settle(wait=sampled)
             self.step = step + 1
-            parts.meter.step(seconds + (time.perf_counter() - began), inspected=hooked)
+            seconds += time.perf_counter() - began
+            parts.meter.step_ends(seconds, measured=sampled, perturbed=perturbed)
             self._progress(step + 1, parts.view.progress.total)
-        self._shown(sampled)
+        self._shown(step, sampled)
 
     def pass_ends(self, session: Session, step: int, one: Taken) -> None:
         """Record a pass of a region and show it; called in a thread of the region's."""
@@ -236,7 +240,7 @@ class Loops:
             parts.metrics.settle()
             self.step = step + 1
             self._progress(step + 1, None)
-        self._shown(True)
+        self._shown(step, True)
 
     def pass_held(self, session: Session, step: int, one: Taken) -> None:
         """A pass of a region may not be complete, but a killed process would lose it.
@@ -254,12 +258,15 @@ class Loops:
         """The loop was left, by whatever way."""
         parts = self._parts
         with parts.lock:
+            if self._between_passes:  # those after the last measured one count too
+                self.step = max(self.step, self._start + session.inbox.count)
+            self._some |= self.step > self._start
             self.running = self.perturbed = False
             self._session = self._region = None
             parts.view.loop_thread = None
-            self.step = max(0, self.step - 1)
             parts.view.training_perturbed = False
-            self._progress(self.step + 1, parts.view.progress.total)
+            self._progress(self.step, parts.view.progress.total)
+            self.step = max(0, self.step - 1)
             if self.closed:
                 return
             session.take()
@@ -299,13 +306,13 @@ class Loops:
             self._unseen = unseen
             self._parts.unseen(unseen)
 
-    def _shown(self, sampled: bool) -> None:
+    def _shown(self, step: int, sampled: bool) -> None:
         view = self._parts.view
         if not sampled:
             view.tick()
             return
         if self._parts.handles.setting().active:
-            self._parts.refresh()
+            self._parts.refresh(step)
         view.present()
 
     def _progress(self, step: int, total: int | None) -> None:

@@ -24,6 +24,9 @@ from nnx_inspector.owned import Result
 from nnx_inspector.record import Record
 from nnx_inspector.recording import Recording
 
+RECENT = 64
+"""Steps of a kind of which the times are kept."""
+
 
 class Metrics:
     """The user's scalars on their way into the recording.
@@ -84,15 +87,19 @@ def _is_scalar(value: Any) -> bool:
 
 
 class Meter:
-    """What inspection costs: recent seconds a step with and without, compilations."""
+    """What inspection costs: recent seconds of steps that are alike but for being measured, and
+    compilations.
+
+    A step in which something was compiled is not typical and counts nowhere. Unperturbed steps are
+    compared with unperturbed ones, perturbed ones with perturbed ones, all of one loop.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._plain: deque[float] = deque(maxlen=64)
-        self._inspected: deque[float] = deque(maxlen=64)
-        self._compiled_at_last_step = 0
+        self._seconds: dict[tuple[bool, bool], deque[float]] = {}
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._compiled_before = 0
         self.compilations = 0
-        self.steps = 0
         self._undo = _private.compilation_events(self._on_event)
 
     def _on_event(self, kind: str, _seconds: float) -> None:
@@ -100,33 +107,44 @@ class Meter:
             with self._lock:
                 self.compilations += 1
 
-    def count_compilations(self) -> None:
-        """What compiles from here on belongs to a pass of our own, not to a step's time."""
-        self._compiled_at_last_step = -1
+    def loop_begins(self) -> None:
+        """A loop begins: its steps may be others than those before."""
+        self._seconds = {}
+        self._recent.clear()
 
-    def step(self, seconds: float, *, inspected: bool) -> None:
-        """One step of a watched loop; a step in which something was compiled is not typical."""
-        self.steps += 1
-        typical = self.compilations == self._compiled_at_last_step
-        self._compiled_at_last_step = self.compilations
-        if typical:
-            (self._inspected if inspected else self._plain).append(seconds)
+    def step_begins(self) -> None:
+        """A step of a watched loop begins."""
+        self._compiled_before = self.compilations
+
+    def step_ends(self, seconds: float, *, measured: bool, perturbed: bool) -> None:
+        """It is over."""
+        if self.compilations == self._compiled_before:
+            of_its_kind = self._seconds.setdefault((measured, perturbed), deque(maxlen=RECENT))
+            of_its_kind.append(seconds)
+            self._recent.append(seconds)
 
     @property
-    def plain_seconds(self) -> float | None:
-        """Median seconds of recent steps that were not inspected."""
-        return statistics.median(self._plain) if self._plain else None
+    def compared(self) -> tuple[float | None, float | None]:
+        """Median seconds of recent steps that were not measured, and of steps like them that were;
+        None where there are none.
+        """
+        for perturbed in (False, True):
+            plain, measured = (self._median(kind, perturbed) for kind in (False, True))
+            if plain is not None and measured is not None:
+                return plain, measured
+        measured = [self._median(True, perturbed) for perturbed in (False, True)]
+        if any(not kind for kind, _ in self._seconds):
+            return None, None  # but none that is like a measured one
+        return None, next((seconds for seconds in measured if seconds is not None), None)
 
-    @property
-    def inspected_seconds(self) -> float | None:
-        """Median seconds of recent steps that were inspected."""
-        return statistics.median(self._inspected) if self._inspected else None
+    def _median(self, measured: bool, perturbed: bool) -> float | None:
+        seconds = self._seconds.get((measured, perturbed))
+        return statistics.median(seconds) if seconds else None
 
     @property
     def rate(self) -> float | None:
         """Steps a second, by the most recent steps."""
-        recent = self._plain or self._inspected
-        return 1 / max(1e-9, statistics.fmean(recent)) if recent else None
+        return 1 / max(1e-9, statistics.fmean(self._recent)) if self._recent else None
 
     def close(self) -> None:
         """Stop counting."""

@@ -179,6 +179,23 @@ class Setting:
         mine, others = (jax.tree.leaves((s.data, s.parameter_data)) for s in (self, other))
         return all(a is b or a.tobytes() == b.tobytes() for a, b in zip(mine, others, strict=True))
 
+    def does_as(self, other: Setting) -> bool:
+        """Whether the same is done, whatever else the two have places for."""
+        return self._done().is_like(other._done())
+
+    def _done(self) -> Setting:
+        """Without the places at which nothing is done."""
+        values = [(p, d) for p, d in zip(self.places, self.data, strict=True) if bool(d[0])]
+        parameters = zip(self.parameters, self.parameter_data, strict=True)
+        of_parameters = [(p, d) for p, d in parameters if bool(d[0])]
+        return Setting(
+            rows=self.rows,
+            places=tuple(place for place, _ in values),
+            data=tuple(data for _, data in values),
+            parameters=tuple(place for place, _ in of_parameters),
+            parameter_data=tuple(data for _, data in of_parameters),
+        )
+
     def without_parameters(self) -> Setting:
         """What of it acts on values and gradients."""
         return dataclasses.replace(self, parameters=(), parameter_data=())

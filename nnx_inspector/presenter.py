@@ -42,7 +42,7 @@ STATED = 0.1
 TICK = 0.25
 """Seconds between two progress messages at least."""
 
-NO_EFFECT_YET = "Nothing is perturbed."
+NOT_MEASURED = "The effect was not measured."
 
 
 class Presenter:
@@ -50,8 +50,8 @@ class Presenter:
 
     Args:
         handle: called with each command of the browser.
-        snapshot: a bound method that gives the recording, handles, metrics and meter at this
-            moment; its owner is held weakly.
+        snapshot: a bound method that gives the recording, handles, effect, metrics and meter at
+            this moment; its owner is held weakly.
     """
 
     def __init__(self, handle: Callable[[Any], None], snapshot: Callable[[], dict[str, Any]]):
@@ -70,7 +70,6 @@ class Presenter:
         self._slow_at = 0.0
         self._tick_at = 0.0
         self._stated_at = 0.0
-        self.effect: protocol.Effect | None = None
         self.training_perturbed = False
         self.loop_thread: int | None = None  # where a watched loop runs, while one does
         self.progress = protocol.Progress(kind="", running=False, step=0, total=None, rate=None)
@@ -128,8 +127,10 @@ class Presenter:
         resting = tuple(
             dataclasses.replace(p, pending=False, compiling=False) for p in state.perturbations
         )
+        waits = state.effect is None and any(one.enabled for one in resting)
         return dataclasses.replace(
             state,
+            no_effect=NOT_MEASURED if waits else state.no_effect,
             perturbations=resting,
             progress=dataclasses.replace(state.progress, running=False, rate=None),
             training_perturbed=False,
@@ -164,9 +165,11 @@ class Presenter:
 
     def state_changed(self) -> None:
         """Send the small state, whole."""
-        state = self._state()
+        with self._lock:  # of two threads that send one, the older must not come last
+            state = self._state()
+            if state is not None:
+                self._send(state)
         if state is not None:
-            self._send(state)
             self._saved.moved()
 
     def tick(self) -> None:
@@ -299,10 +302,12 @@ class Presenter:
         snapshot = self._snapshot()
         if snapshot is None:
             return None
+        effect, no_effect = snapshot["effect"]()
         with self._lock:
             self._state_seq += 1
             self._stated_at = time.monotonic()
             meter = snapshot["meter"]
+            plain, measured = meter.compared
             perturbations = self._showing.of(snapshot["handles"], pending=snapshot["pending"])
             return protocol.State(
                 version=protocol.VERSION,
@@ -312,12 +317,12 @@ class Presenter:
                 training_perturbed=self.training_perturbed,
                 listening=self.screen.listening(self.loop_thread),
                 compiling=sum(p.compiling for p in perturbations),
-                effect=self.effect,
-                no_effect="" if self.effect is not None else _why_none(snapshot["handles"]),
+                effect=effect,
+                no_effect=no_effect,
                 progress=self.progress,
                 cost=protocol.Cost(
-                    plain_seconds=meter.plain_seconds,
-                    inspected_seconds=meter.inspected_seconds,
+                    plain_seconds=plain,
+                    inspected_seconds=measured,
                     compilations=meter.compilations,
                     bytes_sent=self.screen.bytes_sent,
                     frames_dropped=self.screen.dropped,
@@ -387,12 +392,6 @@ class Presenter:
                 if state is not None:
                     self._send(dataclasses.replace(state, closed=True))
             self.screen.close()
-
-
-def _why_none(handles: list[Any]) -> str:
-    if not any(h.enabled for h in handles):
-        return NO_EFFECT_YET
-    return "The effect has not been measured yet."
 
 
 def _execution_count() -> int | None:

@@ -7,6 +7,7 @@ nothing else: same program, model, arguments and modes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from flax import nnx
 
 from nnx_inspector import protocol
 from nnx_inspector.comparing import Differences
+from nnx_inspector.donated import Marks, are_there
 from nnx_inspector.measures import alone_of, effect_of, scalars_of
 from nnx_inspector.owned import Call, OwnedPasses, Result
 from nnx_inspector.places import Setting
@@ -41,18 +43,23 @@ class Outcome:
     of_a_loss: bool
     alone: tuple[protocol.EffectAlone, ...] = ()
 
-    def effect(self, step: str = "the last step") -> protocol.Effect | None:
+    def effect(self, source: str = "") -> protocol.Effect | None:
         """What perturbing changes. Of a loss there is one without a perturbation too.
 
         Args:
-            step: what the loss's batch is called on screen.
+            source: what pass it is of, in words.
         """
+        found = self._effect
+        return None if found is None else dataclasses.replace(found, source=source)
+
+    @functools.cached_property  # each state of the screen has it
+    def _effect(self) -> protocol.Effect | None:
         if self.clean is None and not self.of_a_loss:
             return None
         clean = self.clean or self.perturbed
         metrics = [scalars_of(r.value) for r in (clean, self.perturbed) if self.of_a_loss]
         return effect_of(
-            step if self.of_a_loss else "the example",
+            "",
             clean,
             self.perturbed,
             *metrics,
@@ -142,9 +149,27 @@ def _are_alike(a: Any, b: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shown:
-    """The pass that is on screen, and what it was made with."""
+    """A pass that was made for the screen, and what it was made with.
+
+    Attributes:
+        step: where the run stood.
+        looping: whether a watched loop ran: it has the screen, and only the effect is of this pass.
+        marks: the model's arrays.
+    """
 
     trial: Trial
     switches: Switches
     setting: Setting
     outcome: Outcome
+    step: int
+    looping: bool
+    marks: Marks
+
+    def source(self, step: int, *, looping: bool) -> str:
+        """What its effect is of, in words, where the run stands at `step` now."""
+        words = "the example"
+        if self.trial.loss_fn is not None:
+            words = "the last insp.step's batch" if self.looping else "the last step"
+        if looping or step != self.step:
+            return f"{words}, at step {self.step}"
+        return words if are_there(self.marks) else f"{words}, before the model was updated"

@@ -292,9 +292,9 @@ class Owner:
     """What a presenter asks for its snapshot."""
 
     def __init__(self, handles):
-        meter = types.SimpleNamespace(plain_seconds=None, inspected_seconds=None, compilations=0)
+        meter = types.SimpleNamespace(compared=(None, None), compilations=0)
         self.parts = {"recording": [], "handles": handles, "pending": True, "metrics": {}}
-        self.parts |= {"meter": meter, "errors": 0}
+        self.parts |= {"meter": meter, "effect": lambda: (None, ""), "errors": 0}
 
     def snapshot(self):
         return self.parts

@@ -10,6 +10,7 @@ from flax import nnx
 
 import nnx_inspector as nni
 from nnx_inspector import protocol
+from nnx_inspector.measures import Meter
 from nnx_inspector.presenter import STATED
 from nnx_inspector.screen import CREDITS, SHORTEST, InspectorWidget
 
@@ -91,4 +92,61 @@ def test_states_are_fewer_than_frames_unless_something_is_done(sent, monkeypatch
     assert sent_now(force=True) == (1, 1)
     now[0] += 1.01 * STATED
     assert sent_now() == (1, 1)
+    insp.close()
+
+
+@pytest.fixture
+def meter():
+    meter = Meter()
+    meter.loop_begins()
+    yield meter
+    meter.close()
+
+
+def steps(meter, *, compiles=0, **of):
+    """Steps of so many seconds; `measured` and `perturbed` as they are."""
+    for seconds in of.pop("seconds"):
+        meter.step_begins()
+        meter.compilations += compiles
+        meter.step_ends(seconds, **of)
+
+
+def test_a_measured_step_is_compared_with_steps_like_it(meter):
+    """Perturbed steps take 9 s unmeasured and 10 s measured, the others 1 s and 2 s."""
+    steps(meter, seconds=[9.0] * 30, measured=False, perturbed=True)
+    assert meter.compared == (None, None), "no step was measured"
+    steps(meter, seconds=[2.0] * 3, measured=True, perturbed=False)
+    assert meter.compared == (None, None), "9 s against 2 s would be 0.22 times"
+    steps(meter, seconds=[10.0] * 3, measured=True, perturbed=True)
+    assert meter.compared == (9.0, 10.0)
+    steps(meter, seconds=[1.0] * 5, measured=False, perturbed=False)
+    assert meter.compared == (1.0, 2.0)
+
+
+def test_steps_of_another_loop_and_steps_that_compile_are_left_out(meter):
+    steps(meter, seconds=[50.0], measured=True, perturbed=False, compiles=3)
+    assert (meter.compared, meter.rate) == ((None, None), None)
+    steps(meter, seconds=[3.0, 1.0, 2.0], measured=True, perturbed=False)
+    assert meter.compared == (None, 2.0), "each step is measured"
+    steps(meter, seconds=[40.0], measured=False, perturbed=False, compiles=1)
+    assert meter.compared == (None, 2.0)
+    meter.compilations += 5  # between two steps: of a pass for the screen
+    steps(meter, seconds=[1.0], measured=False, perturbed=False)
+    assert (meter.compared, meter.rate) == ((1.0, 2.0), 4 / 7)
+    meter.loop_begins()
+    assert (meter.compared, meter.rate) == ((None, None), None)
+
+
+def test_a_loop_says_which_of_its_steps_are_alike(monkeypatch):
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    insp = nni.Inspector(model, jnp.ones((4, 2)), display=False)
+    told = []
+    monkeypatch.setattr(insp._meter, "step_ends", lambda seconds, **of: told.append(of))
+    handle = insp.perturb("", nni.Scale(0.5))
+    for i in insp.watch(range(4), every=2):
+        if i == 1:
+            handle.enabled = False
+        model(jnp.ones((4, 2)))
+    measured, perturbed = ([of[name] for of in told] for name in ("measured", "perturbed"))
+    assert (measured, perturbed) == ([True, False] * 2, [True, True, False, False])
     insp.close()

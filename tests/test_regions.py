@@ -119,12 +119,37 @@ def test_ticks_make_steps_of_a_region_and_the_others_run_the_plain_program(insp)
     with insp.watch(every=3):
         for x in batches(7):
             insp.tick()
-            hooked.append(insp._loops._region._steps._hooked)
+            hooked.append(insp._loops._region._steps._sampled)
             step(insp.model, optimizer, x)
             insp.metrics(loss=1.0)
     assert hooked == [i % 3 == 0 for i in range(7)]
     check_passes(insp.recording, by_hand(7), 3)
     assert insp.recording.curves()["loss"][:, 0].tolist() == list(range(7))
+
+
+def test_progress_counts_every_pass_and_never_runs_backwards(insp, monkeypatch):
+    told, tell = [], insp._loops._progress
+    monkeypatch.setattr(
+        insp._loops, "_progress", lambda step, total: (told.append(step), tell(step, total))
+    )
+    for _ in insp.watch(range(3), every=1):
+        break
+    assert told == [0, 0], "a step that was not finished is not done"
+    told.clear()
+    with insp.watch(every=3):
+        for _ in range(5):
+            insp.model(X)
+    assert (told[0], told[-1], sorted(told)) == (0, 5, told)
+    told.clear()
+    with insp.watch(every=3):
+        for _ in range(4):
+            insp.model(X)
+        for _ in range(2):  # steps after passes
+            insp.tick()
+            insp.model(X)
+    assert (told[0], told[-1], sorted(told)) == (5, 11, told)
+    steps = [one.step for one in insp.recording.passes if one.kind == "watch"]
+    assert steps == sorted(set(steps))
 
 
 def test_a_tick_outside_of_a_region_says_where_it_belongs(insp):

@@ -152,7 +152,7 @@ export interface Effect {
   readonly alone: readonly EffectAlone[];
 }
 
-/** What inspection costs. Seconds are medians of recent steps, None until measured. */
+/** What inspection costs. Seconds are medians of recent steps that were not measured, and of such as were and are like them in all else: both perturbed, or neither. None where there are none. */
 export interface Cost {
   readonly plain_seconds: number | null;
   readonly inspected_seconds: number | null;

@@ -1,7 +1,8 @@
 // Everything that the screen shows, as signals, and the rules by which messages change it.
 // Invariants: of several frames only the newest is drawn, once an animation frame, and is
 // acknowledged after that; a frame of another layout than the current one is never drawn; the
-// timeline says which pass is drawn. Views only read signals and call methods of this.
+// timeline says which pass is drawn; progress is that of the message that came last, whenever a
+// frame is drawn. Views only read signals and call methods of this.
 import { batch, computed, signal } from "@preact/signals";
 import { UNREACHABLE, type Ask, type Receiver, type Update } from "./bridge";
 import { decodeCurves, decodeFrame, decodeHistory, sitesOf } from "./decode";
@@ -82,6 +83,13 @@ export class Store implements Receiver {
       return wish ? { ...p, enabled: wish.enabled, strength: wish.strength ?? p.strength } : p;
     });
   });
+  /** Whether something was asked for that the State does not have yet; its effect is of before. */
+  readonly wished = computed(() =>
+    (this.state.value?.perturbations ?? []).some((p) => {
+      const wish = this.intents.value.get(p.id);
+      return wish !== undefined && (wish.enabled !== p.enabled || (wish.strength !== null && wish.strength !== p.strength));
+    }),
+  );
   /** Site key -> whether one of its perturbations is on; absent: it has none. */
   readonly perturbed = computed(() => {
     const on = new Map<string, boolean>();
@@ -135,6 +143,8 @@ export class Store implements Receiver {
   private live: FrameData | null = null;
   private newest: FrameData | null = null;
   private asked: FrameData | null = null;
+  /** Of the message that came last. */
+  private told: Progress | null = null;
   private drawing = 0;
   private selecting = 0;
   private stateSelected: string | null = null;
@@ -166,6 +176,7 @@ export class Store implements Receiver {
         const sites = this.sites.value;
         if (!sites || message.layout !== sites.id) return;
         const frame = decodeFrame(message, buffer);
+        this.told = message.progress;
         if (sitesOf(frame) !== sites.list.length) {
           return this.refuse(`Frame ${message.seq} has ${sitesOf(frame)} sites, its layout ${sites.list.length}.`);
         }
@@ -245,7 +256,7 @@ export class Store implements Receiver {
   private takeState(message: State): void {
     batch(() => {
       this.state.value = message;
-      this.progress.value = message.progress;
+      this.progress.value = this.told = message.progress;
       this.masks.settle();
       // A State carries what is so: a wish ends with it, once the kernel has answered the wish.
       for (const [id, wish] of this.intents.value) if (wish.answered) this.setIntent(id, null);
@@ -265,7 +276,7 @@ export class Store implements Receiver {
       this.asked = null;
       batch(() => {
         this.frame.value = frame;
-        this.progress.value = frame.header.progress;
+        this.progress.value = this.told;
       });
       setTimeout(() => this.kernel.ack(frame.header.seq)); // after the views' microtasks
     });

@@ -180,6 +180,7 @@ export const ids = {
   picture: "nni-picture",
   valueExact: "nni-value-exact",
   valueBlock: "nni-value-block",
+  unitsScale: "nni-units-scale",
   legendLow: "nni-legend-low",
   legendHigh: "nni-legend-high",
   error: "nni-error",

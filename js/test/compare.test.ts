@@ -102,6 +102,23 @@ it("keeps a ranking while the run goes on, says of which step, and renews it whe
   expect(asked().at(-1)).toMatchObject({ number: 2, pinned: OTHER });
 });
 
+it("never names a ranking by a pass that was pinned later", async () => {
+  await bring("run.nni", 1);
+  await answer([row("head", 0.5)]);
+  view.stream.emit(...frame(2, { number: 2, step: 5 }));
+  await settle();
+  await click(ids.pin); // Unpin
+  await click(ids.pin);
+  view.stream.emit(...frame(3, { number: 3, step: 7 }));
+  await settle();
+  expect(asked().at(-1)).toMatchObject({ number: 3, pinned: 2 });
+  expect(view.find(ids.compareState)!.textContent).toBe("comparing …");
+  expect(rows()).toEqual([]);
+  await answer([], "Pass 2 is gone.");
+  await click(ids.pin);
+  expect(view.find(ids.detail)!.textContent).not.toContain("is gone");
+});
+
 it("asks once for two passes that cannot be compared", async () => {
   await bring("run.nni", 1);
   await answer([], "Pass 1 is not in the recording (any more).");

@@ -5,7 +5,8 @@ import { histogramsOf, unitsOf } from "../src/inside/decode";
 import { Inside } from "../src/inside/inside";
 import { UNIT_FIGURES, VERSION, type Code, type Perturbation, type Sweep, type UnitFigures } from "../src/protocol";
 import { ids } from "../src/testids";
-import { cellAt, gridOf, isDead, shades } from "../src/units/cells";
+import { cellAt, gridOf, isDead, paintStrip, rangeOf } from "../src/units/cells";
+import { colours, css } from "../src/values/colour";
 import { Masks, editable, fromHex, toHex } from "../src/units/mask";
 import { type MockModel, perturbation, settle, state } from "./helpers";
 import { started, type Mounted } from "./mounted";
@@ -59,12 +60,32 @@ describe("cells", () => {
     }
   });
 
-  it("are shaded by the largest figure, and a share by itself", () => {
-    expect([...shades(Float64Array.from([1, -4, NaN, 2]), "mean")]).toEqual([0.25, -1, NaN, 0.5]);
-    expect([...shades(Float64Array.from([0, 0.5, 1]), "zero_fraction")]).toEqual([0, 0.5, 1]);
-    expect([...shades(Float64Array.from([0, 0, NaN]), "std")]).toEqual([0, 0, NaN]);
+  it("have colours up to the largest figure, and a share by itself", () => {
+    expect(rangeOf(Float64Array.from([1, -4, NaN, 2]), "mean")).toEqual({ low: -4, high: 4, signed: true });
+    expect(rangeOf(Float64Array.from([1, Infinity, 2]), "mean")).toEqual({ low: 0, high: 2, signed: false });
+    expect(rangeOf(Float64Array.from([0, 0.5]), "zero_fraction")).toEqual({ low: 0, high: 1, signed: false });
+    expect(rangeOf(Float64Array.from([0, 0, NaN]), "std")).toEqual({ low: 0, high: 0, signed: false });
     const data = unitsOf(...units(3));
     expect([0, 1, 2].map((unit) => isDead(data, unit))).toEqual([false, true, false]);
+  });
+
+  it.each([false, true])("have the colours of the panel Values: blue below 0, orange above (dark: %s)", (dark) => {
+    const data = unitsOf(...units(3));
+    data.figures.mean.set([-1, 1, 0]);
+    const painted: string[] = [];
+    const ignore = (): void => undefined;
+    const context = {
+      fillStyle: "", fillRect: () => painted.push(context.fillStyle), beginPath: ignore, moveTo: ignore, lineTo: ignore, stroke: ignore,
+    }; // prettier-ignore
+    const palette = { text: "text", faint: "", line: "line", background: "", output: "", gradient: "", metric: "" };
+    const area = { context: context as unknown as CanvasRenderingContext2D, width: 100, height: 30, palette };
+    paintStrip(area, { data, figure: "mean", grid: gridOf(3, 100), mask: Uint8Array.from([1, 1, 1]), active: null, dark, bad: "", off: "" });
+    const table = colours({ low: -1, high: 1, signed: true }, dark);
+    const [below, above, zero] = painted.filter((colour) => colour !== "line");
+    expect([below, above, zero]).toEqual([css(table, 0), css(table, 255 * 3), css(table, 128 * 3)]);
+    const rgb = (colour: string): number[] => colour.match(/\d+/g)!.map(Number);
+    expect(rgb(below)[2]).toBeGreaterThan(rgb(below)[0]);
+    expect(rgb(above)[0]).toBeGreaterThan(rgb(above)[2]);
   });
 });
 

@@ -79,6 +79,23 @@ describe("frames", () => {
     expect(acked).toEqual([1, 2, 4]);
   });
 
+  it("never turn the progress back: what came last counts, not what is drawn last", () => {
+    const at = (step: number): { kind: string; running: boolean; step: number; total: number; rate: number } => ({ kind: "watch", running: true, step, total: 100, rate: 2 });
+    const seen: (number | undefined)[] = [];
+    const stop = store.progress.subscribe((progress) => seen.push(progress?.step));
+    for (const step of [80, 82]) {
+      const [header, buffer] = frame(step, { step });
+      store.receive({ ...header, progress: at(step + 1) }, buffer);
+      store.receive(state({ progress: at(step + 2) }), undefined); // a tick, before the frame is drawn
+      draw();
+    }
+    const [header, buffer] = frame(84, { step: 84 });
+    store.receive({ ...header, progress: at(85) }, buffer); // with no State after it
+    draw();
+    stop();
+    expect(seen).toEqual([undefined, 82, 84, 85]);
+  });
+
   it("with NaN mark their site and what is above it", () => {
     store.receive(...frame(1, { value: 0, edit: (t) => (t[2 * 20 + 7] = 3) }));
     draw();

@@ -3,6 +3,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import { QUANTITIES, STATISTICS, type Statistic } from "../src/protocol";
 import { toSites } from "../src/sites";
 import { Store } from "../src/store";
+import { COLUMNS } from "../src/tree/columns";
 import { testOf } from "../src/tree/search";
 import { frame, layout, perturbation, site, state } from "./helpers";
 
@@ -96,6 +97,19 @@ describe("sorting", () => {
     show(2, (table) => LIST.forEach((_, i) => (table[at(i, 1, "norm")] = 1)));
     store.tree.sortBy("gradient");
     expect(rows()).toEqual(["blocks[1]", "blocks[0]", "blocks/conv", "blocks", "", "head"]);
+  });
+
+  it("against a pinned pass without gradients goes by the gradients themselves", () => {
+    const gradient = COLUMNS.find((column) => column.id === "gradient")!;
+    show(2, (table) => LIST.forEach((_, i) => STATISTICS.forEach((name) => (table[at(i, 1, name)] = NaN))));
+    store.timeline.pin();
+    show(3, (table) => LIST.forEach((_, i) => (table[at(i, 1, "norm")] = i)));
+    expect(store.tree.compares(gradient)).toBe(false);
+    expect(store.tree.compares(COLUMNS.find((column) => column.id === "std")!)).toBe(true);
+    store.tree.sortBy("gradient");
+    expect(rows()[0]).toBe(LIST.at(-1)!.key);
+    store.timeline.unpin();
+    expect(store.tree.compares(gradient)).toBe(false);
   });
 
   it("of a running loop moves rows once a second", () => {

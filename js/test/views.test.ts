@@ -2,6 +2,7 @@
 import { ABSENT_MS, ALONE_MS } from "../src/bridge";
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import widget from "../src/widget";
+import { QUANTITIES, STATISTICS, type Statistic } from "../src/protocol";
 import { ids } from "../src/testids";
 import { MockModel, SITES, effect, frame, layout, perturbation, progress, scale, settle, site, state } from "./helpers";
 
@@ -358,6 +359,58 @@ describe("perturbing", () => {
     expect(find(ids.listening)?.dataset["value"]).toBe(listening);
   });
 
+  it("says what a column shows beside a pinned pass, and blanks nothing that exists", async () => {
+    const at = (site: number, q: number, name: Statistic): number => (site * QUANTITIES.length + q) * STATISTICS.length + STATISTICS.indexOf(name);
+    const blank = (table: Float64Array, sites: readonly number[]): void => {
+      for (const i of sites) for (const name of STATISTICS) table[at(i, 1, name)] = NaN;
+    };
+    const head = (): string | null | undefined => find(ids.sort("gradient"))?.textContent;
+    const cells = (): (string | null)[] => all(ids.cell("gradient")).map((cell) => cell.textContent);
+    await start();
+    stream.emit(...frame(2, { edit: (table) => blank(table, [0, 1, 2, 3, 4]) }));
+    await settle();
+    find(ids.pin)!.click();
+    stream.emit(...frame(3, { value: 2 }));
+    await settle();
+    expect([head(), ...cells()]).toEqual(["‖gradient‖", ...SITES.map(() => "2")]);
+    expect(find(ids.sort("gradient"))?.title).toBe("Sort by: Gradient norm, in this pass (step 2, pinned, has none)");
+    find(ids.pin)!.click();
+    stream.emit(...frame(4, { value: 2, edit: (table) => blank(table, [1]) }));
+    await settle();
+    find(ids.pin)!.click();
+    stream.emit(...frame(5, { value: 3, edit: (table) => blank(table, [2]) }));
+    await settle();
+    expect([head(), ...cells()]).toEqual(["× ‖gradient‖", "×1.50", "3", "–", "×1.50", "×1.50"]);
+    expect(find(ids.sort("gradient"))?.title).toBe("Sort by: Gradient norm, as a multiple of that in step 4 (pinned)");
+    expect(all(ids.cell("gradient")).map((cell) => cell.title)).toEqual([
+      "3 now, 2 in step 4 (pinned)", "3 now, – in step 4 (pinned): the figure by itself", "",
+      ...Array.from({ length: 2 }, () => "3 now, 2 in step 4 (pinned)"),
+    ]); // prettier-ignore
+    find(ids.pin)!.click();
+    await settle();
+    expect([head(), cells()[0]]).toEqual(["‖gradient‖", "3"]);
+    expect(find(ids.detail)?.textContent).toContain("Distribution now");
+    find(ids.pause)!.click();
+    await settle();
+    expect(find(ids.detail)?.textContent).toContain("Distribution at step 5");
+  });
+
+  it("names the effect by the State that it came with, not by a wish", async () => {
+    const perturbations = [scale(1, "head", 0.5), perturbation(2, "blocks/0", { enabled: false })];
+    await start({ perturbations, effect: effect({ source: "the last step, at step 3", output_change: 0.5 }) });
+    const caption = (): string | null | undefined => find(ids.effect)?.querySelector("caption")?.textContent;
+    expect(caption()).toBe("Effect of Scale (factor 0.5) at head on the last step, at step 3");
+    all(ids.switch)[0].click();
+    all(ids.switch)[1].click(); // Zero is asked for instead: these are Scale's figures still
+    await settle();
+    expect(caption()).toBe("Effect of Scale (factor 0.5) at head on the last step, at step 3, before this change");
+    for (const { id } of control.of("adjust") as unknown as { id: number }[]) control.emit({ type: "reply", id, ok: true, error: "" });
+    stream.emit(state({ perturbations: perturbations.map((p) => ({ ...p, enabled: !p.enabled })), no_effect: "Waits." }));
+    await settle();
+    expect(find(ids.effect)).toBeNull();
+    expect(find(ids.noEffect)?.textContent).toBe("Waits.");
+  });
+
   it("shows the effect, with what is unknown as a dash", async () => {
     const figures = { clean: { loss: 0.25, accuracy: 1 }, perturbed: { loss: 0.75, accuracy: null }, output_change: 0.5 };
     await start({ perturbations: [perturbation(1, "head")], effect: effect(figures) });
@@ -410,7 +463,7 @@ describe("perturbing", () => {
   it("marks its row with a word that a narrow tree keeps as a name", async () => {
     await start({ perturbations: [perturbation(1, "head")] });
     const badge = find(ids.badgePerturbed)!;
-    expect([badge.textContent, badge.title, badge.dataset["sign"]]).toEqual(["perturbed", "Perturbed", "◆"]);
+    expect([badge.textContent, badge.title, badge.dataset["sign"]]).toEqual(["perturbed", "A perturbation is on", "◆"]);
   });
 
   it("shows why a request failed", async () => {

@@ -214,7 +214,10 @@ class Effect:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What inspection costs. Seconds are medians of recent steps, None until measured."""
+    """What inspection costs. Seconds are medians of recent steps that were not measured, and of
+    such as were and are like them in all else: both perturbed, or neither. None where there are
+    none.
+    """
 
     plain_seconds: float | None
     inspected_seconds: float | None

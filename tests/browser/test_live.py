@@ -153,6 +153,32 @@ def assert_perturbed_as_toggled(
     assert {i: perturbed[i] for i in recorded} == recorded
 
 
+WATCH_SCREEN = """root => {
+  const find = id => root.querySelector(`[data-testid='${id}']`);
+  const seen = (window.seen = { progress: [], effects: {} });
+  const look = () => {
+    const { value, state } = find('nni-progress').dataset;
+    if (state === 'running' && seen.progress.at(-1) !== Number(value)) seen.progress.push(Number(value));
+    const loss = find('nni-effect-loss-perturbed')?.dataset.value;
+    const name = find('nni-effect')?.querySelector('caption').textContent.split(' on ')[0];
+    if (loss) seen.effects[name.split(', before')[0]] = { ...seen.effects[name], [loss]: true };
+  };
+  new MutationObserver(look).observe(root, { subtree: true, childList: true, attributes: true });
+}"""
+"""Notes each progress that is shown, and under which name each effect stands."""
+
+
+def assert_screen_was_true(view: View) -> None:
+    """The counter never ran backwards, and no figure of an effect stood under another's name."""
+    seen = view.root.page.evaluate("window.seen")
+    assert len(seen["progress"]) > 10
+    assert seen["progress"] == sorted(seen["progress"])
+    names = [name for name in seen["effects"] if " of " in name]
+    assert len(names) > 1, "there is nothing to confuse"
+    for one, other in itertools.combinations(names, 2):
+        assert not seen["effects"][one].keys() & seen["effects"][other].keys(), (one, other)
+
+
 def test_a_cell_that_trains_is_switched_and_tuned_while_it_runs(lab: Lab):
     with opened(lab, "cell") as (notebook, view):
         expect(view.part("nni-listening")).to_have_attribute("data-value", "during")
@@ -160,9 +186,16 @@ def test_a_cell_that_trains_is_switched_and_tuned_while_it_runs(lab: Lab):
         view.perturb("Zero")
         view.part("nni-output-change").wait_for()  # what measures it is compiled once
         view.part("nni-switch").click()
+        zeroed = notebook.ask("zeroed")
         with training(lab, notebook, view, IN_A_CELL) as cell:
-            toggle(view, 2)
-            expect(view.part("nni-effect-loss-perturbed")).not_to_be_empty()
+            view.root.evaluate(WATCH_SCREEN)
+            toggle(view, 1)
+            near = "Math.abs(value - arg) < 1e-5 * arg"
+            view.wait("nni-effect-loss-perturbed", near, zeroed)
+            expect(view.part("nni-effect")).to_contain_text("Effect of Zero on the last insp.step")
+            toggle(view, 1)
+            expect(view.part("nni-no-effect")).to_have_text("Nothing is perturbed.")
+            expect(view.root.get_by_test_id("nni-effect")).to_have_count(0)
             compiled = view.number("nni-compilations")
             toggle(view, 4)
             scaled_from = view.number("nni-progress")
@@ -174,12 +207,14 @@ def test_a_cell_that_trains_is_switched_and_tuned_while_it_runs(lab: Lab):
                 notebook.page.keyboard.press("ArrowLeft")
             expect(view.part("nni-strength-number")).to_have_value("0.7")
             expect(view.root.get_by_test_id("nni-pending")).to_have_count(0)
+            expect(view.part("nni-effect")).to_contain_text("Effect of Scale (factor 0.7) at first")
             view.part("nni-switch-all").click()  # both are off, the Zero was
             expect(view.root.get_by_test_id("nni-training-perturbed")).to_have_count(0)
             some_steps(view)
             assert view.number("nni-compilations") == compiled, "a change compiled something"
             expect(view.part("nni-progress")).to_have_attribute("data-state", "running")
             assert not notebook.finished(cell)
+            assert_screen_was_true(view)
         assert notebook.ask("traces") == 2, "as it is, and watched"
         assert_perturbed_as_toggled(notebook, 2 + 4, scaled_from)
         assert notebook.ask("[str(h.perturbation) for h in insp.perturbations]") == [

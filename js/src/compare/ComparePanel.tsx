@@ -39,8 +39,8 @@ export function ComparePanel({ store }: { store: Store }) {
         <span class="nni-grow" />
         <Bring store={store} />
       </div>
-      {pinned === undefined ? <HowTo store={store} /> : <Which store={store} isNow={isNow} />}
-      {compare.error.value && <p class="nni-bad">{compare.error.value}</p>}
+      {pinned === undefined ? <HowTo store={store} /> : <Which store={store} result={fits ? result : null} isNow={isNow} />}
+      {compare.error.value && pinned !== undefined && <p class="nni-bad">{compare.error.value}</p>}
       {fits && <Ranking result={result} store={store} />}
     </section>
   );
@@ -73,9 +73,8 @@ function HowTo({ store }: { store: Store }) {
   );
 }
 
-function Which({ store, isNow }: { store: Store; isNow: boolean }) {
+function Which({ store, result, isNow }: { store: Store; result: Compared | null; isNow: boolean }) {
   const { compare, timeline, frame } = store;
-  const result = compare.result.value;
   const same = frame.value?.header.number === timeline.pinned.value?.header.number;
   const passes = timeline.passes.value;
   const step = result ? passes.indexOf(result.number) : -1;

@@ -27,9 +27,10 @@ export function CostCorner({ cost }: { cost: Cost }) {
 }
 
 function stepHint(plain: number | null, inspected: number | null): string {
-  const what = `A step that is measured takes ${seconds(inspected)}, one that is not ${seconds(plain)} (medians of the last 64 of each, without steps that compile)`;
-  if (inspected === null) return "How long a measured step takes beside one that is not: known once a loop is watched";
-  return plain === null ? `${what}. Every step is measured so far: watch(every=10) leaves some alone.` : `${what}.`;
+  if (inspected === null) return "How long a step that is measured takes beside one that is not and is like it: not known yet";
+  const what = `A step that is measured takes ${seconds(inspected)}`;
+  if (plain === null) return `${what}. There is none to compare with: watch(every=10) leaves some alone.`;
+  return `${what}, one that is not ${seconds(plain)}: medians of the last 64 of each, all perturbed alike, without steps that compile.`;
 }
 
 interface ItemProps {

@@ -1,6 +1,7 @@
 // The perturbed pass beside the clean one: each metric, its change, how far the output moved, and
-// which sites moved most. Invariants: without a pair of passes it says why there is no effect; it
-// never shows a stale one; what did not change at all says so, and is not set like a change.
+// which sites moved most. Invariants: it is named by the State that it came with, not by what a
+// person has asked for since; without a pair of passes it says what it waits for; what did not
+// change at all says so, and is not set like a change.
 import type { ComponentChildren } from "preact";
 import { NOT_MEASURED, exact, percent, real, signed } from "../format";
 import type { Effect, State } from "../protocol";
@@ -21,12 +22,13 @@ export function EffectView({ state, store }: { state: State; store: Store }) {
   return (
     <>
       {/* it may scroll where it is narrow, and has nothing else that a key could reach */}
-      <div class="nni-effect" role="group" aria-label="Effect" tabIndex={0} data-testid={ids.effect}>
+      <div class={store.wished.value ? "nni-effect nni-before" : "nni-effect"} role="group" aria-label="Effect" tabIndex={0} data-testid={ids.effect}>
         <table>
           <caption>
             <b>Effect</b>
-            {ofWhat(store)}
+            {ofWhat(state)}
             {effect.source && ` on ${effect.source}`}
+            {store.wished.value && ", before this change"}
           </caption>
           <thead>
             <tr>
@@ -58,10 +60,12 @@ export function EffectView({ state, store }: { state: State; store: Store }) {
 }
 
 /** Of one alone it is that one's effect; of several it cannot be told apart, and it says so. */
-function ofWhat(store: Store): string {
-  const on = store.perturbations.value.filter((p) => p.enabled);
-  if (on.length === 1) return ` of ${on[0].kind}`;
-  return on.length > 1 ? ` of ${on.length} together` : "";
+function ofWhat({ perturbations }: State): string {
+  const on = perturbations.filter((p) => p.enabled);
+  if (on.length !== 1) return on.length > 1 ? ` of ${on.length} together` : "";
+  const [{ kind, strength, strength_name, site }] = on;
+  const amount = strength === null ? "" : ` (${strength_name} ${Number(strength.toPrecision(4))})`;
+  return ` of ${kind}${amount}${perturbations.length > 1 ? ` at ${label(site)}` : ""}`;
 }
 
 function Metric({ metric, effect }: { metric: string; effect: Effect }) {

@@ -63,7 +63,7 @@ export function Row({ perturbation: p, store }: { perturbation: Perturbation; st
 /** Its own effect, where there are others: that of all together stands beside the list. */
 function Alone({ perturbation: p, store }: { perturbation: Perturbation; store: Store }) {
   const one = store.state.value?.effect?.alone.find((a) => a.perturbation === p.id);
-  if (!one || !p.enabled) return null;
+  if (!one || !p.enabled || store.wished.value) return null; // it is of before that wish
   const [name, text] = one.loss_change === null ? ["output", part(one.output_change)] : ["loss", change(one.loss_change)];
   const all = [
     `${p.kind} alone:`,

@@ -1,6 +1,6 @@
 // A figure beside the same figure of the pinned pass.
-// Invariant: sizes compare by ratio, signed figures and counts by difference; what was not measured
-// in one of the two compares with nothing.
+// Invariant: sizes compare by ratio, signed figures and counts by difference, and a head says which;
+// what was not measured in one of the two compares with nothing.
 import { NOT_MEASURED, percent, real, signed } from "../format";
 
 export type Comparison = "ratio" | "difference" | "points";
@@ -9,6 +9,18 @@ export function compare(kind: Comparison, now: number, pinned: number): number {
   if (Number.isNaN(now) || Number.isNaN(pinned)) return NaN;
   if (kind !== "ratio") return now - pinned;
   return pinned === 0 ? (now === 0 ? 1 : Infinity) : now / pinned;
+}
+
+/** What a column of these shows, in its head and at length. */
+export const IN_HEAD: Readonly<Record<Comparison, string>> = { ratio: "×", difference: "Δ", points: "Δ" };
+const AT_LENGTH: Readonly<Record<Comparison, string>> = {
+  ratio: "as a multiple of that in",
+  difference: "less that in",
+  points: "less that in",
+};
+
+export function inWords(kind: Comparison, name: string, pinned: string): string {
+  return `${name}, ${AT_LENGTH[kind]} ${pinned} (pinned)`;
 }
 
 export function compared(kind: Comparison, value: number): string {

@@ -31,7 +31,7 @@ export function Badges({ site, bad, open, on }: Props) {
         <Badge
           look={on ? "nni-badge-on" : ""}
           sign={on ? "◆" : "◇"}
-          title={on ? "Perturbed" : "Has a perturbation, switched off"}
+          title={on ? "A perturbation is on" : "Has a perturbation, switched off"}
           testid={ids.badgePerturbed}
           value={String(on)}
         >

@@ -1,10 +1,13 @@
 // The heads of the columns: a click sorts by one, the largest first, then the smallest, then not.
+// Invariant: a head says what its column shows, the figure itself or its comparison.
+import { pinnedName } from "../compare/names";
 import type { Store } from "../store";
 import { ids } from "../testids";
+import { IN_HEAD, inWords } from "../time/compare";
 import type { Column } from "./columns";
 
 export function Head({ store, columns }: { store: Store; columns: readonly Column[] }) {
-  const pinned = store.timeline.pinned.value !== null;
+  const pinned = pinnedName(store);
   return (
     <div class="nni-columns" role="row" aria-rowindex={1}>
       <One store={store} id="name" title="module" name="Path" look="" />
@@ -13,8 +16,14 @@ export function Head({ store, columns }: { store: Store; columns: readonly Colum
           key={column.id}
           store={store}
           id={column.id}
-          title={column.title}
-          name={pinned && column.comparison ? `${column.name}, against the pinned pass` : column.name}
+          title={store.tree.compares(column) ? `${IN_HEAD[column.comparison!]} ${column.title}` : column.title}
+          name={
+            store.tree.compares(column)
+              ? inWords(column.comparison!, column.name, pinned)
+              : pinned && column.comparison
+                ? `${column.name}, in this pass (${pinned}, pinned, has none)`
+                : column.name
+          }
           look={column.show ? "nni-c-number" : `nni-c-${column.id}`}
           fixed={column.id === "spark"}
         />

@@ -1,7 +1,9 @@
 // One row: name and badges, then a cell for each column that was chosen.
-// Invariant: its columns are where they are whatever the numbers; text only, never markup.
+// Invariants: its columns are where they are whatever the numbers; a figure that exists is shown, by
+// itself where there is none to compare with; text only, never markup.
 import { Sparkline } from "../charts/Sparkline";
 import { sparkline, type FrameData } from "../decode";
+import { pinnedName } from "../compare/names";
 import { NOT_MEASURED, exact, shortType } from "../format";
 import type { Site } from "../protocol";
 import { AddButton } from "../perturb/AddButton";
@@ -83,6 +85,7 @@ export function Row({ store, sites, index, at, columns, listed, open, selected, 
 function Cells({ store, index, site, columns }: { store: Store; index: number; site: Site; columns: readonly Column[] }) {
   const frame = store.frame.value;
   const pinned = store.timeline.pinned.value;
+  const named = pinnedName(store);
   return (
     <>
       {columns.map((column) =>
@@ -91,7 +94,7 @@ function Cells({ store, index, site, columns }: { store: Store; index: number; s
             {column.id === "shape" ? shortType(column.text(site)) : column.text(site)}
           </span>
         ) : column.value ? (
-          <Figure key={column.id} column={column} site={site} frame={frame} pinned={pinned} index={index} />
+          <Figure key={column.id} column={column} site={site} frame={frame} pinned={store.tree.compares(column) ? pinned : null} named={named} index={index} />
         ) : (
           <Spark key={column.id} site={site} frame={frame} index={index} />
         ),
@@ -104,18 +107,28 @@ interface FigureProps {
   column: Column;
   site: Site;
   frame: FrameData | null;
+  /** That it is compared with; null where the column shows the figures themselves. */
   pinned: FrameData | null;
+  named: string;
   index: number;
 }
 
-function Figure({ column, site, frame, pinned, index }: FigureProps) {
+function Figure({ column, site, frame, pinned, named, index }: FigureProps) {
   const now = column.value!(site, frame, index);
-  const { comparison } = column;
-  const against = comparison && pinned ? compare(comparison, now, column.value!(site, pinned, index)) : null;
-  const classes = ["nni-c-number", against !== null && "nni-c-compared", column.alarming && now > 0 && "nni-bad"];
+  const before = pinned ? column.value!(site, pinned, index) : NaN;
+  const against = Number.isNaN(now) || Number.isNaN(before) ? null : compare(column.comparison!, now, before);
+  const alone = pinned !== null && against === null;
+  const classes = ["nni-c-number", against !== null && "nni-c-compared", alone && "nni-c-alone", column.alarming && now > 0 && "nni-bad"];
+  const both = `${shown(column, now)} now, ${shown(column, before)} in ${named} (pinned)`;
   return (
-    <span class={classes.filter(Boolean).join(" ")} role="gridcell" data-testid={ids.cell(column.id)} data-value={exact(against ?? now)}>
-      {against === null ? shown(column, now) : compared(comparison!, against)}
+    <span
+      class={classes.filter(Boolean).join(" ")}
+      role="gridcell"
+      title={against !== null ? both : alone && !Number.isNaN(now) ? `${both}: the figure by itself` : undefined}
+      data-testid={ids.cell(column.id)}
+      data-value={exact(against ?? now)}
+    >
+      {against === null ? shown(column, now) : compared(column.comparison!, against)}
     </span>
   );
 }

@@ -85,6 +85,18 @@ export class TreeView {
     return sorted(indices(sites, matches), (i) => this.figure(column, sites, i), sort.rising);
   });
 
+  /** The columns that show figures against those of the pinned pass: of what that pass has. */
+  private readonly comparing = computed<ReadonlySet<string>>(() => {
+    const [sites, pinned] = [this.from.sites.value, this.from.pinned.value];
+    if (!sites || !pinned) return new Set();
+    const has = (column: Column): boolean => sites.list.some((site, i) => !Number.isNaN(column.value!(site, pinned, i)));
+    return new Set(COLUMNS.filter((column) => column.comparison && has(column)).map((column) => column.id));
+  });
+
+  compares(column: Column): boolean {
+    return this.comparing.value.has(column.id);
+  }
+
   /** How many sites match; all of them where nothing is left out. */
   readonly matched = computed(() => this.matches.value?.size ?? this.from.sites.value?.list.length ?? 0);
 
@@ -142,7 +154,7 @@ export class TreeView {
     const site = sites.list[index];
     const now = value(site, this.fitting(sites), index);
     const pinned = this.from.pinned.value;
-    return column.comparison && pinned ? compare(column.comparison, now, value(site, pinned, index)) : now;
+    return pinned && this.compares(column) ? compare(column.comparison!, now, value(site, pinned, index)) : now;
   }
 
   private size(sites: Sites, index: number): number {

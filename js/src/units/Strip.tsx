@@ -7,6 +7,7 @@ import { Canvas, type Area } from "../charts/Canvas";
 import { count, percent, real } from "../format";
 import type { UnitFigure, UnitsData } from "../inside/decode";
 import { ids } from "../testids";
+import { dark } from "../theme";
 import type { Mask } from "./mask";
 import { cellAt, gridOf, isDead, paintStrip } from "./cells";
 
@@ -35,14 +36,15 @@ export function Strip({ data, figure, mask: given, editing, change }: Props) {
   const grid = gridOf(units, width);
   const mask = drag?.mask ?? given;
   const active = at === null || at >= units ? null : at;
+  const night = dark.value;
 
   const paint = useCallback(
     (area: Area) => {
       const style = getComputedStyle(box.current!);
       const color = (name: string): string => style.getPropertyValue(name).trim() || "gray";
-      paintStrip(area, { data, figure, grid, mask, active, bad: color("--nni-bad"), off: color("--nni-perturb") });
+      paintStrip(area, { data, figure, grid, mask, active, dark: night, bad: color("--nni-bad"), off: color("--nni-perturb") });
     },
-    [data, figure, grid.columns, grid.width, grid.height, mask, active],
+    [data, figure, grid.columns, grid.width, grid.height, mask, active, night],
   );
 
   const under = (event: PointerEvent): number | null => {

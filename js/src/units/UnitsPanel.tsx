@@ -2,20 +2,24 @@
 // mask that switches some of them off. Invariant: units are switched only after "Edit mask" was
 // pressed, for a training may be running.
 import { Choice } from "../detail/Choice";
-import { count } from "../format";
+import { count, percent, real } from "../format";
+import type { UnitFigure, UnitsData } from "../inside/decode";
 import { useLook } from "../inside/useLook";
 import type { Site } from "../protocol";
 import { Python, quoted } from "../python/Python";
 import type { Store } from "../store";
 import { ids } from "../testids";
+import { ColourBar } from "../values/ColourBar";
 import { Strip } from "./Strip";
-import { isDead } from "./cells";
+import { isDead, rangeOf } from "./cells";
 
 const WORDS = { mean: "mean", std: "std", zeros: "zero_fraction" } as const;
 type Word = keyof typeof WORDS;
 
 export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
-  useLook(store, "units", site.key, store.frame.value?.header.seq);
+  // a held frame stays, and what is perturbed changes
+  const on = (store.state.value?.perturbations ?? []).map((p) => `${p.id} ${p.enabled} ${p.expression}`);
+  useLook(store, "units", site.key, [store.frame.value?.header.seq, ...on].join("\n"));
   const seen = store.inside.units.value;
   const here = seen?.site === site.key ? seen : null;
   const data = here?.data ?? null;
@@ -49,6 +53,7 @@ export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
         <div class="nni-nothing">{here?.error ? "No units to show." : "Being measured: a pass is made for it …"}</div>
       ) : (
         <>
+          <Scale data={data} figure={WORDS[figure]} />
           <Strip data={data} figure={WORDS[figure]} mask={mask} editing={editing} change={change} />
           <div class="nni-units-foot">
             <Dead store={store} mask={mask} />
@@ -81,14 +86,25 @@ export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
             <Python text={`insp.units(${quoted(site.key)})`} />
           </div>
           <p class="nni-faint nni-small nni-key">
-            {figure === "mean" && "Blue is above 0, orange below; the fuller, the larger."}
-            {figure === "std" && "The fuller, the larger."}
-            {figure === "zeros" && "The fuller, the more of its values are exactly 0."} Crossed out: dead (never anything but 0).
-            Corner: has NaN or Inf.{data.header.more > 0 && ` ${count(data.header.more)} more units are left out.`}
+            Crossed out: dead (never anything but 0). Corner: has NaN or Inf.{data.header.more > 0 && ` ${count(data.header.more)} more units are left out.`}
           </p>
         </>
       )}
     </section>
+  );
+}
+
+/** What the colours of the strip say: as in the panel "Values", blue below 0 and orange above. */
+function Scale({ data, figure }: { data: UnitsData; figure: UnitFigure }) {
+  const range = rangeOf(data.figures[figure], figure);
+  return (
+    <div class="nni-legend" data-testid={ids.unitsScale}>
+      <ColourBar range={range} show={figure === "zero_fraction" ? percent : real} />
+      <span class="nni-faint">
+        {figure === "mean" && (range.signed ? "Blue is below 0, orange above." : "None is below 0.")}
+        {figure === "zero_fraction" && "The share of its values that are exactly 0."}
+      </span>
+    </div>
   );
 }
 

@@ -1,8 +1,10 @@
 // How units lie in a strip, and how they are painted. Invariants: a unit has one cell, and where a
-// cell is and which cell is at a place are inverse to each other; what is dead, not finite or off
-// is told by a shape too, not by colour alone.
+// cell is and which cell is at a place are inverse to each other; colours mean what they mean in the
+// panel "Values"; what is dead, not finite or off is told by a shape too, not by colour alone.
 import type { Area } from "../charts/Canvas";
 import type { UnitsData, UnitFigure } from "../inside/decode";
+import type { Range } from "../values/cells";
+import { colours, css, shade } from "../values/colour";
 
 export interface Grid {
   readonly columns: number;
@@ -32,12 +34,16 @@ export function cellAt(grid: Grid, units: number, x: number, y: number): number 
 /** Never anything but exactly 0. */
 export const isDead = (data: UnitsData, unit: number): boolean => data.figures.zero_fraction[unit] === 1;
 
-/** From -1 to 1 (0 to 1 for what has no sign), NaN where there is no figure. */
-export function shades(values: Float64Array, figure: UnitFigure): Float64Array {
-  if (figure === "zero_fraction") return values;
-  let largest = 0;
-  for (const value of values) if (Number.isFinite(value)) largest = Math.max(largest, Math.abs(value));
-  return values.map((value) => (largest > 0 ? Math.max(-1, Math.min(1, value / largest)) : Number.isNaN(value) ? NaN : 0));
+/** The range of the colours: a share from 0 to 1, else to the largest figure, with 0 in the middle
+ * where any is below it. */
+export function rangeOf(values: Float64Array, figure: UnitFigure): Range {
+  if (figure === "zero_fraction") return { low: 0, high: 1, signed: false };
+  let [largest, signed] = [0, false];
+  for (const value of values) {
+    if (Number.isFinite(value)) largest = Math.max(largest, Math.abs(value));
+    signed ||= value < 0;
+  }
+  return { low: signed ? -largest : 0, high: largest, signed };
 }
 
 interface Painted {
@@ -46,26 +52,26 @@ interface Painted {
   readonly grid: Grid;
   readonly mask: Uint8Array;
   readonly active: number | null;
+  readonly dark: boolean;
   readonly bad: string;
   readonly off: string;
 }
 
-export function paintStrip({ context: c, palette }: Area, { data, figure, grid, mask, active, bad, off }: Painted): void {
-  const shade = shades(data.figures[figure], figure);
+export function paintStrip({ context: c, palette }: Area, { data, figure, grid, mask, active, dark, bad, off }: Painted): void {
+  const values = data.figures[figure];
+  const range = rangeOf(values, figure);
+  const table = colours(range, dark);
   const [w, h] = [grid.width, grid.height];
   c.lineWidth = 1;
-  for (let unit = 0; unit < shade.length; unit++) {
+  for (let unit = 0; unit < values.length; unit++) {
     const x = (unit % grid.columns) * w;
     const y = Math.floor(unit / grid.columns) * h;
     const [cw, ch] = [Math.max(w - GAP, 1), Math.max(h - GAP, 1)];
-    const value = shade[unit];
-    c.fillStyle = palette.line;
-    c.globalAlpha = 0.55;
+    const value = values[unit];
+    c.fillStyle = palette.line; // an edge: 0 has the colour of the page
     c.fillRect(x, y, cw, ch);
-    c.globalAlpha = Number.isNaN(value) ? 0 : 0.08 + 0.92 * Math.abs(value);
-    c.fillStyle = value < 0 ? palette.gradient : palette.output;
-    if (value !== 0) c.fillRect(x, y, cw, ch);
-    c.globalAlpha = 1;
+    c.fillStyle = Number.isNaN(value) ? palette.background : css(table, 3 * shade(value, range));
+    c.fillRect(x + 1, y + 1, Math.max(cw - 2, 1), Math.max(ch - 2, 1));
     if (data.figures.nonfinite[unit] > 0) {
       c.fillStyle = bad;
       c.beginPath(); // a wedge in the corner
@@ -90,7 +96,7 @@ export function paintStrip({ context: c, palette }: Area, { data, figure, grid, 
       c.strokeRect(x + 0.5, y + 0.5, cw - 1, ch - 1);
     }
   }
-  if (active !== null && active < shade.length) {
+  if (active !== null && active < values.length) {
     c.strokeStyle = palette.text;
     c.lineWidth = 2;
     c.strokeRect((active % grid.columns) * w, Math.floor(active / grid.columns) * h + 1, Math.max(w - GAP, 2), Math.max(h - 2, 2));

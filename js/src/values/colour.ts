@@ -30,7 +30,8 @@ export function colours(range: Range, dark: boolean): Uint8ClampedArray {
 
 /** The place of a value in the table; what lies outside has the colour of the end. */
 export function shade(value: number, range: Range): number {
-  const share = (value - range.low) / (range.high - range.low);
+  const span = range.high - range.low;
+  const share = span > 0 ? (value - range.low) / span : range.signed ? 0.5 : 0;
   return Math.round(Math.min(Math.max(share, 0), 1) * 255);
 }
 
