@@ -196,9 +196,9 @@ class Evaluating:
     ) -> Shown:
         self._around.before(switches)
         call, looping = trial.call(self._model, switches), self._around.looping()
-        step, marks = self._around.step() if step is None else step, marks_of(call.parts.leaves)
+        at, marks = self._around.step() if step is None else step, marks_of(call.parts.leaves)
         outcome = made(self._around.passes, call, setting)
-        return Shown(trial, switches, setting, outcome, step, looping, marks)
+        return Shown(trial, switches, setting, outcome, at, looping, marks)
 
     def _took_place(self, shown: Shown) -> None:
         """Show a pass, unless another was asked for meanwhile."""

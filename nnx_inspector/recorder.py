@@ -124,7 +124,7 @@ class _Recorder:
         return False
 
     def step_ends(
-        self, session: Session, step: int, *, sampled: bool, hooked: bool, seconds: float
+        self, session: Session, step: int, *, sampled: bool, perturbed: bool, seconds: float
     ) -> None:
         pass
 

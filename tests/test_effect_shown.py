@@ -1,16 +1,15 @@
-"""The effect on screen is that of what is perturbed now, or it is empty and says what it waits for."""
+"""The effect on screen is of what is perturbed now, or it is empty and says what it waits for."""
 
 import gc
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from browsing import Browser
 from flax import nnx
 
 import nnx_inspector as nni
-from browsing import Browser
 from nnx_inspector import protocol
 from nnx_inspector.evaluating import FAILED, MEASURE_AGAIN, NEW_PROGRAM, NEXT_STEP, NOTHING
 from nnx_inspector.presenter import NOT_MEASURED

@@ -158,7 +158,8 @@ WATCH_SCREEN = """root => {
   const seen = (window.seen = { progress: [], effects: {} });
   const look = () => {
     const { value, state } = find('nni-progress').dataset;
-    if (state === 'running' && seen.progress.at(-1) !== Number(value)) seen.progress.push(Number(value));
+    const step = Number(value);
+    if (state === 'running' && seen.progress.at(-1) !== step) seen.progress.push(step);
     const loss = find('nni-effect-loss-perturbed')?.dataset.value;
     const name = find('nni-effect')?.querySelector('caption').textContent.split(' on ')[0];
     if (loss) seen.effects[name.split(', before')[0]] = { ...seen.effects[name], [loss]: true };
