@@ -281,13 +281,22 @@ def is_recomputation(equation: Any) -> bool:
     return bool(equation.params.get("differentiated")) and equation.primitive.name in REMAT
 
 
-def needed_inputs(jaxpr: Any, outputs: int) -> list[bool] | None:
+def needed_inputs(jaxpr: Any, outputs: int, each_its_own: Any = None) -> list[bool] | None:
     """For each input of a jaxpr whether any of its first outputs depends on it; None where jax
-    cannot say.
+    cannot say. Of the primitive `each_its_own` an output depends on the input in its place alone.
     """
     from jax.interpreters import partial_eval
 
     bare, _ = open_jaxpr(jaxpr)
+    if each_its_own is not None:
+        equations: list[Any] = []
+        for one in bare.eqns:
+            if one.primitive is not each_its_own or len(one.invars) != len(one.outvars):
+                equations.append(one)
+                continue
+            for i, o in zip(one.invars, one.outvars, strict=True):
+                equations.append(one.replace(invars=[i], outvars=[o]))
+        bare = bare.replace(eqns=equations)
     wanted = [i < outputs for i in range(len(bare.outvars))]
     _, used = partial_eval.dce_jaxpr(bare, wanted)
     return list(used)

@@ -112,14 +112,17 @@ def _not_after(judged: Judged, one: Finding, other: Finding) -> bool:
 
 
 def _of_nonfinite(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """An Inf that came first explains a NaN; either explains that nothing moves any more."""
+    """An Inf that came first explains a NaN; either explains that nothing moves any more, and that
+    a ReLU or a mask after it turns its gradient to 0.
+    """
     if cause.severity == "info":  # a mask
         return False
     if effect.rule == "nonfinite":
         first = cause.evidence["pass"], cause.evidence.get("backward", 0), judged.at(cause.site)
         then = effect.evidence["pass"], effect.evidence.get("backward", 0), judged.at(effect.site)
         return first < then and effect.severity != "info"
-    return _is_too_small(effect) and cause.step <= effect.step
+    lost = _is_too_small(effect) or _is_before(judged, cause, effect)
+    return lost and cause.step <= effect.step
 
 
 def _of_overflow(judged: Judged, cause: Finding, effect: Finding) -> bool:

@@ -57,8 +57,9 @@ def facts_of_call(
     with staged(function, args, kwargs, layers, roots=roots) as stage:
         program = _Program(stage.owner)
         program.enter(stage.survey.jaxpr)
-        needed = _needed(stage, _private.needed_inputs(stage.survey.jaxpr, stage.outputs))
-        of_loss = _private.needed_inputs(stage.survey.jaxpr, 1) if is_loss else None
+        jaxpr = stage.survey.jaxpr
+        needed = _needed(stage, _private.needed_inputs(jaxpr, stage.outputs, mark))
+        of_loss = _private.needed_inputs(jaxpr, 1, mark) if is_loss else None
         known = {one.site: one for one in facts_of_modules(model).sites}
         for site, found in program.sites.items():
             base = known.get(site, SiteFacts(site=site))

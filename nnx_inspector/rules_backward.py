@@ -107,9 +107,9 @@ def _depth_finding(
     advice = (
         "usually functions that saturate, weights that are too small, or a deep network without "
         "normalisation or skip connections, which all of them mend; the first layers hardly learn "
-        "until then, and a higher learning rate alone does not help the others"
+        "until then, and a higher learning rate alone moves only the last ones"
         if vanishing
-        else "usually weights that are too large, or a deep network without normalisation: "
+        else "usually weights that are too large, or a deep network without normalisation; "
         "initialise smaller or normalise; clipping the gradient keeps steps from overshooting, and "
         "the later layers then hardly learn"
     )
@@ -280,7 +280,7 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
             f"From step {first.before.step} on, one step changes the weights by up to "
             f"{largest:.2g} times their size (the median over parameters, {first.path!r} for "
             f"instance); about 1e-3 is usual",
-            "the learning rate is usually too high: lower it by a factor of 10 or more, or clip "
+            "the learning rate is usually too high; lower it by a factor of 10 or more, or clip "
             "the gradient where it is its size that jumps",
         )
     elif len(intervals) >= LEAST_INTERVALS and 0 < largest <= TOO_SMALL and not _rises(ratios):
@@ -305,7 +305,7 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
                 "warning",
                 f"No weight changed in {passes} passes with gradients, and what did change moved "
                 f"by {part:.2g} of the weights' size",
-                "steps are too small for the weights' dtype: usually the learning rate is far too "
+                "steps are too small for the weights' dtype; usually the learning rate is far too "
                 "low, or weights in bfloat16 need a copy in float32",
             )
         elif not _others_move(judged):

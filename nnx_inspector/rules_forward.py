@@ -59,8 +59,8 @@ USUAL: Final = 0.1
 """Size of a weight times the root of the number of inputs: common initialisations have 0.5 to 2."""
 WHY_COLLAPSED: Final = {
     "rank": "usually a weight matrix of rank one or units that are copies of each other (a "
-    "constant initialisation): initialise it at random",
-    "deviation": "usually weights that are initialised or scaled far too small: initialise them in "
+    "constant initialisation); initialise it at random",
+    "deviation": "usually weights that are initialised or scaled far too small; initialise them in "
     "proportion to 1 / sqrt(inputs), or normalise after the layer",
 }
 DROP: Final = 1e-2
@@ -113,7 +113,7 @@ def _why_large(largest: float) -> str:
             "come next"
         )
     return (
-        "usually weights or inputs that are too large, or an exp of something large: normalise "
+        "usually weights or inputs that are too large, or an exp of something large; normalise "
         "or clip what goes in (a wider dtype only puts it off); its square is Inf already, and "
         "Inf and NaN come next"
     )
@@ -201,7 +201,7 @@ def _how_units_died(judged: Judged, off: Off, step: int, kind: str) -> str:
     if kind == "relu":
         return (
             "usually inputs that all have one sign before weights of the other, or weights that an "
-            "earlier step threw far off; a unit that is off gets no gradient: normalise what goes "
+            "earlier step threw far off; a unit that is off gets no gradient; normalise what goes "
             "in, initialise the layer anew, or use a function with a slope below 0 (leaky_relu)"
         )
     return (
@@ -251,7 +251,7 @@ def saturated_units(judged: Judged) -> Iterator[Finding]:
                 f"{function} for nearly all examples{and_others(len(found) - 1)}"
             ),
             advice=(
-                "usually weights, biases or inputs that are too large: normalise what goes in, or "
+                "usually weights, biases or inputs that are too large; normalise what goes in, or "
                 "initialise smaller; hardly any gradient flows through them, so training alone "
                 "rarely mends it (a gate that is open or shut on purpose is fine)"
             ),
@@ -310,9 +310,9 @@ def _constant(judged: Judged, window: list[Pass]) -> Finding | None:
             f"although the model's input is not{and_others(len(flat) - 1)}"
         ),
         advice=(
-            "usually the input does not reach it: it is overwritten, multiplied by 0, or reduced "
-            "over the axis of the batch (right only where the first axis is no batch, as the nodes "
-            "of one graph)"
+            "usually the input is overwritten, multiplied by 0, or reduced over the axis of the "
+            "batch before it (right only where the first axis is no batch, as the nodes of one "
+            "graph)"
         ),
     )
 

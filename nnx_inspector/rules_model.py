@@ -72,7 +72,7 @@ def _casts(judged: Judged, one: SiteFacts, called: list[SiteFacts]) -> Why | Non
     return (
         f"receives {one.entering} and returns {one.leaving}, which {named(receiver.site)} then "
         f"receives",
-        f"usually an array or a NumPy number of {one.leaving} in it, which promotes: cast that to "
+        f"usually an array or a NumPy number of {one.leaving} in it, which promotes; cast that to "
         f"{one.entering}, unless the precision is wanted here",
     )
 
@@ -88,13 +88,13 @@ def _promotes(judged: Judged, one: SiteFacts) -> Why | None:
         return (
             f"receives {one.entering} and returns {one.leaving}",
             f"its parameters are {names} and it declares no dtype, so it is usually promoted by "
-            f"accident: give it dtype={one.entering} where the class takes one, else cast its "
+            f"accident; give it dtype={one.entering} where the class takes one, else cast its "
             f"parameters in its call",
         )
     if own and leaving > max(WIDTHS[name] for name in own):
         return (
             f"has {names} parameters and returns {one.leaving}",
-            f"its input was {one.entering or one.leaving}, usually one that was not cast: cast the "
+            f"its input was {one.entering or one.leaving}, usually one that was not cast; cast the "
             f"input where {one.leaving} is not wanted",
         )
     return None
@@ -176,7 +176,7 @@ def _stale(judged: Judged, one: SiteFacts) -> Finding | None:
             {"shifted": shifted, "scaled": scaled},
             f"{named(one.site)} (BatchNorm) uses its running statistics while the model is "
             f"trained, {seen}",
-            "they are never updated in this mode: usually model.train() is missing before "
+            "they are never updated in this mode; usually model.train() is missing before "
             "training, or use_running_average=True was passed",
         )
     return _finding(

@@ -518,3 +518,18 @@ def test_what_is_concrete_is_told_from_what_is_not():
     jax.jit(lambda x: found.append(_private.is_concrete(x)) or x)(1.0)
     assert found == [True, False]
     assert _private.is_concrete(np.ones(2))
+
+
+def test_which_inputs_the_first_outputs_need():
+    from nnx_inspector.taps import mark  # of which each output is its own input
+
+    def program(x, y, z):
+        a, b = jax.lax.optimization_barrier((2 * x, 2 * y))
+        return a, b, z
+
+    jaxpr = jax.make_jaxpr(program)(1.0, 2.0, 3.0)
+    assert _private.needed_inputs(jaxpr, 1) == [True, True, False]
+    assert _private.needed_inputs(jaxpr, 3) == [True, True, True]
+    (barrier,) = {one.primitive for one in jaxpr.eqns if len(one.outvars) == 2}
+    assert _private.needed_inputs(jaxpr, 1, barrier) == [True, False, False]
+    assert _private.needed_inputs(jaxpr, 1, mark) == [True, True, False]
