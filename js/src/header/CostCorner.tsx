@@ -30,7 +30,7 @@ function stepHint(plain: number | null, inspected: number | null): string {
   if (inspected === null) return "How long a step that is measured takes beside one that is not and is like it: not known yet";
   const what = `A step that is measured takes ${seconds(inspected)}`;
   if (plain === null) return `${what}. There is none to compare with: watch(every=10) leaves some alone.`;
-  return `${what}, one that is not ${seconds(plain)}: medians of the last 64 of each, all perturbed alike, without steps that compile.`;
+  return `${what}, one that is not ${seconds(plain)}: medians of the last 64 of each, all perturbed alike, without steps that compile. A measured step waits for the steps before it: in a loop that does not, it is charged with theirs.`;
 }
 
 interface ItemProps {

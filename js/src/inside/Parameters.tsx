@@ -38,7 +38,7 @@ function Held({ store, site }: { store: Store; site: Site }) {
   return (
     <section class="nni-section" aria-label="Parameters">
       <div class="nni-heading">
-        <h4>Parameters now</h4>
+        <h4>{store.replay.value ? "Parameters when saved" : "Parameters now"}</h4>
         <span class="nni-grow" />
         <Python text={`insp.parameters(${quoted(site.key)})`} />
       </div>
