@@ -23,6 +23,7 @@ from nnx_inspector import _private
 from nnx_inspector.acting import Reach, at_marks, layers_for, parameters_under
 from nnx_inspector.capturing import record_of
 from nnx_inspector.comparing import Differences, differences
+from nnx_inspector.content import key_of
 from nnx_inspector.facts import facts_of_call
 from nnx_inspector.gauges import VARIED
 from nnx_inspector.gauging import gauge, sampled, varied
@@ -38,7 +39,7 @@ from nnx_inspector.record import Record
 from nnx_inspector.sites import Selection
 from nnx_inspector.staging import Arguments, Function, Staged, as_function, staged
 from nnx_inspector.substituting import with_own_parameters
-from nnx_inspector.switching import Switches, exactly, viewed
+from nnx_inspector.switching import Switches, viewed
 from nnx_inspector.taps import OUTPUT
 from nnx_inspector.trees import orders
 
@@ -89,9 +90,9 @@ class Call:
         graphdef, state = nnx.split(arguments.take(arguments.nodes), graph=True)
         leaves, treedef = jax.tree.flatten(state)
         blank = dataclasses.replace(arguments, leaves=_blank(arguments))
-        structure = (graphdef, blank.treedef, orders(blank.numbered), exactly(blank.leaves))
+        code = key_of((self.loss_fn, graphdef, blank.leaves))
         form = _Form(graphdef, treedef, blank, self.loss_fn, self.switches)
-        key = (self.loss_fn, *structure, treedef, self.switches)
+        key = (code, blank.treedef, orders(blank.numbered), treedef, self.switches)
         return _Parts(form, key, leaves, arguments.take(arguments.arrays))
 
     def copied(self) -> Call:
@@ -143,6 +144,7 @@ class OwnedPasses:
         self._selection = selection
         self._programs: dict[Any, Any] = {}
         self._facts: dict[Any, Facts] = {}
+        self._same: dict[Any, Any] = {}
         self._lock = threading.Lock()
         self._compiled: set[Any] = set()
         self._compiling: dict[Any, threading.Lock] = {}
@@ -160,31 +162,32 @@ class OwnedPasses:
         """Make a pass with a setting in force, and record it; compiles what is not compiled yet,
         or waits for the thread that does.
         """
-        out, record, states, returned = self._run(self._prepared("pass", call, setting), call)
+        out, record, states, returned = self._run("pass", call, setting)
         record, states = jax.device_get((record, states))
         return Result(returned.arguments.rebuild((), out), record, states)
 
     def facts(self, call: Call) -> Facts:
         """What is known of the model and of a pass over it, traced once for each structure."""
-        key = call.parts.key
         with self._lock:
+            key = self._key_of(call)
             known = self._facts.get(key)
         if known is None:
             with unwatched():
                 known = _facts(call, self._selection)
             with self._lock:
                 self._facts[key] = known
+            self._has_traced(call)
         return known
 
     def compare(self, call: Call, setting: Setting) -> Differences:
         """How far a setting moves what each site returns, from two passes in one program."""
-        return jax.device_get(self._run(self._prepared("compare", call, setting), call))
+        return jax.device_get(self._run("compare", call, setting))
 
     def units(self, call: Call, setting: Setting, *sites: str) -> Record:
         """The record of a forward pass with figures for each unit of the last axis of what these
         sites return, and nothing else. Compiled once for the same sites.
         """
-        return jax.device_get(self._run(self._prepared(OfUnits(sites), call, setting), call))
+        return jax.device_get(self._run(OfUnits(sites), call, setting))
 
     def missing(
         self, kind: Kind, call: Call, setting: Setting
@@ -212,7 +215,8 @@ class OwnedPasses:
 
         return compile_it
 
-    def _run(self, prepared: _Prepared, call: Call) -> Any:
+    def _run(self, kind: Kind, call: Call, setting: Setting) -> Any:
+        prepared = self._prepared(kind, call, setting)
         try:
             if prepared.key is None or prepared.key in self._compiled:
                 with unwatched():
@@ -220,11 +224,25 @@ class OwnedPasses:
             with self._lock_of(prepared.key), unwatched():
                 out = prepared.program(*prepared.inputs)
                 self._compiled.add(prepared.key)
-                return out
+            self._has_traced(call)
+            return out
         except Exception as error:
             if call.switches:
                 error.add_note(f"nnx_inspector: with the modes {call.switches.in_words()}.")
             raise
+
+    def _key_of(self, call: Call) -> Any:
+        return self._same.get(call.parts.key, call.parts.key)
+
+    def _has_traced(self, call: Call) -> None:
+        """Tracing runs the model's Python, which may change a setting (one that counts its calls,
+        say): what was traced stands for what it is then, too, or each pass would be another.
+        """
+        after = dataclasses.replace(call).parts.key
+        with self._lock:
+            known = self._key_of(call)
+            if after != known:
+                self._same[after] = known
 
     def _lock_of(self, key: Any) -> threading.Lock:
         with self._lock:
@@ -232,8 +250,8 @@ class OwnedPasses:
 
     def _prepared(self, kind: Kind, call: Call, setting: Setting) -> _Prepared:
         parts = call.parts
-        key = (kind, *parts.key, self._keys, setting.code)
         with self._lock:
+            key = (kind, self._key_of(call), self._keys, setting.code)
             if key not in self._programs:
                 self._programs[key] = self._program(kind, parts.form, setting)
             program = self._programs[key]

@@ -1,7 +1,10 @@
 """Models, attributes and arguments that ask for care: each gives what plain flax gives."""
 
 import contextlib
+import copy
+import dataclasses
 import pathlib
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -174,3 +177,62 @@ def test_batches_whose_length_is_not_known_are_watched():
     seen = [model(batch).shape for batch in insp.watch(Endless(), every=1)]
     insp.close()
     assert seen == [(2, 2), (2, 2)]
+
+
+# ------------------------------------------------------------- settings without a hash
+
+
+@dataclasses.dataclass
+class Config:
+    scale: float = 2.0
+
+
+class Counting:
+    """Changes itself at each call, as a cache or a log does."""
+
+    scale = 2.0
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class Scaled(nnx.Module):
+    def __init__(self, config: Any, rngs: nnx.Rngs):
+        self.linear = nnx.Linear(4, 2, rngs=rngs)
+        self.config = config
+        self.names = nnx.static(["a"])
+        self.table = nnx.static({"b": [1]})
+
+    def __call__(self, x: Any, config: Any = None) -> Any:
+        traced.append(1)
+        config = self.config if config is None else config
+        if isinstance(config, Counting):
+            config.calls += 1
+        return self.linear(x) * (config["scale"] if isinstance(config, dict) else config.scale)
+
+
+traced: list[int] = []
+SETTINGS: dict[str, tuple[Any, Any]] = {
+    "dataclass": (Config(), lambda c: setattr(c, "scale", 5.0)),
+    "dict": ({"scale": 2.0}, lambda c: c.update(scale=5.0)),
+    "namespace": (types.SimpleNamespace(scale=2.0), lambda c: setattr(c, "scale", 5.0)),
+    "object": (Counting(), lambda c: setattr(c, "scale", 5.0)),
+}
+
+
+@pytest.mark.parametrize("where", ["attribute", "argument"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_without_a_hash_is_run_and_a_change_of_it_is_noticed(name: str, where: str):
+    config, change = copy.deepcopy(SETTINGS[name][0]), SETTINGS[name][1]
+    config = nnx.static(config) if isinstance(config, dict) and where == "attribute" else config
+    model = Scaled(config, nnx.Rngs(0))
+    args = (X,) if where == "attribute" else (X, model.config)
+    with contextlib.closing(nni.Inspector(model, *args, display=False)) as insp:
+        insp.run(*args)
+        before = len(traced)
+        same(insp.run(*args), want := model(*args))
+        assert len(traced) == before + 1  # by this test's own call alone
+        change(model.config)
+        same(insp.run(*args), want * 2.5)
+        assert insp.values("linear").shape == (2, 2)
+        insp.step(squares, *args)

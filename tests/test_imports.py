@@ -30,6 +30,7 @@ LAYERS = [
         "progress",
         "memory",
         "worker",
+        "content",
         "excerpts",
         "expressions",
         "donated",
