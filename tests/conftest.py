@@ -63,6 +63,7 @@ WHOLE = {
     "test_docs",
     "test_imports",
     "test_loading",
+    "test_networks",
     "test_notebooks",
     "test_protocol",
     "test_protocol_mutated",

@@ -1,0 +1,306 @@
+"""Networks in the manner of other people's repositories, each used in all ways, against plain flax.
+
+Same result, same state afterwards; all modules that really ran are in the record, or are told as
+unseen; figures are NumPy's in float64; classes and graphdefs are as before. In every run each is
+traced in all ways and a few are run; all are run with the long tests.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from leftovers import assert_close, nothing_left
+from network import gauss, is_node
+from networks_of_agents import AGENTS
+from networks_of_forms import FORMS
+from networks_of_images import IMAGES
+from networks_of_science import SCIENCE, Merged
+from networks_of_text import TEXT
+from told import told
+
+import nnx_inspector as nni
+
+NETWORKS = {
+    build.__name__.replace("_", " "): build for build in [*TEXT, *IMAGES, *SCIENCE, *AGENTS, *FORMS]
+}
+SOME = ("cache that is none at first", "mixture density", "attributes that are no modules")
+"""Run, not only traced, in every run."""
+TOLERANCE = 2e-4
+"""How far figures may be from those of a program that XLA put together in another way, relative
+to the largest.
+"""
+
+traced = pytest.mark.parametrize("build", NETWORKS.values(), ids=NETWORKS)
+run = pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(build, id=name, marks=[] if name in SOME else [pytest.mark.long])
+        for name, build in NETWORKS.items()
+    ],
+)
+
+
+@pytest.fixture(autouse=True)
+def classes_are_as_before():
+    with nothing_left():
+        yield
+
+
+# ------------------------------------------------------------------- what is compared
+
+
+def loss_of(network):
+    return lambda m, args, kwargs: network.objective(m, *args, **kwargs)
+
+
+def differentiated(network):
+    return nnx.DiffState(0, network.wrt)
+
+
+def state_of(network) -> list[Any]:
+    """All that a call may change: of the model, and of what it is called with."""
+    leaves = jax.tree.leaves((network.model, network.args, network.kwargs), is_leaf=is_node)
+    return [plain(x) for x in leaves if is_node(x)]
+
+
+def modules_of(network) -> list[tuple[str, Any]]:
+    every = nnx.iter_modules(network.model, graph=True)
+    return [("/".join(map(str, path)), module) for path, module in every]
+
+
+def plain(node: Any) -> Any:
+    """The arrays of an NNX object."""
+    return jax.tree.leaves(nnx.state(node)) if isinstance(node, nnx.Pytree) else node.get_value()
+
+
+def assert_same(found: Any, expected: Any, tolerance: float = TOLERANCE) -> None:
+    """Equal trees: arrays up to rounding, NNX objects by their state, all else by `==`."""
+    a, a_tree = jax.tree.flatten(found, is_leaf=is_node)
+    b, b_tree = jax.tree.flatten(expected, is_leaf=is_node)
+    assert a_tree == b_tree
+    for x, y in zip(a, b, strict=True):
+        assert type(x) is type(y)
+        if isinstance(y, (jax.Array, np.ndarray)) or is_node(y):
+            x, y = (plain(z) if is_node(z) else z for z in (x, y))
+            assert_close(x, y, exactly=False, tolerance=tolerance)
+        elif dataclasses.is_dataclass(y):  # one that is no pytree
+            assert_same(vars(x), vars(y), tolerance)
+        else:
+            assert x == y
+
+
+def assert_figures(summary: Any, arrays: list[np.ndarray], where: str) -> None:
+    x = np.concatenate([np.ravel(a) for a in arrays])
+    x = (np.abs(x) if x.dtype.kind == "c" else x).astype(np.float64)
+    assert summary.size == x.size, where
+    if not x.size:
+        return
+    near = TOLERANCE * max(float(np.abs(x).max()), 1e-30)
+    expected = {"mean": x.mean(), "std": x.std(), "min": x.min(), "max": x.max()}
+    expected["norm"] = np.sqrt((x * x).sum())
+    for name, value in expected.items():
+        found = getattr(summary, name)
+        assert found == pytest.approx(value, rel=TOLERANCE, abs=near), (where, name)
+
+
+def summaries(tree: Any) -> list[Any]:
+    """Those of arrays of numbers."""
+    is_summary = lambda x: hasattr(x, "quantile")  # noqa: E731
+    leaves = jax.tree.leaves(tree, is_leaf=is_summary)
+    return [x for x in leaves if is_summary(x) and not x.opaque]
+
+
+def assert_seen(record: Any, heard: Any, part: str) -> None:
+    """What the oracle heard is in the record, figure for figure, or told as unseen."""
+    for site, leaves in heard.items():
+        if site not in record:
+            assert site in record.unseen, f"{site!r} ran and is not told"
+            continue
+        found = summaries(getattr(record[site], part))
+        expected = [arrays for _, arrays in sorted(leaves.items())]
+        if not found:  # nothing was measured: nothing but zeros passed
+            assert part == "gradient" or not expected, site
+            assert not any(np.any(x) for arrays in expected for x in arrays), site
+            continue
+        assert len(found) == len(expected), site
+        for i, (summary, arrays) in enumerate(zip(found, expected, strict=True)):
+            assert_figures(summary, arrays, f"{part} {i} of {site!r}")
+
+
+def heard_in(build, *, gradients: bool):
+    network = build()
+    with told(network.model, gradients=gradients) as heard:
+        if gradients:
+            grad = nnx.grad(loss_of(network), argnums=differentiated(network))
+            grad(network.model, network.args, network.kwargs)
+        else:
+            network.call()
+    return heard
+
+
+def shapes_of(network, f):
+    """What `f(model, args, kwargs)` returns, without computing it."""
+    given, together = network.taken_apart()
+    return nnx.eval_shape(lambda m, given: f(m, *together(given)), network.model, given)
+
+
+# ------------------------------------------------------------------- in every run
+
+
+@traced
+def test_every_call_is_traced_and_nothing_changes(build):
+    network, before, other = build(), build(), build()
+    graphdef = nnx.graphdef(network.model)
+    found = nni.trace(network.model, *network.args, **network.kwargs)
+    with told(other.model, gradients=False) as heard:
+        shapes_of(other, lambda m, args, kwargs: jax.tree.leaves(m(*args, **kwargs))[:0])
+    bridged = [site for site, module in modules_of(network) if isinstance(module, nnx.bridge.ToNNX)]
+    sites = {call.site for call in found.calls}
+    assert sites >= set(heard)
+    assert all(any(s.startswith(one) for one in bridged) for s in sites - set(heard))
+    assert_same(state_of(network), state_of(before), 0)
+    assert nnx.graphdef(network.model) == graphdef
+
+
+@traced
+def test_what_is_measured_changes_no_shape(build):
+    network = build()
+
+    def differentiate(ours, m, args, kwargs):
+        f = (nni if ours else nnx).value_and_grad(loss_of(network), argnums=differentiated(network))
+        return f(m, args, kwargs)
+
+    (value, record), grads = shapes_of(network, lambda *xs: differentiate(True, *xs))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), (value, grads)) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), shapes_of(build(), lambda *xs: differentiate(False, *xs))
+    )
+    assert len(record)
+
+
+def test_a_layer_that_is_put_together_in_the_call_is_told():
+    model, x = Merged(rngs=nnx.Rngs(0)), gauss(2, 2)
+    with pytest.warns(nni.InspectorWarning, match="1 of Linear"):
+        y, record = nni.capture(model)(x)
+    assert_same(y, model(x))
+    assert list(record) == ["scale", ""]
+    assert "Linear" in record.unseen
+
+
+# ------------------------------------------------------------------- run, a few in every run
+
+
+@run
+def test_one_pass(build):
+    expected, network = build(), build()
+    heard = heard_in(build, gradients=False)
+    out = expected.call()
+    got, record = nni.capture(network.model)(*network.args, **network.kwargs)
+    assert_same(got, out)
+    assert_same(state_of(network), state_of(expected))
+    assert nnx.graphdef(network.model) == nnx.graphdef(expected.model)
+    assert_seen(record, heard, "output")
+
+
+@run
+def test_backward(build):
+    expected, network = build(), build()
+    heard = heard_in(build, gradients=True)
+    f = nnx.value_and_grad(loss_of(expected), argnums=differentiated(expected))
+    value, grads = f(expected.model, expected.args, expected.kwargs)
+    f = nni.value_and_grad(loss_of(network), argnums=differentiated(network))
+    (found, record), got = f(network.model, network.args, network.kwargs)
+    assert_same((found, got), (value, grads), 1e-3)
+    assert_same(state_of(network), state_of(expected))
+    assert_seen(record, heard, "gradient")
+
+
+def passing(next_fun, args, kwargs, context):
+    return next_fun(*args, **kwargs)
+
+
+@run
+def test_intercepted_and_perturbed(build):
+    expected, network, scaled = build(), build(), build()
+    out = expected.call()
+    with nni.intercept_methods(passing, model=network.model):
+        assert_same(network.call(), out)
+    assert_same(state_of(network), state_of(expected))
+    calls = nni.trace(scaled.model, *scaled.args, **scaled.kwargs).calls
+    with nni.perturb(calls[0].site, nni.Scale(1.0), model=scaled.model):
+        assert_same(scaled.call(), out)
+    assert_same(state_of(scaled), state_of(expected))
+
+
+@run
+def test_inspected(build, tmp_path):
+    expected, network, before = build(), build(), build()
+    heard = heard_in(build, gradients=False)
+    out = expected.call()
+    insp = nni.Inspector(network.model, *network.args, display=False, **network.kwargs)
+    try:
+        for site, leaves in heard.items():
+            arrays = [x for part in leaves.values() for x in part]
+            if arrays:
+                magnitudes = [np.abs(x) if x.dtype.kind == "c" else x for x in arrays]
+                assert_figures(insp.recording.summary(site), magnitudes, site)
+        if not any(is_node(x) for x in jax.tree.leaves(out, is_leaf=is_node)):
+            assert_same(insp.run(), out)
+        loss, expected = loss_of(network), build()
+        value = insp.step(loss, network.args, network.kwargs)
+        assert_same(value, loss(expected.model, expected.args, expected.kwargs))
+        assert_same(state_of(network), state_of(before), 0)
+
+        site = next(s for s, leaves in heard.items() if leaves)
+        assert insp.parameters("") or not jax.tree.leaves(nnx.state(network.model, nnx.Param))
+        assert insp.values(site) is not None
+        with insp.perturb(site, nni.Scale(0.5)):
+            insp.step(loss, network.args, network.kwargs)
+            assert insp.effect is not None
+        assert_same(state_of(network), state_of(before), 0)
+        insp.recording.save(tmp_path / "run.nni")
+        again = nni.load(tmp_path / "run.nni")
+        assert again.sites == insp.recording.sites
+        assert nni.diagnose(again) == insp.findings
+        assert insp.to_html(tmp_path / "run.html") > 0
+    finally:
+        insp.close()
+
+
+def losses_of(network, around):
+    """Those of two steps of a loop of the user's own, jitted."""
+    given, together = network.taken_apart()
+    optimizer = network.optimizer()
+
+    @nnx.jit
+    def train(model, optimizer, given):
+        def loss(model, given):
+            args, kwargs = together(given)
+            return network.objective(model, *args, **kwargs)
+
+        value, grads = nnx.value_and_grad(loss, argnums=differentiated(network))(model, given)
+        optimizer.update(model, grads)
+        return value
+
+    return [train(network.model, optimizer, given) for _ in around(range(2))]
+
+
+@run
+def test_watched(build):
+    expected, network = build(), build()
+    losses = losses_of(expected, iter)
+    insp = nni.Inspector(network.model, *network.args, display=False, **network.kwargs)
+    try:
+        passes = len(insp.recording.passes)
+        got = losses_of(network, lambda steps: insp.watch(steps, every=1))
+        assert_same(got, losses, 2e-3)
+        assert_same(state_of(network), state_of(expected), 2e-3)
+        assert len(insp.recording.passes) == passes + 2
+    finally:
+        insp.close()
