@@ -290,7 +290,7 @@ class OwnedPasses:
                 states = {path: sampled(inputs[i], grads.get(i)) for path, (i, _) in held.items()}
                 # labels may differ where what the model receives does not
                 states[VARIED] = varied(stage.arrays, each=True)
-            returned = Arguments.of(value)
+            returned = Arguments.of(value).without_numpy()
             structure = _Returned(dataclasses.replace(returned, leaves=_blank(returned)))
             return returned.take(returned.arrays), record, states, structure
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from models import Table
 
 from nnx_inspector.owned import NONE, Call, OwnedPasses
 from nnx_inspector.places import CLEAN, Setting
@@ -175,3 +176,11 @@ def test_without_graph_mode_or_its_updates_a_pass_is_the_same(mode):
             loss = backward(owned, lambda m, x: m(x).sum(), model, (X,), evaluate).value
             np.testing.assert_allclose(loss, wanted.sum(), rtol=1e-5)
     assert len(owned._programs) == 3, "the loss is another function each time"
+
+
+def test_what_a_model_returns_as_numpy_stays_numpy():
+    owned, model = passes(""), Table()
+    for _ in range(2):  # out of the trace, and out of the program that is kept
+        found = forward(owned, model, ()).value
+        assert type(found) is np.ndarray
+        np.testing.assert_array_equal(found, model())
