@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from nnx_inspector import _private
 from nnx_inspector.errors import InspectorError
 
 T = TypeVar("T")
@@ -29,21 +30,38 @@ def undisturbed(read: Callable[[], T], what: str) -> T:
     Raises:
         InspectorError: the arrays were deleted each time.
     """
-    last: RuntimeError | None = None
+    last: Exception | None = None
     for _ in range(TRIES):
         try:
             return read()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             if not _is_deleted(error):
                 raise
             last = error
-    raise InspectorError(
-        f"{what} cannot be read now: a training step that still runs has taken the model's "
-        f"arrays (it donates them). Ask again when the step has ended."
-    ) from last
+    raise InspectorError(taken(what)) from last
 
 
-def _is_deleted(error: RuntimeError) -> bool:
+def taken(what: str) -> str:
+    """Says that something cannot be had, since a step has taken the model's arrays; and what to do.
+
+    Args:
+        what: in the plural or not, at the beginning of a sentence: "The parameters".
+    """
+    return (
+        f"{what} cannot be read now: a training step has taken the model's arrays (it donates "
+        f"them). If the step still runs, ask again when it has ended; if it returned a new state, "
+        f"pass that: insp.update(state), or write it back: nnx.update(model, state)."
+    )
+
+
+def require_there(arrays: Iterable[Any]) -> None:
+    """Raise what jax would where an array is deleted, before a program is run on it."""
+    for x in arrays:
+        if isinstance(x, jax.Array) and not _private.is_tracer(x) and x.is_deleted():
+            raise RuntimeError(f"Array has been deleted with shape={x.dtype}{list(x.shape)}.")
+
+
+def _is_deleted(error: Exception) -> bool:
     return "deleted" in str(error) or "donated" in str(error)
 
 

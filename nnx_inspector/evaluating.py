@@ -20,13 +20,14 @@ from flax import nnx
 from nnx_inspector import protocol
 from nnx_inspector.acting import Reach
 from nnx_inspector.arming import Arming
-from nnx_inspector.donated import are_these, marks_of, undisturbed
+from nnx_inspector.donated import are_these, marks_of, require_there, undisturbed
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.gradient_kinds import GradientPerturbation
 from nnx_inspector.handles import Handles
 from nnx_inspector.layers import unwatched
 from nnx_inspector.modes import Modes
 from nnx_inspector.owned import Call, OwnedPasses, reach_of
-from nnx_inspector.places import Setting
+from nnx_inspector.places import PARAMETER, Setting
 from nnx_inspector.presenter import Presenter
 from nnx_inspector.sites import Selection
 from nnx_inspector.switching import Switches
@@ -74,6 +75,7 @@ class Evaluating:
         example: what is run at first.
 
     Attributes:
+        model: may be set to another of an equal structure.
         example: the last forward pass that was asked for.
         trial: the last pass that was asked for.
         shown: the one on screen.
@@ -81,7 +83,7 @@ class Evaluating:
     """
 
     def __init__(self, model: nnx.Module, example: Trial, around: Around):
-        self._model, self._around = model, around
+        self.model, self._around = model, around
         self.example = self.trial = example
         self.shown: Shown | None = None
         self.failed = False
@@ -95,16 +97,22 @@ class Evaluating:
 
     def call(self) -> Call:
         """What was asked for last, of the model as it is now, in its modes."""
-        return self.trial.call(self._model, self._around.modes.switches())
+        return self.trial.call(self.model, self._around.modes.switches())
 
     def _call_of(self, shown: Shown) -> Call:
         """What was run for a pass, of the model as it is now."""
-        return shown.trial.call(self._model, shown.switches)
+        return shown.trial.call(self.model, shown.switches)
 
     def run(self, trial: Trial) -> Any:
         """A pass that was asked for: it waits for its program. What the function returns."""
         setting, switches = self._around.handles.setting(), self._around.modes.switches()
-        shown = self._make(trial, switches, setting)
+        trial.require_there()
+
+        def make() -> Shown:
+            require_there(trial.call(self.model, switches).parts.leaves)
+            return self._make(trial, switches, setting)
+
+        shown = undisturbed(make, "The model")
         with self._around.lock:
             self.trial = trial
             self.example = trial if trial.loss_fn is None else self.example
@@ -116,7 +124,7 @@ class Evaluating:
         trial, switches = self.trial, self._around.modes.switches()
         if self._reach is None or self._reach[:2] != (trial, switches):
             with unwatched():
-                reach = reach_of(trial.call(self._model, switches), self._around.selection)
+                reach = reach_of(trial.call(self.model, switches), self._around.selection)
             self._reach = (trial, switches, reach)
         return self._reach[2]
 
@@ -133,7 +141,9 @@ class Evaluating:
         try:
             setting = handles.setting()
             old = handles.setting(armed=True)
-            call = trial.call(self._model, switches)
+            call = trial.call(self.model, switches)
+            trial.require_there()
+            undisturbed(lambda: require_there(call.parts.leaves), "The model")
             missing = passes.missing("pass", call, setting)
             # the same places in other modes, or of another call: there is no old program
             later = missing is not None and setting.code != old.code
@@ -195,7 +205,7 @@ class Evaluating:
         self, trial: Trial, switches: Switches, setting: Setting, *, step: int | None = None
     ) -> Shown:
         self._around.before(switches)
-        call, looping = trial.call(self._model, switches), self._around.looping()
+        call, looping = trial.call(self.model, switches), self._around.looping()
         at, marks = self._around.step() if step is None else step, marks_of(call.parts.leaves)
         outcome = made(self._around.passes, call, setting)
         return Shown(trial, switches, setting, outcome, at, looping, marks)
@@ -207,10 +217,33 @@ class Evaluating:
                 return
             self.shown = self._measured = shown
             self._around.handles.arm(shown.setting)
+            if not self._around.looping():
+                self._around.handles.tell_idle(self._idle_in(shown))
         self._around.show(shown)
         if shown.setting.active and shown.outcome.differences is None:
             self._want_comparison(self._call_of(shown), shown.setting)
         self._want_each_alone(shown)
+
+    def _idle_in(self, shown: Shown) -> dict[int, str]:
+        """For the number of each perturbation why it does nothing in a pass, "" where it acts."""
+        record, found = shown.outcome.perturbed.record, dict[int, str]()
+        called = {site for site in record if any(call.took_place for call in record[site].calls)}
+        for handle in self._around.handles.all():
+            of_parameters = handle.place.at == PARAMETER
+            if not handle.enabled or handle.compiling:
+                continue
+            if not of_parameters and called.isdisjoint(handle.sites):
+                found[handle.id] = f"{shown.trial.name.lower()} does not call it"
+            elif (
+                isinstance(handle.perturbation, GradientPerturbation)
+                and shown.trial.loss_fn is None
+            ):
+                found[handle.id] = (
+                    "a forward pass computes no gradients; insp.step(loss_fn, batch) does"
+                )
+            else:
+                found[handle.id] = ""
+        return found
 
     def _want_comparison(self, call: Call, setting: Setting) -> None:
         missing = self._around.passes.missing("compare", call, setting)
@@ -248,7 +281,7 @@ class Evaluating:
         self._around.view.state_changed()
 
     def _not_armed(self, error: Exception) -> None:
-        self._around.handles.give_up()
+        self._around.handles.give_up(f"{type(error).__name__}: {error}")
         self.failed = True
         what = "What is perturbed could not be compiled"
         self._around.notice("error", f"{what}: {type(error).__name__}: {error}")

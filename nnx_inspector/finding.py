@@ -15,8 +15,9 @@ Severity = Literal["error", "warning", "info"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 
 CAUSES_FIRST: Final = (
-    "nonfinite", "overflow", "unused", "mode", "dtype", "dead-units", "saturated-units", "constant",
-    "collapse", "exploding-gradient", "vanishing-gradient", "no-gradient", "update-ratio",
+    "uncalled", "nonfinite", "overflow", "unused", "mode", "dtype", "dead-units",
+    "saturated-units", "constant", "collapse", "exploding-gradient", "vanishing-gradient",
+    "no-gradient", "update-ratio",
 )  # fmt: skip
 """The rules, what may be the cause of another before that: what is wrong in the model, then what
 is wrong going forward, going backward, and in the update."""

@@ -20,6 +20,7 @@ from nnx_inspector.rules_backward import (
     update_ratio,
     vanishing_gradient,
 )
+from nnx_inspector.rules_calls import uncalled
 from nnx_inspector.rules_forward import collapse, constant, dead_units, overflow, saturated_units
 from nnx_inspector.rules_model import dtype, mode, unused
 from nnx_inspector.rules_nonfinite import nonfinite
@@ -27,6 +28,7 @@ from nnx_inspector.rules_nonfinite import nonfinite
 __all__ = ["Finding", "Severity", "diagnose"]
 
 _RULES: Final[tuple[Callable[[Judged], Iterator[Finding]], ...]] = (
+    uncalled,
     nonfinite,
     overflow,
     unused,

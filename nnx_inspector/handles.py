@@ -119,6 +119,17 @@ class Handle:
         return self._owner.is_compiling(self)
 
     @property
+    def not_acting(self) -> str:
+        """Why it does nothing in what runs (or ran last), in words; "" where it acts, where it is
+        off, and as long as that is not known.
+
+        It is told of a call that does not take place, or that cannot be attributed to the model;
+        of a gradient that is not computed; of a kind that a loop has no place for. It says nothing
+        of a perturbation that acts and changes nothing, as `Scale(1.0)`: see `insp.effect`.
+        """
+        return self._owner.why_idle(self)
+
+    @property
     def removed(self) -> bool:
         """Whether it has been taken away for good."""
         return self._removed
@@ -143,6 +154,8 @@ class Handle:
 
     def __repr__(self) -> str:
         state = "removed" if self._removed else "on" if self._enabled else "off"
+        if self.not_acting:
+            state += f", not acting here: {self.not_acting}"
         return f"Handle({self.site!r}, {self._perturbation!r}, {state})"
 
 
@@ -236,6 +249,8 @@ class Handles:
         self._wanted = _Layout()
         self._armed = _Layout()
         self._given_up: tuple[Place, ...] | None = None
+        self._why_given_up = ""
+        self._idle: dict[int, str] = {}
         self.elsewhere: Callable[[Handle], bool | None] = lambda handle: None
 
     def add(
@@ -257,6 +272,8 @@ class Handles:
     def changed(self, handle: Handle) -> None:
         """Called by a handle when it was switched, set or removed."""
         with self._lock:
+            if not handle.enabled:
+                self._idle.pop(handle.id, None)  # what it does is to be seen anew
             if handle.removed:
                 self._live.pop(handle.id, None)
                 self._with_place.discard(handle.id)
@@ -269,9 +286,29 @@ class Handles:
             others = [h for h in self._live.values() if h.enabled != enabled]
             for handle in others:
                 handle._enabled = enabled
+                self._idle.pop(handle.id, None)
             self._give_places()
         if others:
             self._changed()
+
+    def place_in_use(self, handle: Handle) -> Place | None:
+        """The place that a handle acts at, None for a row."""
+        with self._lock:
+            return handle.place if handle.id in self._with_place else None
+
+    def tell_idle(self, idle: Mapping[int, str]) -> None:
+        """For the number of a handle why it does nothing in what ran last, "" where it acts."""
+        with self._lock:
+            self._idle |= idle
+
+    def why_idle(self, handle: Handle) -> str:
+        """See `Handle.not_acting`."""
+        with self._lock:
+            if not handle.enabled:
+                return ""
+            if handle.id in self._with_place and self._given_up == self._wanted.places:
+                return f"the program with a place for it cannot be compiled: {self._why_given_up}"
+            return self._idle.get(handle.id, "")
 
     def get(self, number: int) -> Handle:
         """The live handle with this number."""
@@ -341,10 +378,10 @@ class Handles:
             if setting.code == self._wanted.code:
                 self._armed = self._wanted
 
-    def give_up(self) -> None:
+    def give_up(self, why: str) -> None:
         """The program with all places that are wanted cannot be made."""
         with self._lock:
-            self._given_up = self._wanted.places
+            self._given_up, self._why_given_up = self._wanted.places, why
 
     def is_compiling(self, handle: Handle) -> bool:
         """Whether a handle is live and the running program has no place for it."""

@@ -47,10 +47,18 @@ from nnx_inspector.presenter import Presenter
 from nnx_inspector.reading import Reading
 from nnx_inspector.record import Record
 from nnx_inspector.recording import Recording
+from nnx_inspector.renewal import renewed
 from nnx_inspector.replay import Told
 from nnx_inspector.runs import compare
 from nnx_inspector.runs_on_screen import other_pass, recording_of
-from nnx_inspector.sites import Only, Selection, module_sites, nothing_selected, require_module
+from nnx_inspector.sites import (
+    Only,
+    Selection,
+    module_sites,
+    nothing_selected,
+    require_arguments,
+    require_module,
+)
 from nnx_inspector.stacks import Stack
 from nnx_inspector.summary import Summary
 from nnx_inspector.sweeps import Asked, Sweeps
@@ -109,9 +117,10 @@ class Inspector:
         display: bool = True,
         **kwargs: Any,
     ):
-        self._model = require_module(model)
+        self._watched = self._model = require_module(model)
         self._selection = Selection(only)
         self._selection.require_match(model)
+        require_arguments(model, args, kwargs)
         self._lock = threading.RLock()
         self._closed = False
         self._trace = trace(model, *args, only=only, **kwargs)
@@ -196,6 +205,49 @@ class Inspector:
         if not args and not kwargs:
             return self._evaluating.run(self._evaluating.example)
         return self._evaluating.run(Trial(args, kwargs))
+
+    def update(self, *new: Any) -> None:
+        """Give the inspector the model's new state; the user's own objects stay as they are.
+
+        A training step that donates the model's arrays, or a functional loop, leaves the model
+        that was given behind, with old or deleted arrays.
+
+        Args:
+            new: a model of an equal structure: it takes the place of the one that was given, also
+                in the loops that are watched from here on. Or a state (`nnx.state(model)`, the
+                states of `nnx.split`, nested dicts of arrays): it is what `run`, `step`, values,
+                parameters, units and sweeps read from here on, and loops go on watching the model
+                that was given. What a state leaves out stays as it is.
+
+        Raises:
+            ValueError: the structure differs; the text names where.
+            TypeError: neither a model nor a state.
+            InspectorError: there are deleted arrays in it, or another model is given while a loop
+                is watched.
+
+        Example:
+            >>> import jax
+            >>> import jax.numpy as jnp
+            >>> from flax import nnx
+            >>> import nnx_inspector as nni
+            >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+            >>> insp = nni.Inspector(model, jnp.ones((4, 2)))
+            >>> step = jax.jit(lambda state: jax.tree.map(lambda p: 0 * p, state), donate_argnums=0)
+            >>> state = step(nnx.state(model))  # the model's own arrays are deleted
+            >>> insp.update(state)
+            >>> float(insp.run(jnp.ones((4, 2))).sum())
+            0.0
+            >>> insp.close()
+        """
+        self._require_open()
+        model = renewed(self._watched, new)
+        of_a_model = any(model is one for one in new)
+        with self._lock:
+            if of_a_model:
+                self._loops.forget()
+                self._watched = model
+            self._model = self._evaluating.model = self._modes.model = self._pages.model = model
+        self._take_trace(self._trace)
 
     def step(self, loss_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """One forward and backward pass of `loss_fn(model, *args, **kwargs)` on screen.
@@ -335,7 +387,7 @@ class Inspector:
         modules = {site.key for site in self._trace.modules}
         besides = tuple(c.site for c in self._trace.calls if c.site not in modules)
         return self._loops.watch(
-            self._model,
+            self._watched,
             batches,
             every=every,
             selected=self._selection.terms,
@@ -360,7 +412,7 @@ class Inspector:
         """Scalars of the current step (`loss=..., accuracy=...`), drawn as curves.
 
         Arrays on the device are fetched when they are ready, without holding the loop up. What is
-        no scalar is reported on screen and left out.
+        no scalar is left out: an InspectorWarning says so once for each name, and the screen does.
         """
         self._require_open()
         with self._lock:
@@ -577,8 +629,8 @@ class Inspector:
 
     @property
     def model(self) -> nnx.Module:
-        """The model, as it was given."""
-        return self._model
+        """The model, as it was given (to `update` last, where that was a model)."""
+        return self._watched
 
     @property
     def trace(self) -> Trace:

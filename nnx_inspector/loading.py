@@ -34,7 +34,7 @@ from nnx_inspector.saving import (
     POINTS,
 )
 from nnx_inspector.saving import NONFINITE as KINDS
-from nnx_inspector.sections import Columns, DamagedError, Reader, column
+from nnx_inspector.sections import MAGIC, Columns, DamagedError, Reader, column
 
 _SPARE: Final = 8 * 2**20
 """Bytes of memory that a file may take beyond twice its size: only tiny summaries of very many
@@ -60,7 +60,9 @@ def load(path: str | os.PathLike[str]) -> Recording:
         A Recording equal to the one that was saved; it may be appended to, and saved again.
 
     Raises:
-        InspectorError: the file is no recording, or is damaged; the text says where.
+        InspectorError: the file is no recording, and what it looks like instead; or it is damaged,
+            and where.
+        TypeError: `path` is no path.
         OSError: it cannot be opened.
 
     Example:
@@ -73,9 +75,20 @@ def load(path: str | os.PathLike[str]) -> Recording:
         ...     load(pathlib.Path(folder, "run.nni")).steps
         [7]
     """
-    if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(
+            f'load takes the path of a recording, nni.load("run.nni"), got {type(path).__name__}.'
+        )
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise _FolderError(f"{os.fspath(path)!r} is a folder{_IN_A_FOLDER} {_WAY_OUT}")
+    if not stat.S_ISREG(mode):
         raise InspectorError(f"{os.fspath(path)!r} is no file that can be read from end to end.")
     with open(path, "rb") as file:
+        head = file.read(_HEAD)
+        if not head.startswith(MAGIC):
+            raise InspectorError(f"{os.fspath(path)!r} {_instead(head)}")
+        file.seek(0)
         reader = Reader(file)
         opened = _Opened(reader.size)
         try:
@@ -93,6 +106,60 @@ def load(path: str | os.PathLike[str]) -> Recording:
                 f"{os.fspath(path)!r} is no recording that can be read: {error}. What is before "
                 "that byte, if anything, is whole: a copy cut there can be read."
             ) from error
+
+
+# ------------------------------------------------------------ what is no recording
+
+_HEAD: Final = 512
+_WAY_OUT: Final = (
+    "nni.load reads the file that insp.save(path), recording.save(path) or "
+    "nni.watch(model, save=path) wrote."
+)
+_IN_A_FOLDER: Final = (
+    ", not a recording: a recording is one file. If it holds a checkpoint, restore it with the "
+    "library that saved it and inspect the model: nni.Inspector(model, x)."
+)
+_BEGINNINGS: Final = (
+    (b"PK\x03\x04", "it is a zip archive (an .npz, .keras or PyTorch file is one, too)"),
+    (b"\x1f\x8b", "it is compressed by gzip; unpack it first, if a recording is inside"),
+    (b"\x28\xb5\x2f\xfd", "it is compressed by zstd; unpack it first, if a recording is inside"),
+    (b"\x93NUMPY", "it is a NumPy array (.npy)"),
+    (b"\x89HDF", "it is an HDF5 file"),
+    (b"\x80", "it looks like a pickle or a msgpack file"),
+)
+
+
+class _FolderError(InspectorError, IsADirectoryError):
+    """A folder in place of a file: still an OSError, as `open` would raise."""
+
+
+def _instead(head: bytes) -> str:
+    """What a file is that does not begin as a recording does, and the way out."""
+    text = head.lstrip().lower()
+    line = MAGIC.rpartition(b" ")[0]
+    if not head:
+        what = "it is empty: nothing was written to it, or it was cut off"
+    elif MAGIC.startswith(head):
+        what = "it was cut off before the first pass"
+    elif head.startswith(line):
+        version = head.partition(b"\n")[0].rpartition(b" ")[2].decode("ascii", "replace")
+        return (
+            f"is a recording in version {version} of the format, which this nnx_inspector does not "
+            f"read: a newer one wrote it. Upgrade: pip install --upgrade nnx_inspector."
+        )
+    elif known := [what for beginning, what in _BEGINNINGS if head.startswith(beginning)]:
+        what = known[0]
+    elif head[8:9] == b"{" and head[4:8] == bytes(4):
+        what = "it is a safetensors file: arrays, of a checkpoint perhaps"
+    elif text.startswith((b"<!doctype html", b"<html")):
+        what = "it is a web page; if insp.to_html wrote it, open it in a browser"
+    elif text.startswith(b"{"):
+        what = "it is JSON; if it is a notebook, open it in Jupyter"
+    elif b"\0" not in head:
+        what = "it is a text"
+    else:
+        what = "it begins with other bytes"
+    return f"is no recording, it does not begin as a recording does: {what}. {_WAY_OUT}"
 
 
 class _Marks(NamedTuple):
@@ -242,6 +309,7 @@ class _Opened:
             raise ValueError(str(error)) from error
         if facts is not None:
             self._begun().learn(facts)
+            self._begun().miss(facts.uncalled)  # the last that was written holds
 
     def _take_figures(self, columns: Columns) -> None:
         sites = self._named(column(columns, "site", "uint32"))

@@ -37,7 +37,7 @@ class Owner(Protocol):
     ) -> None: ...
     def pass_ends(self, session: Session, step: int, one: Taken) -> None: ...
     def pass_held(self, session: Session, step: int, one: Taken) -> None: ...
-    def loop_ends(self, session: Session) -> None: ...
+    def loop_ends(self, session: Session, *, failed: bool = False) -> None: ...
 
 
 def check_every(every: Any) -> int:
@@ -193,7 +193,7 @@ class Region:
             if self._steps is not None:
                 self._steps.leave()
             self._stack.close()
-            self._owner.loop_ends(self._session)
+            self._owner.loop_ends(self._session, failed=error is not None)
         if error is None:
             raise_interrupt(self._session)
 

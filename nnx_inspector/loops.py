@@ -17,7 +17,8 @@ from flax import nnx
 
 from nnx_inspector import protocol
 from nnx_inspector.acting import Reach
-from nnx_inspector.errors import InspectorError
+from nnx_inspector.attendance import Attendance
+from nnx_inspector.errors import InspectorError, warn
 from nnx_inspector.handles import Handle, Handles
 from nnx_inspector.inbox import Taken
 from nnx_inspector.loop import Region, check_every, watched
@@ -33,6 +34,8 @@ from nnx_inspector.watching import Session
 from nnx_inspector.weak import weakly
 
 T = TypeVar("T")
+MODEL = -1
+"""In place of the number of a handle: the model itself."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +79,10 @@ class Loops:
         self._region: Region | None = None
         self._first = False
         self._unseen: dict[str, str] = {}
+        self._every = 1
+        self._attendance: Attendance | None = None
+        self._taken: tuple[Handle, ...] = ()
+        self._warned: set[int] = set()
         self.running = False
         self.perturbed = False
         self.pending = False
@@ -102,6 +109,7 @@ class Loops:
                 f"insp.watch(batches, every=10); or with insp.watch(every=10): around a loop."
             )
         self._require_idle()
+        self._every = every
         session = self._session_for(model, selected, only, gradients)
         session.besides = besides
         session.stacks = self._parts.stacks()
@@ -176,6 +184,7 @@ class Loops:
                 parts.view.notice(protocol.Notice(level="info", text=text, site=None))
         else:
             session.arm()
+        self._taken = tuple(handle for handle in parts.handles.all() if handle.enabled)
         self.pending = session.lacks_room
         self.perturbed = setting.active
         parts.view.training_perturbed = self.perturbed
@@ -206,6 +215,13 @@ class Loops:
         """Take over what was changed; whether anything is perturbed."""
         with self._parts.lock:
             self._session = session
+            if self._first:
+                in_region = self._region is not None
+                before = 0 if in_region else session.inbox.count
+                self._attendance = Attendance(
+                    session, self._every, self.step, before=before, in_region=in_region
+                )
+                self._warned = set()
             if self.pending:
                 self._take_over(session)
             self._first = False
@@ -220,8 +236,10 @@ class Loops:
         with parts.lock:
             if self.closed:
                 return
+            certain: list[str] = []
             if sampled:
                 passes = session.take_passes()
+                certain = self._attended(session, step, passes, over=False)
                 self._record(session, step, passes, session.setting, perturbed)
             parts.metrics.settle(wait=sampled)
             self.step = step + 1
@@ -229,6 +247,8 @@ class Loops:
             parts.meter.step_ends(seconds, measured=sampled, perturbed=perturbed)
             self._progress(step + 1, parts.view.progress.total)
         self._shown(step, sampled)
+        for text in certain:
+            warn(text)
 
     def pass_ends(self, session: Session, step: int, one: Taken) -> None:
         """Record a pass of a region and show it; called in a thread of the region's."""
@@ -236,6 +256,7 @@ class Loops:
         with parts.lock:
             if self.closed:
                 return
+            self._attended(session, step, [one], over=False)
             self._record(session, step, [one], one.setting, one.perturbed, held=one.number)
             parts.metrics.settle()
             self.step = step + 1
@@ -247,16 +268,16 @@ class Loops:
 
         Called within the user's step: without our lock, whose holder may wait for that step.
         """
-        if self._parts.recording.attached:
+        if self._parts.recording.attached and one.arrived:
             found, _ = session.summaries_in([one])
             number = self._parts.settings.latest if one.perturbed else 0
             self._parts.recording.hold(
                 one.number, step, found, kind="watch", perturbed=one.perturbed, setting=number
             )
 
-    def loop_ends(self, session: Session) -> None:
+    def loop_ends(self, session: Session, *, failed: bool = False) -> None:
         """The loop was left, by whatever way."""
-        parts = self._parts
+        parts, certain = self._parts, list[str]()
         with parts.lock:
             if self._between_passes:  # those after the last measured one count too
                 self.step = max(self.step, self._start + session.inbox.count)
@@ -269,10 +290,47 @@ class Loops:
             self.step = max(0, self.step - 1)
             if self.closed:
                 return
-            session.take()
+            passes = session.take_passes()
+            if self._attendance is not None:
+                certain = self._attended(session, self.step, passes, over=True)
+            self._attendance = None
             self._tell_losses(session)
             parts.metrics.settle(wait=True)
         parts.view.present(force=True)
+        for text in certain * (not failed):
+            warn(text)
+
+    def _attended(
+        self, session: Session, step: int, passes: list[Taken], *, over: bool
+    ) -> list[str]:
+        """Look whether a measured step has called the model, and where it was perturbed; what is
+        to be told of it, once in a loop.
+        """
+        attendance, parts = self._attendance, self._parts
+        if attendance is None:
+            return []
+        attendance.note()
+        if not over:
+            attendance.step(step)
+        texts = dict[int, str]()
+        uncalled = attendance.uncalled(over=over)
+        if uncalled is not None or attendance.called:
+            parts.recording.miss(uncalled)
+        if uncalled is not None:
+            texts[MODEL] = f"{uncalled.what}: {uncalled.advice}."
+        idle = attendance.idle(parts.handles, self._taken, session.reached(), passes)
+        parts.handles.tell_idle(idle)
+        on = {handle.id: handle for handle in self._taken}
+        for number, why in attendance.certainly_idle(idle, step, over=over).items():
+            if number in on:
+                kind = type(on[number].perturbation).__name__
+                texts[number] = f"{kind} on {on[number].site!r} is not acting: {why}."
+        new = {number: text for number, text in texts.items() if number not in self._warned}
+        self._warned |= set(new)
+        for number, text in new.items():
+            site = on[number].site if number in on else None
+            parts.view.notice(protocol.Notice(level="warning", text=text, site=site))
+        return list(new.values())
 
     def _record(
         self,
@@ -284,15 +342,17 @@ class Loops:
         *,
         held: int | None = None,
     ) -> None:
-        self._parts.recording.append(
-            step,
-            session.measured_in(passes),
-            kind="watch",
-            perturbed=perturbed,
-            setting=self._parts.settings.number_of(setting),
-            figures=session.figures_in(passes),
-            held=held,
-        )
+        found = session.measured_in(passes)
+        if found:  # a step that did not call the model has no pass
+            self._parts.recording.append(
+                step,
+                found,
+                kind="watch",
+                perturbed=perturbed,
+                setting=self._parts.settings.number_of(setting),
+                figures=session.figures_in(passes),
+                held=held,
+            )
         self._tell_losses(session)
 
     def _tell_losses(self, session: Session) -> None:
@@ -323,6 +383,13 @@ class Loops:
             total=total,
             rate=self._parts.meter.rate,
         )
+
+    def forget(self) -> None:
+        """Another object is watched from the next loop on."""
+        self._require_idle()
+        for session in self._sessions.values():
+            session.close()
+        self._sessions.clear()
 
     def close(self) -> None:
         """Forget the sessions; a loop that runs goes on, unwatched."""

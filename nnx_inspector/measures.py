@@ -17,9 +17,9 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector import _private, protocol
-from nnx_inspector.arrays import is_array
 from nnx_inspector.comparing import Differences
 from nnx_inspector.effects import OutputChange, output_change
+from nnx_inspector.errors import warn
 from nnx_inspector.owned import Result
 from nnx_inspector.record import Record
 from nnx_inspector.recording import Recording
@@ -40,24 +40,29 @@ class Metrics:
         self._recording = recording
         self._notice = notice
         self._waiting: deque[tuple[int, str, Any]] = deque()
+        self._told: set[str] = set()
         self.latest: dict[str, float] = {}
         self.errors = 0
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Take over the metrics of a step; arrays on the device are fetched by `settle`."""
+        bad: list[str] = []
         for name, value in values.items():
-            if isinstance(value, nnx.Variable):
-                value = value.get_raw_value()
+            value = value.get_raw_value() if isinstance(value, nnx.Variable) else value
             if _is_scalar(value):
                 self._waiting.append((step, name, value))
-            else:
-                self.errors += 1
-                what = f"shape {value.shape}" if is_array(value) else type(value).__name__
-                self._notice(
-                    "warning",
-                    f"The metric {name!r} is no real scalar ({what}) and was left out. Reduce it "
-                    f"first, for instance by .mean().",
-                )
+                continue
+            self.errors += 1
+            text = (
+                f"The metric {name!r} is no real scalar ({_in_words(value)}) and was left out. "
+                f"{_way_out(value)}"
+            )
+            self._notice("warning", text)
+            if name not in self._told:
+                self._told.add(name)
+                bad.append(text)
+        for text in bad:  # the good ones are taken: a filter may make errors of warnings
+            warn(text)
 
     def settle(self, *, wait: bool = False) -> None:
         """Write what is ready, in order; with `wait` all of it."""
@@ -84,6 +89,26 @@ def _is_scalar(value: Any) -> bool:
         return False
     is_real = not jax.numpy.issubdtype(value.dtype, np.complexfloating)
     return value.shape == () and is_real and jax.numpy.issubdtype(value.dtype, np.number)
+
+
+def _in_words(value: Any) -> str:
+    if _private.is_tracer(value):
+        return "a traced value"
+    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    if isinstance(value, (str, complex)) and len(repr(value)) < 40:
+        return repr(value)
+    return type(value).__name__
+
+
+def _way_out(value: Any) -> str:
+    if _private.is_tracer(value):
+        return "Return it from the jitted function, and call insp.metrics outside."
+    if isinstance(value, Mapping):
+        return "Pass its entries as keywords: insp.metrics(**entries)."
+    if isinstance(value, (jax.Array, np.ndarray)) and value.ndim:
+        return "Reduce it first, for instance by .mean()."
+    return "Pass a number, or an array of shape ()."
 
 
 class Meter:

@@ -93,7 +93,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
     """
 
     def __init__(self, model: nnx.Module, changed: Callable[[nnx.Module], None]):
-        self._model = model
+        self.model = model
         self._changed = changed
         self._rules: tuple[_Rule, ...] = ()
 
@@ -138,7 +138,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
         self._add(_Rule(Selection(only), {**both, **modes}), modes)
 
     def _add(self, rule: _Rule, required: Mapping[str, Any]) -> None:
-        sites = module_sites(self._model)
+        sites = module_sites(self.model)
         chosen = [site for site in sites if rule.chooses(site.path, site.module)]
         if not chosen:
             raise ValueError(nothing_selected(rule.selection, [site.key for site in sites]))
@@ -169,7 +169,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
             return Switches()
         catalog = Catalog()
         out: list[tuple[Path, tuple[tuple[str, Any], ...]]] = []
-        modules: list[tuple[Any, nnx.Module]] = list(nnx.iter_modules(self._model, graph=True))
+        modules: list[tuple[Any, nnx.Module]] = list(nnx.iter_modules(self.model, graph=True))
         for path, module in modules:
             offered, takes_any = catalog.offers(module), catalog.takes_any(module)
             here: dict[str, Any] = {}
@@ -185,7 +185,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
     def view(self) -> nnx.Module:
         """The model as inspected passes see it: itself, or shapes with the modes in force."""
         switches = self.switches()
-        return viewed(self._model, switches, lambda _: None)[0] if switches else self._model
+        return viewed(self.model, switches, lambda _: None)[0] if switches else self.model
 
     def table(self) -> list[Mode]:
         """Every mode of every module, in the model's order."""
@@ -193,7 +193,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
         asked = {(path, name): v for path, modes in switches.sites for name, v in modes}
         catalog = Catalog()
         own: list[tuple[ModuleSite, Offer]] = []
-        for site in module_sites(self._model):
+        for site in module_sites(self.model):
             offered = catalog.offers(site.module)
             extra = [name for path, name in asked if path == site.path and name not in offered]
             own += [(site, offer) for offer in offered.values()]
@@ -203,8 +203,8 @@ class Modes(Mapping[str, Mapping[str, Any]]):
             nodes: dict[Any, Any] = dict(nnx.iter_graph(model, graph=True))
             return [current(nodes[site.path], offer.name) for site, offer in own]
 
-        before = read(self._model)
-        now = viewed(self._model, switches, read)[1] if switches else before
+        before = read(self.model)
+        now = viewed(self.model, switches, read)[1] if switches else before
         return [
             Mode(
                 site=site.key,
@@ -258,7 +258,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
     def __repr__(self) -> str:
         modes = self.table()
         if not modes:
-            return f"No module of this {type(self._model).__name__} has modes."
+            return f"No module of this {type(self.model).__name__} has modes."
         rows = [("site", "type", "mode", "own", "in force", "documentation")]
         rows += [
             (

@@ -84,11 +84,35 @@ class ParameterFacts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Uncalled:
+    """A watched loop that never called the model.
+
+    Attributes:
+        step: the first that was measured.
+        steps: how many were.
+        calls: how many calls of other modules of the model's types were seen.
+        what: one clause that says so, and what was called instead.
+        advice: one clause with a way out.
+    """
+
+    step: int
+    steps: int
+    calls: int
+    what: str
+    advice: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known of a model from its structure and its traced passes."""
+    """What is known of a model from its structure and its traced passes.
+
+    Attributes:
+        uncalled: set as long as the loop that was watched last has not called the model.
+    """
 
     sites: tuple[SiteFacts, ...] = ()
     parameters: tuple[ParameterFacts, ...] = ()
+    uncalled: Uncalled | None = None
 
     def joined(self, other: Facts) -> Facts:
         """Both; of what both know what `other` says, but what either saw called was called."""
@@ -103,7 +127,11 @@ class Facts:
             old = parameters.get(one.path, one)
             needed, in_loss = max(one.needed, old.needed), max(one.in_loss, old.in_loss)
             parameters[one.path] = dataclasses.replace(one, needed=needed, in_loss=in_loss)
-        return Facts(sites=tuple(sites.values()), parameters=tuple(parameters.values()))
+        return Facts(
+            sites=tuple(sites.values()),
+            parameters=tuple(parameters.values()),
+            uncalled=self.uncalled,
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -200,6 +228,11 @@ class Observed:
             for field in dataclasses.fields(cls):
                 values = [getattr(one, field.name) for one in items]
                 _put(out, f"{prefix}_{field.name}", values, str(field.type))
+        absent = [] if facts.uncalled is None else [facts.uncalled]
+        _put(out, "uncalled_what", [one.what for one in absent], "str")
+        _put(out, "uncalled_advice", [one.advice for one in absent], "str")
+        counts = [[one.step, one.steps, one.calls] for one in absent]
+        out["uncalled"] = np.array(counts, np.int64).reshape(-1, 3)
         names = dict.fromkeys(x for f in self.figures for x in (*f.sites, *f.parameters))
         index = {name: i for i, name in enumerate(names)}
         _put(out, "names", list(names), "str")
@@ -231,7 +264,10 @@ class Observed:
         known = reader.numbers("known", np.uint8, 1)
         sites = reader.items("site", SiteFacts)
         parameters = reader.items("parameter", ParameterFacts)
-        facts = Facts(sites=tuple(sites), parameters=tuple(parameters)) if known[0] else None
+        facts = None
+        if known[0]:
+            uncalled = reader.uncalled()
+            facts = Facts(sites=tuple(sites), parameters=tuple(parameters), uncalled=uncalled)
         for one in sites:
             known_kinds = one.activation in KINDS and one.made_by in KINDS
             _require(known_kinds, f"site_activation holds {one.activation!r}, {one.made_by!r}")
@@ -332,6 +368,17 @@ class _Columns:
         except UnicodeDecodeError:
             _require(False, f"{name} is not UTF-8")
             raise
+
+    def uncalled(self) -> Uncalled | None:
+        if "uncalled" not in self._columns:
+            return None  # of a file from before there was such a column
+        counts = self.array("uncalled", np.int64, (None, 3))
+        what, advice = self.texts("uncalled_what"), self.texts("uncalled_advice")
+        _require(len(counts) == len(what) == len(advice) <= 1, "uncalled is not one")
+        if not what:
+            return None
+        step, steps, calls = counts[0].tolist()
+        return Uncalled(step=step, steps=steps, calls=calls, what=what[0], advice=advice[0])
 
     def items(self, prefix: str, cls: Any) -> list[Any]:
         columns: dict[str, list[Any]] = {}

@@ -133,6 +133,7 @@ class Showing:
                 enabled=handle.enabled,
                 pending=pending,
                 compiling=getattr(handle, "compiling", False),
+                not_acting=getattr(handle, "not_acting", ""),
             )
             now[handle.id] = (perturbation, looks)
         self._seen = now
@@ -166,6 +167,7 @@ def _looks(handle: Shown, perturbation: Any) -> protocol.Perturbation:
         enabled=False,
         pending=False,
         compiling=False,
+        not_acting="",
     )
 
 

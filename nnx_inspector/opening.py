@@ -18,6 +18,7 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector.axes import CONVOLUTIONS, Around, names_of_parameter, names_of_value
+from nnx_inspector.donated import require_there, undisturbed
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.owned import Call
 from nnx_inspector.places import Setting
@@ -201,12 +202,7 @@ def _arrays_of(module: nnx.Module) -> list[tuple[str, Any]]:
 
 
 def _require_there(arrays: list[Any]) -> None:
-    if any(isinstance(x, jax.Array) and x.is_deleted() for x in arrays):
-        raise InspectorError(
-            "The model could not be read: some of its arrays are donated to a step that is under "
-            "way, or were and nobody wrote the new ones back. Try again after the step; if you "
-            "train a copy of it (a functional loop), call insp.run with that model's arrays."
-        )
+    undisturbed(lambda: require_there(arrays), "The values")
 
 
 def _what_is_done(setting: Setting) -> Any:

@@ -7,14 +7,14 @@ warning when the region is left.
 from __future__ import annotations
 
 import os
-import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from flax import nnx
 
-from nnx_inspector.errors import InspectorWarning
+from nnx_inspector.attendance import Attendance
+from nnx_inspector.errors import warn
 from nnx_inspector.facts import facts_of_modules, facts_of_watched
 from nnx_inspector.inbox import Taken, merged
 from nnx_inspector.loop import Region, check_every
@@ -73,6 +73,7 @@ def watch(
     number = _taken(free)
     session = Session(model, only=only, gradients=gradients, number=number)
     recording, is_over, failed = Recording(), False, list[str]()
+    attendance, uncalled = Attendance(session, every, 0, in_region=True), None
     try:
         if save is not None:
             recording.attach(save, failed.append)
@@ -80,13 +81,19 @@ def watch(
         with Region(_Recorder(recording), session, check_every(every)):
             yield recording
         is_over = True  # and all that it started: the region has waited for it
+        attendance.note()
+        uncalled = attendance.uncalled(over=True)
+        if uncalled is not None:
+            recording.miss(uncalled)
+            failed.append(f"{uncalled.what}: {uncalled.advice}.")
     finally:
         session.close()
         recording.detach()
         if is_over:
             free.append(session.number)
-        for text in (*failed, *losses_of(session)):
-            warnings.warn(text, InspectorWarning, stacklevel=3)
+        lost = list(losses_of(session))
+        for text in (*failed, *(lost if uncalled is None else ())):
+            warn(text)
 
 
 _learnt: weakref.WeakKeyDictionary[WatchedCall, Facts] = weakref.WeakKeyDictionary()
@@ -130,15 +137,15 @@ class _Recorder:
 
     def pass_ends(self, session: Session, step: int, one: Taken) -> None:
         found = merged([one], tuple(session.keys))
-        figures = session.figures_in([one])
-        self._recording.append(
-            step,
-            found,
-            kind="watch",
-            perturbed=one.perturbed,
-            figures=figures,
-            held=one.number,
-        )
+        if found:
+            self._recording.append(
+                step,
+                found,
+                kind="watch",
+                perturbed=one.perturbed,
+                figures=session.figures_in([one]),
+                held=one.number,
+            )
         for call in one.besides.calls:
             if call is not None and not any(call is known for known in self._known):
                 self._known.append(call)
@@ -156,9 +163,9 @@ class _Recorder:
         self._recording.learn(facts)
 
     def pass_held(self, session: Session, step: int, one: Taken) -> None:
-        if self._recording.attached:
+        if self._recording.attached and one.arrived:
             found = merged([one], tuple(session.keys))
             self._recording.hold(one.number, step, found, kind="watch", perturbed=one.perturbed)
 
-    def loop_ends(self, session: Session) -> None:
+    def loop_ends(self, session: Session, *, failed: bool = False) -> None:
         pass

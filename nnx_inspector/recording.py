@@ -8,6 +8,7 @@ not draw, imports no jax.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import threading
@@ -22,7 +23,7 @@ from nnx_inspector.curves import Curves, scalar
 from nnx_inspector.frames import metrics_frame, passes_frame
 from nnx_inspector.history import HistoryArrays, history_of
 from nnx_inspector.measured import measured, step_number
-from nnx_inspector.observed import Facts, Figures, Observed
+from nnx_inspector.observed import Facts, Figures, Observed, Uncalled
 from nnx_inspector.passes import Layout, Pass, Quantity, check_quantity
 from nnx_inspector.saving import HELD, PASS, Journal, State, save
 from nnx_inspector.summary import Summary
@@ -300,13 +301,20 @@ class Recording:
     def learn(self, facts: Facts) -> None:
         """Adds what is known of the model to what was known of it before."""
         with self._lock:
-            known = facts if self._facts is None else self._facts.joined(facts)
-            if known == self._facts:
-                return
-            self._facts = known
-            if self._journal is not None:
-                self._journal.write(lambda sections: sections.of_facts(known), self.nbytes)
+            self._know(facts if self._facts is None else self._facts.joined(facts))
         self._tell()
+
+    def miss(self, uncalled: Uncalled | None) -> None:
+        """Notes that a watched loop never called the model; None that it does."""
+        with self._lock:
+            self._know(dataclasses.replace(self._facts or Facts(), uncalled=uncalled))
+        self._tell()
+
+    def _know(self, facts: Facts) -> None:
+        if facts != (self._facts or Facts()):
+            self._facts = facts
+            if self._journal is not None:
+                self._journal.write(lambda sections: sections.of_facts(facts), self.nbytes)
 
     @property
     def observed(self) -> Observed:

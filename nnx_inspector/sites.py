@@ -117,13 +117,48 @@ def require_module(model: Any, what: str = "model") -> nnx.Module:
             f"{what} is the class {model.__name__}, not an instance of it. "
             f"Build it first: {model.__name__}(..., rngs=nnx.Rngs(0))."
         )
-    linen = any(c.__module__.startswith("flax.linen") for c in inspect.getmro(type(model)))
-    hint = (
-        "Wrap a Linen module with nnx.bridge.ToNNX(module, rngs=...)."
-        if linen
-        else "Pass an instance of a class that derives from flax.nnx.Module."
-    )
-    raise TypeError(f"{what} must be an nnx.Module, got {type(model).__name__}. {hint}")
+    raise TypeError(f"{what} must be an nnx.Module, got {type(model).__name__}. {_hint(model)}")
+
+
+def _hint(given: Any) -> str:
+    """What to pass in place of something that is no module."""
+    parts = given if isinstance(given, tuple) else (given,)
+    if any(c.__module__.startswith("flax.linen") for c in inspect.getmro(type(given))):
+        return (
+            "Wrap a Linen module with nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)), and call "
+            "lazy_init(x) on that."
+        )
+    if any(isinstance(part, (nnx.GraphDef, nnx.State)) for part in parts):
+        return "Put the model together again: model = nnx.merge(graphdef, state)."
+    if isinstance(given, nnx.Optimizer):
+        return "Pass the model that it updates."
+    if any(isinstance(part, nnx.Module) for part in parts):
+        return "Pass one module at a time, without what stands beside it."
+    return "Pass an instance of a class that derives from flax.nnx.Module."
+
+
+def require_arguments(f: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """A TypeError that says how to give the example, where `f` cannot be called with this one."""
+    try:
+        signature = inspect.signature(f)
+    except (TypeError, ValueError):  # a callable that does not tell: the call itself will
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = type(f).__name__ if isinstance(f, nnx.Module) else getattr(f, "__qualname__", "f")
+        given = "no example was given" if not args and not kwargs else f"{error}"
+        needed = [
+            parameter.name if parameter.kind is not parameter.KEYWORD_ONLY else f"{parameter.name}="
+            for parameter in signature.parameters.values()
+            if parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        ]
+        call = ", ".join(["model", *(n + "..." if n.endswith("=") else n for n in needed)])
+        raise TypeError(
+            f"{name} is called with {', '.join(needed) or 'nothing'}, and {given}. Pass what the "
+            f"model is called with: nni.Inspector({call})."
+        ) from error
 
 
 def iter_modules(model: nnx.Module) -> Iterator[tuple[Path, nnx.Module]]:

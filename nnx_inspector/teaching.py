@@ -54,7 +54,7 @@ class Pages:
     """
 
     def __init__(self, model: nnx.Module, modes: Modes):
-        self._model = model
+        self.model = model
         self._modes = modes
         self._lock = threading.Lock()
         self._looked: _Looked | None = None
@@ -79,7 +79,7 @@ class Pages:
         found = _read(module, path)
         leaves = [one for one in found if isinstance(one, Leaf)]
         nodes = [one for one in found if isinstance(one, Node)]
-        references = References(found, _read(self._model, ()) if path else [])
+        references = References(found, _read(self.model, ()) if path else [])
         shown = leaves[: protocol.MOST_VARIABLES]
         key = site_key(path)
         changes, since, uncompared = self._changes(key, shown, step)
@@ -131,7 +131,7 @@ class Pages:
             self._looked = None
 
     def _module_at(self, site: str) -> tuple[Path, nnx.Module]:
-        found = {site_key(path): (path, module) for path, module in iter_modules(self._model)}
+        found = {site_key(path): (path, module) for path, module in iter_modules(self.model)}
         segments, method = parse_key(site)
         key = site if method == CALL else site_key(segments)
         if key not in found:

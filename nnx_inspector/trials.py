@@ -18,7 +18,8 @@ from flax import nnx
 
 from nnx_inspector import protocol
 from nnx_inspector.comparing import Differences
-from nnx_inspector.donated import Marks, are_there
+from nnx_inspector.donated import Marks, are_there, require_there
+from nnx_inspector.errors import InspectorError
 from nnx_inspector.measures import alone_of, effect_of, scalars_of
 from nnx_inspector.owned import Call, OwnedPasses, Result
 from nnx_inspector.places import Setting
@@ -84,6 +85,16 @@ class Trial:
     @property
     def kind(self) -> str:
         return "run" if self.loss_fn is None else "step"
+
+    def require_there(self) -> None:
+        """Raise an InspectorError where the arguments were donated to a step."""
+        try:
+            require_there(jax.tree.leaves((self.args, self.kwargs)))
+        except RuntimeError as error:
+            raise InspectorError(
+                f"{self.name} cannot be run again: its arguments were donated to a step, which "
+                f"has deleted them. Pass others: insp.run(x), or insp.step(loss_fn, batch)."
+            ) from error
 
     def call(self, model: nnx.Module, switches: Switches) -> Call:
         """It, of a model in its modes."""

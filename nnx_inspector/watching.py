@@ -58,6 +58,9 @@ _numbers = itertools.count(1)
 
 GRADIENT = "gradient"
 
+Reached = set[tuple[str, Place | None]]
+"""What a program does at the sites that it calls: each with the place, None for a row."""
+
 IN_A_WHILE_LOOP = (
     "it is called inside a while loop, where a watched program cannot send from without "
     "disturbing its differentiation; insp.run and nni.capture can see it"
@@ -111,7 +114,9 @@ class Session:
         self.errors: list[str] = []
         self.interrupted = False
         self.unattributed: dict[str, int] = {}
+        self.doubtful: dict[str, int] = {}
         self.executables = 0
+        self._ran: dict[int, Reached] = {}
         self.unseen: dict[str, str] = {}
         self.blurred: set[str] = set()
         self.setting = CLEAN
@@ -235,8 +240,19 @@ class Session:
     def _note(self, scope: Scope) -> None:
         for name, count in scope.unattributed.items():
             self.unattributed[name] = self.unattributed.get(name, 0) + count
+        for name, count in scope.doubtful.items():
+            self.doubtful[name] = self.doubtful.get(name, 0) + count
         scope.unattributed.clear()
-        scope.doubtful.clear()  # the same calls: whoever shows `unattributed` tells of them
+        scope.doubtful.clear()
+
+    def reached(self) -> Reached:
+        """What the perturbed passes could do since this was last asked, and at which sites.
+
+        Waits until programs that were started have finished.
+        """
+        jax.effects_barrier()
+        ran, self._ran = self._ran, {}
+        return {one for sites in ran.values() for one in sites}
 
     def take(self) -> dict[str, dict[str, Summary]]:
         """What the passes told since the last `take`: site -> quantity -> summary over all calls.
@@ -304,6 +320,7 @@ class _Asked:
 
     def __init__(self, watch: _Watch, *, begins: bool):
         self._watch, self._begins = watch, begins
+        self.reached: Reached = set()  # filled while the level is traced
 
     def __call__(self) -> tuple[Any, ...]:
         return _safely(
@@ -315,6 +332,8 @@ class _Asked:
             now, turn = session.inbox.begin(session.setting), 0
         else:
             now, turn = session.inbox.turn(id(self))
+        if now.setting.active:
+            session._ran[id(self.reached)] = self.reached
         return self._numbers(now.number, turn, now.sampled, now.setting)
 
     def _numbers(self, number: int, turn: int, sampled: bool, setting: Setting) -> tuple[Any, ...]:
@@ -369,9 +388,16 @@ class _Frame:
     """What the outermost call at one trace level of one session gathers."""
 
     def __init__(
-        self, watch: _Watch, level: Any, numbers: Sequence[Any], *, begins: bool, seen: bool
+        self,
+        watch: _Watch,
+        level: Any,
+        numbers: Sequence[Any],
+        reached: Reached,
+        *,
+        begins: bool,
+        seen: bool,
     ):
-        self.begins = begins
+        self.begins, self.reached = begins, reached
         ticket, gate, rows, *data = numbers
         self.level, self.ticket, self.gate, self.rows, self.seen = level, ticket, gate, rows, seen
         self.data: list[list[Any]] = []
@@ -452,10 +478,12 @@ class _Watch:
         ]
         for place in self.places:
             avals += [jax.ShapeDtypeStruct((), jnp.bool_), *place.avals]
-        numbers = ask(_Asked(self, begins=begins), avals, (args, kwargs), once=not loops)
+        asked = _Asked(self, begins=begins)
+        numbers = ask(asked, avals, (args, kwargs), once=not loops)
         if begins and not loops:
             args, kwargs = _after(numbers[0], args, kwargs)
-        return _Frame(self, level, numbers, begins=begins, seen=not loops), args, kwargs
+        frame = _Frame(self, level, numbers, asked.reached, begins=begins, seen=not loops)
+        return frame, args, kwargs
 
     def _sample(self, frame: _Frame, args: Any, kwargs: Any, context: Context) -> None:
         """Look at the parameters and arguments of a pass as it begins, if it is measured."""
@@ -494,6 +522,7 @@ class _Watch:
         if key in self.keys:
             row = frame.rows[self.keys.index(key)]
             leaves = [apply(x, row) for x in leaves]
+            frame.reached.add((key, None))
         leaves = self._at_places(frame, leaves, OUTPUT, context)
         assert key is not None
         if frame.seen:
@@ -510,6 +539,8 @@ class _Watch:
             if place.at != part or context.site not in place.sites:
                 continue
             on, count = self._in_this_turn(place, on, frame, context.site), 0
+            if not self._in_no_turn(place, frame, context.site):
+                frame.reached.add((context.site, place))
             for index, leaf in enumerate(leaves):
                 if is_observable(leaf):
                     name = f"{context.site}/{context.call}/{count}"
@@ -522,7 +553,7 @@ class _Watch:
         lengths = dict(self.turns).get(site or "")
         if not place.rows or not lengths:
             return on
-        if frame.begins:  # the scan, if it is one, is around the pass: nothing counts its turns
+        if self._in_no_turn(place, frame, site):
             self._unseen(
                 site or "",
                 "which layer is called cannot be told here, outside of a call of the model: "
@@ -538,6 +569,10 @@ class _Watch:
                 on = on & (turn % size == (at if length > 0 else size - 1 - at))
             turn = turn // size
         return on
+
+    def _in_no_turn(self, place: Place, frame: _Frame, site: str | None) -> bool:
+        # the scan, if it is one, is around the pass: nothing counts its turns
+        return frame.begins and bool(place.rows and dict(self.turns).get(site or ""))
 
     def _unseen(self, site: str, why: str) -> None:
         found = _sessions.get(self.session)

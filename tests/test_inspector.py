@@ -273,11 +273,16 @@ def test_leaving_a_loop_early_leaves_no_hook(insp, model, leave):
 
 
 def test_metrics_that_are_no_scalars_are_reported_not_raised(insp, model):
-    for _ in insp.watch([X] * 2, every=1):
-        insp.metrics(loss=X, name="text", accuracy=0.5)
+    def loop():
+        for x in insp.watch([X] * 2, every=1):
+            model(x)
+            insp.metrics(loss=X, accuracy=0.5)
+
+    with pytest.warns(nni.InspectorWarning, match="'loss' is no real scalar"):
+        loop()
     assert list(insp.recording.curves()) == ["accuracy"]
     texts = [n.text for n in insp._view._notices]
-    assert any("'loss' is no real scalar (shape (6, 3))" in t for t in texts)
+    assert any("'loss' is no real scalar (float32[6,3])" in t for t in texts)
 
 
 def test_a_nan_loss_is_kept_and_sent_as_not_a_number(insp, browser):

@@ -13,6 +13,7 @@ import struct
 import time
 import tracemalloc
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import crafted
@@ -408,3 +409,50 @@ def test_metrics_without_end_are_thinned_in_time(path: pathlib.Path) -> None:
     for bounds in ([2, 4096], [2000, 2**18], [2**40, 2**60]):
         data = file_of([names, head(bounds=np.array(bounds)), *points])
         assert_cheap(path, data)
+
+
+def _zip(path: pathlib.Path) -> None:
+    with path.open("wb") as file:
+        np.savez(file, a=np.ones(2))
+
+
+def _checkpoint(path: pathlib.Path) -> None:
+    path.mkdir()
+    (path / "_CHECKPOINT_METADATA").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: path.write_text("epoch 1 loss 2\n"), "it is a text"),
+        (lambda path: path.write_text('{"cells": []}'), "JSON; if it is a notebook"),
+        (lambda path: path.write_text("<!doctype html><p>"), "a web page.*browser"),
+        (lambda path: path.write_bytes(b""), "it is empty"),
+        (_zip, "a zip archive"),
+        (lambda path: path.write_bytes(safetensors.numpy.save({"a": np.ones(2)})), "safetensors"),
+        (lambda path: path.write_bytes(b"\x80\x04\x95"), "a pickle"),
+        (lambda path: path.write_bytes(b"\x00\x01\x02\x03"), "other bytes"),
+        (lambda path: path.write_bytes(MAGIC[:9]), "cut off before the first pass"),
+        (_checkpoint, "a folder.*restore it with the library"),
+    ],
+)
+def test_a_file_that_is_no_recording_is_told_what_it_is(
+    tmp_path: pathlib.Path, make: Callable[[pathlib.Path], object], words: str
+) -> None:
+    make(tmp_path / "run.nni")
+    with pytest.raises(InspectorError, match=rf"run\.nni' is .*{words}.*insp\.save\(path\)"):
+        load(tmp_path / "run.nni")
+
+
+def test_a_recording_of_a_newer_version_says_to_upgrade(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "run.nni"
+    Recording().save(path)
+    path.write_bytes(path.read_bytes().replace(b"recording 1\n", b"recording 2\n"))
+    with pytest.raises(InspectorError, match=r"version 2 of the format.*pip install --upgrade"):
+        load(path)
+
+
+def test_what_is_no_path_is_a_type_error() -> None:
+    for value in (None, 3, Recording()):
+        with pytest.raises(TypeError, match=f"path of a recording.*got {type(value).__name__}"):
+            load(value)  # type: ignore[arg-type]

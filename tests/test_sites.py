@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import models
+import optax
 import pytest
 from flax import linen, nnx
 
@@ -310,3 +313,33 @@ def test_capture_names_the_nearest_site_of_each_of_several_models():
     a, b = models.MLP(models.rngs()), models.MLP(models.rngs())
     with pytest.raises(ValueError, match=r"'student/upp' matches no site.*'student/up'"):
         capture(f, only="student/upp")(a, b, jnp.ones((1, 3)))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda m: nnx.state(m), "got State. Put the model together again: model = nnx.merge"),
+        (lambda m: nnx.graphdef(m), "got GraphDef. Put the model together again"),
+        (lambda m: nnx.split(m), "got tuple. Put the model together again"),
+        (lambda m: (m, 3), "got tuple. Pass one module"),
+        (lambda m: nnx.Optimizer(m, optax.sgd(0.1), wrt=nnx.Param), "the model that it updates"),
+    ],
+)
+def test_what_stands_for_a_model_is_told_how_to_become_one(given: Any, words: str):
+    with pytest.raises(TypeError, match=words):
+        sites.require_module(given(nnx.Linear(2, 2, rngs=nnx.Rngs(0))))
+
+
+def test_a_missing_example_is_told_with_what_the_model_takes():
+    class Masked(nnx.Module):
+        def __call__(self, x: Any, mask: Any = None, *, train: bool) -> Any:
+            return x
+
+    with pytest.raises(TypeError, match=r"Masked is called with x, train=, and no example.*"):
+        sites.require_arguments(Masked(), (), {})
+    with pytest.raises(TypeError, match=r"nni\.Inspector\(model, x, train=\.\.\.\)"):
+        sites.require_arguments(Masked(), (1,), {})
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'trian'"):
+        sites.require_arguments(Masked(), (1,), {"trian": True, "train": True})
+    sites.require_arguments(Masked(), (1,), {"train": True})
+    sites.require_arguments(Masked().__call__, (1,), {"train": True})

@@ -109,6 +109,7 @@ def test_no_text_is_markup(text: str):
         id=1, site=text, sites=(text,), reach=1, kind=text, at="output", acts_on="value",
         expression=text, strength=None, strength_name=text, low=0.0, high=0.0, units=0,
         units_off=0, mask="", python=text, enabled=True, pending=False, compiling=False,
+        not_acting=text,
     )  # fmt: skip
     effect = protocol.Effect(
         source=text, clean={text: 1.0}, perturbed={text: 2.0}, output_change=0.5, kl=None,

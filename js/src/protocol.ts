@@ -102,7 +102,7 @@ export interface Passes {
   readonly thinned: number;
 }
 
-/** One perturbation in force (or switched off), as the browser shows it. `site` is the pattern it was made with; `sites` are the keys it acts on, the first MOST_SITES of `reach`. `kind` is its class and `expression` the Python text that makes it. `strength` is the one number that can be tuned, called `strength_name` (None and "": there is none); `low` and `high` are its slider's range, and restrict nothing. `units` is the length of a boolean mask along its axis (0: it is none), `units_off` how many of them it switches off; `mask` is its bits in hexadecimal, unit 0 the highest bit of the first byte, 1 is on ("" where there is none that can be edited). `python` is the text that adds it in a cell, "" for one that holds an array of the user's. `pending` says that the running loop takes it over at its next step; `compiling`, that the running program has no place for it yet and another one is being made, while the old one goes on. */
+/** One perturbation in force (or switched off), as the browser shows it. `site` is the pattern it was made with; `sites` are the keys it acts on, the first MOST_SITES of `reach`. `kind` is its class and `expression` the Python text that makes it. `strength` is the one number that can be tuned, called `strength_name` (None and "": there is none); `low` and `high` are its slider's range, and restrict nothing. `units` is the length of a boolean mask along its axis (0: it is none), `units_off` how many of them it switches off; `mask` is its bits in hexadecimal, unit 0 the highest bit of the first byte, 1 is on ("" where there is none that can be edited). `python` is the text that adds it in a cell, "" for one that holds an array of the user's. `pending` says that the running loop takes it over at its next step; `compiling`, that the running program has no place for it yet and another one is being made, while the old one goes on; `not_acting`, why it does nothing in what ran last ("" where it acts, or that is not known). */
 export interface Perturbation {
   readonly id: number;
   readonly site: string;
@@ -123,6 +123,7 @@ export interface Perturbation {
   readonly enabled: boolean;
   readonly pending: boolean;
   readonly compiling: boolean;
+  readonly not_acting: string;
 }
 
 /** How far one site's output moved: `|perturbed - clean| / |clean|`, a fraction; None where that is not finite. */
@@ -691,7 +692,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   History: { version: "int", layout: "int", site: "int", quantity: "int", steps: "int" },
   Curves: { version: "int", names: "str[]", points: "int[]" },
   Passes: { version: "int", passes: "int", kinds: "str[]", thinned: "int" },
-  Perturbation: { id: "int", site: "str", sites: "str[]", reach: "int", kind: "str", at: "output|input|parameter", acts_on: "value|gradient|parameter", expression: "str", strength: "float?", strength_name: "str", low: "float", high: "float", units: "int", units_off: "int", mask: "str", python: "str", enabled: "bool", pending: "bool", compiling: "bool" },
+  Perturbation: { id: "int", site: "str", sites: "str[]", reach: "int", kind: "str", at: "output|input|parameter", acts_on: "value|gradient|parameter", expression: "str", strength: "float?", strength_name: "str", low: "float", high: "float", units: "int", units_off: "int", mask: "str", python: "str", enabled: "bool", pending: "bool", compiling: "bool", not_acting: "str" },
   SiteEffect: { site: "str", change: "float?" },
   EffectAlone: { perturbation: "int", loss_change: "float?", output_change: "float?", kl: "float?", top1_changed: "float?" },
   Effect: { source: "str", clean: "float?{}", perturbed: "float?{}", output_change: "float?", kl: "float?", top1_changed: "float?", sites: "SiteEffect[]", alone: "EffectAlone[]" },

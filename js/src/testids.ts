@@ -41,7 +41,7 @@
 // nni-switch-all                    all off, or all on
 // nni-perturbation [data-id, data-site]                            with, inside it: nni-switch,
 //                                   nni-expression [value], nni-strength (slider), nni-strength-number,
-//                                   nni-units, nni-pending, nni-row-compiling, nni-alone, nni-remove
+//                                   nni-units, nni-pending, nni-row-compiling, nni-not-acting, nni-alone, nni-remove
 // nni-effect, nni-effect-<metric>-clean|perturbed [value], nni-output-change [value], nni-kl [value],
 // nni-top1 [value], nni-no-effect   nni-downstream [data-site, value]  a site that moved
 // nni-values-part|clean|view|component|range|token [value], nni-values-array (select), nni-values-read,
@@ -150,6 +150,7 @@ export const ids = {
   expression: "nni-expression",
   units: "nni-units",
   rowCompiling: "nni-row-compiling",
+  notActing: "nni-not-acting",
   alone: "nni-alone",
   strength: "nni-strength",
   strengthNumber: "nni-strength-number",

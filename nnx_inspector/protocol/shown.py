@@ -146,7 +146,8 @@ class Perturbation:
     none that can be edited). `python` is the text that adds it in a cell, "" for one that holds an
     array of the user's. `pending`
     says that the running loop takes it over at its next step; `compiling`, that the running
-    program has no place for it yet and another one is being made, while the old one goes on.
+    program has no place for it yet and another one is being made, while the old one goes on;
+    `not_acting`, why it does nothing in what ran last ("" where it acts, or that is not known).
     """
 
     id: int
@@ -168,6 +169,7 @@ class Perturbation:
     enabled: bool
     pending: bool
     compiling: bool
+    not_acting: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ export function Row({ perturbation: p, store }: { perturbation: Perturbation; st
       <Where perturbation={p} store={store} />
       <Amount name={name} perturbation={p} store={store} />
       <span class="nni-waits" role="status">
-        {said || (p.pending || p.compiling ? <Waits perturbation={p} /> : <Alone perturbation={p} store={store} />)}
+        {said || <Status perturbation={p} store={store} />}
       </span>
       {store.replay.value === "" && (
         <button
@@ -57,6 +57,16 @@ export function Row({ perturbation: p, store }: { perturbation: Perturbation; st
         </button>
       )}
     </li>
+  );
+}
+
+function Status({ perturbation: p, store }: { perturbation: Perturbation; store: Store }) {
+  if (p.pending || p.compiling) return <Waits perturbation={p} />;
+  if (!p.enabled || !p.not_acting) return <Alone perturbation={p} store={store} />;
+  return (
+    <span class="nni-not-acting" title={`Not acting here: ${p.not_acting}.`} data-testid={ids.notActing} data-value={p.not_acting}>
+      not acting here<span class="nni-hidden">: {p.not_acting}</span>
+    </span>
   );
 }
 

@@ -1,0 +1,289 @@
+"""Whether a watched loop calls the model, and where it perturbs: what is told, and when."""
+
+import re
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from models import TwoLayers
+
+import nnx_inspector as nni
+
+X = jnp.ones((2, 3))
+
+
+def loss_fn(model, x):
+    return (model(x) ** 2).mean()
+
+
+forward = nnx.jit(loss_fn)
+backward = nnx.jit(lambda model, x: nnx.value_and_grad(loss_fn)(model, x)[0])
+only_a = nnx.jit(lambda model, x: model.a(x).mean())
+
+
+@pytest.fixture(scope="module")
+def model():
+    return TwoLayers(nnx.Rngs(0))
+
+
+@pytest.fixture
+def insp(model):
+    inspector = nni.Inspector(model, X, display=False)
+    yield inspector
+    inspector.close()
+
+
+def told(run):
+    """The InspectorWarnings of a run."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    assert all(one.category is nni.InspectorWarning for one in caught), caught
+    assert all(one.filename == __file__ for one in caught), [one.filename for one in caught]
+    return [str(one.message) for one in caught]
+
+
+def loop(insp, step, count=4, every=1):
+    def run():
+        for i in insp.watch(range(count), every=every):
+            step(i)
+
+    return told(run)
+
+
+def watched(recording):
+    return [one.step for one in recording.passes if one.kind == "watch"]
+
+
+def uncalled(findings):
+    return [one for one in findings if one.rule == "uncalled"]
+
+
+# ------------------------------------------------------------ the wrong object
+
+
+def split_before(model):
+    graphdef, state = nnx.split(model)
+    step = jax.jit(lambda state, x: loss_fn(nnx.merge(graphdef, state), x))
+    return lambda _: step(state, X)
+
+
+def ahead_of_time(model):
+    compiled = forward.lower(model, X).compile()
+    return lambda _: compiled(model, X)
+
+
+def of_a_clone(model):
+    clone = nnx.clone(model)
+    return lambda _: forward(clone, X)
+
+
+INSTEAD = {
+    "a clone": (of_a_clone, "3 calls of modules of another TwoLayers were seen", "insp.update"),
+    "a split": (split_before, "graphdef was split off before the loop", "split inside"),
+    "an executable": (ahead_of_time, "compiled ahead of time", "call the jitted function"),
+    "nothing": (lambda model: lambda _: None, "no call of any module", "own thread"),
+}
+
+
+@pytest.mark.parametrize(("make", "what", "advice"), INSTEAD.values(), ids=INSTEAD)
+def test_the_wrong_object_is_told_once_and_nothing_empty_is_recorded(
+    insp, model, make, what, advice, tmp_path
+):
+    before = len(insp.recording)
+    insp.save(tmp_path / "run.nni")
+    (text,) = loop(insp, make(model))
+    assert re.match(r"None of the \d measured steps( so far)? called the TwoLayers that", text)
+    assert what in text
+    assert advice in text
+    assert len(insp.recording) == before
+    (finding,) = uncalled(insp.findings)
+    assert (finding.severity, finding.site, finding.step) == ("error", "", 0)
+    assert what in finding.message
+    assert insp.findings[0] == finding
+    assert uncalled(nni.diagnose(nni.load(tmp_path / "run.nni"))) == [finding]
+    assert loop(insp, lambda _: forward(model, X)) == []
+    assert uncalled(insp.findings) == []
+    assert uncalled(nni.diagnose(nni.load(tmp_path / "run.nni"))) == []
+    assert len(watched(insp.recording)) == 4
+
+
+def test_a_long_loop_is_told_while_it_runs(insp, model):
+    step, heard = of_a_clone(model), []
+
+    def noted(i):
+        step(i)
+        heard.append(len(uncalled(insp.findings)))
+
+    assert len(loop(insp, noted, count=60, every=10)) == 1
+    assert heard.index(1) == 21  # after the step 20, the third that was measured
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_model_that_is_called_now_and_then_is_not_missed(insp, model, every):
+    clone = nnx.clone(model)
+
+    def step(i):
+        forward(clone, X)
+        if i % 9 == 6:
+            forward(model, X)
+
+    assert loop(insp, step, count=25, every=every) == []
+    assert watched(insp.recording) == [6, 15, 24]
+    assert uncalled(insp.findings) == []
+
+
+def test_a_model_that_is_replaced_in_a_loop_is_told(insp, model):
+    clone = of_a_clone(model)
+    (text,) = loop(insp, lambda i: forward(model, X) if i < 3 else clone(i), count=26)
+    assert text.startswith("None of the 21 measured steps since step 2 called the TwoLayers")
+    assert watched(insp.recording) == [0, 1, 2]
+    assert len(uncalled(insp.findings)) == 1
+
+
+@pytest.mark.parametrize("tick", [False, True])
+def test_a_region_tells_it_when_it_is_left(insp, model, tick):
+    step, before = of_a_clone(model), len(insp.recording)
+
+    def run():
+        with insp.watch(every=1):
+            for i in range(3):
+                if tick:
+                    insp.tick()
+                step(i)
+
+    (text,) = told(run)
+    assert "another TwoLayers" in text
+    assert len(insp.recording) == before
+    assert len(uncalled(insp.findings)) == 1
+
+
+def test_a_region_without_a_screen_tells_it(model, tmp_path):
+    step = of_a_clone(model)
+    found = []
+
+    def run():
+        with nni.watch(model, every=1, save=tmp_path / "run.nni") as recording:
+            found.append(recording)
+            step(0)
+
+    (text,) = told(run)
+    assert "another TwoLayers" in text
+    assert "nni.watch(model=that)" in text
+    assert len(found[0]) == 0
+    assert len(uncalled(nni.diagnose(found[0]))) == 1
+    assert len(uncalled(nni.diagnose(nni.load(tmp_path / "run.nni")))) == 1
+
+
+def test_a_loop_that_fails_says_only_what_it_raises(insp, model):
+    def run():
+        with pytest.raises(ValueError, match="mine"), insp.watch(every=1):
+            raise ValueError("mine")
+
+    assert told(run) == []
+
+
+# ----------------------------------------------------------- perturbations
+
+
+def shown(insp):
+    return [one.not_acting for one in insp._view._state().perturbations]
+
+
+@pytest.mark.parametrize("name", ["a clone", "a split", "an executable"])
+def test_a_perturbation_of_another_object_is_not_acting_until_the_model_is_called(
+    insp, model, name
+):
+    make, what, _ = INSTEAD[name]
+    step, handle = make(model), insp.perturb("a", nni.Zero())
+    assert handle.not_acting == ""
+    texts = loop(insp, step)
+    assert [text.startswith("Zero on 'a' is not acting") for text in texts] == [False, True]
+    assert what in handle.not_acting
+    assert what in texts[1]
+    assert shown(insp) == [handle.not_acting]
+    assert "not acting here" in repr(handle)
+    assert loop(insp, lambda _: forward(model, X)) == []
+    assert handle.not_acting == ""
+    assert shown(insp) == [""]
+    assert "on)" in repr(handle)
+
+
+CASES = {
+    "a site that is not called": ("b", nni.Zero(), only_a, "no call of it was seen"),
+    "a place that is not called": ("b", nni.Clamp(-1.0, 1.0), only_a, "no call of it was seen"),
+    "parameters": ("a", nni.ParameterNoise(0.1), forward, "acts in insp.run and insp.step"),
+    "no gradients": ("a", nni.StopGradient(), forward, "computes no gradients"),
+    "a row": ("a", nni.Zero(), forward, ""),
+    "a place": ("a", nni.Clamp(-1.0, 1.0), forward, ""),
+    "gradients": ("a", nni.StopGradient(), backward, ""),
+    "one of several": ("**", nni.Scale(0.5), only_a, ""),
+}
+
+
+@pytest.mark.parametrize(("site", "kind", "step", "why"), CASES.values(), ids=CASES)
+def test_each_way_of_not_acting_is_told_on_the_handle_and_once_as_a_warning(
+    insp, model, site, kind, step, why
+):
+    handle = insp.perturb(site, kind)
+    texts = loop(insp, lambda _: step(model, X))
+    assert bool(handle.not_acting) == bool(why)
+    assert why in handle.not_acting
+    assert len(texts) == bool(why)
+    assert all(why in text for text in texts)
+    handle.enabled = False
+    assert handle.not_acting == ""
+    assert loop(insp, lambda _: step(model, X)) == []
+
+
+def test_a_pass_of_ones_own_tells_what_does_not_act_in_it(insp):
+    gradient, zero = insp.perturb("a", nni.StopGradient()), insp.perturb("b", nni.Zero())
+    insp.run(X)
+    assert "insp.step(loss_fn, batch)" in gradient.not_acting
+    assert zero.not_acting == ""
+    insp.step(lambda model, x: model.a(x).sum(), X)
+    assert gradient.not_acting == ""
+    assert zero.not_acting == "the last step does not call it"
+
+
+def test_a_dropped_gradient_is_told(insp, model):
+    @nnx.jit
+    def step(model, x):
+        def loss_fn(model, x):
+            return (model.b(jax.lax.stop_gradient(model.a(x))) ** 2).mean()
+
+        return nnx.value_and_grad(loss_fn)(model, x)[0]
+
+    stopped = insp.perturb("a", nni.ScaleGradient(2.0))
+    passed = insp.perturb("b", nni.ScaleGradient(2.0))
+    loop(insp, lambda _: step(model, X))
+    assert "no gradient comes back" in stopped.not_acting
+    assert passed.not_acting == ""
+
+
+def test_a_site_in_a_while_loop_is_perturbed_though_it_is_not_seen(insp, model):
+    @nnx.jit
+    def step(model, x):
+        return jax.lax.fori_loop(0, jnp.int32(x.sum()), lambda _, y: y + model.a(x).sum(), 0.0)
+
+    results = []
+    insp.perturb("a", nni.Zero())
+    loop(insp, lambda _: results.append(float(step(model, X))))
+    assert results == [0.0] * 4
+    assert shown(insp) == [""]
+
+
+def test_a_switch_that_acts_again_says_so_within_one_loop(insp, model):
+    split, handle, seen = split_before(model), insp.perturb("a", nni.Zero()), []
+
+    def step(i):
+        seen.append(bool(handle.not_acting))
+        if i < 5:
+            split(i)
+        else:
+            forward(model, X)
+
+    loop(insp, step, count=8)
+    assert seen == [False, *[True] * 5, False, False]
