@@ -15,7 +15,13 @@ from nnx_inspector.findings import Finding
 
 def finding(site="a", rule="nonfinite", severity="error"):
     return Finding(
-        rule=rule, site=site, step=1, severity=severity, evidence={}, message=f"{site} is wrong."
+        rule=rule,
+        site=site,
+        step=1,
+        severity=severity,
+        evidence={},
+        what=f"{site} is wrong",
+        advice="mend it",
     )
 
 
@@ -102,7 +108,7 @@ def test_more_than_the_screen_shows_are_counted():
     message = message_of([finding(str(i)) for i in range(protocol.MOST_FINDINGS + 3)])
     assert (len(message.findings), message.more) == (protocol.MOST_FINDINGS, 3)
     assert message.findings[0] == protocol.FindingRow(
-        rule="nonfinite", site="0", step=1, severity="error", message="0 is wrong."
+        rule="nonfinite", site="0", step=1, severity="error", message="0 is wrong: mend it."
     )
 
 
