@@ -119,8 +119,9 @@ def test_tuning_keeps_the_place_and_another_shape_needs_another(handles):
     assert handles.setting().code != code
     assert handles.setting(armed=True).code == code
     assert not handles.setting(armed=True).active
-    handles.give_up()
+    handles.give_up("XlaError: no")
     assert not handle.compiling
+    assert handle.not_acting == "the program with a place for it cannot be compiled: XlaError: no"
 
 
 def test_while_something_is_compiled_the_rest_goes_on(handles):
