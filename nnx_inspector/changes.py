@@ -106,6 +106,7 @@ def is_number(aval: Any) -> bool:
 
 def difference(old: jax.Array, new: jax.Array) -> jax.Array:
     """`new - old`, exactly for integers (within 32 bits: within the range of int32)."""
+    old, new = jnp.asarray(old), jnp.asarray(new)  # outside of jit a Variable's number is Python's
     dtype = jnp.promote_types(old.dtype, new.dtype)
     old, new = (jax.lax.stop_gradient(x).astype(dtype) for x in (old, new))
     if jnp.issubdtype(dtype, jnp.inexact):

@@ -412,3 +412,19 @@ def test_nothing_is_summarised_where_nothing_changes():
     assert all(c.changed == [] for key in record for c in record[key].calls)
     _, plain = nni.capture(model.linear)(X)
     assert len(jax.tree.leaves(record)) == 2 * len(jax.tree.leaves(plain))
+
+
+@pytest.mark.parametrize("first", [0, 1.0])
+def test_a_number_of_python_that_a_call_counts_up(first):
+    class Counting(nnx.Module):
+        def __init__(self):
+            self.calls = nnx.Variable(first)
+
+        def __call__(self, x):
+            self.calls.set_value(self.calls.get_value() + 1)
+            return x
+
+    model = Counting()
+    _, record = nni.capture(model)(jnp.ones(2))
+    assert record[""].changes["calls"].mean == 1
+    assert model.calls.get_value() == first + 1
