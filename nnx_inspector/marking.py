@@ -40,8 +40,8 @@ class History:
 
     def begin(self, call: CallSite) -> None:
         parent = self._open[-1] if self._open else None
-        self._open.append(len(self.calls))
-        self.calls.append(self._modules.begin(call, "", len(self._open) - 1, parent))
+        self.calls.append(self._modules.begin(call, "", len(self._open), parent))
+        self._open.append(len(self.calls) - 1)  # not before: where the stack ends, that raises
 
     def receive(self, text: str) -> None:
         """What the innermost call receives, in words."""
@@ -95,8 +95,8 @@ class MarkCalls:
         # an inner function's trace may be used again elsewhere: there its equation knows the line
         call = dataclasses.replace(call, source="" if inner else source)
         params = {"owner": self.owner, "site": site, "call": call}
-        args, kwargs = mark_arguments(args, kwargs, part=BEGIN, **params)
         try:
+            args, kwargs = mark_arguments(args, kwargs, part=BEGIN, **params)
             out = next_fun(*args, **kwargs)
         except Exception as error:
             if self.history.fail(error):

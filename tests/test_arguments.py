@@ -236,3 +236,26 @@ def test_a_setting_without_a_hash_is_run_and_a_change_of_it_is_noticed(name: str
         same(insp.run(*args), want * 2.5)
         assert insp.values("linear").shape == (2, 2)
         insp.step(squares, *args)
+
+
+# ------------------------------------------------------------- models that are too deep
+
+
+class Nested(nnx.Module):
+    def __init__(self, inner: Any):
+        self.inner = nnx.data(inner)
+
+    def __call__(self, x: Any) -> Any:
+        return x if self.inner is None else self.inner(x)
+
+
+@pytest.mark.parametrize("look", [nni.trace, lambda model, x: nni.capture(model)(x)])
+def test_a_model_that_is_too_deep_raises_its_own_error_and_leaves_nothing(look: Any):
+    model: Any = None
+    for _ in range(300):
+        model = Nested(model)
+    before = dict(vars(Nested))
+    with pytest.raises(RecursionError):
+        look(model, X)
+    assert dict(vars(Nested)) == before
+    same(nni.capture(Nested(None))(X)[0], X)
