@@ -51,8 +51,8 @@ LEAKS = "what is no pytree among the results keeps the tracers of the pass"
 GAPS = {
     "test_one_pass[dataclass that is no pytree]": LEAKS,
     "test_inspected[dataclass that is no pytree]": LEAKS,
-    "test_inspected[detector with a tree of outputs]": "a NumPy attribute is an array of jax in run",
-    "test_inspected[module among the results]": "the Inspector refuses a call that returns a module",
+    "test_inspected[detector with a tree of outputs]": "an attribute of NumPy is of jax in run",
+    "test_inspected[module among the results]": "the Inspector refuses results that are modules",
     "test_backward[decoder with caches as arguments]": "the keys begin with the argument's name",
     "test_backward[physics with derivatives by the input]": "the oracle hears inner gradients too",
 }
