@@ -48,7 +48,10 @@ run = pytest.mark.parametrize(
 
 
 LEAKS = "what is no pytree among the results keeps the tracers of the pass"
+NUMBERS = "a number of Python in a Variable is an array after capture, as after nnx.jit"
 GAPS = {
+    "test_one_pass[agent with a state and dicts]": NUMBERS,
+    "test_one_pass[state among the results]": NUMBERS,
     "test_one_pass[dataclass that is no pytree]": LEAKS,
     "test_inspected[dataclass that is no pytree]": LEAKS,
     "test_inspected[detector with a tree of outputs]": "an attribute of NumPy is of jax in run",
