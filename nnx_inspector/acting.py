@@ -17,6 +17,7 @@ from flax import nnx
 
 from nnx_inspector import _private
 from nnx_inspector import places as at_places
+from nnx_inspector.kind import is_random
 from nnx_inspector.kinds import Perturbation
 from nnx_inspector.layers import Layer
 from nnx_inspector.mark_layers import marking_layers
@@ -24,7 +25,6 @@ from nnx_inspector.parameter_kinds import ParameterPerturbation
 from nnx_inspector.perturbation import apply, nothing_to_perturb
 from nnx_inspector.perturbing import (
     applied,
-    call_numbers,
     check_fits,
     check_layers,
     is_chosen,
@@ -36,7 +36,7 @@ from nnx_inspector.scope import Scope
 from nnx_inspector.sites import CALL, Only, Selection, module_sites
 from nnx_inspector.staging import LayersOf, Staged
 from nnx_inspector.substituting import ParameterRule, perturbed_parameters
-from nnx_inspector.survey import Marked, Survey, marks
+from nnx_inspector.survey import Marked, Survey
 from nnx_inspector.taps import INPUT, OUTPUT
 
 Values = list[Any]
@@ -75,8 +75,7 @@ def at_marks(
     for place, of_place in zip(places, data, strict=True):
         for site in place.sites:
             acting.setdefault((site, place.at), []).append((place, of_place))
-    found = [mark for mark in marks(stage.survey) if mark.part in (OUTPUT, INPUT)]
-    calls = call_numbers(found)
+    calls = stage.calls
 
     def perturb(mark: Marked, values: Values, rows: Rows) -> Values:
         if mark.part == OUTPUT and mark.site in index:
@@ -93,6 +92,12 @@ def at_marks(
         return values
 
     return perturb
+
+
+def are_random(places: Sequence[Place]) -> bool:
+    """Whether what is done at places depends on how many calls of a site were before."""
+    kinds = [jax.tree.unflatten(p.treedef, [0] * p.treedef.num_leaves) for p in places]
+    return any(map(is_random, kinds))
 
 
 def _here(site: str, wanted: tuple[int, ...], rows: Rows, on: Any) -> Any:
@@ -165,7 +170,7 @@ class Reach:
 
     def __init__(self, stage: Staged):
         shapes = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in stage.inputs]
-        self._stage = dataclasses.replace(stage, inputs=list(shapes), arrays=())
+        self._stage = dataclasses.replace(stage, inputs=list(shapes), arrays=(), last=None)
         self._marks: dict[tuple[str, str], list[tuple[Marked, tuple[int, ...]]]] = {}
         for mark, lengths in _with_lengths(stage.survey):
             self._marks.setdefault((mark.site, mark.part), []).append((mark, lengths))

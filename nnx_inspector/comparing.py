@@ -20,7 +20,7 @@ from nnx_inspector.effects import (
     top1_changed_in_trace,
 )
 from nnx_inspector.gates import passed
-from nnx_inspector.harvest import Plan, evaluate
+from nnx_inspector.harvest import Plan
 from nnx_inspector.keeping import Keep
 from nnx_inspector.staging import Staged
 from nnx_inspector.taps import OUTPUT
@@ -56,18 +56,33 @@ def differences(stage: Staged, inputs: list[Any], plan: Plan) -> Differences:
     """
     keep = Keep(values=True, parts=(OUTPUT,))
     nothing = Plan(summarise=False, keep=keep)
-    _, clean = evaluate(stage.survey, stage.inputs, plan=nothing)
-    _, moved = evaluate(
-        stage.survey, inputs, plan=dataclasses.replace(plan, summarise=False, keep=keep)
-    )
+    _, seen = stage.evaluate(stage.inputs, plan=nothing)
+    clean = _values(stage, seen)
+    _, seen = stage.evaluate(inputs, plan=dataclasses.replace(plan, summarise=False, keep=keep))
+    moved = _values(stage, seen)
     pairs: dict[str, list[tuple[Any, Any]]] = {}
-    both = zip(passed(stage.survey, clean), passed(stage.survey, moved), strict=True)
-    for (mark, before), (_, after) in both:
-        kept = [(a.value, b.value) for a, b in zip(before.kept, after.kept, strict=True)]
-        if kept:  # none where a call runs a number of times that only the data knows
-            pairs.setdefault(mark.site, []).extend(kept)
+    for site in clean:
+        # an eager call may have taken another way, with other calls
+        if [x.shape for x in clean[site]] == [x.shape for x in moved.get(site, [])]:
+            pairs[site] = list(zip(clean[site], moved[site], strict=True))
+    return _figures(pairs)
+
+
+@jax.jit
+def _figures(pairs: dict[str, list[tuple[Any, Any]]]) -> Differences:
     sites = {site: relative_change_in_trace(*zip(*of, strict=True)) for site, of in pairs.items()}
     kl = top1 = jnp.float32(jnp.nan)
     if len(output := pairs.get(ROOT, [])) == 1 and logits_of(output[0][0]) is not None:
         kl, top1 = kl_divergence_in_trace(*output[0]), top1_changed_in_trace(*output[0])
     return Differences(sites, kl, top1)
+
+
+def _values(stage: Staged, seen: list[Any]) -> dict[str, list[Any]]:
+    """The arrays that the calls of each site returned; none where a call runs a number of times
+    that only the data knows.
+    """
+    found: dict[str, list[Any]] = {}
+    for mark, one in passed(stage.survey, seen):
+        if one.kept:
+            found.setdefault(mark.site, []).extend(kept.value for kept in one.kept)
+    return found

@@ -25,11 +25,14 @@ from nnx_inspector import _private
 from nnx_inspector.changes import is_number
 from nnx_inspector.forwarding import handed_on
 from nnx_inspector.harvest import Plan, run_item
-from nnx_inspector.survey import Item, Survey, item_of
+from nnx_inspector.survey import Item, Survey, item_of, marks
 from nnx_inspector.taps import CHANGE, mark
 
 PROGRAMS = 64
 """Programs of inner transforms that are kept."""
+
+MEMO = 16
+"""Values whose summaries are remembered: a call's output is often that of the call around it."""
 
 SinksOf = Callable[[Survey], list[Any]]
 """Of a survey the zeros whose gradients are wanted, as `harvest.sinks_for` makes them."""
@@ -50,6 +53,8 @@ class Equation:
     params: dict[str, Any]
     invars: list[Atom]
     outvars: list[Atom] = dataclasses.field(default_factory=lambda: list[Atom]())
+    source: str = ""
+    """`file:line` of the user's code."""
 
 
 class EagerPass:
@@ -61,6 +66,7 @@ class EagerPass:
         seed: a zero that the run is differentiated by, or None: every value that is measured
             depends on it, and so has a cotangent.
         sinks_of: whose gradients are wanted.
+        calls: filled with the number of each mark, see `survey.call_numbers`.
 
     Attributes:
         seen: for each item of the survey, as `evaluate` returns it.
@@ -68,13 +74,24 @@ class EagerPass:
     """
 
     def __init__(
-        self, owner: Any, plan: Plan, *, seed: Any = None, sinks_of: SinksOf | None = None
+        self,
+        owner: Any,
+        plan: Plan,
+        *,
+        seed: Any = None,
+        sinks_of: SinksOf | None = None,
+        calls: dict[int, int] | None = None,
     ):
         self._owner, self._plan = owner, plan
         self._seed, self._sinks_of = seed, sinks_of
         self._equations: list[Equation] = []
         self._items: dict[int, Item] = {}
         self._memo: dict[int, Any] = {}
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._calls: dict[int, int] = {} if calls is None else calls
+        self._calls.clear()
+        self._programs: dict[_Code, _Program] = {}
+        self._used: set[_Program] = set()
         self._unseen: dict[str, str] = {}
         self._unattributed: dict[str, int] = {}
         self.seen: list[Any] = []
@@ -102,19 +119,24 @@ class EagerPass:
         elif not any(_holds_marks(j, self._owner) for j in _private.sub_jaxprs(_of(params))):
             return bind()
         atoms = [Atom(jax.typeof(x)) for x in values]
-        equation = Equation(primitive, params, atoms)
+        source = "" if primitive is mark else _private.source_of_caller()[0]
+        equation = Equation(primitive, params, atoms, source=source)
         if primitive is mark:
             item = item_of(equation, self._owner, self._unseen, self._unattributed)
             if item is None or _says_nothing(params, values):
+                if not _is_same(params, values):
+                    self._equations.append(equation)
                 return list(values)
             return self._take(item, equation, list(values), None)
-        program = _program(_Code(primitive, _frozen(params)), self._owner, self._plan)
+        program = self._program(_Code(primitive, _frozen(params)))
         self._unseen.update(program.unseen)
         for name, count in program.unattributed.items():
             self._unattributed[name] = self._unattributed.get(name, 0) + count
         if program.item is None:
             return bind()
-        out = self._take(_fresh(program.item), equation, list(values), program)
+        item = program.item if program not in self._used else _fresh(program.item)
+        self._used.add(program)
+        out = self._take(item, equation, list(values), program)
         equation.outvars.extend(Atom(jax.typeof(x)) for x in out)
         return [
             x if number is None else values[number]
@@ -125,7 +147,10 @@ class EagerPass:
         self, item: Item, equation: Equation, values: list[Any], program: _Program | None
     ) -> list[Any]:
         number = len(self.seen)
-        sinks = self._sinks(item, equation)
+        self._count(item)
+        if len(self._memo) > MEMO:
+            self._memo.clear()  # it holds arrays
+        sinks = self._sinks(item)
         if sinks is not None:
             values, sinks = _lent(values, sinks, self._seed, self._receiver(number))
         if program is None:
@@ -137,12 +162,26 @@ class EagerPass:
         self.seen.append(seen)
         return out
 
-    def _sinks(self, item: Item, equation: Equation) -> Any:
+    def _program(self, code: _Code) -> _Program:
+        if self._plan.perturb is None:
+            return _program(code, self._owner, self._plan)
+        if self._plan.numbered:  # another program each time: the numbers are part of it
+            return _Program(code, self._owner, self._plan)
+        if code not in self._programs:
+            self._programs[code] = _Program(code, self._owner, self._plan)
+        return self._programs[code]
+
+    def _count(self, item: Item) -> None:
+        for one in marks(_alone(item)):
+            key = (one.site, one.part)
+            self._calls[id(one)] = self._numbers.get(key, 0)
+            self._numbers[key] = self._calls[id(one)] + 1
+
+    def _sinks(self, item: Item) -> Any:
         self.received.append([])
         if self._sinks_of is None:
             return None
-        alone = Survey(types.SimpleNamespace(eqns=[equation]), (), {0: item}, {}, {})
-        (sinks,) = self._sinks_of(alone)
+        (sinks,) = self._sinks_of(_alone(item))
         return sinks if jax.tree.leaves(sinks) else None
 
     def _receiver(self, number: int) -> Callable[[Any], None]:
@@ -162,6 +201,16 @@ def _says_nothing(params: dict[str, Any], values: Sequence[Any]) -> bool:
         return False
     pair = values[: len(params["structure"].arrays)]
     return not pair or not is_number(jax.typeof(pair[0])) or pair[0] is pair[1]
+
+
+def _is_same(params: dict[str, Any], values: Sequence[Any]) -> bool:
+    """Whether a mark of a change is of a value that did not change."""
+    pair = values[: len(params["structure"].arrays)]
+    return params["part"] == CHANGE and bool(pair) and pair[0] is pair[1]
+
+
+def _alone(item: Item) -> Survey:
+    return Survey(types.SimpleNamespace(eqns=[]), (), {0: item}, {}, {})
 
 
 def _fresh(item: Item) -> Item:
@@ -305,3 +354,34 @@ def _line_of(error: BaseException) -> str:
             place = f"{name}:{line}" + f" reads the value of an array: `{text}`" * bool(text)
         traceback = traceback.tb_next
     return place
+
+
+# ------------------------------------------------------ what is known to run eagerly
+
+_reasons: dict[int, str] = {}
+_MOST = 1000
+
+
+def remember(form: int | None, why: str) -> None:
+    """Note why calls of a form run eagerly: they are not traced in vain each time."""
+    if form is not None:
+        if len(_reasons) >= _MOST:
+            _reasons.clear()
+        _reasons[form] = why
+
+
+def remembered(form: int | None) -> str:
+    """Why calls of a form run eagerly; `""` where that is not known."""
+    return "" if form is None else _reasons.get(form, "")
+
+
+def forget() -> None:
+    """Try to trace each call again."""
+    _reasons.clear()
+
+
+def can_run(values: Sequence[Any]) -> bool:
+    """Whether code that reads values can run with these arguments."""
+    return not any(isinstance(x, jax.ShapeDtypeStruct) for x in values) and all(
+        map(_private.is_concrete, values)
+    )

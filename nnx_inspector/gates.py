@@ -18,10 +18,10 @@ import numpy as np
 
 from nnx_inspector.harvest import Seen
 from nnx_inspector.kinds import Perturbation
-from nnx_inspector.perturbing import applied, call_numbers, check_fits, why_unseen
+from nnx_inspector.perturbing import applied, check_fits, why_unseen
 from nnx_inspector.sites import Selection, escape, parse_key, site_key
 from nnx_inspector.staging import Staged
-from nnx_inspector.survey import Marked, Survey, marks
+from nnx_inspector.survey import Marked, Survey, call_numbers, marks
 from nnx_inspector.taps import INPUT, OUTPUT
 
 NONE = -1

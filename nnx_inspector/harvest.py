@@ -46,6 +46,7 @@ class Plan:
         summarise: whether values are reduced to summaries.
         perturb: `(mark, arrays, rows) -> arrays` for outputs and inputs; it may close over arrays.
             `rows` are those below.
+        numbered: whether that depends on how many calls of the site were before.
         rows: of the scans around, outermost first, the number of the iteration and how many.
         keep: what to keep besides.
         sample: of how many slices of a value one is binned, see `summarize`.
@@ -54,6 +55,7 @@ class Plan:
 
     summarise: bool = True
     perturb: Callable[[Marked, list[Any], tuple[Any, ...]], list[Any]] | None = None
+    numbered: bool = True
     rows: tuple[tuple[Any, int], ...] = ()
     keep: Keep = NOTHING
     sample: int = 1

@@ -21,6 +21,7 @@ from nnx_inspector.acting import chosen_layer, parameter_keys
 from nnx_inspector.answering import Answering
 from nnx_inspector.commands import answer
 from nnx_inspector.diagnosing import Diagnosing, message_of
+from nnx_inspector.eager import why_untraceable
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.evaluating import Around, Evaluating
 from nnx_inspector.findings import Finding, diagnose
@@ -123,6 +124,7 @@ class Inspector:
         require_arguments(model, args, kwargs)
         self._lock = threading.RLock()
         self._closed = False
+        self._eager = ""  # why the pass on screen was not traced
         self._trace = trace(model, *args, only=only, **kwargs)
         self._modes = Modes(model, self._modes_changed)
         self._pages = Pages(model, self._modes)
@@ -274,6 +276,8 @@ class Inspector:
     def _show_own(self, shown: Shown) -> None:
         # a loss is not among the metrics' curves: those are the training's, this is an evaluation
         outcome = shown.outcome
+        self._eager = outcome.perturbed.record.eager
+        self._show_modes(shown.switches)
         self._recording.learn(self._passes.facts(shown.trial.call(self._model, shown.switches)))
         self._show(
             outcome.perturbed.record,
@@ -608,9 +612,7 @@ class Inspector:
         self._require_open()
         args, kwargs, runs = self._evaluating.example.args, self._evaluating.example.kwargs, True
         try:
-            with unwatched():
-                found = trace(view, *args, only=self._selection.terms, **kwargs)
-            self._take_trace(found)
+            self._take_trace(self._traced(view, args, kwargs))
         except Exception as error:  # noqa: BLE001 - shown: another example may well run
             text = f"The example cannot be run in these modes: {type(error).__name__}: {error}"
             self._notice("warning", text)
@@ -620,10 +622,28 @@ class Inspector:
         self._show_modes(self._modes.switches())
         self._view.state_changed()
 
+    def _traced(self, view: nnx.Module, args: Any, kwargs: Any) -> Trace:
+        """The calls of the example in other modes; a view has shapes, and no array to be read."""
+        only = self._selection.terms
+        with unwatched():
+            try:
+                return trace(view, *args, only=only, **kwargs)
+            except Exception as error:
+                if not why_untraceable(error):
+                    raise
+            copy = self._evaluating.example.call(self._model, self._modes.switches()).copied()
+            return trace(copy.model, *args, only=only, **kwargs)
+
     def _show_modes(self, switches: Switches) -> None:
         text = f"Modes for inspected passes: {switches.in_words()}. A watched loop has the model's."
-        notice = protocol.Notice(level="info", text=text, site=None)
-        self._view.standing = (notice,) if switches else ()
+        standing = [text] if switches else []
+        if self._eager:
+            standing.append(
+                f"The pass ran eagerly, line by line: {self._eager}. FLOPs and dataflow are not "
+                f"known, and findings that need the program are not judged."
+            )
+        notices = (protocol.Notice(level="info", text=text, site=None) for text in standing)
+        self._view.standing = tuple(notices)
 
     # ------------------------------------------------------------- reading
 

@@ -94,6 +94,12 @@ class Perturbation:
         return first_misfit(self, (*self.numbers, *self.arrays), x)
 
 
+def is_random(one: Any) -> bool:
+    """Whether what a perturbation does to an array depends on the array's name."""
+    of = getattr(type(one), "apply_at", None)
+    return of is not Perturbation.apply_at
+
+
 def first_misfit(one: Any, names: Iterable[str], x: Any) -> Refusal | None:
     """Why the first of some fields that does not fit an array does not, or None."""
     for name in names:

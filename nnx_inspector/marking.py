@@ -38,6 +38,10 @@ class History:
         self._open: list[int] = []
         self._error: BaseException | None = None
 
+    def restart(self) -> None:
+        """Forget the calls: the pass begins anew."""
+        self.calls, self._open, self._error = [], [], None
+
     def begin(self, call: CallSite) -> None:
         parent = self._open[-1] if self._open else None
         self.calls.append(self._modules.begin(call, "", len(self._open), parent))

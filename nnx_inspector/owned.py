@@ -20,14 +20,16 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector import _private
-from nnx_inspector.acting import Reach, at_marks, layers_for, parameters_under
+from nnx_inspector.acting import Reach, are_random, at_marks, layers_for, parameters_under
+from nnx_inspector.backward import differentiated
 from nnx_inspector.capturing import record_of
 from nnx_inspector.comparing import Differences, differences
 from nnx_inspector.content import key_of
-from nnx_inspector.facts import facts_of_call
+from nnx_inspector.eager import SinksOf, why_untraceable
+from nnx_inspector.facts import facts_of_call, facts_of_modules
 from nnx_inspector.gauges import VARIED
 from nnx_inspector.gauging import gauge, sampled, varied
-from nnx_inspector.harvest import Plan, evaluate, sinks_for
+from nnx_inspector.harvest import Plan, sinks_for
 from nnx_inspector.keeping import NOTHING, Keep
 from nnx_inspector.layers import unwatched
 from nnx_inspector.mark_layers import marking_layers
@@ -131,6 +133,32 @@ class _Prepared:
     avals: tuple[Any, ...]
 
 
+class Program:
+    """A function of arrays, compiled; where it cannot be traced, because a model's code reads
+    values, it runs as it is.
+
+    Attributes:
+        function: the function itself.
+        compiled: the same under jit.
+        ran_eagerly: whether the last call ran as it is.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function, self.compiled = function, jax.jit(function)
+        self.ran_eagerly = False
+
+    def __call__(self, *args: Any) -> Any:
+        if not self.ran_eagerly:
+            try:
+                return self.compiled(*args)
+            except Exception as error:
+                if not why_untraceable(error):
+                    raise
+        out = self.function(*args)
+        self.ran_eagerly = True
+        return out
+
+
 class OwnedPasses:
     """The compiled passes over one model's structure.
 
@@ -148,6 +176,7 @@ class OwnedPasses:
         self._lock = threading.Lock()
         self._compiled: set[Any] = set()
         self._compiling: dict[Any, threading.Lock] = {}
+        self._eager: set[Any] = set()
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -173,11 +202,20 @@ class OwnedPasses:
             known = self._facts.get(key)
         if known is None:
             with unwatched():
-                known = _facts(call, self._selection)
+                known = self._facts_of(call)
             with self._lock:
                 self._facts[key] = known
             self._has_traced(call)
         return known
+
+    def _facts_of(self, call: Call) -> Facts:
+        if not self._is_eager(call):
+            try:
+                return _facts(call, self._selection)
+            except Exception as error:
+                if not why_untraceable(error):
+                    raise
+        return facts_of_modules(call.model)  # there is no program to read the others from
 
     def compare(self, call: Call, setting: Setting) -> Differences:
         """How far a setting moves what each site returns, from two passes in one program."""
@@ -198,8 +236,10 @@ class OwnedPasses:
         prepared = self._prepared(kind, call, setting)
         if prepared.key is None or prepared.key in self._compiled:
             return None
+        if self._is_eager(call):
+            return None  # nothing of it is compiled ahead
         program, avals, key, lock = (
-            prepared.program,
+            prepared.program.compiled,
             prepared.avals,
             prepared.key,
             self._lock_of(prepared.key),
@@ -217,13 +257,21 @@ class OwnedPasses:
 
     def _run(self, kind: Kind, call: Call, setting: Setting) -> Any:
         prepared = self._prepared(kind, call, setting)
+        program = prepared.program
         try:
+            if self._is_eager(call):
+                with unwatched():
+                    return program.function(*prepared.inputs)
             if prepared.key is None or prepared.key in self._compiled:
                 with unwatched():
-                    return prepared.program(*prepared.inputs)
+                    return program(*prepared.inputs)
             with self._lock_of(prepared.key), unwatched():
-                out = prepared.program(*prepared.inputs)
-                self._compiled.add(prepared.key)
+                out = program(*prepared.inputs)
+                if program.ran_eagerly:
+                    with self._lock:
+                        self._eager.add(self._key_of(call))
+                else:
+                    self._compiled.add(prepared.key)
             self._has_traced(call)
             return out
         except Exception as error:
@@ -233,6 +281,10 @@ class OwnedPasses:
 
     def _key_of(self, call: Call) -> Any:
         return self._same.get(call.parts.key, call.parts.key)
+
+    def _is_eager(self, call: Call) -> bool:
+        with self._lock:
+            return self._key_of(call) in self._eager
 
     def _has_traced(self, call: Call) -> None:
         """Tracing runs the model's Python, which may change a setting (one that counts its calls,
@@ -269,9 +321,12 @@ class OwnedPasses:
             call = form.call(leaves, arrays)
             function, positional = call.function()
             layers, roots = layers_for(selection, places), {(): call.model}
-            with staged(function, positional, call.kwargs, layers, roots=roots) as stage:
+            with staged(
+                function, positional, call.kwargs, layers, roots=roots, may_run=True
+            ) as stage:
                 keep = Keep(values=gauge, parts=(OUTPUT,)) if kind == "pass" else NOTHING
-                plan = Plan(perturb=at_marks(stage, keys, numbers, places, data), keep=keep)
+                perturb = at_marks(stage, keys, numbers, places, data)
+                plan = Plan(perturb=perturb, numbered=are_random(places), keep=keep)
                 replaced = parameters_under(stage, parameters, of_parameters)
                 inputs = [replaced.get(i, x) for i, x in enumerate(stage.inputs)]
                 if kind == "compare":
@@ -279,10 +334,11 @@ class OwnedPasses:
                 if isinstance(kind, OfUnits):
                     keep = Keep(units=-1, parts=(OUTPUT,), sites=kind.sites)
                     plan = dataclasses.replace(plan, summarise=False, keep=keep)
-                    return record_of(stage, evaluate(stage.survey, inputs, plan=plan)[1])
+                    seen = stage.evaluate(inputs, plan=plan)[1]
+                    return record_of(stage, seen)
                 held, grads = floats_of(stage), dict[int, Any]()
                 if call.loss_fn is None:
-                    (out, seen), cotangents = evaluate(stage.survey, inputs, plan=plan), None
+                    (out, seen), cotangents = stage.evaluate(inputs, plan=plan), None
                 else:
                     out, seen, cotangents, grads = _graded(stage, inputs, plan, held)
                 value = stage.finish(with_own_parameters(stage, out, replaced), update=False)
@@ -294,7 +350,7 @@ class OwnedPasses:
             structure = _Returned(dataclasses.replace(returned, leaves=_blank(returned)))
             return returned.take(returned.arrays), record, states, structure
 
-        return jax.jit(program)
+        return Program(program)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,14 +382,24 @@ class _Parts:
 
 
 def reach_of(call: Call, selection: Selection) -> Reach:
-    """What of a call can be perturbed, from shapes alone."""
-    model = call.model
+    """What of a call can be perturbed, from shapes alone; an eager call runs for it."""
     if call.switches:
-        model, _ = viewed(model, call.switches, lambda copy: None)
-        call = dataclasses.replace(call, model=model)
+        try:
+            model, _ = viewed(call.model, call.switches, lambda copy: None)
+            return _reach(dataclasses.replace(call, model=model), selection)
+        except Exception as error:
+            if not why_untraceable(error):
+                raise
+        call = call.parts.form.call(call.parts.leaves, call.parts.arrays)
+    return _reach(call, selection)
+
+
+def _reach(call: Call, selection: Selection) -> Reach:
     function, positional = call.function()
-    layers, roots = marking_layers(selection, inputs=True), {(): model}
-    with staged(function, positional, call.kwargs, layers, roots=roots) as stage:
+    layers, roots = marking_layers(selection, inputs=True), {(): call.model}
+    with staged(function, positional, call.kwargs, layers, roots=roots, may_run=True) as stage:
+        if stage.eager:
+            stage.evaluate(stage.inputs, plan=Plan(summarise=False))
         return Reach(stage)
 
 
@@ -350,41 +416,51 @@ def _facts(call: Call, selection: Selection) -> Facts:
 def _graded(
     stage: Staged, inputs: list[Any], plan: Plan, held: Mapping[str, tuple[int, bool]]
 ) -> tuple[list[Any], list[Any], Any, dict[int, Any]]:
-    """As `backward_pass`, and the gradients of the parameters, by the numbers of the inputs; none
-    where the loss cannot be differentiated by them (one is used in a while loop, say).
+    """Outputs, what was seen, what the sinks received, and the gradients of the parameters, by the
+    numbers of the inputs; none where the loss cannot be differentiated by them (one is used in a
+    while loop, say), or its code reads what cannot be read in a derivative.
     """
     numbers = [i for i, is_parameter in held.values() if is_parameter]
-    sinks = sinks_for(stage.survey)
     try:
-        return _backward(stage, inputs, plan, sinks, numbers)
-    except (NotImplementedError, TypeError, ValueError):
-        return _backward(stage, inputs, plan, sinks, ())  # what is wrong with the loss it says too
+        return backward_pass(stage, inputs, plan, numbers)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        why = why_untraceable(error) if stage.eager else ""
+        if not why:  # what is wrong with the loss it says too
+            return backward_pass(stage, inputs, plan, ())
+    stage.eager += f"; there are no gradients, because in a derivative {why}"
+    out, seen = stage.evaluate(inputs, plan=plan)
+    _require_loss(stage, out)
+    return out, seen, None, {}
 
 
-def backward_pass(stage: Staged, inputs: list[Any], plan: Plan, sinks: list[Any]) -> Any:
-    """Outputs, what was seen, and the gradients by the sinks, of a staged loss."""
-    return _backward(stage, inputs, plan, sinks, ())[:3]
-
-
-def _backward(
-    stage: Staged, inputs: list[Any], plan: Plan, sinks: list[Any], numbers: Sequence[int]
+def backward_pass(
+    stage: Staged,
+    inputs: list[Any],
+    plan: Plan,
+    numbers: Sequence[int] = (),
+    *,
+    sinks_of: SinksOf = sinks_for,
 ) -> tuple[list[Any], list[Any], Any, dict[int, Any]]:
-    def loss_of(sinks: Any, chosen: Any) -> Any:
-        full = [chosen.get(i, x) for i, x in enumerate(inputs)]
-        out, seen = evaluate(stage.survey, full, plan=plan, sinks=sinks)
-        if not stage.outputs or jnp.shape(out[0]) != ():
-            shape = f"an array of shape {jnp.shape(out[0])}" if stage.outputs else "no array"
-            raise TypeError(
-                f"The loss function must return a scalar, or (scalar, aux); it returned {shape} "
-                f"first."
-            )
-        if not jnp.issubdtype(out[0].dtype, jnp.floating):
-            raise TypeError(f"The loss must be a floating-point scalar, got {out[0].dtype}.")
-        return out[0], (out, seen)
-
-    transform = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)
-    (_, (out, seen)), (cotangents, grads) = transform(sinks, {i: inputs[i] for i in numbers})
+    """Outputs, what was seen, and the gradients by the sinks and by inputs, of a staged loss."""
+    _, out, seen, cotangents, grads = differentiated(
+        stage,
+        inputs,
+        plan,
+        numbers,
+        sinks_of=sinks_of,
+        check=functools.partial(_require_loss, stage),
+    )
     return out, seen, cotangents, grads
+
+
+def _require_loss(stage: Staged, out: Sequence[Any]) -> None:
+    if not stage.outputs or jnp.shape(out[0]) != ():
+        shape = f"an array of shape {jnp.shape(out[0])}" if stage.outputs else "no array"
+        raise TypeError(
+            f"The loss function must return a scalar, or (scalar, aux); it returned {shape} first."
+        )
+    if not jnp.issubdtype(out[0].dtype, jnp.floating):
+        raise TypeError(f"The loss must be a floating-point scalar, got {out[0].dtype}.")
 
 
 def _blank(arguments: Arguments) -> tuple[Any, ...]:

@@ -2,7 +2,8 @@
 
 The call is traced once and its jaxpr run again with the perturbations at the marks (`harvest`), so
 strengths may be traced, vmapped over, scanned over and differentiated by. Invariant: everything is
-checked against shapes and dtypes before anything runs; with no perturbation it is the plain call.
+checked against shapes and dtypes before anything runs (of an eager call: before it is done); with
+no perturbation it is the plain call.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from nnx_inspector.harvest import Plan, evaluate
-from nnx_inspector.kind import Perturbation
+from nnx_inspector.harvest import Plan
+from nnx_inspector.kind import Perturbation, is_random
 from nnx_inspector.mark_layers import marking_layers
 from nnx_inspector.parameter_kinds import ParameterPerturbation
 from nnx_inspector.perturbation import nothing_to_perturb, refusal
@@ -100,13 +101,18 @@ def perturbed(f: Any) -> Callable[..., Any]:
         inputs = any(rule.of(INPUT) for rule in rules)
         patterns = [rule.pattern for rule in rules if rule.of(OUTPUT) or rule.of(INPUT)]
         layers = marking_layers(Selection(patterns or None), inputs=inputs)
-        with staged(function, args, kwargs, layers) as stage:
-            plan = Plan(summarise=False, perturb=_at_marks(stage, rules))
+        with staged(function, args, kwargs, layers, may_run=True) as stage:
+            if not stage.eager:
+                _check(stage, rules)
+            numbered = any(is_random(one) for rule in rules for one in rule.perturbations)
+            plan = Plan(summarise=False, perturb=_at_marks(stage, rules), numbered=numbered)
             replaced = perturbed_parameters(
                 stage, [rule.of_parameters for rule in rules if rule.of_parameters.perturbations]
             )
             given = [replaced.get(i, x) for i, x in enumerate(stage.inputs)]
-            out, _ = evaluate(stage.survey, given, plan=plan)
+            out, _ = stage.evaluate(given, plan=plan)
+            if stage.eager:
+                _check(stage, rules)
             return stage.finish(with_own_parameters(stage, out, replaced), update=True)
 
     return call
@@ -136,10 +142,33 @@ def _several(key: str, value: Any) -> tuple[Any, ...]:
 
 
 def _at_marks(stage: Staged, rules: Sequence[_Rule]) -> Callable[..., list[Any]]:
-    """What to do at each mark; everything is checked here."""
-    found = [mark for mark in marks(stage.survey) if mark.part in (OUTPUT, INPUT)]
-    calls = call_numbers(found)
-    at: dict[tuple[str, str], list[tuple[tuple[int, ...], Perturbation]]] = {}
+    """What to do at each mark."""
+    calls, at = stage.calls, dict[tuple[str, str], list[tuple[tuple[int, ...], Perturbation]]]()
+
+    def rules_at(mark: Marked) -> list[tuple[tuple[int, ...], Perturbation]]:
+        found = at.get((mark.site, mark.part))
+        if found is None:
+            here = [r for r in rules if Selection(r.pattern).matches_key(mark.site)]
+            found = [(rule.rows, one) for rule in here for one in rule.of(mark.part)]
+            at[mark.site, mark.part] = found
+        return found
+
+    def perturb(mark: Marked, values: list[Any], rows: tuple[tuple[Any, int], ...]) -> list[Any]:
+        for wanted, one in rules_at(mark):
+            check_fits(one, mark)
+            name = f"{mark.site}/{calls[id(mark)]}"
+            change = functools.partial(_all_applied, one, mapped=mark.mapped, name=name)
+            values = _in_rows(mark.site, wanted, rows, change, values)
+        return values
+
+    return perturb
+
+
+def _check(stage: Staged, rules: Sequence[_Rule]) -> None:
+    """Raise where a rule meets no call, or what it does has no meaning there. Of an eager call the
+    first is known once it has run; the second is then said at the mark.
+    """
+    found = marks(stage.survey)
     for rule in rules:
         selection = Selection(rule.pattern)
         for part in (OUTPUT, INPUT):
@@ -151,29 +180,6 @@ def _at_marks(stage: Staged, rules: Sequence[_Rule]) -> Callable[..., list[Any]]
             for mark in here:
                 for one in wanted:
                     check_fits(one, mark)
-            for site in dict.fromkeys(m.site for m in here):
-                at.setdefault((site, part), []).extend((rule.rows, one) for one in wanted)
-
-    def perturb(mark: Marked, values: list[Any], rows: tuple[tuple[Any, int], ...]) -> list[Any]:
-        for wanted, one in at.get((mark.site, mark.part), ()):
-            name = f"{mark.site}/{calls[id(mark)]}"
-            change = functools.partial(_all_applied, one, mapped=mark.mapped, name=name)
-            values = _in_rows(mark.site, wanted, rows, change, values)
-        return values
-
-    return perturb
-
-
-def call_numbers(found: Sequence[Marked]) -> dict[int, int]:
-    """For the id of each mark how many of its site and part are before it: random numbers depend
-    on it.
-    """
-    numbers: dict[tuple[str, str], int] = {}
-    calls: dict[int, int] = {}
-    for mark in found:
-        calls[id(mark)] = numbers.get((mark.site, mark.part), 0)
-        numbers[mark.site, mark.part] = calls[id(mark)] + 1
-    return calls
 
 
 def why_unseen(pattern: str, stage: Staged) -> str:

@@ -21,7 +21,14 @@ from flax import nnx
 from nnx_inspector import _private
 from nnx_inspector.arrays import own_attribute
 from nnx_inspector.dispatch import hooked
-from nnx_inspector.eager import EagerPass, SinksOf, why_untraceable
+from nnx_inspector.eager import (
+    EagerPass,
+    SinksOf,
+    can_run,
+    remember,
+    remembered,
+    why_untraceable,
+)
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.harvest import Plan, evaluate
 from nnx_inspector.interception import warn_of_doubtful_calls
@@ -29,7 +36,7 @@ from nnx_inspector.layers import Layer, open_layers
 from nnx_inspector.scope import Scope
 from nnx_inspector.sites import Path, argument_name, require_module
 from nnx_inspector.summarize import is_number
-from nnx_inspector.survey import Survey, survey
+from nnx_inspector.survey import Survey, call_numbers, marks, survey
 from nnx_inspector.taps import describe, is_node, is_whole
 from nnx_inspector.trees import plain_key, rebuilt
 
@@ -182,6 +189,7 @@ class Staged:
         eager: why the call runs eagerly instead of being traced, in words; `""` where it is traced.
             An eager call is known once it has run: until then the survey is empty.
         last: the last run of an eager call.
+        calls: the number of each mark, see `survey.call_numbers`.
         spans: for the id of each Variable where its arrays are among the inputs.
         arrays: the arrays among the arguments, the last of the inputs.
     """
@@ -199,6 +207,7 @@ class Staged:
     _call: Callable[[Sequence[Any]], tuple[list[Any], Arguments]]
     eager: str = ""
     last: EagerPass | None = None
+    calls: dict[int, int] = dataclasses.field(default_factory=lambda: dict[int, int]())
 
     def evaluate(
         self,
@@ -215,7 +224,7 @@ class Staged:
         """
         if not self.eager:
             return evaluate(self.survey, inputs, plan=plan, sinks=sinks)
-        last = EagerPass(self.owner, plan, seed=seed, sinks_of=sinks_of)
+        last = EagerPass(self.owner, plan, seed=seed, sinks_of=sinks_of, calls=self.calls)
         out, self.returned = last.run(lambda: self._call(inputs))
         self.last, self.survey, self.outputs = last, last.survey, len(self.returned.arrays)
         warn_of_doubtful_calls(self.scope, "They are listed as unseen.")
@@ -297,18 +306,18 @@ def staged(
         stage: Staged | None = None
         written: set[str] = set()
         key = _form_of(function, graphdef, arguments, state_leaves) if may_run else None
-        can_run = may_run and all(map(_is_concrete, (*state_leaves, *arrays)))
-        why = _eagerly.get(key, "") if can_run and key is not None else ""
+        runs = may_run and can_run((*state_leaves, *arrays))
+        why = remembered(key) if runs else ""
         jaxpr = None
         if not why:
             try:
                 jaxpr = jax.make_jaxpr(pure)(state_leaves, list(arrays))
             except Exception as error:
-                why = why_untraceable(error) if can_run else ""
+                why = why_untraceable(error) if runs else ""
                 if not why:
-                    _say_why_values_are_unknown(error)
+                    _say_why_values_are_unknown(error, may_run)
                     raise
-                _remember(key, why)
+                remember(key, why)
                 scope.forget()
         if jaxpr is not None:
             written = _private.writes(jaxpr)
@@ -346,8 +355,9 @@ def staged(
             return returned.rebuild(nodes, mine)
 
         returned = result["returned"] if jaxpr is not None else Arguments.of(())
+        found = EagerPass(owner, Plan()).survey if jaxpr is None else survey(jaxpr, owner)
         stage = Staged(
-            EagerPass(owner, Plan()).survey if jaxpr is None else survey(jaxpr, owner),
+            found,
             [*state_leaves, *arrays],
             len(returned.arrays),
             returned,
@@ -359,27 +369,9 @@ def staged(
             finish,
             call,
             why,
+            calls=call_numbers(marks(found)),
         )
         yield stage
-
-
-# ------------------------------------------------------ what is known to run eagerly
-
-_eagerly: dict[int, str] = {}
-"""For the form of a call why it runs eagerly: it is not traced in vain each time."""
-
-_MOST = 1000
-
-
-def _is_concrete(x: Any) -> bool:
-    return not isinstance(x, jax.ShapeDtypeStruct) and _private.is_concrete(x)
-
-
-def _remember(key: int | None, why: str) -> None:
-    if key is not None:
-        if len(_eagerly) >= _MOST:
-            _eagerly.clear()
-        _eagerly[key] = why
 
 
 def _form_of(
@@ -463,14 +455,14 @@ def _differ(before: tuple[Any, list[Any]], after: tuple[Any, list[Any]]) -> bool
     return any(a is not b for a, b in zip(before[1], after[1], strict=True))
 
 
-def _say_why_values_are_unknown(error: Exception) -> None:
+def _say_why_values_are_unknown(error: Exception, may_run: bool) -> None:
     place = why_untraceable(error)
     if place:
+        eagerly = "Call it with arrays, outside of jit and vmap, and it runs eagerly; or use"
         error.add_note(
             f"nnx_inspector: the call is traced, as by jax.jit, so its code cannot ask for the "
-            f"value of an array: {place}. Call it with arrays, outside of jit and vmap, and it "
-            f"runs eagerly; or use jax.lax.cond or jnp.where, or pass what it branches on as a "
-            f"Python value."
+            f"value of an array: {place}. {eagerly if may_run else 'Use'} jax.lax.cond or "
+            f"jnp.where, or pass what it branches on as a Python value."
         )
 
 

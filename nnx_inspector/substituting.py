@@ -172,6 +172,9 @@ def with_own_parameters(
     """The outputs, where the call hands a parameter back as it was, with the model's own."""
     if not replaced:
         return list(out)
+    if stage.eager:
+        own = {id(value): stage.inputs[i] for i, value in replaced.items()}
+        return [own.get(id(value), value) for value in out]
     jaxpr = stage.survey.jaxpr
     same = Values(jaxpr).same
     own = {i: jaxpr.invars[i] for i in replaced}

@@ -7,7 +7,7 @@ done at the marks is for `harvest`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from nnx_inspector import _private
 from nnx_inspector.changes import is_number, pair_of
 from nnx_inspector.forwarding import Values
-from nnx_inspector.taps import CHANGE, Structure, mark
+from nnx_inspector.taps import CHANGE, INPUT, OUTPUT, Structure, mark
 
 UNATTRIBUTED = "unattributed"
 """Marks a call that looks like the model's and is none; its site is the name of the type."""
@@ -167,3 +167,16 @@ def marks(found: Survey) -> list[Marked]:
         for child in item.children:
             out.extend(marks(child))
     return out
+
+
+def call_numbers(found: Sequence[Marked]) -> dict[int, int]:
+    """For the id of each mark of a value how many of its site and part are before it: random
+    numbers depend on it.
+    """
+    numbers: dict[tuple[str, str], int] = {}
+    calls: dict[int, int] = {}
+    for one in found:
+        if one.part in (OUTPUT, INPUT):
+            calls[id(one)] = numbers.get((one.site, one.part), 0)
+            numbers[one.site, one.part] = calls[id(one)] + 1
+    return calls

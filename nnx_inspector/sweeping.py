@@ -7,6 +7,7 @@ they are, and each row equals a pass of `perturbed` with that site alone.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from flax import nnx
 
 from nnx_inspector import _private
 from nnx_inspector.arrays import is_array
+from nnx_inspector.eager import why_untraceable
 from nnx_inspector.effects import (
     Logits,
     kl_divergence_in_trace,
@@ -129,11 +131,28 @@ def sweep(
     function, call = Function(loss_fn), (model, *args)
     marking = _marking(selection, inputs=perturbation.at == INPUT)
     with shown(progress, "sweep") as report, unwatched():
-        with staged(function, call, kwargs, marking, roots={(): model}) as stage:
+        with (
+            _saying_what_else(),
+            staged(function, call, kwargs, marking, roots={(): model}) as stage,
+        ):
             gates = gates_of(stage, selection.terms, perturbation, layers=layers)
             report(0, len(gates.names))
             program = _compiled(_Pass(stage, gates, perturbation, logits), chunk)
         return _frame(program, report, type(perturbation).__name__)
+
+
+@contextlib.contextmanager
+def _saying_what_else() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        why = why_untraceable(error)
+        if not why:
+            raise
+        raise InspectorError(
+            f"sweep compiles one program for all sites, and this call cannot be traced: {why}. "
+            f"Perturb one site at a time: nni.perturbed(loss_fn)({{site: perturbation}}, ...)."
+        ) from error
 
 
 def _check(model: Any, loss_fn: Any, perturbation: Any, chunk: Any) -> None:

@@ -3,7 +3,7 @@
 The pass is traced abstractly with every call marked; the tree of calls, the operations between a
 call's marks and the path of values from one module to the next are read from the jaxpr.
 Invariant: nothing is computed, no array is allocated, and the model is not changed, also where
-the pass raises.
+the pass raises. A pass that cannot be traced runs eagerly instead, and is told by what ran.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnx_inspector import _private
 from nnx_inspector.dataflow import Arrival, Edge, dataflow
+from nnx_inspector.harvest import Plan
 from nnx_inspector.layers import TAP_INPUT, TAP_OUTPUT, Layer
 from nnx_inspector.mark_layers import MarkUnattributed
 from nnx_inspector.marking import History, MarkCalls, MarkInputs, error_in_words
@@ -52,6 +53,9 @@ class Trace:
         error: what the pass raised, in words; `""` for a pass that did not. Such a trace ends with
             the call that raised, and has neither edges nor counts of operations; calls inside a
             jitted function that is used twice alike are in it once.
+        eager: why the pass ran line by line instead of being traced, in words; `""` where it was
+            traced. Of such a pass the calls are known as they ran; their FLOPs and the dataflow
+            are not.
         arrivals: what the edges and borders are read from: each value that a call receives or
             returns, with all that it is made of, and in which calls.
     """
@@ -63,6 +67,7 @@ class Trace:
     unseen: dict[str, str]
     error: str = ""
     arrivals: tuple[Arrival, ...] = ()
+    eager: str = ""
 
     def to_frame(self) -> pd.DataFrame:
         """A tidy pandas frame, a row per call.
@@ -87,6 +92,7 @@ class Trace:
             "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
         ]
         lines += [f"{key} not seen: {why}" for key, why in self.unseen.items()]
+        lines += [f"ran eagerly: {self.eager}"] * bool(self.eager)
         return "\n".join([*lines, f"raised {self.error}"] if self.error else lines)
 
     def _row(self, number: int) -> tuple[str, ...]:
@@ -132,6 +138,9 @@ def _short(number: float) -> str:
 def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
     """The calls that `f(*args, **kwargs)` makes, without running it.
 
+    A function whose Python code reads the values of arrays cannot be traced. With arrays as
+    arguments it runs once, and the trace has the calls as they ran; the model is not changed.
+
     Args:
         f: a module, a bound method of one, or a function whose arguments hold modules.
         args: its arguments. Arrays may be `jax.ShapeDtypeStruct`, and a model may have been
@@ -173,8 +182,13 @@ def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
         stack.callback(history.close)
         try:
             stage = stack.enter_context(
-                staged(function, args, kwargs, _layers(selection, history), roots=roots)
+                staged(
+                    function, args, kwargs, _layers(selection, history), roots=roots, may_run=True
+                )
             )
+            if stage.eager:
+                history.restart()
+                stage.evaluate(stage.inputs, plan=Plan(summarise=False))
         except Exception as error:
             calls = _again(function, args, kwargs, selection, modules, error) or history.calls
             partial = Trace(tuple(calls), (), (), sites, {}, error_in_words(error))
@@ -185,7 +199,9 @@ def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
         unseen.update(unseen_references(roots))
         for name, count in stage.survey.unattributed.items():
             unseen[f"({name})"] = f"{count} calls of modules of this type are unattributed"
-        calls = calls_of(stage.survey.jaxpr, stage.owner, modules, source)
+        calls = calls_of(stage.survey.jaxpr, stage.owner, modules, source, known=not stage.eager)
+        if stage.eager:  # which values an operation was given is not known
+            return Trace(calls, (), (), sites, unseen, eager=stage.eager)
         edges, borders, arrivals = dataflow(stage.survey.jaxpr, stage.owner)
         return Trace(calls, edges, borders, sites, unseen, arrivals=arrivals)
 
@@ -209,7 +225,11 @@ def _again(
     """
     history = History(modules)
     try:
-        with staged(function, args, kwargs, _layers(selection, history, again=object())):
+        layers = _layers(selection, history, again=object())
+        with staged(function, args, kwargs, layers, may_run=True) as stage:
+            if stage.eager:
+                history.restart()
+                stage.evaluate(stage.inputs, plan=Plan(summarise=False))
             return []
     except Exception as second:  # noqa: BLE001 - it is the first that the user gets
         return history.calls if type(second) is type(error) else []

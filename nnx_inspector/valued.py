@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,15 +20,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnx_inspector.acting import at_marks, parameters_under
+from nnx_inspector.acting import are_random, at_marks, parameters_under
+from nnx_inspector.eager import why_untraceable
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.gates import passed
-from nnx_inspector.harvest import Plan, evaluate
+from nnx_inspector.harvest import Plan
 from nnx_inspector.keeping import Keep
 from nnx_inspector.layers import Layer, unwatched
 from nnx_inspector.mark_layers import marking_layers
 from nnx_inspector.memory import available_bytes
-from nnx_inspector.owned import Call, backward_pass
+from nnx_inspector.owned import Call, Program, backward_pass
 from nnx_inspector.perturbation import rows_of
 from nnx_inspector.places import Setting
 from nnx_inspector.scope import Scope
@@ -114,7 +116,8 @@ class ValuePasses:
                     self._programs.popitem(last=False)
             numbers = rows_of(keys, setting.rows)
             inputs = (parts.leaves, parts.arrays, numbers, setting.data, setting.parameter_data)
-            _require_room(program.eval_shape(*inputs)[0], site, part)
+            if not program.ran_eagerly:
+                _check_room(program, inputs, site, part)
             arrays, ran, form = program(*inputs)
         ran = jax.device_get(ran)
         return [
@@ -134,12 +137,15 @@ class ValuePasses:
             call = form.call(leaves, arrays)
             function, positional = call.function()
             roots = {(): call.model}
-            with staged(function, positional, call.kwargs, layers, roots=roots) as stage:
+            with staged(
+                function, positional, call.kwargs, layers, roots=roots, may_run=True
+            ) as stage:
                 replaced = parameters_under(stage, parameters, of_parameters)
                 inputs = [replaced.get(i, x) for i, x in enumerate(stage.inputs)]
                 plan = Plan(
                     summarise=False,
                     perturb=at_marks(stage, keys, numbers, places, data),
+                    numbered=are_random(places),
                     keep=Keep(values=True, parts=(part,), sites=(site,)),
                     tap=_tied,
                 )
@@ -152,7 +158,7 @@ class ValuePasses:
             )
             return [values for _, values, _ in found], [ran for *_, ran in found], _Form(calls)
 
-        return jax.jit(program)
+        return Program(program)
 
 
 _Found = list[tuple[Marked, list[Any], Any]]
@@ -175,7 +181,7 @@ def _layers(selection: Selection, setting: Setting, received: str | None) -> Lay
 
 
 def _kept(stage: Staged, inputs: list[Any], plan: Plan, site: str, part: Part) -> _Found:
-    _, seen = evaluate(stage.survey, inputs, plan=plan)
+    _, seen = stage.evaluate(inputs, plan=plan)
     found: _Found = []
     entered: list[tuple[int, Any]] = []
     for mark, one in passed(stage.survey, seen):
@@ -201,11 +207,11 @@ def _tied(value: Any, probe: Any, *, sample: int) -> Any:
 
 def _gradients(stage: Staged, inputs: list[Any], plan: Plan, site: str) -> _Found:
     plan = dataclasses.replace(plan, keep=Keep())
-    probes = _probes(stage.survey, site)
-    if jax.tree.leaves(probes):
-        _, seen, cotangents = backward_pass(stage, inputs, plan, probes)
+    sinks_of = functools.partial(_probes, site=site)
+    if stage.eager or jax.tree.leaves(sinks_of(stage.survey)):
+        _, seen, cotangents, _ = backward_pass(stage, inputs, plan, sinks_of=sinks_of)
     else:
-        (_, seen), cotangents = evaluate(stage.survey, inputs, plan=plan), probes
+        (_, seen), cotangents = stage.evaluate(inputs, plan=plan), sinks_of(stage.survey)
     taken = dict(_by_mark(stage.survey, cotangents))
     found: _Found = []
     for mark, one in passed(stage.survey, seen):
@@ -228,7 +234,7 @@ def _in_front(gradient: jax.Array, mapped: Sequence[int], loops: int) -> jax.Arr
     return move(gradient)
 
 
-def _probes(found: Survey, site: str, rows: tuple[int, ...] = ()) -> list[Any]:
+def _probes(found: Survey, *, site: str, rows: tuple[int, ...] = ()) -> list[Any]:
     """As `harvest.sinks_for`, with -0.0 (which adding leaves every value as it is) of the size of
     each output of one site, and nothing for all others.
     """
@@ -249,10 +255,12 @@ def _probes(found: Survey, site: str, rows: tuple[int, ...] = ()) -> list[Any]:
         elif item.kind == "while":
             out.append([])
         elif item.kind == "shard_map":  # each device has a part: of which there is no whole here
-            out.append([jax.tree.map(lambda _: None, _probes(item.children[0], site, rows))])
+            out.append(
+                [jax.tree.map(lambda _: None, _probes(item.children[0], site=site, rows=rows))]
+            )
         else:
             inner = (*rows, item.length) if item.kind == "scan" else rows
-            out.append([_probes(child, site, inner) for child in item.children])
+            out.append([_probes(child, site=site, rows=inner) for child in item.children])
     return out
 
 
@@ -263,6 +271,17 @@ def _by_mark(found: Survey, cotangents: list[Any]) -> Iterator[tuple[int, Any]]:
         elif back and not item.again:
             for child, inner in zip(item.children, back, strict=True):
                 yield from _by_mark(child, inner)
+
+
+def _check_room(program: Program, inputs: Any, site: str, part: str) -> None:
+    """Raise where the values do not fit; what an eager call makes is not known before."""
+    try:
+        arrays = program.compiled.eval_shape(*inputs)[0]
+    except Exception as error:
+        if not why_untraceable(error):
+            raise
+        return
+    _require_room(arrays, site, part)
 
 
 def _require_room(arrays: Any, site: str, part: str) -> None:

@@ -16,6 +16,7 @@ from flax import nnx
 
 from nnx_inspector import _private
 from nnx_inspector.changes import ChangedVariable, pair_of
+from nnx_inspector.eager import Equation
 from nnx_inspector.flops import equation_flops, is_arithmetic, is_foreign
 from nnx_inspector.forwarding import Values
 from nnx_inspector.taps import BEGIN, CHANGE, INPUT, OUTPUT, mark
@@ -150,6 +151,7 @@ class _Where:
     conditional: bool = False
     source: str = ""
     again: bool = False  # in the second pass of a remat, whose calls were seen in the first
+    known: bool = True  # whether every operation is there, and not only what holds marks
 
 
 class _Walk:
@@ -217,7 +219,7 @@ class _Walk:
         parent = self.open[-1] if self.open else None
         begun = self.modules.begin(call, "(not seen)", len(self.open), parent)
         self.open.append(len(self.calls))
-        self.flops.append(0.0)
+        self.flops.append(0.0 if where.known else None)
         self.calls.append(
             dataclasses.replace(
                 begun,
@@ -237,7 +239,8 @@ class _Walk:
         name = equation.primitive.name
         within = dataclasses.replace(
             where,
-            source=_private.source_of_equation(equation) or where.source,
+            known=True,
+            source=_source_of(equation) or where.source,
             again=where.again or _private.is_recomputation(equation),
         )
         if name == "scan" and within.times is not None:
@@ -268,7 +271,14 @@ def _times(flops: float | None, times: int | None) -> float | None:
     return None if times is None else flops * times
 
 
-def calls_of(jaxpr: Any, owner: Any, modules: Modules, source: str) -> tuple[TracedCall, ...]:
+def _source_of(equation: Any) -> str:
+    ran = isinstance(equation, Equation)
+    return equation.source if ran else _private.source_of_equation(equation)
+
+
+def calls_of(
+    jaxpr: Any, owner: Any, modules: Modules, source: str, *, known: bool = True
+) -> tuple[TracedCall, ...]:
     """The calls that a marked jaxpr holds, in the order in which they begin.
 
     Args:
@@ -276,7 +286,9 @@ def calls_of(jaxpr: Any, owner: Any, modules: Modules, source: str) -> tuple[Tra
         owner: the same.
         modules: of the model.
         source: of calls that no user code of the traced function makes.
+        known: whether the jaxpr has every operation: of an eager pass it has only those that hold
+            marks, so the FLOPs are not known.
     """
     walk = _Walk(modules, owner)
-    walk.enter(jaxpr, _Where(source=source))
+    walk.enter(jaxpr, _Where(source=source, known=known))
     return tuple(walk.calls)

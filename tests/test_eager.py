@@ -1,5 +1,6 @@
 """Calls whose Python reads the values of arrays run eagerly, measured as traced ones are."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,7 +11,8 @@ import pytest
 from flax import nnx
 
 import nnx_inspector as nni
-from nnx_inspector import _private, staging
+from nnx_inspector import _private
+from nnx_inspector.eager import forget
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
 
@@ -240,7 +242,7 @@ def test_a_call_that_is_known_to_run_eagerly_is_not_traced_again():
         traced.append(isinstance(x, jax.core.Tracer))
         return model(x)
 
-    staging._eagerly.clear()
+    forget()
     model = Plain(nnx.Rngs(0), True)
     captured = nni.capture(call)
     captured(model, X)
@@ -261,3 +263,144 @@ def test_what_a_closure_holds_may_be_changed():
     np.testing.assert_allclose(y, call(model, X, own), rtol=1e-5)
     assert int(rngs.default.count[...]) == 1
     assert list(record) == ["last"]
+
+
+def test_a_trace_has_the_calls_as_they_ran():
+    eager, traced = _both(Jitted)
+    before = jax.tree.leaves(nnx.state(eager))
+    of_eager, of_traced = nni.trace(eager, X), nni.trace(traced, X)
+    assert "reads the value of an array" in of_eager.eager
+    assert "ran eagerly" in repr(of_eager)
+    assert of_traced.eager == ""
+    for a, b in zip(of_eager.calls, of_traced.calls, strict=True):
+        unknown = {"flops": None, "source": ""}
+        assert dataclasses.replace(a, **unknown) == dataclasses.replace(b, **unknown)
+        assert a.source.startswith(__file__)
+    flops = {call.site: (call.flops, own.flops) for call, own in _pairs(of_eager, of_traced)}
+    assert flops[""][0] is None
+    assert flops["last"][0] is None
+    assert flops["first"][0] == flops["first"][1]  # in the jitted part, whose program is there
+    assert of_eager.edges == of_eager.borders == of_eager.arrivals == ()
+    after = jax.tree.leaves(nnx.state(eager))
+    assert all(a is b for a, b in zip(before, after, strict=True))
+    with pytest.raises(jax.errors.ConcretizationTypeError) as caught:
+        nni.trace(eager, jax.ShapeDtypeStruct(X.shape, X.dtype))
+    assert any("Call it with arrays" in note for note in caught.value.__notes__)
+    with pytest.raises(TypeError, match="dot_general") as caught:
+        nni.trace(eager, X[:, :3])
+    partial = caught.value.partial_trace
+    assert [call.site for call in partial.calls] == ["", "first"]
+
+
+def _pairs(a, b):
+    return zip(a.calls, b.calls, strict=True)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        {"last": nni.Scale(0.5), "drop": nni.Noise(0.1)},
+        {"first": nni.Mask(jnp.array([1.0, 0.0, 1.0, 0.0]))},
+        {"norm": nni.Zero(at="input"), "last/kernel": nni.ParameterNoise(0.1)},
+    ],
+)
+def test_a_perturbed_call_is_that_of_the_traced_one(what):
+    eager, traced = _both(Jitted)
+    y, expected = nni.perturbed(eager)(what, X), nni.perturbed(traced)(what, X)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+    _same_state(eager, traced)
+    assert float(jnp.abs(y - _both(Jitted)[1](X)).max()) > 1e-3
+
+
+def test_a_perturbation_of_an_eager_call_that_cannot_be_is_refused_and_changes_nothing():
+    eager, plain = _both(Jitted)
+    with pytest.raises(ValueError, match="no site"):
+        nni.perturbed(eager)({"frist": nni.Zero()}, X)
+    with pytest.raises(ValueError, match="does not fit"):
+        nni.perturbed(eager)({"last": nni.Mask(jnp.ones(3))}, X)
+    _same_state(eager, plain)
+    with nni.perturb("last", nni.Zero()):
+        assert not np.any(eager(X))
+
+
+def _loss(model, x):
+    return (model(x) ** 2).mean()
+
+
+@pytest.mark.long
+def test_an_inspector_of_an_eager_call_shows_what_that_of_a_traced_one_shows():
+    eager, traced = _both(Jitted)
+    before = jax.tree.leaves(nnx.state(eager))
+    one, other = (nni.Inspector(model, X, display=False) for model in (eager, traced))
+    told = [notice.text for notice in one._view.state_at_rest().notices]
+    assert any("ran eagerly" in text and "reads the value" in text for text in told)
+    assert not other._view.state_at_rest().notices
+
+    def same():
+        assert one.recording.sites == other.recording.sites
+        passes = [inspector.recording.passes[-1].parts() for inspector in (one, other)]
+        assert list(passes[0]) == list(passes[1])
+        for key in passes[0]:
+            a, b = (parts[key].summary() for parts in passes)
+            assert a.size == b.size
+            assert [a.mean, a.std, a.max] == pytest.approx([b.mean, b.std, b.max], 1e-4, 1e-5)
+
+    same()
+    assert one.step(_loss, X) == pytest.approx(float(other.step(_loss, X)), rel=1e-5)
+    same()
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    for part in ("output", "input", "gradient"):
+        close(*(i.values("norm", part=part, call=1) for i in (one, other)))
+    close(*(i.units("last").mean for i in (one, other)))
+    for inspector in (one, other):
+        inspector.perturb("drop", nni.Scale(0.5))
+    assert one.run(X).shape == other.run(X).shape
+    same()
+    assert one.effect.output_change == pytest.approx(other.effect.output_change, rel=1e-4)
+    one.modes.set(deterministic=True)
+    np.testing.assert_array_equal(one.run(X), one.run(X))
+    with pytest.raises(nni.InspectorError, match="cannot be traced"):
+        one.sweep(progress=False)
+    after = jax.tree.leaves(nnx.state(eager))
+    assert all(a is b for a, b in zip(before, after, strict=True))
+    one.close()
+    other.close()
+
+
+def test_where_a_derivative_cannot_read_a_value_the_step_has_no_gradients_and_says_so():
+    model = Plain(nnx.Rngs(0), True)
+    inspector = nni.Inspector(model, X, display=False)
+
+    def loss_fn(model, x):
+        y = model(x)
+        return (y**2).mean() * np.isfinite(np.asarray(y)).all()
+
+    inspector.step(loss_fn, X)
+    told = " ".join(notice.text for notice in inspector._view.state_at_rest().notices)
+    assert "there are no gradients" in told
+    last = inspector.recording.passes[-1].parts()
+    assert ("last", "output") in last
+    assert ("last", "gradient") not in last
+    with pytest.raises(jax.errors.TracerArrayConversionError):
+        nni.value_and_grad(loss_fn)(model, X)
+    inspector.close()
+
+
+def test_a_watched_loop_whose_step_reads_values_is_measured():
+    model, plain = Plain(nnx.Rngs(0), True), Plain(nnx.Rngs(0), True)
+    inspector = nni.Inspector(model, X, display=False)
+
+    def step(model, x):
+        loss, grads = nnx.value_and_grad(_loss)(model, x)
+        params = nnx.state(model, nnx.Param)
+        nnx.update(model, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads))
+        return float(loss)
+
+    losses = [step(model, x) for x in inspector.watch([X, 2 * X, X], every=2)]
+    expected = [step(plain, x) for x in (X, 2 * X, X)]
+    assert losses == pytest.approx(expected, rel=1e-5)
+    first, last = inspector.recording.passes[-2:]
+    assert (first.step, last.step) == (0, 2)
+    assert last.parts()["last", "output"].summary().size == 2 * X.size
+    assert ("last", "gradient") in last.parts()
+    inspector.close()

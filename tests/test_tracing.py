@@ -319,5 +319,5 @@ def test_code_that_asks_for_a_value_is_told_that_it_is_traced():
             return x if x.sum() > 0 else -x
 
     with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
-        nni.trace(Branching(), jnp.ones(3))
+        nni.trace(Branching(), jax.ShapeDtypeStruct((3,), jnp.float32))
     assert any("the call is traced, as by jax.jit" in note for note in caught.value.__notes__)
