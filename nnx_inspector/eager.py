@@ -328,10 +328,19 @@ def why_untraceable(error: BaseException) -> str:
     An exception that says nothing of tracing, and is not caused by one that does, is the user's.
     """
     for one in _chain(error):
-        text = str(one)
-        if isinstance(one, _UNKNOWN) or "Tracer" in text or "Traced<" in text:
+        if isinstance(one, _UNKNOWN) or any(map(_names_a_tracer, one.args)):
             return f"{_line_of(error)} ({type(one).__name__})"
     return ""
+
+
+def _names_a_tracer(argument: Any) -> bool:
+    """Whether an exception was made with a tracer (a missing key), or with a text that names one.
+
+    No text is made of the exception itself: the user's own `__str__` may raise.
+    """
+    if isinstance(argument, str):
+        return "Tracer" in argument or "Traced<" in argument
+    return _private.is_tracer(argument)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -12,7 +12,7 @@ from flax import nnx
 
 import nnx_inspector as nni
 from nnx_inspector import _private
-from nnx_inspector.eager import forget
+from nnx_inspector.eager import forget, why_untraceable
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
 
@@ -404,3 +404,25 @@ def test_a_watched_loop_whose_step_reads_values_is_measured():
     assert last.parts()["last", "output"].summary().size == 2 * X.size
     assert ("last", "gradient") in last.parts()
     inspector.close()
+
+
+def test_which_exceptions_are_a_matter_of_tracing():
+    class Silent(Exception):
+        def __str__(self):
+            raise ZeroDivisionError
+
+    table, found = {float(X.sum()): 1}, []
+
+    def hides(x):
+        try:
+            return bool(x.sum() > 0)
+        except TypeError:
+            raise RuntimeError("mine") from None
+
+    for read in (lambda x: table[x.sum()], hides, np.asarray, lambda x: x[x > 0]):
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            jax.jit(read)(X)
+        found.append(why_untraceable(caught.value))
+    assert all("test_eager.py" in why or "array" in why for why in found)
+    assert why_untraceable(Silent()) == ""
+    assert why_untraceable(ValueError("shapes do not match")) == ""
