@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 from nnx_inspector.watching import Session
 
+NAMED = 5
+"""How many sites a warning names; the others are counted."""
+
 
 def losses_of(session: Session) -> Iterator[str]:
     """What was lost since this was last asked; each is told once."""
@@ -25,6 +28,12 @@ def losses_of(session: Session) -> Iterator[str]:
             f"{count} calls of {name} could not be attributed to this model (another model, "
             f"a copy, or a graphdef made before watching) and are not shown."
         )
+    new = {site: why for site, why in session.unseen.items() if site not in session.told}
+    session.told |= set(new)
+    for why in dict.fromkeys(new.values()):
+        sites = [site or "(root)" for site, reason in new.items() if reason == why]
+        more = f" and {len(sites) - NAMED} more" if len(sites) > NAMED else ""
+        yield f"{', '.join(map(repr, sites[:NAMED]))}{more}: {why}."
     executables, session.executables = session.executables, 0
     if executables:
         yield (

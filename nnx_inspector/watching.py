@@ -118,6 +118,7 @@ class Session:
         self.executables = 0
         self._ran: dict[int, Reached] = {}
         self.unseen: dict[str, str] = {}
+        self.told: set[str] = set()  # of these, those that a warning has named
         self.blurred: set[str] = set()
         self.setting = CLEAN
         self.places: tuple[Place, ...] = ()

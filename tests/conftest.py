@@ -69,6 +69,8 @@ WHOLE = {
     "test_protocol_mutated",
     "test_offers",
     "test_private",
+    "test_training_iterators",
+    "test_training_loops",
 }
 """Files whose cases are each about another thing, and cheap."""
 
