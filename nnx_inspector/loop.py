@@ -35,6 +35,7 @@ class Owner(Protocol):
     def step_ends(
         self, session: Session, step: int, *, sampled: bool, perturbed: bool, seconds: float
     ) -> None: ...
+    def step_left(self, session: Session, step: int, *, sampled: bool) -> None: ...
     def pass_ends(self, session: Session, step: int, one: Taken) -> None: ...
     def pass_held(self, session: Session, step: int, one: Taken) -> None: ...
     def loop_ends(self, session: Session, *, failed: bool = False) -> None: ...
@@ -92,9 +93,11 @@ class Steps:
         raise_interrupt(self._session)
 
     def leave(self) -> None:
-        """The loop is left, perhaps in the middle of a step."""
-        self._began = None
+        """The loop is left, perhaps in a step: by a `break` at its end, or by an error within."""
+        began, self._began = self._began, None
         self._open.close()
+        if began is not None:
+            self._owner.step_left(self._session, self._step, sampled=self._sampled)
 
 
 def raise_interrupt(session: Session) -> None:

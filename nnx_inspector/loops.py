@@ -250,6 +250,21 @@ class Loops:
         for text in certain:
             warn(text)
 
+    def step_left(self, session: Session, step: int, *, sampled: bool) -> None:
+        """The loop was left within a step, which counts where it is known to have done something:
+        where a pass was measured, which is recorded, or where it has a metric.
+        """
+        parts = self._parts
+        with parts.lock:
+            if self.closed:
+                return
+            passes = session.take_passes() if sampled else []
+            measured = any(one.arrived for one in passes)
+            if measured:
+                self._record(session, step, passes, session.setting, self.perturbed)
+            if measured or parts.metrics.step == step:
+                self.step = step + 1
+
     def pass_ends(self, session: Session, step: int, one: Taken) -> None:
         """Record a pass of a region and show it; called in a thread of the region's."""
         parts = self._parts

@@ -34,6 +34,10 @@ class Metrics:
     Args:
         recording: where they go.
         notice: `(level, text)`, told about what is no scalar.
+
+    Attributes:
+        latest: the newest number of each metric.
+        step: the step of the newest metric.
     """
 
     def __init__(self, recording: Recording, notice: Callable[[str, str], None]):
@@ -42,6 +46,7 @@ class Metrics:
         self._waiting: deque[tuple[int, str, Any]] = deque()
         self._told: set[str] = set()
         self.latest: dict[str, float] = {}
+        self.step = -1
         self.errors = 0
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
@@ -51,6 +56,7 @@ class Metrics:
             value = value.get_raw_value() if isinstance(value, nnx.Variable) else value
             if _is_scalar(value):
                 self._waiting.append((step, name, value))
+                self.step = step
                 continue
             self.errors += 1
             text = (

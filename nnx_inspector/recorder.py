@@ -135,6 +135,9 @@ class _Recorder:
     ) -> None:
         pass
 
+    def step_left(self, session: Session, step: int, *, sampled: bool) -> None:
+        pass
+
     def pass_ends(self, session: Session, step: int, one: Taken) -> None:
         found = merged([one], tuple(session.keys))
         if found:
