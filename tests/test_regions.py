@@ -400,6 +400,25 @@ def test_what_is_lost_without_a_screen_is_warned_of():
         nnx.jit(lambda state, x: nnx.merge(older[0], state)(x))(older[1], X)
 
 
+class Looped(nnx.Module):
+    def __init__(self, rngs):
+        self.inner, self.head = nnx.Linear(3, 3, rngs=rngs), nnx.Linear(3, 1, rngs=rngs)
+
+    def __call__(self, x):
+        turn = lambda state: (state[0] + 1, self.inner(state[1]))  # noqa: E731
+        return self.head(jax.lax.while_loop(lambda state: state[0] < 3, turn, (0, x))[1])
+
+
+def test_calls_in_a_while_loop_are_warned_of_by_their_names():
+    model, forward = Looped(nnx.Rngs(0)), nnx.jit(lambda m, x: m(x))
+    with (
+        pytest.warns(nni.InspectorWarning, match="^'inner': it is called inside a while loop"),
+        nni.watch(model, every=1, gradients=False) as recording,
+    ):
+        forward(model, X)
+    assert {site for site, *_ in recording.passes[0].items()} == {"", "head"}
+
+
 def test_nothing_is_warned_of_where_all_was_seen():
     model, optimizer = made()
     with warnings.catch_warnings():

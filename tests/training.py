@@ -80,7 +80,8 @@ class Loop:
         state: what must be after watched steps as it is after bare ones.
         batches: what the steps are of.
         figures: of one call.
-        told: whether something of a step cannot be seen, which must be told.
+        told: whether something of a step cannot be seen, which must be told; None where something
+            may be told, or not.
         hidden: whether nothing of it can.
         inspected: whether the model can be called with a batch, as an inspector's example is.
         tolerance: of the figures, relative.
@@ -93,7 +94,7 @@ class Loop:
     factor: float
     batches: Sequence[Any] = dataclasses.field(default_factory=batches)
     figures: Callable[[Call, float], Figures] | None = None
-    told: bool = False
+    told: bool | None = False
     hidden: bool = False
     inspected: bool = True
     tolerance: float = 1e-4
