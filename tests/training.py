@@ -83,6 +83,7 @@ class Loop:
         told: whether something of a step cannot be seen, which must be told; None where something
             may be told, or not.
         hidden: whether nothing of it can.
+        unordered: whether a step's calls may run in any order, since none needs another's result.
         inspected: whether the model can be called with a batch, as an inspector's example is.
         tolerance: of the figures, relative.
     """
@@ -96,6 +97,7 @@ class Loop:
     figures: Callable[[Call, float], Figures] | None = None
     told: bool | None = False
     hidden: bool = False
+    unordered: bool = False
     inspected: bool = True
     tolerance: float = 1e-4
 

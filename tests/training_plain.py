@@ -256,7 +256,8 @@ def accumulated(model, optimizer, x):
 def accumulation(factor: float) -> Loop:
     model = Net(factor=factor)
     optimizer = by(model)
-    loop = _one(model, optimizer, lambda x: accumulated(model, optimizer, x))
+    step = lambda x: accumulated(model, optimizer, x)  # noqa: E731
+    loop = _one(model, optimizer, step, unordered=True)
     loop.calls = _two_calls(model)
     return loop
 

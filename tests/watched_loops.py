@@ -120,6 +120,11 @@ def passes_of(expected, way):
     return {i: [call] for i, call in enumerate(every) if i % EVERY == 0}
 
 
+def nearest(one, calls):
+    """Of some calls the one whose outputs a pass has."""
+    return min(calls, key=lambda c: abs(one.summary("", "output").mean - c["", "output"].mean()))
+
+
 def check_figures(one, calls, tolerance):
     wanted: dict[Any, list[np.ndarray]] = {}
     for call in calls:
@@ -156,4 +161,9 @@ def check(name: str, way: str, *, perturbed: bool = False) -> None:
     expected = {step: calls for step, calls in expected.items() if any(calls)}
     assert [one.step for one in recorded] == list(expected)
     for one in recorded:
-        check_figures(one, expected[one.step], loop.tolerance)
+        calls = expected[one.step]
+        if loop.unordered and len(calls) == 1:  # it is one of its step's, and wholly that one
+            calls = [
+                nearest(one, next(s for s in reference.expected if any(c is calls[0] for c in s)))
+            ]
+        check_figures(one, calls, loop.tolerance)
