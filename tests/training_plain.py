@@ -428,6 +428,7 @@ def train_and_eval(factor: float) -> Loop:
     """The model changes its mode at each step, and is evaluated on a smaller batch."""
     model = Net(factor=factor)
     model.drop = nnx.Dropout(0.0, rngs=nnx.Rngs(0))
+    model.eval()
     optimizer = by(model)
 
     def step(x):

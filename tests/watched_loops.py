@@ -11,7 +11,7 @@ import threading
 import warnings
 from typing import Any
 
-import jax
+import leftovers
 import numpy as np
 import training_plain
 import training_several
@@ -66,7 +66,7 @@ def bare(name: str, factor: float = 1.0) -> Ran:
 
 
 def numbers(loop) -> list[np.ndarray]:
-    return [np.array(x) for x in jax.tree.leaves(loop.state())]
+    return [x.copy() for x in leftovers.numbers(loop.state())]
 
 
 def iterated(insp, loop):
