@@ -15,7 +15,6 @@ WAYS = (
     "iterated", "region, perturbed", "script", "ticked, perturbed", "iterated, perturbed", "region",
     "ticked",
 )  # fmt: skip
-HIDDEN = ("closed over", "static before", "cached", "partial", "state of training")
 ENSEMBLE = "ensemble"  # a batch is no example for an inspector
 IN_PART = ("meta", "restored")
 """Loops in which a part of the calls is perturbed: there is no bare loop like that."""
@@ -29,10 +28,6 @@ def cases():
         ]  # fmt: skip
         for number, way in enumerate(ways):
             marks = [pytest.mark.long] if number != index % len(ways) else []
-            empty = way in ("iterated", "ticked") and name in (*HIDDEN, "restored")
-            if empty or (name in HIDDEN and way != "script"):
-                why = "what cannot be attributed is not told in Python yet, and is recorded empty"
-                marks.append(pytest.mark.xfail(reason=why, strict=True))
             yield pytest.param(name, way, id=f"{name}, {way}", marks=marks)
 
 
