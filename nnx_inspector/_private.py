@@ -347,14 +347,30 @@ def is_literal(atom: Any) -> bool:
 
 def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
     """Do what an equation does, under its own name stack, source line and context."""
-    from jax._src import source_info_util
+    from jax._src import api_util, source_info_util
 
     params = equation.primitive.get_bind_params(equation.params)
     stack = source_info_util.current_name_stack() + equation.source_info.name_stack
     traceback = equation.source_info.traceback
     with source_info_util.user_context(traceback, name_stack=stack), equation.ctx.manager:
-        out = equation.primitive.bind(*values, **params)
+        try:
+            out = equation.primitive.bind(*values, **params)
+        except api_util.InternalFloatingPointError as error:  # which jax's own jit would handle
+            _bind_apart(equation, values)
+            raise FloatingPointError(
+                f"invalid value ({error.ty}) encountered in {equation.primitive}"
+            ) from None
     return list(out) if equation.primitive.multiple_results else [out]
+
+
+def _bind_apart(equation: Any, values: Sequence[Any]) -> None:
+    """Do the equations of a jitted one by one, as jax does to find which of them makes a NaN."""
+    for jaxpr in sub_jaxprs(equation) if equation.primitive.name in ("jit", "pjit") else ():
+        inner, consts = open_jaxpr(jaxpr)
+        env = dict(zip((*inner.constvars, *inner.invars), (*consts, *values), strict=True))
+        for each in inner.eqns:
+            read = [v.val if is_literal(v) else env[v] for v in each.invars]
+            env.update(zip(each.outvars, bind(each, read), strict=True))
 
 
 def context_of(equation: Any) -> contextlib.AbstractContextManager[None]:
@@ -709,3 +725,45 @@ def _abstract(tree: Any) -> Any:
         return abstract(x) if isinstance(x, jax.Array | np.ndarray) else x
 
     return jax.tree.map(one, tree)
+
+
+def local_settings() -> tuple[tuple[Any, Any], ...]:
+    """The settings of jax that this thread has by context managers (`with jax.enable_x64():`, a
+    mesh, a default device), each with its value.
+    """
+    from jax._src import config
+
+    found: list[tuple[Any, Any]] = []
+    for state in (*config.config_states.values(), *_unnamed_settings()):
+        if isinstance(state, config.config_ext.Config):
+            value = state.get_local()
+            if value is not config.config_ext.unset:
+                found.append((state, value))
+    return tuple(found)
+
+
+def _unnamed_settings() -> list[Any]:
+    """Meshes and the like, which have no flag: jax 0.12 keeps some of them beside meshes."""
+    from jax._src import config, mesh
+
+    names = ("mesh_context_manager", "abstract_mesh_context_manager", "device_context",
+             "compute_on_context_manager", "xla_metadata_context_manager")  # fmt: skip
+    every = [getattr(module, name, None) for module in (config, mesh) for name in names]
+    return list({id(state): state for state in every if state is not None}.values())
+
+
+@contextlib.contextmanager
+def with_local_settings(local: tuple[tuple[Any, Any], ...]) -> Iterator[None]:
+    """Hold what `local_settings` found, in whatever thread."""
+    from jax._src import config
+
+    unset = config.config_ext.unset
+    with contextlib.ExitStack() as stack:
+        for state, value in local:
+            before = state.swap_local(value)
+            hook = getattr(state, "_update_thread_local_hook", None)
+            if hook is not None:
+                hook(value)
+                stack.callback(hook, None if before is unset else before)
+            stack.callback(state.set_local, before)
+        yield

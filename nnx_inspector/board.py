@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector import _private
+from nnx_inspector.configuration import ours
 from nnx_inspector.hostcalls import ask
 
 _boards: dict[Hashable, tuple[np.ndarray, ...]] = {}
@@ -45,7 +46,8 @@ def read(token: Hashable, avals: tuple[jax.ShapeDtypeStruct, ...]) -> list[jax.A
     """
     current = functools.partial(_current, token, avals)
     if not _private.is_tracing():
-        return [jnp.asarray(x) for x in current()]
+        with ours():
+            return [jnp.asarray(x) for x in current()]
     return ask(current, avals, once=not _private.inside_while_loop())
 
 

@@ -26,6 +26,7 @@ from nnx_inspector.backward import (
 from nnx_inspector.harvest import Plan, Seen
 from nnx_inspector.keeping import Keep, Reduce
 from nnx_inspector.mark_layers import marking_layers
+from nnx_inspector.nonfinite import noting_where
 from nnx_inspector.packing import unpack
 from nnx_inspector.parameters import Parameter, measure_parameters, updates_of
 from nnx_inspector.record import Call, Record
@@ -96,7 +97,9 @@ def capture(
         layers = marking_layers(selection, inputs=inputs)
         with staged(function, args, kwargs, layers, may_run=True) as stage:
             _check_selection(selection, stage)
-            out, seen = stage.evaluate(stage.inputs, plan=plan)
+            run = functools.partial(stage.evaluate, stage.inputs, plan=plan)
+            with noting_where(lambda: None if stage.eager else record_of(stage, run()[1])):
+                out, seen = run()
             _check_selection(selection, stage)
             measured = measure_parameters(stage) if parameters else {}
             return stage.finish(out, update=True), record_of(stage, seen, parameters=measured)
@@ -176,7 +179,9 @@ def value_and_grad(
             _check_selection(selection, stage)
             parts = [differentiable(stage, function, args, n, only) for n, only in parts_of]
             check = functools.partial(check_loss, stage, function, has_aux)
-            value, out, seen, cotangents, flat = run_backward(stage, parts, plan, check)
+            run = functools.partial(run_backward, stage, parts, plan, check)
+            with noting_where(lambda: None if stage.eager else record_of(stage, *run()[2:4])):
+                value, out, seen, cotangents, flat = run()
             _check_selection(selection, stage)
             grads = [part.rebuild([flat[i] for i in part.where]) for part in parts]
             measured = {}

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from nnx_inspector.configuration import ours
 from nnx_inspector.sites import Path, site_key
 from nnx_inspector.taps import CHANGE, Structure, mark_tree
 from nnx_inspector.variables import Contents, differences
@@ -104,6 +105,7 @@ def is_number(aval: Any) -> bool:
     return not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
 
 
+@ours()
 def difference(old: jax.Array, new: jax.Array) -> jax.Array:
     """`new - old`, exactly for integers (within 32 bits: within the range of int32)."""
     old, new = jnp.asarray(old), jnp.asarray(new)  # outside of jit a Variable's number is Python's

@@ -20,6 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector import _private
 from nnx_inspector.arithmetic import points_dtype
+from nnx_inspector.configuration import ours
 from nnx_inspector.gauging import gauge, sampled, varied
 from nnx_inspector.hostcalls import tell, tied
 from nnx_inspector.packing import pack, packed_size
@@ -40,6 +41,7 @@ def measured_if(gate: Any, x: Any) -> Any:
     return jax.lax.cond(gate, _measured, _nothing_of, x)
 
 
+@ours()
 def beginning(held: Any, arguments: Any) -> Any:
     """What is sent as a pass begins: of its parameters, and whether its arguments vary."""
     return jnp.stack([*map(sampled, held), varied(arguments)])
@@ -159,7 +161,8 @@ _gather_linear = Primitive("nnx_inspector_gather_linear")
 
 
 def _gather_now(x: Any, *_: Any, host: Any) -> list[Any]:
-    return [x, *[jnp.zeros(SIZE, jnp.float32)] * SLOTS]
+    with ours():
+        return [x, *[jnp.zeros(SIZE, jnp.float32)] * SLOTS]
 
 
 for _primitive in (_gather, _gather_linear):
@@ -243,7 +246,8 @@ def _tap_linear_jvp(primals: Any, tangents: Any, *, host: Any) -> Any:
 def _tap_transpose(ct: Any, t: Any, gate: Any, ticket: Any, *sink: Any, host: Any) -> Any:
     if type(ct) is ad.Zero:
         return (ct if ad.is_undefined_primal(t) else None), None, None, *[None for _ in sink]
-    payload = packed_if(gate, jax.lax.stop_gradient(ct))
+    with ours():
+        payload = packed_if(gate, jax.lax.stop_gradient(ct))
     if sink and ad.is_undefined_primal(sink[0]):
         return ct, None, None, payload
     return tied(ct, tell(host, gate, ticket, payload)), None, None, *[None for _ in sink]

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector.arrays import is_array, shape_of
+from nnx_inspector.configuration import ours
 
 Logits = bool | Callable[[Any], Any] | None
 """What of an output are logits: True its one array, a function of it, False nothing; None: its
@@ -40,6 +41,7 @@ class OutputChange:
     top1_changed: float | None = None
 
 
+@ours()
 def output_change(clean: Any, perturbed: Any, *, logits: Logits = None) -> OutputChange:
     """Compare two results of one call on the host, in float64.
 
@@ -66,6 +68,7 @@ def output_change(clean: Any, perturbed: Any, *, logits: Logits = None) -> Outpu
     )
 
 
+@ours()
 def site_changes(clean: Mapping[str, Any], perturbed: Mapping[str, Any]) -> dict[str, float | None]:
     """The relative change at every site downstream (or elsewhere) of which both values are known.
 
@@ -80,17 +83,20 @@ def site_changes(clean: Mapping[str, Any], perturbed: Mapping[str, Any]) -> dict
     }
 
 
+@ours()
 def relative_change(clean: Any, perturbed: Any) -> float | None:
     """`OutputChange.relative` of two pytrees, on the host in float64."""
     pairs = _pairs(np, clean, perturbed)
     return _known(_relative, pairs) if pairs else None
 
 
+@ours()
 def kl_divergence(clean: Any, perturbed: Any) -> float | None:
     """`OutputChange.kl` of two arrays of logits `[..., classes]`, on the host in float64."""
     return _known(lambda xp, pairs: _kl(xp, *pairs[0]), _pairs(np, clean, perturbed), of=_no_logits)
 
 
+@ours()
 def top1_changed(clean: Any, perturbed: Any) -> float | None:
     """`OutputChange.top1_changed` of two arrays of logits `[..., classes]`, on the host."""
     return _known(
@@ -118,17 +124,20 @@ def _known(measure: Any, pairs: Any, *, of: Callable[[Any], bool] = _nothing) ->
 # -------------------------------------------------------------- in a program
 
 
+@ours()
 def relative_change_in_trace(clean: Any, perturbed: Any) -> jax.Array:
     """`OutputChange.relative` as a scalar of at least float32; NaN where that is None."""
     pairs = _pairs(jnp, clean, perturbed)
     return _relative(jnp, pairs) if pairs else jnp.float32(jnp.nan)
 
 
+@ours()
 def kl_divergence_in_trace(clean: Any, perturbed: Any) -> jax.Array:
     """`OutputChange.kl` as a scalar of at least float32."""
     return _kl(jnp, _wide(jnp, clean), _wide(jnp, perturbed))
 
 
+@ours()
 def top1_changed_in_trace(clean: Any, perturbed: Any) -> jax.Array:
     """`OutputChange.top1_changed` as a scalar of at least float32."""
     return _top1(jnp, _wide(jnp, clean), _wide(jnp, perturbed))

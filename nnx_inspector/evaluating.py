@@ -20,12 +20,14 @@ from flax import nnx
 from nnx_inspector import protocol
 from nnx_inspector.acting import Reach
 from nnx_inspector.arming import Arming
+from nnx_inspector.configuration import forbids_nan
 from nnx_inspector.donated import are_these, marks_of, require_there, undisturbed
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.gradient_kinds import GradientPerturbation
 from nnx_inspector.handles import Handles
 from nnx_inspector.layers import unwatched
 from nnx_inspector.modes import Modes
+from nnx_inspector.nonfinite import where
 from nnx_inspector.owned import Call, OwnedPasses, reach_of
 from nnx_inspector.places import PARAMETER, Setting
 from nnx_inspector.presenter import Presenter
@@ -117,13 +119,15 @@ class Evaluating:
             self.trial = trial
             self.example = trial if trial.loss_fn is None else self.example
         self._took_place(shown)
+        if forbids_nan() and (found := where(shown.outcome.perturbed.record)):
+            self._call_of(shown).raise_theirs(found)
         return shown.outcome.perturbed.value
 
     def reached(self) -> Reach:
         """What of the pass on screen can be perturbed; traced once."""
         trial, switches = self.trial, self._around.modes.switches()
         if self._reach is None or self._reach[:2] != (trial, switches):
-            with unwatched():
+            with trial.configuration.held(), unwatched():
                 reach = reach_of(trial.call(self.model, switches), self._around.selection)
             self._reach = (trial, switches, reach)
         return self._reach[2]

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector.arrays import is_array
+from nnx_inspector.configuration import ours
 from nnx_inspector.gauges import (
     EXAMPLES,
     HEAD,
@@ -43,6 +44,7 @@ def is_gauged(x: Any) -> bool:
     return x.ndim >= 2 and x.size > 0 and jnp.issubdtype(x.dtype, jnp.floating)
 
 
+@ours()
 def gauge(x: jax.Array) -> jax.Array:
     """The gauge of an array: its last axis has the units, its first the examples.
 
@@ -189,6 +191,7 @@ def is_sampled(x: Any) -> bool:
     return x.size > 0 and jnp.issubdtype(x.dtype, jnp.floating)
 
 
+@ours()
 def sampled(x: jax.Array, gradient: jax.Array | None = None) -> jax.Array:
     """What is sent of a parameter (a floating-point array), and of its gradient.
 
@@ -233,6 +236,7 @@ def _norm_of(gradient: jax.Array) -> jax.Array:
     return jnp.stack([norm, (g != 0).mean(dtype=jnp.float32)])
 
 
+@ours()
 def varied(tree: Any, *, each: bool = False) -> jax.Array:
     """Whether any array of a pytree (or each) differs along its first axis; as `sampled`'s first.
 

@@ -21,7 +21,9 @@ from jax.sharding import PartitionSpec
 
 from nnx_inspector import _private
 from nnx_inspector.changes import difference
+from nnx_inspector.configuration import ours
 from nnx_inspector.keeping import NOTHING, Keep, Kept
+from nnx_inspector.nonfinite import note_equation
 from nnx_inspector.sharding import a_row_each, counted_once, on_this_mesh, placed, zeros_of
 from nnx_inspector.summarize import merge_in_trace, merge_rows, summarize
 from nnx_inspector.summary import Summary
@@ -62,6 +64,7 @@ class Plan:
     tap: Callable[..., Any] = observe_cotangent
 
 
+@ours()
 def sinks_for(found: Survey, rows: tuple[int, ...] = ()) -> list[Any]:
     """Zeros for every output that may receive a cotangent, in the shape of the survey."""
     out: list[Any] = []
@@ -114,13 +117,17 @@ def evaluate(
     for number, equation in enumerate(found.jaxpr.eqns):
         values = [read(v) for v in equation.invars]
         item = found.items.get(number)
-        if item is None:
-            out = _private.bind(equation, values)
-        else:
-            sink = None if sinks is None else sinks[len(seen)]
-            with _private.context_of(equation):
-                out, new = run_item(item, equation, values, plan, on_this_mesh(sink), memo)
-            seen.append(on_this_mesh(new))
+        try:
+            if item is None:
+                out = _private.bind(equation, values)
+            else:
+                sink = None if sinks is None else sinks[len(seen)]
+                with _private.context_of(equation):
+                    out, new = run_item(item, equation, values, plan, on_this_mesh(sink), memo)
+                seen.append(on_this_mesh(new))
+        except FloatingPointError as error:  # the user's `jax_debug_nans`
+            note_equation(error, found, number)
+            raise
         env.update(zip(equation.outvars, out, strict=True))
     return [read(v) for v in found.jaxpr.outvars], seen
 
@@ -183,7 +190,8 @@ def _run_mark(
                 memo[id(new)] = (new, memo[id(value)][1])
             tapped.append(new)
         values = tapped
-    return values, Seen(summaries, jnp.uint32(1), kept)
+    with ours():
+        return values, Seen(summaries, jnp.uint32(1), kept)
 
 
 def _run_scan(
@@ -237,6 +245,7 @@ def _run_while(
     return out, [seen]
 
 
+@ours()
 def merge_seen(a: Any, b: Any) -> Any:
     """Two like trees of `Seen`, added up."""
 

@@ -19,6 +19,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector import _private
+from nnx_inspector.configuration import ours
 from nnx_inspector.sharding import left_to_the_compiler
 from nnx_inspector.taps import is_observable
 
@@ -30,6 +31,7 @@ _ask = Primitive("nnx_inspector_ask")
 _ask.multiple_results = True
 
 
+@ours()
 def ask(
     host: Callable[..., tuple[Any, ...]],
     avals: Sequence[jax.ShapeDtypeStruct],
@@ -66,6 +68,7 @@ def _first(x: jax.Array) -> jax.Array:
     return jnp.real(jnp.ravel(x)[0]).astype(jnp.float32)
 
 
+@ours()
 def _ask_impl(*after: Any, host: Any, shapes: Any) -> list[jax.Array]:
     avals = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
     return list(io_callback(lambda *_: host(), avals, *after))
@@ -102,6 +105,7 @@ batching.primitive_batchers[_ask] = _ask_batch
 _tell = Primitive("nnx_inspector_tell")
 
 
+@ours()
 def tell(host: Callable[..., None], gate: Any, *arrays: Any) -> jax.Array:
     """Call `host(*arrays)` when the program gets here, if `gate` is true then.
 
@@ -117,6 +121,7 @@ def tell(host: Callable[..., None], gate: Any, *arrays: Any) -> jax.Array:
     return _tell.bind(gate, *map(jax.lax.stop_gradient, arrays), host=host)
 
 
+@ours()
 def _tell_impl(gate: Any, *arrays: Any, host: Any) -> jax.Array:
     kinds = [(a.shape, a.dtype) for a in arrays]
     members = {kind: [i for i, k in enumerate(kinds) if k == kind] for kind in kinds}

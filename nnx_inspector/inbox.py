@@ -12,6 +12,9 @@ import threading
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+import numpy as np
+
+from nnx_inspector.binning import NAN_BIN
 from nnx_inspector.summary import Summary, merge
 
 Arrived = dict[tuple[str, str], list[Summary]]
@@ -139,6 +142,12 @@ class Inbox:
     def count(self) -> int:
         """How many passes have begun."""
         return self._count
+
+    def holds_nan(self) -> bool:
+        """Whether a summary that has arrived, and was not taken, counts a NaN."""
+        with self._lock:
+            summaries = [s for of in self._arrived.values() for found in of.values() for s in found]
+        return any(np.any(np.asarray(s.bins)[..., NAN_BIN]) for s in summaries)
 
     def take(self, *, besides: int = 0) -> list[Taken]:
         """The sampled passes, oldest first; the newest `besides` of them are left for later."""

@@ -665,6 +665,7 @@ class Inspector:
     @property
     def findings(self) -> list[Finding]:
         """What is wrong, worst first."""
+        self._loops.take_up()
         return diagnose(self._recording)
 
     @property

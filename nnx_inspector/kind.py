@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey
 
+from nnx_inspector.configuration import ours
+
 At = Literal["output", "input"]
 T = TypeVar("T")
 Refusal = TypeError | ValueError
@@ -23,10 +25,16 @@ Refusal = TypeError | ValueError
 
 
 @dataclass_transform(frozen_default=True)
-def kind(*, compared: bool = False) -> Callable[[type[T]], type[T]]:
-    """Make a class a frozen dataclass and a pytree; compared by its numbers, or by identity."""
+def kind(*, compared: bool = False, checked: bool = False) -> Callable[[type[T]], type[T]]:
+    """Make a class a frozen dataclass and a pytree; compared by its numbers, or by identity.
+
+    What it does to an array is our arithmetic, unless it is `checked`: a function of the user's.
+    """
 
     def decorate(cls: type[T]) -> type[T]:
+        for name in ("apply", "apply_at"):
+            if name in vars(cls) and not checked:
+                setattr(cls, name, ours()(vars(cls)[name]))
         return _as_pytree(dataclasses.dataclass(frozen=True, eq=compared)(cls))
 
     return decorate

@@ -334,7 +334,7 @@ class Patch(Perturbation):
         return value if self.where is None else jnp.where(jnp.asarray(self.where), value, x)
 
 
-@kind()
+@kind(checked=True)
 class Apply(Perturbation):
     """Replaces the value by `fn(value, *args)`.
 

@@ -265,6 +265,18 @@ class Loops:
             if measured or parts.metrics.step == step:
                 self.step = step + 1
 
+    def take_up(self) -> None:
+        """Record what is known of the step under way where it has a NaN: with `jax_debug_nans` it
+        has ended in an error, and the loop may never be left while that error is looked at.
+        """
+        session = self._session
+        if session is None or self._between_passes or not session.inbox.holds_nan():
+            return
+        with self._parts.lock:
+            passes = session.take_passes()
+            self._record(session, self.step, passes, session.setting, self.perturbed)
+        self._shown(self.step, True)
+
     def pass_ends(self, session: Session, step: int, one: Taken) -> None:
         """Record a pass of a region and show it; called in a thread of the region's."""
         parts = self._parts

@@ -24,6 +24,7 @@ from nnx_inspector.acting import Reach, are_random, at_marks, layers_for, parame
 from nnx_inspector.backward import differentiated
 from nnx_inspector.capturing import record_of
 from nnx_inspector.comparing import Differences, differences
+from nnx_inspector.configuration import Configuration, unchecked
 from nnx_inspector.content import key_of
 from nnx_inspector.eager import SinksOf, why_untraceable
 from nnx_inspector.facts import facts_of_call, facts_of_modules
@@ -77,6 +78,7 @@ class Result:
 class Call:
     """What is run: `model(*args, **kwargs)`, or with a loss function
     `loss_fn(model, *args, **kwargs)`, forward and backward. It returns the loss, or `(loss, aux)`.
+    Whichever thread makes the pass, the settings of jax are those of who asked for it.
     """
 
     model: nnx.Module
@@ -84,6 +86,7 @@ class Call:
     kwargs: dict[str, Any]
     loss_fn: Callable[..., Any] | None = None
     switches: Switches = NONE
+    configuration: Configuration = dataclasses.field(default_factory=Configuration.here)
 
     @functools.cached_property
     def parts(self) -> _Parts:
@@ -106,7 +109,27 @@ class Call:
         """
         leaves = [x.copy() if isinstance(x, jax.Array) else x for x in self.parts.leaves]
         copy = self.parts.form.call(leaves, self.parts.arrays)
-        return dataclasses.replace(copy, switches=NONE)
+        return dataclasses.replace(copy, switches=NONE, configuration=self.configuration)
+
+    def raise_theirs(self, found: str) -> None:
+        """Make it as the user would without us, of a copy: for the error that jax gives them.
+
+        Args:
+            found: what is known of it, a note for that error.
+        """
+        copy = self.copied()
+        (function, args), of_a_loss = copy.function(), copy.loss_fn is not None
+
+        def loss(*args: Any, **kwargs: Any) -> Any:
+            value = function.call(*args, **kwargs)
+            return value[0] if isinstance(value, tuple) else value
+
+        try:
+            with self.configuration.held(), unwatched():
+                (nnx.value_and_grad(loss) if of_a_loss else function.call)(*args, **copy.kwargs)
+        except FloatingPointError as error:
+            error.add_note(f"nnx_inspector: {found}")
+            raise
 
     def function(self) -> tuple[Function, tuple[Any, ...]]:
         """What is traced, and its positional arguments."""
@@ -201,7 +224,7 @@ class OwnedPasses:
             key = self._key_of(call)
             known = self._facts.get(key)
         if known is None:
-            with unwatched():
+            with call.configuration.held(), unwatched():
                 known = self._facts_of(call)
             with self._lock:
                 self._facts[key] = known
@@ -233,11 +256,13 @@ class OwnedPasses:
         """What compiles the program for `run` ("pass") or `compare`, on any thread; None where
         that is done. Reads nothing of the model later, and keeps no array alive.
         """
-        prepared = self._prepared(kind, call, setting)
+        with call.configuration.held():
+            prepared = self._prepared(kind, call, setting)
         if prepared.key is None or prepared.key in self._compiled:
             return None
         if self._is_eager(call):
             return None  # nothing of it is compiled ahead
+        configuration = call.configuration
         program, avals, key, lock = (
             prepared.program.compiled,
             prepared.avals,
@@ -246,7 +271,7 @@ class OwnedPasses:
         )
 
         def compile_it(is_over: Callable[[], bool]) -> None:
-            with lock, unwatched():
+            with lock, configuration.held(), unchecked(), unwatched():
                 if key not in self._compiled:
                     lowered = program.lower(*avals)
                     if not is_over():
@@ -256,24 +281,23 @@ class OwnedPasses:
         return compile_it
 
     def _run(self, kind: Kind, call: Call, setting: Setting) -> Any:
-        prepared = self._prepared(kind, call, setting)
-        program = prepared.program
         try:
-            if self._is_eager(call):
-                with unwatched():
+            with call.configuration.held(), unchecked(), unwatched():
+                prepared = self._prepared(kind, call, setting)
+                program = prepared.program
+                if self._is_eager(call):
                     return program.function(*prepared.inputs)
-            if prepared.key is None or prepared.key in self._compiled:
-                with unwatched():
+                if prepared.key is None or prepared.key in self._compiled:
                     return program(*prepared.inputs)
-            with self._lock_of(prepared.key), unwatched():
-                out = program(*prepared.inputs)
-                if program.ran_eagerly:
-                    with self._lock:
-                        self._eager.add(self._key_of(call))
-                else:
-                    self._compiled.add(prepared.key)
-            self._has_traced(call)
-            return out
+                with self._lock_of(prepared.key):
+                    out = program(*prepared.inputs)
+                    if program.ran_eagerly:
+                        with self._lock:
+                            self._eager.add(self._key_of(call))
+                    else:
+                        self._compiled.add(prepared.key)
+                self._has_traced(call)
+                return out
         except Exception as error:
             if call.switches:
                 error.add_note(f"nnx_inspector: with the modes {call.switches.in_words()}.")
@@ -310,7 +334,7 @@ class OwnedPasses:
         numbers = rows_of(self._keys, setting.rows)
         inputs = (parts.leaves, parts.arrays, numbers, setting.data, setting.parameter_data)
         avals = _avals(inputs)
-        flat = None if avals is None else (key, *jax.tree.leaves(avals))
+        flat = None if avals is None else (key, call.configuration, *jax.tree.leaves(avals))
         return _Prepared(program, inputs, flat, avals or ())
 
     def _program(self, kind: Kind, form: _Form, setting: Setting) -> Any:

@@ -14,6 +14,7 @@ from jax import lax
 
 from nnx_inspector.arithmetic import points_dtype
 from nnx_inspector.binning import BINS
+from nnx_inspector.configuration import ours
 from nnx_inspector.summary import Summary
 
 _LARGEST: Final = 2**32 - 1
@@ -30,6 +31,7 @@ def packed_size(dtype: Any) -> int:
     return 1 + 2 * (BINS + 6 * words)
 
 
+@ours()
 def pack(s: Summary) -> jax.Array:
     """A summary as a vector of finite numbers: how it leaves a backward pass.
 
@@ -61,6 +63,7 @@ def pack(s: Summary) -> jax.Array:
     return jnp.concatenate(halves, axis=-1)
 
 
+@ours()
 def unpack(vector: Any) -> Summary:
     """The summary that `pack` made a vector of, bit for bit.
 

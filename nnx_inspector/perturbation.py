@@ -19,6 +19,7 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector import _private, board
+from nnx_inspector.configuration import ours
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.interception import open_layer
 from nnx_inspector.kind import Perturbation, Refusal
@@ -98,6 +99,7 @@ def combine(perturbations: Iterable[Live]) -> tuple[float, float]:
     return (mode, strength) if mode != OFF else (float(OFF), 0.0)
 
 
+@ours()
 def apply(x: Any, row: Any) -> Any:
     """`x` perturbed by a row, float32[2]. Keeps shape and dtype; `row` may be traced.
 

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from nnx_inspector.configuration import ours
 from nnx_inspector.harvest import Plan
 from nnx_inspector.kind import Perturbation, is_random
 from nnx_inspector.mark_layers import marking_layers
@@ -216,6 +217,7 @@ def check_layers(site: str, wanted: Sequence[int], lengths: Sequence[int]) -> No
             raise ValueError(f"{site!r} has {length} layers, there is no layer {index}.")
 
 
+@ours()
 def is_chosen(wanted: Sequence[int], rows: Sequence[tuple[Any, int]]) -> Any:
     """Whether this turn of the scans around, `Plan.rows`, is that of the chosen layer."""
     pairs = zip(wanted, rows, strict=False)

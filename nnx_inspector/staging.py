@@ -20,6 +20,7 @@ from flax import nnx
 
 from nnx_inspector import _private
 from nnx_inspector.arrays import own_attribute
+from nnx_inspector.configuration import jitted
 from nnx_inspector.dispatch import hooked
 from nnx_inspector.eager import (
     EagerPass,
@@ -274,7 +275,7 @@ def staged(
     owner = (token, len(open_layers()))  # nested in another, even of the same model, it is another
     result: dict[str, Any] = {}
 
-    with nnx.update_context(_TAG), hooked(*layers(scope, owner)):
+    with jitted(), nnx.update_context(_TAG), hooked(*layers(scope, owner)):
         with nnx.split_context(_TAG) as splitting:
             graphdef, state = splitting.split(arguments.take(arguments.nodes))
         held, state_leaves = _Held.of(state)

@@ -41,6 +41,7 @@ from nnx_inspector.binning import (
     SIGN,
     ZERO_BIN,
 )
+from nnx_inspector.configuration import ours
 from nnx_inspector.sharding import left_to_the_compiler, with_even_axes
 from nnx_inspector.summary import Summary
 
@@ -55,6 +56,7 @@ _STEP: Final = 8
 """Which part of the values the shift is the mean of: every eighth slice."""
 
 
+@ours()
 def summarize(x: Any, *, batch_rank: int = 0, sample: int = 1) -> Summary:
     """Counts, moments and histogram of an array.
 
@@ -117,6 +119,7 @@ def summarize(x: Any, *, batch_rank: int = 0, sample: int = 1) -> Summary:
     return _summarize(lax.stop_gradient(x), batch_rank=batch_rank, sample=sample)
 
 
+@ours()
 def merge_in_trace(a: Summary, b: Summary) -> Summary:
     """The summary of the values of both, row by row, for loops under jit.
 
@@ -151,6 +154,7 @@ def merge_in_trace(a: Summary, b: Summary) -> Summary:
     return merge_rows(jax.tree.map(lambda *both: jnp.stack(both), a, b))
 
 
+@ours()
 def merge_rows(s: Summary, *, axis: int = 0) -> Summary:
     """A summary whose rows along one axis are merged into one, inside jit.
 
@@ -168,6 +172,7 @@ def merge_rows(s: Summary, *, axis: int = 0) -> Summary:
     return _merge_rows(s, axis=axis)
 
 
+@ours()
 def empty_in_trace(like: Any, *, batch_rank: int = 0) -> Summary:
     """The neutral element of `merge_in_trace`: all zeros, shaped as `summarize(like)`.
 

@@ -20,6 +20,7 @@ from flax import nnx
 
 from nnx_inspector import _private
 from nnx_inspector.arrays import is_array
+from nnx_inspector.configuration import unchecked
 from nnx_inspector.eager import why_untraceable
 from nnx_inspector.effects import (
     Logits,
@@ -130,7 +131,7 @@ def sweep(
     selection.require_match(model)
     function, call = Function(loss_fn), (model, *args)
     marking = _marking(selection, inputs=perturbation.at == INPUT)
-    with shown(progress, "sweep") as report, unwatched():
+    with shown(progress, "sweep") as report, unchecked(), unwatched():
         with (
             _saying_what_else(),
             staged(function, call, kwargs, marking, roots={(): model}) as stage,

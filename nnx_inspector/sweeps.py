@@ -118,9 +118,9 @@ class Sweeps:
             self._show(_of(asked, running=True))
             call = undisturbed(lambda: asked.call().copied(), "The model")
             with shown(progress, "sweep") as bar:
-                frame = _swept(
-                    call, asked, lambda done, total: self._report(asked, bar, done, total)
-                )
+                report = lambda done, total: self._report(asked, bar, done, total)  # noqa: E731
+                with call.configuration.held():
+                    frame = _swept(call, asked, report)
             self._show(_result(asked, frame))
             return frame
         except BaseException as error:

@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnx_inspector import _private
 from nnx_inspector.arrays import is_array
+from nnx_inspector.configuration import ours
 from nnx_inspector.packing import pack, packed_size, unpack
 from nnx_inspector.sharding import counted_once
 from nnx_inspector.summarize import (
@@ -210,6 +211,7 @@ def observe_cotangent(x: jax.Array, sink: jax.Array, *, sample: int = 1) -> jax.
     return _tap.bind(x, sink, rows=0, sample=sample)
 
 
+@ours()
 def sink_like(x: Any, rows: tuple[int, ...] = ()) -> jax.Array:
     """The zeros to hand to `observe_cotangent` for an array like `x`."""
     return jnp.zeros((*rows, packed_size(x.dtype)), sink_dtype(x.dtype))
@@ -243,8 +245,9 @@ def _tap_transpose(ct: Any, t: Any, sink: Any, *, rows: int, sample: int) -> Any
         return None, None
     payload = None
     if ad.is_undefined_primal(sink):
-        payload = pack(summarize(ct, batch_rank=rows, sample=sample))
-        payload = counted_once(payload, ct, _private.varying_axes(sink))
+        with ours():
+            payload = pack(summarize(ct, batch_rank=rows, sample=sample))
+            payload = counted_once(payload, ct, _private.varying_axes(sink))
     return (ct if ad.is_undefined_primal(t) else None), payload
 
 

@@ -18,6 +18,7 @@ from flax import nnx
 
 from nnx_inspector import protocol
 from nnx_inspector.comparing import Differences
+from nnx_inspector.configuration import Configuration
 from nnx_inspector.donated import Marks, are_there, require_there
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.measures import alone_of, effect_of, scalars_of
@@ -77,6 +78,7 @@ class Trial:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     loss_fn: Callable[..., Any] | None = None
+    configuration: Configuration = dataclasses.field(default_factory=Configuration.here)
 
     @property
     def name(self) -> str:
@@ -98,7 +100,7 @@ class Trial:
 
     def call(self, model: nnx.Module, switches: Switches) -> Call:
         """It, of a model in its modes."""
-        return Call(model, self.args, self.kwargs, self.loss_fn, switches)
+        return Call(model, self.args, self.kwargs, self.loss_fn, switches, self.configuration)
 
 
 def made(passes: OwnedPasses, call: Call, setting: Setting) -> Outcome:

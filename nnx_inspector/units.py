@@ -31,6 +31,7 @@ from nnx_inspector.arithmetic import (
     scaled_difference,
     sum_dtype,
 )
+from nnx_inspector.configuration import ours
 from nnx_inspector.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2
 from nnx_inspector.summarize import as_array, in_words, is_number, is_token
 
@@ -227,6 +228,7 @@ _FIGURES: Final = (
 )
 
 
+@ours()
 def measure_units(x: Any, *, axis: int = -1) -> Units:
     """Counts, moments and extremes of each unit along an axis, over all other axes.
 
@@ -276,6 +278,7 @@ def measure_units(x: Any, *, axis: int = -1) -> Units:
     return _measured(lax.stop_gradient(jnp.asarray(x)), axis)
 
 
+@ours()
 def no_units(count: int, *, dtype: Any = np.float32) -> Units:
     """`count` units of which nothing was seen: the neutral element of `merge_units`.
 
@@ -296,6 +299,7 @@ def no_units(count: int, *, dtype: Any = np.float32) -> Units:
         )
 
 
+@ours()
 def merge_units(parts: Sequence[Units]) -> Units:
     """The units of the values of all parts, row by row. Works inside jit, scan and while loops.
 

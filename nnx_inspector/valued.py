@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector.acting import are_random, at_marks, parameters_under
+from nnx_inspector.configuration import unchecked
 from nnx_inspector.eager import why_untraceable
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.gates import passed
@@ -103,7 +104,7 @@ class ValuePasses:
         Raises:
             InspectorError: the values need more memory than there is.
         """
-        with unwatched():
+        with call.configuration.held(), unchecked(), unwatched():
             parts = call.parts
             key = (site, part, *parts.key, keys, setting.code)
             with self._lock:
@@ -119,7 +120,7 @@ class ValuePasses:
             if not program.ran_eagerly:
                 _check_room(program, inputs, site, part)
             arrays, ran, form = program(*inputs)
-        ran = jax.device_get(ran)
+            ran = jax.device_get(ran)
         return [
             CallValues(values, structure, mapped, loops, np.asarray(times))
             for values, times, (structure, mapped, loops) in zip(

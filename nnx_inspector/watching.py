@@ -25,6 +25,7 @@ from flax import nnx
 from nnx_inspector import _private
 from nnx_inspector.arming import Arming
 from nnx_inspector.collecting import Collectors, beginning, beginning_if, measured_if
+from nnx_inspector.configuration import ours
 from nnx_inspector.dispatch import executables_called, hooked
 from nnx_inspector.gauges import VARIED
 from nnx_inspector.gauging import is_sampled
@@ -38,6 +39,7 @@ from nnx_inspector.layers import (
     open_layers,
     opened,
 )
+from nnx_inspector.nonfinite import note_site
 from nnx_inspector.observed import Figures
 from nnx_inspector.observing import Observer, told_gauges
 from nnx_inspector.packing import unpack
@@ -454,8 +456,12 @@ class _Watch:
         frame = frames[-1]
         try:
             args, kwargs = self._perturbed_arguments(frame, args, kwargs, context)
-            with self._within():
-                out = next_fun(*args, **kwargs)
+            try:
+                with self._within():
+                    out = next_fun(*args, **kwargs)
+            except FloatingPointError as error:  # of the user's `jax_debug_nans`
+                note_site(error, key)
+                raise
             out = self._observed(frame, out, context)
             return self._tell(frame, out) if len(frames) > depth else out
         finally:
@@ -486,6 +492,7 @@ class _Watch:
         frame = _Frame(self, level, numbers, asked.reached, begins=begins, seen=not loops)
         return frame, args, kwargs
 
+    @ours()
     def _sample(self, frame: _Frame, args: Any, kwargs: Any, context: Context) -> None:
         """Look at the parameters and arguments of a pass as it begins, if it is measured."""
         idle = not _private.is_tracer(frame.gate) and not bool(frame.gate)
@@ -521,8 +528,9 @@ class _Watch:
         key = context.site
         leaves = list(jax.tree.leaves(out, is_leaf=is_whole))
         if key in self.keys:
-            row = frame.rows[self.keys.index(key)]
-            leaves = [apply(x, row) for x in leaves]
+            with ours():
+                row = frame.rows[self.keys.index(key)]
+                leaves = [apply(x, row) for x in leaves]
             frame.reached.add((key, None))
         leaves = self._at_places(frame, leaves, OUTPUT, context)
         assert key is not None
@@ -549,6 +557,7 @@ class _Watch:
                     count += 1
         return leaves
 
+    @ours()
     def _in_this_turn(self, place: Place, on: Any, frame: _Frame, site: str | None) -> Any:
         """Whether a place acts in this turn of the scans around, which run one after another."""
         lengths = dict(self.turns).get(site or "")
@@ -584,7 +593,8 @@ class _Watch:
         idle = not _private.is_tracer(frame.gate) and not bool(frame.gate)
         if idle or not is_observable(leaf) or key in self.unmeasured:
             return leaf
-        summary, gauge = measured_if(frame.gate, jax.lax.stop_gradient(jnp.asarray(leaf)))
+        with ours():
+            summary, gauge = measured_if(frame.gate, jax.lax.stop_gradient(jnp.asarray(leaf)))
         frame.names.append(key)
         frame.arrays += [summary.bins, summary.points, summary.sums, gauge]
         if (

@@ -533,3 +533,15 @@ def test_which_inputs_the_first_outputs_need():
     (barrier,) = {one.primitive for one in jaxpr.eqns if len(one.outvars) == 2}
     assert _private.needed_inputs(jaxpr, 1, barrier) == [True, False, False]
     assert _private.needed_inputs(jaxpr, 1, mark) == [True, True, False]
+
+
+def test_settings_of_a_thread_are_held_in_another_and_put_back():
+    with jax.numpy_rank_promotion("raise"), jax.default_device(jax.devices()[0]):
+        local = _private.local_settings()
+    values = {getattr(state, "name", ""): value for state, value in local}
+    assert values["jax_numpy_rank_promotion"] == "raise"
+    assert values["jax_default_device"] == jax.devices()[0]
+    with _private.with_local_settings(local):
+        assert jax.config.jax_numpy_rank_promotion == "raise"
+        assert _private.local_settings() == local
+    assert _private.local_settings() == ()
