@@ -239,7 +239,9 @@ class Attendance:
         """
         self._acted |= {number for number, why in idle.items() if not why}
         for number, why in idle.items():
-            self._idle[number] = (self._idle.get(number, (step, ""))[0], why)
+            # a step that was left half way shows nothing of what was added just before it
+            if number in self._idle or not over or self._away:
+                self._idle[number] = (self._idle.get(number, (step, ""))[0], why)
         strange = self._strange and self._steps >= MEASURED
         return {
             number: why
