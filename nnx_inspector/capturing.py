@@ -23,6 +23,7 @@ from nnx_inspector.backward import (
     numbers_as_arrays,
     run_backward,
 )
+from nnx_inspector.donated import require_there, undisturbed
 from nnx_inspector.harvest import Plan, Seen
 from nnx_inspector.keeping import Keep, Reduce
 from nnx_inspector.mark_layers import marking_layers
@@ -36,6 +37,11 @@ from nnx_inspector.summary import Summary
 from nnx_inspector.survey import Marked, Survey, marks
 from nnx_inspector.taps import CHANGE, OUTPUT
 from nnx_inspector.variables import unseen_references
+
+
+def _require_model(stage: Staged) -> None:
+    leaves = stage.inputs[: len(stage.inputs) - len(stage.arrays)]
+    undisturbed(lambda: require_there(leaves), "The model")
 
 
 def _check_selection(selection: Selection, stage: Staged) -> None:
@@ -96,6 +102,7 @@ def capture(
     def captured(*args: Any, **kwargs: Any) -> tuple[Any, Record]:
         layers = marking_layers(selection, inputs=inputs)
         with staged(function, args, kwargs, layers, may_run=True) as stage:
+            _require_model(stage)
             _check_selection(selection, stage)
             run = functools.partial(stage.evaluate, stage.inputs, plan=plan)
             with noting_where(lambda: None if stage.eager else record_of(stage, run()[1])):
@@ -176,6 +183,7 @@ def value_and_grad(
         args = tuple(numbers_as_arrays(a) if i in chosen else a for i, a in enumerate(args))
         layers = marking_layers(selection, inputs=inputs)
         with staged(function, args, kwargs, layers, may_run=True) as stage:
+            _require_model(stage)
             _check_selection(selection, stage)
             parts = [differentiable(stage, function, args, n, only) for n, only in parts_of]
             check = functools.partial(check_loss, stage, function, has_aux)

@@ -33,7 +33,7 @@ from nnx_inspector.eager import (
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.harvest import Plan, evaluate
 from nnx_inspector.interception import warn_of_doubtful_calls
-from nnx_inspector.layers import Layer, open_layers
+from nnx_inspector.layers import Layer, open_layers, opened
 from nnx_inspector.scope import Scope
 from nnx_inspector.sites import Path, argument_name, require_module
 from nnx_inspector.summarize import is_number
@@ -272,7 +272,8 @@ def staged(
     arguments = Arguments.of((function.owner, tuple(args), kwargs))
     token = (_TAG, *sorted((str(p), id(m)) for p, m in roots.items()))
     scope = Scope(roots, token)
-    owner = (token, len(open_layers()))  # nested in another, even of the same model, it is another
+    outer = open_layers()
+    owner = (token, len(outer))  # nested in another, even of the same model, it is another
     result: dict[str, Any] = {}
 
     with jitted(), nnx.update_context(_TAG), hooked(*layers(scope, owner)):
@@ -372,7 +373,10 @@ def staged(
             why,
             calls=call_numbers(marks(found)),
         )
-        yield stage
+        # What is traced under layers is kept under their key, and these are of this call alone:
+        # each jnp function that measures would be traced, and kept by jax, anew for each model.
+        with contextlib.nullcontext() if jaxpr is None else opened(outer):
+            yield stage
 
 
 def _form_of(

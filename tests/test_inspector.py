@@ -5,6 +5,7 @@ import threading
 import weakref
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -692,3 +693,23 @@ def test_a_step_that_was_compiled_ahead_of_time_is_told(insp, model):
         loop()
     texts = [notice.text for notice in insp._view._notices]
     assert sum("The step is an executable" in text for text in texts) == 1
+
+
+def test_equal_models_one_after_the_other_leave_no_programs_of_our_arithmetic_behind():
+    def kept() -> int:
+        gc.collect()
+        return sum(type(one) is jax.extend.core.Jaxpr for one in gc.get_objects())
+
+    def look() -> None:
+        model = Net(nnx.Rngs(0))
+        model.eval()
+        insp = nni.Inspector(model, X, display=False)
+        insp.step(loss_fn, X)
+        insp.close()
+
+    counts = []
+    for _ in range(4):
+        look()
+        counts.append(kept())
+    # jax keeps what it traced of the model's own code, tanh and mean say, for each model
+    assert max(counts[3] - counts[2], counts[2] - counts[1]) <= 60, counts
