@@ -8,6 +8,7 @@ nothing else. Invariant: what has no figure (no floating-point output, a zero no
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -46,13 +47,14 @@ class Differences:
     top1_changed: Any
 
 
-def differences(stage: Staged, inputs: list[Any], plan: Plan) -> Differences:
+def differences(stage: Staged, inputs: list[Any], plan: Plan, *, root: str = ROOT) -> Differences:
     """Evaluate a stage clean, and perturbed: with other inputs (parameters) and a plan.
 
     Args:
         stage: the traced call, its outputs marked.
         inputs: those of the perturbed pass; the clean one has the stage's own.
         plan: whose `perturb` is what is done.
+        root: the site that returns what the model returns; `""` where it is not called.
     """
     keep = Keep(values=True, parts=(OUTPUT,))
     nothing = Plan(summarise=False, keep=keep)
@@ -65,14 +67,14 @@ def differences(stage: Staged, inputs: list[Any], plan: Plan) -> Differences:
         # an eager call may have taken another way, with other calls
         if [x.shape for x in clean[site]] == [x.shape for x in moved.get(site, [])]:
             pairs[site] = list(zip(clean[site], moved[site], strict=True))
-    return _figures(pairs)
+    return _figures(pairs, root if root in pairs else ROOT)
 
 
-@jax.jit
-def _figures(pairs: dict[str, list[tuple[Any, Any]]]) -> Differences:
+@functools.partial(jax.jit, static_argnums=1)
+def _figures(pairs: dict[str, list[tuple[Any, Any]]], root: str) -> Differences:
     sites = {site: relative_change_in_trace(*zip(*of, strict=True)) for site, of in pairs.items()}
     kl = top1 = jnp.float32(jnp.nan)
-    if len(output := pairs.get(ROOT, [])) == 1 and logits_of(output[0][0]) is not None:
+    if len(output := pairs.get(root, [])) == 1 and logits_of(output[0][0]) is not None:
         kl, top1 = kl_divergence_in_trace(*output[0]), top1_changed_in_trace(*output[0])
     return Differences(sites, kl, top1)
 

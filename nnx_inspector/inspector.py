@@ -22,6 +22,7 @@ from nnx_inspector.answering import Answering
 from nnx_inspector.commands import answer
 from nnx_inspector.diagnosing import Diagnosing, message_of
 from nnx_inspector.eager import why_untraceable
+from nnx_inspector.entry import entry_of, others_in_words, say_if_ensemble
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.evaluating import Around, Evaluating
 from nnx_inspector.findings import Finding, diagnose
@@ -57,8 +58,6 @@ from nnx_inspector.sites import (
     Selection,
     module_sites,
     nothing_selected,
-    require_arguments,
-    require_module,
 )
 from nnx_inspector.stacks import Stack
 from nnx_inspector.summary import Summary
@@ -67,7 +66,7 @@ from nnx_inspector.switching import Switches
 from nnx_inspector.teaching import Pages
 from nnx_inspector.telling import Brief, told_by
 from nnx_inspector.timeline import Settings
-from nnx_inspector.tracing import Trace, trace
+from nnx_inspector.tracing import Trace, traced
 from nnx_inspector.trials import Shown, Trial
 from nnx_inspector.weak import weakly
 
@@ -89,14 +88,17 @@ class Inspector:
     Making one traces the example and runs one forward pass; the model is not changed.
 
     Args:
-        model: an `nnx.Module` instance.
-        args: the example, what `model` is called with.
-        only: which sites are shown; see `intercept_methods`.
+        f: an `nnx.Module`; a bound method of one, `model.encode`; or a function that takes the
+            model as one of its arguments, your own `nnx.vmap` over an ensemble among them. The
+            first module among the arguments is the model; other modules run, and are not shown.
+        args: the example, what `f` is called with.
+        only: which sites are shown; see `intercept_methods`. By default `__call__` of every
+            module, and the method that `f` is.
         display: whether to show the widget now, where there is a notebook.
         kwargs: keyword arguments of the example.
 
     Raises:
-        TypeError: `model` is not an `nnx.Module`.
+        TypeError: `f` is none of these, or cannot be called with the example.
         Whatever the forward pass raises on the example, with a note that names the failing site.
 
     Example:
@@ -107,25 +109,39 @@ class Inspector:
         >>> insp.recording.summary("").size
         12
         >>> insp.close()
+
+        A function of the model, whose other arguments `run` takes:
+
+        >>> def forward(model, x):
+        ...     return 2 * model(x)
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> insp = nni.Inspector(forward, model, jnp.ones((4, 2)))
+        >>> insp.run(jnp.ones((5, 2))).shape
+        (5, 3)
+        >>> insp.close()
     """
 
     def __init__(
         self,
-        model: nnx.Module,
+        f: Any,
         /,
         *args: Any,
         only: Only = None,
         display: bool = True,
         **kwargs: Any,
     ):
-        self._watched = self._model = require_module(model)
-        self._selection = Selection(only)
+        self._entry, model, args, kwargs = entry_of(f, args, kwargs)
+        self._watched = self._model = model
+        self._selection = Selection(self._entry.selecting(only))
         self._selection.require_match(model)
-        require_arguments(model, args, kwargs)
         self._lock = threading.RLock()
         self._closed = False
         self._eager = ""  # why the pass on screen was not traced
-        self._trace = trace(model, *args, only=only, **kwargs)
+        try:
+            self._trace = self._traced_of(model, args, kwargs)
+        except Exception as error:
+            say_if_ensemble(error, model)
+            raise
         self._modes = Modes(model, self._modes_changed)
         self._pages = Pages(model, self._modes)
         self._recording = Recording()
@@ -165,7 +181,7 @@ class Inspector:
             before=weakly(self._show_modes),
             notice=weakly(self._notice),
         )
-        self._evaluating = Evaluating(model, Trial(args, kwargs), around)
+        self._evaluating = Evaluating(model, Trial(args, kwargs, entry=self._entry), around)
         parts = Parts(
             lock=self._lock,
             recording=self._recording,
@@ -182,6 +198,8 @@ class Inspector:
         self._loops = Loops(parts)
         self._handles.elsewhere = self._loops.is_compiling
         self._take_trace(self._trace)
+        if others := others_in_words(args, kwargs):
+            self._notice("info", others)
         try:
             self.run(*args, **kwargs)
         except BaseException:
@@ -196,17 +214,18 @@ class Inspector:
         """One forward pass of the model on screen, with what is perturbed; the model stays as is.
 
         Args:
-            args: the model's; without any, and without keywords, those of the last `run`, at first
-                of the example.
-            kwargs: the model's.
+            args: those of the module, method or function that the inspector was made with; a
+                function's without the model, which takes its place again. Without any, and without
+                keywords, those of the last `run`, at first of the example.
+            kwargs: its keyword arguments.
 
         Returns:
-            What the model returns.
+            What the module, method or function returns.
         """
         self._require_open()
         if not args and not kwargs:
             return self._evaluating.run(self._evaluating.example)
-        return self._evaluating.run(Trial(args, kwargs))
+        return self._evaluating.run(Trial(args, kwargs, entry=self._entry))
 
     def update(self, *new: Any) -> None:
         """Give the inspector the model's new state; the user's own objects stay as they are.
@@ -271,7 +290,7 @@ class Inspector:
             raise TypeError(
                 f"step takes a function loss_fn(model, *args), got {type(loss_fn).__name__}."
             )
-        return self._evaluating.run(Trial(args, kwargs, loss_fn))
+        return self._evaluating.run(Trial(args, kwargs, loss_fn, entry=self._entry))
 
     def _show_own(self, shown: Shown) -> None:
         # a loss is not among the metrics' curves: those are the training's, this is an evaluation
@@ -624,15 +643,18 @@ class Inspector:
 
     def _traced(self, view: nnx.Module, args: Any, kwargs: Any) -> Trace:
         """The calls of the example in other modes; a view has shapes, and no array to be read."""
-        only = self._selection.terms
         with unwatched():
             try:
-                return trace(view, *args, only=only, **kwargs)
+                return self._traced_of(view, args, kwargs)
             except Exception as error:
                 if not why_untraceable(error):
                     raise
             copy = self._evaluating.example.call(self._model, self._modes.switches()).copied()
-            return trace(copy.model, *args, only=only, **kwargs)
+            return self._traced_of(copy.model, args, kwargs)
+
+    def _traced_of(self, model: nnx.Module, args: Any, kwargs: Any) -> Trace:
+        call = self._entry.call(model, args, kwargs)
+        return traced(*call, selection=self._selection, roots={(): model})
 
     def _show_modes(self, switches: Switches) -> None:
         text = f"Modes for inspected passes: {switches.in_words()}. A watched loop has the model's."

@@ -201,6 +201,7 @@ def effect_of(
     differences: Differences | None = None,
     direct: Iterable[str] = (),
     alone: tuple[protocol.EffectAlone, ...] = (),
+    root: str = "",
 ) -> protocol.Effect:
     """What perturbing changes.
 
@@ -214,11 +215,14 @@ def effect_of(
         differences: between the two at each site, where that is known.
         direct: the sites whose output is perturbed itself; they are not downstream.
         alone: the effects of single perturbations.
+        root: the site that returns what the model returns; `""` where it is not called.
     """
+    if differences is not None and root not in differences.sites:
+        root = ""
     if before is None:
         output = output_change(clean.value, perturbed.value)
     elif differences is not None:
-        output = OutputChange(differences.sites.get(""), differences.kl, differences.top1_changed)
+        output = OutputChange(differences.sites.get(root), differences.kl, differences.top1_changed)
     else:
         output = OutputChange()
     return protocol.Effect(
@@ -228,7 +232,7 @@ def effect_of(
         output_change=_finite(output.relative),
         kl=_finite(output.kl),
         top1_changed=_finite(output.top1_changed),
-        sites=() if differences is None else _downstream(differences, perturbed, set(direct)),
+        sites=() if differences is None else _downstream(differences, perturbed, {root, *direct}),
         alone=alone,
     )
 

@@ -27,6 +27,7 @@ from nnx_inspector.comparing import Differences, differences
 from nnx_inspector.configuration import Configuration, unchecked
 from nnx_inspector.content import key_of
 from nnx_inspector.eager import SinksOf, why_untraceable
+from nnx_inspector.entry import Entry
 from nnx_inspector.facts import facts_of_call, facts_of_modules
 from nnx_inspector.gauges import VARIED
 from nnx_inspector.gauging import gauge, sampled, varied
@@ -40,13 +41,14 @@ from nnx_inspector.perturbation import rows_of
 from nnx_inspector.places import CLEAN, Setting
 from nnx_inspector.record import Record
 from nnx_inspector.sites import Selection
-from nnx_inspector.staging import Arguments, Function, Staged, as_function, staged
+from nnx_inspector.staging import Arguments, Function, Staged, staged
 from nnx_inspector.substituting import with_own_parameters
 from nnx_inspector.switching import Switches, viewed
 from nnx_inspector.taps import OUTPUT
 from nnx_inspector.trees import orders
 
 NONE = Switches()
+ITSELF = Entry()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +78,9 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """What is run: `model(*args, **kwargs)`, or with a loss function
-    `loss_fn(model, *args, **kwargs)`, forward and backward. It returns the loss, or `(loss, aux)`.
+    """What is run: the model as its entry says, by default `model(*args, **kwargs)`; or with a loss
+    function `loss_fn(model, *args, **kwargs)`, forward and backward. It returns the loss, or
+    `(loss, aux)`.
     Whichever thread makes the pass, the settings of jax are those of who asked for it.
     """
 
@@ -87,6 +90,7 @@ class Call:
     loss_fn: Callable[..., Any] | None = None
     switches: Switches = NONE
     configuration: Configuration = dataclasses.field(default_factory=Configuration.here)
+    entry: Entry = ITSELF
 
     @functools.cached_property
     def parts(self) -> _Parts:
@@ -95,8 +99,8 @@ class Call:
         graphdef, state = nnx.split(arguments.take(arguments.nodes), graph=True)
         leaves, treedef = jax.tree.flatten(state)
         blank = dataclasses.replace(arguments, leaves=_blank(arguments))
-        code = key_of((self.loss_fn, graphdef, blank.leaves))
-        form = _Form(graphdef, treedef, blank, self.loss_fn, self.switches)
+        code = key_of((self.loss_fn, self.entry, graphdef, blank.leaves))
+        form = _Form(graphdef, treedef, blank, self.loss_fn, self.switches, self.entry)
         key = (code, blank.treedef, orders(blank.numbered), treedef, self.switches)
         return _Parts(form, key, leaves, arguments.take(arguments.arrays))
 
@@ -118,7 +122,7 @@ class Call:
             found: what is known of it, a note for that error.
         """
         copy = self.copied()
-        (function, args), of_a_loss = copy.function(), copy.loss_fn is not None
+        (function, args, kwargs), of_a_loss = copy.function(), copy.loss_fn is not None
 
         def loss(*args: Any, **kwargs: Any) -> Any:
             value = function.call(*args, **kwargs)
@@ -126,16 +130,16 @@ class Call:
 
         try:
             with self.configuration.held(), unwatched():
-                (nnx.value_and_grad(loss) if of_a_loss else function.call)(*args, **copy.kwargs)
+                (nnx.value_and_grad(loss) if of_a_loss else function.call)(*args, **kwargs)
         except FloatingPointError as error:
             error.add_note(f"nnx_inspector: {found}")
             raise
 
-    def function(self) -> tuple[Function, tuple[Any, ...]]:
-        """What is traced, and its positional arguments."""
+    def function(self) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
+        """What is traced, with its arguments."""
         if self.loss_fn is None:
-            return as_function(self.model, "run"), self.args
-        return Function(self.loss_fn), (self.model, *self.args)
+            return self.entry.call(self.model, self.args, self.kwargs)
+        return Function(self.loss_fn), (self.model, *self.args), self.kwargs
 
 
 @jax.tree_util.register_static
@@ -343,18 +347,16 @@ class OwnedPasses:
 
         def program(leaves: Any, arrays: Any, numbers: Any, data: Any, of_parameters: Any) -> Any:
             call = form.call(leaves, arrays)
-            function, positional = call.function()
+            function, args, kwargs = call.function()
             layers, roots = layers_for(selection, places), {(): call.model}
-            with staged(
-                function, positional, call.kwargs, layers, roots=roots, may_run=True
-            ) as stage:
+            with staged(function, args, kwargs, layers, roots=roots, may_run=True) as stage:
                 keep = Keep(values=gauge, parts=(OUTPUT,)) if kind == "pass" else NOTHING
                 perturb = at_marks(stage, keys, numbers, places, data)
                 plan = Plan(perturb=perturb, numbered=are_random(places), keep=keep)
                 replaced = parameters_under(stage, parameters, of_parameters)
                 inputs = [replaced.get(i, x) for i, x in enumerate(stage.inputs)]
                 if kind == "compare":
-                    return differences(stage, inputs, plan)
+                    return differences(stage, inputs, plan, root=form.entry.site)
                 if isinstance(kind, OfUnits):
                     keep = Keep(units=-1, parts=(OUTPUT,), sites=kind.sites)
                     plan = dataclasses.replace(plan, summarise=False, keep=keep)
@@ -386,13 +388,14 @@ class _Form:
     arguments: Arguments
     loss_fn: Callable[..., Any] | None
     switches: Switches
+    entry: Entry
 
     def call(self, leaves: Any, arrays: Any) -> Call:
         """The call of a copy of the model, in its modes."""
         nodes = nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, leaves))
         model, args, kwargs = self.arguments.rebuild(nodes, arrays)
         self.switches.apply(model)
-        return Call(model, args, kwargs, self.loss_fn, self.switches)
+        return Call(model, args, kwargs, self.loss_fn, self.switches, entry=self.entry)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -419,9 +422,9 @@ def reach_of(call: Call, selection: Selection) -> Reach:
 
 
 def _reach(call: Call, selection: Selection) -> Reach:
-    function, positional = call.function()
+    function, args, kwargs = call.function()
     layers, roots = marking_layers(selection, inputs=True), {(): call.model}
-    with staged(function, positional, call.kwargs, layers, roots=roots, may_run=True) as stage:
+    with staged(function, args, kwargs, layers, roots=roots, may_run=True) as stage:
         if stage.eager:
             stage.evaluate(stage.inputs, plan=Plan(summarise=False))
         return Reach(stage)
@@ -432,9 +435,9 @@ def _facts(call: Call, selection: Selection) -> Facts:
     if call.switches:
         model, _ = viewed(model, call.switches, lambda copy: None)
         call = dataclasses.replace(call, model=model)
-    function, positional = call.function()
+    function, args, kwargs = call.function()
     is_loss = call.loss_fn is not None
-    return facts_of_call(function, positional, call.kwargs, model, selection, is_loss=is_loss)
+    return facts_of_call(function, args, kwargs, model, selection, is_loss=is_loss)
 
 
 def _graded(

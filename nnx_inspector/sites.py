@@ -95,6 +95,34 @@ def _is_method(value: Any) -> bool:
     return binds and own_attribute(value, "__wrapped__") is not None
 
 
+def method_name(f: Any) -> str:
+    """The name of a method; for a bound one that by which the object's class has it, which a
+    decorator without `functools.wraps` does not tell.
+    """
+    name, owner = own_attribute(f, "__name__", ""), own_attribute(f, "__self__")
+    if isinstance(f, types.MethodType) and not hasattr(type(owner), name):
+        names = dir(type(owner))
+        own = (n for n in names if inspect.getattr_static(type(owner), n) is f.__func__)
+        return next(own, name)
+    return name
+
+
+def ways_into(module: nnx.Module) -> str:
+    """What to pass instead of a module that has no `__call__`."""
+    names = [f"model.{name}" for name in methods(type(module))]
+    bound = (
+        f"its method {names[0]}"
+        if len(names) == 1
+        else f"one of its methods, such as {_listed(names)}"
+    )
+    return f"Pass {bound}, or a function that calls it." if names else "Pass a function of it."
+
+
+def _listed(names: Sequence[str]) -> str:
+    few = names[:6]
+    return " or ".join([", ".join(few[:-1]), few[-1]])
+
+
 @dataclasses.dataclass(frozen=True)
 class ModuleSite:
     """One module of a model: where it is, what it is, and where else it is."""
@@ -147,6 +175,8 @@ def require_arguments(f: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         signature.bind(*args, **kwargs)
     except TypeError as error:
         name = type(f).__name__ if isinstance(f, nnx.Module) else getattr(f, "__qualname__", "f")
+        of_a_model = isinstance(own_attribute(f, "__self__"), nnx.Module)
+        entered = f"model.{method_name(f)}" if of_a_model else method_name(f) or "f"
         given = "no example was given" if not args and not kwargs else f"{error}"
         needed = [
             parameter.name if parameter.kind is not parameter.KEYWORD_ONLY else f"{parameter.name}="
@@ -154,10 +184,15 @@ def require_arguments(f: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
             if parameter.default is parameter.empty
             and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         ]
-        call = ", ".join(["model", *(n + "..." if n.endswith("=") else n for n in needed)])
+        call = ", ".join(
+            [
+                "model" if isinstance(f, nnx.Module) else entered,
+                *(n + "..." if n.endswith("=") else n for n in needed),
+            ]
+        )
         raise TypeError(
-            f"{name} is called with {', '.join(needed) or 'nothing'}, and {given}. Pass what the "
-            f"model is called with: nni.Inspector({call})."
+            f"{name} is called with {', '.join(needed) or 'nothing'}, and {given}. Pass what it "
+            f"is called with: nni.Inspector({call})."
         ) from error
 
 

@@ -35,7 +35,7 @@ from nnx_inspector.harvest import Plan, evaluate
 from nnx_inspector.interception import warn_of_doubtful_calls
 from nnx_inspector.layers import Layer, open_layers, opened
 from nnx_inspector.scope import Scope
-from nnx_inspector.sites import Path, argument_name, require_module
+from nnx_inspector.sites import Path, argument_name, method_name, require_module, ways_into
 from nnx_inspector.summarize import is_number
 from nnx_inspector.survey import Survey, call_numbers, marks, survey
 from nnx_inspector.taps import describe, is_node, is_whole
@@ -67,11 +67,10 @@ def as_function(f: Any, what: str) -> Function:
     if isinstance(f, nnx.Module):
         if not callable(f):
             raise TypeError(
-                f"{what} got a {type(f).__name__}, which has no __call__. Pass one of its bound "
-                f"methods, or a function that calls it."
+                f"{what} got a {type(f).__name__}, which has no __call__. {ways_into(f)}"
             )
         return Function(f, f)
-    owner, name = own_attribute(f, "__self__"), own_attribute(f, "__name__", "")
+    owner, name = own_attribute(f, "__self__"), method_name(f)
     if isinstance(f, functools.partial) and len(f.args) == 1 and not f.keywords:
         # how a method that nnx.jit decorates is bound
         owner, name = f.args[0], own_attribute(f.func, "__name__", "")

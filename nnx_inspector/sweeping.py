@@ -43,7 +43,8 @@ from nnx_inspector.progress import Progress, Report, shown
 from nnx_inspector.scope import Scope
 from nnx_inspector.sites import Only, Selection, require_module
 from nnx_inspector.staging import Function, Staged, staged
-from nnx_inspector.survey import marks
+from nnx_inspector.summarize import is_number
+from nnx_inspector.survey import Marked, marks
 from nnx_inspector.taps import INPUT, mark_tree
 
 if TYPE_CHECKING:
@@ -126,19 +127,60 @@ def sweep(
         >>> list(frame["site"])
         ['layers/0']
     """
-    _check(model, loss_fn, perturbation, chunk)
+    require_module(model)
+    if not callable(loss_fn):
+        raise TypeError(
+            f"sweep takes a function loss_fn(model, *args), got {type(loss_fn).__name__}."
+        )
+    return swept(
+        Function(loss_fn),
+        (model, *args),
+        kwargs,
+        model=model,
+        sites=sites,
+        perturbation=perturbation,
+        layers=layers,
+        logits=logits,
+        chunk=chunk,
+        progress=progress,
+    )
+
+
+def swept(
+    function: Function,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    model: nnx.Module,
+    sites: Only,
+    perturbation: Perturbation,
+    layers: bool,
+    logits: Logits,
+    chunk: int | None,
+    progress: Progress,
+    of_a_loss: bool = True,
+    root: str = "",
+) -> pd.DataFrame:
+    """As `sweep`, of any call over a model.
+
+    Args:
+        of_a_loss: whether the function returns a loss, or `(loss, aux)`. Without one, what it
+            returns is the model's output, and there are no columns of a loss.
+        root: of a loss, the site that returns what the model returns; `""` where it is not called.
+    """
+    _check(perturbation, chunk)
     selection = Selection(sites)
     selection.require_match(model)
-    function, call = Function(loss_fn), (model, *args)
-    marking = _marking(selection, inputs=perturbation.at == INPUT)
+    marking = _marking(selection, root, inputs=perturbation.at == INPUT)
     with shown(progress, "sweep") as report, unchecked(), unwatched():
         with (
             _saying_what_else(),
-            staged(function, call, kwargs, marking, roots={(): model}) as stage,
+            staged(function, args, kwargs, marking, roots={(): model}) as stage,
         ):
             gates = gates_of(stage, selection.terms, perturbation, layers=layers)
             report(0, len(gates.names))
-            program = _compiled(_Pass(stage, gates, perturbation, logits), chunk)
+            one = _Pass(stage, gates, perturbation, logits, of_a_loss, root)
+            program = _compiled(one, chunk)
         return _frame(program, report, type(perturbation).__name__)
 
 
@@ -156,12 +198,7 @@ def _saying_what_else() -> Iterator[None]:
         ) from error
 
 
-def _check(model: Any, loss_fn: Any, perturbation: Any, chunk: Any) -> None:
-    require_module(model)
-    if not callable(loss_fn):
-        raise TypeError(
-            f"sweep takes a function loss_fn(model, *args), got {type(loss_fn).__name__}."
-        )
+def _check(perturbation: Any, chunk: Any) -> None:
     if isinstance(perturbation, type) and issubclass(perturbation, Perturbation):
         raise TypeError(f"Pass an instance: nni.{perturbation.__name__}(...).")
     name = type(perturbation).__name__
@@ -197,14 +234,14 @@ class _MarkResult:
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
         out = next_fun(*args, **kwargs)
-        return mark_tree(out, owner=self.owner, site="", part=RESULT)
+        return mark_tree(out, owner=self.owner, site=context.site, part=RESULT)
 
 
-def _marking(selection: Selection, *, inputs: bool) -> Any:
+def _marking(selection: Selection, root: str, *, inputs: bool) -> Any:
     of_sites = marking_layers(selection, inputs=inputs)
 
     def layers(scope: Scope, owner: Any) -> list[Layer]:
-        result = Layer(_MarkResult(owner), TAP_OUTPUT, Selection(""), scope)
+        result = Layer(_MarkResult(owner), TAP_OUTPUT, Selection(["", root]), scope)
         return [result, *of_sites(scope, owner)]
 
     return layers
@@ -218,6 +255,8 @@ class _Pass:
     gates: Gates
     perturbation: Perturbation
     logits: Logits
+    of_a_loss: bool
+    root: str
 
     @property
     def data(self) -> tuple[Any, ...]:
@@ -228,7 +267,10 @@ class _Pass:
     def names(self) -> tuple[str, ...]:
         """The names of the scalars: the loss, and those of aux."""
         outputs: list[Any] = [v.aval for v in self.stage.survey.jaxpr.outvars]
-        return tuple(_scalars(self.stage.finish(outputs, update=False)))
+        return tuple(self._scalars(outputs))
+
+    def _scalars(self, out: list[Any]) -> dict[str, Any]:
+        return _scalars(self.stage.finish(out, update=False)) if self.of_a_loss else {}
 
     def run(self, is_open: Open, data: tuple[Any, ...]) -> tuple[Any, Any, Any]:
         """(the scalars of `names`, what the model returned, whether the open gate was passed)."""
@@ -238,23 +280,38 @@ class _Pass:
         keep = Keep(values=True, parts=(RESULT,))
         plan = Plan(summarise=False, perturb=self.gates.perturb(one, is_open), keep=keep)
         out, seen = evaluate(survey, inputs, plan=plan)
-        scalars = [jnp.asarray(x) for x in _scalars(self.stage.finish(out, update=False)).values()]
-        results = [
-            [kept.value for kept in one.kept]
-            for mark, one in passed(survey, seen)
-            if mark.part == RESULT
-        ]
+        scalars = [jnp.asarray(x) for x in self._scalars(out).values()]
+        if self.of_a_loss:
+            sites = {mark.site for mark in self._results}
+            results = [
+                [kept.value for kept in one.kept]
+                for mark, one in passed(survey, seen)
+                if mark.part == RESULT and mark.site in sites
+            ]
+        else:
+            results = [[x for x in out[: self.stage.outputs] if is_number(x.dtype)]]
         return scalars, results, self.gates.reached(survey, seen, is_open)
+
+    @property
+    def _results(self) -> list[Marked]:
+        """The marks on what the model returns."""
+        found = [mark for mark in marks(self.stage.survey) if mark.part == RESULT]
+        return [mark for mark in found if mark.site == self.root] or found
+
+    def _output(self, values: list[Any]) -> Any:
+        """What the model returns, with values in place of its arrays."""
+        if self.of_a_loss:
+            return self._results[0].structure.unflatten(values)
+        returned, rest = self.stage.returned, iter(values)
+        avals = [v.aval for v in self.stage.survey.jaxpr.outvars[: self.stage.outputs]]
+        arrays = [next(rest) if is_number(aval.dtype) else None for aval in avals]
+        return returned.rebuild([None] * len(returned.nodes), arrays)
 
     def changes(self, clean: Any, results: Any) -> dict[str, Any]:
         """How far what the model returned is from what it returns when nothing is perturbed."""
         found = {"output_change": relative_change_in_trace(clean, results)}
-        structures = [m.structure for m in marks(self.stage.survey) if m.part == RESULT]
-        if len(structures) == 1 and len(results) == 1:
-            pair = [
-                logits_of(structures[0].unflatten(values[0]), self.logits)
-                for values in (clean, results)
-            ]
+        if len(results) == 1 and (not self.of_a_loss or len(self._results) == 1):
+            pair = [logits_of(self._output(one[0]), self.logits) for one in (clean, results)]
             if pair[0] is not None:
                 found["kl"] = kl_divergence_in_trace(*pair)
                 found["top1_changed"] = top1_changed_in_trace(*pair)
@@ -425,5 +482,5 @@ def _rank(row: Mapping[str, Any]) -> tuple[float, ...]:
     """Largest change of the loss first, what is not finite before, what has none behind."""
     if "why_not" in row:
         return (1.0,)
-    sizes = (abs(row["loss_change"]), row["output_change"])
+    sizes = (abs(row.get("loss_change", 0.0)), row["output_change"])
     return (0.0, *(-math.inf if math.isnan(size) else -size for size in sizes))

@@ -23,7 +23,7 @@ from nnx_inspector.kinds import Perturbation
 from nnx_inspector.owned import Call
 from nnx_inspector.progress import Progress, shown
 from nnx_inspector.sites import Only
-from nnx_inspector.sweeping import sweep
+from nnx_inspector.sweeping import swept
 from nnx_inspector.worker import Worker
 
 if TYPE_CHECKING:
@@ -139,30 +139,21 @@ class Sweeps:
 
 
 def _swept(call: Call, asked: Asked, report: Callable[[int, int], bool]) -> pd.DataFrame:
-    frame = sweep(
-        call.model,
-        call.loss_fn or _no_loss,
-        *call.args,
+    function, args, kwargs = call.function()
+    return swept(
+        function,
+        args,
+        kwargs,
+        model=call.model,
         sites=asked.only,
         perturbation=asked.perturbation,
         layers=asked.layers,
         logits=asked.logits,
         chunk=asked.chunk,
         progress=report,
-        **call.kwargs,
+        of_a_loss=asked.of_a_loss,
+        root=call.entry.site,
     )
-    if asked.of_a_loss:
-        return frame
-    attrs = {**frame.attrs, "clean": {}}
-    frame = frame.drop(columns=["loss", "loss_change"])
-    frame.attrs = attrs
-    return frame
-
-
-def _no_loss(model: Any, *args: Any, **kwargs: Any) -> float:
-    """Of a pass without a loss: what the model returns is measured in any case."""
-    model(*args, **kwargs)
-    return 0.0
 
 
 def _of(asked: Asked, **more: Any) -> protocol.Sweep:

@@ -24,13 +24,14 @@ from nnx_inspector.sites import (
     CALL,
     ModuleSite,
     Only,
+    Path,
     Selection,
     linen_parts,
     module_sites,
     parse_key,
     site_key,
 )
-from nnx_inspector.staging import LayersOf, as_function, roots_of, staged
+from nnx_inspector.staging import Function, LayersOf, as_function, roots_of, staged
 from nnx_inspector.variables import unseen_references
 from nnx_inspector.walk import Modules, TracedCall, calls_of
 
@@ -167,8 +168,20 @@ def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
         >>> trace.calls[0].inputs, trace.calls[0].error[:9]
         ('float32[4,5]', 'TypeError')
     """
-    function, selection = as_function(f, "trace"), Selection(only)
+    function = as_function(f, "trace")
     roots = roots_of(function, args, kwargs)
+    return traced(function, args, kwargs, selection=Selection(only), roots=roots)
+
+
+def traced(
+    function: Function,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    selection: Selection,
+    roots: dict[Path, Any],
+) -> Trace:
+    """As `trace`, of the modules that are told: paths are relative to these roots."""
     sites = tuple(s for prefix, root in roots.items() for s in module_sites(root, prefix))
     held: dict[str, Any] = {site.key: site.module for site in sites}
     for site in sites:
@@ -190,7 +203,9 @@ def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
                 history.restart()
                 stage.evaluate(stage.inputs, plan=Plan(summarise=False))
         except Exception as error:
-            calls = _again(function, args, kwargs, selection, modules, error) or history.calls
+            calls = (
+                _again(function, args, kwargs, selection, modules, roots, error) or history.calls
+            )
             partial = Trace(tuple(calls), (), (), sites, {}, error_in_words(error))
             vars(error)["partial_trace"] = partial
             error.add_note("nnx_inspector: this exception's partial_trace holds the calls so far.")
@@ -218,7 +233,13 @@ def _layers(selection: Selection, history: History, again: Any = None) -> Layers
 
 
 def _again(
-    function: Any, args: Any, kwargs: Any, selection: Selection, modules: Modules, error: Exception
+    function: Function,
+    args: Any,
+    kwargs: Any,
+    selection: Selection,
+    modules: Modules,
+    roots: dict[Path, Any],
+    error: Exception,
 ) -> list[TracedCall]:
     """The calls of a pass that raised, from a second one that takes no traced function from a
     cache: the first saw nothing of those. Empty where the second pass does not raise likewise.
@@ -226,7 +247,7 @@ def _again(
     history = History(modules)
     try:
         layers = _layers(selection, history, again=object())
-        with staged(function, args, kwargs, layers, may_run=True) as stage:
+        with staged(function, args, kwargs, layers, roots=roots, may_run=True) as stage:
             if stage.eager:
                 history.restart()
                 stage.evaluate(stage.inputs, plan=Plan(summarise=False))

@@ -20,9 +20,10 @@ from nnx_inspector import protocol
 from nnx_inspector.comparing import Differences
 from nnx_inspector.configuration import Configuration
 from nnx_inspector.donated import Marks, are_there, require_there
+from nnx_inspector.entry import Entry
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.measures import alone_of, effect_of, scalars_of
-from nnx_inspector.owned import Call, OwnedPasses, Result
+from nnx_inspector.owned import ITSELF, Call, OwnedPasses, Result
 from nnx_inspector.places import Setting
 from nnx_inspector.switching import Switches
 
@@ -36,6 +37,7 @@ class Outcome:
         differences: None there too, and as long as their program is not compiled.
         alone: the effect of each perturbation by itself, where there are several; () as long as
             that is not measured.
+        root: the site that returns what the model returns.
     """
 
     setting: Setting
@@ -44,6 +46,7 @@ class Outcome:
     differences: Differences | None
     of_a_loss: bool
     alone: tuple[protocol.EffectAlone, ...] = ()
+    root: str = ""
 
     def effect(self, source: str = "") -> protocol.Effect | None:
         """What perturbing changes. Of a loss there is one without a perturbation too.
@@ -68,17 +71,24 @@ class Outcome:
             differences=self.differences,
             direct=self.setting.sites,
             alone=self.alone,
+            root=self.root,
         )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trial:
-    """One forward pass of the model; with a loss function one forward and backward pass of it."""
+    """One forward pass of the model; with a loss function one forward and backward pass of it.
+
+    Attributes:
+        args: without the model.
+        entry: how the model is called where there is no loss function.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     loss_fn: Callable[..., Any] | None = None
     configuration: Configuration = dataclasses.field(default_factory=Configuration.here)
+    entry: Entry = ITSELF
 
     @property
     def name(self) -> str:
@@ -100,18 +110,26 @@ class Trial:
 
     def call(self, model: nnx.Module, switches: Switches) -> Call:
         """It, of a model in its modes."""
-        return Call(model, self.args, self.kwargs, self.loss_fn, switches, self.configuration)
+        return Call(
+            model,
+            self.args,
+            self.kwargs,
+            self.loss_fn,
+            switches,
+            configuration=self.configuration,
+            entry=self.entry,
+        )
 
 
 def made(passes: OwnedPasses, call: Call, setting: Setting) -> Outcome:
     """Run a call, and its clean pass too where anything is perturbed."""
     perturbed, of_a_loss = passes.run(call, setting), call.loss_fn is not None
     if not setting.active:
-        return Outcome(setting, perturbed, None, None, of_a_loss)
+        return Outcome(setting, perturbed, None, None, of_a_loss, root=call.entry.site)
     clean = passes.run(call, setting.clean())
     ready = passes.missing("compare", call, setting) is None
     found = passes.compare(call, setting) if ready else None
-    return Outcome(setting, perturbed, clean, found, of_a_loss)
+    return Outcome(setting, perturbed, clean, found, of_a_loss, root=call.entry.site)
 
 
 def each_alone(
@@ -145,6 +163,7 @@ def each_alone(
             again,
             passes.compare(call, setting),
             call.loss_fn is not None,
+            root=call.entry.site,
         )
         effect = outcome.effect()
         if effect is not None:

@@ -136,11 +136,9 @@ class ValuePasses:
 
         def program(leaves: Any, arrays: Any, numbers: Any, data: Any, of_parameters: Any) -> Any:
             call = form.call(leaves, arrays)
-            function, positional = call.function()
+            function, args, kwargs = call.function()
             roots = {(): call.model}
-            with staged(
-                function, positional, call.kwargs, layers, roots=roots, may_run=True
-            ) as stage:
+            with staged(function, args, kwargs, layers, roots=roots, may_run=True) as stage:
                 replaced = parameters_under(stage, parameters, of_parameters)
                 inputs = [replaced.get(i, x) for i, x in enumerate(stage.inputs)]
                 plan = Plan(

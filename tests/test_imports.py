@@ -63,7 +63,7 @@ LAYERS = [
     {"harvest"},
     {"eager"},
     {"staging", "perturbation"},
-    {"parameters", "backward", "substituting", "mark_layers"},
+    {"parameters", "backward", "substituting", "mark_layers", "entry"},
     {"capturing", "observing"},
     {"watching"},
     {"facts"},
