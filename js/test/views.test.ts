@@ -299,6 +299,24 @@ describe("perturbing", () => {
     expect(find(ids.switchAll)?.textContent).toBe("All on");
   });
 
+  it("says on a perturbation's row why it does nothing, while it is on and until it acts", async () => {
+    const why = "the loop does not call it";
+    const row = (more: object) => state({ perturbations: [scale(1, "blocks/0", 0.5, more)] });
+    await start({ perturbations: [scale(1, "blocks/0", 0.5, { not_acting: why })] });
+    expect(find(ids.notActing)?.dataset["value"]).toBe(why);
+    expect(find(ids.notActing)?.textContent).toBe(`not acting here: ${why}`);
+    expect(find(ids.notActing)?.title).toBe(`Not acting here: ${why}.`);
+    for (const more of [{ not_acting: why, enabled: false }, { not_acting: why, pending: true }, { not_acting: "" }]) {
+      stream.emit(row(more));
+      await settle();
+      expect(find(ids.perturbation)).not.toBeNull();
+      expect(find(ids.notActing)).toBeNull();
+      stream.emit(row({ not_acting: why }));
+      await settle();
+      expect(find(ids.notActing)).not.toBeNull();
+    }
+  });
+
   it("says what each is, where it acts, and what it waits for", async () => {
     await start({
       compiling: 1,
