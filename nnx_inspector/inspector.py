@@ -448,7 +448,8 @@ class Inspector:
         """Run a loop in a thread, so that the notebook (and the widget) stay responsive.
 
         Args:
-            train: a function that trains, for instance by `for batch in insp.watch(batches)`.
+            train: a function that trains, for instance by `for batch in insp.watch(batches)`. The
+                settings of jax that hold here hold in the thread too.
 
         Returns:
             The started thread. What `train` raises is shown in the widget.
@@ -457,9 +458,12 @@ class Inspector:
         if not callable(train):
             raise TypeError(f"background takes a function, got {type(train).__name__}.")
 
+        configuration = Configuration.here()
+
         def work() -> None:
             try:
-                train()
+                with configuration.held():
+                    train()
             except Exception as error:  # noqa: BLE001 - there is no caller: it is shown
                 self._notice(
                     "error", f"The background loop stopped: {type(error).__name__}: {error}"

@@ -1,7 +1,8 @@
 """The jitted calls of a watched step, so that they can be compiled anew before they are made.
 
 A call is noted when jax has no program for it under a session's layer, without its arrays. To
-compile it once more under other layers fills the caches that the user's own next call looks into.
+compile it once more under other layers, and under the settings of jax that it was made under,
+fills the caches that the user's own next call looks into.
 Invariant: no array is kept alive, and nothing is noted of what other layers (or none) see. A bare
 primitive outside of jit is jax's own affair: it compiles anew, in its caller's thread.
 """
@@ -16,6 +17,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from nnx_inspector import _private
+from nnx_inspector.configuration import Configuration
 from nnx_inspector.dispatch import installed
 from nnx_inspector.layers import Layer, open_layers, opened
 
@@ -29,10 +31,16 @@ class Noted:
 
     call: _private.JitCall
     layers: tuple[Layer, ...]
+    configuration: Configuration
+
+    def same(self, other: Noted) -> bool:
+        """Whether another would be compiled to the same program."""
+        return self.call.same(other.call) and self.configuration == other.configuration
 
     def compile(self, instead: Callable[[Layer], Layer]) -> None:
         """Compile it with other layers: `instead` gives for one that was open the one to be."""
-        with installed(), opened(tuple(map(instead, self.layers))):
+        layers = tuple(map(instead, self.layers))
+        with self.configuration.held(), installed(), opened(layers):
             self.call.compile()
 
 
@@ -66,12 +74,12 @@ class JitCalls:
         with self._lock:
             if variant in self._known.get(program, ()):
                 return  # a step makes the same call again and again: it must cost next to nothing
-        call = made()
+        new = Noted(made(), layers, Configuration.here())
         with self._lock:
-            kept = [one for one in self._noted if not one.call.same(call)]
+            kept = [one for one in self._noted if not one.same(new)]
             if len(kept) >= CALLS:
                 self._known.clear()  # whichever goes may be made again
-            self._noted = [*kept, Noted(call, layers)][-CALLS:]
+            self._noted = [*kept, new][-CALLS:]
             self._known.setdefault(program, set()).add(variant)
 
     def all(self) -> list[Noted]:

@@ -364,6 +364,7 @@ def test_a_nan_in_a_watched_step_is_their_error_and_a_finding(inner):
         assert str(error.value) == str(plain.value)
         (finding,) = [one for one in insp.findings if one.rule == "nonfinite"]
         assert finding.site == ("inner" if inner is Log else "first")
+        loop.close()  # else it stays open, in this thread, until the error is collected
     finally:
         insp.close()
 
