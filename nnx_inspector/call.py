@@ -146,7 +146,7 @@ def concrete(x: Any) -> np.ndarray:
         raise InspectorError(
             "A record out of jax.eval_shape has shapes and no figures. Call the function itself."
         )
-    return np.asarray(x)
+    return np.asarray(jax.device_get(x))  # explicit: jax may forbid implicit transfers
 
 
 def _measured(gradient: Summary | None) -> Summary | None:
