@@ -11,13 +11,14 @@ import contextlib
 import dataclasses
 import functools
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from flax import nnx
 
-from nnx_inspector import linen, wrapping
+from nnx_inspector import headroom, linen, wrapping
 from nnx_inspector.layers import (
     EVERY,
     PERTURBATION,
@@ -51,6 +52,8 @@ class _Thread(threading.local):
         self.outermost: Scope | None = None
         self.calls: dict[Any, int] = {}
         self.executables = 0
+        self.borrowed = 0  # of Python's stack
+        self.roomy = 0  # for how many frames that is enough
 
 
 _thread = _Thread()
@@ -111,7 +114,8 @@ def _called(
 ) -> Any:
     original = function.__get__(module, type(module))
     if _is_within(name, function, module):
-        return original(*args, **kwargs)  # super().name(...), or what a decorated method holds
+        # super().name(...), or what a decorated method holds
+        return _in_python(original)(*args, **kwargs)
     made_at = linen.made_here(module)
     if made_at is not None:
         for scope in _scopes():
@@ -198,6 +202,8 @@ def _through_layers(
         _thread.calls = {}
     frames.append(_Frame(call.module, call.method, function))
     try:
+        if len(frames) > _thread.roomy:
+            _borrow(len(frames))
         if call.module is call.owner:
             for scope in _scopes():
                 scope.note_unattributed(call.owner)
@@ -207,6 +213,28 @@ def _through_layers(
         if outermost:
             _thread.outermost = None
             _thread.calls = {}
+            _return()
+
+
+_AHEAD = 32  # module calls: the limit is raised for so many at a time
+
+
+def _borrow(depth: int) -> None:
+    """Let the user's calls have as much of Python's stack as without the layers.
+
+    Each module call goes through a few calls of `wrapping` and of this file, and through a few for
+    each layer. The innermost one also needs room for what a layer does with its values.
+    """
+    ahead = _AHEAD * (5 + 4 * len(open_layers())) + (300 if depth == 1 else 0)
+    headroom.borrow(ahead)
+    _thread.borrowed += ahead
+    _thread.roomy = depth - 1 + _AHEAD
+
+
+def _return() -> None:
+    borrowed, _thread.borrowed, _thread.roomy = _thread.borrowed, 0, 0
+    if borrowed:
+        headroom.borrow(-borrowed)
 
 
 def _is_within(name: str, function: Any, module: Any) -> bool:
@@ -226,11 +254,36 @@ def _is_within(name: str, function: Any, module: Any) -> bool:
 
 def _wrapped_in_layers(call: _Call, ranks: tuple[int, ...]) -> Callable[..., Any]:
     layers = open_layers()
-    chain = call.original
+    chain = _in_python(call.original)
     for number in _outermost_last(layers):
         if layers[number].rank in ranks:
             chain = _around(number, layers[number], chain, call)
     return chain
+
+
+def _in_python(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A bound method as a function. Python calls a function from a function without going through
+    C, whose stack Python 3.12 limits apart; that limit cannot be raised.
+    """
+    if not isinstance(method, types.MethodType):
+        return method
+    function, module = method.__func__, method.__self__
+
+    def bound(*args: Any, **kwargs: Any) -> Any:
+        return function(module, *args, **kwargs)
+
+    return bound
+
+
+def _wrap_in_python(layer: Layer) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function that a layer's `wrap` runs, and what goes before its arguments."""
+    wrap = layer.wrap
+    if isinstance(wrap, types.FunctionType):
+        return wrap, ()
+    if isinstance(wrap, types.MethodType):
+        return wrap.__func__, (wrap.__self__,)
+    function = type(wrap).__call__
+    return (function, (wrap,)) if isinstance(function, types.FunctionType) else (wrap, ())
 
 
 def _outermost_last(layers: tuple[Layer, ...]) -> list[int]:
@@ -253,6 +306,7 @@ def _around(
     if layer.only is not None and not _selects(layer.only, path, call):
         return inner
     layer.matched.add(call.method)
+    wrap, first = _wrap_in_python(layer)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         counter = (number, path if path is not None else id(call.module), call.method)
@@ -262,7 +316,7 @@ def _around(
         context = Context(
             call.module, call.method, call.original, key, before, call.kind, call.type_name
         )
-        return layer.wrap(inner, args, kwargs, context)
+        return wrap(*first, inner, args, kwargs, context)
 
     return run
 

@@ -20,6 +20,7 @@ from nnx_inspector import protocol
 from nnx_inspector.acting import chosen_layer, parameter_keys
 from nnx_inspector.answering import Answering
 from nnx_inspector.commands import answer
+from nnx_inspector.configuration import Configuration
 from nnx_inspector.diagnosing import Diagnosing, message_of
 from nnx_inspector.eager import why_untraceable
 from nnx_inspector.entry import entry_of, others_in_words, say_if_ensemble

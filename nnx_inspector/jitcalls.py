@@ -1,10 +1,10 @@
 """The jitted calls of a watched step, so that they can be compiled anew before they are made.
 
 A call is noted when jax has no program for it under a session's layer, without its arrays. To
-compile it once more under other layers, and under the settings of jax that it was made under,
-fills the caches that the user's own next call looks into.
-Invariant: no array is kept alive, and nothing is noted of what other layers (or none) see. A bare
-primitive outside of jit is jax's own affair: it compiles anew, in its caller's thread.
+compile it once more under other layers, and under the settings of jax that it was made with, fills
+the caches that the user's own next call looks into. Invariant: no array is kept alive, and nothing
+is noted of what other layers (or none) see. A bare primitive outside of jit is jax's own affair: it
+compiles anew, in its caller's thread.
 """
 
 from __future__ import annotations

@@ -152,9 +152,12 @@ def _unwrap() -> None:
 def _wrapper(cls: type, name: str, raw: Any, hooks: Hooks) -> Any:
     installed = _wrapped  # emptied on release: a wrapper that somebody kept does nothing then
     function = _reachable_by_reference(cls, name, raw, hooks)
+    plain = isinstance(function, types.FunctionType)
 
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if cls not in installed or not hooks.active():
+            if plain:  # bound, the call would go through C, whose stack is short
+                return function(self, *args, **kwargs)
             return function.__get__(self, type(self))(*args, **kwargs)
         return hooks.call(cls, name, function, self, args, kwargs)
 

@@ -252,7 +252,7 @@ class Nested(nnx.Module):
 @pytest.mark.parametrize("look", [nni.trace, lambda model, x: nni.capture(model)(x)])
 def test_a_model_that_is_too_deep_raises_its_own_error_and_leaves_nothing(look: Any):
     model: Any = None
-    for _ in range(300):
+    for _ in range(600):
         model = Nested(model)
     before = dict(vars(Nested))
     with pytest.raises(RecursionError):

@@ -38,6 +38,7 @@ LAYERS = [
         "answering",
         "sections",
         "statistics",
+        "headroom",
     },
     {"summary", "gauges"},
     {"compact", "curves", "observed", "finding"},
@@ -140,7 +141,7 @@ def test_a_file_imports_only_from_its_own_layer_or_earlier_ones(name: str):
 
 def test_interception_knows_only_sites():
     below = {"sites", "errors", "arrays", "_private", "redirection", "linen", "scope", "wrapping"}
-    below |= {"layers", "dispatch"}
+    below |= {"headroom", "layers", "dispatch"}
     for name in ("interception", "dispatch", "layers", "wrapping", "scope"):
         assert imported(name) <= below
 

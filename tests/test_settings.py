@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compiled import Compiled
 from flax import nnx
 
 import nnx_inspector as nni
@@ -390,6 +391,46 @@ def test_what_holds_in_one_thread_is_held_in_another():
     thread.join()
     assert found == [jnp.float64, "highest", axes, jnp.float32]
     assert inside != Configuration.here() == Configuration()
+
+
+@pytest.mark.parametrize("setting", ["x64", "precision"])
+def test_what_a_loop_compiles_ahead_has_the_settings_of_the_loop(setting):
+    model, x = Net(), jax.device_put(BATCH)
+    forward = nnx.jit(lambda model, x: model(x).sum() + jnp.zeros((), float))
+    handle, found, after = None, [], 0
+    with {**ALIKE, **OTHER}[setting](), Compiled() as compiled:
+        insp = nni.Inspector(model, x, display=False)
+        try:
+            for step, _ in enumerate(insp.watch(iter(lambda: 0, 1), every=1)):
+                found.append(forward(model, x))
+                if step == 2:
+                    handle = insp.perturb("first", nni.Shift(1.0))
+                    compiled.threads.clear()
+                if handle is not None and not handle.compiling:
+                    after += 1
+                    if after == 3:
+                        break
+        finally:
+            insp.close()
+    assert set(compiled.threads) == {"nnx_inspector.arming"}, "the loop compiled it again"
+    assert float(found[-1]) != float(found[0])
+    assert found[-1].dtype == (jnp.float64 if setting == "x64" else jnp.float32)
+
+
+def test_a_background_loop_has_the_settings_of_who_began_it():
+    found = []
+    insp = nni.Inspector(Net(), jax.device_put(BATCH), display=False)
+    try:
+        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+            thread = insp.background(
+                lambda: found.extend(
+                    [jnp.zeros(1, float).dtype, jax.config.jax_default_matmul_precision]
+                )
+            )
+        thread.join()
+    finally:
+        insp.close()
+    assert found == [jnp.float64, "highest"]
 
 
 def test_our_arithmetic_leaves_the_settings_as_they_were():
