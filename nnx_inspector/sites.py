@@ -110,12 +110,11 @@ def method_name(f: Any) -> str:
 def ways_into(module: nnx.Module) -> str:
     """What to pass instead of a module that has no `__call__`."""
     names = [f"model.{name}" for name in methods(type(module))]
-    bound = (
-        f"its method {names[0]}"
-        if len(names) == 1
-        else f"one of its methods, such as {_listed(names)}"
-    )
-    return f"Pass {bound}, or a function that calls it." if names else "Pass a function of it."
+    if not names:
+        return "Pass a function of it."
+    one = f"its method {names[0]}"
+    bound = one if len(names) == 1 else f"one of its methods, such as {_listed(names)}"
+    return f"Pass {bound}, or a function that calls it."
 
 
 def _listed(names: Sequence[str]) -> str:
