@@ -49,7 +49,7 @@ print("FINDINGS", _json.dumps({
 FOUND: dict[str, dict[str, list[str]]] = {
     "debugging": {
         "first": ["nonfinite normalise", "dead-units up"],
-        "second": ["dead-units layers/1", "constant layers/2"],
+        "second": ["dead-units layers/1"],  # layers/2 is constant because of it
         "third": ["vanishing-gradient layers/2"],
         "fourth": ["mode norm"],
     }

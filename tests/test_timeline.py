@@ -87,7 +87,9 @@ def test_a_pass_that_is_looked_at_stays_when_the_recording_thins_it_out(browser)
 def test_the_passes_are_told_when_there_are_new_ones(browser):
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
     handle = insp.perturb("a", nni.Scale(0.5))
+    assert insp.effect  # waits: what ends compiling during a change makes the pass once more
     handle.perturbation = nni.Scale(0.25)
+    assert insp.effect
     handle.enabled = False
     header, buffer = browser.of("passes")[-1]
     rows = np.frombuffer(buffer, "<f8").reshape(header["passes"], 5)
