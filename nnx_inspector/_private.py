@@ -478,8 +478,8 @@ def interpreted(rule: Callable[[Any, Sequence[Any], dict[str, Any], Bind], Any])
     """Let `rule(primitive, values, params, bind)` give the results of each primitive that the code
     within runs; `bind()` does what happens otherwise.
 
-    Values stay the arrays that they are, so Python may read them. A primitive inside of a function
-    that jax traces (jit, scan) is part of that function's jaxpr, and the rule sees the whole.
+    Values remain ordinary arrays, so Python may read them. A primitive inside a function that jax
+    traces (jit, scan) belongs to that function's jaxpr, and the rule sees the whole function.
     Objects of NNX that were made outside may be changed, as without this.
     """
     outer = core.trace_ctx.trace

@@ -78,7 +78,7 @@ class Attendance:
         every: how many steps from one that is measured to the next.
         first: the number of its first step.
         before: how many passes the session had seen when the loop began.
-        in_region: whether it is a region, which has no steps unless they are told.
+        in_region: whether it is a region, which has steps only where `insp.tick` marks them.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from nnx_inspector.backward import (
     numbers_as_arrays,
     run_backward,
 )
-from nnx_inspector.donated import require_there, undisturbed
+from nnx_inspector.donated import require_whole
 from nnx_inspector.harvest import Plan, Seen
 from nnx_inspector.keeping import Keep, Reduce
 from nnx_inspector.mark_layers import marking_layers
@@ -41,7 +41,7 @@ from nnx_inspector.variables import unseen_references
 
 def _require_model(stage: Staged) -> None:
     leaves = stage.inputs[: len(stage.inputs) - len(stage.arrays)]
-    undisturbed(lambda: require_there(leaves), "The model")
+    require_whole(leaves, "The model")
 
 
 def _check_selection(selection: Selection, stage: Staged) -> None:

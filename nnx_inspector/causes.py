@@ -1,4 +1,4 @@
-"""Which finding explains which: an effect is told with its cause, not beside it.
+"""Which finding explains which: a consequence is listed under its cause, not beside it.
 
 What is wrong early makes more wrong later: forward, backward, in the update, in the next steps.
 Whether one explains another is decided by what kinds they are, by which comes first in the pass and

@@ -31,6 +31,8 @@ _PROMOTION: dict[str, tuple[Any, Any]] = {
     "jax_numpy_rank_promotion": (jax.numpy_rank_promotion, "allow"),
     "jax_numpy_dtype_promotion": (jax.numpy_dtype_promotion, "standard"),
 }
+_UNCHECKED = _RESULTS | _PROGRAMS
+_OURS = _UNCHECKED | _PROMOTION
 
 
 @contextlib.contextmanager
@@ -38,14 +40,14 @@ def unchecked() -> Iterator[None]:
     """Around a program of ours that holds the user's code: it is compiled, and its results are
     theirs and ours together. Whether theirs are finite has to be asked apart.
     """
-    with _holding(_RESULTS | _PROGRAMS):
+    with _holding(_UNCHECKED):
         yield
 
 
 @contextlib.contextmanager
 def ours() -> Iterator[None]:
     """Around arithmetic that is ours alone; within a trace too. Also a decorator."""
-    with _holding(_RESULTS | _PROGRAMS | _PROMOTION):
+    with _holding(_OURS):
         yield
 
 

@@ -1,4 +1,4 @@
-"""A key for what a program was traced with that is no array of its inputs: settings, code, texts.
+"""A key for everything a program was traced with besides its input arrays: settings, code, text.
 
 `nnx.jit` takes attributes that have no hash (a config that may change, a list, a dict), and so do
 our programs. Invariant: the key is hashable whatever the value, two keys are equal only where the

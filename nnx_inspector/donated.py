@@ -61,6 +61,16 @@ def require_there(arrays: Iterable[Any]) -> None:
             raise RuntimeError(f"Array has been deleted with shape={x.dtype}{list(x.shape)}.")
 
 
+def require_whole(arrays: Iterable[Any], what: str) -> None:
+    """Raise where an array is deleted, before it is read; for `what` see `taken`.
+
+    Raises:
+        InspectorError: an array was deleted.
+    """
+    arrays = list(arrays)
+    undisturbed(lambda: require_there(arrays), what)
+
+
 def _is_deleted(error: Exception) -> bool:
     return "deleted" in str(error) or "donated" in str(error)
 

@@ -229,7 +229,7 @@ _marked: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictio
 
 
 def _holds_marks(jaxpr: Any, owner: Any) -> bool:
-    """Whether an owner's marks are in a jaxpr, or in one inside of it."""
+    """Whether a jaxpr, or one nested in it, holds marks of this owner."""
     known = _marked.setdefault(jaxpr, {})
     if owner not in known:
         known[owner] = any(

@@ -1,9 +1,9 @@
 """What an inspector runs itself: the example or the last step, and again after each change.
 
 Invariant: what is on screen belongs to one moment (pass, clean pass and effect have the same
-arguments, modes and perturbations); an effect is told only of what is perturbed now, else what it
-waits for; and a pass that nobody asked for raises nothing: its failure is told. Draws nothing, and
-knows of a loop only whether one runs and where it stands.
+arguments, modes and perturbations); the effect shown is that of what is perturbed now, or else says
+what it waits for; and a pass that nobody asked for raises nothing: its failure is reported. Draws
+nothing, and knows of a loop only whether one runs and where it stands.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nnx_inspector import protocol
 from nnx_inspector.acting import Reach
 from nnx_inspector.arming import Arming
 from nnx_inspector.configuration import forbids_nan
-from nnx_inspector.donated import are_these, marks_of, require_there, undisturbed
+from nnx_inspector.donated import are_these, marks_of, require_there, require_whole, undisturbed
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.gradient_kinds import GradientPerturbation
 from nnx_inspector.handles import Handles
@@ -147,7 +147,7 @@ class Evaluating:
             old = handles.setting(armed=True)
             call = trial.call(self.model, switches)
             trial.require_there()
-            undisturbed(lambda: require_there(call.parts.leaves), "The model")
+            require_whole(call.parts.leaves, "The model")
             missing = passes.missing("pass", call, setting)
             # the same places in other modes, or of another call: there is no old program
             later = missing is not None and setting.code != old.code

@@ -17,7 +17,7 @@ from nnx_inspector.judged import Judged
 from nnx_inspector.observed import Figures
 
 LUCK: Final = 5e-3
-"""What happens less often than once in 200 healthy layers is told."""
+"""A rule speaks only of what happens in fewer than one healthy layer in 200."""
 
 MANY: Final = 32
 """Values of a unit from which on it is not off by chance: one that fires for 10 % of all examples

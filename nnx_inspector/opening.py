@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector.axes import CONVOLUTIONS, Around, names_of_parameter, names_of_value
-from nnx_inspector.donated import require_there, undisturbed
+from nnx_inspector.donated import require_whole
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.owned import Call
 from nnx_inspector.places import Setting
@@ -100,7 +100,7 @@ class Opening:
             return self._parameters(look, site)
         setting = look.setting.clean() if clean else look.setting
         parts = look.call.parts
-        _require_there([*parts.leaves, *parts.arrays])
+        require_whole([*parts.leaves, *parts.arrays], "The values")
         what = (site, part, look.trial, look.call.switches, _what_is_done(setting), look.keys)
         found = self.shelf.find(what, parts.leaves)  # the arguments are the trial's
         if found is not None:
@@ -109,7 +109,7 @@ class Opening:
         try:
             calls = self._passes.run(look.call, setting, site=site, part=part, keys=look.keys)
         except (RuntimeError, ValueError):
-            _require_there(parts.leaves)  # donated meanwhile: that is why
+            require_whole(parts.leaves, "The values")  # donated meanwhile: that is why
             raise
         arrays: list[Held] = []
         for number, call in enumerate(calls):
@@ -151,7 +151,7 @@ class Opening:
         if module is None:
             raise InspectorError(f"{site!r} is no module of the model: it has no parameters.")
         named = dict(_arrays_of(module))
-        _require_there(list(named.values()))
+        require_whole(list(named.values()), "The values")
         if not named:
             raise InspectorError(f"{site!r} has no parameters and no other Variables.")
         found = self.shelf.find((site, "parameter"), list(named.values()))
@@ -199,10 +199,6 @@ def _arrays_of(module: nnx.Module) -> list[tuple[str, Any]]:
             if isinstance(leaf, (jax.Array, np.ndarray)):
                 found.append((site_key(path) + jax.tree_util.keystr(inner), leaf))
     return found
-
-
-def _require_there(arrays: list[Any]) -> None:
-    undisturbed(lambda: require_there(arrays), "The values")
 
 
 def _what_is_done(setting: Setting) -> Any:

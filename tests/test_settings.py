@@ -108,10 +108,8 @@ def inspected(model, x, tmp_path):
         insp.close()
 
 
-def watched(model, x):
-    """The user's own jitted step, in an iterator and in a region."""
-    with jax.transfer_guard("allow"):  # making one is the user's, and jax's own
-        optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+def training_step():
+    """A user's own step, jitted anew."""
 
     @nnx.jit
     def train(model, optimizer, x):
@@ -119,6 +117,15 @@ def watched(model, x):
         optimizer.update(model, grads)
         return loss
 
+    return train
+
+
+def watched(model, x):
+    """The user's own jitted step, in an iterator and in a region."""
+    with jax.transfer_guard("allow"):  # making one is the user's, and jax's own
+        optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+    train = training_step()
     found = {}
     insp = nni.Inspector(model, x, display=False)
     try:
@@ -347,12 +354,7 @@ def test_a_nan_in_a_watched_step_is_their_error_and_a_finding(inner):
     model.first.kernel.set_value(jnp.eye(3))
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
 
-    @nnx.jit
-    def train(model, optimizer, x):
-        loss, grads = nnx.value_and_grad(loss_fn)(model, x)
-        optimizer.update(model, grads)
-        return loss
-
+    train = training_step()
     insp = nni.Inspector(model, -x, display=False)
     try:
         with jax.debug_nans(True):
