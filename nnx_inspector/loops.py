@@ -184,7 +184,9 @@ class Loops:
                 parts.view.notice(protocol.Notice(level="info", text=text, site=None))
         else:
             session.arm()
-        self._taken = tuple(handle for handle in parts.handles.all() if handle.enabled)
+        # what still compiles does not act in this step: `_armed` has it taken over in a later one
+        taken = [one for one in parts.handles.all() if one.enabled and not one.compiling]
+        self._taken = tuple(taken)
         self.pending = session.lacks_room
         self.perturbed = setting.active
         parts.view.training_perturbed = self.perturbed

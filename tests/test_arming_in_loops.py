@@ -110,14 +110,17 @@ def test_a_perturbation_that_was_there_before_the_loop_acts_from_its_first_step(
 
 
 def test_a_step_that_cannot_be_compiled_ahead_goes_on():
-    """The function is broken by then: the loop says so itself, in its own thread."""
+    """The function is broken by then: the loop says so itself, in its own thread. The step that was
+    under way in the meantime ran the old program, and says nothing of what was added.
+    """
     model = TwoLayers(nnx.Rngs(0))
     insp = nni.Inspector(model, X, display=False)
-    broken = False
+    broken, begun, handles = False, threading.Event(), []
 
     @nnx.jit
     def forward(model, x):
         if broken:
+            begun.wait(120)
             raise ZeroDivisionError("mine")
         return model(x)
 
@@ -127,10 +130,16 @@ def test_a_step_that_cannot_be_compiled_ahead_goes_on():
             forward(model, X)
             if i == 1:
                 broken = True
-                insp.perturb("a", nni.Shift(2.0))
+                handles.append(insp.perturb("a", nni.Shift(2.0)))
+            if i == 2:  # with the old program, while the new one is being compiled
+                begun.set()
+                for thread in threading.enumerate():
+                    if thread.name == "nnx_inspector.arming":
+                        thread.join(120)
 
     with pytest.raises(ZeroDivisionError, match="mine"):
         loop()
+    assert handles[0].not_acting == ""
     insp.close()
 
 
