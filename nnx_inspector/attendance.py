@@ -10,11 +10,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from nnx_inspector.gradient_kinds import GradientPerturbation
-from nnx_inspector.handles import Handle, Handles
 from nnx_inspector.inbox import Taken
 from nnx_inspector.observed import Uncalled
-from nnx_inspector.places import PARAMETER
+from nnx_inspector.places import PARAMETER, Place
 from nnx_inspector.sites import module_sites
 from nnx_inspector.watching import GRADIENT, Reached, Session
 
@@ -24,6 +22,25 @@ STEPS = 20
 """Likewise so many steps: another model, or an evaluation, may come before."""
 
 OF_PARAMETERS = "a perturbation of parameters acts in insp.run and insp.step, not in a watched loop"
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """A perturbation that the steps were to take over.
+
+    Attributes:
+        number: of its handle.
+        place: the place it needs, unless it is a row.
+        in_use: the place it acts at, None for a row.
+        sites: the keys of its sites.
+        of_gradient: whether it changes a gradient.
+    """
+
+    number: int
+    place: Place
+    in_use: Place | None
+    sites: tuple[str, ...]
+    of_gradient: bool
 
 
 @dataclasses.dataclass
@@ -168,44 +185,39 @@ class Attendance:
     # ----------------------------------------------------------- perturbations
 
     def idle(
-        self, handles: Handles, on: Iterable[Handle], reached: Reached, passes: list[Taken]
+        self, expected: Iterable[Expected], reached: Reached, passes: list[Taken]
     ) -> dict[int, str]:
         """For the number of each handle what keeps it from acting, "" where it acts; those of
         which nothing is known are missing.
 
         Args:
-            handles: the owner of these.
-            on: those that the steps were to take over.
+            expected: to act in these steps.
             reached: by the steps since this was last asked.
             passes: that were measured in the last of them.
         """
         found: dict[int, str] = {}
         graded = {site for one in passes for site, what in one.arrived if what == GRADIENT}
-        for handle in on:
-            if handle.compiling or not handle.enabled:
-                continue
-            if handle.place.at == PARAMETER:
-                found[handle.id] = OF_PARAMETERS
-                continue
-            place = handles.place_in_use(handle)
-            if any((site, place) in reached for site in handle.sites):
-                found[handle.id] = self._without_gradient(handle, passes, graded)
+        for one in expected:
+            if one.place.at == PARAMETER:
+                found[one.number] = OF_PARAMETERS
+            elif any((site, one.in_use) in reached for site in one.sites):
+                found[one.number] = self._without_gradient(one, passes, graded)
             elif self._away or reached:
-                found[handle.id] = self._why_not(handle)
+                found[one.number] = self._why_not(one)
         return found
 
-    def _why_not(self, handle: Handle) -> str:
+    def _why_not(self, one: Expected) -> str:
         if self._away:
             instead, advice = self._seen.in_words(self._model, self._every)
             return (
                 f"the loop does not call the {self._model} that is inspected, {instead}; {advice}"
             )
-        for site in handle.sites:
+        for site in one.sites:
             if site in self._session.unseen:
                 return self._session.unseen[site]
-        if handle.place not in self._session.places and self._session.lacks_room:
+        if one.place not in self._session.places and self._session.lacks_room:
             return "the programs of this region have no place for it; enter insp.watch again"
-        types = {name for name in self._seen.others if name in self._types_of(handle)}
+        types = {name for name in self._seen.others if name in self._types_of(one)}
         if types:
             return (
                 f"the steps call a {', '.join(sorted(types))} that could not be attributed to the "
@@ -213,20 +225,19 @@ class Attendance:
             )
         return "no call of it was seen in the steps that were measured last"
 
-    def _types_of(self, handle: Handle) -> set[str]:
+    def _types_of(self, one: Expected) -> set[str]:
         modules = {site.key: site.module for site in module_sites(self._session.model)}
-        heads = [key.partition(":")[0] for key in handle.sites]
+        heads = [key.partition(":")[0] for key in one.sites]
         return {type(modules[key]).__name__ for key in heads if key in modules}
 
-    def _without_gradient(self, handle: Handle, passes: list[Taken], graded: set[str]) -> str:
+    def _without_gradient(self, one: Expected, passes: list[Taken], graded: set[str]) -> str:
         """Why a perturbation of a gradient has none to act on, "" where it has, or may have."""
-        is_gradient = isinstance(handle.perturbation, GradientPerturbation)
-        if not is_gradient or not self._session.gradients or not any(p.arrived for p in passes):
+        if not one.of_gradient or not self._session.gradients or not any(p.arrived for p in passes):
             return ""
         if not graded:
             return "the step computes no gradients"
-        measured = {site for one in passes for site, _ in one.arrived}
-        dropped = measured.issuperset(handle.sites) and graded.isdisjoint(handle.sites)
+        measured = {site for p in passes for site, _ in p.arrived}
+        dropped = measured.issuperset(one.sites) and graded.isdisjoint(one.sites)
         return "no gradient comes back to it in this step" if dropped else ""
 
     def certainly_idle(self, idle: Mapping[int, str], step: int, *, over: bool) -> dict[int, str]:

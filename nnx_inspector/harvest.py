@@ -22,8 +22,8 @@ from jax.sharding import PartitionSpec
 from nnx_inspector import _private
 from nnx_inspector.changes import difference
 from nnx_inspector.configuration import ours
+from nnx_inspector.error_notes import note_equation
 from nnx_inspector.keeping import NOTHING, Keep, Kept
-from nnx_inspector.nonfinite import note_equation
 from nnx_inspector.sharding import a_row_each, counted_once, on_this_mesh, placed, zeros_of
 from nnx_inspector.summarize import merge_in_trace, merge_rows, summarize
 from nnx_inspector.summary import Summary

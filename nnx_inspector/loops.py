@@ -17,8 +17,9 @@ from flax import nnx
 
 from nnx_inspector import protocol
 from nnx_inspector.acting import Reach
-from nnx_inspector.attendance import Attendance
+from nnx_inspector.attendance import Attendance, Expected
 from nnx_inspector.errors import InspectorError, warn
+from nnx_inspector.gradient_kinds import GradientPerturbation
 from nnx_inspector.handles import Handle, Handles
 from nnx_inspector.inbox import Taken
 from nnx_inspector.loop import Region, check_every, watched
@@ -347,7 +348,18 @@ class Loops:
             parts.recording.miss(uncalled)
         if uncalled is not None:
             texts[MODEL] = f"{uncalled.what}: {uncalled.advice}."
-        idle = attendance.idle(parts.handles, self._taken, session.reached(), passes)
+        expected = [
+            Expected(
+                number=one.id,
+                place=one.place,
+                in_use=parts.handles.place_in_use(one),
+                sites=tuple(one.sites),
+                of_gradient=isinstance(one.perturbation, GradientPerturbation),
+            )
+            for one in self._taken
+            if one.enabled and not one.compiling
+        ]
+        idle = attendance.idle(expected, session.reached(), passes)
         parts.handles.tell_idle(idle)
         on = {handle.id: handle for handle in self._taken}
         for number, why in attendance.certainly_idle(idle, step, over=over).items():

@@ -27,6 +27,7 @@ from nnx_inspector.arming import Arming
 from nnx_inspector.collecting import Collectors, beginning, beginning_if, measured_if
 from nnx_inspector.configuration import ours
 from nnx_inspector.dispatch import executables_called, hooked
+from nnx_inspector.error_notes import note_site
 from nnx_inspector.gauges import VARIED
 from nnx_inspector.gauging import is_sampled
 from nnx_inspector.hostcalls import ask, tell, tied
@@ -39,7 +40,6 @@ from nnx_inspector.layers import (
     open_layers,
     opened,
 )
-from nnx_inspector.nonfinite import note_site
 from nnx_inspector.observed import Figures
 from nnx_inspector.observing import Observer, told_gauges
 from nnx_inspector.packing import unpack
