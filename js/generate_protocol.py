@@ -368,7 +368,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
 
 def outputs() -> dict[pathlib.Path, bytes]:
     sys.path.insert(0, str(HERE.parent))
-    protocol = importlib.import_module("nnx_inspector.protocol")
+    protocol = importlib.import_module("nnx_inspector.screen.protocol")
     files = {HERE / "src" / "protocol.ts": typescript(protocol).encode()}
     for name, (message, buffer) in goldens(protocol).items():
         files[HERE / "test" / "golden" / f"{name}.json"] = (

@@ -6,70 +6,70 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nnx_inspector.capturing import capture as capture
-    from nnx_inspector.capturing import value_and_grad as value_and_grad
     from nnx_inspector.errors import InspectorError as InspectorError
     from nnx_inspector.errors import InspectorWarning as InspectorWarning
-    from nnx_inspector.findings import diagnose as diagnose
-    from nnx_inspector.gradient_kinds import ClipGradient as ClipGradient
-    from nnx_inspector.gradient_kinds import ReverseGradient as ReverseGradient
-    from nnx_inspector.gradient_kinds import ScaleGradient as ScaleGradient
-    from nnx_inspector.gradient_kinds import StopGradient as StopGradient
-    from nnx_inspector.inspector import Inspector as Inspector
-    from nnx_inspector.interception import intercept_methods as intercept_methods
-    from nnx_inspector.kinds import Apply as Apply
-    from nnx_inspector.kinds import Cast as Cast
-    from nnx_inspector.kinds import Clamp as Clamp
-    from nnx_inspector.kinds import Mask as Mask
-    from nnx_inspector.kinds import Mean as Mean
-    from nnx_inspector.kinds import Noise as Noise
-    from nnx_inspector.kinds import Patch as Patch
-    from nnx_inspector.kinds import Scale as Scale
-    from nnx_inspector.kinds import Shift as Shift
-    from nnx_inspector.kinds import Zero as Zero
-    from nnx_inspector.loading import load as load
-    from nnx_inspector.parameter_kinds import ParameterNoise as ParameterNoise
-    from nnx_inspector.parameter_kinds import PruneMask as PruneMask
-    from nnx_inspector.perturbation import perturb as perturb
-    from nnx_inspector.perturbing import perturbed as perturbed
-    from nnx_inspector.recorder import watch as watch
-    from nnx_inspector.recording import Recording as Recording
-    from nnx_inspector.runs import compare as compare
-    from nnx_inspector.sweeping import sweep as sweep
-    from nnx_inspector.tracing import trace as trace
+    from nnx_inspector.findings.findings import diagnose as diagnose
+    from nnx_inspector.hooks.intercept import intercept_methods as intercept_methods
+    from nnx_inspector.inspector.inspector import Inspector as Inspector
+    from nnx_inspector.live.watch import watch as watch
+    from nnx_inspector.perturbations.gradients import ClipGradient as ClipGradient
+    from nnx_inspector.perturbations.gradients import ReverseGradient as ReverseGradient
+    from nnx_inspector.perturbations.gradients import ScaleGradient as ScaleGradient
+    from nnx_inspector.perturbations.gradients import StopGradient as StopGradient
+    from nnx_inspector.perturbations.parameters import ParameterNoise as ParameterNoise
+    from nnx_inspector.perturbations.parameters import PruneMask as PruneMask
+    from nnx_inspector.perturbations.perturbed import perturbed as perturbed
+    from nnx_inspector.perturbations.region import perturb as perturb
+    from nnx_inspector.perturbations.sweep import sweep as sweep
+    from nnx_inspector.perturbations.values import Apply as Apply
+    from nnx_inspector.perturbations.values import Cast as Cast
+    from nnx_inspector.perturbations.values import Clamp as Clamp
+    from nnx_inspector.perturbations.values import Mask as Mask
+    from nnx_inspector.perturbations.values import Mean as Mean
+    from nnx_inspector.perturbations.values import Noise as Noise
+    from nnx_inspector.perturbations.values import Patch as Patch
+    from nnx_inspector.perturbations.values import Scale as Scale
+    from nnx_inspector.perturbations.values import Shift as Shift
+    from nnx_inspector.perturbations.values import Zero as Zero
+    from nnx_inspector.program.analysis.trace import trace as trace
+    from nnx_inspector.recordings.compare import compare as compare
+    from nnx_inspector.recordings.load import load as load
+    from nnx_inspector.recordings.recording import Recording as Recording
+    from nnx_inspector.records.capture import capture as capture
+    from nnx_inspector.records.capture import value_and_grad as value_and_grad
 
 _WHERE = {
-    "Apply": "kinds",
-    "capture": "capturing",
-    "Cast": "kinds",
-    "Clamp": "kinds",
-    "ClipGradient": "gradient_kinds",
-    "compare": "runs",
-    "diagnose": "findings",
-    "Inspector": "inspector",
+    "Apply": "perturbations.values",
+    "capture": "records.capture",
+    "Cast": "perturbations.values",
+    "Clamp": "perturbations.values",
+    "ClipGradient": "perturbations.gradients",
+    "compare": "recordings.compare",
+    "diagnose": "findings.findings",
+    "Inspector": "inspector.inspector",
     "InspectorError": "errors",
     "InspectorWarning": "errors",
-    "intercept_methods": "interception",
-    "load": "loading",
-    "Mask": "kinds",
-    "Mean": "kinds",
-    "Noise": "kinds",
-    "ParameterNoise": "parameter_kinds",
-    "Patch": "kinds",
-    "perturb": "perturbation",
-    "perturbed": "perturbing",
-    "PruneMask": "parameter_kinds",
-    "Recording": "recording",
-    "ReverseGradient": "gradient_kinds",
-    "Scale": "kinds",
-    "ScaleGradient": "gradient_kinds",
-    "Shift": "kinds",
-    "StopGradient": "gradient_kinds",
-    "sweep": "sweeping",
-    "trace": "tracing",
-    "value_and_grad": "capturing",
-    "watch": "recorder",
-    "Zero": "kinds",
+    "intercept_methods": "hooks.intercept",
+    "load": "recordings.load",
+    "Mask": "perturbations.values",
+    "Mean": "perturbations.values",
+    "Noise": "perturbations.values",
+    "ParameterNoise": "perturbations.parameters",
+    "Patch": "perturbations.values",
+    "perturb": "perturbations.region",
+    "perturbed": "perturbations.perturbed",
+    "PruneMask": "perturbations.parameters",
+    "Recording": "recordings.recording",
+    "ReverseGradient": "perturbations.gradients",
+    "Scale": "perturbations.values",
+    "ScaleGradient": "perturbations.gradients",
+    "Shift": "perturbations.values",
+    "StopGradient": "perturbations.gradients",
+    "sweep": "perturbations.sweep",
+    "trace": "program.analysis.trace",
+    "value_and_grad": "records.capture",
+    "watch": "live.watch",
+    "Zero": "perturbations.values",
 }
 """Public name -> module. Imported on first use: opening a file must not start jax."""
 

@@ -61,14 +61,14 @@ KEPT = (0, 1 / 3, 1)
 are long."""
 WHOLE = {
     "test_docs",
-    "test_imports",
-    "test_loading",
+    "test_rooms",
+    "test_load",
     "test_networks",
     "test_notebooks",
     "test_protocol",
     "test_protocol_mutated",
-    "test_offers",
-    "test_private",
+    "test_python_text",
+    "test_compat",
     "test_training_iterators",
     "test_training_loops",
 }

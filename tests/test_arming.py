@@ -16,9 +16,9 @@ from flax import nnx
 from leftovers import nothing_left
 
 import nnx_inspector as nni
-from nnx_inspector import _private
+from nnx_inspector._compat import jit
 from nnx_inspector.arming import Arming
-from nnx_inspector.screen import InspectorWidget
+from nnx_inspector.screen.comm import InspectorWidget
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)), jnp.float32)
 UNITS = np.array([1.0, 0.0, 0.5, 1.0], np.float32)
@@ -52,7 +52,7 @@ def loss_fn(model, x):
 def counted():
     """How often anything is traced or compiled."""
     events: Counter[str] = Counter()
-    undo = _private.compilation_events(lambda kind, _: events.update([kind]))
+    undo = jit.compilation_events(lambda kind, _: events.update([kind]))
     yield events
     undo()
 

@@ -53,7 +53,7 @@ export interface Progress {
   readonly rate: number | null;
 }
 
-/** A full histogram in a frame's buffer: `bins` pairs (bin, count) of one site's quantity. A bin is the upper 12 bits of the float32 values it holds (sign, exponent, three mantissa bits), so its edges are read from the float with those bits. See `nnx_inspector.summary`. */
+/** A full histogram in a frame's buffer: `bins` pairs (bin, count) of one site's quantity. A bin is the upper 12 bits of the float32 values it holds (sign, exponent, three mantissa bits), so its edges are read from the float with those bits. See `nnx_inspector.stats.summary`. */
 export interface Histogram {
   readonly site: number;
   readonly quantity: number;

@@ -12,7 +12,7 @@ import { toBrowser } from "../src/validate";
 import { EVIL } from "./injection";
 import { SITES, layout, passes, perturbation, settle, site, state } from "./helpers";
 
-/** Packs as nnx_inspector/replay.py does. */
+/** Packs as nnx_inspector/screen/export/replay.py does. */
 class Packing {
   private readonly parts: Uint8Array[] = [];
   private at = 0;

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import nnx_inspector as nni
-from nnx_inspector.watching import Session
+from nnx_inspector.live.session import Session
 
 LAYERS, WIDTH, HEADS = 24, 64, 4
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnx_inspector.summarize import summarize
+from nnx_inspector.stats.summarize import summarize
 
 ROUNDS = 30
 

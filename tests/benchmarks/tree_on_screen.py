@@ -29,7 +29,7 @@ SCRIPT = pathlib.Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 
 def messages(modules: int) -> dict[str, object]:
     """Headers as a kernel sends them: blocks of nine parts, one of which is selected."""
-    from nnx_inspector import protocol
+    from nnx_inspector.screen import protocol
 
     def site(key: str, parent: int, depth: int, kind: str) -> protocol.Site:
         shape = "float32[8,64]"
@@ -67,7 +67,7 @@ def messages(modules: int) -> dict[str, object]:
 
 def measured(modules: int, updates: int, pages: int) -> dict[str, list[float]]:
     """Milliseconds by what was measured."""
-    from nnx_inspector.protocol import QUANTITIES, SPARK, STATISTICS
+    from nnx_inspector.screen.protocol import QUANTITIES, SPARK, STATISTICS
 
     types = {"widget.js": "text/javascript", "widget.css": "text/css"}
     with sync_playwright() as playwright:

@@ -18,7 +18,7 @@ from browser.notebook import Notebook
 from browser.view import View
 from playwright.sync_api import expect
 
-from nnx_inspector.protocol import QUANTITIES, STATISTICS
+from nnx_inspector.screen.protocol import QUANTITIES, STATISTICS
 
 pytestmark = pytest.mark.browser
 

@@ -12,8 +12,8 @@ from browser.notebook import Notebook
 from browser.view import View
 from playwright.sync_api import Locator, expect
 
-from nnx_inspector.last_state import MOST_BYTES
-from nnx_inspector.snapshot import MOST_BYTES as MOST_PLAIN
+from nnx_inspector.screen.export.last_state import MOST_BYTES
+from nnx_inspector.screen.export.snapshot import MOST_BYTES as MOST_PLAIN
 
 pytestmark = pytest.mark.browser
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from playwright.sync_api import Locator, expect
 
-from nnx_inspector.protocol import QUANTITIES, STATISTICS
+from nnx_inspector.screen.protocol import QUANTITIES, STATISTICS
 
 
 class View:

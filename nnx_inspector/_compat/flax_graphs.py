@@ -1,0 +1,189 @@
+"""How NNX lists a module's nodes, and how trees of modules are compared.
+
+One function for each private part of flax or jax that is touched; `tests/_compat` fails clearly
+where a new version moves one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from flax.nnx import extract, graphlib, pytreelib
+from flax.typing import HashableMapping
+
+from nnx_inspector._compat.redirect import copy_of, redirect
+
+NODES = "_pytree__nodes"
+"""The attribute of every NNX object that lists which attributes are data."""
+
+
+class TaggedNodes(HashableMapping):
+    """Stands in for an object's `_pytree__nodes` inside a graphdef or treedef; carries a tag there.
+
+    While `strict`, the tag takes part in equality wherever a cache looks up a key, so a program
+    that was traced for one model is never run for its twin. A comparison that code writes out
+    (`treedef == other`, as jax does with what a loop's body returns) sees the plain mapping, as
+    does everything once no region is open.
+    """
+
+    strict = False
+
+    def __init__(self, mapping: Any, tag: Any):
+        super().__init__(mapping)
+        self.tag = tag
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        tag = other.tag if isinstance(other, TaggedNodes) else ()
+        if TaggedNodes.strict and self.tag != tag and not _compared_in_code(sys._getframe(1)):
+            return False
+        return super().__eq__(other)
+
+    def __reduce__(self) -> Any:
+        return HashableMapping, (dict(self),)  # what is pickled needs none of us to be read
+
+    def plain(self) -> HashableMapping:
+        return HashableMapping(dict(self), copy=False)
+
+
+def swap_graph_node(
+    cls: type,
+    tag_of: Callable[[Any], Any],
+    arrived: Callable[[Any, Any], None],
+) -> Callable[[], None]:
+    """Let graph traversals carry a tag for each object of `cls`; returns the undo.
+
+    `tag_of(node)` gives the tag to put into a graphdef (None for none; an empty one equals none);
+    `arrived(node, tag)` is called when an object is filled from a graphdef. Only flax's graph
+    traversal (split, merge, the transforms) is affected: `jax.tree` functions over the model are
+    not, and the objects themselves stay as they are.
+    """
+    original = graphlib.GRAPH_REGISTRY.get(cls)
+    if not isinstance(original, graphlib.GraphNodeImpl):
+        return lambda: None
+
+    def flatten(node: Any) -> Any:
+        values, metadata = original.flatten(node)
+        tag = tag_of(node)
+        if tag is None:
+            return values, metadata
+        return [
+            (key, _tagged(value, tag) if key == NODES else value) for key, value in values
+        ], metadata
+
+    def init(node: Any, attributes: Any) -> None:
+        attributes = list(attributes)
+        tag = None
+        for i, (key, value) in enumerate(attributes):
+            if key == NODES and isinstance(value, TaggedNodes):
+                tag, attributes[i] = value.tag, (key, value.plain())
+        original.init(node, attributes)
+        arrived(node, tag)
+
+    swapped = dataclasses.replace(original, flatten=flatten, init=init)
+    graphlib.GRAPH_REGISTRY[cls] = swapped
+
+    def undo() -> None:
+        if graphlib.GRAPH_REGISTRY.get(cls) is swapped:
+            graphlib.GRAPH_REGISTRY[cls] = original
+
+    return undo
+
+
+def _tagged(value: Any, tag: Any) -> Any:
+    if isinstance(value, graphlib.StaticElem):
+        return graphlib.StaticElem(TaggedNodes(dict(value.value), tag))
+    if isinstance(value, HashableMapping):  # nnx.Object: attributes are not wrapped
+        return TaggedNodes(dict(value), tag)
+    return value
+
+
+_JAX = os.path.dirname(sys.modules["jax"].__file__ or "") + os.sep
+_TREE_UTIL = os.path.join(_JAX, "_src", "tree_util.py")
+_TREE = os.path.join(_JAX, "_src", "tree.py")
+_COMPARE = dis.opmap["COMPARE_OP"]
+
+
+def _compared_in_code(frame: types.FrameType | None) -> bool:
+    """Whether an equality is asked for by a comparison in Python code, not by a cache's lookup.
+
+    Caches compare inside a call (of a jitted function, of a cached one); tree functions that walk
+    two trees at once (`jax.tree.map`) compare what they are given, and cache nothing.
+    """
+    while frame is not None and frame.f_code.co_name in ("__eq__", "__ne__"):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    code = frame.f_code
+    if code.co_filename == _TREE_UTIL or "flatten_up_to" in code.co_names:
+        return True
+    return code.co_code[frame.f_lasti] == _COMPARE
+
+
+def _moves_a_stand_in(frame: types.FrameType | None) -> bool:
+    """Whether flax copies what a transform made of a module to a new object that replaces it.
+
+    Everything else that takes a module apart and fills another within one trace makes a clone.
+    """
+    while frame is not None and frame.f_code.co_filename in (_TREE_UTIL, _TREE):
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_filename != extract.__file__:
+        return False
+    return frame.f_code.co_name in ("wrapper", "snapshot")  # treemap_copy_args, snapshot
+
+
+def swap_pytree_nodes(
+    tag_of: Callable[[Any], Any], arrived: Callable[[Any, Any, bool], None]
+) -> Callable[[], None]:
+    """Let treedefs carry a tag for each module; returns the undo.
+
+    This is how modules travel in tree mode (`graph=False`), and where one is an argument of
+    `jax.jit` itself. `tag_of(module)` gives the tag (None for none, an empty one equals none);
+    `arrived(module, tag, moved)` is called when one is filled again.
+    """
+    cls = pytreelib.Pytree
+    flattens = (cls._pytree__flatten, cls._pytree__flatten_with_paths)
+    unflatten = cls._pytree__unflatten.__func__  # type: ignore[attr-defined]
+
+    def flattening(original: Any) -> Callable[..., Any]:
+        def flatten(node: Any) -> Any:
+            children, (node_keys, static_keys, static) = original(node)
+            tag = tag_of(node) if NODES in static_keys else None
+            if tag is not None:
+                at = static_keys.index(NODES)
+                stand_in = TaggedNodes(dict(static[at]), tag)
+                static = (*static[:at], stand_in, *static[at + 1 :])
+            return children, (node_keys, static_keys, static)
+
+        return flatten
+
+    original_unflatten = copy_of(unflatten)
+
+    def unflattened(cls: Any, aux: Any, children: Any) -> Any:
+        node_keys, static_keys, static = aux
+        tags = [value.tag for value in static if isinstance(value, TaggedNodes)]
+        if tags:
+            static = tuple(v.plain() if isinstance(v, TaggedNodes) else v for v in static)
+        node = original_unflatten(cls, (node_keys, static_keys, static), children)
+        moved = bool(tags) and _moves_a_stand_in(sys._getframe(2))
+        arrived(node, tags[0] if tags else None, moved)
+        return node
+
+    redirections = [redirect(unflatten, unflattened, original_unflatten)]
+    for function in flattens:
+        original = copy_of(function)
+        redirections.append(redirect(function, flattening(original), original))
+
+    def undo() -> None:
+        for one in redirections:
+            one.undo()
+
+    return undo

@@ -1,0 +1,60 @@
+"""What Linen has under way: applies, interceptors, jit keys.
+
+One function for each private part of flax or jax that is touched; `tests/_compat` fails clearly
+where a new version moves one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def linen_applies() -> int:
+    """How many `apply` and `init` of Linen modules are under way in this thread, one in another."""
+    from flax.linen import module
+
+    return len(module._context.capture_stack)
+
+
+def linen_dry_run(module: Any) -> bool:
+    """Whether a Linen module is run without variables, only to check what its setup does."""
+    from flax.linen.module import TestScope
+
+    return isinstance(module.scope, TestScope)
+
+
+@contextlib.contextmanager
+def outermost_linen_interceptor(interceptor: Callable[..., Any]) -> Iterator[None]:
+    """`linen.intercept_methods`, around the interceptors that are open instead of inside them."""
+    from flax.linen import module
+
+    stack = module._global_interceptor_stack._storage
+    stack.insert(0, interceptor)
+    try:
+        yield
+    finally:
+        stack.remove(interceptor)
+
+
+def swap_linen_jit_key(more: Callable[[Any], Any]) -> Callable[[], None]:
+    """Let `more(module)` be a part of what `linen.jit` compiles a program for; returns the undo.
+
+    Where it is None nothing changes.
+    """
+    from flax.linen import transforms
+
+    cls = transforms._HashableProxy
+    original = vars(cls)["from_module"]
+
+    def from_module(cls: type, module: Any) -> Any:
+        proxy, key = original.__func__(cls, module), more(module)
+        return proxy if key is None else cls(proxy.module_ref, hash((proxy.hash_key, key)))
+
+    cls.from_module = classmethod(from_module)  # type: ignore[assignment]
+
+    def undo() -> None:
+        cls.from_module = original
+
+    return undo

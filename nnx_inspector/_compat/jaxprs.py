@@ -1,0 +1,205 @@
+"""Jaxprs and their equations, whichever version of jax made them.
+
+One function for each private part of flax or jax that is touched; `tests/_compat` fails clearly
+where a new version moves one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.stages
+from jax.interpreters import ad
+
+REMAT = frozenset(["remat2", "remat", "checkpoint"])
+"""The names that jax gives its remat primitive."""
+
+
+def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """(jaxpr, consts) of a Jaxpr or a ClosedJaxpr: jax 0.12 merged the two."""
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def sub_jaxprs(equation: Any) -> Iterator[Any]:
+    """The jaxprs among an equation's parameters, in order."""
+
+    def is_jaxpr(value: Any) -> bool:
+        return hasattr(value, "eqns") and hasattr(value, "invars")
+
+    for value in equation.params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if is_jaxpr(item) or is_jaxpr(getattr(item, "jaxpr", None)):
+                yield item
+
+
+def writes(jaxpr: Any) -> set[str]:
+    """Which kinds of state equations of a jaxpr write to, those inside included.
+
+    "ref": a `jax.Ref`. "hijax": a Variable that is one value for jax (flax 0.12.8 traces it and
+    then loses what was written; later ones raise).
+    """
+    found: set[str] = set()
+    for equation in open_jaxpr(jaxpr)[0].eqns:
+        name = equation.primitive.name
+        if name in ("swap", "addupdate"):
+            found.add("ref")
+        elif name == "set_variable":
+            found.add("hijax")
+        for inner in sub_jaxprs(equation):
+            found |= writes(inner)
+    return found
+
+
+def is_recomputation(equation: Any) -> bool:
+    """Whether an equation is the second pass of a remat, within a backward pass."""
+    return bool(equation.params.get("differentiated")) and equation.primitive.name in REMAT
+
+
+def needed_inputs(jaxpr: Any, outputs: int, each_its_own: Any = None) -> list[bool] | None:
+    """For each input of a jaxpr whether any of its first outputs depends on it; None where jax
+    cannot say. Of the primitive `each_its_own` an output depends on the input in its place alone.
+    """
+    from jax.interpreters import partial_eval
+
+    bare, _ = open_jaxpr(jaxpr)
+    if each_its_own is not None:
+        equations: list[Any] = []
+        for one in bare.eqns:
+            if one.primitive is not each_its_own or len(one.invars) != len(one.outvars):
+                equations.append(one)
+                continue
+            for i, o in zip(one.invars, one.outvars, strict=True):
+                equations.append(one.replace(invars=[i], outvars=[o]))
+        bare = bare.replace(eqns=equations)
+    wanted = [i < outputs for i in range(len(bare.outvars))]
+    _, used = partial_eval.dce_jaxpr(bare, wanted)
+    return list(used)
+
+
+def devices_of(equation: Any) -> int:
+    """On how many devices (along the axes it makes manual) a shard_map runs its function."""
+    mesh, axes = equation.params["mesh"], equation.params["newly_manual_axes"]
+    return math.prod(mesh.shape[axis] for axis in axes)
+
+
+def jit_shardings(equation: Any) -> tuple[list[Any], list[Any]]:
+    """What a jit says of where its operands and results lie, of each a Sharding or None."""
+
+    def given(shardings: Any) -> list[Any]:
+        return [s if isinstance(s, jax.sharding.Sharding) else None for s in shardings]
+
+    return given(equation.params["in_shardings"]), given(equation.params["out_shardings"])
+
+
+def shard_map_parts(equation: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The axes that a shard_map makes manual, in the mesh's order, and what to pass to
+    `jax.shard_map` to make another of the same kind.
+    """
+    params = equation.params
+    mesh, manual = params["mesh"], params["newly_manual_axes"]
+    axes = tuple(axis for axis in mesh.axis_names if axis in manual)
+    return axes, {
+        "mesh": mesh,
+        "axis_names": set(axes),
+        "check_vma": params["check_vma"],
+        "in_specs": list(params["in_specs"]),
+        "out_specs": list(params["out_specs"]),
+    }
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """The manual axes on whose devices an array (or one of a ShapeDtypeStruct) differs; none where
+    a shard_map does not check.
+    """
+    kind = getattr(x, "aval", x).manual_axis_type
+    return frozenset() if kind is None else kind.varying
+
+
+def is_literal(atom: Any) -> bool:
+    return hasattr(atom, "val")
+
+
+def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
+    """Do what an equation does, under its own name stack, source line and context."""
+    from jax._src import api_util, source_info_util
+
+    params = equation.primitive.get_bind_params(equation.params)
+    stack = source_info_util.current_name_stack() + equation.source_info.name_stack
+    traceback = equation.source_info.traceback
+    with source_info_util.user_context(traceback, name_stack=stack), equation.ctx.manager:
+        try:
+            out = equation.primitive.bind(*values, **params)
+        except api_util.InternalFloatingPointError as error:  # which jax's own jit would handle
+            _bind_apart(equation, values)
+            raise FloatingPointError(
+                f"invalid value ({error.ty}) encountered in {equation.primitive}"
+            ) from None
+    return list(out) if equation.primitive.multiple_results else [out]
+
+
+def _bind_apart(equation: Any, values: Sequence[Any]) -> None:
+    """Do the equations of a jitted one by one, as jax does to find which of them makes a NaN."""
+    for jaxpr in sub_jaxprs(equation) if equation.primitive.name in ("jit", "pjit") else ():
+        inner, consts = open_jaxpr(jaxpr)
+        env = dict(zip((*inner.constvars, *inner.invars), (*consts, *values), strict=True))
+        for each in inner.eqns:
+            read = [v.val if is_literal(v) else env[v] for v in each.invars]
+            env.update(zip(each.outvars, bind(each, read), strict=True))
+
+
+def context_of(equation: Any) -> contextlib.AbstractContextManager[None]:
+    """What held where an equation was traced: the mesh, where to compute, and the like."""
+    return equation.ctx.manager
+
+
+def scan_parts(equation: Any, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """(consts, carry, xs) among the operands of a scan: jax 0.10 counts, jax 0.12 holds a tree."""
+    params = equation.params
+    if "num_consts" in params:
+        consts, carry = params["num_consts"], params["num_carry"]
+        return (
+            list(values[:consts]),
+            list(values[consts : consts + carry]),
+            list(values[consts + carry :]),
+        )
+    parts = params["ft_in"].update(list(values)).unpack()
+    consts, carry, xs = (list(part) for part in parts)
+    return consts, carry, xs
+
+
+def goes_backwards(equation: Any) -> bool:
+    """Whether a scan begins with the last of what it scans over."""
+    return bool(equation.params.get("reverse", False))
+
+
+def effect(name: str) -> Any:
+    """An effect for primitives of our own that talk to the host.
+
+    A transform neither drops nor repeats an equation that has it: rematerialisation saves what it
+    returned, and `jax.effects_barrier` waits for the program. Allowed in every kind of control
+    flow and rule of differentiation.
+    """
+    from jax._src import effects
+
+    class Named(effects.Effect):
+        def __str__(self) -> str:
+            return name
+
+    for allowed in (
+        effects.lowerable_effects,
+        effects.control_flow_allowed_effects,
+        effects.remat_allowed_effects,
+        effects.custom_derivatives_allowed_effects,
+    ):
+        allowed.add_type(Named)
+    return Named()
+
+
+def no_tangent(x: Any) -> Any:
+    """The tangent of a value that nothing differentiates."""
+    zero: Any = ad.Zero
+    return zero.from_primal_value(x)

@@ -1,0 +1,244 @@
+"""Traces, compilations and calls of jitted functions.
+
+One function for each private part of flax or jax that is touched; `tests/_compat` fails clearly
+where a new version moves one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import sys
+import types
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Protocol
+
+import jax
+import jax.core as jcore
+import jax.extend.core as jex
+import jax.stages
+import numpy as np
+from flax.nnx import graphlib
+from flax.nnx.transforms import compilation
+from jax._src import core
+
+from nnx_inspector._compat.redirect import copy_of, redirect
+
+
+def swap_executables(
+    made: Callable[[Any], None], called: Callable[[Any], None]
+) -> Callable[[], None]:
+    """Tell when an ahead-of-time compiled executable is made and when one is called."""
+    cls = jax.stages.Compiled
+    redirections = []
+    for method, listener in ((cls.__init__, made), (cls.__call__, called)):
+        original = copy_of(method)
+
+        def target(
+            self: Any, *args: Any, _original: Any = original, _listener: Any = listener, **kw: Any
+        ) -> Any:
+            _listener(self)
+            return _original(self, *args, **kw)
+
+        redirections.append(redirect(method, target, original))
+
+    def undo() -> None:
+        for one in redirections:
+            one.undo()
+
+    return undo
+
+
+def trace_state() -> Any:
+    """An opaque value that is equal exactly while the same jax trace is current."""
+    return jex.get_opaque_trace_state(convention="nnx")
+
+
+def trace_is_over(state: Any) -> bool:
+    """Whether the trace of a `trace_state()` is gone, so that no other will be equal to it."""
+    return state._trace_ref() is None
+
+
+def is_tracer(x: Any) -> bool:
+    return isinstance(x, jcore.Tracer)
+
+
+def compilation_events(listener: Callable[[str, float], None]) -> Callable[[], None]:
+    """Call `listener(kind, seconds)` for each trace and compilation; returns the undo."""
+    import jax.monitoring
+    from jax._src import monitoring
+
+    def on_event(event: str, seconds: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            listener("compile", seconds)
+        elif event == "/jax/core/compile/jaxpr_trace_duration":
+            listener("trace", seconds)
+
+    listener_of: Any = on_event
+    jax.monitoring.register_event_duration_secs_listener(listener_of)
+
+    def undo() -> None:
+        monitoring.unregister_event_duration_listener(listener_of)
+
+    return undo
+
+
+def is_tracing() -> bool:
+    """Whether values computed here and now may be traced into a program."""
+    return not core.trace_state_clean()
+
+
+def inside_while_loop() -> bool:
+    """Whether the code that runs now is being traced as the body of a while loop.
+
+    A host callback there runs twice, or breaks the user's program, once it is differentiated.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "while_loop" and code.co_filename.endswith("control_flow/loops.py"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@dataclasses.dataclass(frozen=True)
+class JitCall:
+    """A call of a jitted function, without its arrays: enough to compile it once more."""
+
+    function: Any
+    options: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    nnx: Any
+
+    def same(self, other: JitCall) -> bool:
+        """Whether another call would be compiled to the same program."""
+        return self.function is other.function and _alike(
+            (self.args, self.kwargs), (other.args, other.kwargs)
+        )
+
+    def compile(self) -> None:
+        """Trace and compile it under what is open in this thread; jax keeps the program, so that a
+        call under the same finds it.
+        """
+        from jax._src import pjit
+
+        jitted = types.SimpleNamespace(_fun=self.function, _jit_info=self.options)
+        with contextlib.ExitStack() as stack:
+            if self.nnx is not None:
+                stack.enter_context(graphlib.update_context(self.nnx))
+            pjit.jit_trace(jitted, *self.args, **self.kwargs).lower().compile()
+
+
+def _alike(a: Any, b: Any) -> bool:
+    a, b = jax.tree.flatten(a), jax.tree.flatten(b)
+    return a[1] == b[1] and all(
+        type(x) is type(y) and x == y for x, y in zip(a[0], b[0], strict=True)
+    )
+
+
+class JitListener(Protocol):
+    """Told of a jitted call; it must not raise.
+
+    `program` stands for what jax traced: the same object for calls that differ in their arrays and
+    in `variant` alone. Calls that are alike in both are compiled once. `made` gives the call.
+    """
+
+    def __call__(self, program: Any, variant: Hashable, made: Callable[[], JitCall], /) -> None: ...
+
+
+def swap_jit_misses(listener: JitListener) -> Callable[[], None]:
+    """Tell of each call of a jitted function, in whatever thread, that jax does not hand to a
+    compiled program without a look at it in Python; not of one within a trace.
+    """
+    from jax._src import pjit
+
+    original = pjit._infer_params
+
+    def infer_params(fun: Any, options: Any, args: Any, kwargs: Any) -> Any:
+        params, arrays = original(fun, options, args, kwargs)
+        if core.trace_state_clean():
+            placed = tuple(
+                x.sharding if isinstance(x, jax.Array) and x.committed else None for x in arrays
+            )
+            made = functools.partial(_jit_call, fun, options, args, kwargs)
+            listener(params.params["jaxpr"], (options, placed), made)
+        return params, arrays
+
+    module: Any = pjit
+    module._infer_params = infer_params
+
+    def undo() -> None:
+        module._infer_params = original
+
+    return undo
+
+
+def _jit_call(fun: Any, options: Any, args: Any, kwargs: Any) -> JitCall:
+    static = {*options.static_argnums}
+    named = {*options.static_argnames}
+    return JitCall(
+        fun,
+        options,
+        tuple(x if i in static else _abstract(x) for i, x in enumerate(args)),
+        {k: x if k in named else _abstract(x) for k, x in kwargs.items()},
+        fun.ctxtag if isinstance(fun, compilation.JitFn) else None,
+    )
+
+
+def abstract(x: Any) -> jax.ShapeDtypeStruct:
+    """What jit tells an array from others by, without the array."""
+    aval: Any = jax.typeof(x)
+    where = x.sharding if isinstance(x, jax.Array) and x.committed else None
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=where, weak_type=aval.weak_type)
+
+
+def _abstract(tree: Any) -> Any:
+    def one(x: Any) -> Any:
+        return abstract(x) if isinstance(x, jax.Array | np.ndarray) else x
+
+    return jax.tree.map(one, tree)
+
+
+def local_settings() -> tuple[tuple[Any, Any], ...]:
+    """The settings of jax that this thread has by context managers (`with jax.enable_x64():`, a
+    mesh, a default device), each with its value.
+    """
+    from jax._src import config
+
+    found: list[tuple[Any, Any]] = []
+    for state in (*config.config_states.values(), *_unnamed_settings()):
+        if isinstance(state, config.config_ext.Config):
+            value = state.get_local()
+            if value is not config.config_ext.unset:
+                found.append((state, value))
+    return tuple(found)
+
+
+def _unnamed_settings() -> list[Any]:
+    """Meshes and the like, which have no flag: jax 0.12 keeps some of them beside meshes."""
+    from jax._src import config, mesh
+
+    names = ("mesh_context_manager", "abstract_mesh_context_manager", "device_context",
+             "compute_on_context_manager", "xla_metadata_context_manager")  # fmt: skip
+    every = [getattr(module, name, None) for module in (config, mesh) for name in names]
+    return list({id(state): state for state in every if state is not None}.values())
+
+
+@contextlib.contextmanager
+def with_local_settings(local: tuple[tuple[Any, Any], ...]) -> Iterator[None]:
+    """Hold what `local_settings` found, in whatever thread."""
+    from jax._src import config
+
+    unset = config.config_ext.unset
+    with contextlib.ExitStack() as stack:
+        for state, value in local:
+            before = state.swap_local(value)
+            hook = getattr(state, "_update_thread_local_hook", None)
+            if hook is not None:
+                hook(value)
+                stack.callback(hook, None if before is unset else before)
+            stack.callback(state.set_local, before)
+        yield

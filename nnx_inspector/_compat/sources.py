@@ -1,0 +1,60 @@
+"""Which line of the user's code made a call or an equation.
+
+One function for each private part of flax or jax that is touched; `tests/_compat` fails clearly
+where a new version moves one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import types
+from typing import Any
+
+_JAX = os.path.dirname(sys.modules["jax"].__file__ or "") + os.sep
+
+
+def source_of_caller() -> tuple[str, bool]:
+    """`file:line` of the nearest user code on the stack (`""` for none), and whether jax's tracing
+    of an inner function (jit, scan, remat) lies between.
+
+    Where it does, the trace may be kept and used again for another line.
+    """
+    frame, inner = sys._getframe(1), False
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}", inner
+        inner = inner or _traces_a_function(frame.f_code)
+        frame = frame.f_back
+    return "", inner
+
+
+def source_of_equation(equation: Any) -> str:
+    """`file:line` of the nearest user code that made an equation, within the function that was
+    traced into its jaxpr; `""` for none.
+    """
+    from jax._src import source_info_util
+
+    traceback = equation.source_info.traceback
+    codes, instructions = traceback.raw_frames() if traceback else ((), ())
+    for code, instruction in zip(codes, instructions, strict=True):
+        if _traces_a_function(code):
+            return ""
+        if is_user_file(code.co_filename):
+            frame = source_info_util.raw_frame_to_frame(code, instruction)
+            return f"{code.co_filename}:{frame.start_line}"
+    return ""
+
+
+def _traces_a_function(code: types.CodeType) -> bool:
+    return code.co_name.startswith("trace_to_jaxpr") and code.co_filename.startswith(_JAX)
+
+
+@functools.cache
+def is_user_file(filename: str) -> bool:
+    from jax._src import source_info_util
+
+    own = os.path.dirname(os.path.dirname(__file__)) + os.sep
+    flax = os.path.dirname(sys.modules["flax"].__file__ or "") + os.sep
+    return source_info_util.is_user_filename(filename) and not filename.startswith((own, flax))

@@ -1,0 +1,240 @@
+"""Which activation function a value goes into, or comes out of, in a program.
+
+A function is told by what it does: what is done to the value element by element is tried on some
+numbers. So it does not matter how it is written. Invariant: what is not one of `KINDS` for certain,
+or goes anywhere else too, is "". Computes nothing on a device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from nnx_inspector._compat import jaxprs
+from nnx_inspector.program.marks import mark
+
+Floats = npt.NDArray[np.float64]
+
+POINTS: Final[Floats] = np.array(
+    [-30.0, -10.0, -7.0, -3.0, -1.5, -1.0, -0.5, -0.1, 0.0, 0.1, 0.5, 1.0, 1.5, 3.0, 5.0]
+)
+"""What a function is tried on; relu6 is a ReLU on them."""
+CLOSE: Final = 1e-3
+"""GELU is written in two ways that differ by 5e-4; other functions are farther apart."""
+STEPS: Final = 40
+"""An activation function has fewer equations."""
+
+_same: Callable[..., Any] = lambda x: x  # noqa: E731
+_erf: Callable[..., Any] = np.vectorize(math.erf, otypes=[np.float64])
+_EACH: Final[dict[str, Callable[..., Any]]] = {
+    "convert_element_type": lambda x: np.asarray(x, np.float64),
+    "copy": _same, "copy_p": _same, "optimization_barrier": _same, "stop_gradient": _same,
+    "broadcast_in_dim": _same, "reshape": _same, "squeeze": _same,
+    "max": np.maximum, "min": np.minimum, "add": np.add, "add_any": np.add, "sub": np.subtract,
+    "mul": np.multiply, "div": np.divide, "neg": np.negative, "abs": np.abs, "sign": np.sign,
+    "square": np.square, "sqrt": np.sqrt, "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1,
+    "log": np.log, "log1p": np.log1p, "tanh": np.tanh, "erf": _erf,
+    "erfc": lambda x: 1 - _erf(x), "logistic": lambda x: 1 / (1 + np.exp(-x)),
+    "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal,
+    "eq": np.equal, "ne": np.not_equal, "not": np.logical_not, "and": np.logical_and,
+    "or": np.logical_or, "pow": np.power, "clamp": lambda low, x, high: np.clip(x, low, high),
+    "select_n": lambda which, *of: np.where(which, of[1], of[0]) if len(of) == 2 else None,
+}  # fmt: skip
+_CALLS: Final = {"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "closed_call", "core_call"}
+
+
+def kind_after(
+    variable: Any,
+    uses: Mapping[Any, Sequence[Any]],
+    made: Mapping[Any, Any],
+    leaving: set[Any],
+) -> str:
+    """The activation function that a value goes into; "" where it goes anywhere else too.
+
+    Args:
+        variable: of a jaxpr.
+        uses: variable -> the equations that take it.
+        made: variable -> the equation that makes it.
+        leaving: the variables that the jaxpr returns.
+    """
+    known: dict[Any, Any] = {variable: POINTS}
+    waiting, ends, done = [variable], list[Any](), set[int]()
+    while waiting and len(known) < STEPS:
+        one = waiting.pop(0)
+        end = one in leaving or one not in uses
+        for equation in uses.get(one, ()):
+            found = _outputs(equation, known, made)
+            if found is None and _all_known(equation, known, made):
+                end = True
+            elif found is None:  # of several values, of which others may be known later
+                end = end or not _is_pending(equation, waiting)
+            elif id(equation) not in done:
+                done.add(id(equation))
+                known.update(found)
+                waiting.extend(found)
+        if end:
+            ends.append(one)
+    kinds = {_kind_of(known[one]) for one in ends}
+    if len(kinds) == 1 and kinds != {""}:
+        return kinds.pop()
+    return _on_every_way(variable, known, uses, leaving)
+
+
+def _is_pending(equation: Any, waiting: Sequence[Any]) -> bool:
+    return any(v in waiting for v in equation.invars if not jaxprs.is_literal(v))
+
+
+def _all_known(equation: Any, known: Mapping[Any, Any], made: Mapping[Any, Any]) -> bool:
+    return all(_is_in(v, known) or _constant(v, made) is not None for v in equation.invars)
+
+
+def _on_every_way(
+    variable: Any, known: Mapping[Any, Any], uses: Mapping[Any, Sequence[Any]], leaving: set[Any]
+) -> str:
+    """The function that is the first on every way on, where what follows it is not one."""
+    kinds: set[str] = set()
+    waiting, seen = [variable], {variable}
+    while waiting:
+        one = waiting.pop()
+        if one is not variable and (kind := _kind_of(known[one])):
+            kinds.add(kind)
+            continue
+        if one in leaving or one not in uses:
+            return ""
+        for equation in uses[one]:
+            outs = [v for v in equation.outvars if v in known]
+            if not outs:
+                return ""
+            waiting.extend(v for v in outs if v not in seen)
+            seen.update(outs)
+    return kinds.pop() if len(kinds) == 1 else ""
+
+
+def kind_before(variable: Any, made: Mapping[Any, Any]) -> str:
+    """The activation function that a value comes out of, or "".
+
+    Args:
+        variable: of a jaxpr, or a literal.
+        made: variable -> the equation that makes it.
+    """
+    if jaxprs.is_literal(variable):
+        return ""
+    near, waiting = list[Any](), [variable]
+    while waiting and len(near) < STEPS:
+        one = waiting.pop(0)
+        if one in near:
+            continue
+        near.append(one)
+        equation = made.get(one)
+        if equation is not None and _is_elementwise(equation):
+            waiting.extend(v for v in equation.invars if not jaxprs.is_literal(v))
+    for root in near[1:]:
+        values = _value(variable, {root: POINTS}, made, near)
+        if values is not None and (kind := _kind_of(values)):
+            return kind
+    return ""
+
+
+def _value(variable: Any, known: dict[Any, Any], made: Mapping[Any, Any], near: Any) -> Any:
+    if variable in known:
+        return known[variable]
+    equation = made.get(variable)
+    if equation is None or variable not in near or not _is_elementwise(equation):
+        return None
+    for atom in equation.invars:
+        if not jaxprs.is_literal(atom) and _value(atom, known, made, near) is None:
+            return None
+    found = _outputs(equation, known, made)
+    known.update(found or {})
+    return known.get(variable)
+
+
+def _is_elementwise(equation: Any) -> bool:
+    name = equation.primitive.name
+    return equation.primitive is mark or name in _EACH or name in _CALLS or name == "integer_pow"
+
+
+def _outputs(
+    equation: Any, known: Mapping[Any, Any], made: Mapping[Any, Any]
+) -> dict[Any, Any] | None:
+    """What comes out of an equation, where it is told by what is known of what goes in."""
+    values = [known[v] if _is_in(v, known) else _constant(v, made) for v in equation.invars]
+    if any(value is None for value in values):
+        return None
+    found = _applied(equation, values)
+    return None if found is None else dict(zip(equation.outvars, found, strict=True))
+
+
+def _is_in(atom: Any, known: Mapping[Any, Any]) -> bool:
+    return not jaxprs.is_literal(atom) and atom in known
+
+
+def _constant(atom: Any, made: Mapping[Any, Any]) -> Any:
+    """The one number that an array is filled with, None where it is not known."""
+    if jaxprs.is_literal(atom):
+        value = np.asarray(atom.val)
+        is_real = value.size == 1 and value.dtype.kind not in "cOSU"
+        return value.astype(np.float64).reshape(()) if is_real else None
+    equation = made.get(atom)
+    if equation is None or not _is_elementwise(equation):
+        return None
+    values = [_constant(v, made) for v in equation.invars]
+    found = None if any(value is None for value in values) else _applied(equation, values)
+    return None if found is None else found[equation.outvars.index(atom)]
+
+
+def _applied(equation: Any, values: list[Any]) -> list[Any] | None:
+    name = equation.primitive.name
+    if equation.primitive is mark:
+        return values
+    if name in _CALLS:
+        inner = next(jaxprs.sub_jaxprs(equation), None)
+        return None if inner is None else _of_program(inner, values)
+    if any(getattr(v.aval, "dtype", np.dtype(int)).kind in "iu" for v in equation.outvars):
+        return None  # a cast to integers is no activation
+    with np.errstate(all="ignore"):
+        if name == "integer_pow":
+            return [np.power(values[0], equation.params["y"])]
+        found = None if name not in _EACH else _EACH[name](*values)
+    return None if found is None else [found]
+
+
+def _of_program(program: Any, values: list[Any]) -> list[Any] | None:
+    bare, constants = jaxprs.open_jaxpr(program)
+    if len(bare.invars) != len(values) or len(bare.eqns) > STEPS or bare.constvars or constants:
+        return None
+    known = dict(zip(bare.invars, values, strict=True))
+    made = {v: equation for equation in bare.eqns for v in equation.outvars}
+    for equation in bare.eqns:
+        found = _outputs(equation, known, made)
+        if found is None:
+            return None
+        known.update(found)
+    outs = [known.get(v) for v in bare.outvars if not jaxprs.is_literal(v)]
+    whole = len(outs) == len(bare.outvars) and all(v is not None for v in outs)
+    return outs if whole else None
+
+
+def _kind_of(values: Any) -> str:
+    """The activation function that gives these values at `POINTS`; "" for none that is known."""
+    found = np.asarray(values, np.float64)
+    if found.shape != POINTS.shape or not np.isfinite(found).all():
+        return ""
+    below, above = found[POINTS <= 0], found[POINTS > 0]
+    if (below == 0).all() and (np.diff(above) > 0).all() and above[0] > 0:
+        return "relu"
+    logistic = 1 / (1 + np.exp(-POINTS))
+    shapes = {
+        "tanh": np.tanh(POINTS),
+        "sigmoid": logistic,
+        "silu": POINTS * logistic,
+        "gelu": POINTS * (1 + _erf(POINTS / math.sqrt(2))) / 2,
+    }
+    for kind, expected in shapes.items():
+        if (np.abs(found - expected) <= CLOSE).all():
+            return kind
+    return ""

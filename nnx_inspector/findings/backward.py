@@ -1,0 +1,419 @@
+"""Rules over what comes back: gradients along depth, parameters without any, sizes of updates.
+
+Invariant: a gradient that was not measured is no gradient of 0; passes without any gradient are
+not judged. What takes no part in a pass is another thing than what takes part and gets nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from nnx_inspector.findings.evidence import gain_by_luck, may_be_off
+from nnx_inspector.findings.finding import Finding, Severity, named
+from nnx_inspector.findings.judged import Judged
+from nnx_inspector.recordings.facts import ParameterFacts
+from nnx_inspector.recordings.passes import Pass
+
+VANISHED: Final = 1e-4
+"""Glorot and Bengio 2010, figure 7: under their initialisation gradients of all layers stay within
+one order of magnitude, under the older one they fall by less than one a layer."""
+EXPLODED: Final = 1e4
+"""The same, upwards; Pascanu et al. 2013 clip where norms grow by orders of magnitude."""
+STEADY_VANISHED, STEADY_EXPLODED = 5e-3, 300.0
+"""Less is enough where it goes steadily, by PER_LAYER at least from each layer to the next."""
+PER_LAYER: Final = 0.6
+DEEP: Final = 4
+"""Fewer sites have no depth to speak of."""
+
+TOO_LARGE: Final = 0.3
+"""Karpathy, CS231n, "Ratio of weights:updates": about 1e-3 is right. At 0.3 a step most of what a
+layer knew is gone after three."""
+TOO_SMALL: Final = 5e-6
+"""There too: "if it is lower than this then the learning rate might be too low"; at 5e-6 nothing
+moves by 1 % in 2000 steps."""
+LEAST_INTERVALS: Final = 3
+LASTS: Final = 2
+"""Intervals in which a ratio above TOO_LARGE is told: a first step may be a large one."""
+FAR_TOO_LARGE: Final = 1.0
+FEW_ELEMENTS: Final = 64
+"""A model of fewer weights may well move by as much as its size at first."""
+BEGAN_SMALL: Final = 0.05
+"""What begins at 0, as is common in a last layer of a branch, or of this part of the other
+weights' size: how far it moves relative to its size says nothing."""
+LEAST_ROWS: Final = 8
+"""Of fewer examples a gradient of 0 is no evidence: a margin may be kept, an advantage be 0."""
+
+WHY: Final = {
+    "cut": (
+        "has no gradient: nothing of it comes back from the loss",
+        "usually jax.lax.stop_gradient, a rounding, sign or argmax on the way to the loss, or a "
+        "result that the loss does not use; fine where it is frozen on purpose",
+    ),
+    "zero": (
+        "has a gradient of exactly 0",
+        "it takes part, so usually a factor on the way to the loss is 0 (a mask, a gate, the "
+        "weight of a term), or the gradient underflows (float16 without a scaled loss)",
+    ),
+    "still": (
+        "did not change although others did",
+        "fine where it is frozen on purpose; else the optimizer does not have it (look at its "
+        "wrt=), or its updates are too small for its dtype",
+    ),
+    "absent": (
+        "takes no part in this pass, so it has no gradient",
+        "fine where only another mode, method or term of the loss uses it; else its use was "
+        "forgotten",
+    ),
+}
+"""Of each way of not learning what is seen, and what it usually means."""
+STILL: Final = 5
+
+ON_PURPOSE: Final = re.compile(r"teacher|target|ema|momentum|frozen|reference|codebook", re.I)
+"""Names of what is usually not trained by gradients."""
+
+
+# ------------------------------------------------------------------- along depth
+
+
+def vanishing_gradient(judged: Judged) -> Iterator[Finding]:
+    """Gradients that are lost on the way back."""
+    yield from _along_depth(judged, vanishing=True)
+
+
+def exploding_gradient(judged: Judged) -> Iterator[Finding]:
+    """Gradients that grow on the way back."""
+    yield from _along_depth(judged, vanishing=False)
+
+
+def _along_depth(judged: Judged, *, vanishing: bool) -> Iterator[Finding]:
+    for window in judged.windows(judged.graded):
+        found = [one for p in window if (one := _ratio(judged, p)) is not None]
+        luck = max((_luck(judged, p) for p in window), default=1.0)
+        if len(found) == len(window) and all(_is_bad(r, n, luck, vanishing) for r, n, *_ in found):
+            yield _depth_finding(window[0].step, *found[0], vanishing=vanishing)
+            return
+
+
+def _depth_finding(
+    step: int, ratio: float, layers: int, site: str, early: float, late: float, *, vanishing: bool
+) -> Finding:
+    how = "falls" if vanishing else "grows"
+    advice = (
+        "usually functions that saturate, weights that are too small, or a deep network without "
+        "normalisation or skip connections, which all of them mend; the first layers hardly learn "
+        "until then, and a higher learning rate alone moves only the last ones"
+        if vanishing
+        else "usually weights that are too large, or a deep network without normalisation; "
+        "initialise smaller or normalise; clipping the gradient keeps steps from overshooting, and "
+        "the later layers then hardly learn"
+    )
+    return Finding(
+        rule="vanishing-gradient" if vanishing else "exploding-gradient",
+        site=site,
+        step=step,
+        severity="warning",
+        evidence={"ratio": ratio, "first": early, "last": late, "sites": layers},
+        what=(
+            f"The norm of the gradient {how} from {late:.2g} at the last layers to {early:.2g} at "
+            f"{named(site)} among the first ({ratio:.1g} times it, over {layers} sites)"
+        ),
+        advice=advice,
+    )
+
+
+def _graded_sites(judged: Judged, norms: dict[str, float]) -> list[str]:
+    sites = [s for s in norms if judged.parameters_of(s)] if judged.held else list(norms)
+    return sites if len(sites) >= DEEP else [s for s in norms if s]
+
+
+def _ratio(judged: Judged, one: Pass) -> tuple[float, int, str, float, float] | None:
+    """Gradient norm at the first sites over that at the last, among how many, where, and both."""
+    norms = judged.gradients(one)
+    sites = _graded_sites(judged, norms)
+    if len(sites) < DEEP:
+        return None
+    third = max(1, len(sites) // 3)
+    first = max(sites[:third], key=norms.__getitem__)
+    late = max(norms[s] for s in sites[-third:])
+    return norms[first] / late, len(sites), first, norms[first], late
+
+
+def _luck(judged: Judged, one: Pass) -> float:
+    """By what factor random layers as narrow as these change a gradient by luck."""
+    sites = _graded_sites(judged, judged.gradients(one))
+    widths = [one.figures.figure(s, "units") for s in sites] if one.figures else []
+    return gain_by_luck([width for width in widths if width > 0])
+
+
+def _is_bad(ratio: float, layers: int, luck: float, vanishing: bool) -> bool:
+    if not vanishing:
+        ratio = 1 / ratio
+    limit, steady = (
+        (VANISHED, STEADY_VANISHED) if vanishing else (1 / EXPLODED, 1 / STEADY_EXPLODED)
+    )
+    if ratio * luck > 1:
+        return False
+    return ratio <= limit or (
+        layers >= DEEP + 1 and ratio <= min(steady, PER_LAYER ** (layers - 1))
+    )
+
+
+# -------------------------------------------------------------- without gradient
+
+
+def no_gradient(judged: Judged) -> Iterator[Finding]:
+    """Parameters that do not learn: a finding for each, which `causes` puts together."""
+    for one, why, step in _without(judged):
+        what, advice = WHY[why]
+        benign = why in ("still", "absent") or ON_PURPOSE.search(one.path)
+        yield Finding(
+            rule="no-gradient",
+            site=one.site,
+            step=step,
+            severity="info" if benign else "warning",
+            evidence={"parameters": 1, "elements": one.size},
+            what=f"The parameter {one.path!r} {what}",
+            advice=advice,
+        )
+
+
+def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
+    """(parameter, one of WHY, step) of each that does not learn."""
+    graded = judged.graded
+    waiting, moving = _waits_for_zeros(judged), _others_move(judged)
+    for site, parameters in judged.held.items():
+        reached = {"gradient": 0, "output": 0}
+        for one in graded:
+            for quantity in reached:
+                reached[quantity] += (site, quantity) in one.layout.at
+        for parameter in parameters:
+            # what another term cancels, as a norm or a difference does a bias, has none by design
+            bias = parameter.axes < max(p.axes for p in parameters)
+            told = _told(graded, parameter.path, "graded")
+            same = _told(graded, parameter.path, "same")
+            absent = 0 in (parameter.needed, parameter.in_loss)
+            step = graded[0].step if graded else 0
+            if told and max(told) > 0:
+                continue
+            if parameter.needed == 0 and _is_unused(judged, site):
+                continue
+            if told:
+                cut = reached["output"] > 0 and reached["gradient"] == 0
+                if absent:
+                    yield parameter, "absent", step
+                elif cut:
+                    yield parameter, "cut", step
+                elif not (waiting or bias) and _is_evident(judged, parameter):
+                    yield parameter, "zero", step
+            elif reached["output"] > 1 and reached["gradient"] == 0 and _is_float(judged, site):
+                # of what nobody wants a gradient of jax computes none either
+                still = len(same) >= 2 and min(same) == 1 and moving
+                yield parameter, "absent" if absent else "still" if still else "cut", step
+            elif moving and reached["gradient"] and len(same) >= 2 and min(same) == 1 and not bias:
+                yield parameter, "absent" if absent else "still", step
+
+
+def _is_evident(judged: Judged, parameter: ParameterFacts) -> bool:
+    """Whether a gradient of 0 is more than the luck of few examples and narrow layers."""
+    rows = 0.0
+    for one in judged.graded:
+        if one.figures is None or not one.figures.sites:
+            continue
+        if may_be_off(judged, one.figures, around=parameter.site):
+            return False
+        rows += max(one.figures.figure(s, "examples") for s in one.figures.sites)
+    return rows == 0 or rows >= LEAST_ROWS
+
+
+def _told(passes: Sequence[Pass], path: str, name: str) -> list[float]:
+    values = [p.figures.parameter(path, name) for p in passes if p.figures is not None]
+    return [x for x in values if not math.isnan(x)]
+
+
+def _is_float(judged: Judged, site: str) -> bool:
+    return bool(judged.site(site).leaving)
+
+
+def _is_unused(judged: Judged, site: str) -> bool:
+    return all(p.needed == 0 for p in judged.parameters_in(site))
+
+
+def _waits_for_zeros(judged: Judged) -> bool:
+    """Whether a weight is all zeros as yet: what is behind it gets a gradient once it moves."""
+    last = next((p.figures for p in reversed(judged.graded) if p.figures is not None), None)
+    if last is None:
+        return False
+    weights = [p for ps in judged.held.values() for p in ps if p.axes == max(q.axes for q in ps)]
+    return any(
+        last.parameter(p.path, "norm") == 0 and last.parameter(p.path, "graded") > 0
+        for p in weights
+    )
+
+
+def _others_move(judged: Judged) -> bool:
+    return any(0 in _told(judged.graded, p.path, "same") for ps in judged.held.values() for p in ps)
+
+
+# ----------------------------------------------------------------------- updates
+
+
+def update_ratio(judged: Judged) -> Iterator[Finding]:
+    """Steps that are far too large for the weights, or far too small."""
+    intervals = _intervals(judged)
+    if not intervals:
+        return
+    ratios = [one.ratio for one in intervals]
+    largest = max(ratios)
+    if _is_too_large(judged, intervals):
+        first = next(one for one in intervals if one.ratio >= TOO_LARGE)
+        yield _update(
+            judged,
+            first,
+            {"ratio": largest, "limit": TOO_LARGE, "late": min(one.late for one in intervals)},
+            "error" if largest >= FAR_TOO_LARGE else "warning",
+            f"From step {first.before.step} on, one step changes the weights by up to "
+            f"{largest:.2g} times their size (the median over parameters, {first.path!r} for "
+            f"instance); about 1e-3 is usual",
+            "the learning rate is usually too high; lower it by a factor of 10 or more, or clip "
+            "the gradient where it is its size that jumps",
+        )
+    elif len(intervals) >= LEAST_INTERVALS and 0 < largest <= TOO_SMALL and not _rises(ratios):
+        yield _update(
+            judged,
+            intervals[0],
+            {"ratio": largest, "limit": TOO_SMALL, "late": max(one.late for one in intervals)},
+            "warning",
+            f"One step changes the weights by {largest:.2g} of their size at most (the median "
+            f"over parameters); about 1e-3 is usual",
+            "the learning rate is usually too low (or, where the loss is at its lowest already, "
+            "training has converged)",
+        )
+    elif len(intervals) >= STILL and largest == 0:
+        part, passes = _moved_part(judged), len(intervals) + 1
+        evidence = {"ratio": part, "limit": TOO_SMALL, "late": 0.0}
+        if 0 < part <= TOO_SMALL:
+            yield _update(
+                judged,
+                intervals[0],
+                evidence,
+                "warning",
+                f"No weight changed in {passes} passes with gradients, and what did change moved "
+                f"by {part:.2g} of the weights' size",
+                "steps are too small for the weights' dtype; usually the learning rate is far too "
+                "low, or weights in bfloat16 need a copy in float32",
+            )
+        elif not _others_move(judged):
+            yield _update(
+                judged,
+                intervals[0],
+                evidence,
+                "info",
+                f"No parameter changed in {passes} passes with gradients",
+                "fine where nothing is to be trained, or gradients are added up over more passes; "
+                "else the optimizer does not update this model, or the learning rate is 0",
+            )
+
+
+def _update(
+    judged: Judged,
+    one: _Interval,
+    evidence: dict[str, float],
+    severity: Severity,
+    what: str,
+    advice: str,
+) -> Finding:
+    site = next((p.site for ps in judged.held.values() for p in ps if p.path == one.path), "")
+    return Finding(
+        rule="update-ratio",
+        site=site,
+        step=one.before.step,
+        severity=severity,
+        evidence=evidence,
+        what=what,
+        advice=advice,
+    )
+
+
+def _is_too_large(judged: Judged, intervals: list[_Interval]) -> bool:
+    over = [one.ratio >= TOO_LARGE for one in intervals]
+    if sum(p.size for ps in judged.held.values() for p in ps) < FEW_ELEMENTS:
+        return len(over) >= LEAST_INTERVALS and all(over[-LEAST_INTERVALS:])
+    return sum(over) >= LASTS or max(one.ratio for one in intervals) >= FAR_TOO_LARGE
+
+
+def _rises(ratios: list[float]) -> bool:
+    """Whether each step is larger than the one before: a schedule that warms up."""
+    return all(a < b for a, b in itertools.pairwise(ratios)) and ratios[-1] > 1.5 * ratios[0]
+
+
+def _moved_part(judged: Judged) -> float:
+    """How far parameters moved at the last, as a part of the size of the largest; 0 for none."""
+    last = next((p.figures for p in reversed(judged.graded) if p.figures is not None), None)
+    if last is None:
+        return 0.0
+    paths = [p.path for ps in judged.held.values() for p in ps]
+    norms = {path: last.parameter(path, "norm") for path in paths}
+    moved = [norms[path] * last.parameter(path, "change") for path in paths]
+    sizes = [norm for norm in norms.values() if norm > 0]
+    return max((x for x in moved if x > 0), default=0.0) / max(sizes, default=1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Interval:
+    """By what part of their size a step changed the weights, between two passes.
+
+    Attributes:
+        before: the first of the two.
+        path: the parameter in the middle.
+        ratio: of that one.
+        late: the largest of the last third of the weights, as they return.
+    """
+
+    before: Pass
+    path: str
+    ratio: float
+    late: float
+
+
+def _intervals(judged: Judged) -> list[_Interval]:
+    """One for each pass with gradients after another."""
+    weights = [p for ps in judged.held.values() for p in ps if p.axes >= 2]
+    weights = weights or [p for ps in judged.held.values() for p in ps]
+    weights = sorted(_with_size(judged, weights), key=lambda p: judged.at(p.site))
+    passes = [p for p in judged.passes if p.figures is not None and p.kind == "watch"]
+    out: list[_Interval] = []
+    graded = {p.number for p in judged.graded}
+    for before, now in itertools.pairwise(passes):
+        if now.number != before.number + 1 or not {now.number, before.number} <= graded:
+            continue
+        steps = max(1, now.step - before.step)
+        found = [
+            (change / steps, p.path)
+            for p in weights
+            if now.figures is not None
+            and not math.isnan(change := now.figures.parameter(p.path, "change"))
+        ]
+        if found:
+            late = max(ratio for ratio, _ in found[-max(1, len(found) // 3) :])
+            moved = [one for one in found if one[0] > 0]  # what stays is told by no-gradient
+            ratio, path = statistics.median_low(moved or found)
+            out.append(_Interval(before, path, ratio, late))
+    return out
+
+
+def _with_size(judged: Judged, weights: list[ParameterFacts]) -> list[ParameterFacts]:
+    """Those that did not begin at 0, nor near it beside the others."""
+    began: dict[str, float] = {}
+    for one in judged.clean:
+        for p in weights if one.figures is not None else ():
+            norm = one.figures.parameter(p.path, "norm") if one.figures else math.nan
+            if not math.isnan(norm):
+                began.setdefault(p.path, norm)
+    usual = statistics.median(began.values()) if began else 0.0
+    return [p for p in weights if began.get(p.path, usual) >= BEGAN_SMALL * usual > 0] or weights

@@ -1,0 +1,240 @@
+"""Which finding explains which: a consequence is listed under its cause, not beside it.
+
+What is wrong early makes more wrong later: forward, backward, in the update, in the next steps.
+Whether one explains another is decided by what kinds they are, by which comes first in the pass and
+in time, and by figures, so that two faults which are there at once stay two. Invariant: no finding
+is lost; each is in the list or among the effects of one that is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from nnx_inspector.findings.evidence import ALMOST_ALL
+from nnx_inspector.findings.finding import (
+    CAUSES_FIRST,
+    GOING_FORWARD,
+    SEVERITIES,
+    Finding,
+    and_others,
+)
+from nnx_inspector.findings.judged import Judged
+
+LOST: Final = 5e-3
+"""A gradient of this part of the last layers' is what a vanishing one leaves."""
+
+Explains = Callable[[Judged, Finding, Finding], bool]
+
+
+def by_cause(judged: Judged, found: Sequence[Finding]) -> list[Finding]:
+    """Findings of which none explains another; those that are explained are among the effects."""
+    causes = {
+        i: j
+        for i, effect in enumerate(found)
+        if (j := _cause(judged, found, i)) is not None and found[j] is not effect
+    }
+    effects: dict[int, list[Finding]] = {}
+    for i in causes:
+        effects.setdefault(_root(causes, i), []).append(found[i])
+    roots = [
+        _with_effects(one, _together(effects.get(i, [])))
+        for i, one in enumerate(found)
+        if i not in causes
+    ]
+    return _together(roots)
+
+
+def _cause(judged: Judged, found: Sequence[Finding], i: int) -> int | None:
+    """The first in the order of causes which explains a finding."""
+    effect = found[i]
+    able = [
+        j
+        for j, one in enumerate(found)
+        if j != i and explains(judged, one, effect) and not explains(judged, effect, one)
+    ]
+    return min(able, key=lambda j: (_rank(found[j]), judged.at(found[j].site)), default=None)
+
+
+def _root(causes: dict[int, int], i: int) -> int:
+    seen = {i}
+    while i in causes and causes[i] not in seen:
+        i = causes[i]
+        seen.add(i)
+    return i
+
+
+def _rank(finding: Finding) -> int:
+    return CAUSES_FIRST.index(finding.rule)
+
+
+def _with_effects(cause: Finding, effects: list[Finding]) -> Finding:
+    """A cause as grave as the gravest of what it explains; what is harmless makes that harmless."""
+    if not effects:
+        return cause
+    grave = [one.severity for one in (cause, *effects)]
+    severity = "info" if cause.severity == "info" else min(grave, key=SEVERITIES.index)
+    return dataclasses.replace(cause, severity=severity, effects=tuple(effects))
+
+
+def _together(found: list[Finding]) -> list[Finding]:
+    """Parameters that do not learn for the same reason, in one finding."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for number, one in enumerate(found):
+        alone = () if one.rule == "no-gradient" else (str(number),)
+        groups.setdefault((one.rule, one.severity, one.advice, *alone), []).append(one)
+    return [_merged(group) if len(group) > 1 else group[0] for group in groups.values()]
+
+
+def _merged(group: list[Finding]) -> Finding:
+    first = group[0]
+    counts = {name: sum(one.evidence[name] for one in group) for name in first.evidence}
+    effects = _together([one for each in group for one in each.effects])
+    return dataclasses.replace(
+        first,
+        step=min(one.step for one in group),
+        evidence=counts,
+        what=first.what + and_others(len(group) - 1, "parameter"),
+        effects=tuple(effects),
+    )
+
+
+# -------------------------------------------------------------------- what explains what
+
+
+def explains(judged: Judged, cause: Finding, effect: Finding) -> bool:
+    """Whether one finding explains another."""
+    of = _EXPLAINS.get(cause.rule)
+    apart = cause.evidence.get("perturbed") != effect.evidence.get("perturbed")
+    if of is None or (apart and "nonfinite" in (cause.rule, effect.rule)):
+        return False
+    return of(judged, cause, effect)
+
+
+def _not_after(judged: Judged, one: Finding, other: Finding) -> bool:
+    return judged.at(one.site) <= judged.at(other.site)
+
+
+def _of_nonfinite(judged: Judged, cause: Finding, effect: Finding) -> bool:
+    """An Inf that came first explains a NaN; either explains that nothing moves any more, and that
+    a ReLU or a mask after it turns its gradient to 0.
+    """
+    if cause.severity == "info":  # a mask
+        return False
+    if effect.rule == "nonfinite":
+        first = cause.evidence["pass"], cause.evidence.get("backward", 0), judged.at(cause.site)
+        then = effect.evidence["pass"], effect.evidence.get("backward", 0), judged.at(effect.site)
+        return first < then and effect.severity != "info"
+    lost = _is_too_small(effect) or _is_before(judged, cause, effect)
+    return lost and cause.step <= effect.step
+
+
+def _of_overflow(judged: Judged, cause: Finding, effect: Finding) -> bool:
+    """What is large is squared to Inf, drives functions into saturation, and so its gradient."""
+    if cause.step > effect.step:
+        return False
+    if effect.rule == "nonfinite":
+        return cause.step < effect.step or "backward" in effect.evidence or _not_after(
+            judged, cause, effect
+        )  # fmt: skip
+    if effect.rule in ("saturated-units", "constant"):
+        return _not_after(judged, cause, effect)
+    return effect.rule == "exploding-gradient"
+
+
+def _of_mode(judged: Judged, cause: Finding, effect: Finding) -> bool:
+    """A norm over one value returns the same for all: nothing passes it, forward or back."""
+    if cause.evidence.get("examples") != 1:
+        return False
+    if effect.rule in GOING_FORWARD:
+        return _not_after(judged, cause, effect)
+    return effect.rule == "vanishing-gradient" or _is_before(judged, cause, effect)
+
+
+def _of_dtype(judged: Judged, cause: Finding, effect: Finding) -> bool:
+    """A layer that is in float16 by mistake overflows."""
+    in_float16 = judged.site(cause.site).leaving == "float16"
+    own = effect.rule == "overflow" and effect.evidence["limit"] < 1e6
+    return in_float16 and own and cause.site == effect.site
+
+
+def _of_forward(judged: Judged, cause: Finding, effect: Finding) -> bool:
+    """Units that let nothing pass: nothing tells examples apart behind them, and what is before
+    them gets no gradient.
+    """
+    if cause.step > effect.step and effect.rule != "no-gradient":
+        return False
+    if effect.rule in GOING_FORWARD:
+        in_order = GOING_FORWARD.index(cause.rule) < GOING_FORWARD.index(effect.rule)
+        return in_order and effect.rule != "saturated-units" and _not_after(judged, cause, effect)
+    if effect.rule == "vanishing-gradient":
+        return True
+    whole = cause.rule != "dead-units" or cause.evidence["fraction"] >= ALMOST_ALL
+    return _is_late_alright(effect) or (whole and _is_before(judged, cause, effect))
+
+
+def _is_before(judged: Judged, cause: Finding, effect: Finding) -> bool:
+    """Whether a parameter that takes part lies before what lets no gradient pass."""
+    return (
+        effect.rule == "no-gradient"
+        and effect.severity == "warning"
+        and "exactly 0" in effect.what
+        and _not_after(judged, effect, cause)
+    )
+
+
+def _of_vanishing(judged: Judged, cause: Finding, effect: Finding) -> bool:
+    """What gets hardly a gradient does not move, or is too small for its dtype."""
+    if effect.rule != "no-gradient":
+        return _is_late_alright(effect)
+    if "takes no part" in effect.what or not judged.graded:
+        return False
+    norms = judged.gradients(judged.graded[-1])
+    early = norms.get(effect.site, 0.0 if "exactly 0" in effect.what else math.inf)
+    return early <= LOST * cause.evidence["last"]
+
+
+def _of_exploding(judged: Judged, cause: Finding, effect: Finding) -> bool:
+    """Gradients that grow make steps that are too large, where others are not; or overflow."""
+    if cause.step > effect.step:
+        return False
+    if effect.rule == "nonfinite":
+        return "backward" in effect.evidence or cause.step < effect.step
+    return _is_too_large(effect) and effect.evidence["late"] < effect.evidence["limit"]
+
+
+def _of_update(judged: Judged, cause: Finding, effect: Finding) -> bool:
+    """Steps that are too large wreck what was sound before them."""
+    wrecked = (*GOING_FORWARD, "overflow", "nonfinite", "exploding-gradient", "vanishing-gradient")
+    return _is_too_large(cause) and effect.rule in wrecked and cause.step < effect.step
+
+
+def _is_too_large(finding: Finding) -> bool:
+    return (
+        finding.rule == "update-ratio" and finding.evidence["ratio"] >= finding.evidence["limit"]
+    )  # fmt: skip
+
+
+def _is_too_small(finding: Finding) -> bool:
+    return finding.rule == "update-ratio" and not _is_too_large(finding)
+
+
+def _is_late_alright(finding: Finding) -> bool:
+    """Whether steps are too small only where the gradient is: the last layers move as they ought,
+    so it is not the learning rate.
+    """
+    return _is_too_small(finding) and finding.evidence["late"] > finding.evidence["limit"]
+
+
+_EXPLAINS: Final[dict[str, Explains]] = {
+    "nonfinite": _of_nonfinite,
+    "overflow": _of_overflow,
+    "mode": _of_mode,
+    "dtype": _of_dtype,
+    **dict.fromkeys(GOING_FORWARD, _of_forward),
+    "vanishing-gradient": _of_vanishing,
+    "exploding-gradient": _of_exploding,
+    "update-ratio": _of_update,
+}

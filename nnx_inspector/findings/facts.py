@@ -1,0 +1,260 @@
+"""Facts of a model for the rules: from its modules, and from one traced pass over it.
+
+Nothing is computed: the pass is staged as for a record, and what happens between its marks is read
+from the program. Invariant: the model is not changed, and what cannot be read is left unknown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from nnx_inspector._compat import jaxprs
+from nnx_inspector.findings.activations import kind_after, kind_before
+from nnx_inspector.hooks.layers import unwatched
+from nnx_inspector.hooks.sites import CALL, ModuleSite, Path, Selection, module_sites, site_key
+from nnx_inspector.hooks.variables import float_arrays, variables_by_path
+from nnx_inspector.program.mark_layers import marking_layers
+from nnx_inspector.program.marks import CHANGE, INPUT, OUTPUT, mark
+from nnx_inspector.program.stage import Function, Staged, array_names, as_function, staged
+from nnx_inspector.program.watched_call import WatchedCall
+from nnx_inspector.recordings.facts import UNKNOWN, Facts, ParameterFacts, SiteFacts
+
+_DTYPE = re.compile(r"(float64|float32|float16|bfloat16|float8\w*)\[")
+
+
+def facts_of_modules(model: nnx.Module) -> Facts:
+    """What is known of a model without calling it."""
+    sites = tuple(_site_of(site) for site in module_sites(model))
+    return Facts(sites=sites, parameters=tuple(_parameters(model)))
+
+
+def facts_of_call(
+    function: Function,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    model: nnx.Module,
+    selection: Selection,
+    *,
+    is_loss: bool = False,
+) -> Facts:
+    """What is known of a model and of a pass over it, which is traced.
+
+    Args:
+        is_loss: whether the function returns a loss, or `(loss, aux)`.
+
+    Raises:
+        Whatever the traced function raises.
+    """
+    layers, roots = marking_layers(selection, inputs=True), {(): model}
+    with staged(function, args, kwargs, layers, roots=roots) as stage:
+        program = _Program(stage.owner)
+        program.enter(stage.survey.jaxpr)
+        jaxpr = stage.survey.jaxpr
+        needed = _needed(stage, jaxprs.needed_inputs(jaxpr, stage.outputs, mark))
+        of_loss = jaxprs.needed_inputs(jaxpr, 1, mark) if is_loss else None
+        known = {one.site: one for one in facts_of_modules(model).sites}
+        for site, found in program.sites.items():
+            base = known.get(site, SiteFacts(site=site))
+            known[site] = _joined(base, found)
+        parameters = tuple(_parameters(model, needed, _needed(stage, of_loss)))
+    return Facts(sites=tuple(known.values()), parameters=parameters)
+
+
+def facts_of_watched(model: nnx.Module, call: WatchedCall, selection: Selection) -> Facts:
+    """What is known of a model and of a pass as a watched program was traced for it.
+
+    The model is read as shapes: a step that runs meanwhile may have taken its arrays.
+
+    Raises:
+        Whatever the traced call raises.
+    """
+    graphdef, state = nnx.split(model, graph=True)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, jax.Array) else x, state
+    )
+    copy: Any = nnx.merge(graphdef, shapes)
+    modules = {site.key: site.module for site in module_sites(copy)}
+    module = modules[call.path]
+    bound = module if call.method == CALL else getattr(module, call.method)
+    function = as_function(bound, "watch")
+    with unwatched():
+        return facts_of_call(function, call.args, call.kwargs, copy, selection)
+
+
+# ------------------------------------------------------------------- the modules
+
+
+def _site_of(site: ModuleSite) -> SiteFacts:
+    module: Any = site.module
+    rate = getattr(module, "rate", float("nan")) if isinstance(module, nnx.Dropout) else math.nan
+    own = vars(module)
+    return SiteFacts(
+        site=site.key,
+        type=type(module).__name__,
+        declared=_declared(own.get("dtype")),
+        running=_flag(own.get("use_running_average")),
+        deterministic=_flag(own.get("deterministic")) if rate == rate else UNKNOWN,
+        rate=float(rate) if isinstance(rate, (int, float)) else math.nan,
+    )
+
+
+def _flag(value: Any) -> int:
+    return int(value) if isinstance(value, bool) else UNKNOWN
+
+
+def _declared(dtype: Any) -> str:
+    try:
+        return "" if dtype is None else str(jnp.dtype(dtype))
+    except TypeError:
+        return ""
+
+
+def _parameters(
+    model: nnx.Module,
+    needed: Mapping[int, bool] | None = None,
+    of_loss: Mapping[int, bool] | None = None,
+) -> list[ParameterFacts]:
+    out: list[ParameterFacts] = []
+    seen: set[int] = set()
+    held = {path: site.key for site in module_sites(model) for path in (site.path, *site.aliases)}
+    for path, variable in variables_by_path({(): model}):
+        kind = "Param" if isinstance(variable, nnx.Param) else type(variable).__name__
+        if id(variable) in seen or not isinstance(variable, (nnx.Param, nnx.BatchStat)):
+            continue
+        seen.add(id(variable))
+        use, in_loss = (
+            UNKNOWN if of is None else int(of.get(id(variable), True)) for of in (needed, of_loss)
+        )
+        for name, leaf in zip(array_names(variable), float_arrays(variable), strict=True):
+            if leaf is not None:
+                out.append(
+                    ParameterFacts(
+                        path=site_key(path) + name,
+                        site=_holder(path, held),
+                        type=kind,
+                        dtype=str(leaf.dtype),
+                        size=math.prod(leaf.shape),
+                        needed=use,
+                        axes=len(leaf.shape),
+                        in_loss=in_loss,
+                    )
+                )
+    return out
+
+
+def _holder(path: Path, held: Mapping[Path, str]) -> str:
+    for end in range(len(path) - 1, -1, -1):
+        if path[:end] in held:
+            return held[path[:end]]
+    return ""
+
+
+def _needed(stage: Staged, used: Sequence[bool] | None) -> dict[int, bool] | None:
+    """For the id of each Variable whether what the pass returns depends on it."""
+    if used is None:
+        return None
+    return {of: any(used[i] for i in span) for of, span in stage.spans.items() if span}
+
+
+# ------------------------------------------------------------------- the program
+
+
+@dataclasses.dataclass
+class _Seen:
+    order: int = UNKNOWN
+    activations: set[str] = dataclasses.field(default_factory=lambda: set[str]())
+    makers: set[str] = dataclasses.field(default_factory=lambda: set[str]())
+    entering: set[str] = dataclasses.field(default_factory=lambda: set[str]())
+    leaving: set[str] = dataclasses.field(default_factory=lambda: set[str]())
+    examples: int = UNKNOWN
+    changed: set[str] = dataclasses.field(default_factory=lambda: set[str]())
+
+
+def _joined(base: SiteFacts, found: _Seen) -> SiteFacts:
+    only = lambda names: next(iter(names)) if len(names) == 1 else ""  # noqa: E731
+    running, deterministic = base.running, base.deterministic
+    if base.running != UNKNOWN:  # what a call does is told by what it changes
+        running = 0 if "BatchStat" in found.changed else 1
+    if base.deterministic != UNKNOWN or base.rate == base.rate:
+        deterministic = 0 if "RngCount" in found.changed else 1
+    return dataclasses.replace(
+        base,
+        order=found.order,
+        activation=only(found.activations),
+        made_by=only(found.makers),
+        entering=only(found.entering),
+        leaving=only(found.leaving),
+        examples=found.examples,
+        running=running,
+        deterministic=deterministic,
+    )
+
+
+class _Program:
+    """Goes through a marked program once."""
+
+    def __init__(self, owner: Any):
+        self.owner = owner
+        self.sites: dict[str, _Seen] = {}
+        self._count = 0
+
+    def enter(self, jaxpr: Any) -> None:
+        bare, _ = jaxprs.open_jaxpr(jaxpr)
+        uses: dict[Any, list[Any]] = {}
+        for equation in bare.eqns:
+            for atom in equation.invars:
+                if not jaxprs.is_literal(atom):
+                    uses.setdefault(atom, []).append(equation)
+        made = {v: equation for equation in bare.eqns for v in equation.outvars}
+        leaving = {v for v in bare.outvars if not jaxprs.is_literal(v)}
+        for equation in bare.eqns:
+            if equation.primitive is mark:
+                if equation.params["owner"] == self.owner:
+                    self._mark(equation, uses, leaving, made)
+                continue
+            if not jaxprs.is_recomputation(equation):
+                for inner in jaxprs.sub_jaxprs(equation):
+                    self.enter(inner)
+
+    def _mark(
+        self,
+        equation: Any,
+        uses: Mapping[Any, list[Any]],
+        leaving: set[Any],
+        made: Mapping[Any, Any],
+    ) -> None:
+        params, part = equation.params, equation.params["part"]
+        if part not in (INPUT, OUTPUT, CHANGE):
+            return
+        seen = self.sites.setdefault(params["site"], _Seen())
+        if part == CHANGE:
+            variable = params["variable"]
+            if "/" not in variable.name or variable.type == "RngCount":
+                seen.changed.add(variable.type)
+            return
+        dtypes = {m[1] for leaf in params["structure"].leaves if (m := _DTYPE.match(leaf))}
+        if part == INPUT:
+            seen.entering |= dtypes
+            return
+        seen.leaving |= dtypes
+        if seen.order == UNKNOWN:
+            seen.order = self._count
+            self._count += 1
+        avals = [v.aval for v in equation.invars]
+        if len(avals) == 1 and avals[0].ndim:
+            count = math.prod(avals[0].shape[:-1])
+            seen.examples = count if seen.examples == UNKNOWN else min(seen.examples, count)
+            seen.activations.add(kind_after(equation.outvars[0], uses, made, leaving))
+            seen.makers.add(kind_before(equation.invars[0], made))
+        else:
+            seen.activations.add("")
+            arrays = [v for v in equation.invars if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
+            seen.makers |= {kind_before(v, made) for v in arrays} or {""}

@@ -1,0 +1,83 @@
+"""`diagnose`: all rules over a recording, worst first, consequences with their cause.
+
+Invariant: no false alarms. A finding states what the recording holds, with its figures as
+evidence; what it says of the cause it calls usual, not certain. Changes nothing, draws nothing,
+imports no jax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from nnx_inspector.findings.backward import (
+    exploding_gradient,
+    no_gradient,
+    update_ratio,
+    vanishing_gradient,
+)
+from nnx_inspector.findings.calls import uncalled
+from nnx_inspector.findings.causes import by_cause
+from nnx_inspector.findings.finding import (
+    CAUSES_FIRST,
+    GOING_FORWARD,
+    SEVERITIES,
+    Finding,
+    Severity,
+)
+from nnx_inspector.findings.forward import collapse, constant, dead_units, overflow, saturated_units
+from nnx_inspector.findings.judged import Judged
+from nnx_inspector.findings.model import dtype, mode, unused
+from nnx_inspector.findings.nonfinite import nonfinite
+from nnx_inspector.recordings.recording import Recording
+
+__all__ = ["Finding", "Severity", "diagnose"]
+
+_RULES: Final[tuple[Callable[[Judged], Iterator[Finding]], ...]] = (
+    uncalled,
+    nonfinite,
+    overflow,
+    unused,
+    mode,
+    dtype,
+    dead_units,
+    saturated_units,
+    constant,
+    collapse,
+    exploding_gradient,
+    vanishing_gradient,
+    no_gradient,
+    update_ratio,
+)
+
+
+def diagnose(recording: Recording) -> list[Finding]:
+    """What the rules find in a recording.
+
+    Args:
+        recording: may be empty, and may be appended to meanwhile: all rules see one snapshot.
+
+    Returns:
+        The findings, worst first; of equal severity what was first seen earlier. What one of them
+        explains is among its `effects`, and in its message. Empty where nothing is wrong as far as
+        the rules can tell.
+
+    Example:
+        >>> from nnx_inspector.stats.summary import empty
+        >>> recording = Recording()
+        >>> recording.append(0, {"encoder": {"output": empty()}})
+        >>> diagnose(recording)
+        []
+    """
+    judged = Judged(recording.passes, recording.observed.facts)
+    found = [finding for rule in _RULES for finding in rule(judged)]
+    return sorted(by_cause(judged, found), key=lambda finding: _rank(judged, finding))
+
+
+def _rank(judged: Judged, finding: Finding) -> tuple[Any, ...]:
+    severity = SEVERITIES.index(finding.severity)
+    invalid = "nonfinite" in (finding.rule, *(one.rule for one in finding.effects))
+    number = CAUSES_FIRST.index(finding.rule)
+    along = judged.at(finding.site) if finding.rule in GOING_FORWARD else ()
+    group = CAUSES_FIRST.index(GOING_FORWARD[0]) if along else number
+    return severity, not invalid, finding.step, group, along, number

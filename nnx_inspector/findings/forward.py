@@ -1,0 +1,440 @@
+"""Rules over what flows forward: overflow, dead, saturated and constant units, collapse.
+
+Each says something only where it holds in all of the last passes, and nothing where a figure that
+it needs was not measured. Invariant: one finding a rule, at the first site in the order of the
+pass; how many others there are is evidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+
+from nnx_inspector.findings.evidence import (
+    ALMOST_ALL,
+    LEAST,
+    LUCK,
+    NARROW,
+    SOME,
+    Off,
+    gain_by_luck,
+    off_by_luck,
+    off_units,
+    tail,
+)
+from nnx_inspector.findings.finding import Finding, and_others, named
+from nnx_inspector.findings.judged import Judged
+from nnx_inspector.recordings.facts import Figures
+from nnx_inspector.recordings.passes import Pass
+
+NEAR_LIMIT: Final = 8.0
+"""float16: a value within this factor of 65504 is one layer's gain away from Inf. Loss scaling
+halves at each overflow (Micikevicius et al. 2018, "Mixed precision training"); three halvings."""
+SMALL_DTYPE: Final = 1e6
+"""float16 and float8 end before it."""
+GAP: Final = 16.0
+"""What overflows comes near the limit by and by; a mask leaves all numbers between out."""
+SQUARE_LIMIT: Final = 0.5
+"""Wider dtypes: a value beyond limit ** 0.5 (1.8e19) has no square, so a norm or variance of it
+is Inf."""
+
+SATURATED: Final = 0.5
+"""Glorot and Bengio 2010, section 3: sigmoid networks whose top layer saturates stop learning;
+their healthy ones keep the bulk of each layer off the flat parts."""
+BY_CHANCE: Final = 0.05
+"""What goes into a function under Glorot's initialisation has a deviation of 1: of one unit in 20
+at most it lies beyond 2.65, whatever the number of examples."""
+
+RANK_ONE: Final = 1.01
+"""Participation ratio 1 + 2 (s2 / s1)**2 of a layer whose second direction has less than 7 % of
+the first one's size (Daneshmand et al. 2020, "Batch normalization provably avoids rank collapse",
+measures the same collapse by a lower bound of the rank)."""
+RANK_BEFORE: Final = 2.0
+WIDE: Final = 8
+"""Fewer units than this are a bottleneck by design."""
+USUAL: Final = 0.1
+"""Size of a weight times the root of the number of inputs: common initialisations have 0.5 to 2."""
+WHY_COLLAPSED: Final = {
+    "rank": "usually a weight matrix of rank one or units that are copies of each other (a "
+    "constant initialisation); initialise it at random",
+    "deviation": "usually weights that are initialised or scaled far too small; initialise them in "
+    "proportion to 1 / sqrt(inputs), or normalise after the layer",
+}
+DROP: Final = 1e-2
+"""From one layer to the next the deviation stays within a factor of a few under every common
+initialisation (He et al. 2015, "Delving deep into rectifiers", keeps it at 1)."""
+SMALL: Final = 3e-3
+"""A deviation above it is an ordinary scale, whatever it was before (a normalised input, say)."""
+FADED: Final = 3e-4
+"""As much over all layers, a little each, is what He et al. 2015 show to keep 30 layers from
+learning."""
+
+
+def overflow(judged: Judged) -> Iterator[Finding]:
+    """A value near the largest of its dtype."""
+    found: list[tuple[str, int, float, float]] = []
+    for one in judged.clean:
+        if one.figures is None:
+            continue
+        at = [site for site in one.figures.sites if _limit_of(one.figures, site)]
+        for site in judged.in_order(at):
+            summary, limit = one.summary(site), _limit_of(one.figures, site)
+            if summary is None or not summary.finite or not limit:
+                continue
+            top = max(abs(summary.min), abs(summary.max))
+            if top >= limit and not _is_mask(summary, limit):
+                found.append((site, one.step, top, _largest(one.figures, site)))
+        if found:
+            break
+    if found:
+        site, step, top, largest = found[0]
+        yield Finding(
+            rule="overflow",
+            site=site,
+            step=step,
+            severity="error",
+            evidence={"largest": top, "limit": largest, "others": len(found) - 1},
+            what=(
+                f"At step {step} the output of {named(site)} reached {top:.3g}, near the largest "
+                f"number of its dtype, {largest:.3g}{and_others(len(found) - 1)}"
+            ),
+            advice=_why_large(largest),
+        )
+
+
+def _why_large(largest: float) -> str:
+    if largest < SMALL_DTYPE:
+        return (
+            "usually weights or inputs that are too large for float16, which bfloat16 or float32 "
+            "in this place would hold (scaling the loss helps gradients, not this); Inf and NaN "
+            "come next"
+        )
+    return (
+        "usually weights or inputs that are too large, or an exp of something large; normalise "
+        "or clip what goes in (a wider dtype only puts it off); its square is Inf already, and "
+        "Inf and NaN come next"
+    )
+
+
+def _largest(figures: Figures, site: str) -> float:
+    power = figures.figure(site, "limit")
+    return math.inf if not power < 1024 else 2.0**power
+
+
+def _limit_of(figures: Figures, site: str) -> float:
+    power = figures.figure(site, "limit")
+    if math.isnan(power):
+        return 0.0
+    # float16 ends at 2**16, float8 before that; bfloat16 and float32 at 2**128
+    return 2.0**power / NEAR_LIMIT if power < 64 else 2.0 ** (power * SQUARE_LIMIT)
+
+
+def _is_mask(summary: object, limit: float) -> bool:
+    """Whether all that is large is negative, and far from the rest: as a mask that is added."""
+    bins = summary.nonzero_bins()  # type: ignore[attr-defined]
+    words = bins[:, 0].astype(np.uint32) << 20
+    sizes = (words & 0x7FFFFFFF).view(np.float32)
+    large = np.isfinite(sizes) & (sizes >= limit / 2)
+    rest = np.isfinite(sizes) & ~large
+    negative = (words[large] >> 31 == 1).all()
+    return bool(rest.any() and negative and sizes[rest].max() < limit / GAP)
+
+
+def dead_units(judged: Judged) -> Iterator[Finding]:
+    """Units that a ReLU turns off for every example."""
+    found: list[tuple[str, Off]] = []
+    for site in judged.measured:
+        kind, (_, last) = judged.site(site).activation, judged.with_figures(site)[-1]
+        if not judged.parameters_in(site) or judged.is_all_zero(site, last, of=any):
+            continue  # without parameters it passes on what it gets; zeros (LoRA) are yet to learn
+        if site in _surrounding(judged):
+            continue
+        if kind == "relu" and last.varied == 1 and last.figure(site, "flat") == 1:
+            continue  # what it gets is the same for all: that comes first
+        if kind != "relu" and "Norm" in judged.site(site).type:
+            continue  # it turns nothing off: of what is the same for all it makes its bias
+        off = off_units(judged, site)
+        if off is not None:
+            found.append((site, off))
+    if found:
+        site, off = found[0]
+        passes = judged.with_figures(site)
+        units = int(passes[-1][1].figure(site, "units"))
+        worst = max(one.part for _, one in found)
+        step = judged.since(site, off.mask, off.part)
+        yield Finding(
+            rule="dead-units",
+            site=site,
+            step=step,
+            severity="error" if worst >= ALMOST_ALL else "warning",
+            evidence={
+                "fraction": off.part,
+                "units": units,
+                "values": off.samples,
+                "passes": len(passes),
+                "others": len(found) - 1,
+            },
+            what=(
+                f"{off.part:.0%} of the {units} units of {named(site)} are off for all "
+                f"{off.samples} values looked at, in each of {len(passes)} "
+                f"pass{'es' * (len(passes) > 1)}{and_others(len(found) - 1)}"
+            ),
+            advice=_how_units_died(judged, off, step, judged.site(site).activation),
+        )
+
+
+def _how_units_died(judged: Judged, off: Off, step: int, kind: str) -> str:
+    if judged.clean and step > judged.clean[0].step:
+        return (
+            f"they were alive before step {step}, so a learning rate that is too high usually "
+            f"threw their weights or biases there; a unit that is off gets no gradient, so a lower "
+            f"rate keeps others alive and does not bring these back"
+        )
+    if off.biased:
+        return (
+            "its bias is as large as what it returns, so usually the bias was initialised or "
+            "pushed far below 0; a unit that is off gets no gradient, so set the bias anew"
+        )
+    if kind == "relu":
+        return (
+            "usually inputs that all have one sign before weights of the other, or weights that an "
+            "earlier step threw far off; a unit that is off gets no gradient; normalise what goes "
+            "in, initialise the layer anew, or use a function with a slope below 0 (leaky_relu)"
+        )
+    return (
+        "usually a ReLU in it that lets nothing pass, or a factor or mask that is 0; no gradient "
+        "flows through them"
+    )
+
+
+def _surrounding(judged: Judged) -> set[str]:
+    """Sites of which another returns the same: what is around a last layer repeats it."""
+    return {""} if len(judged.measured) > 1 else set()
+
+
+def saturated_units(judged: Judged) -> Iterator[Finding]:
+    """Units on the flat parts of tanh or sigmoid."""
+    found: list[tuple[str, str, float]] = []
+    for site in judged.measured:
+        facts = judged.site(site)
+        mask = {"tanh": "tanh", "sigmoid": "sigmoid"}.get(facts.activation)
+        mask = mask or {"tanh": "top", "sigmoid": "ends"}.get(facts.made_by)
+        if mask is None or site in (judged.last_with_parameters, ""):
+            continue  # a last layer that is sure of its answer is what training wants
+        if judged.samples(site) < LEAST:
+            continue
+        each = judged.masked(site, mask)
+        part = float(each.mean())
+        if part >= SATURATED and tail(int(each.sum()), len(each), BY_CHANCE) <= LUCK:
+            found.append((site, mask, part))
+    if found:
+        site, mask, part = found[0]
+        function = "tanh" if mask in ("tanh", "top") else "the sigmoid"
+        passes = judged.with_figures(site)
+        units = int(passes[-1][1].figure(site, "units"))
+        yield Finding(
+            rule="saturated-units",
+            site=site,
+            step=judged.since(site, mask, part),
+            severity="error" if max(one[2] for one in found) >= ALMOST_ALL else "warning",
+            evidence={
+                "fraction": part,
+                "units": units,
+                "passes": len(passes),
+                "others": len(found) - 1,
+            },
+            what=(
+                f"{part:.0%} of the {units} units of {named(site)} lie on the flat parts of "
+                f"{function} for nearly all examples{and_others(len(found) - 1)}"
+            ),
+            advice=(
+                "usually weights, biases or inputs that are too large; normalise what goes in, or "
+                "initialise smaller; hardly any gradient flows through them, so training alone "
+                "rarely mends it (a gate that is open or shut on purpose is fine)"
+            ),
+        )
+
+
+def constant(judged: Judged) -> Iterator[Finding]:
+    """An output that is the same for every example, from some site on."""
+    return _in_a_window(judged, _constant)
+
+
+def _in_a_window(
+    judged: Judged, look: Callable[[Judged, list[Pass]], Finding | None]
+) -> Iterator[Finding]:
+    """What is found in the first of the windows in which anything is."""
+    for window in judged.windows([p for p in judged.clean if p.figures is not None]):
+        finding = look(judged, window)
+        if finding is not None:
+            yield finding
+            return
+
+
+def _constant(judged: Judged, window: list[Pass]) -> Finding | None:
+    each = [p.figures for p in window if p.figures is not None]
+    if any(figures.varied != 1 for figures in each):
+        return None
+    sites = judged.in_order(s for figures in each for s in figures.sites)
+    tested = [s for s in sites if all(f.figure(s, "examples") > 1 for f in each)]
+    flat: list[str] = []
+    for site in reversed(tested):  # from the end: of a branch that joins others nothing is said
+        if min(f.figure(site, "flat") for f in each) < 1:
+            break
+        flat.append(site)
+    flat.reverse()
+    # what begins at 0 (a last layer, often) makes all after it constant until it has learnt
+    begins = (
+        i
+        for i, s in enumerate(flat)
+        if judged.is_all_zero(s, each[0]) and not _stays_zero(judged, s)
+    )
+    flat = flat[: next(begins, len(flat))]
+    if not flat or _fades(judged, each[-1], tested[: tested.index(flat[0])]):
+        return None
+    site = flat[0]
+    if any(off_by_luck(judged, figures, last=site) for figures in each):
+        return None
+    examples = int(each[-1].figure(site, "examples"))
+    return Finding(
+        rule="constant",
+        site=site,
+        step=window[0].step,
+        severity="error",
+        evidence={"examples": examples, "passes": len(window), "others": len(flat) - 1},
+        what=(
+            f"The output of {named(site)} is the same for all {examples} examples of the batch "
+            f"although the model's input is not{and_others(len(flat) - 1)}"
+        ),
+        advice=(
+            "usually the input is overwritten, multiplied by 0, or reduced over the axis of the "
+            "batch before it (right only where the first axis is no batch, as the nodes of one "
+            "graph)"
+        ),
+    )
+
+
+def _stays_zero(judged: Judged, site: str) -> bool:
+    """Whether weights that are all zeros get no gradient either, so that they never learn."""
+    held = judged.parameters_of(site)
+    paths = [p.path for p in held if p.axes == max(q.axes for q in held)]
+    told = [
+        p.figures.parameter(path, "graded") for p in judged.graded if p.figures for path in paths
+    ]
+    known = [x for x in told if not math.isnan(x)]
+    return bool(known) and max(known) == 0
+
+
+def _fades(judged: Judged, figures: Figures, before: list[str]) -> bool:
+    """Whether the examples grew alike bit by bit, as their gradients vanish on the way back."""
+    if not before or not judged.graded:
+        return False
+    relative = figures.figure(before[-1], "spread") / max(figures.figure(before[-1], "rms"), 1e-30)
+    return relative < FADED
+
+
+def collapse(judged: Judged) -> Iterator[Finding]:
+    """Rank or variance that is lost from one layer to the next, or bit by bit."""
+    return _in_a_window(judged, _collapse)
+
+
+def _collapse(judged: Judged, window: list[Pass]) -> Finding | None:
+    found = [f for p in window if p.figures is not None for f in _collapsed(judged, p.figures)]
+    sites: dict[str, list[tuple[str, float, float]]] = {}
+    for site, what, before, after in found:
+        sites.setdefault(site, []).append((what, before, after))
+    lasting = [s for s in judged.in_order(sites) if len(sites[s]) >= len(window)]
+    if not lasting:
+        return None
+    site = lasting[0]
+    what, before, after = sites[site][-1]
+    return Finding(
+        rule="collapse",
+        site=site,
+        step=window[0].step,
+        severity="warning",
+        evidence={"before": before, "after": after, "others": len(lasting) - 1},
+        what=_how_collapsed(site, what, before, after) + and_others(len(lasting) - 1),
+        advice=WHY_COLLAPSED[what],
+    )
+
+
+def _how_collapsed(site: str, what: str, before: float, after: float) -> str:
+    if what == "rank":
+        return (
+            f"The output of {named(site)} varies along one direction only (effective rank "
+            f"{after:.3f}, before it {before:.1f})"
+        )
+    return (
+        f"What tells the examples apart has a deviation of {after:.2g} in the output of "
+        f"{named(site)}, and of {before:.2g} before it"
+    )
+
+
+def _collapsed(judged: Judged, figures: Figures) -> list[tuple[str, str, float, float]]:
+    """(site, what, before, after) of each collapse in one pass."""
+    sites = [
+        s
+        for s in judged.in_order(figures.sites)
+        if figures.figure(s, "examples") > 1 and not judged.is_all_zero(s, figures)
+    ]
+    head = judged.last_with_parameters
+    found: list[tuple[str, str, float, float]] = []
+    spread = [figures.figure(s, "spread") for s in sites]
+    highest = 0.0
+    for i, site in enumerate(sites):
+        if site == head or site == "":
+            break
+        held = [p for p in judged.parameters_of(site) if p.axes >= 2]
+        later = [x for s, x in zip(sites[i:], spread[i:], strict=True) if s not in (head, "")]
+        rank, before = figures.figure(site, "rank"), [
+            figures.figure(s, "rank") for s in sites[:i] if figures.figure(s, "units") >= WIDE
+        ]  # fmt: skip
+        wide = figures.figure(site, "units") >= WIDE and figures.figure(site, "examples") >= WIDE
+        fan = min((p.size / figures.figure(site, "units") for p in held), default=0)
+        if wide and fan >= WIDE and rank <= RANK_ONE and before and before[-1] >= RANK_BEFORE:
+            found.append((site, "rank", before[-1], rank))
+        if i and held and spread[i - 1] > 0 and len(later) and spread[i] > 0:
+            fell = spread[i] <= DROP * spread[i - 1] and spread[i] <= SMALL
+            lasts = max(later, default=0.0) <= max(DROP * highest, spread[i] * 10)
+            if fell and lasts and not _shrinks_by_luck(judged, figures, sites[i - 1], site):
+                found.append((site, "deviation", spread[i - 1], spread[i]))
+        highest = max(highest, spread[i])
+    if not found:
+        found = _faded(judged, figures, [s for s in sites if s not in (head, "")])
+    return found
+
+
+def _shrinks_by_luck(judged: Judged, figures: Figures, before: str, site: str) -> bool:
+    """Whether few units pass something on, and weights of an ordinary size may take them away."""
+    units = figures.figure(site, "units")
+    sizes = [
+        figures.parameter(p.path, "norm") * math.sqrt(p.size / units)
+        for p in judged.parameters_of(site)
+        if p.axes >= 2 and p.size >= SOME
+    ]
+    if any(size < USUAL for size in sizes):
+        return False
+    off = judged.part_of(figures, before, "below")
+    passing = figures.figure(before, "units") * (1 - off)
+    return units < 2 or (judged.site(before).activation == "relu" and passing < NARROW)
+
+
+def _faded(
+    judged: Judged, figures: Figures, sites: list[str]
+) -> list[tuple[str, str, float, float]]:
+    """Activations that shrink a little in each layer until nothing is left."""
+    sites = [s for s in sites if judged.parameters_in(s)]
+    rms = np.array([figures.figure(s, "rms") for s in sites])
+    if len(sites) < 4 or not np.isfinite(rms).all() or not (rms > 0).all():
+        return []
+    third = max(1, len(sites) // 3)
+    early, late = float(rms[:third].max()), float(rms[-third:].max())
+    luck = gain_by_luck([figures.figure(s, "units") for s in sites])
+    if late <= min(FADED, 1 / luck) * early and late <= SMALL:
+        where = int(np.flatnonzero(rms <= FADED * early)[0])
+        return [(sites[where], "deviation", early, float(rms[where]))]
+    return []

@@ -1,0 +1,318 @@
+"""Rules over the model itself: dtypes, modes, modules that nothing uses.
+
+Invariant: a rule says nothing of what the facts do not know.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from nnx_inspector.findings.finding import Finding, Severity, and_others, named
+from nnx_inspector.findings.judged import Judged
+from nnx_inspector.recordings.facts import UNKNOWN, SiteFacts
+
+WIDTHS: Final = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
+SHIFTED: Final = 0.5
+SCALED: Final = 2.0
+"""Ioffe and Szegedy 2015: a normalised unit has mean 0 and deviation 1. Running statistics that fit
+the data are off by the noise of a batch; by half a deviation or a factor of 2 they are others'."""
+NOISE: Final = 3.0
+"""The mean of n values has a deviation of 1 / sqrt(n): three of them are no evidence."""
+MOST: Final = 0.6
+FEW: Final = 3
+
+Why = tuple[str, str]
+"""What is seen of a site, and what it usually means."""
+
+
+# ------------------------------------------------------------------------ dtype
+
+
+def dtype(judged: Judged) -> Iterator[Finding]:
+    """A module that computes in another dtype than it was given, or than all others do."""
+    called = sorted((s for s in judged.facts.sites if s.order != UNKNOWN), key=lambda s: s.order)
+    leaves = [s for s in called if judged.parameters_of(s.site) and s.leaving in WIDTHS]
+    found = [(s, why) for s in leaves if (why := _promotes(judged, s))]
+    found += [(s, why) for s in called if (why := _casts(judged, s, called))]
+    odd = _odd_ones(leaves)
+    narrowed = {id(s) for s in leaves if WIDTHS[s.leaving] < WIDTHS.get(s.entering, 0)}
+    asked = [one for one in odd if id(one[0]) in narrowed]
+    found = sorted([*found, *asked], key=lambda one: one[0].order) or odd
+    if found:
+        first, why = found[0]
+        yield Finding(
+            rule="dtype",
+            site=first.site,
+            step=judged.passes[0].step if judged.passes else 0,
+            severity="warning",
+            evidence={"bits": WIDTHS[first.leaving], "others": len(found) - 1},
+            what=f"{named(first.site)} ({first.type}) {why[0]}{and_others(len(found) - 1)}",
+            advice=why[1],
+        )
+
+
+def _casts(judged: Judged, one: SiteFacts, called: list[SiteFacts]) -> Why | None:
+    """That a module without parameters widens what others then receive; None where it does not.
+
+    What nothing with parameters receives is a result: those are often cast on purpose.
+    """
+    inside = any(other is not one and _in(other.site, one.site) for other in called)
+    if inside or judged.parameters_in(one.site) or one.declared or "Norm" in one.type:
+        return None
+    if WIDTHS.get(one.leaving, 0) <= WIDTHS.get(one.entering, 64):
+        return None
+    after = (s for s in called if s.order > one.order and judged.parameters_of(s.site))
+    receiver = next((s for s in after if s.entering), None)
+    if receiver is None or receiver.entering != one.leaving:
+        return None
+    return (
+        f"receives {one.entering} and returns {one.leaving}, which {named(receiver.site)} then "
+        f"receives",
+        f"usually an array or a NumPy number of {one.leaving} in it, which promotes; cast that to "
+        f"{one.entering}, unless the precision is wanted here",
+    )
+
+
+def _promotes(judged: Judged, one: SiteFacts) -> Why | None:
+    """That a module's result is wider than it was asked for; None where it is not."""
+    own = {p.dtype for p in judged.parameters_of(one.site)} & set(WIDTHS)
+    leaving = WIDTHS[one.leaving]
+    if one.declared:
+        return None
+    names = " and ".join(sorted(own))
+    if one.entering in WIDTHS and leaving > WIDTHS[one.entering]:
+        return (
+            f"receives {one.entering} and returns {one.leaving}",
+            f"its parameters are {names} and it declares no dtype, so it is usually promoted by "
+            f"accident; give it dtype={one.entering} where the class takes one, else cast its "
+            f"parameters in its call",
+        )
+    if own and leaving > max(WIDTHS[name] for name in own):
+        return (
+            f"has {names} parameters and returns {one.leaving}",
+            f"its input was {one.entering or one.leaving}, usually one that was not cast; cast the "
+            f"input where {one.leaving} is not wanted",
+        )
+    return None
+
+
+def _odd_ones(leaves: list[SiteFacts]) -> list[tuple[SiteFacts, Why]]:
+    """The few that return another dtype than most."""
+    if len(leaves) < FEW:
+        return []
+    usual, count = Counter(s.leaving for s in leaves).most_common(1)[0]
+    if count < MOST * len(leaves):
+        return []
+    out: list[tuple[SiteFacts, Why]] = []
+    for number, one in enumerate(leaves):
+        if one.leaving == usual:
+            continue
+        wider = WIDTHS[one.leaving] > WIDTHS[usual]
+        by_design = "Norm" in one.type or number in (0, len(leaves) - 1)
+        if not (wider and by_design):  # norms and the last layer are often kept in float32
+            lost = "speed" if wider else "precision"
+            what = f"returns {one.leaving} where {count} of {len(leaves)} layers return {usual}"
+            advice = f"usually a dtype= that was left behind or left out, and {lost} is lost there"
+            out.append((one, (what, advice)))
+    return out
+
+
+# ------------------------------------------------------------------------- mode
+
+
+def mode(judged: Judged) -> Iterator[Finding]:
+    """A BatchNorm that uses the wrong statistics."""
+    found: list[tuple[tuple[int, int, int], Finding]] = []
+    for one in judged.facts.sites:
+        if one.running == UNKNOWN or one.order == UNKNOWN:
+            continue
+        finding = _stale(judged, one) or _alone(judged, one) or _evaluated(judged, one)
+        if finding is not None:
+            found.append((judged.at(one.site), finding))
+    if found:
+        yield min(found, key=lambda pair: pair[0])[1]
+
+
+def _runs(judged: Judged, one: SiteFacts) -> bool:
+    """Whether it uses its running statistics in the passes with gradients."""
+    passes = [p for p in judged.graded if p.figures is not None][-5:]
+    if not passes:
+        return False
+    path = f"{one.site}/mean" if one.site else "mean"
+    same = [p.figures.parameter(path, "same") for p in passes if p.figures is not None]
+    watched = [x for x in same if not math.isnan(x)]
+    if len(watched) >= 2:
+        return min(watched) == 1
+    return passes[-1].kind != "watch" and one.running == 1
+
+
+def _stale(judged: Judged, one: SiteFacts) -> Finding | None:
+    if not _runs(judged, one):
+        return None
+    passes = [p for p in judged.graded if p.figures is not None and one.site in p.figures.sites]
+    if not passes or passes[-1].figures is None:
+        return None
+    figures = passes[-1].figures
+    n = figures.figure(one.site, "examples")  # positions of one image are much alike
+    shifted, scaled = figures.figure(one.site, "shifted"), figures.figure(one.site, "scaled")
+    if math.isnan(shifted) or n < 4:
+        return None
+    off = shifted > max(SHIFTED, NOISE / math.sqrt(n))
+    wide = not 1 / SCALED <= scaled <= SCALED
+    if not (off or wide):
+        return None
+    seen = (
+        f"and they do not fit the data (means are off by {shifted:.2g} deviations, deviations by a "
+        f"factor of {scaled:.2g})"
+    )
+    if judged.trains:
+        return _finding(
+            one,
+            passes[0].step,
+            {"shifted": shifted, "scaled": scaled},
+            f"{named(one.site)} (BatchNorm) uses its running statistics while the model is "
+            f"trained, {seen}",
+            "they are never updated in this mode; usually model.train() is missing before "
+            "training, or use_running_average=True was passed",
+        )
+    return _finding(
+        one,
+        passes[0].step,
+        {"shifted": shifted, "scaled": scaled},
+        f"{named(one.site)} (BatchNorm) uses its running statistics, {seen}",
+        "right for an evaluation, once they were learnt; before training on this, call "
+        "model.train()",
+        "info",
+    )
+
+
+def _alone(judged: Judged, one: SiteFacts) -> Finding | None:
+    if one.running != 0 or one.examples != 1:
+        return None
+    return _finding(
+        one,
+        judged.passes[0].step if judged.passes else 0,
+        {"examples": 1},
+        f"{named(one.site)} (BatchNorm) takes mean and variance of a single value, so it returns "
+        f"its bias whatever goes in",
+        "train it on a larger batch, or use a LayerNorm or GroupNorm; in an evaluation call "
+        "model.eval()",
+        "warning" if judged.graded else "info",
+    )
+
+
+def _evaluated(judged: Judged, one: SiteFacts) -> Finding | None:
+    """Statistics that move in passes without gradients beside a training loop."""
+    path = f"{one.site}/mean" if one.site else "mean"
+    graded = {p.number for p in judged.graded}
+    watched = [p for p in judged.clean if p.kind == "watch" and p.figures is not None]
+    if not any(p.number in graded for p in watched):
+        return None
+    moved = 0
+    for before, now in itertools.pairwise(watched):
+        if {before.number, now.number} & graded or now.figures is None:
+            continue
+        still = [now.figures.parameter(p.path, "same") for p in judged.parameters_in("")]
+        if now.figures.parameter(path, "same") == 0 and still and min(still) == 1:
+            moved += 1
+    if moved < 2:
+        return None
+    return _finding(
+        one,
+        watched[0].step,
+        {"passes": moved},
+        f"{named(one.site)} (BatchNorm) updates its running statistics in passes without "
+        f"gradients beside those with",
+        "usually model.eval() is missing before the evaluation (or model.train() after it)",
+    )
+
+
+def _finding(
+    one: SiteFacts,
+    step: int,
+    evidence: dict[str, float],
+    what: str,
+    advice: str,
+    severity: Severity = "warning",
+) -> Finding:
+    return Finding(
+        rule="mode",
+        site=one.site,
+        step=step,
+        severity=severity,
+        evidence=evidence,
+        what=what,
+        advice=advice,
+    )
+
+
+# ----------------------------------------------------------------------- unused
+
+
+def unused(judged: Judged) -> Iterator[Finding]:
+    """Modules with parameters that no result depends on."""
+    recorded = {s.partition(":")[0] for p in judged.passes for s, _ in p.keys}
+    found: list[tuple[str, bool]] = []
+    for one in judged.facts.sites:
+        parameters = judged.parameters_in(one.site)
+        if not parameters or any(_in(one.site, other) for other, _ in found):
+            continue
+        if any(p.needed != 0 for p in parameters):
+            continue
+        if any(_moved(judged, p.path) for p in parameters):
+            continue
+        called = one.order != UNKNOWN or any(_in(site, one.site) for site in recorded)
+        if called and judged.graded and _reached(judged, one.site):
+            continue  # a loss that was watched uses what the traced call does not return
+        found.append((one.site, called))
+    if found:
+        site, called = found[0]
+        size = sum(p.size for p in judged.parameters_in(site))
+        how = "is called, but no result depends on it" if called else "is never called"
+        trained = judged.graded and not (judged.evaluates and not judged.trains)
+        yield Finding(
+            rule="unused",
+            site=site,
+            step=judged.passes[0].step if judged.passes else 0,
+            severity="warning" if trained else "info",
+            evidence={"elements": size, "others": len(found) - 1},
+            what=(
+                f"{named(site)} {how}{and_others(len(found) - 1, 'module')}, so its {size} "
+                f"parameters do nothing here"
+            ),
+            advice=(
+                "usually a call that was forgotten, or a result that is overwritten; fine where "
+                "only another mode or method uses it"
+                if trained
+                else "fine where only another mode or method uses it (training, a decoder); else a "
+                "call was forgotten, or a result is overwritten"
+            ),
+        )
+
+
+def _in(site: str, path: str) -> bool:
+    return site == path or not path or site.startswith(f"{path}/")
+
+
+def _reached(judged: Judged, path: str) -> bool:
+    """Whether a gradient ever came back to a module or to anything in it."""
+    return any(
+        quantity == "gradient" and _in(site.partition(":")[0], path)
+        for one in judged.graded
+        for site, quantity in one.keys
+    )
+
+
+def _moved(judged: Judged, path: str) -> bool:
+    for one in judged.passes:
+        if one.figures is None:
+            continue
+        if one.figures.parameter(path, "graded") > 0:
+            return True
+        if one.figures.parameter(path, "same") == 0 and not one.figures.parameter(path, "decay"):
+            return True
+    return False

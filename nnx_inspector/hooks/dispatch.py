@@ -1,0 +1,387 @@
+"""Composes what is hooked around each call of a module: layers, their order, their selection.
+
+`wrapping` sends the calls here, `layers` says what is open, `Scope` which path a module has.
+Invariant: a call that cannot be attributed is counted and told, never guessed. Does not know what
+a layer does with a call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from flax import nnx
+
+from nnx_inspector.hooks import headroom, linen, wrapping
+from nnx_inspector.hooks.layers import (
+    EVERY,
+    PERTURBATION,
+    TAP_INPUT,
+    TAP_OUTPUT,
+    Context,
+    Layer,
+    open_layers,
+    opened,
+)
+from nnx_inspector.hooks.scope import Scope
+from nnx_inspector.hooks.sites import (
+    CALL,
+    Path,
+    Selection,
+    methods,
+    site_key,
+)
+
+
+@dataclasses.dataclass
+class _Frame:
+    module: Any
+    method: str
+    function: Any
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.frames: list[_Frame] = []
+        self.outermost: Scope | None = None
+        self.calls: dict[Any, int] = {}
+        self.executables = 0
+        self.borrowed = 0  # of Python's stack
+        self.roomy = 0  # for how many frames that is enough
+
+
+_thread = _Thread()
+_compiled_inside: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def hooked(*layers: Layer) -> Iterator[None]:
+    """Open layers around every module call of this thread, inside those already open."""
+    if not layers:
+        yield
+        return
+    with installed(), opened((*open_layers(), *layers)):
+        yield
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Keep the wrappers on the classes; regions opened inside need not put them there again.
+
+    Without a region open they call straight through.
+    """
+    with wrapping.installed(_HOOKS):
+        yield
+
+
+def executables_called(*, restart: int = 0) -> int:
+    """How many ahead-of-time compiled executables this thread called, since last asked, that were
+    made without the layers that were open: no hook sees inside them. Counts on from `restart`.
+    """
+    called, _thread.executables = _thread.executables, restart
+    return called
+
+
+# ------------------------------------------------------------------- calls
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A call on its way through the layers.
+
+    `below` is where it takes place under `owner`, the module whose path is known: () for a method
+    of it. `selected` is what a filter by type looks at.
+    """
+
+    owner: Any
+    below: Path
+    module: Any
+    method: str
+    original: Callable[..., Any]
+    kind: str
+    type_name: str
+    selected: Any
+
+
+def _called(
+    cls: type, name: str, function: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    original = function.__get__(module, type(module))
+    if _is_within(name, function, module):
+        # super().name(...), or what a decorated method holds
+        return _in_python(original)(*args, **kwargs)
+    made_at = linen.made_here(module)
+    if made_at is not None:
+        for scope in _scopes():
+            scope.adopt(module, *made_at)
+    if isinstance(module, nnx.bridge.ToNNX) and name == CALL:
+        original = functools.partial(_in_linen, module, original)
+    call = _Call(module, (), module, name, original, "method", type(module).__name__, module)
+    # the call of what a ToLinen makes is the ToLinen's own, which was told
+    ranks = () if made_at is not None and name == CALL else EVERY
+    return _through_layers(call, function, args, kwargs, ranks)
+
+
+def _in_linen(owner: Any, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a ToNNX; what its Linen modules call goes through the layers too."""
+    paths = [(scope.token, scope.path_of(owner)) for scope in _scopes()]
+    key = tuple((token, path) for token, path in paths if path is not None)
+    with linen.told(owner, linen.Listener(call_inside, _foreign, key)):
+        return original(*args, **kwargs)
+
+
+def _foreign(owner: Any, module: Any) -> None:
+    name = type(module).__name__
+    for scope in _scopes():
+        if scope.path_of(owner) is not None:
+            scope.count_unattributed(name)
+    for layer in open_layers():
+        told, scope = layer.unattributed, layer.scope
+        if told is not None and scope is not None and scope.path_of(owner) is not None:
+            told(name)
+
+
+def call_inside(
+    owner: nnx.Module,
+    below: Path,
+    module: Any,
+    method: str,
+    original: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run a method that is no NNX module's own through the layers: a Linen submodule's.
+
+    Args:
+        owner: the NNX module inside which it is called.
+        below: the rest of its path, under the owner's.
+        module: what it is a method of.
+        method: its name.
+        original: the bound method.
+        args: what it is called with.
+        kwargs: likewise.
+    """
+    call = _Call(owner, below, module, method, original, "linen", type(module).__name__, module)
+    return _through_layers(call, original, args, kwargs, EVERY)
+
+
+def _sown(module: Any, name: str, kind: str, variable_type: Any, value: Any) -> Any:
+    """A value that the user's module hands to `sow`, or that `perturb` returns."""
+    if name in methods(type(module)):
+        return value  # nnx.capture(method_outputs=...) sows what methods return: seen already
+    below: Path = (name,)
+    method = kind if any(_has_module(scope, module, name) for scope in _scopes()) else CALL
+    type_name = variable_type if isinstance(variable_type, str) else variable_type.__name__
+    call = _Call(module, below, module, method, lambda: value, kind, type_name, variable_type)
+    return _wrapped_in_layers(call, (TAP_OUTPUT, PERTURBATION, TAP_INPUT))()
+
+
+def _has_module(scope: Scope, module: Any, name: str) -> bool:
+    path = scope.path_of(module)
+    return path is not None and scope.holds((*path, name))
+
+
+def _through_layers(
+    call: _Call,
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    ranks: tuple[int, ...],
+) -> Any:
+    frames = _thread.frames
+    outermost = not frames
+    if outermost:
+        needs_scope = any(layer.scope is None for layer in open_layers())
+        _thread.outermost = Scope({(): call.owner}, _OUTERMOST) if needs_scope else None
+        _thread.calls = {}
+    frames.append(_Frame(call.module, call.method, function))
+    try:
+        if len(frames) > _thread.roomy:
+            _borrow(len(frames))
+        if call.module is call.owner:
+            for scope in _scopes():
+                scope.note_unattributed(call.owner)
+        return _wrapped_in_layers(call, ranks)(*args, **kwargs)
+    finally:
+        frames.pop()
+        if outermost:
+            _thread.outermost = None
+            _thread.calls = {}
+            _return()
+
+
+_AHEAD = 32  # module calls: the limit is raised for so many at a time
+
+
+def _borrow(depth: int) -> None:
+    """Let the user's calls have as much of Python's stack as without the layers.
+
+    Each module call goes through a few calls of `wrapping` and of this file, and through a few for
+    each layer. The innermost one also needs room for what a layer does with its values.
+    """
+    ahead = _AHEAD * (5 + 4 * len(open_layers())) + (300 if depth == 1 else 0)
+    headroom.borrow(ahead)
+    _thread.borrowed += ahead
+    _thread.roomy = depth - 1 + _AHEAD
+
+
+def _return() -> None:
+    borrowed, _thread.borrowed, _thread.roomy = _thread.borrowed, 0, 0
+    if borrowed:
+        headroom.borrow(-borrowed)
+
+
+def _is_within(name: str, function: Any, module: Any) -> bool:
+    """Whether the innermost call is of this method of this module (or of what it stands in for),
+    and is done by another function: then both are one call of one site.
+    """
+    if not _thread.frames or _thread.frames[-1].method != name:
+        return False
+    outer = _thread.frames[-1]
+    if outer.function is function:
+        return False  # a method that calls itself
+    if outer.module is module:
+        return True
+    paths = [(scope.path_of(outer.module), scope.path_of(module)) for scope in _scopes()]
+    return any(a is not None and a == b for a, b in paths)
+
+
+def _wrapped_in_layers(call: _Call, ranks: tuple[int, ...]) -> Callable[..., Any]:
+    layers = open_layers()
+    chain = _in_python(call.original)
+    for number in _outermost_last(layers):
+        if layers[number].rank in ranks:
+            chain = _around(number, layers[number], chain, call)
+    return chain
+
+
+def _in_python(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A bound method as a function. Python calls a function from a function without going through
+    C, whose stack Python 3.12 limits apart; that limit cannot be raised.
+    """
+    if not isinstance(method, types.MethodType):
+        return method
+    function, module = method.__func__, method.__self__
+
+    def bound(*args: Any, **kwargs: Any) -> Any:
+        return function(module, *args, **kwargs)
+
+    return bound
+
+
+def _wrap_in_python(layer: Layer) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function that a layer's `wrap` runs, and what goes before its arguments."""
+    wrap = layer.wrap
+    if isinstance(wrap, types.FunctionType):
+        return wrap, ()
+    if isinstance(wrap, types.MethodType):
+        return wrap.__func__, (wrap.__self__,)
+    function = type(wrap).__call__
+    return (function, (wrap,)) if isinstance(function, types.FunctionType) else (wrap, ())
+
+
+def _outermost_last(layers: tuple[Layer, ...]) -> list[int]:
+    # by rank, and among equals the context entered first is outermost
+    return sorted(reversed(range(len(layers))), key=lambda number: -layers[number].rank)
+
+
+def _around(
+    number: int, layer: Layer, inner: Callable[..., Any], call: _Call
+) -> Callable[..., Any]:
+    scope = layer.scope if layer.scope is not None else _thread.outermost
+    path = scope.path_of(call.owner) if scope is not None else None
+    if layer.scope is not None and path is None:
+        looks_alike = type(call.owner) in layer.scope.types and call.module is call.owner
+        if layer.unattributed is not None and looks_alike:
+            layer.unattributed(type(call.owner).__name__)
+        return inner
+    if path is not None:
+        path = (*path, *call.below)
+    if layer.only is not None and not _selects(layer.only, path, call):
+        return inner
+    layer.matched.add(call.method)
+    wrap, first = _wrap_in_python(layer)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        counter = (number, path if path is not None else id(call.module), call.method)
+        before = _thread.calls.get(counter, 0)
+        _thread.calls[counter] = before + 1
+        key = None if path is None else site_key(path)
+        context = Context(
+            call.module, call.method, call.original, key, before, call.kind, call.type_name
+        )
+        return wrap(*first, inner, args, kwargs, context)
+
+    return run
+
+
+def _selects(only: Selection, path: Path | None, call: _Call) -> bool:
+    if only.matches(path, call.method, call.selected):
+        return True
+    # a sown value is no method's: where a method is asked for by default, it is meant too
+    return call.kind in ("sow", "perturb") and only.matches(path, CALL, call.selected)
+
+
+# ---------------------------------------------------------- copies of modules
+
+
+_OUTERMOST = "outermost"
+
+
+def _scopes() -> Iterator[Scope]:
+    seen: set[int] = set()
+    for layer in open_layers():
+        if layer.scope is not None and id(layer.scope) not in seen:
+            seen.add(id(layer.scope))
+            yield layer.scope
+    if _thread.outermost is not None:
+        yield _thread.outermost
+
+
+def _tag_of(module: Any) -> Any:
+    if not open_layers():
+        return None
+    tag = {}
+    for scope in _scopes():
+        path = scope.leaves_with_tag(module)
+        if path is not None or scope.doubts(module):
+            tag[scope.token] = path
+    return tuple(tag.items())  # empty: of another model, for certain
+
+
+def _arrived(module: Any, tag: Any, moved: bool) -> None:
+    if not open_layers():
+        return
+    paths = None if tag is None else dict(tag)
+    for scope in _scopes():
+        if paths is None:  # taken apart before the hooks
+            scope.arrives_with_tag(module, None, moved=False)
+        elif scope.token in paths:
+            scope.arrives_with_tag(module, paths[scope.token], moved=moved)
+
+
+def _compiled(executable: Any) -> None:
+    if open_layers():
+        _compiled_inside[executable] = open_layers()
+
+
+def _executed(executable: Any) -> None:
+    if open_layers() and _compiled_inside.get(executable) != open_layers():
+        _thread.executables += 1
+
+
+_HOOKS = wrapping.Hooks(
+    active=lambda: bool(open_layers()),
+    call=_called,
+    sown=_sown,
+    tag_of=_tag_of,
+    arrived=_arrived,
+    compiled=_compiled,
+    executed=_executed,
+)

@@ -1,0 +1,194 @@
+"""`intercept_methods`, and how a context with a selection is opened, checked and closed.
+
+Invariant: on exit nothing is left, a selection that matched nothing is an error, and what could
+not be seen or attributed is a warning. Does not touch a class and decides no order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from flax import nnx
+
+from nnx_inspector.errors import InspectorWarning
+from nnx_inspector.hooks.dispatch import executables_called, hooked
+from nnx_inspector.hooks.layers import INTERCEPTOR, TAP_OUTPUT, Context, Interceptor, Layer
+from nnx_inspector.hooks.scope import Scope, scope_of
+from nnx_inspector.hooks.sites import Only, Selection, nothing_selected, site_keys
+
+
+@contextlib.contextmanager
+def intercept_methods(
+    interceptor: Interceptor, *, only: Only = None, model: nnx.Module | None = None
+) -> Iterator[None]:
+    """Run `interceptor` around every call of a public module method, as Linen's
+    `nn.intercept_methods` does.
+
+    `interceptor(next_fun, args, kwargs, context)` returns what the call returns;
+    `next_fun(*args, **kwargs)` goes on inward. It may change the arguments or the result, skip
+    the call, or call it twice. Of nested contexts the one entered first is outermost. Functions
+    that were jitted before are traced once more inside the context and go back to their old
+    program outside it; under jit the interceptor's Python runs once a trace. Holds for this
+    thread.
+
+    Args:
+        interceptor: see above; `context` is a `Context`.
+        only: a glob over site keys (`"blocks/*/attn"`, `"**:encode"`), a module type, a predicate
+            `(path, module) -> bool`, or a sequence of these. Without it: every public method that
+            is not `nnx.Module`'s own.
+        model: paths are relative to it, and only calls of its modules are intercepted; without
+            it they are relative to the outermost module that is called.
+
+    Raises:
+        TypeError: `interceptor` is not callable, or `model` is not an `nnx.Module`.
+        ValueError: `only` matches no site (of `model`, else of what was called inside).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> import nnx_inspector as nni
+        >>> model = nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.relu)
+        >>> def double(next_fun, args, kwargs, context):
+        ...     return 2 * next_fun(*args, **kwargs)
+        >>> with nni.intercept_methods(double, only="layers/0"):
+        ...     y = model(jnp.ones((1, 2)))
+    """
+    if not callable(interceptor):
+        raise TypeError(
+            f"interceptor must be callable as (next_fun, args, kwargs, context), "
+            f"got {type(interceptor).__name__}."
+        )
+    scope = None if model is None else scope_of(model)
+    selection = None if only is None else Selection(only, default_methods="*")
+    wrap = interceptor if _is_hashable(interceptor) else _Unhashable(interceptor)
+    layer = Layer(wrap, INTERCEPTOR, selection, scope)
+    with open_layer(layer, model):
+        yield
+
+
+def _is_hashable(x: Any) -> bool:
+    try:
+        hash(x)
+    except TypeError:
+        return False
+    return True
+
+
+class _Unhashable:
+    """An interceptor without a hash, which is itself and equal to nothing else."""
+
+    def __init__(self, interceptor: Interceptor):
+        self.interceptor = interceptor
+
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+        return self.interceptor(next_fun, args, kwargs, context)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Unhashable) and self.interceptor is other.interceptor
+
+    def __hash__(self) -> int:
+        return id(self.interceptor)
+
+
+@contextlib.contextmanager
+def telling_what_was_not_seen(scope: Scope | None) -> Iterator[None]:
+    """Warn on leaving of calls that could not be attributed to the scope's model, or not be seen.
+
+    Nothing is said where an exception passes: it says more.
+    """
+    earlier = executables_called()
+    yield
+    executables = executables_called(restart=earlier)
+    if executables:
+        warnings.warn(
+            f"{executables} calls of executables that were compiled ahead of time, before this "
+            f"context was entered: what runs inside them cannot be seen or changed. Call the "
+            f"function itself, or compile it inside the context.",
+            InspectorWarning,
+            stacklevel=_outside(),
+        )
+    if scope is not None:
+        warn_of_doubtful_calls(scope, "Split inside the context, or leave out model=.")
+
+
+def warn_of_doubtful_calls(scope: Scope, way_out: str) -> None:
+    """Warn of calls that may be the scope's model's and could not be attributed; counts anew."""
+    counts = dict(scope.doubtful)
+    scope.doubtful.clear()
+    if counts:
+        calls = ", ".join(f"{count} of {name}" for name, count in counts.items())
+        warnings.warn(
+            f"Calls that may be the model's could not be attributed to it: {calls}. They are of a "
+            f"graphdef that was split before the hooks (as in nnx.cached_partial), or of a clone "
+            f"of the model. {way_out}",
+            InspectorWarning,
+            stacklevel=_outside(),
+        )
+
+
+def _outside() -> int:
+    """The `stacklevel` of the nearest caller outside this file and the standard library."""
+    level, frame = 1, sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in (__file__, contextlib.__file__):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+@contextlib.contextmanager
+def open_layer(layer: Layer, model: nnx.Module | None) -> Iterator[None]:
+    """Open one layer. Raises a ValueError where its selection matches nothing: at once where
+    `model` says so, else on leaving, from what was called.
+    """
+    if layer.only is None:
+        with telling_what_was_not_seen(layer.scope), hooked(layer):
+            yield
+        return
+    known = False
+    if model is not None:
+        layer.only.require_match(model)
+        known = layer.only.matches_any(model)
+    called: list[_CalledModel] = []
+    remember = Layer(_Remember(layer.only, called), TAP_OUTPUT, None, layer.scope)
+    with telling_what_was_not_seen(layer.scope), hooked(remember, layer):
+        yield
+    if layer.matched:
+        _matched.add(hash(layer))  # later its calls may sit in cached programs, unseen from here
+        return
+    known = known or any(one.matches for one in called) or hash(layer) in _matched
+    if called and not known:
+        raise ValueError(nothing_selected(layer.only, called[0].keys))
+
+
+_matched: set[int] = set()
+"""Hashes of layers that matched something once; an equal layer never is a misspelled one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _CalledModel:
+    """A model that was called: its sites, and whether the selection names one of them."""
+
+    keys: list[str]
+    matches: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Remember:
+    """Keeps the sites of the first model that is called, for the text of an error.
+
+    What is selected may sit in a jitted function that is cached, where no call is seen: the
+    selection is held against the model itself too.
+    """
+
+    only: Selection
+    called: list[_CalledModel] = dataclasses.field(compare=False)
+
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+        if context.path == "" and not self.called:
+            module = context.module
+            self.called.append(_CalledModel(site_keys(module), self.only.matches_any(module)))
+        return next_fun(*args, **kwargs)

@@ -1,0 +1,145 @@
+"""What is open in this thread: the layers around calls, and their part in jit cache keys.
+
+Invariant: functions that were jitted before honour the layers, because a key that stands for them
+is part of every jit cache key; equal layers have one key. Does not run a layer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from nnx_inspector.hooks.scope import Scope
+from nnx_inspector.hooks.sites import CALL, Selection
+
+TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT = range(4)
+"""Where a layer sits around a call: the smaller is the further out."""
+
+EVERY = (TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT)
+
+_key = jax.make_user_context(default_value=None)
+"""The part of every jit cache key that says which layers are open. Compared by identity only:
+jaxlib crashes where several threads look into a cache whose keys compare in Python.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What an interceptor is told about a call, as Linen's `InterceptorContext`.
+
+    Attributes:
+        module: the module that is called (inside a transform: NNX's copy of it).
+        method_name: `"__call__"` or another public method.
+        orig_method: the bound method itself; calling it bypasses the remaining interceptors.
+        path: the module's path, `"blocks/0/attn"`; `None` where it cannot be known.
+        call: how often this site was called before within the outermost call, 0 for the first.
+            Under jit that is counted while tracing.
+        kind: `"method"`, or `"linen"` for a method of a Linen module inside `nnx.bridge.ToNNX`.
+            Layers of our own also see `"sow"` and `"perturb"`, a value that the user's module
+            hands to NNX: its path is that of the Variable.
+        type_name: of the module's class, or of the Variable's that is sown.
+    """
+
+    module: Any
+    method_name: str
+    orig_method: Callable[..., Any]
+    path: str | None
+    call: int
+    kind: str = "method"
+    type_name: str = ""
+
+    @property
+    def site(self) -> str | None:
+        """The site's key: the path, and the method unless it is `__call__`."""
+        if self.path is None or self.method_name == CALL:
+            return self.path
+        return f"{self.path}:{self.method_name}"
+
+
+Interceptor = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Context], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """What one open context adds to the calls it selects.
+
+    Attributes:
+        wrap: `(next_fun, args, kwargs, context) -> output`. Equal `wrap`s must act alike: they
+            share compiled programs.
+        rank: where it sits around a call.
+        only: which sites; None for all that `wrap` is asked about.
+        scope: the model that paths are relative to; None for the outermost module called.
+        unattributed: told the type of a module that looks like one of the scope's and is none.
+        watches: whether it watches the user's own loop, of which our passes are no part.
+    """
+
+    wrap: Interceptor
+    rank: int = INTERCEPTOR
+    only: Selection | None = None
+    scope: Scope | None = None
+    unattributed: Callable[[str], None] | None = None
+    watches: bool = False
+    matched: set[str] = dataclasses.field(default_factory=lambda: set[str](), compare=False)
+
+
+class _Thread(threading.local):
+    layers: tuple[Layer, ...] = ()
+
+
+_thread = _Thread()
+
+
+def open_layers() -> tuple[Layer, ...]:
+    """The layers that are open in this thread, in the order in which they were opened."""
+    return _thread.layers
+
+
+@contextlib.contextmanager
+def without(unwanted: Callable[[Layer], bool]) -> Iterator[None]:
+    """Close some of the open layers for a while: a pass of our own is not what they are for."""
+    with opened(tuple(layer for layer in _thread.layers if not unwanted(layer))):
+        yield
+
+
+def unwatched() -> contextlib.AbstractContextManager[None]:
+    """No loop that is watched sees, or perturbs, what is called inside: it is a pass of our own."""
+    return without(lambda layer: layer.watches)
+
+
+@contextlib.contextmanager
+def opened(layers: tuple[Layer, ...]) -> Iterator[None]:
+    """Let these layers be the open ones, whichever were open before."""
+    outer = _thread.layers
+    with _key(_key_of(layers)):
+        _thread.layers = layers
+        try:
+            yield
+        finally:
+            _thread.layers = outer
+
+
+class _Key:
+    """Stands for layers in jit cache keys: one object for equal layers, as long as a cache has it.
+
+    Equal layers act alike, so a program that was traced under them may be run under others.
+    """
+
+
+_keys: weakref.WeakValueDictionary[tuple[Layer, ...], _Key] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def _key_of(layers: tuple[Layer, ...]) -> _Key | None:
+    if not layers:
+        return None
+    with _lock:
+        key = _keys.get(layers)
+        if key is None:
+            key = _keys[layers] = _Key()
+        return key

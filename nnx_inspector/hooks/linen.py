@@ -1,0 +1,185 @@
+"""Sends the calls of the Linen modules inside an `nnx.bridge.ToNNX` elsewhere, with their paths.
+
+Linen's own interceptors do the work, and a Linen module's own path is its path below the ToNNX.
+The call of the module that is wrapped is the call of the ToNNX itself, and that of what a
+`ToLinen` made is the ToLinen's: each is told once. Invariant: a Linen module that is applied by
+hand inside (`Dense(3).apply(...)`) is never taken for a submodule. Knows no hook.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from flax import linen, nnx
+
+from nnx_inspector._compat import flax_linen
+from nnx_inspector.arrays import is_array
+from nnx_inspector.hooks.sites import CALL, Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Listener:
+    """Who is told of the calls inside one ToNNX.
+
+    Attributes:
+        call: `(owner, below, module, method, original, args, kwargs) -> output`: the ToNNX, the
+            path below it, the Linen module, its method's name, the method bound to it.
+        foreign: `(owner, module)`: a Linen module that is none of the ToNNX's is called inside.
+        key: what a program that is compiled inside depends on, besides what Linen thinks of.
+    """
+
+    call: Callable[..., Any]
+    foreign: Callable[[nnx.Module, linen.Module], None]
+    key: Any
+
+
+@dataclasses.dataclass
+class _Frame:
+    """A call of a Linen module that is under way."""
+
+    module: linen.Module
+    method: str
+    function: Any
+    below: Path
+    made: nnx.Module | None = None
+
+
+class _Inside:
+    """One call of a ToNNX: whose it is, and the calls of Linen modules that are under way in it."""
+
+    def __init__(self, owner: nnx.bridge.ToNNX, listener: Listener):
+        self.owner = owner
+        self.listener = listener
+        self.applies = flax_linen.linen_applies() + 1
+        self.frames: list[_Frame] = []
+        self.blind = False
+
+    def call(self, next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        module, name, function = context.module, context.method_name, context.orig_method.func
+        if self.blind or module.scope is None:
+            return next_fun(*args, **kwargs)
+        if not self._holds(module):
+            if name != "setup" and not flax_linen.linen_dry_run(module):
+                self.listener.foreign(self.owner, module)
+            self.blind = True
+            try:
+                return next_fun(*args, **kwargs)
+            finally:
+                self.blind = False
+        inner = self.frames[-1] if self.frames else None
+        if not _is_public_method(module, name, function) or (
+            inner is not None
+            and inner.module is module
+            and inner.method == name
+            and inner.function is not function  # super().name(...): one call of one site
+        ):
+            return next_fun(*args, **kwargs)
+        frame = _Frame(module, name, function, _path(module))
+        self.frames.append(frame)
+        try:
+            if inner is None and name == CALL and not frame.below:
+                return next_fun(*args, **kwargs)  # the ToNNX's own call
+            told = self.listener.call
+            return told(self.owner, frame.below, module, name, next_fun, args, kwargs)
+        finally:
+            self.frames.pop()
+
+    def _holds(self, module: Any) -> bool:
+        """Whether a Linen module is part of the ToNNX's, and is called for what it computes."""
+        if flax_linen.linen_applies() != self.applies or flax_linen.linen_dry_run(module):
+            return False
+        root = module
+        while isinstance(root.parent, linen.Module):
+            root = root.parent
+        # a lifted module is a root too, with its path; at () it is of the class that was lifted
+        return bool(root.path) or isinstance(self.owner.to_nnx__module, type(root))
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.inside: _Inside | None = None
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def told(owner: nnx.bridge.ToNNX, listener: Listener) -> Iterator[None]:
+    """Tell the listener of every call of a public method of a Linen module inside `owner`.
+
+    To be open around one call of `owner`.
+    """
+    outer, _thread.inside = _thread.inside, _Inside(owner, listener)
+    try:
+        if outer is not None:  # the interceptor is there, and asks who is innermost
+            yield
+            return
+        with flax_linen.outermost_linen_interceptor(_intercepted):
+            yield
+    finally:
+        _thread.inside = outer
+
+
+def _intercepted(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    inside = _thread.inside
+    if inside is None:
+        return next_fun(*args, **kwargs)
+    return inside.call(next_fun, args, kwargs, context)
+
+
+def _is_public_method(module: linen.Module, name: str, function: Any) -> bool:
+    # lifted functions (a body given to nn.scan) run as methods of the module they are given
+    if name == "setup" or (name != CALL and name.startswith("_")):
+        return False
+    own = (vars(cls)[name] for cls in type(module).__mro__ if name in vars(cls))
+    return any(inspect.unwrap(method) is inspect.unwrap(function) for method in own)
+
+
+def _path(module: linen.Module) -> Path:
+    path: Path = tuple(module.path)
+    if isinstance(module.parent, linen.Module) and module.name and path[-1:] != (module.name,):
+        return (*path, module.name)  # nn.share_scope gave it its parent's
+    return path
+
+
+def made_here(module: nnx.Module) -> tuple[nnx.Module, Path] | None:
+    """The ToNNX and the path below it of the ToLinen whose call has just made `module`.
+
+    None where no ToLinen has, or where that was told before.
+    """
+    inside = _thread.inside
+    frame = inside.frames[-1] if inside is not None and inside.frames else None
+    if inside is None or frame is None or frame.made is not None:
+        return None
+    if inside.blind or not isinstance(frame.module, nnx.bridge.ToLinen):
+        return None
+    made = frame.module.nnx_class
+    if isinstance(made, type) and not isinstance(module, made):
+        return None
+    frame.made = module
+    return inside.owner, frame.below
+
+
+def program_key(module: linen.Module) -> Any:
+    """What keeps a program of `nn.jit` inside a ToNNX apart from that of an equal module.
+
+    Linen compiles two modules with the same fields once; their calls have different paths.
+    """
+    inside = _thread.inside
+    if inside is None or module.scope is None:
+        return None
+    return inside.listener.key, _path(module)
+
+
+def parameter_shapes(module: linen.Module) -> list[tuple[int, ...]]:
+    """The shapes of the parameters that a Linen module is bound to, children's included, sorted by
+    name; inside a lifted loop they are one layer's.
+    """
+    held: Any = {} if module.scope is None else module.variables.get("params", {})
+    return [tuple(leaf.shape) for leaf in jax.tree.leaves(held) if is_array(leaf)]

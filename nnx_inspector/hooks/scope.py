@@ -1,0 +1,194 @@
+"""Whose call is it: the paths of one model's modules, through every copy that a transform makes.
+
+A scope knows the objects of one model by identity, and the stand-ins that NNX builds inside
+transforms by a tag that travels in graphdefs and treedefs. Invariant: a module whose path cannot
+be known has none; a look-alike (a twin, a clone, an older graphdef) never gets the model's.
+Holds no model and calls nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, cast
+
+from flax import nnx
+
+from nnx_inspector._compat import jit
+from nnx_inspector.hooks.sites import Path, iter_modules, require_module
+
+
+class Scope:
+    """One model whose modules' paths are known: the objects themselves and the transforms' copies.
+
+    Two scopes over the same object are equal, so that entering the same hooks again is a jit
+    cache hit.
+    """
+
+    def __init__(self, roots: dict[Path, nnx.Module], token: Any):
+        self.token = token  # no model is kept: jit caches hold scopes as long as they live
+        self._paths: dict[int, tuple[weakref.ref[Any], Path]] = {}
+        self._copies: dict[int, tuple[weakref.ref[Any], Path]] = {}
+        self._flattened: dict[Path, list[Any]] = {}
+        self._arrived: dict[Path, tuple[Any, weakref.ref[Any]]] = {}
+        self.types: set[type] = set()
+        self._roots = [(prefix, weakref.ref(root)) for prefix, root in roots.items()]
+        self._variables: dict[int, Path] | None = None
+        self._doubted: dict[int, tuple[weakref.ref[Any], Path | None]] = {}
+        self._no_views: dict[int, weakref.ref[Any]] = {}
+        self.unattributed: dict[str, int] = {}
+        self.doubtful: dict[str, int] = {}
+        for prefix, root in roots.items():
+            for path, module in iter_modules(root):
+                whole = cast(Path, (*prefix, *path))
+                self._paths.setdefault(id(module), (weakref.ref(module), whole))
+                self.types.add(type(module))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Scope) and self.token == other.token
+
+    def __hash__(self) -> int:
+        return hash(self.token)
+
+    def path_of(self, module: Any) -> Path | None:
+        """The module's path; of a view (`nnx.view`: the same Variables) that of what it shows."""
+        known = self._known(module)
+        if known is not None or type(module) not in self.types:
+            return known
+        asked = self._no_views.get(id(module))
+        if asked is not None and asked() is module:
+            return None
+        self._no_views[id(module)] = weakref.ref(module)
+        return self._path_of_view(module)
+
+    def _known(self, module: Any) -> Path | None:
+        for known in (self._paths, self._copies):
+            entry = known.get(id(module))
+            if entry is not None and entry[0]() is module:
+                return entry[1]
+        return None
+
+    def _path_of_view(self, module: nnx.Module) -> Path | None:
+        mine = variables_of(module)
+        path = self._shown_by(module, mine) if mine else None
+        if path is None:
+            return None
+        entries = [*self._paths.values(), *self._copies.values()]
+        shown = (ref() for ref, known in entries if known == path)
+        alike = (s for s in shown if s is not None and type(s) is type(module))
+        if not any(variables_of(s) == mine for s in alike):
+            return None
+        for inner, part in iter_modules(module):
+            self._copies[id(part)] = (weakref.ref(part), (*path, *inner))
+        return path
+
+    def _shown_by(self, module: nnx.Module, mine: list[tuple[Path, int]]) -> Path | None:
+        """The path of what a module may be a view of: by its tag, else by its first Variable."""
+        ref, tag = self._doubted.get(id(module), (None, None))
+        if ref is not None and ref() is module and tag is not None:
+            return tag
+        if self._variables is None:  # may be out of date, so it is only a hint
+            roots = [(prefix, ref()) for prefix, ref in self._roots]
+            self._variables = {
+                number: (*prefix, *path)
+                for prefix, root in roots
+                if root is not None
+                for path, number in variables_of(root)
+            }
+        below, first = mine[0]
+        whole = self._variables.get(first)
+        end = 0 if whole is None else len(whole) - len(below)
+        return None if whole is None or whole[end:] != below else whole[:end]
+
+    def holds(self, path: Path) -> bool:
+        """Whether one of the model's own modules is at `path`."""
+        return any(known == path for _, known in self._paths.values())
+
+    def doubts(self, module: Any) -> bool:
+        """Whether a module may be a copy of one of the model's: nothing says where it is from."""
+        known = self._doubted.get(id(module))
+        return known is not None and known[0]() is module
+
+    def note_unattributed(self, module: Any) -> None:
+        """Count a call of a module that looks like one of ours and is none.
+
+        `unattributed` counts them all; `doubtful` those that may yet be the model's.
+        """
+        if type(module) in self.types and self.path_of(module) is None:
+            name = type(module).__name__
+            self.count_unattributed(name)
+            if self.doubts(module):
+                self.doubtful[name] = self.doubtful.get(name, 0) + 1
+
+    def count_unattributed(self, name: str) -> None:
+        """Count a call of a module of this type that is not the model's."""
+        self.unattributed[name] = self.unattributed.get(name, 0) + 1
+
+    def forget(self) -> None:
+        """Forget the copies that were met, and whose calls could not be attributed."""
+        for known in (self._copies, self._flattened, self._arrived, self._doubted, self._no_views):
+            known.clear()
+        self.unattributed.clear()
+        self.doubtful.clear()
+
+    def adopt(self, module: nnx.Module, owner: nnx.Module, below: Path) -> None:
+        """Let a module that is made during a call stand below one of the model's own."""
+        path = self.path_of(owner)
+        if path is not None:
+            for inner, part in iter_modules(module):
+                self._copies[id(part)] = (weakref.ref(part), (*path, *below, *inner))
+                self.types.add(type(part))
+
+    def follow(self, own: Any, copy: Any) -> None:
+        """Let the modules of a copy of NNX objects stand for those that they are copies of."""
+        pairs = zip(nnx.iter_graph(own, graph=True), nnx.iter_graph(copy, graph=True), strict=True)
+        for (_, module), (_, stand_in) in pairs:
+            path = self._known(module) if isinstance(module, nnx.Module) else None
+            if path is not None:
+                self._copies[id(stand_in)] = (weakref.ref(stand_in), path)
+
+    def leaves_with_tag(self, module: Any) -> Path | None:
+        """The path to put into a graphdef or treedef; notes at which trace it was put there."""
+        path = self.path_of(module)
+        if path is not None:
+            trace = jit.trace_state()
+            traces = self._flattened.get(path, [])
+            if trace not in traces:
+                alive = [t for t in traces if not jit.trace_is_over(t)]
+                self._flattened[path] = [*alive, trace]
+        return path
+
+    def arrives_with_tag(self, module: Any, path: Path | None, *, moved: bool) -> None:
+        """A module was filled from a graphdef or treedef that carries `path`.
+
+        Within a trace in which it was taken apart it is a clone of the user's own, or what a
+        transform returned: a second model. In another trace it is a transform's stand-in for the
+        same module. A transform makes one stand-in a trace: a second is the user's own merge,
+        which may be of another model's state (unless it has the very Variables: a view). `moved`
+        says that a transform replaced its own stand-in by this one. A path of None says that
+        nobody knows (an older graphdef).
+        """
+        if self._known(module) is not None or type(module) not in self.types:
+            return
+        if path is None or not (moved or self._is_stand_in(path)):
+            self._doubted[id(module)] = (weakref.ref(module), path)
+            return
+        self._arrived[path] = (jit.trace_state(), weakref.ref(module))
+        self._copies[id(module)] = (weakref.ref(module), path)
+
+    def _is_stand_in(self, path: Path) -> bool:
+        trace = jit.trace_state()
+        if trace in self._flattened.get(path, ()):
+            return False
+        earlier = self._arrived.get(path)
+        return earlier is None or earlier[0] != trace or earlier[1]() is None
+
+
+def variables_of(module: nnx.Module) -> list[tuple[Path, int]]:
+    """The Variables within a module: path and identity."""
+    every: Any = nnx.iter_graph(module, graph=True)
+    return [(tuple(p), id(node)) for p, node in every if isinstance(node, nnx.Variable)]
+
+
+def scope_of(model: nnx.Module, what: str = "model") -> Scope:
+    """The scope of one model (or submodule: that instance only)."""
+    return Scope({(): require_module(model, what)}, id(model))

@@ -1,0 +1,237 @@
+"""The only file that touches a class: sends method calls of every module class to a dispatcher.
+
+While at least one hooked region is open, in whichever thread, every public method of every
+`nnx.Module` class is wrapped, `sow` and `perturb` are observed, and what NNX's traversals take
+apart and fill again is tagged. Invariant: when the last region closes, classes, functions and
+registries are as before. Does not know what a hook is, nor what is done with a call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from flax import nnx
+
+from nnx_inspector._compat import flax_graphs, flax_linen, jit
+from nnx_inspector._compat.redirect import copy_of, redirect
+from nnx_inspector.hooks import linen
+from nnx_inspector.hooks.sites import methods
+
+
+@dataclasses.dataclass(frozen=True)
+class Hooks:
+    """What wrapped classes tell.
+
+    Attributes:
+        active: whether this thread wants to be told at all.
+        call: `(cls, name, function, module, args, kwargs) -> output`: a method `name` that `cls`
+            has is called; `function` is what does the work, to be bound to the module.
+        sown: `(module, name, kind, variable_type, value) -> value`: the user's own `sow` or
+            `perturb` is given (or returns) a value.
+        tag_of, arrived: see `flax_graphs.swap_graph_node` and `swap_pytree_nodes`.
+        compiled, executed: an ahead-of-time compiled executable is made, or is called.
+    """
+
+    active: Callable[[], bool]
+    call: Callable[[type, str, Any, Any, tuple[Any, ...], dict[str, Any]], Any]
+    sown: Callable[[Any, str, str, Any, Any], Any]
+    tag_of: Callable[[Any], Any]
+    arrived: Callable[[Any, Any, bool], None]
+    compiled: Callable[[Any], None]
+    executed: Callable[[Any], None]
+
+
+_lock = threading.RLock()
+_open_regions = 0
+_wrapped: set[type] = set()
+_undo: list[Callable[[], None]] = []
+_redirected: dict[types.FunctionType, types.FunctionType] = {}
+_originals: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def installed(hooks: Hooks) -> Iterator[None]:
+    """Keep the wrappers in place; regions opened inside need not put them there again.
+
+    Of every thread the hooks must be the same ones.
+    """
+    global _open_regions
+    with _lock:
+        _open_regions += 1
+        try:
+            if _open_regions == 1:
+                _wrap_shared(hooks)
+            for cls in module_classes():
+                if cls not in _wrapped:  # classes may have been made since the first region
+                    _wrap_class(cls, hooks)
+        except BaseException:
+            _open_regions -= 1
+            if _open_regions == 0:
+                _unwrap()
+            raise
+    try:
+        yield
+    finally:
+        with _lock:
+            _open_regions -= 1
+            if _open_regions == 0:
+                _unwrap()
+
+
+def module_classes() -> list[type]:
+    """Every class that derives from `nnx.Module`."""
+    found: dict[type, None] = {}
+    stack: list[type] = [nnx.Module]
+    while stack:
+        cls = stack.pop()
+        for sub in type.__subclasses__(cls):
+            if sub not in found:
+                found[sub] = None
+                stack.append(sub)
+    return list(found)
+
+
+def _wrap_shared(hooks: Hooks) -> None:
+    flax_graphs.TaggedNodes.strict = True
+    _undo.append(functools.partial(setattr, flax_graphs.TaggedNodes, "strict", False))
+    _undo.append(flax_graphs.swap_pytree_nodes(hooks.tag_of, hooks.arrived))
+    _undo.append(jit.swap_executables(hooks.compiled, hooks.executed))
+    _undo.append(flax_linen.swap_linen_jit_key(linen.program_key))
+    for function, observed in (
+        (nnx.Module.sow, _observed_sow),
+        (nnx.Module.perturb, _observed_perturb),
+    ):
+        original = copy_of(function)
+        _undo.append(redirect(function, observed(original, hooks), original).undo)
+
+
+def _wrap_class(cls: type, hooks: Hooks) -> None:
+    _wrapped.add(cls)
+    for name, raw in methods(cls).items():
+        while isinstance(raw, (types.FunctionType, _Decorated)) and raw in _originals:
+            raw = _originals[raw]  # a base class was wrapped before this one
+        own = name in vars(cls)
+        previous = vars(cls).get(name)
+        wrapper = _wrapper(cls, name, raw, hooks)
+        type.__setattr__(cls, name, wrapper)  # a sealed metaclass may refuse setattr
+        _undo.append(functools.partial(_restore, cls, name, wrapper, own, previous))
+    _undo.append(
+        flax_graphs.swap_graph_node(
+            cls, hooks.tag_of, lambda node, tag: hooks.arrived(node, tag, False)
+        )
+    )
+
+
+def _restore(cls: type, name: str, wrapper: Any, own: bool, previous: Any) -> None:
+    if vars(cls).get(name) is not wrapper:
+        return  # somebody patched over it since: theirs stays
+    if own:
+        type.__setattr__(cls, name, previous)
+    else:
+        type.__delattr__(cls, name)
+
+
+def _unwrap() -> None:
+    global _wrapped, _redirected
+    while _undo:
+        _undo.pop()()
+    _wrapped.clear()
+    _wrapped, _redirected = set(), {}
+
+
+# ---------------------------------------------------------------- one method
+
+
+def _wrapper(cls: type, name: str, raw: Any, hooks: Hooks) -> Any:
+    installed = _wrapped  # emptied on release: a wrapper that somebody kept does nothing then
+    function = _reachable_by_reference(cls, name, raw, hooks)
+    plain = isinstance(function, types.FunctionType)
+
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if cls not in installed or not hooks.active():
+            if plain:  # bound, the call would go through C, whose stack is short
+                return function(self, *args, **kwargs)
+            return function.__get__(self, type(self))(*args, **kwargs)
+        return hooks.call(cls, name, function, self, args, kwargs)
+
+    functools.update_wrapper(call, raw, updated=())
+    call.__dict__["__wrapped__"] = function
+    wrapper = call if isinstance(raw, types.FunctionType) else _Decorated(call, raw)
+    _originals[wrapper] = raw
+    return wrapper
+
+
+def _reachable_by_reference(cls: type, name: str, raw: Any, hooks: Hooks) -> Any:
+    """What does the work of a method, once calls of the function itself are dispatched too.
+
+    A model may hold a bound method in an attribute, and a decorated method holds the function
+    that it decorates.
+    """
+    function = (
+        raw
+        if isinstance(raw, types.FunctionType)
+        else inspect.unwrap(raw, stop=lambda f: f in _redirected)
+    )
+    if not isinstance(function, types.FunctionType):
+        return raw
+    if function not in _redirected:
+        original = copy_of(function)
+        # under an alias (forward = __call__) a reference goes by the function's own name
+        known = function.__name__ if function.__name__ in methods(cls) else name
+
+        def target(*args: Any, **kwargs: Any) -> Any:
+            if not args or not isinstance(args[0], nnx.Module) or not hooks.active():
+                return original(*args, **kwargs)
+            return hooks.call(cls, known, original, args[0], args[1:], kwargs)
+
+        _redirected[function] = original
+        _undo.append(redirect(function, target, original).undo)
+    return _redirected[function] if raw is function else raw
+
+
+class _Decorated:
+    """Stands in for a method that a transform decorates: its other attributes stay reachable."""
+
+    def __init__(self, call: Any, raw: Any):
+        self._call, self._raw = call, raw
+        functools.update_wrapper(self, raw, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else self._call.__get__(instance, owner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+
+# ------------------------------------------------------------ sow and perturb
+
+
+def _observed_sow(original: Any, hooks: Hooks) -> Callable[..., Any]:
+    def sow(self: Any, variable_type: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if hooks.active():
+            value = hooks.sown(self, name, "sow", variable_type, value)
+        return original(self, variable_type, name, value, *args, **kwargs)
+
+    return sow
+
+
+def _observed_perturb(original: Any, hooks: Hooks) -> Callable[..., Any]:
+    def perturb(self: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+        out = original(self, name, value, *args, **kwargs)
+        if not hooks.active():
+            return out
+        variable_type = args[0] if args else kwargs.get("variable_type", nnx.Perturbation)
+        return hooks.sown(self, name, "perturb", variable_type, out)
+
+    return perturb

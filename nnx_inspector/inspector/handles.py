@@ -1,0 +1,433 @@
+"""The perturbations of one inspector: what is on, where, how strong, and their places.
+
+On one site the handles act in the order in which they were added. `Zero` and `Scale` on outputs
+of whole sites are rows, for which every program has room, unless an older handle has a place on
+such a site: rows act before places. Invariant: switching and tuning never change the places, and
+a place of equal code that is free is used again. Does not run or compile anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.perturbations.region import (
+    OFF,
+    Known,
+    Live,
+    combine,
+    is_live,
+    require_known,
+)
+from nnx_inspector.perturbations.slots import PARAMETER, Data, Place, Setting, data_of, place_of
+from nnx_inspector.screen.python_text import strength_of, tuned
+
+
+class Handle:
+    """One perturbation of an inspector: switch it, tune it, remove it. Also a context manager.
+
+    Attributes:
+        id: its number within the inspector.
+        site: the site key or pattern it was made with.
+        sites: the keys it acts on.
+        rows: which layer of stacked sites it acts on, () for all.
+        place: the place it needs, unless it is a row.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        site: str,
+        sites: Iterable[str],
+        perturbation: Known,
+        owner: Handles,
+        rows: tuple[int, ...] = (),
+    ):
+        self.id = number
+        self.site = site
+        self.sites = tuple(sites)
+        self.rows = rows
+        self._take(require_known(perturbation))
+        self._enabled = True
+        self._removed = False
+        self._owner = owner
+
+    @property
+    def enabled(self) -> bool:
+        """Whether it is on. Setting it takes effect at the next pass and compiles nothing."""
+        return self._enabled and not self._removed
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        if not isinstance(value, bool):
+            raise TypeError(f"enabled is True or False, got {value!r}.")
+        self._require_there()
+        if value != self._enabled:
+            self._enabled = value
+            self._owner.changed(self)
+
+    @property
+    def perturbation(self) -> Known:
+        """What is done. May be set to another value of the same kind: another strength, or an
+        array of the same shape, compiles nothing.
+        """
+        return self._perturbation
+
+    @perturbation.setter
+    def perturbation(self, value: Known) -> None:
+        self._require_there()
+        if type(require_known(value)) is not type(self._perturbation):
+            raise TypeError(
+                f"This handle is a {type(self._perturbation).__name__} on {self.site!r}; it takes "
+                f"another strength, not a {type(value).__name__}. Remove it and add the other."
+            )
+        self._owner.check(value, self)
+        if value != self._perturbation:
+            self._take(value)
+            self._owner.changed(self)
+
+    @property
+    def strength(self) -> float | None:
+        """The one number of the perturbation that a slider tunes; None where there is none. May be
+        set: the same as a perturbation of that strength.
+        """
+        return strength_of(self._perturbation)
+
+    @strength.setter
+    def strength(self, value: float) -> None:
+        self.perturbation = tuned(self._perturbation, value)
+
+    def _take(self, value: Known) -> None:
+        self._perturbation = value
+        self.place = place_of(value, self.sites, self.rows)
+        # once: they may be on a device, and what the user gave may be written to later
+        self._numbers = tuple(np.array(a) for a in data_of(value))
+
+    @property
+    def data(self) -> Data:
+        """What its place reads: whether it is on, and its numbers."""
+        return (np.array(self.enabled), *self._numbers)
+
+    @property
+    def compiling(self) -> bool:
+        """Whether the running program has no place for it yet: another one is being made."""
+        return self._owner.is_compiling(self)
+
+    @property
+    def not_acting(self) -> str:
+        """Why it does nothing in what runs (or ran last), in words; "" where it acts, where it is
+        off, and as long as that is not known.
+
+        It is told of a call that does not take place, or that cannot be attributed to the model;
+        of a gradient that is not computed; of a kind that a loop has no place for. It says nothing
+        of a perturbation that acts and changes nothing, as `Scale(1.0)`: see `insp.effect`.
+        """
+        return self._owner.why_idle(self)
+
+    @property
+    def removed(self) -> bool:
+        """Whether it has been taken away for good."""
+        return self._removed
+
+    def remove(self) -> None:
+        """Take it away; twice is once."""
+        if not self._removed:
+            self._removed = True
+            self._owner.changed(self)
+
+    def _require_there(self) -> None:
+        if self._removed:
+            raise InspectorError(
+                f"This perturbation of {self.site!r} was removed. Add it again with insp.perturb."
+            )
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        state = "removed" if self._removed else "on" if self._enabled else "off"
+        if self.not_acting:
+            state += f", not acting here: {self.not_acting}"
+        return f"Handle({self.site!r}, {self._perturbation!r}, {state})"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Needs:
+    """A handle as it was when places were last given: the place it needs, None for a row."""
+
+    handle: Handle
+    place: Place | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """The places of one program, and which handle has which."""
+
+    places: tuple[Place, ...] = ()
+    owners: Mapping[int, int] = dataclasses.field(default_factory=dict[int, int])
+
+    @property
+    def code(self) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+        """That of a setting with these places."""
+        values = tuple(place for place in self.places if place.at != PARAMETER)
+        return values, tuple(place for place in self.places if place.at == PARAMETER)
+
+    def fitted(self, needs: Sequence[_Needs]) -> _Layout | None:
+        """The same places for these handles, oldest first; None where they have not room for all,
+        or not in the order in which the handles act.
+        """
+        owners: dict[int, int] = {}
+        wanted = [n for n in needs if n.place is not None]
+        for one in wanted:  # those that have one keep it
+            at = self.owners.get(one.handle.id)
+            if at is not None and self.places[at] == one.place:
+                owners[one.handle.id] = at
+        for one in wanted:
+            if one.handle.id not in owners:
+                free = (
+                    at
+                    for at, place in enumerate(self.places)
+                    if place == one.place and at not in owners.values()
+                )
+                fits = (at for at in free if self._in_order(at, one, wanted, owners))
+                at = next(fits, None)
+                if at is None:
+                    return None
+                owners[one.handle.id] = at
+        return _Layout(self.places, owners)
+
+    def _in_order(
+        self, at: int, one: _Needs, wanted: Sequence[_Needs], owners: Mapping[int, int]
+    ) -> bool:
+        for other in wanted:
+            place, there = other.place, owners.get(other.handle.id)
+            if there is None or place is None or one.place is None or other is one:
+                continue
+            if _meet(place, one.place) and (there < at) != (other.handle.id < one.handle.id):
+                return False
+        return True
+
+
+def _meet(a: Place, b: Place) -> bool:
+    """Whether the order of two places matters."""
+    if a.at == b.at == PARAMETER:
+        return True  # their keys are globs
+    return a.at == b.at and not set(a.sites).isdisjoint(b.sites)
+
+
+class Handles:
+    """All perturbations of one inspector, in the order in which they were made.
+
+    Args:
+        changed: called after each change.
+        check: raises where a handle cannot have another value.
+
+    Attributes:
+        elsewhere: whether the running loop's program for a handle is being compiled; None where
+            no loop runs.
+    """
+
+    def __init__(
+        self,
+        changed: Callable[[], None],
+        check: Callable[[Known, Handle], None] = lambda value, handle: None,
+    ):
+        self._lock = threading.RLock()
+        self._live: dict[int, Handle] = {}
+        self._last = 0
+        self._changed = changed
+        self.check = check
+        self._with_place: set[int] = set()
+        self._wanted = _Layout()
+        self._armed = _Layout()
+        self._given_up: tuple[Place, ...] | None = None
+        self._why_given_up = ""
+        self._idle: dict[int, str] = {}
+        self.elsewhere: Callable[[Handle], bool | None] = lambda handle: None
+
+    def add(
+        self,
+        site: str,
+        sites: Iterable[str],
+        perturbation: Known,
+        rows: tuple[int, ...] = (),
+    ) -> Handle:
+        """A new perturbation, switched on."""
+        with self._lock:
+            self._last += 1
+            handle = Handle(self._last, site, sites, perturbation, self, rows)
+            self._live[handle.id] = handle
+            self._give_places()
+        self._changed()
+        return handle
+
+    def changed(self, handle: Handle) -> None:
+        """Called by a handle when it was switched, set or removed."""
+        with self._lock:
+            if not handle.enabled:
+                self._idle.pop(handle.id, None)  # what it does is to be seen anew
+            if handle.removed:
+                self._live.pop(handle.id, None)
+                self._with_place.discard(handle.id)
+            self._give_places()
+        self._changed()
+
+    def switch_all(self, enabled: bool) -> None:
+        """Switch every handle on, or off; one change."""
+        with self._lock:
+            others = [h for h in self._live.values() if h.enabled != enabled]
+            for handle in others:
+                handle._enabled = enabled
+                self._idle.pop(handle.id, None)
+            self._give_places()
+        if others:
+            self._changed()
+
+    def place_in_use(self, handle: Handle) -> Place | None:
+        """The place that a handle acts at, None for a row."""
+        with self._lock:
+            return handle.place if handle.id in self._with_place else None
+
+    def tell_idle(self, idle: Mapping[int, str]) -> None:
+        """For the number of a handle why it does nothing in what ran last, "" where it acts."""
+        with self._lock:
+            self._idle |= idle
+
+    def why_idle(self, handle: Handle) -> str:
+        """See `Handle.not_acting`."""
+        with self._lock:
+            if not handle.enabled:
+                return ""
+            if handle.id in self._with_place and self._given_up == self._wanted.places:
+                return f"the program with a place for it cannot be compiled: {self._why_given_up}"
+            return self._idle.get(handle.id, "")
+
+    def get(self, number: int) -> Handle:
+        """The live handle with this number."""
+        with self._lock:
+            if number not in self._live:
+                raise KeyError(
+                    f"There is no perturbation with the number {number}; it was removed."
+                )
+            return self._live[number]
+
+    def all(self) -> list[Handle]:
+        """The live handles, oldest first."""
+        with self._lock:
+            return list(self._live.values())
+
+    # --------------------------------------------------------------- settings
+
+    def setting(self, *, armed: bool = False) -> Setting:
+        """What is on, and all places that are needed for it.
+
+        Args:
+            armed: as far as the program of `arm` has places for it.
+        """
+        with self._lock:
+            return self._setting(self._armed if armed else self._wanted, self._needs())
+
+    def each_alone(self) -> tuple[Setting, dict[int, Setting]]:
+        """What is on, and by the number of each handle that is on the setting with that one alone:
+        all for the same program.
+        """
+        with self._lock:
+            needs = self._needs()
+            alone = {
+                one.handle.id: self._setting(self._wanted, [one])
+                for one in needs
+                if one.handle.enabled
+            }
+            return self._setting(self._wanted, needs), alone
+
+    def _setting(self, layout: _Layout, needs: Sequence[_Needs]) -> Setting:
+        """Of these handles, and the places of all."""
+        data = [place.nothing() for place in layout.places]
+        for one in needs:
+            at = layout.owners.get(one.handle.id)
+            if at is not None and layout.places[at] == one.place:
+                data[at] = one.handle.data
+        apart: tuple[list[tuple[Place, Data]], ...] = ([], [])
+        for place, of_place in zip(layout.places, data, strict=True):
+            apart[place.at == PARAMETER].append((place, of_place))
+        values, parameters = apart
+        return Setting(
+            rows=self._rows(needs),
+            places=tuple(place for place, _ in values),
+            data=tuple(of_place for _, of_place in values),
+            parameters=tuple(place for place, _ in parameters),
+            parameter_data=tuple(of_place for _, of_place in parameters),
+        )
+
+    def rows(self) -> dict[str, tuple[float, float]]:
+        """For each site with a row that is on, that row (see `perturbation`)."""
+        with self._lock:
+            return self._rows(self._needs())
+
+    def arm(self, setting: Setting) -> None:
+        """The program of this setting is the running one."""
+        with self._lock:
+            if setting.code == self._wanted.code:
+                self._armed = self._wanted
+
+    def give_up(self, why: str) -> None:
+        """The program with all places that are wanted cannot be made."""
+        with self._lock:
+            self._given_up, self._why_given_up = self._wanted.places, why
+
+    def is_compiling(self, handle: Handle) -> bool:
+        """Whether a handle is live and the running program has no place for it."""
+        with self._lock:
+            if handle.id not in self._with_place:
+                return False
+            in_loop = self.elsewhere(handle)
+            if in_loop is not None:
+                return in_loop
+            if self._given_up == self._wanted.places:
+                return False
+            at = self._armed.owners.get(handle.id)
+            return at is None or self._armed.places[at] != handle.place
+
+    def _rows(self, needs: Iterable[_Needs]) -> dict[str, tuple[float, float]]:
+        by_site: dict[str, list[Live]] = {}
+        for one in needs:
+            value = one.handle.perturbation
+            if one.place is None and one.handle.enabled and is_live(value):
+                for site in one.handle.sites:
+                    by_site.setdefault(site, []).append(value)
+        combined = {site: combine(several) for site, several in by_site.items()}
+        return {site: row for site, row in combined.items() if row[0] != OFF}
+
+    def _needs(self) -> list[_Needs]:
+        """Of each handle the place it needs, oldest first."""
+        return [
+            _Needs(handle, handle.place if handle.id in self._with_place else None)
+            for handle in self._live.values()
+        ]
+
+    def _give_places(self) -> None:
+        taken: set[str] = set()  # sites whose output an older handle has a place on
+        for handle in self._live.values():
+            as_row = is_live(handle.perturbation) and not handle.rows
+            if not as_row or not taken.isdisjoint(handle.sites):
+                self._with_place.add(handle.id)  # for good: to and fro would compile anew
+            if handle.id in self._with_place and getattr(handle.perturbation, "at", "") == "output":
+                taken |= set(handle.sites)
+        needs = self._needs()
+        fitted = self._wanted.fitted(needs)
+        if fitted is None:
+            places = tuple(one.place for one in needs if one.place is not None)
+            owners = (one.handle.id for one in needs if one.place is not None)
+            fitted = _Layout(places, {number: at for at, number in enumerate(owners)})
+        self._wanted = fitted
+        # of the same places the running program knows the new owners
+        if self._armed.places == fitted.places:
+            self._armed = fitted

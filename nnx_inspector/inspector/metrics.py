@@ -1,0 +1,280 @@
+"""Small measurements beside the passes: metrics, the cost of inspection, the effect of perturbing.
+
+Invariant: a figure that is not known yet is None, and a metric on the device never holds the
+training loop up. Knows no widget.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+import jax
+import numpy as np
+from flax import nnx
+
+from nnx_inspector._compat import jit
+from nnx_inspector.errors import warn
+from nnx_inspector.inspector.passes.programs import Result
+from nnx_inspector.perturbations.effects import Differences, OutputChange, output_change
+from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.records.record import Record
+from nnx_inspector.screen import protocol
+
+RECENT = 64
+"""Steps of a kind of which the times are kept."""
+
+
+class Metrics:
+    """The user's scalars on their way into the recording.
+
+    Args:
+        recording: where they go.
+        notice: `(level, text)`, told about what is no scalar.
+
+    Attributes:
+        latest: the newest number of each metric.
+        step: the step of the newest metric.
+    """
+
+    def __init__(self, recording: Recording, notice: Callable[[str, str], None]):
+        self._recording = recording
+        self._notice = notice
+        self._waiting: deque[tuple[int, str, Any]] = deque()
+        self._told: set[str] = set()
+        self.latest: dict[str, float] = {}
+        self.step = -1
+        self.errors = 0
+
+    def add(self, step: int, values: Mapping[str, Any]) -> None:
+        """Take over the metrics of a step; arrays on the device are fetched by `settle`."""
+        bad: list[str] = []
+        for name, value in values.items():
+            value = value.get_raw_value() if isinstance(value, nnx.Variable) else value
+            if _is_scalar(value):
+                self._waiting.append((step, name, value))
+                self.step = step
+                continue
+            self.errors += 1
+            text = (
+                f"The metric {name!r} is no real scalar ({_in_words(value)}) and was left out. "
+                f"{_way_out(value)}"
+            )
+            self._notice("warning", text)
+            if name not in self._told:
+                self._told.add(name)
+                bad.append(text)
+        for text in bad:  # the good ones are taken: a filter may make errors of warnings
+            warn(text)
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Write what is ready, in order; with `wait` all of it."""
+        while self._waiting:
+            step, name, value = self._waiting[0]
+            if not wait and isinstance(value, jax.Array) and not cast(Any, value).is_ready():
+                return
+            self._waiting.popleft()
+            if isinstance(value, jax.Array) and value.is_deleted():
+                self.errors += 1
+                self._notice(
+                    "warning", f"The metric {name!r} of step {step} was donated and is lost."
+                )
+                continue
+            number = float(value)
+            self._recording.add_metrics(step, {name: number})
+            self.latest[name] = number
+
+
+def _is_scalar(value: Any) -> bool:
+    if isinstance(value, (int, float)):
+        return True
+    if jit.is_tracer(value) or not isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        return False
+    is_real = not jax.numpy.issubdtype(value.dtype, np.complexfloating)
+    return value.shape == () and is_real and jax.numpy.issubdtype(value.dtype, np.number)
+
+
+def _in_words(value: Any) -> str:
+    if jit.is_tracer(value):
+        return "a traced value"
+    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    if isinstance(value, (str, complex)) and len(repr(value)) < 40:
+        return repr(value)
+    return type(value).__name__
+
+
+def _way_out(value: Any) -> str:
+    if jit.is_tracer(value):
+        return "Return it from the jitted function, and call insp.metrics outside."
+    if isinstance(value, Mapping):
+        return "Pass its entries as keywords: insp.metrics(**entries)."
+    if isinstance(value, (jax.Array, np.ndarray)) and value.ndim:
+        return "Reduce it first, for instance by .mean()."
+    return "Pass a number, or an array of shape ()."
+
+
+class Meter:
+    """What inspection costs: recent seconds of steps that are alike but for being measured, and
+    compilations.
+
+    A step in which something was compiled is not typical and counts nowhere. Unperturbed steps are
+    compared with unperturbed ones, perturbed ones with perturbed ones, all of one loop.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds: dict[tuple[bool, bool], deque[float]] = {}
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._compiled_before = 0
+        self.compilations = 0
+        self._undo = jit.compilation_events(self._on_event)
+
+    def _on_event(self, kind: str, _seconds: float) -> None:
+        if kind == "compile":
+            with self._lock:
+                self.compilations += 1
+
+    def loop_begins(self) -> None:
+        """A loop begins: its steps may be others than those before."""
+        self._seconds = {}
+        self._recent.clear()
+
+    def step_begins(self) -> None:
+        """A step of a watched loop begins."""
+        self._compiled_before = self.compilations
+
+    def step_ends(self, seconds: float, *, measured: bool, perturbed: bool) -> None:
+        """It is over."""
+        if self.compilations == self._compiled_before:
+            of_its_kind = self._seconds.setdefault((measured, perturbed), deque(maxlen=RECENT))
+            of_its_kind.append(seconds)
+            self._recent.append(seconds)
+
+    @property
+    def compared(self) -> tuple[float | None, float | None]:
+        """Median seconds of recent steps that were not measured, and of steps like them that were;
+        None where there are none.
+        """
+        for perturbed in (False, True):
+            plain, measured = (self._median(kind, perturbed) for kind in (False, True))
+            if plain is not None and measured is not None:
+                return plain, measured
+        measured = [self._median(True, perturbed) for perturbed in (False, True)]
+        if any(not kind for kind, _ in self._seconds):
+            return None, None  # but none that is like a measured one
+        return None, next((seconds for seconds in measured if seconds is not None), None)
+
+    def _median(self, measured: bool, perturbed: bool) -> float | None:
+        seconds = self._seconds.get((measured, perturbed))
+        return statistics.median(seconds) if seconds else None
+
+    @property
+    def rate(self) -> float | None:
+        """Steps a second, by the most recent steps."""
+        return 1 / max(1e-9, statistics.fmean(self._recent)) if self._recent else None
+
+    def close(self) -> None:
+        """Stop counting."""
+        self._undo()
+
+
+def scalars_of(value: Any) -> dict[str, float]:
+    """The metrics in what a loss function returns: the loss, and the scalars of a dict aux."""
+    loss, aux = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    out = {"loss": float(cast(Any, loss))}
+    if isinstance(aux, Mapping):
+        out.update({str(k): float(v) for k, v in aux.items() if _is_scalar(v)})
+    return out
+
+
+def effect_of(
+    source: str,
+    clean: Result,
+    perturbed: Result,
+    before: Mapping[str, float] | None = None,
+    after: Mapping[str, float] | None = None,
+    *,
+    differences: Differences | None = None,
+    direct: Iterable[str] = (),
+    alone: tuple[protocol.EffectAlone, ...] = (),
+    root: str = "",
+) -> protocol.Effect:
+    """What perturbing changes.
+
+    Args:
+        source: of what pass, in words.
+        clean: the clean pass.
+        perturbed: the same, perturbed.
+        before: the metrics of the clean pass, where it is of a loss; without, the results are what
+            the model returns.
+        after: those of the perturbed pass.
+        differences: between the two at each site, where that is known.
+        direct: the sites whose output is perturbed itself; they are not downstream.
+        alone: the effects of single perturbations.
+        root: the site that returns what the model returns; `""` where it is not called.
+    """
+    if differences is not None and root not in differences.sites:
+        root = ""
+    if before is None:
+        output = output_change(clean.value, perturbed.value)
+    elif differences is not None:
+        output = OutputChange(differences.sites.get(root), differences.kl, differences.top1_changed)
+    else:
+        output = OutputChange()
+    return protocol.Effect(
+        source=source,
+        clean=dict(before or {}),
+        perturbed=dict(after or {}),
+        output_change=_finite(output.relative),
+        kl=_finite(output.kl),
+        top1_changed=_finite(output.top1_changed),
+        sites=() if differences is None else _downstream(differences, perturbed, {root, *direct}),
+        alone=alone,
+    )
+
+
+def alone_of(number: int, effect: protocol.Effect) -> protocol.EffectAlone:
+    """The figures of one perturbation's effect that stand beside it."""
+    losses = [metrics.get("loss") for metrics in (effect.clean, effect.perturbed)]
+    known = [loss for loss in losses if loss is not None]
+    return protocol.EffectAlone(
+        perturbation=number,
+        loss_change=_finite(known[1] - known[0]) if len(known) == 2 else None,
+        output_change=effect.output_change,
+        kl=effect.kl,
+        top1_changed=effect.top1_changed,
+    )
+
+
+def _finite(number: Any) -> float | None:
+    return None if number is None or not np.isfinite(number) else float(number)
+
+
+def _downstream(
+    differences: Differences, perturbed: Result, direct: set[str]
+) -> tuple[protocol.SiteEffect, ...]:
+    """Those that moved most; what is no longer finite, first."""
+    moved: list[tuple[float, str]] = []
+    for site, change in differences.sites.items():
+        if site == "" or site in direct:
+            continue
+        if not np.isfinite(change) and _is_finite(perturbed.record, site):
+            continue  # it was zero everywhere: nothing to be relative to
+        if change != 0:
+            moved.append((float(change) if np.isfinite(change) else np.inf, site))
+    moved.sort(key=lambda one: -one[0])
+    return tuple(
+        protocol.SiteEffect(site=site, change=_finite(change))
+        for change, site in moved[: protocol.MOST_EFFECTS]
+    )
+
+
+def _is_finite(record: Record, site: str) -> bool:
+    if site not in record:
+        return True
+    summaries = [s for call in record[site].calls for s in call.outputs]
+    return not any(s.nan or s.posinf or s.neginf for s in summaries)

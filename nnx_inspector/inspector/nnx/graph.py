@@ -1,0 +1,324 @@
+"""A module as NNX sees it: its nodes with their static attributes, its Variables, who is shared.
+
+Names are NNX's own paths. Invariant: everything is read once and nothing is written, computed or
+fetched, but the value of a scalar; every text is bounded. What a Variable was before is `looks`'.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from nnx_inspector._compat import jit
+from nnx_inspector.arrays import is_array, own_attribute
+from nnx_inspector.hooks.pytrees import plain_key
+from nnx_inspector.hooks.sites import Path, site_key
+from nnx_inspector.hooks.variables import kind_of
+from nnx_inspector.program.analysis.describe import value_in_words
+from nnx_inspector.screen import protocol
+
+_ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A module, or another object or container that NNX takes apart.
+
+    Attributes:
+        value: itself.
+        depth: how many nodes are around it.
+        again: whether the same object was met before; what is inside is not told again.
+        static: its static attributes.
+    """
+
+    path: Path
+    value: Any
+    depth: int
+    again: bool
+    static: tuple[tuple[str, Any], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """A Variable, or an array that is none, under one of its paths.
+
+    Attributes:
+        value: what it held when it was met.
+        module: the path of the innermost module around it.
+    """
+
+    path: Path
+    owner: Any
+    value: Any
+    module: Path
+    again: bool
+
+
+def inside(module: Any, prefix: Path = ()) -> list[Node | Leaf]:
+    """What is in a module, in the order of NNX's graphdef, each object under all of its paths."""
+    found: list[Node | Leaf] = []
+    _visit(module, prefix, prefix, 0, found, set())
+    return found
+
+
+def _visit(
+    value: Any, path: Path, module: Path, depth: int, found: list[Node | Leaf], seen: set[int]
+) -> bool:
+    """Add what a value holds; False where it holds nothing of NNX's, hence is static."""
+    kind = "variable" if isinstance(value, nnx.Variable) else kind_of(type(value))
+    if kind == "variable" or isinstance(value, _ARRAYS):
+        again = kind == "variable" and id(value) in seen
+        seen.add(id(value))
+        held = value.get_raw_value() if isinstance(value, nnx.Variable) else value
+        found.append(Leaf(path, value, held, module, again))
+        return True
+    if kind == "plain":
+        return False
+    if isinstance(value, nnx.Pytree):
+        again = id(value) in seen
+        seen.add(id(value))
+        here = path if isinstance(value, nnx.Module) else module
+        at = len(found)
+        found.append(Node(path, value, depth, again, ()))
+        if not again:
+            static = tuple(
+                (str(key), part)
+                for key, part in _attributes(value)
+                if not _visit(part, (*path, key), here, depth + 1, found, seen)
+            )
+            found[at] = Node(path, value, depth, False, static)
+        return True
+    return _visit_container(value, path, module, depth, found, seen)
+
+
+def _visit_container(
+    value: Any, path: Path, module: Path, depth: int, found: list[Node | Leaf], seen: set[int]
+) -> bool:
+    inner: list[Node | Leaf] = []
+    if isinstance(value, dict):
+        parts = [((key,), part) for key, part in list(value.items())]
+    elif isinstance(value, (list, tuple)) and own_attribute(value, "_fields") is None:
+        parts = [((i,), part) for i, part in enumerate(list(value))]
+    else:
+        parts = list(_pytree_parts(value))
+    static = [
+        ("/".join(map(str, keys)), part)
+        for keys, part in parts
+        if not _visit(part, (*path, *keys), module, depth + 1, inner, seen)
+    ]
+    if inner:
+        found.append(Node(path, value, depth, False, tuple(static)))
+        found += inner
+    return bool(inner)
+
+
+def _attributes(node: Any) -> list[tuple[str | int, Any]]:
+    if isinstance(node, nnx.List):
+        return list(enumerate(node))
+    own = list(vars(node).items())  # at once: another thread may be setting one
+    return sorted((kv for kv in own if not kv[0].startswith("_pytree__")), key=lambda kv: kv[0])
+
+
+def _pytree_parts(value: Any) -> Iterator[tuple[Path, Any]]:
+    is_node = lambda x: isinstance(x, nnx.Variable | nnx.Pytree)  # noqa: E731
+    for inner, leaf in jax.tree_util.tree_flatten_with_path(value, is_leaf=is_node)[0]:
+        if leaf is not value:
+            yield tuple(map(plain_key, inner)), leaf
+
+
+# -------------------------------------------------------------------- in words
+
+
+class References:
+    """Who is met under several paths.
+
+    Args:
+        found: of the module that is told about.
+        model: of the whole model: other paths are looked for there.
+    """
+
+    def __init__(self, found: Sequence[Node | Leaf], model: Sequence[Node | Leaf]):
+        self._paths: dict[int, list[Path]] = {}
+        for one in found:
+            self._paths.setdefault(_identity(one), []).append(one.path)
+        here = {path for paths in self._paths.values() for path in paths}
+        self._elsewhere: dict[int, list[Path]] = {}
+        for one in model:
+            if _identity(one) in self._paths and one.path not in here:
+                self._elsewhere.setdefault(_identity(one), []).append(one.path)
+        shared = (
+            key for key, paths in self._paths.items() if len(paths) > 1 or key in self._elsewhere
+        )
+        self._numbers = dict(zip(shared, itertools.count(1), strict=False))
+
+    def of(self, one: Node | Leaf) -> dict[str, Any]:
+        """`reference`, `first` and `also` of a protocol message."""
+        key = _identity(one)
+        others = self._elsewhere.get(key, [])
+        return {
+            "reference": self._numbers.get(key, 0),
+            "first": text(site_key(self._paths[key][0])) if one.again else None,
+            "also": tuple(text(site_key(p)) for p in others[: protocol.MOST_ALIASES]),
+        }
+
+
+def _identity(one: Node | Leaf) -> int:
+    value = one.owner if isinstance(one, Leaf) else one.value
+    shares = isinstance(value, nnx.Pytree | nnx.Variable)
+    return id(value) if shares else id(one)  # arrays and containers are values, not references
+
+
+def text(value: str) -> str:
+    """Text of a user's model, cut where it is longer than a line or two."""
+    longest = protocol.LONGEST_TEXT
+    return value if len(value) <= longest else value[: longest - 2] + " …"
+
+
+def node_row(node: Node, references: References) -> protocol.NnxNode:
+    """A node as the screen shows it."""
+    attributes = [
+        protocol.NnxAttribute(name=text(name), text=text(_in_words(value)))
+        for name, value in node.static[: protocol.MOST_ATTRIBUTES]
+    ]
+    key = site_key(node.path)
+    return protocol.NnxNode(
+        path=text(key),
+        name=text(str(node.path[-1])) if node.path else "",
+        type=text(type(node.value).__name__),
+        depth=node.depth,
+        module=key if isinstance(node.value, nnx.Module) else None,
+        attributes=tuple(attributes),
+        attributes_total=len(node.static),
+        **references.of(node),
+    )
+
+
+def _in_words(value: Any) -> str:
+    return str(value) if isinstance(value, np.dtype) else value_in_words(value)
+
+
+def variable_row(
+    leaf: Leaf,
+    references: References,
+    change: protocol.NnxChange | None,
+    passed: protocol.NnxChange | None,
+) -> protocol.NnxVariable:
+    """A leaf of the state as the screen shows it."""
+    value, held = leaf.value, held_as(leaf.value)
+    lone = is_array(value)
+    return protocol.NnxVariable(
+        path=text(site_key(leaf.path)),
+        module=site_key(leaf.module),
+        type=text(type_of(leaf)),
+        shape=str(tuple(value.shape)) if lone else text(value_in_words(value)),
+        dtype=str(value.dtype) if lone else "",
+        bytes=byte_count(value),
+        sharding=text(_sharding(value)) if held == "array" else "",
+        held=held,
+        committed=_committed(value) if held == "array" else None,
+        metadata=text(_metadata(leaf.owner)),
+        value=scalar_text(value) if held == "array" else "",
+        change=change,
+        passed=passed,
+        **references.of(leaf),
+    )
+
+
+def type_of(leaf: Leaf) -> str:
+    """The type of a Variable, "" of an array that is none."""
+    return type(leaf.owner).__name__ if isinstance(leaf.owner, nnx.Variable) else ""
+
+
+Held = Literal["array", "traced", "deleted", "shape", "reference", "other"]
+
+
+def held_as(value: Any) -> Held:
+    """What a Variable holds, in a word."""
+    if jit.is_tracer(value):
+        return "traced"
+    if isinstance(value, jax.Ref):
+        return "reference"
+    if isinstance(value, jax.Array):
+        return "deleted" if value.is_deleted() else "array"
+    if isinstance(value, np.ndarray):
+        return "array"
+    return "shape" if isinstance(value, jax.ShapeDtypeStruct) else "other"
+
+
+def byte_count(value: Any) -> int:
+    """Bytes of all arrays in a value, as if they lay on one device."""
+    return sum(_size(x) * getattr(x.dtype, "itemsize", 0) for x in _arrays(value))
+
+
+def _arrays(value: Any) -> list[Any]:
+    return [x for x in jax.tree.leaves(value) if is_array(x)]
+
+
+def _size(array: Any) -> int:
+    return math.prod(array.shape)
+
+
+def scalar_text(value: Any) -> str:
+    """The value of an array of one number, whose fetching moves a few bytes; else ""."""
+    whole = not isinstance(value, jax.Array) or value.is_fully_addressable
+    if value.size != 1 or not whole or jnp.issubdtype(value.dtype, jax.dtypes.extended):
+        return ""
+    try:
+        return text(str(np.asarray(value).reshape(())[()]))
+    except RuntimeError:  # donated to a running step a moment ago
+        return ""
+
+
+def _sharding(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return "host"
+    sharding = value.sharding
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
+        return f"P{tuple(sharding.spec)} on mesh ({axes})"
+    devices = sorted(sharding.device_set, key=lambda device: device.id)
+    if len(devices) == 1:
+        return f"{devices[0].platform}:{devices[0].id}"
+    return f"{type(sharding).__name__} on {len(devices)} devices"
+
+
+def _committed(value: Any) -> bool | None:
+    committed = getattr(value, "committed", None)
+    return committed if isinstance(committed, bool) else None
+
+
+_OF_EVERY_VARIABLE = {"hijax": False, "ref": False, "eager_sharding": True}
+
+
+def _metadata(owner: Any) -> str:
+    if not isinstance(owner, nnx.Variable):
+        return ""
+    told = {
+        name: value
+        for name, value in owner.get_metadata().items()
+        if value is not None and _OF_EVERY_VARIABLE.get(name, _in_words) is not value
+    }
+    return ", ".join(f"{name}={_in_words(value)}" for name, value in list(told.items())[:8])
+
+
+def kinds_of(leaves: Sequence[Leaf]) -> tuple[protocol.NnxKind, ...]:
+    """The Variables by type, a shared one once, the type with the most bytes first."""
+    found: dict[str, list[int]] = {}
+    for leaf in leaves:
+        if not leaf.again:
+            sums = found.setdefault(type_of(leaf), [0, 0, 0])
+            sums[0] += 1
+            sums[1] += sum(map(_size, _arrays(leaf.value)))
+            sums[2] += byte_count(leaf.value)
+    return tuple(
+        protocol.NnxKind(type=text(name), variables=sums[0], elements=sums[1], bytes=sums[2])
+        for name, sums in sorted(found.items(), key=lambda kind: -kind[1][2])
+    )

@@ -1,0 +1,119 @@
+"""How Variables moved between two looks at a module, and in the last pass of an inspector.
+
+Invariant: a look copies at most MOST_BYTES, on the devices where they lie, and only reads; an
+array that a running step has taken (donated) is not compared, never a wrong number. Knows no
+paths and no screen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from nnx_inspector.inspector.nnx.graph import byte_count, held_as, scalar_text
+from nnx_inspector.screen import protocol
+
+MOST_BYTES = 32 << 20
+"""Bytes of copies that are kept between two looks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What some Variables held at one step.
+
+    Attributes:
+        copies: for the id of a Variable itself, so that the id stays its own, and a copy.
+        left_out: how many did not fit.
+    """
+
+    step: int
+    copies: dict[int, tuple[nnx.Variable[Any], Any]]
+    left_out: int
+
+    def copy_of(self, variable: Any) -> Any:
+        """The copy of a Variable, or None."""
+        return self.copies.get(id(variable), (None, None))[1]
+
+
+def look_at(variables: Iterable[tuple[Any, Any]], step: int) -> Look:
+    """Copies of Variables and what they hold, as many as fit."""
+    copies: dict[int, tuple[Any, Any]] = {}
+    total = left_out = 0
+    for variable, value in variables:
+        if not isinstance(variable, nnx.Variable) or held_as(value) != "array":
+            continue
+        size = byte_count(value)
+        if total + size > MOST_BYTES:
+            left_out += 1
+            continue
+        copy = _copied(value)
+        if copy is not None:
+            total += size
+            copies[id(variable)] = (variable, copy)
+    return Look(step, copies, left_out)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    try:
+        # not jnp.copy: that compiles a program for each shape
+        return jax.device_put(value, value.sharding, may_alias=False)
+    except (RuntimeError, ValueError):  # deleted since it was read: a step is running
+        return None
+
+
+def moved(before: Any, now: Any) -> protocol.NnxChange | None:
+    """How far a value is from what it was: computed on the host in float64."""
+    if before is None or now is None:
+        return None
+    texts = {"before": scalar_text(before), "after": scalar_text(now)}
+    if before.shape != now.shape or before.dtype != now.dtype:
+        return protocol.NnxChange(same=False, distance=None, relative=None, **texts)
+    if not all(not isinstance(x, jax.Array) or x.is_fully_addressable for x in (before, now)):
+        return None
+    if jnp.issubdtype(before.dtype, jax.dtypes.prng_key):
+        old, new = (np.asarray(jax.random.key_data(x)) for x in (before, now))
+        same = bool(np.array_equal(old, new))
+        return protocol.NnxChange(same=same, distance=None, relative=None, **texts)
+    if jnp.issubdtype(before.dtype, jax.dtypes.extended):
+        return None
+    old, new = (np.asarray(x) for x in (before, now))
+    if old.tobytes() == new.tobytes():
+        return protocol.NnxChange(same=True, distance=0.0, relative=0.0, **texts)
+    wide = np.complex128 if np.iscomplexobj(old) else np.float64
+    with np.errstate(invalid="ignore", over="ignore"):
+        distance = float(np.linalg.norm((new.astype(wide) - old.astype(wide)).ravel()))
+        return of_norms(distance, float(np.linalg.norm(old.astype(wide).ravel())), **texts)
+
+
+def of_norms(
+    distance: float, norm: float, *, before: str = "", after: str = ""
+) -> protocol.NnxChange:
+    """A change of which only the norms are known."""
+    relative = distance / norm if norm > 0 and math.isfinite(distance / norm) else None
+    return protocol.NnxChange(
+        same=False,
+        distance=distance if math.isfinite(distance) else None,
+        relative=relative,
+        before=before,
+        after=after,
+    )
+
+
+def norm_of(value: Any) -> float:
+    """The norm of a value in float64, NaN where it cannot be read."""
+    copy = _copied(value) if held_as(value) == "array" else None
+    if copy is None or (isinstance(copy, jax.Array) and not copy.is_fully_addressable):
+        return math.nan
+    if jnp.issubdtype(copy.dtype, jax.dtypes.extended):
+        return math.nan
+    x = np.asarray(copy)
+    return float(np.linalg.norm(x.astype(np.complex128 if np.iscomplexobj(x) else float).ravel()))

@@ -1,0 +1,331 @@
+"""`Modes`: what the modules of one inspected model let you switch, and what is switched now.
+
+Invariant: the model is only read. What is switched lives here, as rules over the model's sites,
+and is applied to copies; a value that is shown as in force was read from such a copy. Runs no
+pass itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import textwrap
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from typing import TYPE_CHECKING, Any
+
+from flax import nnx
+
+from nnx_inspector.hooks.sites import (
+    CALL,
+    ModuleSite,
+    Only,
+    Path,
+    Selection,
+    closest,
+    module_sites,
+    nothing_selected,
+)
+from nnx_inspector.inspector.nnx.switches import Catalog, Offer, Switches, current, viewed
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ROWS = 60
+"""Rows in the printed table at most."""
+WIDTH = 72
+"""Characters of documentation in the printed table at most."""
+_ANY_NAME = "any name is taken by the **kwargs of its set_view"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mode:
+    """One mode of one module.
+
+    Attributes:
+        site: the module's key.
+        type: its class.
+        mode: the mode's name.
+        own: the value that the model itself has; None where the module does not tell.
+        in_force: the value for inspected passes.
+        accepts: what it takes, as annotated.
+        documentation: what the module's documentation says of it, in one line.
+    """
+
+    site: str
+    type: str
+    mode: str
+    own: Any
+    in_force: Any
+    accepts: str
+    documentation: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rule:
+    selection: Selection
+    modes: dict[str, Any]
+
+    def chooses(self, path: Path, module: nnx.Module) -> bool:
+        return self.selection.matches(path, CALL, module)
+
+
+class Modes(Mapping[str, Mapping[str, Any]]):
+    """The modes of a model's modules, for inspected passes: `insp.run`, `insp.step`, the effect.
+
+    A mapping from a module's key to its modes and the values in force, for the modules that have
+    any. What is not switched here follows the model, also when `model.eval()` is called later.
+    What the model's own code passes to a call, or sets during it, wins. A watched loop runs in the
+    model's own modes.
+
+    Args:
+        model: the model; it is never changed.
+        changed: called after each change with `view()`; what it raises undoes the change.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> import nnx_inspector as nni
+        >>> insp = nni.Inspector(nnx.Dropout(0.5, rngs=nnx.Rngs(0)), jnp.ones(4))
+        >>> insp.modes.set(deterministic=True)
+        >>> insp.run(jnp.ones(4)), insp.model.deterministic
+        (Array([1., 1., 1., 1.], dtype=float32), False)
+        >>> insp.close()
+    """
+
+    def __init__(self, model: nnx.Module, changed: Callable[[nnx.Module], None]):
+        self.model = model
+        self._changed = changed
+        self._rules: tuple[_Rule, ...] = ()
+
+    # ------------------------------------------------------------- switching
+
+    def set(self, only: Only = None, **modes: Any) -> None:
+        """Switch modes for inspected passes, from the next one on.
+
+        Args:
+            only: which modules: a glob over site keys, a module type, a predicate
+                `(path, module) -> bool`, or several. By default all that have the mode.
+            modes: the values; None takes a switch back.
+
+        Raises:
+            TypeError: a value is of the wrong type, or not hashable.
+            ValueError: `only` selects no module, or no selected module has such a mode; the text
+                names the closest.
+            Whatever a module's `set_view` raises; nothing is switched then.
+        """
+        if not modes:
+            raise ValueError("set takes a mode and its value, for instance deterministic=True.")
+        self._add(_Rule(Selection(only), modes), modes)
+
+    def train(self, only: Only = None, **modes: Any) -> None:
+        """As `Module.train`, for inspected passes: `deterministic` and `use_running_average` are
+        False wherever there are such, and `modes` are set as by `set`.
+        """
+        self._set_where_there({"deterministic": False, "use_running_average": False}, only, modes)
+
+    def eval(self, only: Only = None, **modes: Any) -> None:
+        """As `Module.eval`, for inspected passes: `deterministic` and `use_running_average` are
+        True wherever there are such, and `modes` are set as by `set`.
+        """
+        self._set_where_there({"deterministic": True, "use_running_average": True}, only, modes)
+
+    def reset(self) -> None:
+        """Take every switch back: inspected passes run in the model's own modes."""
+        if self._rules:
+            self._replace(())
+
+    def _set_where_there(self, both: dict[str, Any], only: Only, modes: dict[str, Any]) -> None:
+        self._add(_Rule(Selection(only), {**both, **modes}), modes)
+
+    def _add(self, rule: _Rule, required: Mapping[str, Any]) -> None:
+        sites = module_sites(self.model)
+        chosen = [site for site in sites if rule.chooses(site.path, site.module)]
+        if not chosen:
+            raise ValueError(nothing_selected(rule.selection, [site.key for site in sites]))
+        for name, value in required.items():
+            _check(name, value, chosen, sites, explicit=rule.selection.terms != (None,))
+        rules: list[_Rule] = []
+        for old in self._rules:  # what the new rule overrules wholly need not be kept
+            whole = rule.selection.terms == (None,) or rule.selection == old.selection
+            modes = {n: v for n, v in old.modes.items() if not (whole and n in rule.modes)}
+            if modes:
+                rules.append(_Rule(old.selection, modes))
+        self._replace((*rules, rule))
+
+    def _replace(self, rules: tuple[_Rule, ...]) -> None:
+        before, self._rules = self._rules, rules
+        try:
+            view = self.view()  # what set_view raises is raised here, not by a later pass
+            self._changed(view)
+        except BaseException:
+            self._rules = before
+            raise
+
+    # --------------------------------------------------------------- reading
+
+    def switches(self) -> Switches:
+        """What is to be switched on a copy of the model as it is now."""
+        if not self._rules:
+            return Switches()
+        catalog = Catalog()
+        out: list[tuple[Path, tuple[tuple[str, Any], ...]]] = []
+        modules: list[tuple[Any, nnx.Module]] = list(nnx.iter_modules(self.model, graph=True))
+        for path, module in modules:
+            offered, takes_any = catalog.offers(module), catalog.takes_any(module)
+            here: dict[str, Any] = {}
+            for rule in self._rules:
+                names = [n for n in rule.modes if n in offered or takes_any]
+                if names and rule.chooses(path, module):
+                    here |= {name: rule.modes[name] for name in names}
+            here = {name: value for name, value in here.items() if value is not None}
+            if here:
+                out.append((tuple(path), tuple(here.items())))
+        return Switches(tuple(out))
+
+    def view(self) -> nnx.Module:
+        """The model as inspected passes see it: itself, or shapes with the modes in force."""
+        switches = self.switches()
+        return viewed(self.model, switches, lambda _: None)[0] if switches else self.model
+
+    def table(self) -> list[Mode]:
+        """Every mode of every module, in the model's order."""
+        switches = self.switches()
+        asked = {(path, name): v for path, modes in switches.sites for name, v in modes}
+        catalog = Catalog()
+        own: list[tuple[ModuleSite, Offer]] = []
+        for site in module_sites(self.model):
+            offered = catalog.offers(site.module)
+            extra = [name for path, name in asked if path == site.path and name not in offered]
+            own += [(site, offer) for offer in offered.values()]
+            own += [(site, Offer(name, True, "", _ANY_NAME)) for name in extra]
+
+        def read(model: nnx.Module) -> list[Any]:
+            nodes: dict[Any, Any] = dict(nnx.iter_graph(model, graph=True))
+            return [current(nodes[site.path], offer.name) for site, offer in own]
+
+        before = read(self.model)
+        now = viewed(self.model, switches, read)[1] if switches else before
+        return [
+            Mode(
+                site=site.key,
+                type=type(site.module).__name__,
+                mode=offer.name,
+                own=before[i],
+                # what no attribute tells is what was handed over
+                in_force=asked.get((site.path, offer.name)) if now[i] is None else now[i],
+                accepts=offer.accepts,
+                documentation=offer.documentation,
+            )
+            for i, (site, offer) in enumerate(own)
+        ]
+
+    def to_frame(self) -> pd.DataFrame:
+        """A tidy pandas frame, a row per mode of a module."""
+        import pandas as pd
+
+        columns = [field.name for field in dataclasses.fields(Mode)]
+        rows = [dataclasses.asdict(mode) for mode in self.table()]
+        return pd.DataFrame(rows, columns=columns, dtype=object)
+
+    def __getitem__(self, key: str) -> Mapping[str, Any]:
+        found = self._by_site()
+        if key not in found:
+            near = ", ".join(repr(k) for k in closest(key, list(found)))
+            which = f"The closest are {near}." if found else "No module of this model has any."
+            raise KeyError(f"No module {key!r} with modes. {which}")
+        return found[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_site())
+
+    def __len__(self) -> int:
+        return len(self._by_site())
+
+    def items(self) -> ItemsView[str, Mapping[str, Any]]:
+        """The modules and their modes, all read at once."""
+        return self._by_site().items()
+
+    def values(self) -> ValuesView[Mapping[str, Any]]:
+        """The modes of each module, all read at once."""
+        return self._by_site().values()
+
+    def _by_site(self) -> dict[str, Mapping[str, Any]]:
+        out: dict[str, dict[str, Any]] = {}
+        for mode in self.table():
+            out.setdefault(mode.site, {})[mode.mode] = mode.in_force
+        return {**out}
+
+    def __repr__(self) -> str:
+        modes = self.table()
+        if not modes:
+            return f"No module of this {type(self.model).__name__} has modes."
+        rows = [("site", "type", "mode", "own", "in force", "documentation")]
+        rows += [
+            (
+                m.site or "(root)",
+                m.type,
+                m.mode,
+                _shown(m.own),
+                _shown(m.in_force) + " *" * (m.in_force != m.own),
+                textwrap.shorten(m.documentation, WIDTH, placeholder=" ..."),
+            )
+            for m in modes[:ROWS]
+        ]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        if len(modes) > ROWS:
+            lines.append(f"... and {len(modes) - ROWS} more: see to_frame().")
+        return "\n".join(lines)
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else repr(value)
+
+
+def _check(
+    name: str,
+    value: Any,
+    chosen: Sequence[ModuleSite],
+    sites: Sequence[ModuleSite],
+    *,
+    explicit: bool,
+) -> None:
+    """Raise where the chosen modules have no such mode, or not with such a value."""
+    catalog = Catalog()
+    found = [o for o in (catalog.offers(s.module).get(name) for s in chosen) if o]
+    if not found and not (explicit and any(catalog.takes_any(s.module) for s in chosen)):
+        raise ValueError(_no_such_mode(name, chosen, sites, catalog))
+    if found and all(o.is_flag for o in found) and not isinstance(value, (bool, type(None))):
+        raise TypeError(f"{name} is True or False (None takes a switch back), got {value!r}.")
+    try:
+        hash(value)
+    except TypeError as error:
+        raise TypeError(
+            f"{name} is {value!r}, which is not hashable; compiled programs are kept by it. "
+            f"Pass a string, a number, a tuple or a frozen dataclass."
+        ) from error
+
+
+def _no_such_mode(
+    name: str, chosen: Sequence[ModuleSite], sites: Sequence[ModuleSite], catalog: Catalog
+) -> str:
+    here = list(dict.fromkeys(n for s in chosen for n in catalog.offers(s.module)))
+    others = [s for s in sites if name in catalog.offers(s.module)]
+    open_to_all = [s for s in sites if catalog.takes_any(s.module)]
+    text = f"No selected module has a mode {name!r}."
+    if others:
+        text += f" {_named(others[0])} has, but only= does not select it."
+    elif near := difflib.get_close_matches(name, here, n=1, cutoff=0.5):
+        text += f" The closest is {near[0]!r}."
+    elif open_to_all:
+        text += f" {_named(open_to_all[0])} takes any name: select it with only=."
+    if here:
+        return f"{text} The selected ones have {', '.join(here)}."
+    return f"{text} They have none: no set_view method, and no flag such as deterministic."
+
+
+def _named(site: ModuleSite) -> str:
+    return f"{site.key or '(root)'!r} ({type(site.module).__name__})"

@@ -1,0 +1,239 @@
+"""The screen's page of one module as NNX sees it, and the switches of its modes.
+
+Invariant: the model is read, never written; a page that cannot be read whole because the model is
+being changed in another thread is read again, and then refused in words. Runs no pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections.abc import Sequence
+
+from flax import nnx
+
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.sites import CALL, Path, iter_modules, parse_key, site_key
+from nnx_inspector.inspector.nnx.graph import (
+    Leaf,
+    Node,
+    References,
+    held_as,
+    inside,
+    kinds_of,
+    node_row,
+    text,
+    variable_row,
+)
+from nnx_inspector.inspector.nnx.looks import Look, look_at, moved, norm_of, of_norms
+from nnx_inspector.inspector.nnx.modes import Mode, Modes
+from nnx_inspector.inspector.nnx.switches import Offer
+from nnx_inspector.program.analysis.describe import value_in_words
+from nnx_inspector.records.record import Record
+from nnx_inspector.screen import protocol
+
+TRIES = 3
+"""How often a model is read that another thread changes meanwhile."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Looked:
+    """The newest look at a site's module, and the one that it was compared with."""
+
+    site: str
+    looks: tuple[Look, ...]
+
+
+class Pages:
+    """What the screen asks about one inspector's model.
+
+    Args:
+        model: the model; it is only read.
+        modes: its modes for inspected passes.
+    """
+
+    def __init__(self, model: nnx.Module, modes: Modes):
+        self.model = model
+        self._modes = modes
+        self._lock = threading.Lock()
+        self._looked: _Looked | None = None
+
+    def page(
+        self, site: str, number: int, *, step: int, passed: str, record: Record | None
+    ) -> protocol.Nnx:
+        """The page of a site's module, in answer to the request of this number.
+
+        Args:
+            site: its key; of a method other than `__call__` the module is shown.
+            number: of the request.
+            step: the step that the model is at.
+            passed: the kind of the inspector's last pass, "" for none.
+            record: of that pass.
+
+        Raises:
+            ValueError: there is no module there.
+            InspectorError: another thread keeps changing the model.
+        """
+        path, module = self._module_at(site)
+        found = _read(module, path)
+        leaves = [one for one in found if isinstance(one, Leaf)]
+        nodes = [one for one in found if isinstance(one, Node)]
+        references = References(found, _read(self.model, ()) if path else [])
+        shown = leaves[: protocol.MOST_VARIABLES]
+        key = site_key(path)
+        changes, since, uncompared = self._changes(key, shown, step)
+        of_pass = _changed_in_pass(record, path)
+        rows = [
+            variable_row(leaf, references, change, _passed(leaf, len(path), of_pass))
+            for leaf, change in zip(shown, changes, strict=True)
+        ]
+        modes = self._modes_below(key, leaves)
+        return protocol.Nnx(
+            version=protocol.VERSION,
+            id=number,
+            site=site,
+            nodes=tuple(node_row(node, references) for node in nodes[: protocol.MOST_NODES]),
+            nodes_total=len(nodes),
+            variables=tuple(rows),
+            variables_total=len(leaves),
+            kinds=kinds_of(leaves),
+            modes=tuple(map(_mode_row, modes[: protocol.MOST_MODES])),
+            modes_total=len(modes),
+            step=step,
+            since=since,
+            passed=passed if record is not None else "",
+            uncompared=uncompared,
+        )
+
+    def switch(self, module: str, name: str, value: bool | None) -> None:
+        """Switch a mode for inspected passes; None takes it back.
+
+        Raises:
+            ValueError: the module has no such mode, or it is not True or False.
+        """
+        here = {mode.mode: mode for mode in self._modes.table() if mode.site == module}
+        if name not in here:
+            raise ValueError(
+                f"{module or '(root)'!r} has no mode {name!r}. "
+                + (f"It has {', '.join(here)}." if here else "It has none.")
+            )
+        if value is not None and not is_flag(here[name]):
+            raise ValueError(
+                f"{name!r} takes {here[name].accepts or 'any value'}, not True or False alone: "
+                f"use insp.modes.set({module!r}, {name}=...)."
+            )
+        self._modes.set(module, **{name: value})
+
+    def forget(self) -> None:
+        """Let go of the copies."""
+        with self._lock:
+            self._looked = None
+
+    def _module_at(self, site: str) -> tuple[Path, nnx.Module]:
+        found = {site_key(path): (path, module) for path, module in iter_modules(self.model)}
+        segments, method = parse_key(site)
+        key = site if method == CALL else site_key(segments)
+        if key not in found:
+            raise ValueError(
+                f"NNX has no module at {site!r}. What only a call shows (a module that it makes, "
+                f"or a part of a Linen module) has no graphdef and no state of its own here: "
+                f"select the module around it."
+            )
+        return found[key]
+
+    def _changes(
+        self, key: str, shown: Sequence[Leaf], step: int
+    ) -> tuple[list[protocol.NnxChange | None], int | None, str]:
+        """Each leaf's change since the last look that it differs from, that look's step, and why
+        some have none.
+        """
+        now = look_at(((leaf.owner, leaf.value) for leaf in shown if not leaf.again), step)
+        with self._lock:
+            looked = self._looked
+            looks = looked.looks if looked is not None and looked.site == key else ()
+            changes: list[protocol.NnxChange | None] = [None] * len(shown)
+            for number, before in enumerate(looks):  # the newest first
+                changes = [moved(before.copy_of(x.owner), now.copy_of(x.owner)) for x in shown]
+                if before.step != step or any(c is not None and not c.same for c in changes):
+                    looks = looks[number:]
+                    break
+            # asked twice at one step: what that step changed is still to be seen
+            self._looked = _Looked(key, (now, *looks[:1]))
+        if not looks:
+            return changes, None, ""
+        return changes, looks[0].step, _uncompared(now)
+
+    def _modes_below(self, key: str, leaves: Sequence[Leaf]) -> list[Mode]:
+        if any(held_as(leaf.value) == "traced" for leaf in leaves):
+            return []  # its modes are told by a trace of our own, where its tracers cannot go
+        inner = f"{key}/" if key else ""
+        return [m for m in self._modes.table() if m.site == key or m.site.startswith(inner)]
+
+
+def _read(module: nnx.Module, path: Path) -> list[Node | Leaf]:
+    for _ in range(TRIES):
+        try:
+            return inside(module, path)
+        except RuntimeError:  # a container that another thread changed on the way
+            continue
+    raise InspectorError(
+        f"{site_key(path) or '(root)'!r} is being changed in another thread: look again when it "
+        f"has been built."
+    )
+
+
+def _uncompared(now: Look) -> str:
+    if not now.left_out:
+        return ""
+    return f"{now.left_out} Variables are not compared: they are too large to keep copies of."
+
+
+def _changed_in_pass(record: Record | None, path: Path) -> dict[str, float] | None:
+    """For the name of a Variable, relative to the module at `path`, the norm of what the last pass
+    changed; None where no call tells. Told by the module's own call or by one around it.
+    """
+    if record is None:
+        return None
+    for end in range(len(path), -1, -1):
+        key = site_key(path[:end])
+        if key in record and any(call.took_place for call in record[key].calls):
+            inner = site_key(path[end:])
+            start = f"{inner}/" if inner else ""
+            found: dict[str, list[float]] = {}
+            for call in record[key].calls:
+                for name, summary in call.changes.items():
+                    if name.startswith(start):
+                        found.setdefault(name.removeprefix(start), []).append(float(summary.norm))
+            # what several calls change adds up in a way that their norms do not tell
+            return {name: n[0] if len(n) == 1 else math.nan for name, n in found.items()}
+    return None
+
+
+def _passed(leaf: Leaf, depth: int, changed: dict[str, float] | None) -> protocol.NnxChange | None:
+    if changed is None or not isinstance(leaf.owner, nnx.Variable):
+        return None
+    name = site_key(leaf.path[depth:])
+    if name not in changed:
+        return protocol.NnxChange(same=True, distance=0.0, relative=0.0, before="", after="")
+    return of_norms(changed[name], norm_of(leaf.value))
+
+
+def is_flag(mode: Mode) -> bool:
+    """Whether a mode takes True and False only."""
+    offer = Offer(mode.mode, True, mode.accepts, mode.documentation)
+    return isinstance(mode.in_force, bool) or offer.is_flag
+
+
+def _mode_row(mode: Mode) -> protocol.NnxMode:
+    return protocol.NnxMode(
+        module=mode.site,
+        type=text(mode.type),
+        name=text(mode.mode),
+        own="–" if mode.own is None else text(value_in_words(mode.own)),
+        in_force="–" if mode.in_force is None else text(value_in_words(mode.in_force)),
+        value=mode.in_force if isinstance(mode.in_force, bool) else None,
+        flag=is_flag(mode),
+        switched=mode.own != mode.in_force,
+        documentation=text(mode.documentation),
+    )

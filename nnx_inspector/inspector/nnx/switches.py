@@ -1,0 +1,277 @@
+"""What a module lets one switch (its modes), and switching it on a copy of a model.
+
+A mode is a parameter of the module's `set_view`, or a plain flag that `Module.set_attributes`
+sets. Invariant: a switch acts as `nnx.view` and `set_attributes` do, and only on the copy it is
+given; `Switches` that would give another program are never equal. Chooses no module itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from nnx_inspector.arrays import own_attribute
+from nnx_inspector.hooks.sites import Path, site_key
+
+FLAGS = {
+    "deterministic": "False after train(), True after eval().",
+    "use_running_average": "False after train(), True after eval().",
+    "decode": "",
+}
+"""The flags that NNX's own modules have, with what is known of them where a class says nothing."""
+
+_MISSING = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """One mode of a module: what it takes, and its documentation.
+
+    `by_view` says that the module's `set_view` switches it; otherwise it is a plain attribute.
+    """
+
+    name: str
+    by_view: bool
+    accepts: str
+    documentation: str
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it takes True and False only."""
+        words = set(re.findall(r"[A-Za-z_]\w*", self.accepts))
+        return words - {"None", "Optional", "Union", "typing"} == {"bool"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Class:
+    """What one class says: the same for all its modules."""
+
+    by_view: Mapping[str, Offer]
+    takes_any: bool
+    flags: tuple[str, ...]
+    not_flags: frozenset[str]
+    texts: Mapping[str, str]
+
+
+class Catalog:
+    """The modes of modules, each class looked up once."""
+
+    def __init__(self) -> None:
+        self._classes: dict[type, _Class] = {}
+
+    def offers(self, module: nnx.Module) -> dict[str, Offer]:
+        """The modes of a module, by name."""
+        about = self._about(module)
+        out = dict(about.by_view)
+        names = dict.fromkeys(about.flags)
+        if not _of_flax(type(module)):
+            names |= dict.fromkeys(n for n, v in vars(module).items() if type(v) is bool)
+        for name in names:
+            hidden = name not in FLAGS and (name.startswith("_") or name in about.not_flags)
+            if name not in out and not hidden and _is_flag(module, name):
+                text = about.texts.get(name, FLAGS.get(name, ""))
+                out[name] = Offer(name, False, "bool", text)
+        return out
+
+    def takes_any(self, module: nnx.Module) -> bool:
+        """Whether its `set_view` has `**kwargs`: `nnx.view` then hands it every mode."""
+        return self._about(module).takes_any
+
+    def _about(self, module: nnx.Module) -> _Class:
+        cls = type(module)
+        if cls not in self._classes:
+            self._classes[cls] = _about(module)
+        return self._classes[cls]
+
+
+def current(module: nnx.Module, name: str) -> Any:
+    """The value of a mode, read from the attribute of its name; None where there is none."""
+    value = own_attribute(module, name)
+    is_data = isinstance(value, (jax.Array, np.ndarray, nnx.Variable, nnx.Module))
+    return None if is_data or callable(value) else value
+
+
+def _of_flax(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in ("flax", "builtins")
+
+
+def _parameters(module: nnx.Module) -> Mapping[str, inspect.Parameter]:
+    # looked up on the class: a wrapper that answers for every name has no set_view of its own
+    if inspect.getattr_static(type(module), "set_view", None) is None:
+        return {}
+    view: Callable[..., Any] = getattr(module, "set_view")  # noqa: B009 - nnx.Module has none
+    return inspect.signature(view).parameters
+
+
+def _about(module: nnx.Module) -> _Class:
+    """Of flax's own classes the flags are those in FLAGS; of the user's every public bool."""
+    parameters = _parameters(module)
+    texts = _documentation(type(module))
+    of_view = documented(inspect.getdoc(getattr(type(module), "set_view", None)))
+    by_view: dict[str, Offer] = {}
+    for name, parameter in parameters.items():
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            accepts = parameter.annotation
+            if accepts is parameter.empty:
+                accepts = ""
+            elif not isinstance(accepts, str):
+                accepts = inspect.formatannotation(accepts)
+            text = of_view.get(name, texts.get(name, ""))
+            by_view[name] = Offer(name, True, accepts, text)
+    flags, not_flags = dict.fromkeys(FLAGS), set[str]()
+    for cls in type(module).__mro__:
+        if cls is object:
+            continue
+        if _of_flax(cls):  # how a layer of flax was built is no mode, in a subclass neither
+            not_flags |= set(inspect.signature(cls.__init__).parameters)
+        else:
+            flags |= dict.fromkeys(n for n, v in vars(cls).items() if type(v) is bool)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return _Class(by_view, takes_any, tuple(flags), frozenset(not_flags), texts)
+
+
+def _is_flag(module: nnx.Module, name: str) -> bool:
+    raw = inspect.getattr_static(module, name, _MISSING)
+    if raw is _MISSING or (isinstance(raw, property) and raw.fset is None):
+        return False
+    value = own_attribute(module, name, _MISSING)
+    return type(value) is bool or (value is None and name in FLAGS)
+
+
+# ------------------------------------------------------------- documentation
+
+
+def _documentation(cls: type) -> dict[str, str]:
+    """What the docstrings of a class say about its arguments and attributes."""
+    out: dict[str, str] = {}
+    for base in cls.__mro__:
+        if base is nnx.Module:
+            break
+        for text in (vars(base).get("__doc__"), getattr(vars(base).get("__init__"), "__doc__", "")):
+            out = {**documented(inspect.cleandoc(text or "")), **out}
+    return out
+
+
+_SECTION = re.compile(r"(args|arguments|keyword args|parameters|attributes):\s*", re.IGNORECASE)
+_ENTRY = re.compile(r"\**(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
+
+
+def documented(text: str | None) -> dict[str, str]:
+    """The arguments and attributes that a Google-style docstring describes, one line for each."""
+    out: dict[str, str] = {}
+    inside, indent, name = False, 0, ""
+    for line in (text or "").splitlines():
+        depth = len(line) - len(line.lstrip())
+        if not line.strip():
+            continue
+        if depth == 0:
+            inside, indent, name = bool(_SECTION.fullmatch(line)), 0, ""
+        elif inside:
+            indent = indent or depth
+            entry = _ENTRY.match(line.strip()) if depth <= indent else None
+            if entry:
+                name = entry[1]
+                out[name] = entry[2].strip()
+            elif depth <= indent:
+                name = ""
+            elif name:
+                out[name] = f"{out[name]} {line.strip()}".strip()
+    return out
+
+
+# ----------------------------------------------------------------- switching
+
+
+def exactly(value: Any) -> Any:
+    """A key that tells apart what Python holds equal: 1, 1.0 and True; 0.0 and -0.0."""
+    if isinstance(value, tuple):
+        return (type(value), *(exactly(v) for v in value))
+    return type(value), repr(value) if isinstance(value, (float, complex)) else value
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Switches:
+    """Which modes of which modules to switch, to what; nothing by default.
+
+    Attributes:
+        sites: for each module's path its modes and their values.
+    """
+
+    sites: tuple[tuple[Path, tuple[tuple[str, Any], ...]], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.sites)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Switches) and exactly(self.sites) == exactly(other.sites)
+
+    def __hash__(self) -> int:
+        return hash(exactly(self.sites))
+
+    def apply(self, model: nnx.Module) -> None:
+        """Switch the modules of `model`, which must be a copy of our own, as `nnx.view` does:
+        children before their parents.
+        """
+        if not self.sites:
+            return
+        wanted = dict(self.sites)
+        nodes: list[tuple[Any, Any]] = list(nnx.iter_graph(model, graph=True))
+        for path, node in nodes:
+            if path in wanted and isinstance(node, nnx.Module):
+                try:
+                    _switch(node, dict(wanted[path]))
+                except Exception as error:
+                    where = f"{site_key(path) or '(root)'!r} ({type(node).__name__})"
+                    error.add_note(f"nnx_inspector: raised while switching the modes of {where}.")
+                    raise
+
+    def in_words(self) -> str:
+        """What is switched: `"deterministic=True on 4 modules, decode=True on 'attn'"`."""
+        where: dict[Any, list[str]] = {}
+        for path, modes in self.sites:
+            for name, value in modes:
+                where.setdefault(f"{name}={value!r}", []).append(site_key(path) or "(root)")
+        return ", ".join(
+            f"{what} on {f'{len(keys)} modules' if len(keys) > 1 else repr(keys[0])}"
+            for what, keys in where.items()
+        )
+
+
+def _switch(module: nnx.Module, modes: dict[str, Any]) -> None:
+    parameters = _parameters(module)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    passed = {n: v for n, v in modes.items() if n in parameters or takes_any}
+    if passed:
+        view: Callable[..., Any] = getattr(module, "set_view")  # noqa: B009
+        view(**passed)
+    for name, value in modes.items():
+        if name not in parameters and _is_flag(module, name):
+            setattr(module, name, value)
+
+
+def viewed(
+    model: nnx.Module, switches: Switches, read: Callable[[nnx.Module], Any]
+) -> tuple[nnx.Module, Any]:
+    """The model with its modes switched, as shapes without arrays, and what `read` says of it.
+
+    Nothing is computed, and the model is not changed.
+    """
+    graphdef, state = nnx.split(model, graph=True)
+    held: dict[str, Any] = {}
+
+    def build(state: Any) -> Any:
+        copy = nnx.merge(graphdef, state)
+        switches.apply(copy)
+        held["read"] = read(copy)
+        held["graphdef"], out = nnx.split(copy, graph=True)
+        return out
+
+    shapes = jax.eval_shape(build, state)
+    return nnx.merge(held["graphdef"], shapes), held["read"]

@@ -1,0 +1,267 @@
+"""What the screen asks of one site on demand: its parameters, its units, its code.
+
+Each answer names its request; `answering` makes it in a thread. Invariant: nothing of the model
+changes. Draws nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from flax import nnx
+
+from nnx_inspector.errors import InspectorError, reply_text
+from nnx_inspector.hooks.sites import CALL, ModuleSite, Path, parse_key, site_key
+from nnx_inspector.hooks.variables import variables_by_path
+from nnx_inspector.inspector.commands import Answer
+from nnx_inspector.inspector.passes.programs import Call, OwnedPasses
+from nnx_inspector.perturbations.perturbed import without_layers
+from nnx_inspector.perturbations.slots import Setting
+from nnx_inspector.program.analysis.trace import Trace
+from nnx_inspector.program.donated import undisturbed
+from nnx_inspector.program.marks import describe
+from nnx_inspector.program.stage import array_names
+from nnx_inspector.records.record import Record
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.source import documentation_of, excerpts_of
+from nnx_inspector.stats.summarize import summarize
+from nnx_inspector.stats.summary import Summary
+from nnx_inspector.stats.units import Units
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight:
+    """One parameter: its path, dtype and shape in words, and its figures on the host."""
+
+    path: str
+    array: str
+    summary: Summary
+
+
+def weights_of(
+    module: nnx.Module, path: Path, *, most: int | None = None
+) -> tuple[list[Weight], int]:
+    """The parameters of a module and of what is in it, its own first.
+
+    Args:
+        module: of the model.
+        path: the module's, with which theirs begin.
+        most: measure so many at most.
+
+    Returns:
+        The parameters, and how many were left out.
+
+    Raises:
+        InspectorError: a training step has taken their arrays; see `donated`.
+    """
+
+    def read() -> tuple[list[Weight], int]:
+        arrays = sorted(_arrays(module, path), key=lambda one: one[0])
+        found = [(key, x) for _, key, x in arrays[:most]]
+        measured = jax.device_get([summarize(x) for _, x in found])
+        pairs = zip(found, measured, strict=True)
+        rows = [Weight(key, describe(x), summary) for (key, x), summary in pairs]
+        return rows, len(arrays) - len(rows)
+
+    return undisturbed(read, "The parameters")
+
+
+def _arrays(module: nnx.Module, path: Path) -> Sequence[tuple[int, str, Any]]:
+    """Each array with the length of its path within the module, and its whole path."""
+    found: list[tuple[int, str, Any]] = []
+    for inner, variable in variables_by_path({(): module}):
+        if isinstance(variable, nnx.Param):
+            value: Any = variable.get_raw_value()
+            leaves = jax.tree.leaves(value[...] if isinstance(value, jax.Ref) else value)
+            for name, x in zip(array_names(variable), leaves, strict=True):
+                found.append((len(inner), site_key((*path, *inner)) + name, x))
+    return found
+
+
+def parameters_message(
+    rows: Sequence[Weight], *, more: int, request: int, site: str
+) -> tuple[protocol.Parameters, bytes]:
+    """The message of some parameters, and its buffer."""
+    import numpy as np
+
+    bins = [row.summary.nonzero_bins() for row in rows]
+    table = [[getattr(row.summary, name) for name in protocol.STATISTICS] for row in rows]
+    message = protocol.Parameters(
+        version=protocol.VERSION,
+        id=request,
+        site=site,
+        parameters=tuple(
+            protocol.Parameter(path=row.path, array=row.array, bins=len(one))
+            for row, one in zip(rows, bins, strict=True)
+        ),
+        more=more,
+        why="" if rows else "This module has no parameters.",
+    )
+    shape = (len(rows), len(protocol.STATISTICS))
+    return message, protocol.parameters_buffer(np.array(table, np.float64).reshape(shape), bins)
+
+
+MOST_PARAMETERS = 24
+"""So many are measured for the screen; the root of a large model has thousands."""
+
+
+class Looked(Protocol):
+    """What is asked of an inspector."""
+
+    @property
+    def trace(self) -> Trace: ...
+    def units(self, site: str) -> Any: ...
+    def source_of_pass(self) -> str: ...
+
+
+def look(request: protocol.Look, inspector: Looked) -> Answer:
+    """The answer to a request: a message and its buffer."""
+    if request.what == "parameters":
+        rows, more = parameters_at(inspector.trace, request.site, most=MOST_PARAMETERS)
+        return parameters_message(rows, more=more, request=request.id, site=request.site)
+    if request.what == "units":
+        return _units_message(request, inspector)
+    return _code_message(request, inspector.trace), None
+
+
+# ----------------------------------------------------------------- parameters
+
+
+def parameters_at(trace: Trace, site: str, *, most: int | None = None) -> tuple[list[Weight], int]:
+    """The parameters of a site's module, and how many were left out; see `weights_of`."""
+    found = _module_at(trace, site)
+    return ([], 0) if found is None else weights_of(found.module, found.path, most=most)
+
+
+def _module_at(trace: Trace, site: str) -> ModuleSite | None:
+    key = site_key(parse_key(without_layers(site)[0])[0])
+    return next((one for one in trace.modules if one.key == key), None)
+
+
+# ----------------------------------------------------------------------- units
+
+
+def units_at(passes: OwnedPasses, call: Callable[[], Call], setting: Setting, site: str) -> Any:
+    """The Units of what a site returns in a pass (a pytree of them for a pytree).
+
+    Args:
+        passes: of the inspector.
+        call: reads the model as it is now.
+        setting: what is perturbed.
+        site: a key, `"layers[3]"` for one layer of a stacked module.
+
+    Raises:
+        KeyError: the pass does not show the site.
+        InspectorError: it returns no array with units, or a training step has taken the model.
+    """
+    head, _ = without_layers(site)
+    record = undisturbed(lambda: passes.units(call(), setting, head), "The units")
+    return _units_in(record, site)
+
+
+def _units_in(record: Record, site: str) -> Any:
+    units = record[site].units
+    if not _leaves(units):
+        raise InspectorError(
+            f"{site or '(root)'!r} returns no array of numbers with an axis, so it has no units."
+        )
+    return units
+
+
+def _leaves(units: Any) -> list[Units]:
+    is_leaf = lambda x: isinstance(x, Units)  # noqa: E731
+    return [x for x in jax.tree.leaves(units, is_leaf=is_leaf) if isinstance(x, Units)]
+
+
+def _units_message(request: protocol.Look, inspector: Looked) -> Answer:
+    units = inspector.units(request.site)
+    return _message_of(units, request.site, inspector.source_of_pass(), number=request.id)
+
+
+def units_messages(
+    passes: OwnedPasses,
+    call: Callable[[], Call],
+    setting: Setting,
+    sites: Sequence[str],
+    source: str,
+) -> dict[str, Answer | str]:
+    """For each of some sites the message that tells its units, from one pass; or why there is none.
+
+    Args:
+        passes, call, setting: as of `units_at`.
+        sites: their keys.
+        source: the pass in words.
+    """
+    heads = dict.fromkeys(without_layers(site)[0] for site in sites)
+    try:
+        record = undisturbed(lambda: passes.units(call(), setting, *heads), "The units")
+    except Exception as error:  # noqa: BLE001 - it is the answer
+        return dict.fromkeys(sites, reply_text(error))
+    found: dict[str, Answer | str] = {}
+    for site in sites:
+        try:
+            found[site] = _message_of(_units_in(record, site), site, source, number=0)
+        except (InspectorError, KeyError) as error:
+            found[site] = reply_text(error)
+    return found
+
+
+def _message_of(units: Any, site: str, source: str, *, number: int) -> Answer:
+    one = _leaves(units)[0]
+    figures = np.stack([_figure(one, name) for name in protocol.UNIT_FIGURES])
+    shown = figures[:, : protocol.MOST_UNITS]
+    message = protocol.UnitFigures(
+        version=protocol.VERSION,
+        id=number,
+        site=site,
+        each=int(np.max(one.size, initial=0)),
+        source=source,
+        units=shown.shape[1],
+        more=figures.shape[1] - shown.shape[1],
+        why="",
+    )
+    return message, protocol.units_buffer(shown)
+
+
+def _figure(units: Units, name: str) -> Any:
+    if name == "nonfinite":
+        return (units.nan + units.posinf + units.neginf).astype(np.float64)
+    return getattr(units, name)
+
+
+# ------------------------------------------------------------------------ code
+
+
+def _code_message(request: protocol.Look, trace: Trace) -> protocol.Code:
+    head, _ = without_layers(request.site)
+    found, calls = _module_at(trace, head), [c for c in trace.calls if c.site == head]
+    kind = type(found.module).__name__ if found else next((c.type for c in calls), "")
+    excerpts = excerpts_of(c.source for c in calls)
+    why = "" if excerpts else "The line that calls it is not known."
+    return protocol.Code(
+        version=protocol.VERSION,
+        id=request.id,
+        site=request.site,
+        kind=kind,
+        documentation=documentation_of(type(found.module)) if found else "",
+        excerpts=excerpts,
+        sown=sown_at(trace, head),
+        why=why if calls else "The example does not call it.",
+    )
+
+
+def sown_at(trace: Trace, site: str) -> tuple[str, ...]:
+    """The sites of what a module hands to `sow` or `perturb`, in the order of the pass."""
+    modules = {one.key for one in trace.modules}
+    path = parse_key(site)[0]
+    found: dict[str, None] = {}
+    for call in trace.calls:
+        segments, method = parse_key(call.site)
+        apart = call.site not in modules and method in (CALL, "sow", "perturb")
+        if apart and segments[:-1] == path and segments and call.inputs == "nothing":
+            found[call.site] = None
+    return tuple(found)

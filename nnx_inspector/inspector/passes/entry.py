@@ -1,0 +1,169 @@
+"""How an inspected model is entered: called itself, by one of its methods, or by a function of it.
+
+An entry holds no model, so that a copy, a view or another model of the same structure is entered
+in the same way. Invariant: the call it gives is the one that the user wrote, argument by argument.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from nnx_inspector.arrays import own_attribute, shape_of
+from nnx_inspector.hooks.sites import (
+    CALL,
+    Only,
+    iter_modules,
+    require_arguments,
+    require_module,
+    site_key,
+)
+from nnx_inspector.program.marks import is_node
+from nnx_inspector.program.stage import Function, as_function, name_of, roots_of
+
+_ARRAYS: dict[type, str] = {
+    nnx.Linear: "kernel",
+    nnx.Conv: "kernel",
+    nnx.ConvTranspose: "kernel",
+    nnx.Embed: "embedding",
+    nnx.BatchNorm: "scale",
+    nnx.LayerNorm: "scale",
+    nnx.RMSNorm: "scale",
+    nnx.GroupNorm: "scale",
+}
+"""For the layers whose class tells how many axes an array has, that array."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """How a model is called.
+
+    Attributes:
+        method: of the model; not used where there is a function.
+        f: a function of the model, or None.
+        place: where the model stands among the arguments of `f`: a position or a name.
+    """
+
+    method: str = CALL
+    f: Callable[..., Any] | None = None
+    place: int | str = 0
+
+    def call(
+        self, model: nnx.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
+        """What is traced for a model, with its arguments.
+
+        Args:
+            model: the model, a copy or a view of it.
+            args: those of the call without the model.
+            kwargs: likewise.
+        """
+        if self.f is None:
+            if self.method == CALL:
+                return Function(model, model), tuple(args), {**kwargs}
+            bound = getattr(model, self.method)
+            return Function(bound, model, self.method), tuple(args), {**kwargs}
+        if isinstance(self.place, str):
+            return Function(self.f), tuple(args), {**kwargs, self.place: model}
+        before, after = args[: self.place], args[self.place :]
+        return Function(self.f), (*before, model, *after), {**kwargs}
+
+    @property
+    def site(self) -> str:
+        """The key of the site that returns what the model returns, where it is a method's."""
+        return site_key((), self.method)
+
+    def selecting(self, only: Only) -> Only:
+        """Which sites are shown: by default the method that is entered too."""
+        return (None, self.site) if only is None and self.method != CALL else only
+
+
+def entry_of(
+    f: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Entry, nnx.Module, tuple[Any, ...], dict[str, Any]]:
+    """The entry that the user's call `f(*args, **kwargs)` is, its model, and the other arguments.
+
+    Raises:
+        TypeError: `f` is no module, no method of one and no function of one; it cannot be called
+            with these arguments; or they hold the model in a container.
+    """
+    if not isinstance(f, nnx.Module) and not _may_be_a_function(f):
+        require_module(f)
+    function = as_function(f, "Inspector")
+    require_arguments(f, tuple(args), kwargs)
+    if function.owner is not None:
+        return Entry(function.method or CALL), function.owner, tuple(args), {**kwargs}
+    for place, argument in enumerate(args):
+        if isinstance(argument, nnx.Module):
+            return (
+                Entry(f=f, place=place),
+                argument,
+                (*args[:place], *args[place + 1 :]),
+                {**kwargs},
+            )
+    for name, argument in kwargs.items():
+        if isinstance(argument, nnx.Module):
+            others = {k: x for k, x in kwargs.items() if k != name}
+            return Entry(f=f, place=name), argument, tuple(args), others
+    roots_of(function, args, {**kwargs})  # raises where there is no module at all
+    raise TypeError(
+        f"The arguments of {name_of(f)} hold the model within a container, and an Inspector needs "
+        f"it as an argument by itself. Pass a function of the model: "
+        f"nni.Inspector(lambda model, x: ..., model, x)."
+    )
+
+
+def others_in_words(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """That there are models among the other arguments, which are not shown; "" where there are
+    none.
+    """
+    leaves = jax.tree.leaves((args, kwargs), is_leaf=is_node)
+    others = [type(leaf).__name__ for leaf in leaves if isinstance(leaf, nnx.Module)]
+    if not others:
+        return ""
+    return (
+        f"The model on screen is the first one among the arguments. What else is called there is "
+        f"not shown: {', '.join(others)}."
+    )
+
+
+def say_if_ensemble(error: Exception, model: nnx.Module) -> None:
+    """Add a note to what a call of a model raises, where the model may be one that `nnx.vmap` over
+    its constructor has made: each layer has one axis more than its class gives it.
+    """
+    found = {_members(module) for _, module in iter_modules(model)} - {None}
+    if isinstance(error, (TypeError, ValueError)) and len(found) == 1 and found != {0}:
+        error.add_note(
+            f"nnx_inspector: the arrays of each layer have one axis of {found.pop()} in front. If "
+            f"this model is an ensemble made by nnx.vmap, pass the function that maps over it: "
+            f"nni.Inspector(forward, ensemble, x)."
+        )
+
+
+def _members(module: nnx.Module) -> int | None:
+    """How long the axis is that a layer's array has in front besides its own, 0 without one; None
+    for a class that does not tell.
+    """
+    name = next((name for cls, name in _ARRAYS.items() if isinstance(module, cls)), None)
+    variable = None if name is None else own_attribute(module, name)
+    shape = shape_of(variable.get_raw_value() if isinstance(variable, nnx.Variable) else None)
+    if shape is None:
+        return None
+    own = 1 if name == "scale" else 2
+    if isinstance(module, (nnx.Conv, nnx.ConvTranspose)):
+        size = module.kernel_size
+        own += 1 if isinstance(size, int) else len(size)
+    return shape[0] if len(shape) == own + 1 else 0
+
+
+def _may_be_a_function(f: Any) -> bool:
+    """Whether something is callable, and none of what is passed in place of a model by mistake: a
+    class, a Linen module, an `nnx.Rngs`.
+    """
+    is_linen = any(c.__module__.startswith("flax.linen") for c in inspect.getmro(type(f)))
+    return callable(f) and not isinstance(f, (type, nnx.Pytree)) and not is_linen

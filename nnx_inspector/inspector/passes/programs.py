@@ -1,0 +1,515 @@
+"""Passes over a model in programs of our own: nothing of the model changes, every site has a row.
+
+A forward pass, or a forward and backward pass of a loss, is traced and compiled once for each
+structure of model and arguments, for each set of modes, which are switched on the program's own
+copy of the model, and for each sequence of places; what is done at them and in the rows is an
+argument. Invariant: switching or tuning runs the same program, and the clean pass is that program
+with everything off. The model, its RNG streams, statistics and optimizer stay as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from nnx_inspector._compat import jit
+from nnx_inspector._compat.configuration import Configuration, unchecked
+from nnx_inspector.findings.facts import facts_of_call, facts_of_modules
+from nnx_inspector.hooks.content import key_of
+from nnx_inspector.hooks.layers import unwatched
+from nnx_inspector.hooks.pytrees import orders
+from nnx_inspector.hooks.sites import Selection
+from nnx_inspector.inspector.nnx.switches import Switches, viewed
+from nnx_inspector.inspector.passes.entry import Entry
+from nnx_inspector.perturbations.apply import (
+    Reach,
+    are_random,
+    at_marks,
+    layers_for,
+    parameters_under,
+)
+from nnx_inspector.perturbations.effects import Differences, differences
+from nnx_inspector.perturbations.region import rows_of
+from nnx_inspector.perturbations.slots import CLEAN, Setting
+from nnx_inspector.perturbations.substitute import with_own_parameters
+from nnx_inspector.program.eager import SinksOf, why_untraceable
+from nnx_inspector.program.harvest import NOTHING, Keep, Plan, sinks_for
+from nnx_inspector.program.mark_layers import marking_layers
+from nnx_inspector.program.marks import OUTPUT
+from nnx_inspector.program.stage import Arguments, Function, Staged, staged
+from nnx_inspector.recordings.facts import Facts
+from nnx_inspector.records.backward import differentiated
+from nnx_inspector.records.capture import record_of
+from nnx_inspector.records.parameters import floats_of
+from nnx_inspector.records.record import Record
+from nnx_inspector.stats.gauges import VARIED
+from nnx_inspector.stats.measure_gauges import gauge, sampled, varied
+
+NONE = Switches()
+ITSELF = Entry()
+
+
+@dataclasses.dataclass(frozen=True)
+class OfUnits:
+    """A forward pass that measures the units of what some sites return, and nothing else."""
+
+    sites: tuple[str, ...]
+
+
+Kind = Literal["pass", "compare"] | OfUnits
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What one owned pass gave.
+
+    Attributes:
+        value: the function's own result.
+        record: its `values` are gauges, see `gauging`.
+        states: for each parameter (and running statistic) what `gauging.sampled` makes of it.
+    """
+
+    value: Any
+    record: Record
+    states: dict[str, Any] = dataclasses.field(default_factory=lambda: dict[str, Any]())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """What is run: the model as its entry says, by default `model(*args, **kwargs)`; or with a loss
+    function `loss_fn(model, *args, **kwargs)`, forward and backward. It returns the loss, or
+    `(loss, aux)`.
+    Whichever thread makes the pass, the settings of jax are those of who asked for it.
+    """
+
+    model: nnx.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    loss_fn: Callable[..., Any] | None = None
+    switches: Switches = NONE
+    configuration: Configuration = dataclasses.field(default_factory=Configuration.here)
+    entry: Entry = ITSELF
+
+    @functools.cached_property
+    def parts(self) -> _Parts:
+        """It, taken apart: once, for several passes of one moment."""
+        arguments = Arguments.of((self.model, self.args, self.kwargs))
+        graphdef, state = nnx.split(arguments.take(arguments.nodes), graph=True)
+        leaves, treedef = jax.tree.flatten(state)
+        blank = dataclasses.replace(arguments, leaves=_blank(arguments))
+        code = key_of((self.loss_fn, self.entry, graphdef, blank.leaves))
+        form = _Form(graphdef, treedef, blank, self.loss_fn, self.switches, self.entry)
+        key = (code, blank.treedef, orders(blank.numbered), treedef, self.switches)
+        return _Parts(form, key, leaves, arguments.take(arguments.arrays))
+
+    def copied(self) -> Call:
+        """It, of a copy of the model (and of other modules among the arguments), in its modes:
+        whatever is done to the model meanwhile does not reach it.
+
+        Raises:
+            RuntimeError: an array of the model was donated to a program that runs.
+        """
+        leaves = [x.copy() if isinstance(x, jax.Array) else x for x in self.parts.leaves]
+        copy = self.parts.form.call(leaves, self.parts.arrays)
+        return dataclasses.replace(copy, switches=NONE, configuration=self.configuration)
+
+    def raise_theirs(self, found: str) -> None:
+        """Make it as the user would without us, of a copy: for the error that jax gives them.
+
+        Args:
+            found: what is known of it, a note for that error.
+        """
+        copy = self.copied()
+        (function, args, kwargs), of_a_loss = copy.function(), copy.loss_fn is not None
+
+        def loss(*args: Any, **kwargs: Any) -> Any:
+            value = function.call(*args, **kwargs)
+            return value[0] if isinstance(value, tuple) else value
+
+        try:
+            with self.configuration.held(), unwatched():
+                (nnx.value_and_grad(loss) if of_a_loss else function.call)(*args, **kwargs)
+        except FloatingPointError as error:
+            error.add_note(f"nnx_inspector: {found}")
+            raise
+
+    def function(self) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
+        """What is traced, with its arguments."""
+        if self.loss_fn is None:
+            return self.entry.call(self.model, self.args, self.kwargs)
+        return Function(self.loss_fn), (self.model, *self.args), self.kwargs
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Returned:
+    """What a traced program returned, without its arrays: jit keeps it with the trace it is of."""
+
+    arguments: Arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prepared:
+    """A program and what it is called with; `key` is None where that cannot be described."""
+
+    program: Any
+    inputs: tuple[Any, ...]
+    key: Any
+    avals: tuple[Any, ...]
+
+
+class Program:
+    """A function of arrays, compiled; where it cannot be traced, because a model's code reads
+    values, it runs as it is.
+
+    Attributes:
+        function: the function itself.
+        compiled: the same under jit.
+        ran_eagerly: whether the last call ran as it is.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function, self.compiled = function, jax.jit(function)
+        self.ran_eagerly = False
+
+    def __call__(self, *args: Any) -> Any:
+        if not self.ran_eagerly:
+            try:
+                return self.compiled(*args)
+            except Exception as error:
+                if not why_untraceable(error):
+                    raise
+        out = self.function(*args)
+        self.ran_eagerly = True
+        return out
+
+
+class OwnedPasses:
+    """The compiled passes over one model's structure.
+
+    Args:
+        keys: the sites that have a row, in order.
+        selection: which sites are measured.
+    """
+
+    def __init__(self, keys: tuple[str, ...], selection: Selection):
+        self._keys = keys
+        self._selection = selection
+        self._programs: dict[Any, Any] = {}
+        self._facts: dict[Any, Facts] = {}
+        self._same: dict[Any, Any] = {}
+        self._lock = threading.Lock()
+        self._compiled: set[Any] = set()
+        self._compiling: dict[Any, threading.Lock] = {}
+        self._eager: set[Any] = set()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The sites that have a row."""
+        return self._keys
+
+    def extend(self, keys: Iterable[str]) -> None:
+        """Give more sites a row."""
+        self._keys = tuple(dict.fromkeys((*self._keys, *keys)))
+
+    def run(self, call: Call, setting: Setting = CLEAN) -> Result:
+        """Make a pass with a setting in force, and record it; compiles what is not compiled yet,
+        or waits for the thread that does.
+        """
+        out, record, states, returned = self._run("pass", call, setting)
+        record, states = jax.device_get((record, states))
+        return Result(returned.arguments.rebuild((), out), record, states)
+
+    def facts(self, call: Call) -> Facts:
+        """What is known of the model and of a pass over it, traced once for each structure."""
+        with self._lock:
+            key = self._key_of(call)
+            known = self._facts.get(key)
+        if known is None:
+            with call.configuration.held(), unwatched():
+                known = self._facts_of(call)
+            with self._lock:
+                self._facts[key] = known
+            self._has_traced(call)
+        return known
+
+    def _facts_of(self, call: Call) -> Facts:
+        if not self._is_eager(call):
+            try:
+                return _facts(call, self._selection)
+            except Exception as error:
+                if not why_untraceable(error):
+                    raise
+        return facts_of_modules(call.model)  # there is no program to read the others from
+
+    def compare(self, call: Call, setting: Setting) -> Differences:
+        """How far a setting moves what each site returns, from two passes in one program."""
+        return jax.device_get(self._run("compare", call, setting))
+
+    def units(self, call: Call, setting: Setting, *sites: str) -> Record:
+        """The record of a forward pass with figures for each unit of the last axis of what these
+        sites return, and nothing else. Compiled once for the same sites.
+        """
+        return jax.device_get(self._run(OfUnits(sites), call, setting))
+
+    def missing(
+        self, kind: Kind, call: Call, setting: Setting
+    ) -> Callable[[Callable[[], bool]], None] | None:
+        """What compiles the program for `run` ("pass") or `compare`, on any thread; None where
+        that is done. Reads nothing of the model later, and keeps no array alive.
+        """
+        with call.configuration.held():
+            prepared = self._prepared(kind, call, setting)
+        if prepared.key is None or prepared.key in self._compiled:
+            return None
+        if self._is_eager(call):
+            return None  # nothing of it is compiled ahead
+        configuration = call.configuration
+        program, avals, key, lock = (
+            prepared.program.compiled,
+            prepared.avals,
+            prepared.key,
+            self._lock_of(prepared.key),
+        )
+
+        def compile_it(is_over: Callable[[], bool]) -> None:
+            with lock, configuration.held(), unchecked(), unwatched():
+                if key not in self._compiled:
+                    lowered = program.lower(*avals)
+                    if not is_over():
+                        lowered.compile()
+                        self._compiled.add(key)
+
+        return compile_it
+
+    def _run(self, kind: Kind, call: Call, setting: Setting) -> Any:
+        try:
+            with call.configuration.held(), unchecked(), unwatched():
+                prepared = self._prepared(kind, call, setting)
+                program = prepared.program
+                if self._is_eager(call):
+                    return program.function(*prepared.inputs)
+                if prepared.key is None or prepared.key in self._compiled:
+                    return program(*prepared.inputs)
+                with self._lock_of(prepared.key):
+                    out = program(*prepared.inputs)
+                    if program.ran_eagerly:
+                        with self._lock:
+                            self._eager.add(self._key_of(call))
+                    else:
+                        self._compiled.add(prepared.key)
+                self._has_traced(call)
+                return out
+        except Exception as error:
+            if call.switches:
+                error.add_note(f"nnx_inspector: with the modes {call.switches.in_words()}.")
+            raise
+
+    def _key_of(self, call: Call) -> Any:
+        return self._same.get(call.parts.key, call.parts.key)
+
+    def _is_eager(self, call: Call) -> bool:
+        with self._lock:
+            return self._key_of(call) in self._eager
+
+    def _has_traced(self, call: Call) -> None:
+        """Tracing runs the model's Python, which may change a setting (one that counts its calls,
+        say): what was traced stands for what it is then, too, or each pass would be another.
+        """
+        after = dataclasses.replace(call).parts.key
+        with self._lock:
+            known = self._key_of(call)
+            if after != known:
+                self._same[after] = known
+
+    def _lock_of(self, key: Any) -> threading.Lock:
+        with self._lock:
+            return self._compiling.setdefault(key, threading.Lock())
+
+    def _prepared(self, kind: Kind, call: Call, setting: Setting) -> _Prepared:
+        parts = call.parts
+        with self._lock:
+            key = (kind, self._key_of(call), self._keys, setting.code)
+            if key not in self._programs:
+                self._programs[key] = self._program(kind, parts.form, setting)
+            program = self._programs[key]
+        numbers = rows_of(self._keys, setting.rows)
+        inputs = (parts.leaves, parts.arrays, numbers, setting.data, setting.parameter_data)
+        avals = _avals(inputs)
+        flat = None if avals is None else (key, call.configuration, *jax.tree.leaves(avals))
+        return _Prepared(program, inputs, flat, avals or ())
+
+    def _program(self, kind: Kind, form: _Form, setting: Setting) -> Any:
+        keys, selection = self._keys, self._selection
+        places, parameters = setting.code
+
+        def program(leaves: Any, arrays: Any, numbers: Any, data: Any, of_parameters: Any) -> Any:
+            call = form.call(leaves, arrays)
+            function, args, kwargs = call.function()
+            layers, roots = layers_for(selection, places), {(): call.model}
+            with staged(function, args, kwargs, layers, roots=roots, may_run=True) as stage:
+                keep = Keep(values=gauge, parts=(OUTPUT,)) if kind == "pass" else NOTHING
+                perturb = at_marks(stage, keys, numbers, places, data)
+                plan = Plan(perturb=perturb, numbered=are_random(places), keep=keep)
+                replaced = parameters_under(stage, parameters, of_parameters)
+                inputs = [replaced.get(i, x) for i, x in enumerate(stage.inputs)]
+                if kind == "compare":
+                    return differences(stage, inputs, plan, root=form.entry.site)
+                if isinstance(kind, OfUnits):
+                    keep = Keep(units=-1, parts=(OUTPUT,), sites=kind.sites)
+                    plan = dataclasses.replace(plan, summarise=False, keep=keep)
+                    seen = stage.evaluate(inputs, plan=plan)[1]
+                    return record_of(stage, seen)
+                held, grads = floats_of(stage), dict[int, Any]()
+                if call.loss_fn is None:
+                    (out, seen), cotangents = stage.evaluate(inputs, plan=plan), None
+                else:
+                    out, seen, cotangents, grads = _graded(stage, inputs, plan, held)
+                value = stage.finish(with_own_parameters(stage, out, replaced), update=False)
+                record = record_of(stage, seen, cotangents)
+                states = {path: sampled(inputs[i], grads.get(i)) for path, (i, _) in held.items()}
+                # labels may differ where what the model receives does not
+                states[VARIED] = varied(stage.arrays, each=True)
+            returned = Arguments.of(value).without_numpy()
+            structure = _Returned(dataclasses.replace(returned, leaves=_blank(returned)))
+            return returned.take(returned.arrays), record, states, structure
+
+        return Program(program)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """A call without its arrays."""
+
+    graphdef: Any
+    treedef: Any
+    arguments: Arguments
+    loss_fn: Callable[..., Any] | None
+    switches: Switches
+    entry: Entry
+
+    def call(self, leaves: Any, arrays: Any) -> Call:
+        """The call of a copy of the model, in its modes."""
+        nodes = nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, leaves))
+        model, args, kwargs = self.arguments.rebuild(nodes, arrays)
+        self.switches.apply(model)
+        return Call(model, args, kwargs, self.loss_fn, self.switches, entry=self.entry)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """A call taken apart: what is code, with a key that is hashable, and its arrays."""
+
+    form: _Form
+    key: Any
+    leaves: list[Any]
+    arrays: tuple[Any, ...]
+
+
+def reach_of(call: Call, selection: Selection) -> Reach:
+    """What of a call can be perturbed, from shapes alone; an eager call runs for it."""
+    if call.switches:
+        try:
+            model, _ = viewed(call.model, call.switches, lambda copy: None)
+            return _reach(dataclasses.replace(call, model=model), selection)
+        except Exception as error:
+            if not why_untraceable(error):
+                raise
+        call = call.parts.form.call(call.parts.leaves, call.parts.arrays)
+    return _reach(call, selection)
+
+
+def _reach(call: Call, selection: Selection) -> Reach:
+    function, args, kwargs = call.function()
+    layers, roots = marking_layers(selection, inputs=True), {(): call.model}
+    with staged(function, args, kwargs, layers, roots=roots, may_run=True) as stage:
+        if stage.eager:
+            stage.evaluate(stage.inputs, plan=Plan(summarise=False))
+        return Reach(stage)
+
+
+def _facts(call: Call, selection: Selection) -> Facts:
+    model = call.model
+    if call.switches:
+        model, _ = viewed(model, call.switches, lambda copy: None)
+        call = dataclasses.replace(call, model=model)
+    function, args, kwargs = call.function()
+    is_loss = call.loss_fn is not None
+    return facts_of_call(function, args, kwargs, model, selection, is_loss=is_loss)
+
+
+def _graded(
+    stage: Staged, inputs: list[Any], plan: Plan, held: Mapping[str, tuple[int, bool]]
+) -> tuple[list[Any], list[Any], Any, dict[int, Any]]:
+    """Outputs, what was seen, what the sinks received, and the gradients of the parameters, by the
+    numbers of the inputs; none where the loss cannot be differentiated by them (one is used in a
+    while loop, say), or its code reads what cannot be read in a derivative.
+    """
+    numbers = [i for i, is_parameter in held.values() if is_parameter]
+    try:
+        return backward_pass(stage, inputs, plan, numbers)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        why = why_untraceable(error) if stage.eager else ""
+        if not why:  # what is wrong with the loss it says too
+            return backward_pass(stage, inputs, plan, ())
+    stage.eager += f"; there are no gradients, because in a derivative {why}"
+    out, seen = stage.evaluate(inputs, plan=plan)
+    _require_loss(stage, out)
+    return out, seen, None, {}
+
+
+def backward_pass(
+    stage: Staged,
+    inputs: list[Any],
+    plan: Plan,
+    numbers: Sequence[int] = (),
+    *,
+    sinks_of: SinksOf = sinks_for,
+) -> tuple[list[Any], list[Any], Any, dict[int, Any]]:
+    """Outputs, what was seen, and the gradients by the sinks and by inputs, of a staged loss."""
+    _, out, seen, cotangents, grads = differentiated(
+        stage,
+        inputs,
+        plan,
+        numbers,
+        sinks_of=sinks_of,
+        check=functools.partial(_require_loss, stage),
+    )
+    return out, seen, cotangents, grads
+
+
+def _require_loss(stage: Staged, out: Sequence[Any]) -> None:
+    if not stage.outputs or jnp.shape(out[0]) != ():
+        shape = f"an array of shape {jnp.shape(out[0])}" if stage.outputs else "no array"
+        raise TypeError(
+            f"The loss function must return a scalar, or (scalar, aux); it returned {shape} first."
+        )
+    if not jnp.issubdtype(out[0].dtype, jnp.floating):
+        raise TypeError(f"The loss must be a floating-point scalar, got {out[0].dtype}.")
+
+
+def _blank(arguments: Arguments) -> tuple[Any, ...]:
+    # a compiled program must not keep the first call's model and arrays alive
+    dynamic = {*arguments.nodes, *arguments.arrays}
+    return tuple(None if i in dynamic else leaf for i, leaf in enumerate(arguments.leaves))
+
+
+def _avals(inputs: Any) -> Any:
+    """The same tree of what jit tells arrays apart by; None where it holds something else."""
+    try:
+        return jax.tree.map(_aval, inputs)
+    except TypeError:  # a reference, say: its program is compiled when it is called
+        return None
+
+
+def _aval(x: Any) -> jax.ShapeDtypeStruct:
+    if isinstance(x, jax.Ref):
+        raise TypeError("A reference has no aval of its own.")
+    return jit.abstract(x)

@@ -1,0 +1,337 @@
+"""What an inspector runs itself: the example or the last step, and again after each change.
+
+Invariant: what is on screen belongs to one moment (pass, clean pass and effect have the same
+arguments, modes and perturbations); the effect shown is that of what is perturbed now, or else says
+what it waits for; and a pass that nobody asked for raises nothing: its failure is reported. Draws
+nothing, and knows of a loop only whether one runs and where it stands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from flax import nnx
+
+from nnx_inspector._compat.configuration import forbids_nan
+from nnx_inspector.arming import Arming
+from nnx_inspector.background import Worker
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.layers import unwatched
+from nnx_inspector.hooks.sites import Selection
+from nnx_inspector.inspector.handles import Handles
+from nnx_inspector.inspector.nnx.modes import Modes
+from nnx_inspector.inspector.nnx.switches import Switches
+from nnx_inspector.inspector.passes.programs import Call, OwnedPasses, reach_of
+from nnx_inspector.inspector.passes.trials import Shown, Trial, each_alone, made
+from nnx_inspector.perturbations.apply import Reach
+from nnx_inspector.perturbations.gradients import GradientPerturbation
+from nnx_inspector.perturbations.slots import PARAMETER, Setting
+from nnx_inspector.program.donated import (
+    are_these,
+    marks_of,
+    require_there,
+    require_whole,
+    undisturbed,
+)
+from nnx_inspector.records.nan_site import where
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.presenter import Presenter
+from nnx_inspector.weak import weakly
+
+NOTHING = "Nothing is perturbed."
+NEW_PROGRAM = "The effect is measured when the program that is being compiled is there."
+NEXT_STEP = "The effect is measured at the next measured step of the loop."
+MEASURE_AGAIN = "The effect has not been measured: insp.run() or insp.step(...) measures it."
+FAILED = "The effect could not be measured: see the messages."
+
+
+@dataclasses.dataclass(frozen=True)
+class Around:
+    """What an Evaluating works with, and what it calls.
+
+    Attributes:
+        looping: whether a loop is watched now: it has the screen, and only the effect is ours.
+        step: where the run stands.
+        show: put a pass on screen.
+        before: called with the modes before each pass.
+        notice: `(level, text)` onto the screen.
+    """
+
+    lock: threading.RLock
+    selection: Selection
+    passes: OwnedPasses
+    handles: Handles
+    modes: Modes
+    view: Presenter
+    looping: Callable[[], Any]
+    step: Callable[[], Any]
+    show: Callable[[Shown], Any]
+    before: Callable[[Switches], Any]
+    notice: Callable[[str, str], Any]
+
+
+class Evaluating:
+    """The passes of one model that are made for the screen.
+
+    Args:
+        model: never changed.
+        example: what is run at first.
+
+    Attributes:
+        model: may be set to another of an equal structure.
+        example: the last forward pass that was asked for.
+        trial: the last pass that was asked for.
+        shown: the one on screen.
+        failed: whether the last pass that nobody asked for failed.
+    """
+
+    def __init__(self, model: nnx.Module, example: Trial, around: Around):
+        self.model, self._around = model, around
+        self.example = self.trial = example
+        self.shown: Shown | None = None
+        self.failed = False
+        self._measured: Shown | None = None  # whose effect is the newest
+        self._closed = False
+        self._reach: tuple[Trial, Switches, Reach] | None = None
+        self._arming = Arming(weakly(self._armed), weakly(self._not_armed))
+        self._apart = Worker("nnx_inspector.apart", weakly(self._not_apart))
+        weakref.finalize(self, self._arming.close)
+        weakref.finalize(self, self._apart.close)
+
+    def call(self) -> Call:
+        """What was asked for last, of the model as it is now, in its modes."""
+        return self.trial.call(self.model, self._around.modes.switches())
+
+    def _call_of(self, shown: Shown) -> Call:
+        """What was run for a pass, of the model as it is now."""
+        return shown.trial.call(self.model, shown.switches)
+
+    def run(self, trial: Trial) -> Any:
+        """A pass that was asked for: it waits for its program. What the function returns."""
+        setting, switches = self._around.handles.setting(), self._around.modes.switches()
+        trial.require_there()
+
+        def make() -> Shown:
+            require_there(trial.call(self.model, switches).parts.leaves)
+            return self._make(trial, switches, setting)
+
+        shown = undisturbed(make, "The model")
+        with self._around.lock:
+            self.trial = trial
+            self.example = trial if trial.loss_fn is None else self.example
+        self._took_place(shown)
+        if forbids_nan() and (found := where(shown.outcome.perturbed.record)):
+            self._call_of(shown).raise_theirs(found)
+        return shown.outcome.perturbed.value
+
+    def reached(self) -> Reach:
+        """What of the pass on screen can be perturbed; traced once."""
+        trial, switches = self.trial, self._around.modes.switches()
+        if self._reach is None or self._reach[:2] != (trial, switches):
+            with trial.configuration.held(), unwatched():
+                reach = reach_of(trial.call(self.model, switches), self._around.selection)
+            self._reach = (trial, switches, reach)
+        return self._reach[2]
+
+    def refresh(self, step: int | None = None) -> None:
+        """Run again what was run last, with what is on now; where that needs another program,
+        with what the old one has places for, until the other is compiled.
+
+        Args:
+            step: of a watched loop, which has just been measured.
+        """
+        trial, switches = self.trial, self._around.modes.switches()
+        handles, passes = self._around.handles, self._around.passes
+        self.failed = False
+        try:
+            setting = handles.setting()
+            old = handles.setting(armed=True)
+            call = trial.call(self.model, switches)
+            trial.require_there()
+            require_whole(call.parts.leaves, "The model")
+            missing = passes.missing("pass", call, setting)
+            # the same places in other modes, or of another call: there is no old program
+            later = missing is not None and setting.code != old.code
+            if later and missing is not None:
+                self._arming.want([missing])
+                setting = old
+            if self._around.looping():
+                if not later:
+                    handles.arm(setting)
+                    if setting.active:  # the screen shows the loop, and beside it the effect
+                        self._measured = shown = self._make(trial, switches, setting, step=step)
+                        if shown.outcome.differences is None:
+                            self._want_comparison(call, setting)
+            elif not (later and self._is_shown(trial, switches, setting)):
+                self._took_place(self._make(trial, switches, setting))
+        except Exception as error:  # noqa: BLE001 - shown instead
+            self.failed = True
+            text = f"{trial.name} could not be run again: {type(error).__name__}: {error}"
+            self._around.notice("error", text)
+
+    def effect(self) -> tuple[protocol.Effect | None, str]:
+        """The effect of what is perturbed now, or None and what it waits for.
+
+        Of a step there is one without a perturbation too.
+        """
+        handles, measured, looping = self._around.handles, self._measured, self._around.looping()
+        wanted = handles.setting()
+        if not wanted.active and looping:
+            return None, NOTHING
+        if (
+            measured is not None
+            and (measured.trial, measured.switches) == (self.trial, self._around.modes.switches())
+            and measured.setting.does_as(wanted)
+        ):
+            source = measured.source(self._around.step(), looping=looping)
+            effect = measured.outcome.effect(source)
+            return effect, "" if effect is not None else NOTHING
+        if not wanted.active:
+            return None, NOTHING
+        if self.failed:
+            return None, FAILED
+        if self._arming.busy or any(one.enabled and one.compiling for one in handles.all()):
+            return None, NEW_PROGRAM
+        return None, NEXT_STEP if looping else MEASURE_AGAIN
+
+    def wait(self) -> None:
+        """Return when nothing is being compiled or measured for the effect any more."""
+        self._arming.wait()
+        self._apart.wait()
+
+    def close(self) -> None:
+        """Begin nothing more, and let go of what was run."""
+        self._closed = True
+        self._arming.close()
+        self._apart.close()
+        self.shown = self._reach = self._measured = None
+
+    def _make(
+        self, trial: Trial, switches: Switches, setting: Setting, *, step: int | None = None
+    ) -> Shown:
+        self._around.before(switches)
+        call, looping = trial.call(self.model, switches), self._around.looping()
+        at, marks = self._around.step() if step is None else step, marks_of(call.parts.leaves)
+        outcome = made(self._around.passes, call, setting)
+        return Shown(trial, switches, setting, outcome, at, looping, marks)
+
+    def _took_place(self, shown: Shown) -> None:
+        """Show a pass, unless another was asked for meanwhile."""
+        with self._around.lock:
+            if self.trial is not shown.trial or self._closed:
+                return
+            self.shown = self._measured = shown
+            self._around.handles.arm(shown.setting)
+            if not self._around.looping():
+                self._around.handles.tell_idle(self._idle_in(shown))
+        self._around.show(shown)
+        if shown.setting.active and shown.outcome.differences is None:
+            self._want_comparison(self._call_of(shown), shown.setting)
+        self._want_each_alone(shown)
+
+    def _idle_in(self, shown: Shown) -> dict[int, str]:
+        """For the number of each perturbation why it does nothing in a pass, "" where it acts."""
+        record, found = shown.outcome.perturbed.record, dict[int, str]()
+        called = {site for site in record if any(call.took_place for call in record[site].calls)}
+        for handle in self._around.handles.all():
+            of_parameters = handle.place.at == PARAMETER
+            if not handle.enabled or handle.compiling:
+                continue
+            if not of_parameters and called.isdisjoint(handle.sites):
+                found[handle.id] = f"{shown.trial.name.lower()} does not call it"
+            elif (
+                isinstance(handle.perturbation, GradientPerturbation)
+                and shown.trial.loss_fn is None
+            ):
+                found[handle.id] = (
+                    "a forward pass computes no gradients; insp.step(loss_fn, batch) does"
+                )
+            else:
+                found[handle.id] = ""
+        return found
+
+    def _want_comparison(self, call: Call, setting: Setting) -> None:
+        missing = self._around.passes.missing("compare", call, setting)
+        if missing is not None:
+            self._arming.want([missing])
+
+    def _is_shown(self, trial: Trial, switches: Switches, setting: Setting) -> bool:
+        shown = self.shown
+        return (
+            shown is not None
+            and (shown.trial, shown.switches) == (trial, switches)
+            and shown.setting.is_like(setting)
+        )
+
+    # ------------------------------------------------ what is there a moment later
+
+    def _armed(self) -> None:
+        """Called in the thread that compiles: what was missing is there."""
+        if self._closed:
+            return
+        if self._around.looping():  # which measures the effect again at its next measured step
+            self._around.view.state_changed()
+            return
+        shown, switches = self.shown, self._around.modes.switches()
+        if shown is None or not self._is_shown(
+            self.trial, switches, self._around.handles.setting()
+        ):
+            self.refresh()
+        elif shown.outcome.differences is None and shown.setting.active:
+            call = self._call_of(shown)
+            if are_these(shown.marks, call.parts.leaves):  # else they would be of another model
+                found = self._around.passes.compare(call, shown.setting)
+                self._supplement(shown, differences=found)
+            self._want_each_alone(shown)
+        self._around.view.state_changed()
+
+    def _not_armed(self, error: Exception) -> None:
+        self._around.handles.give_up(f"{type(error).__name__}: {error}")
+        self.failed = True
+        what = "What is perturbed could not be compiled"
+        self._around.notice("error", f"{what}: {type(error).__name__}: {error}")
+        self._around.view.state_changed()
+
+    def _want_each_alone(self, shown: Shown) -> None:
+        """Of one perturbation the effect is its own; of several each is measured by itself."""
+        if len([h for h in self._around.handles.all() if h.enabled]) > 1:
+            measure = weakly(self._measure_each)
+            self._apart.do(lambda: measure(shown))
+
+    def _measure_each(self, shown: Shown) -> None:
+        setting, apart = self._around.handles.each_alone()
+        call = functools.partial(self._call_of, shown)
+        passes, clean = self._around.passes, shown.outcome.clean
+        ready = passes.missing("compare", call(), setting) is None  # else it is asked for again
+        if ready and clean is not None and setting.is_like(shown.setting) and len(apart) > 1:
+            still = functools.partial(self._still, shown)
+            measure = functools.partial(each_alone, passes, settings=apart, clean=clean)
+            found = undisturbed(lambda: measure(call(), wanted=still), "The model")
+            if found is not None:
+                self._supplement(shown, alone=found)
+                self._around.view.state_changed()
+
+    def _not_apart(self, error: Exception) -> None:
+        if not isinstance(error, InspectorError):  # a step that has taken the model's arrays
+            what = "The effect of each perturbation alone could not be measured"
+            self._around.notice("warning", f"{what}: {type(error).__name__}: {error}")
+
+    def _still(self, shown: Shown) -> bool:
+        """Whether a pass is on screen, perhaps with more told of its effect."""
+        now = self.shown
+        same = now is not None and now.outcome.perturbed is shown.outcome.perturbed
+        return same and not self._closed and not self._around.looping()
+
+    def _supplement(self, shown: Shown, **found: Any) -> None:
+        with self._around.lock:
+            if self.shown is not None and self._still(shown):
+                before = self.shown
+                outcome = dataclasses.replace(before.outcome, **found)
+                self.shown = dataclasses.replace(before, outcome=outcome)
+                if self._measured is before:
+                    self._measured = self.shown

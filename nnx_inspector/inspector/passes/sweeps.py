@@ -1,0 +1,200 @@
+"""The sweep of an inspector: one at a time, of a copy of its model, shown while it runs.
+
+Invariant: the model is read once, at the beginning, and whatever is done to it later does not
+reach the sweep; a training that goes on meanwhile loses nothing but time on the processor. What
+each site's effect is, `sweeping` says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from nnx_inspector.background import Worker
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.sites import Only
+from nnx_inspector.inspector.passes.programs import Call
+from nnx_inspector.perturbations.effects import Logits
+from nnx_inspector.perturbations.sweep import swept
+from nnx_inspector.perturbations.values import Perturbation
+from nnx_inspector.program.donated import undisturbed
+from nnx_inspector.progress import Progress, shown
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.expressions import perturbation_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TICK = 0.1
+"""Seconds between two messages at least."""
+MEASURES = ("loss_change", "output_change", "kl", "top1_changed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What is swept.
+
+    Attributes:
+        call: reads the model as it is now.
+        source: what its pass is called on screen.
+        of_a_loss: whether it has one.
+        only: which sites.
+        perturbation: what is done at each.
+        layers, logits, chunk: as of `sweep`.
+    """
+
+    call: Callable[[], Call]
+    source: str
+    of_a_loss: bool
+    only: Only
+    perturbation: Perturbation
+    layers: bool = True
+    logits: Logits = None
+    chunk: int | None = None
+
+
+class Sweeps:
+    """Runs sweeps, one at a time.
+
+    Args:
+        show: puts a message on screen, from any thread.
+    """
+
+    def __init__(self, show: Callable[[protocol.Sweep], None]):
+        self._show = show
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._busy = False
+        self._closed = False
+        self._shown_at = 0.0
+        # what goes wrong is on screen by then
+        self._worker = Worker("nnx_inspector.sweep", lambda error: None)
+        self.wait = self._worker.wait
+
+    def run(self, asked: Asked, progress: Progress) -> pd.DataFrame:
+        """Sweep in this thread; the screen shows it too.
+
+        Raises:
+            InspectorError: one runs already.
+            Whatever `sweep` raises.
+        """
+        self._begin()
+        return self._run(asked, progress)
+
+    def start(self, asked: Asked) -> None:
+        """Sweep in a thread of its own; what goes wrong is on screen."""
+        self._begin()
+        try:
+            self._show(_of(asked, running=True))
+        finally:
+            started = self._worker.do(lambda: self._run(asked, progress=False))
+            if not started:
+                self._busy = False
+
+    def stop(self) -> None:
+        """End the sweep that runs after the chunk that is being computed."""
+        self._stop.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._stop.set()
+        self._worker.close()
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._busy:
+                raise InspectorError(
+                    "A sweep runs already. Stop it first, by its button or insp.stop_sweep()."
+                )
+            self._busy = True
+            self._stop.clear()
+
+    def _run(self, asked: Asked, progress: Progress) -> pd.DataFrame:
+        try:
+            self._show(_of(asked, running=True))
+            call = undisturbed(lambda: asked.call().copied(), "The model")
+            with shown(progress, "sweep") as bar:
+                report = lambda done, total: self._report(asked, bar, done, total)  # noqa: E731
+                with call.configuration.held():
+                    frame = _swept(call, asked, report)
+            self._show(_result(asked, frame))
+            return frame
+        except BaseException as error:
+            text = str(error) or type(error).__name__
+            self._show(_of(asked, error=f"{type(error).__name__}: {text}"))
+            raise
+        finally:
+            self._busy = False
+
+    def _report(self, asked: Asked, bar: Callable[[int, int], bool], done: int, total: int) -> bool:
+        now = time.monotonic()
+        if done in (0, total) or now - self._shown_at >= TICK:
+            self._shown_at = now
+            self._show(_of(asked, running=True, done=done, total=total))
+        return bar(done, total) or self._stop.is_set()
+
+
+def _swept(call: Call, asked: Asked, report: Callable[[int, int], bool]) -> pd.DataFrame:
+    function, args, kwargs = call.function()
+    return swept(
+        function,
+        args,
+        kwargs,
+        model=call.model,
+        sites=asked.only,
+        perturbation=asked.perturbation,
+        layers=asked.layers,
+        logits=asked.logits,
+        chunk=asked.chunk,
+        progress=report,
+        of_a_loss=asked.of_a_loss,
+        root=call.entry.site,
+    )
+
+
+def _of(asked: Asked, **more: Any) -> protocol.Sweep:
+    fields: dict[str, Any] = dict(
+        running=False, stopped=False, done=0, total=0, measures=(), loss=None, rows=(), measured=0,
+        error="",
+    )  # fmt: skip
+    return protocol.Sweep(
+        version=protocol.VERSION,
+        sites=asked.only if isinstance(asked.only, str) else "the chosen sites",
+        perturbation=perturbation_text(asked.perturbation) or type(asked.perturbation).__name__,
+        source=asked.source,
+        **{**fields, **more},
+    )
+
+
+def _result(asked: Asked, frame: Any) -> protocol.Sweep:
+    measures = tuple(m for m in MEASURES if m in frame and frame[m].notna().any())
+    if asked.of_a_loss and "loss_change" not in measures:
+        measures = ("loss_change", *measures)  # none of them is finite
+    rows = [
+        protocol.SweepRow(
+            site=row["site"],
+            why_not="" if not isinstance(row["why_not"], str) else row["why_not"],
+            **{m: _finite(row[m]) if m in measures else None for m in MEASURES},
+        )
+        for _, row in frame.head(protocol.MOST_ROWS).iterrows()
+    ]
+    unmeasured = len(frame.attrs["unmeasured"])
+    loss = frame.attrs["clean"].get("loss")
+    return _of(
+        asked,
+        stopped=bool(frame.attrs["stopped"]),
+        done=len(frame),
+        total=len(frame) + unmeasured,
+        measures=measures,
+        loss=None if loss is None else _finite(loss),
+        rows=tuple(rows),
+        measured=len(frame),
+    )
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

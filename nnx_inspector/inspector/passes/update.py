@@ -1,0 +1,125 @@
+"""A model's new state: the arrays of another object, or of a state, of an equal structure.
+
+Invariant: neither the old model nor what is given is changed, and no array is copied; what does
+not fit is refused with the first Variable that does not. Runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.sites import Path, closest, iter_modules, site_key
+from nnx_inspector.program.marks import describe
+
+_Flat = dict[Path, Any]
+
+
+def renewed(model: nnx.Module, new: tuple[Any, ...]) -> nnx.Module:
+    """The model with a new state: the module itself that is given, or one that is put together.
+
+    Args:
+        model: gives the structure, and what the states leave out.
+        new: one module of an equal structure, or states (`nnx.State`, or nested dicts of arrays)
+            that together have at least all Variables whose arrays are deleted.
+
+    Raises:
+        TypeError: something else is given.
+        ValueError: the structure differs; the text names where.
+        InspectorError: an array that is needed is deleted.
+    """
+    if len(new) == 1 and isinstance(new[0], nnx.Module):
+        _require_same(model, new[0])
+        return new[0]
+    graphdef, state = nnx.split(model, graph=True)
+    own, given = _flat(state), _given(new)
+    for path in given:
+        if path not in own:
+            near = ", ".join(map(repr, closest(site_key(path), [site_key(p) for p in own])))
+            raise ValueError(
+                f"The model has no Variable {site_key(path)!r}; the closest are {near}. Pass the "
+                f"state of this model alone: of nnx.split((model, optimizer)) that is state[0]."
+            )
+    merged = {path: _with_arrays(path, one, given.get(path, one)) for path, one in own.items()}
+    _require_there(merged)
+    return nnx.merge(graphdef, nnx.from_flat_state(merged.items()))
+
+
+def _flat(state: Any) -> _Flat:
+    flat: Any = nnx.to_flat_state(state)
+    return dict(flat)
+
+
+def _given(states: Iterable[Any]) -> _Flat:
+    found: _Flat = {}
+    for state in states:
+        if isinstance(state, nnx.GraphDef):
+            continue  # of (graphdef, state): it says nothing of arrays
+        if not isinstance(state, (nnx.State, Mapping)):
+            raise TypeError(
+                f"update takes a model, or its state as nnx.state(model) and nnx.split(model) give "
+                f"it, got {type(state).__name__}."
+            )
+        found |= _flat(state if isinstance(state, nnx.State) else nnx.State(dict(state)))
+    if not found:
+        raise TypeError("update takes a model, or its state: insp.update(nnx.state(model)).")
+    return found
+
+
+def _with_arrays(path: Path, variable: Any, new: Any) -> Any:
+    """A Variable as `variable` with the arrays of `new`."""
+    arrays, treedef = jax.tree.leaves(new), jax.tree.structure(variable)
+    old = jax.tree.leaves(variable)
+    if list(map(_array, old)) != list(map(_array, arrays)):
+        raise ValueError(
+            f"The structure differs: {site_key(path)!r} is {_words(old)} in the model that is "
+            f"inspected and {_words(arrays)} in what was given. Make a new inspector of that "
+            f"model: nni.Inspector(model, x)."
+        )
+    return jax.tree.unflatten(treedef, arrays)
+
+
+def _array(x: Any) -> tuple[Any, ...]:
+    return jnp.shape(x), jnp.result_type(x)
+
+
+def _words(arrays: list[Any]) -> str:
+    return ", ".join(map(describe, arrays)) or "no array"
+
+
+def _require_there(flat: _Flat) -> None:
+    gone = [site_key(path) for path, one in flat.items() if _is_gone(one)]
+    if gone:
+        more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+        raise InspectorError(
+            f"The state has deleted arrays ({gone[0]!r}{more}): they were donated to a training "
+            f"step. Pass the state that the step returned last, and all of it."
+        )
+
+
+def _is_gone(variable: Any) -> bool:
+    arrays = [x for x in jax.tree.leaves(variable) if isinstance(x, jax.Array)]
+    return any(x.is_deleted() for x in arrays)
+
+
+def _require_same(model: nnx.Module, other: nnx.Module) -> None:
+    mine, others = (
+        {path: type(module) for path, module in iter_modules(m)} for m in (model, other)
+    )
+    for path in sorted({*mine, *others}, key=len):  # the outermost that differs
+        a, b = (t[path].__name__ if path in t else "missing" for t in (mine, others))
+        if mine.get(path) is not others.get(path):
+            raise ValueError(
+                f"The structure differs: the module {site_key(path) or '(root)'!r} is {a} in the "
+                f"model that is inspected and {b} in the one that was given. Make a new "
+                f"inspector of that one: nni.Inspector(model, x)."
+            )
+    own, given = (_flat(nnx.state(m, graph=True)) for m in (model, other))
+    for path in dict.fromkeys((*own, *given)):
+        _with_arrays(path, own.get(path), given.get(path))
+    _require_there(given)

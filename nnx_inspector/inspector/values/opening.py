@@ -1,0 +1,318 @@
+"""Opens the arrays of one site: makes the pass that keeps them, or reads its Variables.
+
+Invariant: what was opened from the same model, arguments, modes and perturbations is not computed
+again, and nothing of the model is changed or kept alive but the arrays themselves. Sends nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import threading
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.pytrees import plain_key
+from nnx_inspector.hooks.sites import Selection, parse_key, site_key
+from nnx_inspector.hooks.variables import contents
+from nnx_inspector.inspector.passes.programs import Call
+from nnx_inspector.inspector.values.axes import (
+    CONVOLUTIONS,
+    Around,
+    names_of_parameter,
+    names_of_value,
+)
+from nnx_inspector.inspector.values.programs import CallValues, ValuePasses
+from nnx_inspector.inspector.values.shelf import Held, Moment, Opened, Shelf, is_shown
+from nnx_inspector.perturbations.slots import Setting
+from nnx_inspector.program.donated import require_whole
+from nnx_inspector.program.stage import Arguments
+
+Part = Literal["output", "input", "gradient", "parameter"]
+ATTENDS_WITHIN = 0.02
+"""How far from 1 weights may add up (bfloat16's are off by so much) to be taken for attention."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Look:
+    """What there is to look at, at this moment.
+
+    Attributes:
+        call: the pass on screen: model, arguments and modes.
+        setting: what is perturbed in it.
+        modules: the modules by the key of their site.
+        stacked: for the key of a site how many layers its module holds.
+        keys: the sites that may have a row in a setting.
+        trial: stands for the arguments: another one, other arguments.
+        source: what was run, in words.
+    """
+
+    call: Call
+    setting: Setting
+    modules: Mapping[str, nnx.Module]
+    stacked: Mapping[str, int]
+    keys: tuple[str, ...]
+    trial: Any
+    source: str
+
+    def parts(self, site: str) -> tuple[Part, ...]:
+        """What there is of a site."""
+        of_loss: tuple[Part, ...] = ("gradient",) if self.call.loss_fn is not None else ()
+        module = self.modules.get(_module_key(site))
+        has = module is not None and bool(contents(module).variables)
+        of_module: tuple[Part, ...] = ("parameter",) if has else ()
+        return ("output", "input", *of_loss, *of_module)
+
+
+class Opening:
+    """Opens arrays, on any thread, one at a time."""
+
+    def __init__(self, selection: Selection):
+        self.shelf = Shelf()
+        self._passes = ValuePasses(selection)
+        self._lock = threading.Lock()
+
+    def open(self, look: Look, site: str, part: Part, *, clean: bool = False) -> Opened:
+        """The arrays of a part of a site.
+
+        Args:
+            look: the pass on screen.
+            site: the site's key.
+            part: which of its arrays; "gradient" needs a pass of a loss.
+            clean: without what is perturbed.
+
+        Raises:
+            InspectorError: there are none, and why; or the model could not be read.
+        """
+        with self._lock:
+            opened = self._open(look, site, part, clean)
+            self.shelf.put(opened)
+            return opened
+
+    def _open(self, look: Look, site: str, part: Part, clean: bool) -> Opened:
+        if part == "gradient" and look.call.loss_fn is None:
+            raise InspectorError(
+                f"There is no gradient of {site!r} in a forward pass. Show a step with a loss: "
+                f"insp.step(loss_fn, batch)."
+            )
+        if part == "parameter":
+            return self._parameters(look, site)
+        setting = look.setting.clean() if clean else look.setting
+        parts = look.call.parts
+        require_whole([*parts.leaves, *parts.arrays], "The values")
+        what = (site, part, look.trial, look.call.switches, _what_is_done(setting), look.keys)
+        found = self.shelf.find(what, parts.leaves)  # the arguments are the trial's
+        if found is not None:
+            return found
+        moment = Moment(what, parts.leaves)
+        try:
+            calls = self._passes.run(look.call, setting, site=site, part=part, keys=look.keys)
+        except (RuntimeError, ValueError):
+            require_whole(parts.leaves, "The values")  # donated meanwhile: that is why
+            raise
+        arrays: list[Held] = []
+        for number, call in enumerate(calls):
+            if call.took_place:
+                arrays += self._held(look, site, part, number, call)
+        if not arrays:
+            raise InspectorError(_why_nothing(site, part, calls))
+        notes = [
+            f"Call {number} did not take place in some iterations: there it is zeros."
+            for number, call in enumerate(calls)
+            if call.took_place and not call.ran.all()
+        ]
+        return Opened(moment, tuple(arrays), _trees(calls, part), tuple(notes))
+
+    def _held(self, look: Look, site: str, part: Part, number: int, call: CallValues) -> list[Held]:
+        module = look.modules.get(_module_key(site))
+        names = _leaf_names(call, part, module, site)
+        out: list[Held] = []
+        for name, value, mapped in zip(names, call.values, call.mapped, strict=True):
+            if value is None:
+                continue
+            around = Around(
+                module=module,
+                loops=call.loops,
+                mapped=mapped,
+                stacked=look.stacked.get(site, 0) > 0,
+                batch=_batch_of(look.call),
+                spatial=_convolves(look.call.model),
+                attends=part == "output" and _attends(value, call.loops + mapped, module),
+            )
+            axes = names_of_value(value.shape, value.dtype, around)
+            out.append(Held(self.shelf.next_number(), number, name, value, axes))
+        return out
+
+    # ------------------------------------------------------------- parameters
+
+    def _parameters(self, look: Look, site: str) -> Opened:
+        module = look.modules.get(_module_key(site))
+        if module is None:
+            raise InspectorError(f"{site!r} is no module of the model: it has no parameters.")
+        named = dict(_arrays_of(module))
+        require_whole(list(named.values()), "The values")
+        if not named:
+            raise InspectorError(f"{site!r} has no parameters and no other Variables.")
+        found = self.shelf.find((site, "parameter"), list(named.values()))
+        if found is not None:
+            return found
+        stacked = any(look.stacked.values())
+        arrays: list[Held] = []
+        for name, raw in named.items():
+            value = jnp.asarray(raw)
+            if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+                value = jax.random.key_data(value)
+            if is_shown(value):
+                *path, last = name.split("/")
+                owner = look.modules.get("/".join([*filter(None, [site]), *path]))
+                axes = names_of_parameter(value.shape, last, owner, stacked=stacked)
+                arrays.append(Held(self.shelf.next_number(), 0, name, value, axes))
+        moment = Moment((site, "parameter"), list(named.values()))
+        return Opened(moment, tuple(arrays), ({h.name: h.value for h in arrays},))
+
+
+def opened_tree(opened: Opened, site: str, call: int | None) -> Any:
+    """What one call of a site returned (received); of the only call without its number.
+
+    Raises:
+        InspectorError: there are several calls, or this one did not take place.
+        IndexError: there is no such call.
+    """
+    count = len(opened.tree)
+    if call is None and count != 1:
+        raise InspectorError(f"{site!r} was called {count} times. Say which: call=0.")
+    number = 0 if call is None else call
+    if not -count <= number < count:
+        raise IndexError(f"{site!r} was called {count} times: there is no call {number}.")
+    if opened.tree[number] is None:
+        raise InspectorError(f"Call {number} of {site!r} has no such values in this pass.")
+    return opened.tree[number]
+
+
+def _arrays_of(module: nnx.Module) -> list[tuple[str, Any]]:
+    """The arrays of a module's Variables by name, those of its children too."""
+    found: list[tuple[str, Any]] = []
+    for path, (_, raw) in contents(module).variables.items():
+        for inner, leaf in jax.tree_util.tree_flatten_with_path(raw)[0]:
+            leaf = leaf[...] if isinstance(leaf, jax.Ref) else leaf
+            if isinstance(leaf, (jax.Array, np.ndarray)):
+                found.append((site_key(path) + jax.tree_util.keystr(inner), leaf))
+    return found
+
+
+def _what_is_done(setting: Setting) -> Any:
+    data = [*jax.tree.leaves((setting.data, setting.parameter_data))]
+    rows = tuple(sorted(setting.rows.items()))
+    return setting.code, rows, tuple(np.asarray(x).tobytes() for x in data)
+
+
+def _module_key(site: str) -> str:
+    return site_key(parse_key(site)[0])
+
+
+# ------------------------------------------------------------------ in words
+
+
+def _why_nothing(site: str, part: Part, calls: list[CallValues]) -> str:
+    if not calls:
+        return (
+            f"{site!r} is not called in this pass, or inside of something that cannot be entered."
+        )
+    if not any(call.took_place for call in calls):
+        return f"{site!r} is in a branch that this pass did not take."
+    if not any(call.structure.arrays for call in calls):
+        return f"{site!r} has no arrays of numbers in its {part}."
+    if part == "gradient" and all(_is_discrete(call) for call in calls):
+        return f"{site!r} returns no floating-point array: there is no gradient of it."
+    return (
+        f"The values of {site!r} cannot leave the loop around it: a while loop runs a number of "
+        f"times that only the data knows, and within jax.shard_map each device has a part."
+    )
+
+
+def _is_discrete(call: CallValues) -> bool:
+    texts = [call.structure.leaves[i] for i in call.structure.arrays]
+    return not any(text.startswith(("float", "bfloat", "complex")) for text in texts)
+
+
+def _leaf_names(call: CallValues, part: Part, module: Any, site: str) -> list[str]:
+    """For each array what tells it from the others of its call: "" where it is alone."""
+    structure = call.structure
+    if len(structure.arrays) == 1:
+        return [""]
+    numbered = jax.tree.unflatten(structure.treedef, range(len(structure.leaves)))
+    flat = jax.tree_util.tree_flatten_with_path(numbered)[0]
+    paths = {number: path for path, number in flat}
+    names = _argument_names(module, site) if part == "input" else []
+    out: list[str] = []
+    for number in structure.arrays:
+        path = paths[number]
+        if part != "input":
+            out.append(jax.tree_util.keystr(path))
+            continue
+        place = plain_key(path[1])  # of (args, kwargs)
+        if plain_key(path[0]) == 1:
+            head = str(place)
+        else:
+            head = names[place] if place < len(names) else f"argument {place}"
+        out.append(head + jax.tree_util.keystr(path[2:]))
+    return out
+
+
+def _argument_names(module: Any, site: str) -> list[str]:
+    method = getattr(type(module), parse_key(site)[1], None)
+    try:
+        parameters = list(inspect.signature(method).parameters.values())  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters[1:] if p.kind in kinds]
+
+
+def _trees(calls: list[CallValues], part: Part) -> tuple[Any, ...]:
+    out: list[Any] = []
+    for call in calls:
+        present = [v for v in call.values if v is not None]
+        if not call.took_place or not present:
+            out.append(None)
+        elif part == "input" and len(call.values) == 1:
+            out.append(call.values[0])
+        else:
+            out.append(call.tree())
+    return tuple(out)
+
+
+# ------------------------------------------------------------- what is known
+
+
+def _batch_of(call: Call) -> int | None:
+    """The length of the first axis of the pass's first array."""
+    taken = Arguments.of((call.args, call.kwargs))
+    shapes = [np.shape(x) for x in taken.take(taken.arrays)]
+    return next((shape[0] for shape in shapes if shape), None)
+
+
+def _convolves(model: nnx.Module) -> bool:
+    return any(isinstance(module, CONVOLUTIONS) for _, module in nnx.iter_modules(model))
+
+
+def _attends(value: jax.Array, front: int, module: Any) -> bool:
+    """Whether an array of rank 4 holds weights that add up to 1 along its last axis."""
+    if value.ndim - front != 4 or not jnp.issubdtype(value.dtype, jnp.floating):
+        return False
+    if isinstance(module, CONVOLUTIONS) or value.shape[-1] < 2 or not value.size:
+        return False
+    least, off = jax.device_get(_of_first_rows(value))
+    return bool(least >= 0 and off <= ATTENDS_WITHIN)
+
+
+@jax.jit
+def _of_first_rows(value: jax.Array) -> tuple[jax.Array, jax.Array]:
+    rows = value[(0,) * (value.ndim - 2)][:64].astype(jnp.float32)
+    return rows.min(), jnp.abs(rows.sum(axis=-1) - 1).max()

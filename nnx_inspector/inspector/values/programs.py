@@ -1,0 +1,292 @@
+"""An owned pass that keeps the values of one site: what its calls returned or received, or the
+gradient of the loss by what they returned.
+
+One program a site and part, the last few of them; what is perturbed is an argument of it, as in
+`owned`. Invariant: nothing of the model changes, and the values are those that the pass on screen
+summarises: after perturbations. Chooses nothing to show.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnx_inspector._compat.configuration import unchecked
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.layers import Layer, unwatched
+from nnx_inspector.hooks.scope import Scope
+from nnx_inspector.hooks.sites import Selection
+from nnx_inspector.inspector.passes.programs import Call, Program, backward_pass
+from nnx_inspector.perturbations.apply import are_random, at_marks, parameters_under
+from nnx_inspector.perturbations.gates import passed
+from nnx_inspector.perturbations.region import rows_of
+from nnx_inspector.perturbations.slots import Setting
+from nnx_inspector.program.analysis.cost import available_bytes
+from nnx_inspector.program.eager import why_untraceable
+from nnx_inspector.program.harvest import Keep, Plan
+from nnx_inspector.program.mark_layers import marking_layers
+from nnx_inspector.program.marks import INPUT, OUTPUT, Structure, mapped_first
+from nnx_inspector.program.stage import LayersOf, Staged, staged
+from nnx_inspector.program.survey import Marked, Survey
+
+GRADIENT = "gradient"
+Part = Literal["output", "input", "gradient"]
+PROGRAMS = 12
+"""Programs kept, the last used."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CallValues:
+    """What was kept of one call of the site.
+
+    Attributes:
+        values: for each array of the structure its values, or None where there are none. In front
+            an axis for each scan around the call, then one for each vmap.
+        structure: of what was returned (received, as `(args, kwargs)`).
+        mapped: for each array how many vmaps gave it an axis.
+        loops: how many scans are around the call.
+        ran: how often it took place, an axis for each scan.
+    """
+
+    values: list[Any]
+    structure: Structure
+    mapped: tuple[int, ...]
+    loops: int
+    ran: np.ndarray
+
+    @property
+    def took_place(self) -> bool:
+        return bool(self.ran.any())
+
+    def tree(self) -> Any:
+        """The values as the module's own pytree."""
+        return self.structure.unflatten(self.values)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """What a program found, without its arrays: structure and vmaps of each call."""
+
+    calls: tuple[tuple[Structure, tuple[int, ...], int], ...]
+
+
+class ValuePasses:
+    """The compiled passes that keep values, the last PROGRAMS of them."""
+
+    def __init__(self, selection: Selection):
+        self._selection = selection
+        self._programs: collections.OrderedDict[Any, Any] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def run(
+        self, call: Call, setting: Setting, *, site: str, part: Part, keys: tuple[str, ...]
+    ) -> list[CallValues]:
+        """Make a pass, and keep the values of each call of a site.
+
+        Args:
+            call: what is run; for gradients one with a loss.
+            setting: what is perturbed.
+            site: the site's key.
+            part: what is kept.
+            keys: the sites that may have a row in a setting, see `owned.OwnedPasses`.
+
+        Raises:
+            InspectorError: the values need more memory than there is.
+        """
+        with call.configuration.held(), unchecked(), unwatched():
+            parts = call.parts
+            key = (site, part, *parts.key, keys, setting.code)
+            with self._lock:
+                if key not in self._programs:
+                    made = self._program(parts.form, setting, site, part, keys)
+                    self._programs[key] = made
+                program = self._programs[key]
+                self._programs.move_to_end(key)
+                while len(self._programs) > PROGRAMS:
+                    self._programs.popitem(last=False)
+            numbers = rows_of(keys, setting.rows)
+            inputs = (parts.leaves, parts.arrays, numbers, setting.data, setting.parameter_data)
+            if not program.ran_eagerly:
+                _check_room(program, inputs, site, part)
+            arrays, ran, form = program(*inputs)
+            ran = jax.device_get(ran)
+        return [
+            CallValues(values, structure, mapped, loops, np.asarray(times))
+            for values, times, (structure, mapped, loops) in zip(
+                arrays, ran, form.calls, strict=True
+            )
+        ]
+
+    def _program(
+        self, form: Any, setting: Setting, site: str, part: Part, keys: tuple[str, ...]
+    ) -> Any:
+        layers = _layers(self._selection, setting, site if part == INPUT else None)
+        places, parameters = setting.code
+
+        def program(leaves: Any, arrays: Any, numbers: Any, data: Any, of_parameters: Any) -> Any:
+            call = form.call(leaves, arrays)
+            function, args, kwargs = call.function()
+            roots = {(): call.model}
+            with staged(function, args, kwargs, layers, roots=roots, may_run=True) as stage:
+                replaced = parameters_under(stage, parameters, of_parameters)
+                inputs = [replaced.get(i, x) for i, x in enumerate(stage.inputs)]
+                plan = Plan(
+                    summarise=False,
+                    perturb=at_marks(stage, keys, numbers, places, data),
+                    numbered=are_random(places),
+                    keep=Keep(values=True, parts=(part,), sites=(site,)),
+                    tap=_tied,
+                )
+                if part == GRADIENT:
+                    found = _gradients(stage, inputs, plan, site)
+                else:
+                    found = _kept(stage, inputs, plan, site, part)
+            calls = tuple(
+                (mark.structure, tuple(map(len, mark.mapped)), ran.ndim) for mark, _, ran in found
+            )
+            return [values for _, values, _ in found], [ran for *_, ran in found], _Form(calls)
+
+        return Program(program)
+
+
+_Found = list[tuple[Marked, list[Any], Any]]
+"""For each call its mark, its values and how often it took place."""
+
+
+def _layers(selection: Selection, setting: Setting, received: str | None) -> LayersOf:
+    """Marks on the outputs of what is selected, on inputs that are perturbed or asked for."""
+    sites = [site for place in setting.places if place.at == INPUT for site in place.sites]
+    sites += [] if received is None else [received]
+    inputs = Selection(list(dict.fromkeys(sites))) if sites else None
+
+    def layers(scope: Scope, owner: Any) -> Sequence[Layer]:
+        of_outputs = marking_layers(selection, inputs=False)(scope, owner)
+        if inputs is None:
+            return of_outputs
+        return [*of_outputs, marking_layers(inputs, inputs=True)(scope, owner)[1]]
+
+    return layers
+
+
+def _kept(stage: Staged, inputs: list[Any], plan: Plan, site: str, part: Part) -> _Found:
+    _, seen = stage.evaluate(inputs, plan=plan)
+    found: _Found = []
+    entered: list[tuple[int, Any]] = []
+    for mark, one in passed(stage.survey, seen):
+        if mark.site != site:
+            continue
+        this = (mark, [kept.value for kept in one.kept] or [None] * len(mark.avals), one.ran)
+        if part == OUTPUT and mark.part == OUTPUT:
+            found.append(this)
+        elif part == INPUT and mark.part == INPUT:
+            entered.append((len(found), this))
+        elif part == INPUT and mark.part == OUTPUT and entered:
+            found.append(entered.pop()[1])  # calls are numbered as their outputs are
+    return found
+
+
+# ------------------------------------------------------------------ gradients
+
+
+def _tied(value: Any, probe: Any, *, sample: int) -> Any:
+    """The value; the gradient by the probe is that by the value."""
+    return value + probe.astype(value.dtype)
+
+
+def _gradients(stage: Staged, inputs: list[Any], plan: Plan, site: str) -> _Found:
+    plan = dataclasses.replace(plan, keep=Keep())
+    sinks_of = functools.partial(_probes, site=site)
+    if stage.eager or jax.tree.leaves(sinks_of(stage.survey)):
+        _, seen, cotangents, _ = backward_pass(stage, inputs, plan, sinks_of=sinks_of)
+    else:
+        (_, seen), cotangents = stage.evaluate(inputs, plan=plan), sinks_of(stage.survey)
+    taken = dict(_by_mark(stage.survey, cotangents))
+    found: _Found = []
+    for mark, one in passed(stage.survey, seen):
+        if mark.site == site and mark.part == OUTPUT:
+            back = taken.get(id(mark)) or [None] * len(mark.avals)
+            values = [
+                None if g is None else _in_front(g, mapped, one.ran.ndim)
+                for g, mapped in zip(back, mark.mapped, strict=True)
+            ]
+            found.append((mark, values, one.ran))
+    return found
+
+
+def _in_front(gradient: jax.Array, mapped: Sequence[int], loops: int) -> jax.Array:
+    def move(x: jax.Array) -> jax.Array:
+        return mapped_first(x, mapped)
+
+    for _ in range(loops):
+        move = jax.vmap(move)
+    return move(gradient)
+
+
+def _probes(found: Survey, *, site: str, rows: tuple[int, ...] = ()) -> list[Any]:
+    """As `harvest.sinks_for`, with -0.0 (which adding leaves every value as it is) of the size of
+    each output of one site, and nothing for all others.
+    """
+    out: list[Any] = []
+    for item in found.items.values():
+        if item.mark is not None:
+            mark = item.mark
+            out.append(
+                [
+                    jnp.full((*rows, *aval.shape), -0.0, aval.dtype)
+                    if mark.site == site and differentiable
+                    else None
+                    for aval, differentiable in zip(mark.avals, mark.differentiable, strict=True)
+                ]
+                if mark.part == OUTPUT
+                else []
+            )
+        elif item.kind == "while":
+            out.append([])
+        elif item.kind == "shard_map":  # each device has a part: of which there is no whole here
+            out.append(
+                [jax.tree.map(lambda _: None, _probes(item.children[0], site=site, rows=rows))]
+            )
+        else:
+            inner = (*rows, item.length) if item.kind == "scan" else rows
+            out.append([_probes(child, site=site, rows=inner) for child in item.children])
+    return out
+
+
+def _by_mark(found: Survey, cotangents: list[Any]) -> Iterator[tuple[int, Any]]:
+    for item, back in zip(found.items.values(), cotangents, strict=True):
+        if item.mark is not None:
+            yield id(item.mark), back
+        elif back and not item.again:
+            for child, inner in zip(item.children, back, strict=True):
+                yield from _by_mark(child, inner)
+
+
+def _check_room(program: Program, inputs: Any, site: str, part: str) -> None:
+    """Raise where the values do not fit; what an eager call makes is not known before."""
+    try:
+        arrays = program.compiled.eval_shape(*inputs)[0]
+    except Exception as error:
+        if not why_untraceable(error):
+            raise
+        return
+    _require_room(arrays, site, part)
+
+
+def _require_room(arrays: Any, site: str, part: str) -> None:
+    needed = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(arrays))
+    there_is = available_bytes(jax.devices()[0])
+    if needed > there_is:
+        raise InspectorError(
+            f"The values of the {part} of {site!r} have {needed:,} bytes, and {there_is:,} are "
+            f"free on the device. Run a smaller example: insp.run(x[:1])."
+        )

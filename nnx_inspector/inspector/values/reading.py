@@ -1,0 +1,171 @@
+"""What the browser asks of values: which arrays there are, and what a window shows of one.
+
+Invariant: a message holds at most MOST_BLOCKS blocks, whatever is asked for. Measures nothing
+itself, and knows no screen but messages; `answering` makes them in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnx_inspector.inspector.commands import Answer, Answering
+from nnx_inspector.inspector.values.blocks import Window, exact_values, reduce_blocks
+from nnx_inspector.inspector.values.opening import Look, Opening
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.presenter import Presenter
+
+MOST_BLOCKS = 1 << 17
+"""Blocks in one message at most: three planes of float32 are 1.5 MB."""
+
+Request = protocol.ShowValues | protocol.ReadValues
+
+
+class Reading:
+    """Answers, one request after another.
+
+    Args:
+        opening: what opens arrays.
+        look: gives what there is to look at now; None where its owner is gone.
+        view: to which messages and replies go.
+    """
+
+    def __init__(self, opening: Opening, look: Callable[[], Look | None], view: Presenter):
+        self._opening = opening
+        self._look = look
+        screen = view.screen
+        self._answering = Answering("nnx_inspector.values", self._made, screen.send, screen.reply)
+        self.ask = self._answering.ask
+
+    def close(self) -> None:
+        """Answer nothing more, and free what was opened."""
+        self._answering.close()
+        self._opening.shelf.clear()
+
+    def _made(self, request: Request) -> Answer:
+        if isinstance(request, protocol.ShowValues):
+            return self._arrays(request), None
+        return self._values(request)
+
+    def _arrays(self, request: protocol.ShowValues) -> protocol.Arrays:
+        look = self._look()
+        if look is None:
+            raise RuntimeError("The inspector was closed.")
+        opened = self._opening.open(look, request.site, request.part, clean=request.clean)
+        arrays = tuple(
+            protocol.HeldArray(
+                number=held.number,
+                call=held.call,
+                name=held.name,
+                shape=tuple(held.value.shape),
+                dtype=str(held.value.dtype),
+                axes=held.axes,
+                bytes=held.value.nbytes,
+            )
+            for held in opened.arrays
+        )
+        return protocol.Arrays(
+            version=protocol.VERSION,
+            request=request.id,
+            site=request.site,
+            part=request.part,
+            clean=request.clean,
+            parts=look.parts(request.site),
+            arrays=arrays,
+            perturbed=look.setting.active and request.part != "parameter",
+            source=_source(look, request.part),
+            notes=opened.notes,
+        )
+
+    def _values(self, request: protocol.ReadValues) -> tuple[protocol.Values, bytes]:
+        array = self._opening.shelf.get(request.array, request.norm_over)
+        window = _window(request)
+        if request.exact:
+            return _exact(request, array, window)
+        most = _bounded(request.most)
+        found = reduce_blocks(array, window, most, request.component)
+        encoding = "float64" if _is_wide(array.dtype) else "float32"
+        if found.exact:
+            planes = {"value": found.mean}
+        else:
+            planes = {"mean": found.mean, "low": found.low, "high": found.high}
+            counts = {"nan": found.nan, "posinf": found.posinf, "neginf": found.neginf}
+            planes |= {name: of for name, of in counts.items() if of is not None}
+        message = _message(
+            request,
+            starts=found.starts,
+            ends=found.ends,
+            block=found.block,
+            counts=found.mean.shape,
+            planes=tuple(planes),
+            encoding=encoding,
+        )
+        return message, protocol.values_buffer(list(planes.values()), encoding)
+
+
+def _source(look: Look, part: str) -> str:
+    if part == "parameter":
+        return "The model's own Variables, as they were when this was read."
+    return look.source
+
+
+def _window(request: protocol.ReadValues) -> Window:
+    of_three = (request.axes, request.starts, request.ends, request.most)
+    if any(len(each) != 3 for each in of_three):
+        raise ValueError("axes, starts, ends and most are of tiles, rows and columns: three each.")
+    axes: Any = tuple(None if axis == -1 else axis for axis in request.axes)
+    spans: Any = tuple(zip(request.starts, request.ends, strict=True))
+    return Window(axes=axes, spans=spans, index=request.index)
+
+
+def _bounded(most: tuple[int, ...]) -> tuple[int, int, int]:
+    """At most MOST_BLOCKS blocks in all."""
+    tiles, rows, columns = (min(max(1, n), MOST_BLOCKS) for n in most)
+    columns = min(columns, 4096)
+    rows = min(rows, max(1, MOST_BLOCKS // columns))
+    return max(1, min(tiles, MOST_BLOCKS // (rows * columns))), rows, columns
+
+
+def _is_wide(dtype: Any) -> bool:
+    """Whether float32 does not hold all values of a dtype."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return dtype.itemsize >= 4
+    return dtype in (np.float64, np.complex128)
+
+
+def _exact(
+    request: protocol.ReadValues, array: jax.Array, window: Window
+) -> tuple[protocol.Values, bytes]:
+    found = exact_values(array, window)
+    starts, ends = zip(*window.within(array.shape).spans, strict=True)
+    planes, encoding = {"value": found}, found.dtype.name
+    if found.dtype == np.complex128:
+        planes, encoding = {"real": np.real(found), "imag": np.imag(found)}, "float64"
+    message = _message(
+        request,
+        starts=starts,
+        ends=ends,
+        block=(1, 1, 1),
+        counts=found.shape,
+        planes=tuple(planes),
+        encoding=encoding,
+    )
+    return message, protocol.values_buffer(list(planes.values()), encoding)
+
+
+def _message(request: protocol.ReadValues, **fields: Any) -> protocol.Values:
+    return protocol.Values(
+        version=protocol.VERSION,
+        request=request.id,
+        array=request.array,
+        index=request.index,
+        axes=request.axes,
+        norm_over=request.norm_over,
+        component=request.component,
+        exact=request.exact,
+        **fields,
+    )

@@ -1,0 +1,262 @@
+"""Whether a watched loop calls the model that is watched, and where it perturbs what is set.
+
+Both are concluded from measured steps alone, whose programs have ended, and only after several of
+them: a model may be called now and then. Invariant: what is said was seen to be so in the steps
+that it speaks of; where it is not known, nothing is said. Records and shows nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from nnx_inspector.hooks.sites import module_sites
+from nnx_inspector.live.inbox import Taken
+from nnx_inspector.live.session import GRADIENT, Reached, Session
+from nnx_inspector.perturbations.slots import PARAMETER, Place
+from nnx_inspector.recordings.facts import Uncalled
+
+MEASURED = 3
+"""So many measured steps without a call of the model are needed to say so while a loop runs."""
+STEPS = 20
+"""Likewise so many steps: another model, or an evaluation, may come before."""
+
+OF_PARAMETERS = "a perturbation of parameters acts in insp.run and insp.step, not in a watched loop"
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """A perturbation that the steps were to take over.
+
+    Attributes:
+        number: of its handle.
+        place: the place it needs, unless it is a row.
+        in_use: the place it acts at, None for a row.
+        sites: the keys of its sites.
+        of_gradient: whether it changes a gradient.
+    """
+
+    number: int
+    place: Place
+    in_use: Place | None
+    sites: tuple[str, ...]
+    of_gradient: bool
+
+
+@dataclasses.dataclass
+class Seen:
+    """What the loop called besides the model, as far as programs were traced for it.
+
+    Attributes:
+        others: type -> calls of modules of the model's types that are not the model's.
+        doubtful: of these, those that may be the model's.
+        executables: calls of executables that were compiled ahead of time.
+    """
+
+    others: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
+    doubtful: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
+    executables: int = 0
+
+    def in_words(self, model: str, every: int) -> tuple[str, str]:
+        """Two clauses: what was called instead of the model, and what to do."""
+        count = sum(self.others.values())
+        them = f"{count} call{'s' * (count > 1)} of modules"
+        if self.executables:
+            return (
+                "it calls an executable that was compiled ahead of time, and no Python runs inside",
+                "call the jitted function itself, or compile it inside the watched loop",
+            )
+        if model in self.doubtful:
+            return (
+                f"{them} of a {model} were seen that could not be attributed to it: its graphdef "
+                f"was split off before the loop, or it is a clone",
+                f"split inside the watched loop (nnx.split in the step), or pass the {model} that "
+                f"the step calls: insp.update(that), or nni.watch(model=that)",
+            )
+        if self.others:
+            name = model if model in self.others else next(iter(self.others))
+            return (
+                f"{them} of another {name} were seen, which is a clone, a restored checkpoint or "
+                f"a second model",
+                "pass the object that the step calls: insp.update(that), or nni.watch(model=that)",
+            )
+        often = "" if every == 1 else f", or only in steps that are not measured (every={every})"
+        return (
+            "no call of any module of its types was seen",
+            f"call it in the loop's own thread; it may be called in another{often}",
+        )
+
+
+class Attendance:
+    """What was seen in the measured steps (passes) of one loop.
+
+    Args:
+        session: of the loop.
+        every: how many steps from one that is measured to the next.
+        first: the number of its first step.
+        before: how many passes the session had seen when the loop began.
+        in_region: whether it is a region, which has steps only where `insp.tick` marks them.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        every: int,
+        first: int,
+        *,
+        before: int = 0,
+        in_region: bool = False,
+    ):
+        self._session, self._every, self._first = session, every, first
+        self._model = type(session.model).__name__
+        self._seen = Seen()
+        self._before, self._in_region = before, in_region
+        self._steps = self._last = 0
+        self._idle: dict[int, tuple[int, str]] = {}  # since when, and why
+        self._acted: set[int] = set()
+        self._now = False
+        self.called = False
+
+    def note(self) -> None:
+        """Take over what the session has seen, before somebody else takes it away."""
+        session, seen = self._session, self._seen
+        for found, into in (
+            (session.unattributed, seen.others),
+            (session.doubtful, seen.doubtful),
+        ):
+            for name, count in found.items():
+                into[name] = into.get(name, 0) + count
+        session.doubtful.clear()
+        seen.executables += session.executables
+        self._now = session.inbox.count > self._before
+        self._before = session.inbox.count
+        self.called |= self._now
+
+    def step(self, step: int) -> None:
+        """A measured step has ended, and `note` was called."""
+        self._last = step
+        self._steps += 1
+        if self._now:  # it counts anew: another object may be trained from here on
+            self._steps, self._first, self._seen = 0, step + 1, Seen()
+
+    @property
+    def _away(self) -> bool:
+        """Whether no call of the model has been seen, or none for some steps."""
+        return not self.called or self._steps >= MEASURED
+
+    @property
+    def _strange(self) -> bool:
+        return bool(self._seen.executables or self._model in self._seen.doubtful)
+
+    def uncalled(self, *, over: bool) -> Uncalled | None:
+        """What to say where no measured step has called the model; None where one has, or where
+        that is not certain yet.
+
+        Args:
+            over: whether the loop has ended.
+        """
+        long = self._steps >= MEASURED and (self._strange or self._last - self._first >= STEPS)
+        if not (long or (over and not self.called)):
+            return None
+        if self._steps == 0 and not self._in_region:
+            return None  # it was left in its first step
+        if not (self._seen.others or self._seen.executables):
+            # nothing is called in its place: it may be called in other steps
+            few = self._steps < MEASURED and not (self._in_region and self._steps == 0)
+            if self.called or few:
+                return None
+        since = f" since step {self._first - 1}" if self.called else ""
+        so_far = "" if over or since else " so far"
+        # of a region the passes are counted inside the program: all of them
+        instead, advice = self._seen.in_words(self._model, self._every if self._steps else 1)
+        of = {0: "Nothing in the watched region", 1: "No measured step"}
+        which = of.get(self._steps, f"None of the {self._steps} measured steps{so_far}{since}")
+        return Uncalled(
+            step=self._first,
+            steps=self._steps,
+            calls=sum(self._seen.others.values()),
+            what=(
+                f"{which} called the {self._model} that is watched, so nothing of it was "
+                f"recorded there; {instead}"
+            ),
+            advice=advice,
+        )
+
+    # ----------------------------------------------------------- perturbations
+
+    def idle(
+        self, expected: Iterable[Expected], reached: Reached, passes: list[Taken]
+    ) -> dict[int, str]:
+        """For the number of each handle what keeps it from acting, "" where it acts; those of
+        which nothing is known are missing.
+
+        Args:
+            expected: to act in these steps.
+            reached: by the steps since this was last asked.
+            passes: that were measured in the last of them.
+        """
+        found: dict[int, str] = {}
+        graded = {site for one in passes for site, what in one.arrived if what == GRADIENT}
+        for one in expected:
+            if one.place.at == PARAMETER:
+                found[one.number] = OF_PARAMETERS
+            elif any((site, one.in_use) in reached for site in one.sites):
+                found[one.number] = self._without_gradient(one, passes, graded)
+            elif self._away or reached:
+                found[one.number] = self._why_not(one)
+        return found
+
+    def _why_not(self, one: Expected) -> str:
+        if self._away:
+            instead, advice = self._seen.in_words(self._model, self._every)
+            return (
+                f"the loop does not call the {self._model} that is inspected, {instead}; {advice}"
+            )
+        for site in one.sites:
+            if site in self._session.unseen:
+                return self._session.unseen[site]
+        if one.place not in self._session.places and self._session.lacks_room:
+            return "the programs of this region have no place for it; enter insp.watch again"
+        types = {name for name in self._seen.others if name in self._types_of(one)}
+        if types:
+            return (
+                f"the steps call a {', '.join(sorted(types))} that could not be attributed to the "
+                f"model (a clone, or a graphdef that was split off before the loop)"
+            )
+        return "no call of it was seen in the steps that were measured last"
+
+    def _types_of(self, one: Expected) -> set[str]:
+        modules = {site.key: site.module for site in module_sites(self._session.model)}
+        heads = [key.partition(":")[0] for key in one.sites]
+        return {type(modules[key]).__name__ for key in heads if key in modules}
+
+    def _without_gradient(self, one: Expected, passes: list[Taken], graded: set[str]) -> str:
+        """Why a perturbation of a gradient has none to act on, "" where it has, or may have."""
+        if not one.of_gradient or not self._session.gradients or not any(p.arrived for p in passes):
+            return ""
+        if not graded:
+            return "the step computes no gradients"
+        measured = {site for p in passes for site, _ in p.arrived}
+        dropped = measured.issuperset(one.sites) and graded.isdisjoint(one.sites)
+        return "no gradient comes back to it in this step" if dropped else ""
+
+    def certainly_idle(self, idle: Mapping[int, str], step: int, *, over: bool) -> dict[int, str]:
+        """Of the handles those that have not acted in this loop for long enough to say so, and why.
+
+        Args:
+            idle: as of `idle`, since this was last asked.
+            step: the last that was measured.
+            over: whether the loop has ended.
+        """
+        self._acted |= {number for number, why in idle.items() if not why}
+        for number, why in idle.items():
+            # a step that was left half way shows nothing of what was added just before it
+            if number in self._idle or not over or self._away:
+                self._idle[number] = (self._idle.get(number, (step, ""))[0], why)
+        strange = self._strange and self._steps >= MEASURED
+        return {
+            number: why
+            for number, (since, why) in self._idle.items()
+            if number not in self._acted
+            and (over or strange or step - since >= STEPS or why == OF_PARAMETERS)
+        }

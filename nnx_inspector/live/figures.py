@@ -1,0 +1,130 @@
+"""From what a pass has sent to its figures: of sites, single layers, and parameters.
+
+Invariant: a layer's figures are its own, and of a parameter that was not sent twice no change is
+told. Runs nothing on a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnx_inspector.recordings.facts import UNKNOWN, Figures
+from nnx_inspector.recordings.layers import Stack, layer_key
+from nnx_inspector.records.record import Record
+from nnx_inspector.stats.gauges import (
+    BYTES,
+    LENGTH,
+    MASKS,
+    PARAMETER_FIGURES,
+    SITE_FIGURES,
+    STATE_HEAD,
+    VARIED,
+    compared,
+    read,
+    sample_of,
+)
+
+AT = len(STATE_HEAD)
+"""Where the first element of a parameter is."""
+Gauges = Mapping[str, Sequence[Any]]
+"""Site -> the gauges of its calls, each `[..., LENGTH]`."""
+States = Mapping[str, Any]
+"""Path of a parameter -> what was sent of it, `[STATE_LENGTH]`."""
+
+
+def gauges_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[Any]]:
+    """The gauges of a record whose `values` are gauges, single layers of stacks included.
+
+    Args:
+        record: on the host, of one pass.
+        stacks: site -> how many of its layers have sites of their own.
+    """
+    out: dict[str, list[Any]] = {}
+    for site in record:
+        for call in record[site].calls:
+            found = [np.asarray(kept.value) for kept in call.kept if kept.value is not None]
+            found = [g for g in found if g.shape[-1:] == (LENGTH,) and (g[..., 0] == 1).any()]
+            if not found:
+                continue
+            out.setdefault(site, []).append(found[-1])
+            if call.loops and found[-1].ndim > 1:
+                for layer in range(min(stacks.get(site, 0), len(found[-1]))):
+                    out.setdefault(layer_key(site, layer), []).append(found[-1][layer])
+    return out
+
+
+def told_gauges(
+    told: Mapping[str, Sequence[tuple[int, Any]]], stacks: Mapping[str, Stack]
+) -> dict[str, list[Any]]:
+    """The gauges of a watched pass, with the turns in which they were told; layers included."""
+    out: dict[str, list[Any]] = {site: [g for _, g in pairs] for site, pairs in told.items()}
+    for site, pairs in told.items():
+        stack = stacks.get(site)
+        layers = None if stack is None else stack.layers_in([turn for turn, _ in pairs])
+        if stack is None or layers is None:
+            continue
+        for layer, (_, vector) in zip(layers, pairs, strict=True):
+            if layer < stack.layers:
+                out.setdefault(layer_key(site, layer), []).append(vector)
+    return out
+
+
+class Observer:
+    """Makes the figures of one pass after another, and remembers the last parameters."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Any] = {}
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def figures(self, gauges: Gauges, states: States, *, follow: bool = True) -> Figures:
+        """The figures of a pass.
+
+        Args:
+            gauges: see `gauges_of` and `told_gauges`.
+            states: of its parameters.
+            follow: whether the parameters may have been updated since the pass before; False
+                for a pass outside of a loop, which is no part of its history.
+        """
+        sites: list[str] = []
+        rows: list[Any] = []
+        masks: list[Any] = []
+        for site, vectors in gauges.items():
+            mean, scale, bias = (_sample(states, site, n) for n in ("mean", "scale", "bias"))
+            if mean is None:  # not a module that normalises over the batch
+                found = read(vectors)
+            else:
+                found = read(vectors, np.ones(len(mean)) if scale is None else scale, bias)
+            if found is not None:
+                sites.append(site)
+                rows.append(found[0])
+                masks.append(found[1])
+        states = dict(states)
+        told = states.pop(VARIED, None)
+        before = self._before if follow else {}
+        compares = [compared(state, before.get(path)) for path, state in states.items()]
+        if follow:
+            self._before.update((path, np.array(state)) for path, state in states.items())
+        return Figures(
+            sites=self._shared(sites),
+            rows=_stacked(rows, (len(SITE_FIGURES),), np.float32),
+            masks=_stacked(masks, (len(MASKS), BYTES), np.uint8),
+            parameters=self._shared(states),
+            parameter_rows=_stacked(compares, (len(PARAMETER_FIGURES),), np.float32),
+            varied=UNKNOWN if told is None else int(np.any(np.asarray(told)[..., AT])),
+        )
+
+    def _shared(self, names: Iterable[str]) -> tuple[str, ...]:
+        found = tuple(names)
+        return self._names.setdefault(found, found)
+
+
+def _sample(states: States, site: str, name: str) -> Any:
+    path = f"{site}/{name}" if site else name
+    return sample_of(states[path]) if path in states else None
+
+
+def _stacked(rows: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any:
+    return np.stack(rows) if rows else np.zeros((0, *shape), dtype)

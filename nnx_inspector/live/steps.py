@@ -1,0 +1,251 @@
+"""A watched training loop: which steps are sampled, and what happens between two steps.
+
+As an iterator, or by `tick`, it knows where steps begin: one that is not sampled runs exactly the
+program that runs without us, unless a perturbation is on. As a plain region it cannot know: the
+passes of the model are counted inside the program, which sends those that are sampled. Invariant:
+leaving by any way (break, exception, interrupt) leaves no hook open. Measures nothing itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Generator, Iterable, Sized
+from types import TracebackType
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.dispatch import installed
+from nnx_inspector.hooks.layers import Layer, open_layers
+from nnx_inspector.live.inbox import Taken
+from nnx_inspector.live.session import Session
+
+T = TypeVar("T")
+
+KEPT_BACK = 2
+"""Passes whose gradients may still be on their way when the next ones have begun."""
+
+
+class Owner(Protocol):
+    """What a loop asks of whoever has begun it."""
+
+    def loop_begins(self, total: int | None) -> int: ...
+    def step_begins(self, session: Session) -> bool: ...
+    def step_ends(
+        self, session: Session, step: int, *, sampled: bool, perturbed: bool, seconds: float
+    ) -> None: ...
+    def step_left(self, session: Session, step: int, *, sampled: bool) -> None: ...
+    def pass_ends(self, session: Session, step: int, one: Taken) -> None: ...
+    def pass_held(self, session: Session, step: int, one: Taken) -> None: ...
+    def loop_ends(self, session: Session, *, failed: bool = False) -> None: ...
+
+
+def check_every(every: Any) -> int:
+    """`every` itself, or a ValueError."""
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ValueError(f"every is a number of steps, 1 or more, got {every!r}.")
+    return every
+
+
+# ---------------------------------------------------------------------- steps
+
+
+class Steps:
+    """The steps of one loop, one after another; the session is open in those that need it."""
+
+    def __init__(self, owner: Owner, session: Session, every: int, step: int):
+        self._owner, self._session, self._every, self._step = owner, session, every, step
+        self._open = contextlib.ExitStack()
+        self._layers: tuple[Layer, ...] = ()
+        self._began: float | None = None
+        self._sampled = self._perturbed = False
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._perturbed = self._owner.step_begins(self._session)
+        self._sampled = self._step % self._every == 0
+        self._session.inbox.every = 1 if self._sampled else 0
+        self._began = time.perf_counter()
+        if self._sampled or self._perturbed:
+            self._open.enter_context(self._session.open())
+        self._layers = open_layers()
+
+    def end(self) -> None:
+        """The step that has begun, if any, is over."""
+        if self._began is None:
+            return
+        if open_layers() != self._layers:
+            raise InspectorError(
+                "A step must end in the block it began in: call insp.tick() in the body of the "
+                "loop itself, outside of nni.perturb and nni.intercept_methods."
+            )
+        seconds, self._began = time.perf_counter() - self._began, None
+        self._open.close()
+        self._owner.step_ends(
+            self._session,
+            self._step,
+            sampled=self._sampled,
+            perturbed=self._perturbed,
+            seconds=seconds,
+        )
+        self._step += 1
+        raise_interrupt(self._session)
+
+    def leave(self) -> None:
+        """The loop is left, perhaps in a step: by a `break` at its end, or by an error within."""
+        began, self._began = self._began, None
+        self._open.close()
+        if began is not None:
+            self._owner.step_left(self._session, self._step, sampled=self._sampled)
+
+
+def raise_interrupt(session: Session) -> None:
+    """Raise what a person's interrupt would have, had it not hit the receiving of a summary."""
+    interrupted, session.interrupted = session.interrupted, False
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def watched(
+    owner: Owner, session: Session, batches: Iterable[T], every: int
+) -> Generator[T, Any, None]:
+    """The batches, one by one, with the session open around the caller's work on some of them."""
+    steps = Steps(owner, session, every, owner.loop_begins(_how_many(batches)))
+    try:
+        session.refresh()
+        with installed():
+            try:
+                for batch in batches:
+                    steps.begin()
+                    yield batch
+                    steps.end()
+            finally:
+                steps.leave()
+    finally:
+        owner.loop_ends(session)
+
+
+def _how_many(batches: Iterable[Any]) -> int | None:
+    """The number of batches, None where that is not known."""
+    try:
+        return len(batches) if isinstance(batches, Sized) else None
+    except Exception:  # noqa: BLE001 - shown instead: a progress without its end
+        return None  # a data set without an end has a `__len__` that raises
+
+
+# --------------------------------------------------------------------- regions
+
+
+class Region:
+    """`with insp.watch(every=10):` around a loop that is out of reach.
+
+    The passes 0, every, 2 every ... of the model are measured. What is perturbed acts from the
+    next pass on, wherever in a step that is. `tick` once a step makes steps of it.
+    """
+
+    def __init__(self, owner: Owner, session: Session, every: int):
+        self._owner, self._session, self._every = owner, session, every
+        self._stack = contextlib.ExitStack()
+        self._steps: Steps | None = None
+        self._receiver: _Receiver | None = None
+
+    def __enter__(self) -> Region:
+        first = self._owner.loop_begins(None)
+        try:
+            self._session.inbox.restart(self._every)
+            self._session.refresh()
+            self._owner.step_begins(self._session)
+            self._stack.enter_context(installed())
+            self._stack.enter_context(self._session.open())
+            self._receiver = _Receiver(self._owner, self._session, first)
+        except BaseException:
+            self._stack.close()
+            self._owner.loop_ends(self._session)
+            raise
+        self._first = first
+        return self
+
+    @property
+    def ticks(self) -> bool:
+        """Whether steps are told apart by `tick`."""
+        return self._steps is not None
+
+    def tick(self) -> None:
+        """A step begins; what was since the last `tick` was a step."""
+        if self._steps is None:
+            self._end_plain()
+            self._stack.enter_context(installed())
+            first = self._first + self._session.inbox.count  # after passes before the first tick
+            self._steps = Steps(self._owner, self._session, self._every, first)
+        self._steps.end()
+        self._steps.begin()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        try:
+            if self._steps is None:
+                self._end_plain()
+            elif error is None:
+                self._steps.end()
+        finally:
+            if self._steps is not None:
+                self._steps.leave()
+            self._stack.close()
+            self._owner.loop_ends(self._session, failed=error is not None)
+        if error is None:
+            raise_interrupt(self._session)
+
+    def _end_plain(self) -> None:
+        self._stack.close()
+        if self._receiver is not None:
+            self._receiver.finish()
+            self._receiver = None
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(
+            "insp.watch(every=...) without batches is a context: with insp.watch(every=10): "
+            "train(). To iterate, pass what to iterate over: insp.watch(batches, every=10)."
+        )
+
+
+class _Receiver:
+    """Hands passes on as they are complete, in a thread of its own."""
+
+    def __init__(self, owner: Owner, session: Session, first: int):
+        self._owner, self._session, self._first = owner, session, first
+        self._over = False
+        session.inbox.next_begins = self._hold
+        self._thread = threading.Thread(
+            target=self._work, name="nnx_inspector.receiver", daemon=True
+        )
+        self._thread.start()
+
+    def _work(self) -> None:
+        inbox = self._session.inbox
+        while inbox.wait_for_more_than(KEPT_BACK, lambda: self._over):
+            self._hand_on(inbox.take(besides=KEPT_BACK))
+
+    def _hand_on(self, passes: Iterable[Taken]) -> None:
+        for one in passes:
+            self._owner.pass_ends(self._session, self._first + one.number, one)
+
+    def _hold(self, one: Taken) -> None:
+        """A pass is over but may lack a gradient: whoever saves it need not wait for that."""
+        try:
+            self._owner.pass_held(self._session, self._first + one.number, one)
+        except Exception as error:  # noqa: BLE001 - within the user's step: counted and shown
+            self._session.errors.append(f"saving a pass: {type(error).__name__}: {error}")
+
+    def finish(self) -> None:
+        """All passes have been made: hand on the rest."""
+        self._over = True
+        self._session.inbox.wake()
+        self._thread.join()
+        rest = self._session.take_passes()
+        self._session.inbox.next_begins = None
+        self._hand_on(rest)

@@ -1,0 +1,174 @@
+"""`watch`: records a loop without a screen, in a script or on a cluster.
+
+Invariant: the loop goes on whatever happens to what is recorded; what was lost is told in a
+warning when the region is left.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flax import nnx
+
+from nnx_inspector.errors import warn
+from nnx_inspector.findings.facts import facts_of_modules, facts_of_watched
+from nnx_inspector.hooks.sites import Only, require_module
+from nnx_inspector.live.attendance import Attendance
+from nnx_inspector.live.inbox import Taken, merged
+from nnx_inspector.live.losses import losses_of
+from nnx_inspector.live.session import Session
+from nnx_inspector.live.steps import Region, check_every
+from nnx_inspector.program.watched_call import WatchedCall
+from nnx_inspector.recordings.facts import Facts
+from nnx_inspector.recordings.recording import Recording
+
+
+@contextmanager
+def watch(
+    model: nnx.Module,
+    *,
+    every: int = 10,
+    only: Only = None,
+    gradients: bool = True,
+    save: str | os.PathLike[str] | None = None,
+) -> Iterator[Recording]:
+    """Record the passes that this thread makes of a model, jitted and unchanged.
+
+    The passes 0, every, 2 every ... are measured: a pass is a call of the model, and its number
+    the recording's step. Sampling happens inside the program; what it costs is in the table of
+    benchmarks.
+
+    Args:
+        model: which model; another one of the same kind is not taken for it.
+        every: measure every `every`-th pass.
+        only: which sites; see `intercept_methods`.
+        gradients: whether to measure the gradients of activations too.
+        save: a file that each pass is written to when the next one begins, so that a process that
+            is killed loses one at most; `nni.load` reads it. What was there is replaced.
+
+    Yields:
+        The recording; it may be read at any time, and is complete when the region is left.
+
+    Raises:
+        TypeError: `model` is not an `nnx.Module`.
+        ValueError: `every` is less than 1, or `only` matches no site.
+        OSError: the file cannot be made. What fails later is told in a warning at the end.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> import nnx_inspector as nni
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> forward = nnx.jit(lambda model, x: model(x))
+        >>> with nni.watch(model, every=2) as recording:
+        ...     for _ in range(4):
+        ...         y = forward(model, jnp.ones((4, 2)))
+        >>> [one.step for one in recording.passes], recording.summary("").size
+        ([0, 2], 12)
+    """
+    free = _free_numbers(require_module(model))
+    number = _taken(free)
+    session = Session(model, only=only, gradients=gradients, number=number)
+    recording, is_over, failed = Recording(), False, list[str]()
+    attendance, uncalled = Attendance(session, every, 0, in_region=True), None
+    try:
+        if save is not None:
+            recording.attach(save, failed.append)
+        recording.learn(facts_of_modules(model))
+        with Region(_Recorder(recording), session, check_every(every)):
+            yield recording
+        is_over = True  # and all that it started: the region has waited for it
+        attendance.note()
+        uncalled = attendance.uncalled(over=True)
+        if uncalled is not None:
+            recording.miss(uncalled)
+            failed.append(f"{uncalled.what}: {uncalled.advice}.")
+    finally:
+        session.close()
+        recording.detach()
+        if is_over:
+            free.append(session.number)
+        lost = list(losses_of(session))
+        for text in (*failed, *(lost if uncalled is None else ())):
+            warn(text)
+
+
+_learnt: weakref.WeakKeyDictionary[WatchedCall, Facts] = weakref.WeakKeyDictionary()
+"""What is known of a call, which lives as long as a program that was traced for it."""
+
+_free: dict[int, list[int]] = {}
+
+
+def _free_numbers(model: nnx.Module) -> list[int]:
+    """The numbers of this model's sessions that are over: the next one's programs are compiled."""
+    if id(model) not in _free:
+        _free[id(model)] = []
+        weakref.finalize(model, _free.pop, id(model), None)  # by identity: it may have no hash
+    return _free[id(model)]
+
+
+def _taken(free: list[int]) -> int | None:
+    try:
+        return free.pop()
+    except IndexError:  # no look before: another thread may take the last
+        return None
+
+
+class _Recorder:
+    """The owner of a region that nobody looks at."""
+
+    def __init__(self, recording: Recording):
+        self._recording = recording
+        self._known: list[WatchedCall] = []
+
+    def loop_begins(self, total: int | None) -> int:
+        return 0
+
+    def step_begins(self, session: Session) -> bool:
+        return False
+
+    def step_ends(
+        self, session: Session, step: int, *, sampled: bool, perturbed: bool, seconds: float
+    ) -> None:
+        pass
+
+    def step_left(self, session: Session, step: int, *, sampled: bool) -> None:
+        pass
+
+    def pass_ends(self, session: Session, step: int, one: Taken) -> None:
+        found = merged([one], tuple(session.keys))
+        if found:
+            self._recording.append(
+                step,
+                found,
+                kind="watch",
+                perturbed=one.perturbed,
+                figures=session.figures_in([one]),
+                held=one.number,
+            )
+        for call in one.besides.calls:
+            if call is not None and not any(call is known for known in self._known):
+                self._known.append(call)
+                self._learn(session, call)
+
+    def _learn(self, session: Session, call: WatchedCall) -> None:
+        """Trace a pass as it was called: what the rules need of its program."""
+        facts = _learnt.get(call)
+        if facts is None:
+            try:
+                facts = facts_of_watched(session.model, call, session.selection)
+            except Exception:  # noqa: BLE001 - the user's own call has worked: less is told then
+                return
+            _learnt[call] = facts
+        self._recording.learn(facts)
+
+    def pass_held(self, session: Session, step: int, one: Taken) -> None:
+        if self._recording.attached and one.arrived:
+            found = merged([one], tuple(session.keys))
+            self._recording.hold(one.number, step, found, kind="watch", perturbed=one.perturbed)
+
+    def loop_ends(self, session: Session, *, failed: bool = False) -> None:
+        pass

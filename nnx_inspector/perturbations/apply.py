@@ -1,0 +1,264 @@
+"""What a setting does in a traced call: at its marks, and to its parameters.
+
+Invariant: everything is checked against the shapes and dtypes that the modules see before anything
+runs, and random numbers are those of `nni.perturbed` at the same arrays. On one site the rows act
+first, then the places in their order. Does not trace or compile the call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from nnx_inspector._compat import jaxprs
+from nnx_inspector.hooks.layers import Layer
+from nnx_inspector.hooks.scope import Scope
+from nnx_inspector.hooks.sites import CALL, Only, Selection, module_sites
+from nnx_inspector.perturbations import slots as at_places
+from nnx_inspector.perturbations.base import is_random
+from nnx_inspector.perturbations.parameters import ParameterPerturbation
+from nnx_inspector.perturbations.perturbed import (
+    applied,
+    check_fits,
+    check_layers,
+    is_chosen,
+    why_unseen,
+    without_layers,
+)
+from nnx_inspector.perturbations.region import apply, nothing_to_perturb
+from nnx_inspector.perturbations.slots import Place
+from nnx_inspector.perturbations.substitute import ParameterRule, perturbed_parameters
+from nnx_inspector.perturbations.values import Perturbation
+from nnx_inspector.program.mark_layers import marking_layers
+from nnx_inspector.program.marks import INPUT, OUTPUT
+from nnx_inspector.program.stage import LayersOf, Staged
+from nnx_inspector.program.survey import Marked, Survey
+
+Values = list[Any]
+Rows = tuple[tuple[Any, int], ...]
+
+
+def layers_for(selection: Selection, places: Iterable[Place]) -> LayersOf:
+    """The layers that mark the outputs of what is selected, and the inputs that a place acts on."""
+    sites = [site for place in places if place.at == INPUT for site in place.sites]
+    inputs = Selection(list(dict.fromkeys(sites))) if sites else None
+
+    def layers(scope: Scope, owner: Any) -> Sequence[Layer]:
+        of_outputs = marking_layers(selection, inputs=False)(scope, owner)
+        if inputs is None:
+            return of_outputs
+        _, of_inputs = marking_layers(inputs, inputs=True)(scope, owner)
+        return [*of_outputs, of_inputs]
+
+    return layers
+
+
+def at_marks(
+    stage: Staged, keys: Sequence[str], numbers: Any, places: Sequence[Place], data: Sequence[Any]
+) -> Callable[[Marked, Values, Rows], Values]:
+    """What to do at each mark of a stage, for `Plan.perturb`.
+
+    Args:
+        stage: the traced call.
+        keys: the sites that have a row of `numbers`, in order.
+        numbers: float32 `[keys, ROW]`.
+        places: that act on outputs and inputs.
+        data: of each place, as in `Setting.data`.
+    """
+    index = {key: i for i, key in enumerate(keys)}
+    acting: dict[tuple[str, str], list[tuple[Place, Any]]] = {}
+    for place, of_place in zip(places, data, strict=True):
+        for site in place.sites:
+            acting.setdefault((site, place.at), []).append((place, of_place))
+    calls = stage.calls
+
+    def perturb(mark: Marked, values: Values, rows: Rows) -> Values:
+        if mark.part == OUTPUT and mark.site in index:
+            values = [apply(value, numbers[index[mark.site]]) for value in values]
+        for place, (on, *leaves) in acting.get((mark.site, mark.part), ()):
+            check_fits(jax.tree.unflatten(place.treedef, leaves), mark)
+            here = _here(mark.site, place.rows, rows, on)
+            one: Any = _Switched(place, here, tuple(leaves))
+            name = f"{mark.site}/{calls[id(mark)]}"
+            values = [
+                applied(one, x, mapped, f"{name}/{number}")
+                for number, (x, mapped) in enumerate(zip(values, mark.mapped, strict=True))
+            ]
+        return values
+
+    return perturb
+
+
+def are_random(places: Sequence[Place]) -> bool:
+    """Whether what is done at places depends on how many calls of a site were before."""
+    kinds = [jax.tree.unflatten(p.treedef, [0] * p.treedef.num_leaves) for p in places]
+    return any(map(is_random, kinds))
+
+
+def _here(site: str, wanted: tuple[int, ...], rows: Rows, on: Any) -> Any:
+    """Whether a place is on in this iteration of the scans around."""
+    if not wanted:
+        return on
+    check_rows(site, wanted, tuple(length for _, length in rows))
+    return jnp.logical_and(on, is_chosen(wanted, rows))
+
+
+# ----------------------------------------------------------------- selections
+
+
+def chosen_layer(only: Only) -> tuple[Only, tuple[int, ...]]:
+    """A selection without the layers that it chooses, and those: `("layers", (3,))` of
+    `"layers[3]"`.
+
+    Raises:
+        ValueError: its terms choose unlike layers.
+    """
+    several = isinstance(only, (list, tuple, set, frozenset))
+    terms: list[Any] = list(only) if several else [only]  # type: ignore[arg-type]
+    apart = [without_layers(t) if isinstance(t, str) else (t, ()) for t in terms]
+    rows = {of_term for _, of_term in apart}
+    if len(rows) > 1:
+        raise ValueError(
+            f"{only!r} chooses unlike layers. Add a perturbation for each, for instance in a loop."
+        )
+    bare = [term for term, _ in apart]
+    return (bare if several else bare[0]), (rows.pop() if rows else ())
+
+
+def parameter_keys(model: nnx.Module, only: Only) -> list[str]:
+    """For a selection the globs over parameter paths: of modules, all their parameters."""
+    several = isinstance(only, (list, tuple, set, frozenset))
+    terms: list[Any] = list(only) if several else [only]  # type: ignore[arg-type]
+    found: dict[str, None] = {}
+    for term in terms:
+        if isinstance(term, str):
+            found[term] = None
+            continue
+        selection = Selection(term)
+        selection.require_match(model)
+        for site in module_sites(model):
+            if selection.matches(site.path, CALL, site.module):
+                found[site.key] = None
+    return list(found)
+
+
+# -------------------------------------------------------------------- checks
+
+
+def check_rows(site: str, wanted: tuple[int, ...], lengths: tuple[int, ...]) -> None:
+    """Raise where a layer is chosen that a site has not."""
+    if not lengths:
+        chosen = "".join(f"[{i}]" for i in wanted)
+        raise ValueError(
+            f"{site!r} is no stacked module (no scan runs over its layers), so {chosen} chooses "
+            f"none of its calls. Leave it out, or name the module of a list by its path."
+        )
+    check_layers(site, wanted, lengths)
+
+
+class Reach:
+    """What of one traced call can be perturbed. Holds no array.
+
+    Args:
+        stage: the call, with the outputs and inputs of all its sites marked.
+    """
+
+    def __init__(self, stage: Staged):
+        shapes = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in stage.inputs]
+        self._stage = dataclasses.replace(stage, inputs=list(shapes), arrays=(), last=None)
+        self._marks: dict[tuple[str, str], list[tuple[Marked, tuple[int, ...]]]] = {}
+        for mark, lengths in _with_lengths(stage.survey):
+            self._marks.setdefault((mark.site, mark.part), []).append((mark, lengths))
+
+    def check(self, one: Perturbation, sites: Iterable[str], rows: tuple[int, ...]) -> None:
+        """Raise where a perturbation has no meaning for what one of the sites returns (receives).
+
+        Raises:
+            TypeError: its kind has no meaning for the dtype, or there is no array.
+            ValueError: an array does not fit, there is no such layer, or the site is not seen.
+        """
+        for site in sites:
+            found = self._marks.get((site, one.at), [])
+            if not found:
+                if (site, OUTPUT) in self._marks:
+                    raise nothing_to_perturb(site, one.at)
+                raise ValueError(why_unseen(site, self._stage))
+            for mark, lengths in found:
+                check_fits(one, mark)
+                if rows:
+                    check_rows(site, rows, tuple(map(abs, lengths)))
+
+    def turns(self, site: str) -> tuple[int, ...]:
+        """How many turns the scans around a site have, outermost first, negative where one goes
+        backwards.
+        """
+        found = self._marks.get((site, OUTPUT), [])
+        return found[0][1] if found else ()
+
+    def check_parameters(
+        self, one: ParameterPerturbation, keys: Iterable[str], rows: tuple[int, ...]
+    ) -> None:
+        """Raise where a key names no parameter, or one that does not fit."""
+        rules = [parameter_rule(key, rows, one) for key in keys]
+
+        def replaced(inputs: list[Any]) -> Any:
+            stage = dataclasses.replace(self._stage, inputs=inputs)
+            return list(perturbed_parameters(stage, rules).values())
+
+        jax.eval_shape(replaced, self._stage.inputs)
+
+
+def _with_lengths(
+    found: Survey, lengths: tuple[int, ...] = ()
+) -> Iterable[tuple[Marked, tuple[int, ...]]]:
+    """Every mark, with the lengths of the scans around it, outermost first; negative where one
+    goes backwards.
+    """
+    for number, item in found.items.items():
+        if item.mark is not None:
+            yield item.mark, lengths
+        inner = lengths
+        if item.kind == "scan":
+            backwards = jaxprs.goes_backwards(found.jaxpr.eqns[number])
+            inner = (*lengths, -item.length if backwards else item.length)
+        for child in item.children:
+            yield from _with_lengths(child, inner)
+
+
+# -------------------------------------------------------------------- places
+
+
+@dataclasses.dataclass(frozen=True)
+class _Switched(ParameterPerturbation):
+    """A place with its data, as a perturbation of values or of parameters."""
+
+    place: Place
+    on: Any
+    leaves: tuple[Any, ...]
+
+    def apply(self, x: jax.Array, name: str) -> jax.Array:
+        return at_places.applied(self.place, self.on, self.leaves, x, name)
+
+    apply_at = apply
+
+    def why_not(self, x: Any) -> Any:
+        return jax.tree.unflatten(self.place.treedef, self.leaves).why_not(x)
+
+
+def parameter_rule(key: str, rows: tuple[int, ...], one: ParameterPerturbation) -> ParameterRule:
+    return ParameterRule(key + "".join(f"[{i}]" for i in rows), key, rows, (one,))
+
+
+def parameters_under(stage: Staged, places: Sequence[Place], data: Sequence[Any]) -> dict[int, Any]:
+    """For the number of an input that holds a perturbed parameter, that parameter."""
+    rules = [
+        parameter_rule(key, place.rows, _Switched(place, on, tuple(leaves)))
+        for place, (on, *leaves) in zip(places, data, strict=True)
+        for key in place.sites
+    ]
+    return perturbed_parameters(stage, rules)

@@ -1,0 +1,336 @@
+"""The measures of an effect: how far a perturbed result is from the clean one.
+
+Each measure is written once, for NumPy in float64 on the host and for jax in a traced program.
+Invariant: what cannot be told is None (in a program NaN), a result that is not finite stays so,
+and neither is ever 0. Knows no model, pass or record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnx_inspector._compat.configuration import ours
+from nnx_inspector.arrays import is_array, shape_of
+from nnx_inspector.perturbations.gates import passed
+from nnx_inspector.program.harvest import Keep, Plan
+from nnx_inspector.program.marks import OUTPUT
+from nnx_inspector.program.stage import Staged
+
+ROOT = ""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Differences:
+    """A perturbed pass against the clean one.
+
+    Attributes:
+        sites: for each site whose values can be kept, `|perturbed - clean| / |clean|` over all
+            floating-point arrays that its calls return.
+        kl: where the model returns one array of logits, the mean divergence of the perturbed from
+            the clean distribution, in nats; NaN elsewhere.
+        top1_changed: likewise the fraction of predictions that are others.
+    """
+
+    sites: dict[str, Any]
+    kl: Any
+    top1_changed: Any
+
+
+def differences(stage: Staged, inputs: list[Any], plan: Plan, *, root: str = ROOT) -> Differences:
+    """Evaluate a stage clean, and perturbed: with other inputs (parameters) and a plan.
+
+    Args:
+        stage: the traced call, its outputs marked.
+        inputs: those of the perturbed pass; the clean one has the stage's own.
+        plan: whose `perturb` is what is done.
+        root: the site that returns what the model returns; `""` where it is not called.
+    """
+    keep = Keep(values=True, parts=(OUTPUT,))
+    nothing = Plan(summarise=False, keep=keep)
+    _, seen = stage.evaluate(stage.inputs, plan=nothing)
+    clean = _values(stage, seen)
+    _, seen = stage.evaluate(inputs, plan=dataclasses.replace(plan, summarise=False, keep=keep))
+    moved = _values(stage, seen)
+    pairs: dict[str, list[tuple[Any, Any]]] = {}
+    for site in clean:
+        # an eager call may have taken another way, with other calls
+        if [x.shape for x in clean[site]] == [x.shape for x in moved.get(site, [])]:
+            pairs[site] = list(zip(clean[site], moved[site], strict=True))
+    return _figures(pairs, root if root in pairs else ROOT)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _figures(pairs: dict[str, list[tuple[Any, Any]]], root: str) -> Differences:
+    sites = {site: relative_change_in_trace(*zip(*of, strict=True)) for site, of in pairs.items()}
+    kl = top1 = jnp.float32(jnp.nan)
+    if len(output := pairs.get(root, [])) == 1 and logits_of(output[0][0]) is not None:
+        kl, top1 = kl_divergence_in_trace(*output[0]), top1_changed_in_trace(*output[0])
+    return Differences(sites, kl, top1)
+
+
+def _values(stage: Staged, seen: list[Any]) -> dict[str, list[Any]]:
+    """The arrays that the calls of each site returned; none where a call runs a number of times
+    that only the data knows.
+    """
+    found: dict[str, list[Any]] = {}
+    for mark, one in passed(stage.survey, seen):
+        if one.kept:
+            found.setdefault(mark.site, []).extend(kept.value for kept in one.kept)
+    return found
+
+
+Logits = bool | Callable[[Any], Any] | None
+"""What of an output are logits: True its one array, a function of it, False nothing; None: its
+array if that is the only one, floating-point and of rank 2 or more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputChange:
+    """How far an output is from the clean one.
+
+    Attributes:
+        relative: `|perturbed - clean| / |clean|`, Euclidean norms over all floating-point (and
+            complex) arrays of the output together. None without such arrays and where the clean
+            ones are all zero or not finite; NaN or Inf where the perturbed ones have such.
+        kl: mean KL divergence of the class probabilities, KL(clean || perturbed), in nats.
+        top1_changed: the share, 0 to 1, of places where another class is the likeliest.
+            Both are None without logits, and NaN where the perturbed logits have NaN.
+    """
+
+    relative: float | None = None
+    kl: float | None = None
+    top1_changed: float | None = None
+
+
+@ours()
+def output_change(clean: Any, perturbed: Any, *, logits: Logits = None) -> OutputChange:
+    """Compare two results of one call on the host, in float64.
+
+    Args:
+        clean: a pytree of arrays; leaves that are no arrays do not count.
+        perturbed: the same with the perturbation.
+        logits: which part of the output are logits, `[..., classes]`; see `Logits`.
+
+    Raises:
+        TypeError: what `logits` names is no floating-point array with classes.
+        ValueError: the two have not the same structure and shapes.
+
+    Example:
+        >>> import numpy as np
+        >>> from nnx_inspector.perturbations.effects import output_change
+        >>> output_change(np.array([3.0, 4.0]), np.array([3.0, 9.0])).relative
+        1.0
+    """
+    pair = [logits_of(output, logits) for output in (clean, perturbed)]
+    return OutputChange(
+        relative=relative_change(clean, perturbed),
+        kl=None if pair[0] is None else kl_divergence(*pair),
+        top1_changed=None if pair[0] is None else top1_changed(*pair),
+    )
+
+
+@ours()
+def site_changes(clean: Mapping[str, Any], perturbed: Mapping[str, Any]) -> dict[str, float | None]:
+    """The relative change at every site downstream (or elsewhere) of which both values are known.
+
+    Args:
+        clean: site -> a pytree of arrays, such as `record[site].values`.
+        perturbed: the same of the perturbed pass.
+    """
+    return {
+        site: relative_change(value, perturbed[site])
+        for site, value in clean.items()
+        if site in perturbed
+    }
+
+
+@ours()
+def relative_change(clean: Any, perturbed: Any) -> float | None:
+    """`OutputChange.relative` of two pytrees, on the host in float64."""
+    pairs = _pairs(np, clean, perturbed)
+    return _known(_relative, pairs) if pairs else None
+
+
+@ours()
+def kl_divergence(clean: Any, perturbed: Any) -> float | None:
+    """`OutputChange.kl` of two arrays of logits `[..., classes]`, on the host in float64."""
+    return _known(lambda xp, pairs: _kl(xp, *pairs[0]), _pairs(np, clean, perturbed), of=_no_logits)
+
+
+@ours()
+def top1_changed(clean: Any, perturbed: Any) -> float | None:
+    """`OutputChange.top1_changed` of two arrays of logits `[..., classes]`, on the host."""
+    return _known(
+        lambda xp, pairs: _top1(xp, *pairs[0]), _pairs(np, clean, perturbed), of=_no_logits
+    )
+
+
+def _nothing(arrays: Sequence[Any]) -> bool:
+    """Whether arrays are nothing that a change could be relative to."""
+    return not all(np.isfinite(x).all() for x in arrays) or not any(np.any(x) for x in arrays)
+
+
+def _no_logits(arrays: Sequence[Any]) -> bool:
+    """Whether logits say nothing of their classes; -Inf hides one, which is all right."""
+    return any(x.size == 0 or np.isnan(x).any() for x in arrays)
+
+
+def _known(measure: Any, pairs: Any, *, of: Callable[[Any], bool] = _nothing) -> float | None:
+    """None where a measure is NaN for want of something clean to compare with."""
+    with np.errstate(all="ignore"):
+        number = float(measure(np, pairs))
+        return None if np.isnan(number) and of([a for a, _ in pairs]) else number
+
+
+# -------------------------------------------------------------- in a program
+
+
+@ours()
+def relative_change_in_trace(clean: Any, perturbed: Any) -> jax.Array:
+    """`OutputChange.relative` as a scalar of at least float32; NaN where that is None."""
+    pairs = _pairs(jnp, clean, perturbed)
+    return _relative(jnp, pairs) if pairs else jnp.float32(jnp.nan)
+
+
+@ours()
+def kl_divergence_in_trace(clean: Any, perturbed: Any) -> jax.Array:
+    """`OutputChange.kl` as a scalar of at least float32."""
+    return _kl(jnp, _wide(jnp, clean), _wide(jnp, perturbed))
+
+
+@ours()
+def top1_changed_in_trace(clean: Any, perturbed: Any) -> jax.Array:
+    """`OutputChange.top1_changed` as a scalar of at least float32."""
+    return _top1(jnp, _wide(jnp, clean), _wide(jnp, perturbed))
+
+
+# -------------------------------------------------------------------- logits
+
+
+def logits_of(output: Any, logits: Logits = None) -> Any:
+    """The part of an output that are logits, `[..., classes]`, or None; see `Logits`.
+
+    Raises:
+        TypeError: what `logits` names is no floating-point array with two classes or more.
+    """
+    if logits is False:
+        return None
+    arrays = [x for x in jax.tree.leaves(output) if is_array(x)]
+    if logits is None:
+        fits = len(arrays) == 1 and _could_be_logits(arrays[0]) and arrays[0].ndim >= 2
+        return arrays[0] if fits else None
+    if logits is True and len(arrays) != 1:
+        raise TypeError(
+            f"logits=True is for an output of one array, and this one has {len(arrays)}. Pass a "
+            f"function of the output: logits=lambda output: output[0]."
+        )
+    found = arrays[0] if logits is True else logits(output)
+    if not is_array(found) or not _could_be_logits(found):
+        what = f"{found.dtype}{list(found.shape)}" if is_array(found) else type(found).__name__
+        raise TypeError(
+            f"Logits are a floating-point array [..., classes] with two classes or more, got "
+            f"{what}. Pass logits=False for an output that has none."
+        )
+    return found
+
+
+def _could_be_logits(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating) and len(x.shape) >= 1 and x.shape[-1] >= 2
+
+
+# ------------------------------------------------------------------ measures
+# `xp` is NumPy or jax.numpy
+
+
+def _pairs(xp: Any, clean: Any, perturbed: Any) -> list[tuple[Any, Any]]:
+    flat, treedef = jax.tree.flatten(clean)
+    others, treedef_of_others = jax.tree.flatten(perturbed)
+    if treedef != treedef_of_others:
+        raise ValueError(
+            f"The clean and the perturbed output are not alike: {treedef} and {treedef_of_others}."
+        )
+    pairs: list[tuple[Any, Any]] = []
+    for a, b in zip(flat, others, strict=True):
+        if is_array(a) and jnp.issubdtype(a.dtype, jnp.inexact):
+            if a.shape != (shape := shape_of(b)):
+                raise ValueError(
+                    f"The clean and the perturbed output are not alike: arrays of shape "
+                    f"{list(a.shape)} and {list(shape or ())}."
+                )
+            pairs.append((_wide(xp, a), _wide(xp, b)))
+    return pairs
+
+
+def _wide(xp: Any, x: Any) -> Any:
+    """On the host float64, in a program at least float32: bfloat16 squares and sums badly."""
+    is_complex = jnp.issubdtype(x.dtype, jnp.complexfloating)
+    if xp is np:
+        return np.asarray(x).astype(np.complex128 if is_complex else np.float64)
+    return x if is_complex or x.dtype.itemsize >= 4 else x.astype(jnp.float32)
+
+
+def _relative(xp: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
+    """Scaled by the largest elements: their squares, and a difference, may be out of range."""
+    clean, perturbed = [a for a, _ in pairs], [b for _, b in pairs]
+    of_clean, of_perturbed = _largest(xp, clean), _largest(xp, perturbed)
+    scale = xp.maximum(of_clean, xp.where(xp.isfinite(of_perturbed), of_perturbed, 0))
+    scale = xp.where(scale > 0, scale, 1)
+    differences = [b / scale - a / scale for a, b in pairs]
+    of_difference = _largest(xp, differences)
+    safe_clean = xp.where(of_clean > 0, of_clean, 1)
+    safe_difference = xp.where(of_difference > 0, of_difference, 1)
+    ratio = _root_of_squares(xp, differences, safe_difference)
+    ratio = ratio / xp.maximum(_root_of_squares(xp, clean, safe_clean), 1)  # 1: the largest itself
+    ratio = ratio * safe_difference * (scale / safe_clean)
+    ratio = xp.where(xp.isfinite(of_perturbed), ratio, of_perturbed)  # its NaN or Inf
+    return xp.where((of_clean > 0) & xp.isfinite(of_clean), ratio, xp.nan)
+
+
+def _largest(xp: Any, arrays: Sequence[Any]) -> Any:
+    """NaN where there is one, else Inf where there is one."""
+    return xp.max(xp.stack([xp.max(xp.abs(x), initial=0.0) for x in arrays]))
+
+
+def _root_of_squares(xp: Any, arrays: Sequence[Any], scale: Any) -> Any:
+    return xp.sqrt(xp.sum(xp.stack([xp.sum(xp.abs(x / scale) ** 2) for x in arrays])))
+
+
+def _kl(xp: Any, clean: Any, perturbed: Any) -> Any:
+    """The sum of q - p - p log(q/p), each term of which is at least 0, so that a small divergence
+    is no difference of large numbers. A class of probability 0 takes part by its q alone.
+    """
+    log_p, log_q = _log_softmax(xp, clean), _log_softmax(xp, perturbed)
+    p, q = xp.exp(log_p), xp.exp(log_q)
+    t = xp.where(p > 0, log_q - xp.where(p > 0, log_p, 0), 0)
+    small = (p > 0) & (xp.abs(t) < 0.03)
+    near = xp.where(small, t, 0)
+    series = p * near**2 * (1 / 2 + near * (1 / 6 + near * (1 / 24 + near / 120)))
+    far = xp.where(p > 0, q - p - p * xp.where(small, 0, t), q)
+    series = xp.where(small, series, xp.maximum(far, 0))
+    # NaN, and not the mean of what is left, where any class of a row has no probability
+    return _mean(xp, xp.sum(xp.where(xp.isnan(log_p + q), xp.nan, series), axis=-1))
+
+
+def _log_softmax(xp: Any, x: Any) -> Any:
+    top = xp.max(x, axis=-1, keepdims=True)
+    shifted = x - xp.where(xp.isfinite(top), top, 0)
+    total = xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
+    return shifted - xp.where(xp.isneginf(top), xp.nan, total)
+
+
+def _top1(xp: Any, clean: Any, perturbed: Any) -> Any:
+    changed = xp.argmax(clean, axis=-1) != xp.argmax(perturbed, axis=-1)
+    unknown = xp.isnan(xp.max(clean, axis=-1)) | xp.isnan(xp.max(perturbed, axis=-1))
+    return _mean(xp, xp.where(unknown, xp.nan, changed.astype(clean.dtype)))
+
+
+def _mean(xp: Any, x: Any) -> Any:
+    return xp.mean(x) if x.size else xp.asarray(xp.nan, x.dtype)

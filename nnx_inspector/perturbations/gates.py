@@ -1,0 +1,195 @@
+"""A gate for each selected site of a traced call, and for each layer of a stacked one.
+
+Whether each is open is data, an array of its own a site, so a program is vmapped over it (and like
+modules stay like programs, which XLA compiles once). Invariant: with a gate open the call is the
+one that `perturbed` makes with that site's perturbation, with none it is the plain one: what is
+behind a closed gate is computed and dropped, NaN or not. Measures nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from nnx_inspector.hooks.sites import Selection, escape, parse_key, site_key
+from nnx_inspector.perturbations.perturbed import applied, check_fits, why_unseen
+from nnx_inspector.perturbations.values import Perturbation
+from nnx_inspector.program.harvest import Seen
+from nnx_inspector.program.marks import INPUT, OUTPUT
+from nnx_inspector.program.stage import Staged
+from nnx_inspector.program.survey import Marked, Survey, call_numbers, marks
+
+NONE = -1
+"""The number of no gate."""
+Open = Mapping[str, Any]
+"""For each site with gates whether they are open: bool, of the shape of the loops around it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Gates:
+    """The gates of one traced call.
+
+    Attributes:
+        names: for each gate the site, `"blocks[1]"` for one layer of a stacked one.
+        refused: sites that have no gate, each with the reason.
+        part: which marks they act on.
+        first: for each site the number of its first gate, and of the scans around it the lengths
+            (none where the site has one gate for all its calls).
+        calls: see `call_numbers`.
+    """
+
+    names: tuple[str, ...]
+    refused: Mapping[str, str]
+    part: str
+    first: Mapping[str, tuple[int, tuple[int, ...]]]
+    calls: Mapping[int, int]
+
+    def only(self, numbers: np.ndarray) -> Open:
+        """For each of some numbers that gate open and all others closed, on a leading axis."""
+        gates: dict[str, Any] = {}
+        for site, (first, lengths) in self.first.items():
+            own = first + np.arange(math.prod(lengths)).reshape(lengths)
+            gates[site] = np.asarray(numbers).reshape(-1, *(1,) * len(lengths)) == own
+        return gates
+
+    def perturb(self, one: Perturbation, gates: Open) -> Any:
+        """For a `Plan`: perturb by `one` what is behind the gates that are open."""
+
+        def at_mark(mark: Marked, values: list[Any], rows: Sequence[tuple[Any, int]]) -> list[Any]:
+            if mark.part != self.part or mark.site not in self.first:
+                return values
+            is_open = gates[mark.site]
+            if self.first[mark.site][1]:
+                is_open = is_open[tuple(row for row, _ in rows)]
+            name = f"{mark.site}/{self.calls[id(mark)]}"
+            return [
+                jnp.where(is_open, applied(one, x, mapped, f"{name}/{number}"), x)
+                for number, (x, mapped) in enumerate(zip(values, mark.mapped, strict=True))
+            ]
+
+        return at_mark
+
+    def reached(self, found: Survey, seen: list[Any], gates: Open) -> Any:
+        """Whether the call went through an open gate, bool: a branch may not be taken."""
+        counts: dict[str, Any] = dict.fromkeys(self.first, 0)
+        for mark, one in passed(found, seen):
+            if mark.part == self.part and mark.site in self.first:
+                counts[mark.site] += one.ran if self.first[mark.site][1] else one.ran.sum()
+        through = [((n > 0) & gates[site]).any() for site, n in counts.items()]
+        return jnp.stack(through).any()
+
+
+def gates_of(stage: Staged, terms: Sequence[Any], one: Perturbation, *, layers: bool) -> Gates:
+    """The gates for the selected sites.
+
+    Args:
+        stage: the traced call, with the marks of the selected sites.
+        terms: of the selection; each glob must meet a site that the call reaches.
+        one: what is to be done there.
+        layers: whether each layer of a stacked site, and each step of a loop that is a scan, has
+            a gate of its own.
+
+    Raises:
+        TypeError, ValueError: `one` has no meaning at any of the sites.
+        ValueError: a glob meets no site that the call reaches.
+    """
+    every = [m for m in marks(stage.survey) if m.part in (OUTPUT, INPUT)]
+    depths = _depths(stage.survey)
+    here: dict[str, list[Marked]] = {}
+    around: dict[str, list[tuple[int, ...]]] = {}
+    for mark, lengths in _in_loops(stage.survey):
+        if mark.part == one.at:
+            here.setdefault(mark.site, []).append(mark)
+            around.setdefault(mark.site, []).append(lengths)
+    lost = {s: r for s, r in stage.survey.unseen.items() if s not in here}
+    _require_reached(stage, terms, [*here, *lost])
+    refused = {site: f"it cannot be perturbed here: {why}" for site, why in lost.items()}
+    names: list[str] = []
+    first: dict[str, tuple[int, tuple[int, ...]]] = {}
+    error: Exception | None = None
+    for site, found in here.items():
+        try:
+            for mark in found:
+                check_fits(one, mark)
+        except (TypeError, ValueError) as why:
+            refused[site] = str(why)
+            error = error or why
+            continue
+        alike = layers and len(set(around[site])) == 1
+        lengths = around[site][0] if alike else ()
+        first[site] = (len(names), lengths)
+        for layer in range(math.prod(lengths)):
+            names.append(_name(site, layer, lengths, depths))
+    if not names and error is not None:
+        raise error
+    if not names:
+        raise ValueError(why_unseen(next(iter(lost)), stage))
+    return Gates(tuple(names), refused, one.at, first, call_numbers(every))
+
+
+def _require_reached(stage: Staged, terms: Sequence[Any], sites: Sequence[str]) -> None:
+    for term in terms:
+        selection = Selection(term)
+        known = [s for s in sites if selection.matches_key(s)] if isinstance(term, str) else sites
+        if not known:
+            selection.require_match(stage.roots, [])
+            words = term if isinstance(term, str) else getattr(term, "__name__", repr(term))
+            raise ValueError(why_unseen(str(words), stage))
+
+
+def _name(
+    site: str, layer: int, lengths: tuple[int, ...], depths: Mapping[tuple[str, ...], int]
+) -> str:
+    """The site with the layer's number behind the module that is stacked, `"blocks[1]/attn"`."""
+    indices: list[int] = []
+    for length in reversed(lengths):
+        indices.append(layer % length)
+        layer //= length
+    path, method = parse_key(site)
+    segments = [escape(segment) for segment in path] or [""]
+    places = [
+        next((n for n in range(1, len(path)) if depths[path[:n]] > loop), len(segments))
+        for loop in range(len(lengths))
+    ]
+    for place, index in zip(places, reversed(indices), strict=True):
+        segments[place - 1] += f"[{index}]"
+    return "/".join(segments) + site_key((), method)
+
+
+def _depths(found: Survey) -> dict[tuple[str, ...], int]:
+    """For each path the fewest scans around a call of it or of what is below it."""
+    depths: dict[tuple[str, ...], int] = {}
+    for mark, lengths in _in_loops(found):
+        path, _ = parse_key(mark.site)
+        for n in range(1, len(path) + 1):
+            depths[path[:n]] = min(len(lengths), depths.get(path[:n], len(lengths)))
+    return depths
+
+
+def _in_loops(found: Survey, lengths: tuple[int, ...] = ()) -> Iterator[tuple[Marked, Any]]:
+    """Every mark at which something can be done, with the lengths of the scans around it."""
+    for item in found.items.values():
+        if item.mark is not None:
+            if item.mark.part in (OUTPUT, INPUT):
+                yield item.mark, lengths
+            continue
+        inner = (*lengths, item.length) if item.kind == "scan" else lengths
+        for child in item.children[1:] if item.kind == "while" else item.children:
+            yield from _in_loops(child, inner)
+
+
+def passed(found: Survey, seen: list[Any]) -> Iterator[tuple[Marked, Seen]]:
+    """Every mark with what `evaluate` saw of it, the second pass of a remat left out."""
+    for item, one in zip(found.items.values(), seen, strict=True):
+        if item.mark is not None:
+            yield item.mark, one
+        elif item.kind == "while":
+            yield from passed(item.children[1], one[0])
+        elif not item.again:
+            for child, inner in zip(item.children, one, strict=True):
+                yield from passed(child, inner)

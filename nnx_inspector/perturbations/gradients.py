@@ -1,0 +1,148 @@
+"""What may be done to the gradient of a value, while the value stays bitwise what it is.
+
+Each is the identity going forward, and has a transpose of our own; tangents of forward mode pass
+as they are, so `jvp` and `hessian` go on working. Under vmap the gradient of each example is one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from nnx_inspector.perturbations.base import At, Perturbation, Refusal, kind, static
+
+
+class GradientPerturbation(Perturbation):
+    """What every kind has that acts on a cotangent."""
+
+    how: ClassVar[str]
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        dtype = jnp.float64 if jnp.finfo(x.dtype).bits == 64 else jnp.float32
+        return _changed.bind(x, jnp.asarray(self._number(), dtype), how=self.how, mapped=0)
+
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
+        for name in self.numbers:
+            if (shape := jnp.shape(getattr(self, name))) != ():
+                return ValueError(f"{name} is one number, or vmapped over; it has shape {shape}")
+        return super().why_not(x)
+
+    def _number(self) -> Any:
+        return 0.0
+
+
+@kind(compared=True)
+class ScaleGradient(GradientPerturbation):
+    """Multiplies the gradient that comes back through the value by `factor`."""
+
+    factor: Any
+    at: At = static("output")
+    how: ClassVar[str] = "scale"
+    numbers: ClassVar[Mapping[str, float | None]] = {"factor": None}
+
+    def _number(self) -> Any:
+        return self.factor
+
+
+@kind(compared=True)
+class ReverseGradient(GradientPerturbation):
+    """Multiplies the gradient by `-factor`.
+
+    Source: Ganin and Lempitsky 2015, "Unsupervised Domain Adaptation by Backpropagation".
+    """
+
+    factor: Any = 1.0
+    at: At = static("output")
+    how: ClassVar[str] = "scale"
+    numbers: ClassVar[Mapping[str, float | None]] = {"factor": None}
+
+    def _number(self) -> Any:
+        return -jnp.asarray(self.factor)
+
+
+@kind(compared=True)
+class StopGradient(GradientPerturbation):
+    """Makes the gradient zero, NaN and Inf in it too, as `jax.lax.stop_gradient` would."""
+
+    at: At = static("output")
+    how: ClassVar[str] = "stop"
+
+
+@kind(compared=True)
+class ClipGradient(GradientPerturbation):
+    """Scales the gradient of each array down to a norm of at most `norm`."""
+
+    norm: Any
+    at: At = static("output")
+    how: ClassVar[str] = "clip"
+    numbers: ClassVar[Mapping[str, float | None]] = {"norm": 0.0}
+
+    def _number(self) -> Any:
+        return self.norm
+
+
+def _cotangent(ct: jax.Array, number: jax.Array, how: str) -> jax.Array:
+    if how == "stop":
+        return jnp.zeros_like(ct)
+    if how == "scale":
+        return ct * number.astype(ct.dtype)
+    wide = ct if ct.dtype.itemsize >= 4 else ct.astype(jnp.float32)
+    # scaled by the largest element first: its square may be out of range. In two steps, for one
+    # over it may be too, and XLA divides by multiplying
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(wide), initial=0.0))
+    step = 1.0 / jnp.sqrt(jnp.where(largest > 0, largest, 1.0))
+    scaled = wide * step * step
+    total = jnp.sum((scaled * jnp.conj(scaled)).real)
+    # the root of 0 has no derivative, which second derivatives ask for
+    norm = jnp.sqrt(jnp.where(total > 0, total, 1.0))
+    too_long = (total > 0) & (norm > number * step * step)
+    return jnp.where(too_long, scaled * (number / norm), wide).astype(ct.dtype)
+
+
+_changed = Primitive("nnx_inspector_change_cotangent")
+_changed_linear = Primitive("nnx_inspector_change_cotangent_linear")
+for _primitive in (_changed, _changed_linear):
+    _primitive.def_impl(lambda x, number, **_: x)
+    _primitive.def_abstract_eval(lambda x, number, **_: x)
+    mlir.register_lowering(_primitive, lambda ctx, x, number, **_: [x])
+
+
+def _jvp(primals: Any, tangents: Any, *, of: Primitive, **params: Any) -> Any:
+    (x, number), (t, _) = primals, tangents
+    out = of.bind(x, number, **params)
+    if type(t) is ad.Zero:
+        return out, t
+    return out, _changed_linear.bind(t, number, **params)
+
+
+def _transpose(ct: Any, t: Any, number: Any, *, how: str, mapped: int) -> Any:
+    if type(ct) is ad.Zero:
+        return ct, None
+    change = functools.partial(_cotangent, how=how)
+    for _ in range(mapped):
+        change = jax.vmap(change)
+    return change(ct, jnp.broadcast_to(number, ct.shape[:mapped])), None
+
+
+def _batch(of: Primitive, args: Any, dims: Any, *, how: str, mapped: int) -> Any:
+    (x, number), (x_dim, number_dim) = args, dims
+    size = x.shape[x_dim] if x_dim is not None else number.shape[number_dim]
+    x = jnp.moveaxis(x, x_dim, 0) if x_dim is not None else jnp.broadcast_to(x, (size, *x.shape))
+    if number_dim is None:
+        number = jnp.broadcast_to(number, (size, *number.shape))
+    else:
+        number = jnp.moveaxis(number, number_dim, 0)
+    number = number.reshape(size, *number.shape[1:], *(1,) * (mapped + 1 - number.ndim))
+    return of.bind(x, number, how=how, mapped=mapped + 1), 0
+
+
+for _primitive in (_changed, _changed_linear):
+    ad.primitive_jvps[_primitive] = functools.partial(_jvp, of=_primitive)
+    batching.primitive_batchers[_primitive] = functools.partial(_batch, _primitive)
+ad.primitive_transposes[_changed_linear] = _transpose

@@ -1,0 +1,81 @@
+"""What may be done to parameters for one pass, while the user's model keeps its own.
+
+Invariant: shape and dtype stay. Does not know models or programs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from nnx_inspector.perturbations.base import (
+    Refusal,
+    check_numbers,
+    first_misfit,
+    kind,
+    like,
+    lists_as_arrays,
+)
+from nnx_inspector.perturbations.values import noise
+
+
+class ParameterPerturbation:
+    """What every kind has that acts on a parameter."""
+
+    arrays: ClassVar[tuple[str, ...]] = ()
+    """The fields that are a number or an array."""
+
+    def apply(self, x: jax.Array, name: str) -> jax.Array:
+        """The parameter called `name`, perturbed."""
+        raise NotImplementedError
+
+    def why_not(self, x: Any) -> Refusal | None:
+        """As that of a perturbation of a value."""
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            return TypeError(f"{type(self).__name__} needs floating-point values")
+        return first_misfit(self, self.arrays, x)
+
+
+@kind(compared=True)
+class ParameterNoise(ParameterPerturbation):
+    """Adds Gaussian noise to parameters, the same in every pass with the same seed.
+
+    Args:
+        std: its standard deviation.
+        seed: a whole number. Every parameter has noise of its own.
+
+    Source: Plappert et al. 2018, "Parameter Space Noise for Exploration".
+    """
+
+    std: Any
+    seed: Any = 0
+    arrays: ClassVar[tuple[str, ...]] = ("std",)
+
+    def __post_init__(self) -> None:
+        check_numbers(self, {"std": 0.0})
+
+    def apply(self, x: jax.Array, name: str) -> jax.Array:
+        return x + like(self.std, x) * noise(self.seed, x.shape, x.dtype, name)
+
+
+@kind()
+class PruneMask(ParameterPerturbation):
+    """Multiplies a parameter by a mask.
+
+    Args:
+        mask: an array that broadcasts to the parameter, of 0 and 1 or booleans.
+    """
+
+    mask: Any
+    arrays: ClassVar[tuple[str, ...]] = ("mask",)
+
+    def __post_init__(self) -> None:
+        lists_as_arrays(self, self.arrays)
+
+    def apply(self, x: jax.Array, name: str) -> jax.Array:
+        mask = jnp.asarray(self.mask)
+        if mask.dtype == jnp.bool_:
+            return jnp.where(mask, x, jnp.zeros_like(x))
+        return x * mask.astype(x.dtype)

@@ -1,0 +1,184 @@
+"""The parameters of a traced call, perturbed for that call while the model keeps its own.
+
+A module's path means its `nnx.Param`s; a path that names a Variable itself means that Variable,
+whatever its type. One layer of a stack is chosen where the program says that the layers lie along
+the first axis: a scan takes the parameter apart along it. Invariant: a shared one is perturbed
+once by each perturbation. Does not trace or run the call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from nnx_inspector._compat import jaxprs
+from nnx_inspector.hooks.sites import (
+    Path,
+    Selection,
+    glob_matches,
+    nothing_selected,
+    site_key,
+    split_escaped,
+)
+from nnx_inspector.hooks.variables import variables_by_path
+from nnx_inspector.perturbations.parameters import ParameterPerturbation
+from nnx_inspector.perturbations.region import refusal
+from nnx_inspector.program.identity import Values
+from nnx_inspector.program.marks import describe
+from nnx_inspector.program.stage import Staged, array_names
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterRule:
+    """What is done to the parameters that one key selects.
+
+    Attributes:
+        key: as the user wrote it.
+        pattern: the key as a glob.
+        layer: of each stack around, outermost first, the chosen layer; empty for all.
+    """
+
+    key: str
+    pattern: str
+    layer: tuple[int, ...]
+    perturbations: tuple[ParameterPerturbation, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Array:
+    """One array of a Variable: its name, and the number of the input that holds it."""
+
+    name: str
+    path: Path
+    number: int
+    is_parameter: bool
+
+    def is_meant_by(self, pattern: str) -> bool:
+        if self.is_parameter:
+            return any(glob_matches(pattern, self.path[:n]) for n in range(len(self.path) + 1))
+        named = "*" not in split_escaped(pattern, "/")[-1]
+        return named and glob_matches(pattern, self.path)
+
+
+def perturbed_parameters(stage: Staged, rules: Sequence[ParameterRule]) -> dict[int, Any]:
+    """For the number of an input that holds a perturbed parameter, that parameter.
+
+    Raises:
+        TypeError: a perturbation that has no meaning for a parameter's dtype.
+        ValueError: a key selects nothing, an array does not fit, or which part of a parameter a
+            layer has is not known.
+    """
+    replaced: dict[int, Any] = {}
+    every = _arrays(stage) if rules else []
+    for rule in rules:
+        chosen: dict[int, _Array] = {}
+        for array in every:
+            if array.is_meant_by(rule.pattern):
+                chosen.setdefault(array.number, array)
+        if not chosen:
+            raise ValueError(nothing_selected(Selection(rule.pattern), [a.name for a in every]))
+        for one in rule.perturbations:
+            for number, array in chosen.items():
+                value = replaced.get(number, stage.inputs[number])
+                layer = _layer_of(array, value, rule, stage)
+                replaced[number] = _perturbed(one, value, array.name, layer)
+    return replaced
+
+
+def _arrays(stage: Staged) -> list[_Array]:
+    return [
+        _Array(site_key(path) + name, path, number, isinstance(variable, nnx.Param))
+        for path, variable in variables_by_path(stage.roots)
+        if id(variable) in stage.spans
+        for name, number in zip(array_names(variable), stage.spans[id(variable)], strict=True)
+    ]
+
+
+def _perturbed(
+    one: ParameterPerturbation, value: Any, name: str, layer: tuple[int, ...]
+) -> jax.Array:
+    part = value[layer] if layer else value
+    name += "".join(f"[{index}]" for index in layer)
+    why = one.why_not(part)
+    if why is not None:
+        raise refusal(one, name, part, why)
+    new = one.apply(part, name)
+    return value.at[layer].set(new) if layer else new
+
+
+# ----------------------------------------------------------------- layers
+
+
+def _layer_of(array: _Array, value: Any, rule: ParameterRule, stage: Staged) -> tuple[int, ...]:
+    """The chosen layer as an index into the parameter."""
+    if not rule.layer:
+        return ()
+    lengths = _stack_lengths(stage.survey.jaxpr, array.number)
+    if len(lengths) < len(rule.layer):
+        raise ValueError(
+            f"{rule.key!r} chooses one layer, but which part of {array.name!r}, {describe(value)}, "
+            f"it has is not known: {len(lengths)} scans take it apart along its first axes. Give "
+            f"an array with an entry for each layer instead, such as a mask of ones elsewhere."
+        )
+    for index, length in zip(rule.layer, lengths, strict=False):
+        if not -length <= index < length:
+            raise ValueError(f"{array.name!r} has {length} layers, there is no layer {index}.")
+    return tuple(i % length for i, length in zip(rule.layer, lengths, strict=False))
+
+
+def _stack_lengths(jaxpr: Any, number: int) -> tuple[int, ...]:
+    """How many layers lie along each of the first axes of an input, for as many of them as scans
+    within scans take apart.
+    """
+    bare, _ = jaxprs.open_jaxpr(jaxpr)
+    values, var = Values(bare), bare.invars[number]
+    found: tuple[int, ...] = ()
+    for equation in bare.eqns:
+        inner = list(jaxprs.sub_jaxprs(equation))
+        if not inner:
+            continue
+        for position, operand in enumerate(equation.invars):
+            if not jaxprs.is_literal(operand) and values.same(operand, var):
+                found = max(found, _inside(equation, inner, position), key=len)
+    return found
+
+
+def _inside(equation: Any, inner: Sequence[Any], position: int) -> tuple[int, ...]:
+    """As `_stack_lengths`, of what an equation does with one of its operands."""
+    name, params = equation.primitive.name, equation.params
+    if name == "scan":
+        _, _, xs = jaxprs.scan_parts(equation, range(len(equation.invars)))
+        taken = (params["length"],) if position in xs else ()
+        return (*taken, *_stack_lengths(inner[0], position))
+    if name == "cond":
+        if position == 0:
+            return ()
+        return max((_stack_lengths(branch, position - 1) for branch in inner), key=len)
+    if name == "while":
+        own = position - params["cond_nconsts"]
+        return _stack_lengths(params["body_jaxpr"], own) if own >= 0 else ()
+    bare, _ = jaxprs.open_jaxpr(inner[0])
+    alike = len(inner) == 1 and len(bare.invars) == len(equation.invars)
+    return _stack_lengths(bare, position) if alike else ()
+
+
+def with_own_parameters(
+    stage: Staged, out: Sequence[Any], replaced: Mapping[int, Any]
+) -> list[Any]:
+    """The outputs, where the call hands a parameter back as it was, with the model's own."""
+    if not replaced:
+        return list(out)
+    if stage.eager:
+        own = {id(value): stage.inputs[i] for i, value in replaced.items()}
+        return [own.get(id(value), value) for value in out]
+    jaxpr = stage.survey.jaxpr
+    same = Values(jaxpr).same
+    own = {i: jaxpr.invars[i] for i in replaced}
+    return [
+        next((stage.inputs[i] for i, v in own.items() if same(atom, v)), value)
+        for atom, value in zip(jaxpr.outvars, out, strict=True)
+    ]

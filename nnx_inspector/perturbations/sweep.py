@@ -1,0 +1,485 @@
+"""`sweep`: the effect of perturbing each site alone, all of them in one compiled program.
+
+The pass is traced once, with a gate at each site (`gates`), and vmapped over which gate is open,
+in chunks that fit memory. Invariant: the model, its RNG streams, statistics and optimizer stay as
+they are, and each row equals a pass of `perturbed` with that site alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from nnx_inspector._compat import jit
+from nnx_inspector._compat.configuration import unchecked
+from nnx_inspector.arrays import is_array
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.layers import TAP_OUTPUT, Context, Layer, unwatched, without
+from nnx_inspector.hooks.scope import Scope
+from nnx_inspector.hooks.sites import Only, Selection, require_module
+from nnx_inspector.perturbations.effects import (
+    Logits,
+    kl_divergence_in_trace,
+    logits_of,
+    relative_change_in_trace,
+    top1_changed_in_trace,
+)
+from nnx_inspector.perturbations.gates import NONE, Gates, Open, gates_of, passed
+from nnx_inspector.perturbations.gradients import GradientPerturbation
+from nnx_inspector.perturbations.parameters import ParameterPerturbation
+from nnx_inspector.perturbations.values import Perturbation, Zero
+from nnx_inspector.program.analysis.cost import available_bytes, peak_bytes
+from nnx_inspector.program.eager import why_untraceable
+from nnx_inspector.program.harvest import Keep, Plan, evaluate
+from nnx_inspector.program.mark_layers import marking_layers
+from nnx_inspector.program.marks import INPUT, mark_tree
+from nnx_inspector.program.stage import Function, Staged, staged
+from nnx_inspector.program.survey import Marked, marks
+from nnx_inspector.progress import Progress, Report, shown
+from nnx_inspector.stats.summarize import is_number
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RESULT = "result"
+"""Marks what the model returns, after all that is perturbed."""
+LARGEST_CHUNK = 32
+"""More gates at once are hardly faster, and the sweep is to be stopped between two chunks."""
+CACHE = 8 << 20
+"""Bytes of values of a chunk on a CPU: more than its caches hold take longer at once than in turn
+(50 passes of 6 MB: 5.7 s one by one, 7 to 9 s in chunks of 4 to 32)."""
+_ZERO = Zero()
+_OWN = ("site", "loss", "loss_change", "output_change", "kl", "top1_changed", "why_not")
+
+
+def sweep(
+    model: nnx.Module,
+    loss_fn: Callable[..., Any],
+    /,
+    *args: Any,
+    sites: Only = "**",
+    perturbation: Perturbation = _ZERO,
+    layers: bool = True,
+    logits: Logits = None,
+    chunk: int | None = None,
+    progress: Progress = True,
+    **kwargs: Any,
+) -> pd.DataFrame:
+    """Measure the effect of perturbing each site alone.
+
+    One program is compiled, whatever the number of sites, and each call compiles its own (jax's
+    compilation cache, `jax_compilation_cache_dir`, keeps it). Nothing of the model changes. Every
+    pass has the same random numbers as the clean one.
+
+    Args:
+        model: paths are relative to it.
+        loss_fn: called as `loss_fn(model, *args, **kwargs)`; returns a scalar, or `(scalar, aux)`.
+            Of an aux that is a dict the scalars are measured too.
+        args: what follows the model, for instance the batch.
+        sites: which sites; see `intercept_methods`. Other methods by name: `"**:*"`.
+        perturbation: any kind for values, `nni.Mean()`, `nni.Scale(0.0, at="input")`.
+        layers: whether each layer of a stacked site (and each step of an RNN) has a row of its
+            own, `"blocks[1]"`; False perturbs all of them at once.
+        logits: which part of the model's output are logits: True for an output of one array
+            `[..., classes]`, a function of the output, False for none. By default the output's
+            array, if it has one only, floating-point, of rank 2 or more.
+        chunk: how many passes are made at once; by default as many as fit into half of the free
+            memory (on a CPU into its caches), 32 at most. 1 does without vmap.
+        progress: True for a bar with a Stop button in a notebook, and a line in a terminal. Or a
+            function `(done, total)` that returns True to stop. The button works during the cell
+            where ipykernel 7 and JupyterLab 4.4 or newer handle messages beside it; interrupting
+            the kernel works everywhere.
+        kwargs: keyword arguments of `loss_fn`.
+
+    Returns:
+        A pandas frame, a row a site, ranked by `|loss_change|` (what is not finite first). Columns:
+        `site`; `loss` and `loss_change` against the clean pass; the same two for each scalar of
+        aux; `output_change`, the relative norm of the change of what the model returns, and for
+        logits `kl`, KL(clean || perturbed) in nats, and `top1_changed`, a share, missing where
+        there are none; `why_not`, why a site could not be measured. `attrs`: "clean", the clean
+        values; "perturbation"; "chunk"; "stopped"; "unmeasured", the sites left when stopped.
+        Stopped, or interrupted once a site is measured, it returns what there is.
+
+    Raises:
+        TypeError: `model` is no module, the loss no scalar, `perturbation` of another kind, or of
+            one that has no meaning at any of the sites.
+        ValueError: `sites` matches nothing, or a site that the call does not reach; an array of
+            the perturbation fits no site.
+        InspectorError: within a traced function.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> import nnx_inspector as nni
+        >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.relu)
+        >>> def loss_fn(model, x):
+        ...     return (model(x) ** 2).mean()
+        >>> frame = nni.sweep(model, loss_fn, jnp.ones((4, 2)), sites="layers/*")
+        >>> list(frame["site"])
+        ['layers/0']
+    """
+    require_module(model)
+    if not callable(loss_fn):
+        raise TypeError(
+            f"sweep takes a function loss_fn(model, *args), got {type(loss_fn).__name__}."
+        )
+    return swept(
+        Function(loss_fn),
+        (model, *args),
+        kwargs,
+        model=model,
+        sites=sites,
+        perturbation=perturbation,
+        layers=layers,
+        logits=logits,
+        chunk=chunk,
+        progress=progress,
+    )
+
+
+def swept(
+    function: Function,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    model: nnx.Module,
+    sites: Only,
+    perturbation: Perturbation,
+    layers: bool,
+    logits: Logits,
+    chunk: int | None,
+    progress: Progress,
+    of_a_loss: bool = True,
+    root: str = "",
+) -> pd.DataFrame:
+    """As `sweep`, of any call over a model.
+
+    Args:
+        of_a_loss: whether the function returns a loss, or `(loss, aux)`. Without one, what it
+            returns is the model's output, and there are no columns of a loss.
+        root: of a loss, the site that returns what the model returns; `""` where it is not called.
+    """
+    _check(perturbation, chunk)
+    selection = Selection(sites)
+    selection.require_match(model)
+    marking = _marking(selection, root, inputs=perturbation.at == INPUT)
+    with shown(progress, "sweep") as report, unchecked(), unwatched():
+        with (
+            _saying_what_else(),
+            staged(function, args, kwargs, marking, roots={(): model}) as stage,
+        ):
+            gates = gates_of(stage, selection.terms, perturbation, layers=layers)
+            report(0, len(gates.names))
+            one = _Pass(stage, gates, perturbation, logits, of_a_loss, root)
+            program = _compiled(one, chunk)
+        return _frame(program, report, type(perturbation).__name__)
+
+
+@contextlib.contextmanager
+def _saying_what_else() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        why = why_untraceable(error)
+        if not why:
+            raise
+        raise InspectorError(
+            f"sweep compiles one program for all sites, and this call cannot be traced: {why}. "
+            f"Perturb one site at a time: nni.perturbed(loss_fn)({{site: perturbation}}, ...)."
+        ) from error
+
+
+def _check(perturbation: Any, chunk: Any) -> None:
+    if isinstance(perturbation, type) and issubclass(perturbation, Perturbation):
+        raise TypeError(f"Pass an instance: nni.{perturbation.__name__}(...).")
+    name = type(perturbation).__name__
+    if isinstance(perturbation, GradientPerturbation):
+        raise TypeError(
+            f"{name} leaves every value as it is and changes gradients alone, so its effect on a "
+            f"loss is none. Take a kind that changes values, such as nni.Zero()."
+        )
+    if isinstance(perturbation, ParameterPerturbation):
+        raise TypeError(
+            f"{name} acts on parameters, and sweep on what modules return or receive. Use "
+            f"nni.perturbed(loss_fn)({{path: {name}(...)}}, model, ...)."
+        )
+    if not isinstance(perturbation, Perturbation):
+        raise TypeError(f"A perturbation is nni.Zero() or another of the kinds, got {name}.")
+    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+        raise ValueError(f"chunk is a number of passes, 1 or more, got {chunk!r}.")
+    if jit.is_tracing():
+        raise InspectorError(
+            "sweep compiles and runs a program of its own and cannot be part of a traced function. "
+            "Call it outside of jit, grad and vmap."
+        )
+
+
+# ------------------------------------------------------------------ the pass
+
+
+@dataclasses.dataclass(frozen=True)
+class _MarkResult:
+    """Marks what the model itself returns."""
+
+    owner: Any
+
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+        out = next_fun(*args, **kwargs)
+        return mark_tree(out, owner=self.owner, site=context.site, part=RESULT)
+
+
+def _marking(selection: Selection, root: str, *, inputs: bool) -> Any:
+    of_sites = marking_layers(selection, inputs=inputs)
+
+    def layers(scope: Scope, owner: Any) -> list[Layer]:
+        result = Layer(_MarkResult(owner), TAP_OUTPUT, Selection(["", root]), scope)
+        return [result, *of_sites(scope, owner)]
+
+    return layers
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pass:
+    """One pass with one gate open, and what is measured of it."""
+
+    stage: Staged
+    gates: Gates
+    perturbation: Perturbation
+    logits: Logits
+    of_a_loss: bool
+    root: str
+
+    @property
+    def data(self) -> tuple[Any, ...]:
+        """The arrays that a pass is of."""
+        return self.stage.inputs, self.stage.survey.consts, jax.tree.leaves(self.perturbation)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the scalars: the loss, and those of aux."""
+        outputs: list[Any] = [v.aval for v in self.stage.survey.jaxpr.outvars]
+        return tuple(self._scalars(outputs))
+
+    def _scalars(self, out: list[Any]) -> dict[str, Any]:
+        return _scalars(self.stage.finish(out, update=False)) if self.of_a_loss else {}
+
+    def run(self, is_open: Open, data: tuple[Any, ...]) -> tuple[Any, Any, Any]:
+        """(the scalars of `names`, what the model returned, whether the open gate was passed)."""
+        inputs, consts, leaves = data
+        one = jax.tree.unflatten(jax.tree.structure(self.perturbation), leaves)
+        survey = dataclasses.replace(self.stage.survey, consts=tuple(consts))
+        keep = Keep(values=True, parts=(RESULT,))
+        plan = Plan(summarise=False, perturb=self.gates.perturb(one, is_open), keep=keep)
+        out, seen = evaluate(survey, inputs, plan=plan)
+        scalars = [jnp.asarray(x) for x in self._scalars(out).values()]
+        if self.of_a_loss:
+            sites = {mark.site for mark in self._results}
+            results = [
+                [kept.value for kept in one.kept]
+                for mark, one in passed(survey, seen)
+                if mark.part == RESULT and mark.site in sites
+            ]
+        else:
+            results = [[x for x in out[: self.stage.outputs] if is_number(x.dtype)]]
+        return scalars, results, self.gates.reached(survey, seen, is_open)
+
+    @property
+    def _results(self) -> list[Marked]:
+        """The marks on what the model returns."""
+        found = [mark for mark in marks(self.stage.survey) if mark.part == RESULT]
+        return [mark for mark in found if mark.site == self.root] or found
+
+    def _output(self, values: list[Any]) -> Any:
+        """What the model returns, with values in place of its arrays."""
+        if self.of_a_loss:
+            return self._results[0].structure.unflatten(values)
+        returned, rest = self.stage.returned, iter(values)
+        avals = [v.aval for v in self.stage.survey.jaxpr.outvars[: self.stage.outputs]]
+        arrays = [next(rest) if is_number(aval.dtype) else None for aval in avals]
+        return returned.rebuild([None] * len(returned.nodes), arrays)
+
+    def changes(self, clean: Any, results: Any) -> dict[str, Any]:
+        """How far what the model returned is from what it returns when nothing is perturbed."""
+        found = {"output_change": relative_change_in_trace(clean, results)}
+        if len(results) == 1 and (not self.of_a_loss or len(self._results) == 1):
+            pair = [logits_of(self._output(one[0]), self.logits) for one in (clean, results)]
+            if pair[0] is not None:
+                found["kl"] = kl_divergence_in_trace(*pair)
+                found["top1_changed"] = top1_changed_in_trace(*pair)
+        return found
+
+    def program(self, is_open: Open, is_first: Any, clean: Any, data: Any) -> Any:
+        """As many passes as `is_open` has rows. The first one of the first chunk is the clean one,
+        which comes out, to be handed to the other chunks.
+        """
+        if len(next(iter(is_open.values()))) == 1:  # without vmap: there are primitives without
+            made = self.run({site: gate[0] for site, gate in is_open.items()}, data)
+            made = jax.tree.map(lambda x: jnp.asarray(x)[None], made)
+        else:
+            made = jax.vmap(self.run, in_axes=(0, None))(is_open, data)
+        scalars, results, reached = made
+        clean = jax.tree.map(lambda new, old: jnp.where(is_first, new[0], old), results, clean)
+        size = len(reached)
+        changes = jax.vmap(self.changes, in_axes=(None, 0), axis_size=size)(clean, results)
+        return scalars, changes, reached, clean
+
+
+def _scalars(value: Any) -> dict[str, Any]:
+    """The loss, and the scalars of an aux that is a dict."""
+    loss, aux = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    if not _is_scalar(loss):
+        got: Any = loss
+        what = f"{got.dtype}{list(got.shape)}" if is_array(got) else type(got).__name__
+        raise TypeError(
+            f"The loss function must return a real scalar, or (scalar, aux); it returned {what}."
+        )
+    out = {"loss": loss}
+    for name, x in aux.items() if isinstance(aux, Mapping) else ():
+        if _is_scalar(x):
+            out[f"aux_{name}" if str(name) in _OWN else str(name)] = x
+    return out
+
+
+def _is_scalar(x: Any) -> bool:
+    if not is_array(x):
+        return isinstance(x, (bool, int, float))
+    kinds = (jnp.floating, jnp.integer, jnp.bool_)
+    return x.shape == () and any(jnp.issubdtype(x.dtype, kind) for kind in kinds)
+
+
+# ------------------------------------------------------------- in chunks
+
+
+@dataclasses.dataclass(frozen=True)
+class _Program:
+    """A compiled program of `chunk` passes."""
+
+    compiled: Any
+    gates: Gates
+    names: tuple[str, ...]
+    chunk: int
+    clean: Any
+    data: Any
+
+    def chunks(self) -> Iterator[list[dict[str, float]]]:
+        """Of the clean pass and then of each gate what was measured, chunk by chunk."""
+        numbers = np.arange(NONE, len(self.gates.names))
+        clean, is_first = self.clean, True
+        where = self.compiled.input_shardings[0][2]
+        for start in range(0, len(numbers), self.chunk):
+            part = numbers[start : start + self.chunk]
+            filled = np.pad(part, (0, self.chunk - len(part)), constant_values=NONE)
+            is_open = self.gates.only(filled)
+            clean = jax.tree.map(jax.device_put, clean, where)
+            with without(lambda layer: True):  # whose hooks are in the program already
+                *found, clean = self.compiled(is_open, np.bool_(is_first), clean, self.data)
+            scalars, changes, reached = jax.device_get(found)
+            is_first = False
+            yield [
+                {name: float(x[i]) for name, x in zip(self.names, scalars, strict=True)}
+                | {name: float(x[i]) for name, x in changes.items()}
+                | {"reached": bool(reached[i])}
+                for i in range(len(part))
+            ]
+
+
+def _compiled(one: _Pass, chunk: int | None) -> _Program:
+    """The program, with as many passes at once as was asked for or fit memory."""
+    data, names, count = one.data, one.names, len(one.gates.names) + 1
+    alone = {site: gate[0] for site, gate in one.gates.only(np.array([NONE])).items()}
+    jaxpr, (_, results, _) = jax.make_jaxpr(one.run, return_shape=True)(alone, data)
+    jax.eval_shape(one.changes, results, results)  # logits that are none: before it compiles
+    clean = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), results)
+    arrays = [x for x in jax.tree.leaves(data) if isinstance(x, jax.Array)]
+    device = next(iter(arrays[0].devices())) if arrays else jax.devices()[0]
+    budget, asked = available_bytes(device) // 2, chunk
+    if chunk is None:
+        most = min(budget, CACHE) if device.platform == "cpu" else budget
+        chunk = _even(count, min(LARGEST_CHUNK, most // max(1, peak_bytes(jaxpr))))
+    chunk = min(chunk, count)
+    while True:
+        is_open = one.gates.only(np.full(chunk, NONE))
+        try:
+            lowered = jax.jit(one.program).lower(is_open, np.bool_(True), clean, data)
+        except Exception as error:
+            if chunk > 1:
+                error.add_note(
+                    "nnx_inspector: sweep vmaps the call over its sites. If that is what fails, "
+                    "pass chunk=1, which does without."
+                )
+            raise
+        compiled = lowered.compile()
+        needed = getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
+        if asked is not None or chunk == 1 or needed <= budget:
+            return _Program(compiled, one.gates, names, chunk, clean, data)
+        chunk = _even(count, chunk * budget // needed)  # the estimate was too low
+
+
+def _even(count: int, most: int) -> int:
+    """Chunks of at most this size, and as few of them, are all about this long."""
+    chunks = -(-count // max(1, most))
+    return -(-count // chunks)
+
+
+# ------------------------------------------------------------------- the frame
+
+
+def _frame(program: _Program, report: Report, kind: str) -> pd.DataFrame:
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+    gates = program.gates
+    measured, stopped = _measured(program, report)
+    clean, *each = measured
+    rows: list[dict[str, Any]] = []
+    for site, figures in zip(gates.names, each, strict=False):
+        if figures.pop("reached"):
+            change = {f"{n}_change": figures[n] - clean[n] for n in program.names}
+            rows.append({"site": site, **figures, **change})
+        else:
+            why = "the call does not pass through it with these arguments"
+            rows.append({"site": site, "why_not": why})
+    rows += [{"site": site, "why_not": why} for site, why in gates.refused.items()]
+    figures = [c for name in program.names for c in (name, f"{name}_change")]
+    figures += ["output_change", "kl", "top1_changed"]
+    frame: Any = pd.DataFrame(sorted(rows, key=_rank), columns=["site", *figures, "why_not"])
+    frame = frame.astype(dict.fromkeys(figures, "float64"))
+    frame.attrs = {
+        "clean": {name: clean[name] for name in program.names},
+        "perturbation": kind,
+        "chunk": program.chunk,
+        "stopped": stopped,
+        "unmeasured": list(gates.names[len(each) :]),
+    }
+    return frame
+
+
+def _measured(program: _Program, report: Report) -> tuple[list[dict[str, float]], bool]:
+    """What was measured, the clean pass first, and whether it was stopped before the end."""
+    measured: list[dict[str, float]] = []
+    total = len(program.gates.names)
+    try:
+        for part in program.chunks():
+            measured += part
+            if report(len(measured) - 1, total) and len(measured) <= total:
+                return measured, True
+    except KeyboardInterrupt:
+        if len(measured) < 2:
+            raise
+        return measured, True
+    return measured, False
+
+
+def _rank(row: Mapping[str, Any]) -> tuple[float, ...]:
+    """Largest change of the loss first, what is not finite before, what has none behind."""
+    if "why_not" in row:
+        return (1.0,)
+    sizes = (abs(row.get("loss_change", 0.0)), row["output_change"])
+    return (0.0, *(-math.inf if math.isnan(size) else -size for size in sizes))

@@ -1,0 +1,364 @@
+"""What may be done to an array: the kinds of perturbations of values, as pytrees.
+
+What is data (a factor, a mask, a direction) may be traced, vmapped over and differentiated.
+Invariant: shape and dtype of the array stay. Does not know sites, models or programs.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnx_inspector.arrays import is_array
+from nnx_inspector.perturbations.base import (
+    At,
+    Perturbation,
+    Refusal,
+    broadcasts,
+    check_number,
+    dtype_of,
+    kind,
+    like,
+    static,
+)
+
+# -------------------------------------------------------------------- elementwise
+
+
+@kind(compared=True)
+class Zero(Perturbation):
+    """Replaces the value by zeros of its shape and dtype ("zero ablation").
+
+    Example:
+        >>> import nnx_inspector as nni
+        >>> nni.Zero()
+        Zero()
+    """
+
+    at: At = static("output")
+    floating_only: ClassVar[bool] = False
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        return jnp.zeros_like(x)
+
+    def __repr__(self) -> str:
+        return "Zero()" if self.at == "output" else "Zero(at='input')"
+
+
+@kind(compared=True)
+class Scale(Perturbation):
+    """Multiplies the value by `factor`.
+
+    Args:
+        factor: a finite number; 1.0 leaves the value as it is, 0.0 zeroes what is finite (NaN
+            and Inf times 0 are NaN; `Zero` removes them).
+
+    Example:
+        >>> import nnx_inspector as nni
+        >>> nni.Scale(0.5)
+        Scale(factor=0.5)
+    """
+
+    factor: Any
+    at: At = static("output")
+    numbers: ClassVar[Mapping[str, float | None]] = {"factor": None}
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        return x * like(self.factor, x)
+
+    def __repr__(self) -> str:
+        return (
+            f"Scale(factor={self.factor}{'' if self.at == 'output' else ', at=' + repr(self.at)})"
+        )
+
+
+@kind()
+class Shift(Perturbation):
+    """Adds `strength * offset`: a number, or a direction to steer by.
+
+    Args:
+        offset: a number, or an array that broadcasts to the value (`[features]`).
+        strength: how much of it.
+
+    Source: activation addition, Turner et al. 2023, "Steering Language Models With Activation
+    Engineering".
+    """
+
+    offset: Any
+    strength: Any = 1.0
+    at: At = static("output")
+    numbers: ClassVar[Mapping[str, float | None]] = {"strength": None}
+    arrays: ClassVar[tuple[str, ...]] = ("offset",)
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        return x + like(self.strength, x) * like(self.offset, x)
+
+
+@kind()
+class Noise(Perturbation):
+    """Adds Gaussian noise, the same in every pass with the same seed.
+
+    Args:
+        std: its standard deviation.
+        seed: a whole number; another one makes other noise. The noise of two arrays of one site
+            differs; examples of a `vmap` and layers of a `scan` share it.
+    """
+
+    std: Any
+    seed: Any = 0
+    at: At = static("output")
+    numbers: ClassVar[Mapping[str, float | None]] = {"std": 0.0}
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        return self.apply_at(x, "")
+
+    def apply_at(self, x: jax.Array, name: str) -> jax.Array:
+        return x + like(self.std, x) * noise(self.seed, x.shape, x.dtype, name)
+
+
+def noise(seed: Any, shape: tuple[int, ...], dtype: Any, name: str) -> jax.Array:
+    """Standard normal numbers that depend on a seed and a name alone."""
+    key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
+    wide = dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32
+    return jax.random.normal(key, shape, wide).astype(dtype)
+
+
+@kind()
+class Clamp(Perturbation):
+    """Limits the value to `[low, high]`; either may be left out. Whole numbers for integers."""
+
+    low: Any = None
+    high: Any = None
+    at: At = static("output")
+    floating_only: ClassVar[bool] = False
+    arrays: ClassVar[tuple[str, ...]] = ("low", "high")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low is None and self.high is None:
+            raise ValueError("Clamp takes low=, high= or both.")
+        bounds = (self.low, self.high)
+        low, high = (None if x is None else check_number(x, "Clamp") for x in bounds)
+        if isinstance(low, float) and isinstance(high, float) and low > high:
+            raise ValueError(f"Clamp takes low= of at most high=, got {low} and {high}.")
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        if self.low is not None:
+            x = jnp.maximum(x, _bound(self.low, x))
+        return x if self.high is None else jnp.minimum(x, _bound(self.high, x))
+
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
+        if jnp.issubdtype(x.dtype, jnp.complexfloating):
+            return TypeError("complex numbers have no order")
+        return super().why_not(x)
+
+
+def _bound(value: Any, x: jax.Array) -> jax.Array:
+    """A bound in the dtype of what it bounds; one that no integer of it reaches, the nearest."""
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        return like(value, x)
+    value = jnp.asarray(value)
+    own, of_x = jnp.iinfo(value.dtype), jnp.iinfo(x.dtype)
+    low, high = max(own.min, of_x.min), min(own.max, of_x.max)
+    return jnp.clip(value, low, high).astype(x.dtype)
+
+
+@kind()
+class Cast(Perturbation):
+    """Rounds the value to another precision and back, as if the module computed in it.
+
+    Args:
+        dtype: a floating-point dtype, `jnp.bfloat16`.
+    """
+
+    dtype: Any = static()
+    at: At = static("output")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "dtype", jnp.dtype(self.dtype))
+        if not jnp.issubdtype(self.dtype, jnp.inexact):
+            raise TypeError(f"Cast takes a floating-point dtype, got {self.dtype}.")
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        # a barrier: XLA may leave out a rounding that is undone at once
+        rounded = jax.lax.optimization_barrier(x.astype(self.dtype))
+        return rounded.astype(x.dtype)
+
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
+        complex_x, complex_d = (
+            jnp.issubdtype(d, jnp.complexfloating) for d in (x.dtype, self.dtype)
+        )
+        if complex_x != complex_d:
+            return TypeError(f"a cast to {self.dtype} would lose its imaginary part or invent one")
+        return super().why_not(x)
+
+
+# ------------------------------------------------------------- of units and passes
+
+
+@kind()
+class Mean(Perturbation):
+    """Replaces the value by a mean ("mean ablation").
+
+    Args:
+        value: the mean of a recorded pass, a number or an array that broadcasts to the value
+            (`record[site].units.mean`); by default the mean of the value itself over `axis`.
+        axis: of the array as the module sees it, 0 for the batch.
+    """
+
+    value: Any = None
+    axis: int | tuple[int, ...] = static(0)
+    at: At = static("output")
+    arrays: ClassVar[tuple[str, ...]] = ("value",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.axis, list):
+            object.__setattr__(self, "axis", tuple(self.axis))
+        axes = self.axis if isinstance(self.axis, tuple) else (self.axis,)
+        if not all(isinstance(axis, (int, np.integer)) for axis in axes):
+            raise TypeError(f"Mean takes an axis or several, whole numbers, got {self.axis!r}.")
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        if self.value is not None:
+            return jnp.broadcast_to(like(self.value, x), x.shape)
+        wide = x.dtype if x.dtype.itemsize >= 4 else jnp.float32
+        mean = jnp.mean(x.astype(wide), self.axis, keepdims=True).astype(x.dtype)
+        return jnp.broadcast_to(mean, x.shape)
+
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
+        axes = self.axis if isinstance(self.axis, tuple) else (self.axis,)
+        ndim = len(x.shape)
+        if self.value is None:
+            if any(not -ndim <= axis < ndim for axis in axes):
+                return ValueError(f"it has no axis {self.axis}")
+            if len({axis % ndim for axis in axes}) < len(axes):
+                return ValueError(f"axis={self.axis} names one axis twice")
+        return super().why_not(x)
+
+
+@kind()
+class Mask(Perturbation):
+    """Multiplies the units (channels) along an axis by a mask.
+
+    Args:
+        mask: `[units]`, of 0 and 1, or anything between (a learned mask); or of the value's shape
+            from `axis` on. Where a boolean mask is False the value is 0, NaN or not.
+        axis: the units' axis of the array as the module sees it.
+
+    Source: De Cao et al. 2020, "How do Decisions Emerge across Layers in Neural Models?"
+    (DiffMask).
+    """
+
+    mask: Any
+    axis: int = static(-1)
+    at: At = static("output")
+    floating_only: ClassVar[bool] = False
+    arrays: ClassVar[tuple[str, ...]] = ("mask",)
+
+    @classmethod
+    def without(cls, off: Sequence[int], *, units: int, axis: int = -1, at: At = "output") -> Mask:
+        """The mask that switches some units off and leaves the others.
+
+        Args:
+            off: the numbers of the units that are switched off.
+            units: how many there are along the axis.
+            axis: see `Mask`.
+            at: see `Mask`.
+
+        Raises:
+            IndexError: there is no such unit.
+
+        Example:
+            >>> import nnx_inspector as nni
+            >>> nni.Mask.without([2], units=3).mask.tolist()
+            [True, True, False]
+        """
+        mask = np.ones(units, np.bool_)
+        for unit in off:
+            if not 0 <= unit < units:
+                raise IndexError(f"There is no unit {unit} among {units}.")
+            mask[unit] = False
+        return cls(mask, axis=axis, at=at)
+
+    def _shape(self, ndim: int) -> tuple[int, ...]:
+        shape, axis = jnp.shape(self.mask), self.axis % ndim
+        if len(shape) > 1:
+            return shape
+        return (*shape, *(1,) * (ndim - axis - 1))
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        mask = jnp.asarray(self.mask).reshape(self._shape(x.ndim))
+        if mask.dtype == jnp.bool_:
+            return jnp.where(mask, x, jnp.zeros_like(x))
+        return x * mask.astype(x.dtype)
+
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
+        ndim = len(x.shape)
+        if not -ndim <= self.axis < ndim:
+            return ValueError(f"it has no axis {self.axis}")
+        if not broadcasts(self._shape(ndim), x.shape):
+            return ValueError(
+                f"a mask of shape {jnp.shape(self.mask)} does not fit its axis {self.axis}"
+            )
+        if dtype_of(self.mask) != jnp.bool_ and not jnp.issubdtype(x.dtype, jnp.inexact):
+            return TypeError("Mask needs floating-point values, or a boolean mask")
+        return None
+
+
+@kind()
+class Patch(Perturbation):
+    """Replaces the value by that of another pass ("activation patching").
+
+    Args:
+        value: an array that broadcasts to the value: `record[site].values` of another pass.
+        where: True where to replace it (a token's position), broadcasting; by default everywhere.
+
+    Source: Meng et al. 2022, "Locating and Editing Factual Associations in GPT" (causal tracing).
+    """
+
+    value: Any
+    where: Any = None
+    at: At = static("output")
+    floating_only: ClassVar[bool] = False
+    arrays: ClassVar[tuple[str, ...]] = ("value", "where")
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        value = jnp.broadcast_to(like(self.value, x), x.shape)
+        return value if self.where is None else jnp.where(jnp.asarray(self.where), value, x)
+
+
+@kind(checked=True)
+class Apply(Perturbation):
+    """Replaces the value by `fn(value, *args)`.
+
+    Args:
+        fn: any traceable function that keeps shape and dtype. The same function object is the
+            same program: a new lambda compiles again.
+        args: arrays that may change without compiling again.
+    """
+
+    fn: Callable[..., Any] = static()
+    args: tuple[Any, ...] = ()
+    at: At = static("output")
+    floating_only: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.fn):
+            raise TypeError(f"Apply takes a function of an array, got {type(self.fn).__name__}.")
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        return self.fn(x, *self.args)
+
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
+        made = jax.eval_shape(self.fn, x, *self.args)
+        if not is_array(made) or made.shape != x.shape or made.dtype != x.dtype:
+            return ValueError(f"the function makes {made} of it, and must keep shape and dtype")
+        return None

@@ -1,0 +1,426 @@
+"""The layers that mark a program's calls for `trace`, and the history of the pass beside it.
+
+Invariant: what a mark carries depends on the call alone, so functions that jax traced before may
+be used again. The history is what is left of a pass that raises: it has no program to read.
+Changes neither arguments nor results, and of an exception only its notes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+from nnx_inspector._compat import jaxprs, sources
+from nnx_inspector.arrays import is_array
+from nnx_inspector.hooks import linen
+from nnx_inspector.hooks.layers import Context
+from nnx_inspector.hooks.variables import Contents, byte_count, contents, parameter_arrays
+from nnx_inspector.program.analysis.cost import equation_flops, is_arithmetic, is_foreign
+from nnx_inspector.program.analysis.describe import in_words, value_in_words
+from nnx_inspector.program.changes import ChangedVariable, mark_changes, pair_of
+from nnx_inspector.program.eager import Equation
+from nnx_inspector.program.identity import Values
+from nnx_inspector.program.marks import (
+    BEGIN,
+    CHANGE,
+    INPUT,
+    OUTPUT,
+    is_whole,
+    mark,
+    mark_arguments,
+    mark_tree,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedCall:
+    """One call of one site, as it stands in the traced program.
+
+    Attributes:
+        site: the site's key.
+        type: the name of the module's class.
+        depth: how many calls it is nested in.
+        parent: the number of the call it is nested in, or None.
+        inputs: what goes in, as written in a call: `"float32[8,10], train=True"`. Arrays by dtype
+            and shape, without the batch axis of a `vmap`; Python values as they are.
+        output: likewise what comes out; `""` for a call that did not return.
+        shape, dtype: of the output where it is one array, else None; with the batch axes of a
+            `vmap` around the call.
+        parameters: the number of elements of its parameters (`nnx.Param`), children included.
+        parameter_bytes: their bytes.
+        output_bytes: bytes of the arrays that one such call returns, batch axes of a `vmap`
+            included: its activation.
+        flops: operations of all its times, children included, of a `cond` the branch with the
+            most; None where their number cannot be known (a while loop, foreign code).
+        times: how often it takes place: the product of the scans around it (and the devices of a
+            `shard_map`); None where that cannot be known (a while loop).
+        conditional: whether it stands in a branch of a `cond`, which may not be taken.
+        stacked: how many layers the module holds, of which each call sees one; 0 for a plain one.
+        source: `file:line` of the user's code that makes the call. For a call that flax makes (a
+            layer of an `nnx.Sequential`) it is the line that called that.
+        changed: the Variables that hold another value after the call, children's included; None
+            in a trace that ended in an exception, where it is not known.
+        error: what the call raised, in words; `""` for none, as for the calls around it.
+    """
+
+    site: str
+    type: str
+    depth: int
+    parent: int | None
+    inputs: str
+    output: str = ""
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    parameters: int = 0
+    parameter_bytes: int = 0
+    output_bytes: int = 0
+    flops: float | None = None
+    times: int | None = None
+    conditional: bool = False
+    stacked: int = 0
+    source: str = ""
+    changed: tuple[ChangedVariable, ...] | None = None
+    error: str = ""
+
+    def returning(self, text: str, arrays: Any) -> TracedCall:
+        """The call with its output: in words, and its arrays (or abstract ones)."""
+        lone = arrays[0] if len(arrays) == 1 else None
+        return dataclasses.replace(
+            self,
+            output=text,
+            shape=None if lone is None else tuple(lone.shape),
+            dtype=None if lone is None else str(lone.dtype),
+            output_bytes=byte_count(arrays),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class CallSite:
+    """What is known of a call when it begins; a parameter of its marks.
+
+    Attributes:
+        key: the site's key.
+        path: the module's.
+        type: the name of the module's class.
+        source: `file:line`, or `""` where the equation around knows better.
+        first: the shape of the module's first parameter, as the call finds it.
+    """
+
+    key: str
+    path: str
+    type: str
+    source: str
+    first: tuple[int, ...] | None
+
+
+class Modules:
+    """A model's modules by path, and their parameters, each looked at once."""
+
+    def __init__(self, modules: Mapping[str, nnx.Module]):
+        self._modules = modules
+        self._known: dict[str, tuple[Any, ...]] = {}
+
+    def begin(self, call: CallSite, inputs: str, depth: int, parent: int | None) -> TracedCall:
+        """A call of one of the modules, as it begins."""
+        if call.path not in self._known:
+            module = self._modules.get(call.path)
+            arrays = [] if module is None else parameter_arrays(module)
+            size = sum(math.prod(a.shape) for a in arrays)
+            first = tuple(arrays[0].shape) if arrays else None
+            self._known[call.path] = (size, byte_count(arrays), first)
+        size, held, whole = self._known[call.path]
+        return TracedCall(
+            site=call.key,
+            type=call.type,
+            depth=depth,
+            parent=parent,
+            inputs=inputs,
+            parameters=size,
+            parameter_bytes=held,
+            stacked=_stacked(whole, call.first),
+            source=call.source,
+        )
+
+
+def _stacked(whole: tuple[int, ...] | None, inside: tuple[int, ...] | None) -> int:
+    """How many layers a module holds, by what a call finds of its first parameter."""
+    if whole is None or inside is None or len(whole) != len(inside) + 1:
+        return 0
+    for axis, size in enumerate(whole):
+        if whole[:axis] + whole[axis + 1 :] == inside:
+            return size
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Where:
+    """In what part of the program an equation stands."""
+
+    times: int | None = 1
+    conditional: bool = False
+    source: str = ""
+    again: bool = False  # in the second pass of a remat, whose calls were seen in the first
+    known: bool = True  # whether every operation is there, and not only what holds marks
+
+
+class _Walk:
+    def __init__(self, modules: Modules, owner: Any):
+        self.modules = modules
+        self.owner = owner
+        self.calls: list[TracedCall] = []
+        self.open: list[int] = []
+        self.flops: list[float | None] = [0.0]  # of the program, then of each open call or branch
+        self.forwarded: dict[int, Any] = {}
+
+    def enter(self, jaxpr: Any, where: _Where) -> None:
+        bare, _ = jaxprs.open_jaxpr(jaxpr)
+        values, outside = Values(bare, self.forwarded), len(self.open)
+        for equation in bare.eqns:
+            if equation.primitive is mark:
+                if equation.params["owner"] == self.owner and not where.again:
+                    self._mark(equation, values, where)
+                continue
+            inner = [] if is_arithmetic(equation) else list(jaxprs.sub_jaxprs(equation))
+            if inner:
+                self._control(equation, inner, where)
+            else:
+                self._add(_times(equation_flops(equation), where.times))
+        while len(self.open) > outside:  # a call that does not return within this jaxpr
+            self._close()
+
+    def _add(self, flops: float | None) -> None:
+        total = self.flops[-1]
+        self.flops[-1] = None if total is None or flops is None else total + flops
+
+    def _mark(self, equation: Any, values: Values, where: _Where) -> None:
+        params, part = equation.params, equation.params["part"]
+        innermost = self.calls[self.open[-1]].site if self.open else None
+        if part == BEGIN or (part == INPUT and innermost != params["site"]):
+            self._begin(params["call"], where)
+        if part == INPUT:
+            self._replace(inputs=params["text"])
+        elif part == CHANGE:
+            self._return_to(params["call"], where)
+            pair = pair_of(equation)
+            if not (pair and values.same(*pair)):
+                changed = self.calls[self.open[-1]].changed or ()
+                self._replace(changed=(*changed, params["variable"]))
+        elif part == OUTPUT:
+            self._return_to(params["call"], where)
+            call = self.calls[self.open[-1]]
+            arrays = [v.aval for v in equation.invars]
+            self.calls[self.open[-1]] = call.returning(params["text"], arrays)
+            self._close()
+
+    def _replace(self, **fields: Any) -> None:
+        self.calls[self.open[-1]] = dataclasses.replace(self.calls[self.open[-1]], **fields)
+
+    def _return_to(self, call: CallSite, where: _Where) -> None:
+        """Make a call the innermost open one, though marks may have been left out (by a
+        transform that drops what nothing needs).
+        """
+        if not any(self.calls[n].site == call.key for n in self.open):
+            self._begin(call, where)
+        while self.calls[self.open[-1]].site != call.key:
+            self._close()
+
+    def _begin(self, call: CallSite, where: _Where) -> None:
+        parent = self.open[-1] if self.open else None
+        begun = self.modules.begin(call, "(not seen)", len(self.open), parent)
+        self.open.append(len(self.calls))
+        self.flops.append(0.0 if where.known else None)
+        self.calls.append(
+            dataclasses.replace(
+                begun,
+                times=where.times,
+                conditional=where.conditional,
+                source=begun.source or where.source,
+                changed=(),
+            )
+        )
+
+    def _close(self) -> None:
+        number, flops = self.open.pop(), self.flops.pop()
+        self.calls[number] = dataclasses.replace(self.calls[number], flops=flops)
+        self._add(flops)
+
+    def _control(self, equation: Any, inner: list[Any], where: _Where) -> None:
+        name = equation.primitive.name
+        within = dataclasses.replace(
+            where,
+            known=True,
+            source=_source_of(equation) or where.source,
+            again=where.again or jaxprs.is_recomputation(equation),
+        )
+        if name == "scan" and within.times is not None:
+            within = dataclasses.replace(within, times=within.times * equation.params["length"])
+        elif name == "shard_map" and within.times is not None:
+            within = dataclasses.replace(within, times=within.times * jaxprs.devices_of(equation))
+        elif name == "while":
+            within = dataclasses.replace(within, times=None)
+        elif name == "cond":
+            within = dataclasses.replace(within, conditional=True)
+            branches: list[float | None] = []
+            for branch in inner:
+                self.flops.append(0.0)
+                self.enter(branch, within)
+                branches.append(self.flops.pop())
+            known = [flops for flops in branches if flops is not None]
+            self._add(max(known) if len(known) == len(branches) else None)
+            return
+        for jaxpr in inner:
+            self.enter(jaxpr, within)
+        if is_foreign(equation):
+            self._add(None)
+
+
+def _times(flops: float | None, times: int | None) -> float | None:
+    if not flops:  # nothing, however often, is nothing
+        return flops
+    return None if times is None else flops * times
+
+
+def _source_of(equation: Any) -> str:
+    ran = isinstance(equation, Equation)
+    return equation.source if ran else sources.source_of_equation(equation)
+
+
+def calls_of(
+    jaxpr: Any, owner: Any, modules: Modules, source: str, *, known: bool = True
+) -> tuple[TracedCall, ...]:
+    """The calls that a marked jaxpr holds, in the order in which they begin.
+
+    Args:
+        jaxpr: with an owner's marks.
+        owner: the same.
+        modules: of the model.
+        source: of calls that no user code of the traced function makes.
+        known: whether the jaxpr has every operation: of an eager pass it has only those that hold
+            marks, so the FLOPs are not known.
+    """
+    walk = _Walk(modules, owner)
+    walk.enter(jaxpr, _Where(source=source, known=known))
+    return tuple(walk.calls)
+
+
+class History:
+    """The calls of one pass as their Python code ran, with what is known without the program.
+
+    Attributes:
+        calls: in the order in which they began.
+    """
+
+    def __init__(self, modules: Modules):
+        self.calls: list[TracedCall] = []
+        self._modules = modules
+        self._open: list[int] = []
+        self._error: BaseException | None = None
+
+    def restart(self) -> None:
+        """Forget the calls: the pass begins anew."""
+        self.calls, self._open, self._error = [], [], None
+
+    def begin(self, call: CallSite) -> None:
+        parent = self._open[-1] if self._open else None
+        self.calls.append(self._modules.begin(call, "", len(self._open), parent))
+        self._open.append(len(self.calls) - 1)  # not before: where the stack ends, that raises
+
+    def receive(self, text: str) -> None:
+        """What the innermost call receives, in words."""
+        self._replace(inputs=text)
+
+    def end(self, output: Any, text: str) -> None:
+        """The innermost call returns."""
+        leaves = jax.tree.leaves(output, is_leaf=is_whole)
+        arrays = [x for x in leaves if isinstance(x, jax.Array)]
+        self.calls[self._open[-1]] = self.calls[self._open[-1]].returning(text, arrays)
+        self._open.pop()
+
+    def fail(self, error: Exception) -> bool:
+        """The innermost call raises; whether it is the first that this exception goes through."""
+        first = error is not self._error
+        if first:
+            self._replace(error=error_in_words(error))
+        self._error = error
+        self._open.pop()
+        return first
+
+    def _replace(self, **fields: Any) -> None:
+        number = self._open[-1]
+        self.calls[number] = dataclasses.replace(self.calls[number], **fields)
+
+    def close(self) -> None:
+        """Let go of the model and the exception: jit caches keep layers, and layers this."""
+        self._modules, self._error = Modules({}), None
+
+
+def error_in_words(error: BaseException) -> str:
+    """`"ValueError: the text"`, as Python's own traceback prints it."""
+    return traceback.format_exception_only(error)[0].strip()
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkCalls:
+    """Marks where a call begins, the Variables that it changes, and what it returns."""
+
+    owner: Any
+    history: History = dataclasses.field(compare=False, repr=False)
+
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+        module, site, kind = context.module, context.site or "", context.type_name
+        before = contents(module if context.kind == "method" else None)
+        source, inner = sources.source_of_caller()
+        shapes = linen.parameter_shapes(module) if context.kind == "linen" else _shapes(before)
+        first = next(iter(shapes), None)
+        call = CallSite(site, context.path or "", kind, source, first)
+        self.history.begin(call)
+        # an inner function's trace may be used again elsewhere: there its equation knows the line
+        call = dataclasses.replace(call, source="" if inner else source)
+        params = {"owner": self.owner, "site": site, "call": call}
+        try:
+            args, kwargs = mark_arguments(args, kwargs, part=BEGIN, **params)
+            out = next_fun(*args, **kwargs)
+        except Exception as error:
+            if self.history.fail(error):
+                error.add_note(
+                    f"nnx_inspector: raised in the call of {site or '(root)'!r} ({kind}) with "
+                    f"inputs {in_words(args, kwargs)}."
+                )
+            raise
+        if context.kind == "method":
+            out = mark_changes(out, before, module, **params)
+        text = value_in_words(out)
+        self.history.end(out, text)
+        return mark_tree(out, part=OUTPUT, text=text, **params)
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkInputs:
+    """Marks what a method receives, after interceptors."""
+
+    owner: Any
+    history: History = dataclasses.field(compare=False, repr=False)
+
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+        site, text = context.site or "", in_words(args, kwargs)
+        self.history.receive(text)
+        call = CallSite(site, context.path or "", context.type_name, "", None)
+        args, kwargs = mark_arguments(
+            args, kwargs, owner=self.owner, site=site, part=INPUT, text=text, call=call
+        )
+        return next_fun(*args, **kwargs)
+
+
+def _shapes(held: Contents) -> Iterator[tuple[int, ...]]:
+    """The shapes of a module's parameters, one by one."""
+    for variable, value in held.variables.values():
+        if isinstance(variable, nnx.Param):
+            for leaf in jax.tree.leaves(value):
+                if is_array(leaf):
+                    yield tuple(leaf.shape)

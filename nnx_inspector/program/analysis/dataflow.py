@@ -1,0 +1,366 @@
+"""Which module's output reaches which module, followed through a program's values.
+
+Every variable of a jaxpr has its stems: the calls whose outputs (or received values) it is made
+of. Invariant: each inner jaxpr is gone through once for each way in which it is entered, and a
+loop until nothing new comes round, so the cost grows with the program, not with its nesting.
+What decides between branches (a predicate, a trip count) is no dataflow here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from nnx_inspector._compat import jaxprs
+from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, mark
+
+
+@dataclasses.dataclass(frozen=True)
+class Edge:
+    """A value that one module returns and another receives (perhaps changed on the way).
+
+    Unpacks as `(producer, consumer, shape)`.
+
+    Attributes:
+        producer, consumer: site keys.
+        shape: dtype and shape as the consumer receives it, without the batch axis of a `vmap`.
+        loop: the value goes from one iteration of a loop to a later one.
+    """
+
+    producer: str
+    consumer: str
+    shape: str
+    loop: bool = False
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((self.producer, self.consumer, self.shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """What a value is made of: something that a call returned, or received.
+
+    Attributes:
+        stack: site keys: the calls that the call is nested in, outermost first, then its own.
+        received: the call received it, else returned it.
+        loop: it comes from an earlier iteration of a loop.
+    """
+
+    stack: tuple[str, ...]
+    received: bool
+    loop: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+    """A value that a call receives, or returns, with all that it is made of.
+
+    Attributes:
+        stack: as an `Origin`'s.
+        received: the call receives it, else returns it.
+        shape: its dtype and shape, without the batch axis of a `vmap`.
+        origins: in a fixed order.
+        value: what has the same number is the same value.
+    """
+
+    stack: tuple[str, ...]
+    received: bool
+    shape: str
+    origins: tuple[Origin, ...]
+    value: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """A value's origin: what a call returned, or what it received."""
+
+    site: str
+    received: bool
+    within: tuple[str, ...]  # the calls that it is nested in, of the jaxpr that is gone through
+    around: frozenset[int] = frozenset()  # the loops that carried it to a later iteration
+
+
+_Stems = frozenset[Any]
+"""`_Source`s, and the numbers of the inputs of the jaxpr that is gone through."""
+
+_NONE: _Stems = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Meeting:
+    """Stems that meet a call: what it receives, or what it returns."""
+
+    site: str
+    received: bool
+    shape: str
+    stems: _Stems
+    value: int  # the same number, the same value
+    around: tuple[str, ...]  # the calls that it is nested in, of the same jaxpr
+    inside: frozenset[str]  # the sites that were called inside it
+
+
+@dataclasses.dataclass(frozen=True)
+class _Flow:
+    """What a jaxpr does with stems."""
+
+    results: tuple[_Stems, ...]
+    meetings: tuple[_Meeting, ...]
+    sites: frozenset[str]
+
+
+def dataflow(
+    jaxpr: Any, owner: Any
+) -> tuple[tuple[Edge, ...], tuple[Edge, ...], tuple[Arrival, ...]]:
+    """The edges of a marked program, in its order: between modules, and across their borders;
+    and what both are read from, one by one.
+
+    An edge across a border joins a call with one nested in it. Where the producer encloses the
+    consumer, it is a value that the producer received; where the consumer encloses the producer
+    (or is the producer), it is part of what the consumer returns.
+    """
+    bare, _ = jaxprs.open_jaxpr(jaxpr)
+    flow = _Follow(owner).flow(bare, (False,) * len(bare.invars))
+    between: dict[Edge, None] = {}
+    across: dict[Edge, None] = {}
+    for meeting in flow.meetings:
+        for source in sorted(meeting.stems, key=_in_order):
+            edge = Edge(source.site, meeting.site, meeting.shape, bool(source.around))
+            if meeting.received:
+                enclosed = source.received and source.site in meeting.around
+                (across if enclosed else between)[edge] = None
+            elif source.received and source.site == meeting.site:
+                if meeting.inside:  # past the modules inside: of one without any it says nothing
+                    across[edge] = None
+            elif source.site in meeting.inside:
+                across[edge] = None
+            elif not (source.received and source.site in meeting.around):
+                between[edge] = None
+    return tuple(between), tuple(across), tuple(_arrivals(flow.meetings))
+
+
+def _in_order(source: _Source) -> Any:
+    return source.site, source.received, len(source.around), source.within
+
+
+def _arrivals(meetings: Iterable[_Meeting]) -> Iterator[Arrival]:
+    numbers: dict[int, int] = {}
+    for meeting in meetings:
+        yield Arrival(
+            stack=(*meeting.around, meeting.site),
+            received=meeting.received,
+            shape=meeting.shape,
+            origins=tuple(
+                dict.fromkeys(
+                    Origin((*source.within, source.site), source.received, bool(source.around))
+                    for source in sorted(meeting.stems, key=_in_order)
+                )
+            ),
+            value=numbers.setdefault(meeting.value, len(numbers)),
+        )
+
+
+class _Follow:
+    def __init__(self, owner: Any):
+        self.owner = owner
+        self.known: dict[Any, tuple[Any, _Flow]] = {}
+
+    def flow(self, jaxpr: Any, fed: tuple[bool, ...]) -> _Flow:
+        """What a jaxpr does, given which of its inputs have stems at all."""
+        bare, _ = jaxprs.open_jaxpr(jaxpr)
+        key = (id(bare), fed)
+        if key not in self.known:  # the jaxpr is kept too, so that its id stays its own
+            self.known[key] = (bare, self._go_through(bare, fed))
+        return self.known[key][1]
+
+    def _go_through(self, bare: Any, fed: tuple[bool, ...]) -> _Flow:
+        entering = {v: frozenset([i]) for i, v in enumerate(bare.invars) if fed[i]}
+        here = _Here(entering)
+        for equation in bare.eqns:
+            stems = [here.read(v) for v in equation.invars]
+            results = self._apply(equation, stems, here)
+            here.stems.update(zip(equation.outvars, results, strict=True))
+        results = tuple(here.read(v) for v in bare.outvars)
+        return _Flow(results, tuple(here.meetings), frozenset(here.sites))
+
+    def _apply(self, equation: Any, stems: list[_Stems], here: _Here) -> Sequence[_Stems]:
+        if equation.primitive is mark:
+            params = equation.params
+            own = params["owner"] == self.owner and params["part"] in (BEGIN, INPUT, OUTPUT)
+            results = here.mark(equation, stems) if own else stems
+            here.rename(equation)
+            return results
+        inner = list(jaxprs.sub_jaxprs(equation))
+        everything = frozenset().union(*stems)
+        if not inner or jaxprs.is_recomputation(equation):
+            return [everything] * len(equation.outvars)
+        name = equation.primitive.name
+        if name == "scan":
+            consts, carry, _ = jaxprs.scan_parts(equation, stems)
+            return self._loop(inner[0], stems, len(consts), len(carry), here)
+        if name == "while":
+            test, body = equation.params["cond_nconsts"], equation.params["body_nconsts"]
+            rest = stems[test:]
+            out = self._loop(equation.params["body_jaxpr"], rest, body, len(rest) - body, here)
+            carried = [
+                a | b for a, b in zip(rest[body:], out, strict=True)
+            ]  # it may not run at all
+            self._enter(equation.params["cond_jaxpr"], [*stems[:test], *carried], here)
+            return carried
+        if name == "cond":
+            branches = [self._enter(branch, stems[1:], here) for branch in inner]
+            return [frozenset().union(*column) for column in zip(*branches, strict=True)]
+        results = [self._enter(jaxpr, stems, here) for jaxpr in inner]
+        if len(inner) == 1 and len(results[0]) == len(equation.outvars):
+            return results[0]
+        return [everything.union(*(s for out in results for s in out))] * len(equation.outvars)
+
+    def _enter(self, jaxpr: Any, stems: Sequence[_Stems], here: _Here) -> list[_Stems]:
+        bare, _ = jaxprs.open_jaxpr(jaxpr)
+        if len(bare.invars) != len(stems):  # how the operands go in is not known: all of them do
+            stems = [frozenset().union(*stems)] * len(bare.invars)
+        flow = self.flow(bare, tuple(bool(s) for s in stems))
+        here.take(flow, stems)
+        return [_resolved(here.placed(out), stems) for out in flow.results]
+
+    def _loop(
+        self, body: Any, stems: Sequence[_Stems], consts: int, carry: int, here: _Here
+    ) -> list[_Stems]:
+        start, end, number = consts, consts + carry, id(body)
+        around = list(stems[start:end])
+        while True:
+            entering = [*stems[:start], *around, *stems[end:]]
+            flow = self.flow(body, tuple(bool(s) for s in entering))
+            out = [here.placed(one) for one in flow.results]
+            results = [_resolved(one, entering) for one in out]
+            next_around = [
+                had | first | _resolved(_carried_by(number, one), entering)
+                for had, first, one in zip(around, stems[start:end], out, strict=False)
+            ]
+            if next_around == around:
+                here.take(flow, entering)
+                return [frozenset(_without(s, number) for s in one) for one in results]
+            around = next_around
+
+
+def _carried_by(number: int, out: _Stems) -> _Stems:
+    """Stems of a loop's result, its own calls among them as carried to a later iteration."""
+    return frozenset(
+        s if isinstance(s, int) else dataclasses.replace(s, around=s.around | {number}) for s in out
+    )
+
+
+def _without(source: Any, number: int) -> Any:
+    if isinstance(source, int) or number not in source.around:
+        return source
+    return dataclasses.replace(source, around=source.around - {number})
+
+
+def _resolved(stems: _Stems, entering: Sequence[_Stems]) -> _Stems:
+    """Stems with the numbers of inputs replaced by what enters there."""
+    if not any(isinstance(s, int) for s in stems):
+        return stems
+    return frozenset().union(*(entering[s] if isinstance(s, int) else {s} for s in stems))
+
+
+@dataclasses.dataclass
+class _Open:
+    """A call that has begun: the sites called inside it, and what its inputs stem from outside."""
+
+    site: str
+    inside: set[str] = dataclasses.field(default_factory=lambda: set[str]())
+    outside: dict[Any, _Stems] = dataclasses.field(default_factory=lambda: dict[Any, _Stems]())
+
+
+class _Here:
+    """The jaxpr that is gone through: stems of its variables, open calls, and what met them."""
+
+    def __init__(self, stems: dict[Any, _Stems]) -> None:
+        self.stems = stems
+        self.meetings: list[_Meeting] = []
+        self.sites: set[str] = set()
+        self.open: list[_Open] = []
+        self.first: dict[Any, int] = {}
+
+    def read(self, atom: Any) -> _Stems:
+        return _NONE if jaxprs.is_literal(atom) else self.stems.get(atom, _NONE)
+
+    def mark(self, equation: Any, stems: list[_Stems]) -> Sequence[_Stems]:
+        params, part = equation.params, equation.params["part"]
+        site, inside = params["site"], set[str]()
+        if part == BEGIN or (part == INPUT and not (self.open and self.open[-1].site == site)):
+            self.open.append(_Open(site))
+        if part == BEGIN:
+            return stems
+        around = self.stack()[:-1]
+        if part == OUTPUT:
+            inside = self._close(site)
+            around = self.stack()
+            self.add([site, *inside])
+        result = frozenset([_Source(site, part == INPUT, around)])
+        if part == INPUT:
+            for atom, stem in zip(equation.invars, stems, strict=True):
+                if not jaxprs.is_literal(atom):  # inside, it is what the call received
+                    self.open[-1].outside.setdefault(atom, stem)
+                    self.stems[atom] = result
+        structure = params["structure"]
+        leaves = zip(equation.invars, stems, structure.arrays, strict=True)
+        for atom, stem, leaf in leaves:
+            if stem:
+                shape, within = structure.leaves[leaf], frozenset(inside)
+                value = self.value(atom)
+                meeting = _Meeting(site, part == INPUT, shape, stem, value, around, within)
+                self.meetings.append(meeting)
+        return [result] * len(stems)
+
+    def rename(self, equation: Any) -> None:
+        """Know what comes out of a mark as the value that went in."""
+        for atom, out in zip(equation.invars, equation.outvars, strict=True):
+            self.first[out] = self.value(atom)
+
+    def value(self, atom: Any) -> int:
+        """The same number for the same value; a value may have several, where jits begin."""
+        return id(atom) if jaxprs.is_literal(atom) else self.first.get(atom, id(atom))
+
+    def stack(self) -> tuple[str, ...]:
+        """The calls that are open, outermost first."""
+        return tuple(one.site for one in self.open)
+
+    def placed(self, stems: _Stems) -> _Stems:
+        """Stems of an inner jaxpr, as seen from here: nested in the calls that are open."""
+        around = self.stack()
+        if not around or not stems:
+            return stems
+        return frozenset(
+            s if isinstance(s, int) else dataclasses.replace(s, within=(*around, *s.within))
+            for s in stems
+        )
+
+    def _close(self, site: str) -> set[str]:
+        """End the innermost call of a site, and what is still open in it."""
+        inside: set[str] = set()
+        while any(one.site == site for one in self.open):
+            closed = self.open.pop()
+            self.stems.update(closed.outside)
+            inside = closed.inside
+            if closed.site == site:
+                break
+        return inside
+
+    def add(self, sites: Iterable[str]) -> None:
+        self.sites.update(sites)
+        for one in self.open:
+            one.inside.update(sites)
+
+    def take(self, flow: _Flow, stems: Sequence[_Stems]) -> None:
+        """The meetings of an inner jaxpr, as seen from here."""
+        around = self.stack()
+        for meeting in flow.meetings:
+            self.meetings.append(
+                dataclasses.replace(
+                    meeting,
+                    stems=_resolved(self.placed(meeting.stems), stems),
+                    around=(*around, *meeting.around),
+                )
+            )
+        self.add(flow.sites)

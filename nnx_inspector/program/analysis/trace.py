@@ -1,0 +1,265 @@
+"""`trace`: the calls of a forward pass, with shapes, parameters, FLOPs and dataflow, run nowhere.
+
+The pass is traced abstractly with every call marked; the tree of calls, the operations between a
+call's marks and the path of values from one module to the next are read from the jaxpr.
+Invariant: nothing is computed, no array is allocated, and the model is not changed, also where
+the pass raises. A pass that cannot be traced runs eagerly instead, and is told by what ran.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from nnx_inspector._compat import sources
+from nnx_inspector.hooks.layers import TAP_INPUT, TAP_OUTPUT, Layer
+from nnx_inspector.hooks.scope import Scope
+from nnx_inspector.hooks.sites import (
+    CALL,
+    ModuleSite,
+    Only,
+    Path,
+    Selection,
+    linen_parts,
+    module_sites,
+    parse_key,
+    site_key,
+)
+from nnx_inspector.hooks.variables import unseen_references
+from nnx_inspector.program.analysis.calls import (
+    History,
+    MarkCalls,
+    MarkInputs,
+    Modules,
+    TracedCall,
+    calls_of,
+    error_in_words,
+)
+from nnx_inspector.program.analysis.dataflow import Arrival, Edge, dataflow
+from nnx_inspector.program.harvest import Plan
+from nnx_inspector.program.mark_layers import MarkUnattributed
+from nnx_inspector.program.stage import Function, LayersOf, as_function, roots_of, staged
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """What `trace` found. Shows itself as a tree.
+
+    Attributes:
+        calls: in the order in which they begin.
+        edges: the dataflow between modules: what one returns and another receives.
+        borders: the dataflow between a call and those nested in it. Where the producer encloses
+            the consumer, the value is one that the producer received; where the consumer encloses
+            the producer, or is the producer, it is part of what the consumer returns.
+        modules: every module of the model, called or not.
+        unseen: sites and Variables that could not be seen, with the reason.
+        error: what the pass raised, in words; `""` for a pass that did not. Such a trace ends with
+            the call that raised, and has neither edges nor counts of operations; calls inside a
+            jitted function that is used twice alike are in it once.
+        eager: why the pass ran line by line instead of being traced, in words; `""` where it was
+            traced. Of such a pass the calls are known as they ran; their FLOPs and the dataflow
+            are not.
+        arrivals: what the edges and borders are read from: each value that a call receives or
+            returns, with all that it is made of, and in which calls.
+    """
+
+    calls: tuple[TracedCall, ...]
+    edges: tuple[Edge, ...]
+    borders: tuple[Edge, ...]
+    modules: tuple[ModuleSite, ...]
+    unseen: dict[str, str]
+    error: str = ""
+    arrivals: tuple[Arrival, ...] = ()
+    eager: str = ""
+
+    def to_frame(self) -> pd.DataFrame:
+        """A tidy pandas frame, a row per call.
+
+        Columns: `site, type, depth, parent, inputs, output, shape, dtype, parameters,
+        parameter_bytes, output_bytes, flops, times, conditional, stacked, source, changed, error`,
+        the fields of `TracedCall`; `changed` in words, `"mean (BatchStat), var (BatchStat)"`.
+        """
+        import pandas as pd
+
+        columns = [f.name for f in dataclasses.fields(TracedCall)]
+        rows = [[getattr(call, name) for name in columns] for call in self.calls]
+        frame = pd.DataFrame(rows, columns=columns)
+        frame["changed"] = [", ".join(map(str, call.changed or ())) for call in self.calls]
+        return frame
+
+    def __repr__(self) -> str:
+        names = ("site", "type", "inputs", "output", "params", "flops", "changes")
+        rows = [names, *(self._row(number) for number in range(len(self.calls)))]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(names))]
+        lines = [
+            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
+        ]
+        lines += [f"{key} not seen: {why}" for key, why in self.unseen.items()]
+        lines += [f"ran eagerly: {self.eager}"] * bool(self.eager)
+        return "\n".join([*lines, f"raised {self.error}"] if self.error else lines)
+
+    def _row(self, number: int) -> tuple[str, ...]:
+        call = self.calls[number]
+        segments, method = parse_key(call.site)
+        name = (segments[-1] if segments else "(root)") + f":{method}" * (method != CALL)
+        if not self.error:
+            name += " (while)" if call.times is None else f" x{call.times}" * (call.times != 1)
+            name += " (cond)" * call.conditional
+        flops = ("" if self.error else "?") if call.flops is None else _short(call.flops)
+        raised = call.error.splitlines()[0][:60] if call.error else ""
+        return (
+            "  " * call.depth + name,
+            call.type,
+            call.inputs,
+            call.output or (f"raised {raised}" if raised else "(did not return)"),
+            _short(call.parameters) if call.parameters else "",
+            flops,
+            self._own_changes(number),
+        )
+
+    def _own_changes(self, number: int) -> str:
+        """The Variables that a call changes by itself, not by one that is nested in it."""
+        here, _ = parse_key(self.calls[number].site)
+        below = {
+            (*parse_key(call.site)[0][len(here) :], *parse_key(variable.name)[0])
+            for call in self.calls
+            if call.parent == number
+            for variable in call.changed or ()
+        }
+        changed = self.calls[number].changed or ()
+        own = [c.name for c in changed if parse_key(c.name)[0] not in below]
+        return ", ".join(own if len(own) <= 3 else [*own[:3], f"... {len(own) - 3} more"])
+
+
+def _short(number: float) -> str:
+    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if number >= limit:
+            return f"{number / limit * (10 if unit == 'k' else 1):.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
+    """The calls that `f(*args, **kwargs)` makes, without running it.
+
+    A function whose Python code reads the values of arrays cannot be traced. With arrays as
+    arguments it runs once, and the trace has the calls as they ran; the model is not changed.
+
+    Args:
+        f: a module, a bound method of one, or a function whose arguments hold modules.
+        args: its arguments. Arrays may be `jax.ShapeDtypeStruct`, and a model may have been
+            built under `nnx.eval_shape`: nothing is computed.
+        only: which sites; see `intercept_methods`. By default `__call__` of every module.
+        kwargs: its keyword arguments.
+
+    Raises:
+        TypeError: no module among the arguments.
+        Whatever the forward pass raises, unchanged but for a note that names the failing site and
+        an attribute `partial_trace`: the `Trace` up to there.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> import nnx_inspector as nni
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> nni.trace(model, jnp.ones((4, 2))).calls[0].output
+        'float32[4,3]'
+        >>> try:
+        ...     trace = nni.trace(model, jnp.ones((4, 5)))
+        ... except TypeError as error:
+        ...     trace = error.partial_trace
+        >>> trace.calls[0].inputs, trace.calls[0].error[:9]
+        ('float32[4,5]', 'TypeError')
+    """
+    function = as_function(f, "trace")
+    roots = roots_of(function, args, kwargs)
+    return traced(function, args, kwargs, selection=Selection(only), roots=roots)
+
+
+def traced(
+    function: Function,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    selection: Selection,
+    roots: dict[Path, Any],
+) -> Trace:
+    """As `trace`, of the modules that are told: paths are relative to these roots."""
+    sites = tuple(s for prefix, root in roots.items() for s in module_sites(root, prefix))
+    held: dict[str, Any] = {site.key: site.module for site in sites}
+    for site in sites:
+        held |= {
+            site_key((*site.path, *path)): part for path, part in linen_parts(site.module).items()
+        }
+    modules = Modules(held)
+    history = History(modules)
+    source, _ = sources.source_of_caller()
+    with contextlib.ExitStack() as stack:
+        stack.callback(history.close)
+        try:
+            stage = stack.enter_context(
+                staged(
+                    function, args, kwargs, _layers(selection, history), roots=roots, may_run=True
+                )
+            )
+            if stage.eager:
+                history.restart()
+                stage.evaluate(stage.inputs, plan=Plan(summarise=False))
+        except Exception as error:
+            calls = (
+                _again(function, args, kwargs, selection, modules, roots, error) or history.calls
+            )
+            partial = Trace(tuple(calls), (), (), sites, {}, error_in_words(error))
+            vars(error)["partial_trace"] = partial
+            error.add_note("nnx_inspector: this exception's partial_trace holds the calls so far.")
+            raise
+        unseen = dict(stage.survey.unseen)
+        unseen.update(unseen_references(roots))
+        for name, count in stage.survey.unattributed.items():
+            unseen[f"({name})"] = f"{count} calls of modules of this type are unattributed"
+        calls = calls_of(stage.survey.jaxpr, stage.owner, modules, source, known=not stage.eager)
+        if stage.eager:  # which values an operation was given is not known
+            return Trace(calls, (), (), sites, unseen, eager=stage.eager)
+        edges, borders, arrivals = dataflow(stage.survey.jaxpr, stage.owner)
+        return Trace(calls, edges, borders, sites, unseen, arrivals=arrivals)
+
+
+def _layers(selection: Selection, history: History, again: Any = None) -> LayersOf:
+    def layers(scope: Scope, owner: Any) -> Sequence[Layer]:
+        owner = owner if again is None else (owner, again)
+        return [
+            Layer(MarkCalls(owner, history), TAP_OUTPUT, selection, scope, MarkUnattributed(owner)),
+            Layer(MarkInputs(owner, history), TAP_INPUT, selection, scope),
+        ]
+
+    return layers
+
+
+def _again(
+    function: Function,
+    args: Any,
+    kwargs: Any,
+    selection: Selection,
+    modules: Modules,
+    roots: dict[Path, Any],
+    error: Exception,
+) -> list[TracedCall]:
+    """The calls of a pass that raised, from a second one that takes no traced function from a
+    cache: the first saw nothing of those. Empty where the second pass does not raise likewise.
+    """
+    history = History(modules)
+    try:
+        layers = _layers(selection, history, again=object())
+        with staged(function, args, kwargs, layers, roots=roots, may_run=True) as stage:
+            if stage.eager:
+                history.restart()
+                stage.evaluate(stage.inputs, plan=Plan(summarise=False))
+            return []
+    except Exception as second:  # noqa: BLE001 - it is the first that the user gets
+        return history.calls if type(second) is type(error) else []
+    finally:
+        history.close()

@@ -1,0 +1,396 @@
+"""Runs a call as Python runs it, line by line, and takes what is marked out of it as it passes.
+
+For a call that cannot be traced because its code reads the values of arrays. Its arrays stay
+arrays; marks, and the jitted functions, scans and conds that hold marks, are handed here as they
+run, and are harvested as they are out of a jaxpr. Invariant: what is measured is what the traced
+way measures, in the same order, and the call computes what it computes without us. An inner
+transform compiles once for its program, so that a loop over tokens compiles one token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import linecache
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import errors
+
+from nnx_inspector._compat import interpreter, jaxprs, jit, sources
+from nnx_inspector.program.changes import is_number
+from nnx_inspector.program.harvest import Plan, run_item
+from nnx_inspector.program.identity import handed_on
+from nnx_inspector.program.marks import CHANGE, mark
+from nnx_inspector.program.survey import Item, Survey, item_of, marks
+
+PROGRAMS = 64
+"""Programs of inner transforms that are kept."""
+
+MEMO = 16
+"""Values whose summaries are remembered: a call's output is often that of the call around it."""
+
+SinksOf = Callable[[Survey], list[Any]]
+"""Of a survey the zeros whose gradients are wanted, as `harvest.sinks_for` makes them."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Atom:
+    """An operand or result of an equation: its shape and dtype."""
+
+    aval: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Equation:
+    """A primitive that ran, as a jaxpr has it. What its operands are made of is not known."""
+
+    primitive: Any
+    params: dict[str, Any]
+    invars: list[Atom]
+    outvars: list[Atom] = dataclasses.field(default_factory=lambda: list[Atom]())
+    source: str = ""
+    """`file:line` of the user's code."""
+
+
+class EagerPass:
+    """What one run of a call met.
+
+    Args:
+        owner: whose marks.
+        plan: what to do at them.
+        seed: a zero that the run is differentiated by, or None: every value that is measured
+            depends on it, and so has a cotangent.
+        sinks_of: whose gradients are wanted.
+        calls: filled with the number of each mark, see `survey.call_numbers`.
+
+    Attributes:
+        seen: for each item of the survey, as `evaluate` returns it.
+        received: likewise what the sinks received, once the backward pass is over.
+    """
+
+    def __init__(
+        self,
+        owner: Any,
+        plan: Plan,
+        *,
+        seed: Any = None,
+        sinks_of: SinksOf | None = None,
+        calls: dict[int, int] | None = None,
+    ):
+        self._owner, self._plan = owner, plan
+        self._seed, self._sinks_of = seed, sinks_of
+        self._equations: list[Equation] = []
+        self._items: dict[int, Item] = {}
+        self._memo: dict[int, Any] = {}
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._calls: dict[int, int] = {} if calls is None else calls
+        self._calls.clear()
+        self._programs: dict[_Code, _Program] = {}
+        self._used: set[_Program] = set()
+        self._unseen: dict[str, str] = {}
+        self._unattributed: dict[str, int] = {}
+        self.seen: list[Any] = []
+        self.received: list[Any] = []
+
+    @property
+    def survey(self) -> Survey:
+        """What ran, as a survey: of a program without outputs, whose equations hold the marks."""
+        program = types.SimpleNamespace(
+            eqns=self._equations, invars=[], outvars=[], constvars=[], effects=()
+        )
+        return Survey(program, (), self._items, self._unseen, self._unattributed)
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        """What the call returns."""
+        with interpreter.interpreted(self._bind):
+            return call()
+
+    def _bind(
+        self, primitive: Any, values: Sequence[Any], params: dict[str, Any], bind: Callable[[], Any]
+    ) -> Any:
+        if primitive is mark:
+            if params["owner"] != self._owner:
+                return bind()
+        elif not any(_holds_marks(j, self._owner) for j in jaxprs.sub_jaxprs(_of(params))):
+            return bind()
+        atoms = [Atom(jax.typeof(x)) for x in values]
+        source = "" if primitive is mark else sources.source_of_caller()[0]
+        equation = Equation(primitive, params, atoms, source=source)
+        if primitive is mark:
+            item = item_of(equation, self._owner, self._unseen, self._unattributed)
+            if item is None or _says_nothing(params, values):
+                if not _is_same(params, values):
+                    self._equations.append(equation)
+                return list(values)
+            return self._take(item, equation, list(values), None)
+        program = self._program(_Code(primitive, _frozen(params)))
+        self._unseen.update(program.unseen)
+        for name, count in program.unattributed.items():
+            self._unattributed[name] = self._unattributed.get(name, 0) + count
+        if program.item is None:
+            return bind()
+        item = program.item if program not in self._used else _fresh(program.item)
+        self._used.add(program)
+        out = self._take(item, equation, list(values), program)
+        equation.outvars.extend(Atom(jax.typeof(x)) for x in out)
+        return [
+            x if number is None else values[number]
+            for x, number in zip(out, program.handed_on(equation), strict=True)
+        ]
+
+    def _take(
+        self, item: Item, equation: Equation, values: list[Any], program: _Program | None
+    ) -> list[Any]:
+        number = len(self.seen)
+        self._count(item)
+        if len(self._memo) > MEMO:
+            self._memo.clear()  # it holds arrays
+        sinks = self._sinks(item)
+        if sinks is not None:
+            values, sinks = _lent(values, sinks, self._seed, self._receiver(number))
+        if program is None:
+            out, seen = run_item(item, equation, values, self._plan, sinks, self._memo)
+        else:
+            out, seen = program.run(values, sinks)
+        self._items[len(self._equations)] = item
+        self._equations.append(equation)
+        self.seen.append(seen)
+        return out
+
+    def _program(self, code: _Code) -> _Program:
+        if self._plan.perturb is None:
+            return _program(code, self._owner, self._plan)
+        if self._plan.numbered:  # another program each time: the numbers are part of it
+            return _Program(code, self._owner, self._plan)
+        if code not in self._programs:
+            self._programs[code] = _Program(code, self._owner, self._plan)
+        return self._programs[code]
+
+    def _count(self, item: Item) -> None:
+        for one in marks(_alone(item)):
+            key = (one.site, one.part)
+            self._calls[id(one)] = self._numbers.get(key, 0)
+            self._numbers[key] = self._calls[id(one)] + 1
+
+    def _sinks(self, item: Item) -> Any:
+        self.received.append([])
+        if self._sinks_of is None:
+            return None
+        (sinks,) = self._sinks_of(_alone(item))
+        return sinks if jax.tree.leaves(sinks) else None
+
+    def _receiver(self, number: int) -> Callable[[Any], None]:
+        def receive(gradients: Any) -> None:
+            self.received[number] = gradients
+
+        return receive
+
+
+def _of(params: dict[str, Any]) -> Any:
+    return types.SimpleNamespace(params=params)
+
+
+def _says_nothing(params: dict[str, Any], values: Sequence[Any]) -> bool:
+    """Whether a mark of a change is of none, or of what is no number."""
+    if params["part"] != CHANGE:
+        return False
+    pair = values[: len(params["structure"].arrays)]
+    return not pair or not is_number(jax.typeof(pair[0])) or pair[0] is pair[1]
+
+
+def _is_same(params: dict[str, Any], values: Sequence[Any]) -> bool:
+    """Whether a mark of a change is of a value that did not change."""
+    pair = values[: len(params["structure"].arrays)]
+    return params["part"] == CHANGE and bool(pair) and pair[0] is pair[1]
+
+
+def _alone(item: Item) -> Survey:
+    return Survey(types.SimpleNamespace(eqns=[]), (), {0: item}, {}, {})
+
+
+def _fresh(item: Item) -> Item:
+    """The item with marks of its own: each time that a program runs its calls are others."""
+    children = tuple(
+        dataclasses.replace(c, items={n: _fresh(i) for n, i in c.items.items()})
+        for c in item.children
+    )
+    own = None if item.mark is None else dataclasses.replace(item.mark)
+    return dataclasses.replace(item, mark=own, children=children)
+
+
+# --------------------------------------------------------------- inner programs
+
+_marked: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
+
+
+def _holds_marks(jaxpr: Any, owner: Any) -> bool:
+    """Whether a jaxpr, or one nested in it, holds marks of this owner."""
+    known = _marked.setdefault(jaxpr, {})
+    if owner not in known:
+        known[owner] = any(
+            (equation.primitive is mark and equation.params["owner"] == owner)
+            or any(_holds_marks(inner, owner) for inner in jaxprs.sub_jaxprs(equation))
+            for equation in jaxprs.open_jaxpr(jaxpr)[0].eqns
+        )
+    return known[owner]
+
+
+def _frozen(params: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(params.items(), key=lambda pair: pair[0]))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Code:
+    """A primitive with its parameters: what an inner program is, whatever it is called with."""
+
+    primitive: Any
+    params: tuple[tuple[str, Any], ...]
+
+
+class _Program:
+    """An inner transform with its marks harvested: compiled once for each shape."""
+
+    def __init__(self, code: _Code, owner: Any, plan: Plan):
+        equation = Equation(code.primitive, dict(code.params), [])
+        self.unseen: dict[str, str] = {}
+        self.unattributed: dict[str, int] = {}
+        self.item = item = item_of(equation, owner, self.unseen, self.unattributed)
+        self._handed_on: list[int | None] | None = None
+
+        def program(values: list[Any], sinks: Any) -> Any:
+            assert item is not None
+            return run_item(item, equation, values, plan, sinks, {})
+
+        self.run = jax.jit(program)
+
+    def handed_on(self, equation: Equation) -> list[int | None]:
+        """See `forwarding.handed_on`; it holds for each call of the program."""
+        if self._handed_on is None:
+            self._handed_on = handed_on(equation)
+        return self._handed_on
+
+
+@functools.lru_cache(maxsize=PROGRAMS)
+def _program(code: _Code, owner: Any, plan: Plan) -> _Program:
+    return _Program(code, owner, plan)
+
+
+# -------------------------------------------------------------------- gradients
+
+
+def _lent(
+    values: list[Any], sinks: Any, seed: Any, receive: Callable[[Any], None]
+) -> tuple[list[Any], Any]:
+    """The values and the sinks as they are; in the backward pass `receive` is called with what the
+    sinks received.
+    """
+    floats = [i for i, x in enumerate(values) if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+    @jax.custom_vjp
+    def lend(seed: Any, chosen: Any) -> Any:
+        return chosen, sinks
+
+    def forward(seed: Any, chosen: Any) -> Any:
+        return (chosen, sinks), jnp.zeros_like(seed)
+
+    def backward(zero: Any, cotangents: Any) -> Any:
+        receive(cotangents[1])
+        return zero, cotangents[0]
+
+    lend.defvjp(forward, backward)
+    chosen, lent = lend(seed, [values[i] for i in floats])
+    values = list(values)
+    for i, x in zip(floats, chosen, strict=True):
+        values[i] = x
+    return values, lent
+
+
+# ---------------------------------------------------------- why it is not traced
+
+_UNKNOWN = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.UnexpectedTracerError,
+    errors.TraceContextError,
+)
+
+
+def why_untraceable(error: BaseException) -> str:
+    """What of a call's code cannot be traced, in words, where that is why it raised; else `""`.
+
+    An exception that says nothing of tracing, and is not caused by one that does, is the user's.
+    """
+    for one in _chain(error):
+        if isinstance(one, _UNKNOWN) or any(map(_names_a_tracer, one.args)):
+            return f"{_line_of(error)} ({type(one).__name__})"
+    return ""
+
+
+def _names_a_tracer(argument: Any) -> bool:
+    """Whether an exception was made with a tracer (a missing key), or with a text that names one.
+
+    No text is made of the exception itself: the user's own `__str__` may raise.
+    """
+    if isinstance(argument, str):
+        return "Tracer" in argument or "Traced<" in argument
+    return jit.is_tracer(argument)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    one: BaseException | None = error
+    seen: set[int] = set()
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or one.__context__
+
+
+def _line_of(error: BaseException) -> str:
+    """The user's line that raised: its file, number and text."""
+    place, traceback = "its code reads the values of arrays", error.__traceback__
+    while traceback is not None:
+        code, line = traceback.tb_frame.f_code, traceback.tb_lineno
+        if sources.is_user_file(code.co_filename):
+            text = linecache.getline(code.co_filename, line).strip()
+            name = code.co_filename.replace("\\", "/").rpartition("/")[2]
+            place = f"{name}:{line}" + f" reads the value of an array: `{text}`" * bool(text)
+        traceback = traceback.tb_next
+    return place
+
+
+# ------------------------------------------------------ what is known to run eagerly
+
+_reasons: dict[int, str] = {}
+_MOST = 1000
+
+
+def remember(form: int | None, why: str) -> None:
+    """Note why calls of a form run eagerly: they are not traced in vain each time."""
+    if form is not None:
+        if len(_reasons) >= _MOST:
+            _reasons.clear()
+        _reasons[form] = why
+
+
+def remembered(form: int | None) -> str:
+    """Why calls of a form run eagerly; `""` where that is not known."""
+    return "" if form is None else _reasons.get(form, "")
+
+
+def forget() -> None:
+    """Try to trace each call again."""
+    _reasons.clear()
+
+
+def can_run(values: Sequence[Any]) -> bool:
+    """Whether code that reads values can run with these arguments."""
+    return not any(isinstance(x, jax.ShapeDtypeStruct) for x in values) and all(
+        map(interpreter.is_concrete, values)
+    )

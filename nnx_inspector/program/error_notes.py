@@ -1,0 +1,38 @@
+"""A note on an error of the user's: in which module's call it was raised.
+
+Where jax runs a program equation by equation, the place of the equation among the marks says the
+module. Invariant: an error gets one such note, and is raised as it came.
+"""
+
+from __future__ import annotations
+
+from nnx_inspector.program.marks import INPUT, OUTPUT
+from nnx_inspector.program.survey import Survey
+
+_BEGINNING = "nnx_inspector: raised in the call of "
+
+
+def note_site(error: BaseException, site: str) -> None:
+    """Say in which module's call an error was raised, if nobody has."""
+    if not is_noted(error):
+        error.add_note(f"{_BEGINNING}{site or '(root)'!r}.")
+
+
+def is_noted(error: BaseException) -> bool:
+    return any(note.startswith("nnx_inspector: ") for note in getattr(error, "__notes__", ()))
+
+
+def note_equation(error: BaseException, found: Survey, number: int) -> None:
+    """Say in which module's call an equation of a surveyed program lies, if the program knows."""
+    item = found.items.get(number)
+    if item is not None and item.kind in ("scan", "while", "cond", "remat", "shard_map"):
+        return  # within it: the record knows
+    depth = 0
+    later = [found.items[n].mark for n in sorted(found.items) if n > number]
+    for mark in (mark for mark in later if mark is not None):
+        if mark.part == INPUT:
+            depth += 1
+        elif mark.part == OUTPUT and depth:
+            depth -= 1
+        elif mark.part == OUTPUT:
+            return note_site(error, mark.site)

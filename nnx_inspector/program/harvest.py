@@ -1,0 +1,447 @@
+"""Takes what is marked out of a traced function, through its control flow, as ordinary outputs.
+
+A jaxpr with marks is surveyed once and evaluated again with three things threaded through: the
+summaries of marked values come out (a scan hands out one row an iteration, a while loop adds up,
+an untaken branch contributes nothing), perturbations and sinks for cotangents go in. The way of
+jax.experimental.checkify and oryx's harvest. Invariant: equations without marks are done as they
+are, and what cannot be taken out is in the survey with a reason, never a guess.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from nnx_inspector._compat import jaxprs, jit
+from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.sharding import a_row_each, counted_once, on_this_mesh, placed, zeros_of
+from nnx_inspector.program.changes import difference
+from nnx_inspector.program.error_notes import note_equation
+from nnx_inspector.program.marks import (
+    CHANGE,
+    INPUT,
+    OUTPUT,
+    describe,
+    mapped_first,
+    observe_cotangent,
+    sink_like,
+    sinks_apart,
+)
+from nnx_inspector.program.survey import Item, Marked, Survey
+from nnx_inspector.stats.summarize import merge_in_trace, merge_rows, summarize
+from nnx_inspector.stats.summary import Summary
+from nnx_inspector.stats.units import MAX_UNITS, Units, measure_units, merge_units
+
+Reduce = Callable[[jax.Array], Any]
+"""Of an array makes arrays: what to keep of it."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """What was kept of one array.
+
+    Attributes:
+        value: the array, or what a reduction made of it; None where nothing was asked for.
+        units: figures for each unit of an axis; None where nothing was asked for, or the array
+            has no such axis.
+    """
+
+    value: Any = None
+    units: Units | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Keep:
+    """What to keep. False where that is nothing.
+
+    Attributes:
+        values: whether to keep the arrays, or what to keep of each.
+        units: the axis whose units are measured, or None.
+        parts: of which marks.
+        sites: of which sites; None for all.
+    """
+
+    values: bool | Reduce = False
+    units: int | None = None
+    parts: tuple[str, ...] = (OUTPUT, INPUT)
+    sites: tuple[str, ...] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.values) or self.units is not None
+
+    def keeps(self, site: str, part: str) -> bool:
+        """Whether anything is kept of a mark."""
+        return bool(self) and part in self.parts and (self.sites is None or site in self.sites)
+
+    def additive(self) -> Keep:
+        """The same without what does not add up."""
+        return dataclasses.replace(self, values=False)
+
+    def of(self, x: jax.Array, *, site: str, mapped: int = 0) -> Kept:
+        """What is kept of an array, whose first `mapped` axes are those of a vmap."""
+        if self.sites is not None and site not in self.sites:
+            return Kept()
+        value: Any = None
+        if callable(self.values):
+            try:
+                value = self.values(x)
+            except Exception as error:
+                error.add_note(f"nnx_inspector: in values= at site {site!r}, of {describe(x)}.")
+                raise
+        elif self.values:
+            value = x
+        return Kept(value, self._units(jax.lax.stop_gradient(x), mapped))
+
+    def _units(self, x: jax.Array, mapped: int) -> Units | None:
+        if self.units is None or not -(x.ndim - mapped) <= self.units < x.ndim - mapped:
+            return None
+        axis = self.units if self.units < 0 else self.units + mapped
+        return measure_units(x, axis=axis) if x.shape[axis] <= MAX_UNITS else None
+
+
+NOTHING = Keep()
+"""Nothing besides summaries."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What to do at the marks.
+
+    Attributes:
+        summarise: whether values are reduced to summaries.
+        perturb: `(mark, arrays, rows) -> arrays` for outputs and inputs; it may close over arrays.
+            `rows` are those below.
+        numbered: whether that depends on how many calls of the site were before.
+        rows: of the scans around, outermost first, the number of the iteration and how many.
+        keep: what to keep besides.
+        sample: of how many slices of a value one is binned, see `summarize`.
+        tap: what ties a value to its sink: `(value, sink, sample=) -> value`.
+    """
+
+    summarise: bool = True
+    perturb: Callable[[Marked, list[Any], tuple[Any, ...]], list[Any]] | None = None
+    numbered: bool = True
+    rows: tuple[tuple[Any, int], ...] = ()
+    keep: Keep = NOTHING
+    sample: int = 1
+    tap: Callable[..., Any] = observe_cotangent
+
+
+@ours()
+def sinks_for(found: Survey, rows: tuple[int, ...] = ()) -> list[Any]:
+    """Zeros for every output that may receive a cotangent, in the shape of the survey."""
+    out: list[Any] = []
+    for item in found.items.values():
+        if item.kind == "mark":
+            assert item.mark is not None
+            out.append(
+                [
+                    sink_like(aval, rows) if differentiable else None
+                    for aval, differentiable in zip(
+                        item.mark.avals, item.mark.differentiable, strict=True
+                    )
+                ]
+                if item.mark.part == OUTPUT
+                else []
+            )
+        elif item.kind == "while":
+            out.append([])  # reverse mode does not go through a while loop
+        elif item.kind == "scan":
+            out.append([sinks_for(item.children[0], (*rows, item.length))])
+        else:
+            out.append([sinks_for(child, rows) for child in item.children])
+    return out
+
+
+def evaluate(
+    found: Survey, args: Sequence[Any], *, plan: Plan, sinks: list[Any] | None = None
+) -> tuple[list[Any], list[Any]]:
+    """Run a surveyed jaxpr.
+
+    Args:
+        found: of `survey`.
+        args: one array for each of the jaxpr's inputs.
+        plan: what to do at marks.
+        sinks: of `sinks_for`, or None to leave cotangents alone.
+
+    Returns:
+        The outputs, and what was seen: for each item of the survey, in its shape, a list of
+        `Seen`.
+    """
+    env: dict[Any, Any] = {}
+    memo: dict[int, tuple[Any, Summary]] = {}
+
+    def read(atom: Any) -> Any:
+        return atom.val if jaxprs.is_literal(atom) else env[atom]
+
+    env.update(zip(found.jaxpr.constvars, found.consts, strict=True))
+    env.update(zip(found.jaxpr.invars, args, strict=True))
+    seen: list[Any] = []
+    for number, equation in enumerate(found.jaxpr.eqns):
+        values = [read(v) for v in equation.invars]
+        item = found.items.get(number)
+        try:
+            if item is None:
+                out = jaxprs.bind(equation, values)
+            else:
+                sink = None if sinks is None else sinks[len(seen)]
+                with jaxprs.context_of(equation):
+                    out, new = run_item(item, equation, values, plan, on_this_mesh(sink), memo)
+                seen.append(on_this_mesh(new))
+        except FloatingPointError as error:  # the user's `jax_debug_nans`
+            note_equation(error, found, number)
+            raise
+        env.update(zip(equation.outvars, out, strict=True))
+    return [read(v) for v in found.jaxpr.outvars], seen
+
+
+def run_item(
+    item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
+) -> tuple[list[Any], Any]:
+    """Do one equation that holds marks: its results, and what was seen.
+
+    Args:
+        item: what the survey says of it.
+        equation: its primitive's parameters.
+        values: its operands.
+        plan: what to do at marks.
+        sink: its part of `sinks_for`, or None.
+        memo: the summaries of values by their id.
+    """
+    return _RUN[item.kind](item, equation, values, plan, sink, memo)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What one mark saw: a summary for each array, how often the mark was passed, and what was
+    kept of each array.
+    """
+
+    summaries: list[Summary]
+    ran: jax.Array
+    kept: list[Kept] = dataclasses.field(default_factory=lambda: list[Kept]())
+
+
+def _run_mark(
+    item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
+) -> Any:
+    marked = item.mark
+    assert marked is not None
+    if marked.part in (OUTPUT, INPUT) and plan.perturb is not None:
+        values = plan.perturb(marked, values, plan.rows)
+    summaries: list[Summary] = []
+    if plan.summarise:
+        for value in [difference(*values[:2])] if marked.part == CHANGE else values:
+            known = memo.get(id(value))
+            if known is None or known[0] is not value:
+                known = memo[id(value)] = (value, summarize(value, sample=plan.sample))
+            summaries.append(known[1])
+    kept: list[Kept] = []
+    if plan.keep.keeps(marked.site, marked.part):
+        kept = [
+            plan.keep.of(mapped_first(value, mapped), site=marked.site, mapped=len(mapped))
+            for value, mapped in zip(values, marked.mapped, strict=True)
+        ]
+    if marked.part == OUTPUT and sink is not None:
+        tapped = []
+        for value, one in zip(values, sink, strict=True):
+            new = value
+            if one is not None:
+                new = plan.tap(value, one, sample=plan.sample)
+            if new is not value and id(value) in memo:
+                memo[id(new)] = (new, memo[id(value)][1])
+            tapped.append(new)
+        values = tapped
+    with ours():
+        return values, Seen(summaries, jnp.uint32(1), kept)
+
+
+def _run_scan(
+    item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
+) -> Any:
+    child, params = item.children[0], equation.params
+    consts, init, xs = jaxprs.scan_parts(equation, values)
+
+    def body(carry: Any, x: Any) -> Any:
+        elements, one, row = x
+        within = dataclasses.replace(plan, rows=(*plan.rows, (row, params["length"])))
+        out, seen = evaluate(child, [*consts, *carry, *elements], plan=within, sinks=one)
+        return out[: len(init)], (out[len(init) :], seen)
+
+    inner = None if sink is None else sink[0]
+    rows = None if plan.perturb is None else jnp.arange(params["length"])
+    carry, (ys, seen) = jax.lax.scan(
+        body,
+        init,
+        (xs, inner, rows),
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*carry, *ys], [seen]
+
+
+def _run_while(
+    item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
+) -> Any:
+    test, body = item.children
+    n_test = equation.params["cond_nconsts"]
+    n_body = equation.params["body_nconsts"]
+    test_consts, body_consts = values[:n_test], values[n_test : n_test + n_body]
+    init = values[n_test + n_body :]
+    plan = dataclasses.replace(plan, keep=plan.keep.additive())
+
+    def step(carry: Any) -> Any:
+        return evaluate(body, [*body_consts, *carry], plan=plan)
+
+    nothing = _zeros(jax.eval_shape(step, init)[1])
+
+    def advance(state: Any) -> Any:
+        out, seen = step(state[0])
+        return out, merge_seen(state[1], seen)
+
+    def proceed(state: Any) -> Any:
+        return evaluate(test, [*test_consts, *state[0]], plan=Plan(summarise=False))[0][0]
+
+    out, seen = jax.lax.while_loop(proceed, advance, (init, nothing))
+    return out, [seen]
+
+
+@ours()
+def merge_seen(a: Any, b: Any) -> Any:
+    """Two like trees of `Seen`, added up."""
+
+    def add(x: Any, y: Any) -> Any:
+        if isinstance(x, Summary):
+            return merge_in_trace(x, y)
+        return merge_units([x, y]) if isinstance(x, Units) else x + y
+
+    return jax.tree.map(add, a, b, is_leaf=lambda x: isinstance(x, (Summary, Units)))
+
+
+def _run_cond(
+    item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
+) -> Any:
+    index, *operands = values
+
+    def branch(number: int, operands: Any) -> Any:
+        one = None if sink is None else sink[number]
+        return evaluate(item.children[number], operands, plan=plan, sinks=one)
+
+    runs = [functools.partial(branch, n) for n in range(len(item.children))]
+    nothing = [_zeros(jax.eval_shape(run, operands)[1]) for run in runs]
+
+    def padded(number: int, operands: Any) -> Any:
+        out, seen = runs[number](operands)
+        return out, [seen if n == number else nothing[n] for n in range(len(runs))]
+
+    branches = [functools.partial(padded, n) for n in range(len(runs))]
+    return jax.lax.switch(index, branches, operands)
+
+
+def _zeros(shapes: Any) -> Any:
+    return jax.tree.map(zeros_of, shapes)
+
+
+def _run_remat(
+    item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
+) -> Any:
+    params = equation.params
+    if item.again:
+        plan = dataclasses.replace(plan, summarise=False, keep=NOTHING)
+
+    def body(values: Any, sink: Any) -> Any:
+        return evaluate(item.children[0], values, plan=plan, sinks=sink)
+
+    again = jax.checkpoint(body, prevent_cse=params["prevent_cse"], policy=params["policy"])
+    out, seen = again(values, None if sink is None else sink[0])
+    return out, [seen]
+
+
+def _run_jit(
+    item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
+) -> Any:
+    def body(values: Any, sink: Any) -> Any:
+        return evaluate(item.children[0], values, plan=plan, sinks=sink)
+
+    inner = None if sink is None else sink[0]
+    before, after = jaxprs.jit_shardings(equation)
+    if any(jit.is_tracer(v) for v in values):
+        body.__name__ = equation.params.get("name", "jit")
+        jitted = jax.jit(body, in_shardings=(before, None), out_shardings=(after, None))
+        out, seen = jitted(values, inner)
+    else:  # a fresh function compiles each time: run eager calls equation by equation
+        out, seen = body(placed(values, before), inner)
+        out = placed(out, after)
+    return out, [seen]
+
+
+def _run_shard_map(
+    item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
+) -> Any:
+    """Each device measures its own part; what they saw and received is merged outside."""
+    axes, params = jaxprs.shard_map_parts(equation)
+    count = math.prod(params["mesh"].shape[axis] for axis in axes)
+    at = a_row_each(params["mesh"], axes)
+    a_device_each = PartitionSpec(axes)
+    plan = dataclasses.replace(plan, keep=NOTHING)  # a device has a part: of which units, say
+
+    def body(values: Any, sinks: Any) -> Any:
+        sinks = jax.tree.map(lambda s: s[0], sinks)
+        out, seen = evaluate(item.children[0], values, plan=plan, sinks=sinks)
+        once = functools.partial(_once, axes=axes if params["check_vma"] else ())
+        return out, jax.tree.map(lambda x: x[None], _each_seen(once, seen))
+
+    params["in_specs"] = (params["in_specs"], a_device_each)
+    params["out_specs"] = (params["out_specs"], a_device_each)
+    apart = lambda s: sinks_apart(s, count, at)  # noqa: E731
+    inner = jax.tree.map(apart, None if sink is None else sink[0])
+    run: Callable[..., Any] = jax.shard_map(body, **params)
+    if not any(jit.is_tracer(v) for v in values):
+        run = jax.jit(run)
+    out, seen = run(values, inner)
+    return out, [_each_seen(_of_all_devices, seen)]
+
+
+def _each_seen(f: Callable[[Seen], Seen], seen: Any) -> Any:
+    return jax.tree.map(f, seen, is_leaf=lambda x: isinstance(x, Seen))
+
+
+def _once(seen: Seen, axes: tuple[str, ...]) -> Seen:
+    def once(s: Summary) -> Summary:
+        return jax.tree.map(functools.partial(counted_once, like=s.bins, axes=axes), s)
+
+    return dataclasses.replace(seen, summaries=[once(s) for s in seen.summaries])
+
+
+def _of_all_devices(seen: Seen) -> Seen:
+    return Seen([merge_rows(s) for s in seen.summaries], seen.ran.max(axis=0))
+
+
+def _run_inline(
+    item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
+) -> Any:
+    inner = None if sink is None else sink[0]
+    out, seen = evaluate(item.children[0], values, plan=plan, sinks=inner)
+    return out, [seen]
+
+
+_RUN: dict[str, Callable[..., Any]] = {
+    "mark": _run_mark,
+    "scan": _run_scan,
+    "while": _run_while,
+    "cond": _run_cond,
+    "jit": _run_jit,
+    "remat": _run_remat,
+    "shard_map": _run_shard_map,
+    "inline": _run_inline,
+}

@@ -1,0 +1,243 @@
+"""What a running program asks the host (`ask`) and tells it (`tell`), by effectful primitives.
+
+Under remat a call is made once: what was asked is saved, not asked again, so that forward pass and
+recomputation agree. Under vmap there is one call for the whole batch. Invariant: nothing here is
+differentiated, and neither primitive keeps a tracer. Knows no sites and no sessions.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.experimental import io_callback
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from nnx_inspector._compat import jaxprs, jit
+from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.sharding import left_to_the_compiler
+from nnx_inspector.program.marks import is_observable
+
+_effect = jaxprs.effect("nnx_inspector")
+
+# ---------------------------------------------------------------------- asking
+
+_ask = Primitive("nnx_inspector_ask")
+_ask.multiple_results = True
+
+
+@ours()
+def ask(
+    host: Callable[..., tuple[Any, ...]],
+    avals: Sequence[jax.ShapeDtypeStruct],
+    after: Any = (),
+    *,
+    once: bool = True,
+) -> list[jax.Array]:
+    """What `host()` returns when the program gets here: arrays like `avals`.
+
+    Args:
+        host: called on any thread; it must not raise.
+        avals: shapes and dtypes of what it returns.
+        after: a pytree; `host` is called once its first array is known. In a loop that makes it
+            a call for each turn.
+        once: whether to make exactly one call. Within a while loop that would keep a program from
+            being differentiated; there it may be one or two.
+    """
+    first = _first_element(after)
+    if not once and jit.is_tracing():
+        return list(jax.pure_callback(lambda *_: host(), list(avals), *first))
+    shapes = tuple((a.shape, jnp.dtype(a.dtype)) for a in avals)
+    return _ask.bind(*first, host=host, shapes=shapes)
+
+
+def _first_element(tree: Any) -> list[jax.Array]:
+    """One number of a tree, as float32, or none: enough to depend on it."""
+    for leaf in jax.tree.leaves(tree):
+        if is_observable(leaf) and leaf.size and jit.is_tracer(leaf):
+            return [left_to_the_compiler(_first, jax.lax.stop_gradient(leaf))]
+    return []
+
+
+def _first(x: jax.Array) -> jax.Array:
+    return jnp.real(jnp.ravel(x)[0]).astype(jnp.float32)
+
+
+@ours()
+def _ask_impl(*after: Any, host: Any, shapes: Any) -> list[jax.Array]:
+    avals = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
+    return list(io_callback(lambda *_: host(), avals, *after))
+
+
+def _ask_now(*after: Any, host: Any, shapes: Any) -> list[jax.Array]:
+    jax.effects_barrier()  # programs that were started before must have asked before
+    return [jnp.asarray(x) for x in host()]
+
+
+_ask.def_impl(_ask_now)
+_ask.def_effectful_abstract_eval(
+    lambda *after, host, shapes: ([ShapedArray(*s) for s in shapes], {_effect})
+)
+mlir.register_lowering(_ask, mlir.lower_fun(_ask_impl, multiple_results=True))
+
+
+def _ask_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    out = _ask.bind(*primals, **params)
+    return out, [jaxprs.no_tangent(x) for x in out]
+
+
+def _ask_batch(args: Any, dims: Any, **params: Any) -> Any:
+    one = [x if d is None else jnp.take(x, 0, axis=d) for x, d in zip(args, dims, strict=True)]
+    out = _ask.bind(*one, **params)
+    return out, [None] * len(out)
+
+
+ad.primitive_jvps[_ask] = _ask_jvp
+batching.primitive_batchers[_ask] = _ask_batch
+
+# --------------------------------------------------------------------- telling
+
+_tell = Primitive("nnx_inspector_tell")
+
+
+@ours()
+def tell(host: Callable[..., None], gate: Any, *arrays: Any) -> jax.Array:
+    """Call `host(*arrays)` when the program gets here, if `gate` is true then.
+
+    Args:
+        host: called on any thread; it must not raise.
+        gate: bool[], under vmap the same for every example.
+        arrays: under vmap they come with the batch as first axis.
+
+    Returns:
+        A zero, to be `tied` to a value that the program needs: what nothing depends on, a
+        transform of a loop may leave out.
+    """
+    return _tell.bind(gate, *map(jax.lax.stop_gradient, arrays), host=host)
+
+
+@ours()
+def _tell_impl(gate: Any, *arrays: Any, host: Any) -> jax.Array:
+    kinds = [(a.shape, a.dtype) for a in arrays]
+    members = {kind: [i for i, k in enumerate(kinds) if k == kind] for kind in kinds}
+
+    def now(*arrays: Any) -> None:
+        # a few large operands: each costs the host some time
+        io_callback(apart, None, *(jnp.stack([arrays[i] for i in m]) for m in members.values()))
+
+    def apart(*groups: Any) -> None:
+        whole: list[Any] = [None] * len(kinds)
+        for group, numbers in zip(groups, members.values(), strict=True):
+            for i, array in zip(numbers, np.asarray(group), strict=True):
+                whole[i] = array
+        host(*whole)
+
+    jax.lax.cond(gate, now, lambda *_: None, *arrays)
+    return jnp.zeros(())  # known at once: nothing waits for the host
+
+
+def _tell_now(gate: Any, *arrays: Any, host: Any) -> jax.Array:
+    if bool(gate):
+        host(*arrays)
+    return jnp.zeros(())
+
+
+_tell.def_impl(_tell_now)
+_tell.def_effectful_abstract_eval(
+    lambda gate, *arrays, host: (ShapedArray((), jnp.dtype("float32")), {_effect})
+)
+mlir.register_lowering(_tell, mlir.lower_fun(_tell_impl, multiple_results=False))
+
+
+def _tell_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    out = _tell.bind(*primals, **params)
+    return out, jaxprs.no_tangent(out)
+
+
+def _tell_batch(args: Any, dims: Any, *, host: Any) -> Any:
+    (gate, *arrays), (gate_dim, *array_dims) = args, dims
+    if gate_dim is not None:
+        gate = jnp.any(gate)
+    size = next((x.shape[d] for x, d in zip(arrays, array_dims, strict=True) if d is not None), 1)
+    whole = [
+        jnp.broadcast_to(x, (size, *jnp.shape(x))) if d is None else jnp.moveaxis(x, d, 0)
+        for x, d in zip(arrays, array_dims, strict=True)
+    ]
+    return _tell.bind(gate, *whole, host=host), None
+
+
+ad.primitive_jvps[_tell] = _tell_jvp
+batching.primitive_batchers[_tell] = _tell_batch
+
+# ----------------------------------------------------------------------- tying
+
+_tie = Primitive("nnx_inspector_tie")
+
+
+def tied(x: Any, zero: jax.Array) -> Any:
+    """`x`, such that no transform takes it for independent of `zero`."""
+    return _tie.bind(x, zero)
+
+
+def _tie_batch(args: Any, dims: Any) -> Any:
+    (x, zero), (x_dim, zero_dim) = args, dims
+    return _tie.bind(x, zero if zero_dim is None else jnp.take(zero, 0, axis=zero_dim)), x_dim
+
+
+def _tie_jvp(primals: Any, tangents: Any) -> Any:
+    return _tie.bind(*primals), tangents[0]
+
+
+_tie.def_impl(lambda x, zero: x)
+_tie.def_abstract_eval(lambda x, zero: x)
+mlir.register_lowering(_tie, lambda ctx, x, zero: [x])
+ad.primitive_jvps[_tie] = _tie_jvp
+ad.primitive_transposes[_tie] = lambda ct, x, zero: [ct, None]
+batching.primitive_batchers[_tie] = _tie_batch
+
+
+_boards: dict[Hashable, tuple[np.ndarray, ...]] = {}
+_lock = threading.Lock()
+
+
+def publish(token: Hashable, arrays: Sequence[np.ndarray]) -> None:
+    """Set what programs that read `token` will see."""
+    new = tuple(np.array(a) for a in arrays)
+    with _lock:
+        _boards[token] = new
+
+
+def retire(token: Hashable) -> None:
+    """Forget a board, once the programs that read it have finished."""
+    jax.effects_barrier()
+    with _lock:
+        _boards.pop(token, None)
+
+
+def read(token: Hashable, avals: tuple[jax.ShapeDtypeStruct, ...]) -> list[jax.Array]:
+    """The board's arrays: at once where nothing is traced, else when the program runs.
+
+    Args:
+        token: which board; part of the compiled program.
+        avals: of the arrays. A program that outlives its board reads zeros.
+    """
+    current = functools.partial(_current, token, avals)
+    if not jit.is_tracing():
+        with ours():
+            return [jnp.asarray(x) for x in current()]
+    return ask(current, avals, once=not jit.inside_while_loop())
+
+
+def _current(token: Hashable, avals: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[np.ndarray, ...]:
+    with _lock:
+        found = _boards.get(token, ())
+    if [(a.shape, a.dtype) for a in found] != [(a.shape, a.dtype) for a in avals]:
+        return tuple(np.zeros(a.shape, a.dtype) for a in avals)
+    return tuple(a.copy() for a in found)

@@ -1,0 +1,142 @@
+"""Which values of a jaxpr are the same value, read from the program alone.
+
+A parameter that enters an inner jit, remat, scan or cond and comes out unchanged is another
+variable of the jaxpr with the same value; this follows it back. Invariant: what is called the
+same is the same in every run; what is not, may still be equal by its numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nnx_inspector._compat import jaxprs
+
+Order = tuple[int, ...] | None
+"""A permutation of axes; None for none."""
+
+_IDENTITY = {
+    "copy",
+    "copy_p",
+    "device_put",
+    "optimization_barrier",
+    "sharding_constraint",
+    "name",
+    "pvary",
+    "nnx_inspector_mark",
+}
+_SAME_IF_ALIKE = {"reshape", "convert_element_type", "broadcast_in_dim"}
+
+
+class Values:
+    """The values of one jaxpr, each with where it comes from."""
+
+    def __init__(self, jaxpr: Any, known: dict[int, Any] | None = None):
+        self._bare, _ = jaxprs.open_jaxpr(jaxpr)
+        self._made: dict[Any, tuple[Any, int]] | None = None
+        self._known = {} if known is None else known
+
+    def same(self, a: Any, b: Any) -> bool:
+        """Whether two of the jaxpr's variables (or literals) hold the same value."""
+        return a is b or self._origin(a) == self._origin(b)
+
+    def _origin(self, atom: Any) -> tuple[Any, Order]:
+        """The earliest variable with this value, and the order of axes in which it is read."""
+        if self._made is None:
+            self._made = {v: (e, i) for e in self._bare.eqns for i, v in enumerate(e.outvars)}
+        order: Order = None
+        while True:
+            if jaxprs.is_literal(atom):
+                value = np.asarray(atom.val)
+                return (str(atom.aval), value.tobytes()), order
+            if atom not in self._made:
+                return atom, order
+            equation, position = self._made[atom]
+            passed = self.passed_through(equation, position)
+            if passed is None:
+                return atom, order
+            operand, first = passed
+            atom, order = equation.invars[operand], _after(order, first)
+
+    def passed_through(self, equation: Any, position: int) -> tuple[int, Order] | None:
+        """Which operand an equation's result is, if it is one unchanged."""
+        name, params = equation.primitive.name, equation.params
+        if name in _IDENTITY:
+            return position, None
+        if name == "transpose":
+            return 0, tuple(params["permutation"])
+        if name in _SAME_IF_ALIKE:
+            a, b = equation.invars[0].aval, equation.outvars[0].aval
+            return (0, None) if (a.shape, a.dtype) == (b.shape, b.dtype) else None
+        inner = list(jaxprs.sub_jaxprs(equation))
+        if not inner:
+            return None
+        if name == "scan":
+            _, carry, xs = jaxprs.scan_parts(equation, range(len(equation.invars)))
+            found = self._results(inner[0])[position]
+            if position < len(carry):
+                return found if found == (carry[position], None) else None
+            return found if found is not None and found[0] in xs and found[1] is None else None
+        if name == "while":
+            first = params["cond_nconsts"]
+            found = self._results(params["body_jaxpr"])[position]
+            own = params["body_nconsts"] + position
+            return (first + own, None) if found == (own, None) else None
+        if name == "cond":
+            branches = {self._results(branch)[position] for branch in inner}
+            found = branches.pop() if len(branches) == 1 else None
+            return None if found is None else (found[0] + 1, found[1])
+        return self._call(equation, inner, position)
+
+    def _call(self, equation: Any, inner: list[Any], position: int) -> tuple[int, Order] | None:
+        """A call of one jaxpr: jit, remat, custom derivatives, shard_map."""
+        bare, _ = jaxprs.open_jaxpr(inner[0])
+        counts = (len(equation.invars), len(equation.outvars))
+        if len(inner) != 1 or counts != (len(bare.invars), len(bare.outvars)):
+            return None
+        found = self._results(inner[0])[position]
+        if found is None or not _alike(equation, position, *found):
+            return None  # a jaxpr of scalars, as a reduction has, says nothing of arrays
+        specs = equation.params.get("in_specs"), equation.params.get("out_specs")
+        if specs == (None, None):
+            return found
+        placed_alike = found[1] is None and specs[0][found[0]] == specs[1][position]
+        return found if placed_alike else None
+
+    def _results(self, jaxpr: Any) -> Sequence[tuple[int, Order] | None]:
+        """For each result of an inner jaxpr the number of its input that it is, or None."""
+        bare, _ = jaxprs.open_jaxpr(jaxpr)
+        if id(bare) not in self._known:
+            values = Values(bare, self._known)
+            numbers = {v: i for i, v in enumerate(bare.invars)}
+            found = []
+            for atom in bare.outvars:
+                origin, order = values._origin(atom)
+                number = numbers.get(origin)
+                found.append(None if number is None else (number, order))
+            self._known[id(bare)] = (bare, found)  # the jaxpr too, so that its id stays its own
+        return self._known[id(bare)][1]
+
+
+def handed_on(equation: Any) -> list[int | None]:
+    """For each result of an equation the number of the operand that it is, unchanged; else None."""
+    values = Values(equation)
+    found = [values.passed_through(equation, i) for i in range(len(equation.outvars))]
+    return [None if one is None or one[1] is not None else one[0] for one in found]
+
+
+def _alike(equation: Any, position: int, operand: int, order: Order) -> bool:
+    given = equation.invars[operand].aval.shape
+    shape = given if order is None else tuple(given[i] for i in order)
+    return equation.outvars[position].aval.shape == shape
+
+
+def _after(order: Order, first: Order) -> Order:
+    """The order of axes of a value that was put into `first` and then into `order`."""
+    if first is None or order is None:
+        whole = order if first is None else first
+    else:
+        whole = tuple(first[i] for i in order)
+    return None if whole is None or whole == tuple(range(len(whole))) else whole

@@ -1,0 +1,69 @@
+"""The layers that mark what passes through the selected sites of a model.
+
+Invariant: a mark is the identity; marking changes no value. Does not decide what is done at a mark.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from nnx_inspector.hooks.layers import TAP_INPUT, TAP_OUTPUT, Context, Layer
+from nnx_inspector.hooks.scope import Scope
+from nnx_inspector.hooks.sites import Selection
+from nnx_inspector.hooks.variables import contents
+from nnx_inspector.program.changes import mark_changes
+from nnx_inspector.program.marks import INPUT, OUTPUT, mark_arguments, mark_tree
+from nnx_inspector.program.stage import LayersOf
+from nnx_inspector.program.survey import UNATTRIBUTED
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkOutput:
+    """Marks what a call returns, after interceptors and perturbations, and the Variables that it
+    changes, for one owner.
+    """
+
+    owner: Any
+
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+        before = contents(context.module if context.kind == "method" else None)
+        out = next_fun(*args, **kwargs)
+        if context.kind == "method":
+            out = mark_changes(out, before, context.module, owner=self.owner, site=context.site)
+        return mark_tree(out, owner=self.owner, site=context.site, part=OUTPUT)
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkUnattributed:
+    """Leaves a mark where a call could not be attributed: it is told however the trace is kept."""
+
+    owner: Any
+
+    def __call__(self, type_name: str) -> None:
+        mark_tree((), owner=self.owner, site=type_name, part=UNATTRIBUTED)
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkInput:
+    """Marks what a method receives, after interceptors, for one owner."""
+
+    owner: Any
+
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+        args, kwargs = mark_arguments(args, kwargs, owner=self.owner, site=context.site, part=INPUT)
+        return next_fun(*args, **kwargs)
+
+
+def marking_layers(selection: Selection, *, inputs: bool) -> LayersOf:
+    """The layers that mark the outputs (and inputs) of the selected sites of a scope."""
+
+    def layers(scope: Scope, owner: Any) -> Sequence[Layer]:
+        unattributed = MarkUnattributed(owner)
+        out = [Layer(MarkOutput(owner), TAP_OUTPUT, selection, scope, unattributed)]
+        if inputs:
+            out.append(Layer(MarkInput(owner), TAP_INPUT, selection, scope))
+        return out
+
+    return layers

@@ -1,0 +1,317 @@
+"""The primitives that observe: `mark` names a value, `observe_cotangent` reads its gradient.
+
+Both are the identity, bitwise, under every transformation; what they observe is decided by
+`harvest`, which finds the marks in a jaxpr. Invariant: a mark's parameters hold no tracer and no
+model, only names and structure, so a traced function that contains marks may be cached.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.sharding import counted_once
+from nnx_inspector.arrays import is_array
+from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
+from nnx_inspector.stats.packing import pack, packed_size, unpack
+from nnx_inspector.stats.summarize import (
+    in_words,
+    is_number,
+    is_opaque,
+    is_token,
+    merge_rows,
+    summarize,
+)
+from nnx_inspector.stats.summary import opaque
+
+OUTPUT, INPUT, CHANGE, BEGIN = "output", "input", "change", "begin"
+"""Where a mark stands and what it observes: what a call returns, what it receives, a Variable
+before and after it (the first two operands), the place where it begins."""
+
+mark = Primitive("nnx_inspector_mark")
+mark.multiple_results = True
+mark.def_impl(lambda *xs, **_: list(xs))
+mark.def_abstract_eval(lambda *avals, **_: list(avals))
+mlir.register_lowering(mark, lambda ctx, *xs, **_: list(xs))  # type: ignore[arg-type]
+ad.primitive_jvps[mark] = lambda xs, ts, **params: (mark.bind(*xs, **params), list(ts))
+ad.primitive_transposes[mark] = lambda cts, *xs, **_: [
+    ct if ad.is_undefined_primal(x) else None for ct, x in zip(cts, xs, strict=True)
+]
+
+
+def _batch_mark(xs: Any, dims: Any, **params: Any) -> Any:
+    before = params.get("mapped", ((),) * len(xs))
+    params["mapped"] = tuple(
+        mapped if d is None else (*mapped, d) for mapped, d in zip(before, dims, strict=True)
+    )
+    pair, alike = xs[:2], params.get("part") != CHANGE or not params["structure"].arrays
+    if not alike and len(set(dims[:2])) > 1:
+        size = next(x.shape[d] for x, d in zip(pair, dims, strict=False) if d is not None)
+        pair = [
+            jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+            for x, d in zip(pair, dims, strict=False)
+        ]
+        xs, dims = [*pair, *xs[2:]], [0, 0, *dims[2:]]
+    return mark.bind(*xs, **params), dims
+
+
+batching.primitive_batchers[mark] = _batch_mark
+
+
+def mapped_first(x: jax.Array, mapped: Sequence[int]) -> jax.Array:
+    """A marked array with the axes that `vmap` gave it in front, the outermost first.
+
+    Args:
+        x: the operand of a mark.
+        mapped: where each vmap put its axis, the innermost first: the mark's `mapped` for it.
+    """
+    for position, axis in enumerate(reversed(mapped)):
+        x = jnp.moveaxis(x, position + axis, position)
+    return x
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """A pytree's shape without its arrays: hashable, so that it can be a primitive's parameter.
+
+    Attributes:
+        treedef: of the whole value.
+        leaves: for each leaf its text, `"float32[8,10]"`; what is no array by its type's name.
+        arrays: the numbers of the leaves that are arrays and were observed.
+        opaque: number and size of each leaf that has a shape and no figures (a PRNG key, a token).
+    """
+
+    treedef: Any
+    leaves: tuple[str, ...]
+    arrays: tuple[int, ...]
+    opaque: tuple[tuple[int, int], ...] = ()
+
+    def summaries(self, values: Sequence[Any]) -> Any:
+        """As `unflatten`, with a Summary that says dtype and shape for each opaque leaf."""
+        return self._filled(values, {i: opaque(self.leaves[i], size) for i, size in self.opaque})
+
+    def unflatten(self, values: Sequence[Any]) -> Any:
+        """The tree with one value for each observed array, None for every other leaf."""
+        return self._filled(values, {})
+
+    def _filled(self, values: Sequence[Any], others: Mapping[int, Any]) -> Any:
+        filled = [others.get(index) for index in range(len(self.leaves))]
+        for index, value in zip(self.arrays, values, strict=True):
+            filled[index] = value
+        return jax.tree.unflatten(self.treedef, filled)
+
+    def __str__(self) -> str:
+        if len(self.leaves) == 1 and jax.tree_util.treedef_is_leaf(self.treedef):
+            return self.leaves[0]
+        return ", ".join(self.leaves) if self.leaves else "nothing"
+
+
+def describe(leaf: Any) -> str:
+    """One leaf in words: dtype and shape of an array, else the type's name."""
+    if is_token(leaf):
+        return "token"
+    value = leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
+    return in_words(value.dtype, value.shape) if is_array(value) else type(leaf).__name__
+
+
+def is_node(x: Any) -> bool:
+    """Modules and Variables are left whole: taking them apart would make other objects of them."""
+    return isinstance(x, (nnx.Pytree, nnx.Variable))
+
+
+def is_observable(leaf: Any) -> bool:
+    """Whether a leaf is an array of numbers: keys and Python scalars are not."""
+    return isinstance(leaf, jax.Array | np.ndarray) and is_number(leaf.dtype)
+
+
+def _opaque_size(leaf: Any) -> int | None:
+    """How many elements a leaf has that is an array and not of numbers; None of other leaves."""
+    if isinstance(leaf, jax.Array | np.ndarray) and is_opaque(leaf.dtype):
+        return leaf.size
+    return 0 if is_token(leaf) else None
+
+
+def is_whole(x: Any) -> bool:
+    """What is not taken apart: NNX's objects, and a generator, which may be gone through once."""
+    return is_node(x) or isinstance(x, types.GeneratorType)
+
+
+def mark_tree(tree: Any, *pair: Any, structure: Structure | None = None, **params: Any) -> Any:
+    """`tree`, with its arrays marked; `params` are the mark's parameters (hashable).
+
+    A `pair` of values goes into the mark before the arrays, which then tie it to the program: what
+    nothing uses, a transform may leave out. `structure` is that of the tree unless told.
+    """
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=is_whole)
+    return rebuilt(tree, _marked(leaves, treedef, pair, structure, params), is_whole)
+
+
+def mark_arguments(args: Any, kwargs: Any, **params: Any) -> tuple[Any, Any]:
+    """The arguments of a call, with their arrays marked.
+
+    Those in the caller's own lists and dicts are observed only, and stay: the method may write to
+    such a list.
+    """
+    leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_whole)
+    return with_arguments(args, kwargs, _marked(leaves, treedef, (), None, params), is_whole)
+
+
+def _marked(
+    leaves: Sequence[Any], treedef: Any, pair: Any, structure: Structure | None, params: Any
+) -> list[Any]:
+    leaves = list(leaves)
+    arrays = [i for i, leaf in enumerate(leaves) if is_observable(leaf)]
+    if structure is None:
+        words = tuple(describe(leaf) for leaf in leaves)
+        sizes = [(i, _opaque_size(leaf)) for i, leaf in enumerate(leaves)]
+        others = tuple((i, size) for i, size in sizes if size is not None)
+        structure = Structure(treedef, words, tuple(arrays), others)
+    # a value without arrays still leaves its mark, so that the call is seen
+    values = mark.bind(*pair, *(leaves[i] for i in arrays), structure=structure, **params)
+    for i, value in zip(arrays, values[len(pair) :], strict=True):
+        if isinstance(leaves[i], jax.Array):  # NumPy arrays stay NumPy for the user's code
+            leaves[i] = value
+    return leaves
+
+
+# -------------------------------------------------------------- cotangents
+
+_tap = Primitive("nnx_inspector_observe_cotangent")
+_tap.def_impl(lambda x, sink, **_: x)
+_tap.def_abstract_eval(lambda x, sink, **_: x)
+mlir.register_lowering(_tap, lambda ctx, x, sink, **_: [x])
+
+# linear in (tangent, sink) and equal to the tangent; its transpose is ours to choose
+_tap_linear = Primitive("nnx_inspector_observe_cotangent_linear")
+_tap_linear.def_impl(lambda t, sink, **_: t)
+_tap_linear.def_abstract_eval(lambda t, sink, **_: t)
+mlir.register_lowering(_tap_linear, lambda ctx, t, sink, **_: [t])
+
+
+def observe_cotangent(x: jax.Array, sink: jax.Array, *, sample: int = 1) -> jax.Array:
+    """`x`. The gradient with respect to `sink` is the packed summary of the gradient of `x`.
+
+    Args:
+        x: a floating-point or complex array.
+        sink: zeros, `[packed_size(x.dtype)]` of `sink_dtype(x.dtype)`.
+        sample: as for `summarize`.
+    """
+    return _tap.bind(x, sink, rows=0, sample=sample)
+
+
+@ours()
+def sink_like(x: Any, rows: tuple[int, ...] = ()) -> jax.Array:
+    """The zeros to hand to `observe_cotangent` for an array like `x`."""
+    return jnp.zeros((*rows, packed_size(x.dtype)), sink_dtype(x.dtype))
+
+
+def sink_dtype(dtype: Any) -> Any:
+    return jnp.float64 if dtype in (jnp.float64, jnp.complex128) else jnp.float32
+
+
+def _tap_jvp(primals: Any, tangents: Any, *, rows: int, sample: int) -> Any:
+    x, sink = primals
+    t, t_sink = tangents
+    out = _tap.bind(x, sink, rows=rows, sample=sample)
+    if type(t_sink) is ad.Zero:
+        return out, t
+    return out, _tap_linear.bind(ad.instantiate_zeros(t), t_sink, rows=rows, sample=sample)
+
+
+def _tap_linear_jvp(primals: Any, tangents: Any, *, rows: int, sample: int) -> Any:
+    return _tap_jvp_linear(primals, rows, sample), _tap_jvp(
+        primals, tangents, rows=rows, sample=sample
+    )[1]
+
+
+def _tap_jvp_linear(primals: Any, rows: int, sample: int) -> Any:
+    return _tap_linear.bind(*primals, rows=rows, sample=sample)
+
+
+def _tap_transpose(ct: Any, t: Any, sink: Any, *, rows: int, sample: int) -> Any:
+    if type(ct) is ad.Zero:
+        return None, None
+    payload = None
+    if ad.is_undefined_primal(sink):
+        with ours():
+            payload = pack(summarize(ct, batch_rank=rows, sample=sample))
+            payload = counted_once(payload, ct, jaxprs.varying_axes(sink))
+    return (ct if ad.is_undefined_primal(t) else None), payload
+
+
+def _batcher(primitive: Primitive) -> Any:
+    def batch(args: Any, dims: Any, *, rows: int, sample: int) -> Any:
+        (x, sink), (x_dim, sink_dim) = args, dims
+        if sink_dim is None:  # one sink for the whole batch: its summary covers all of it
+            if rows:
+                x = jnp.moveaxis(x, x_dim, -1)
+                return primitive.bind(x, sink, rows=rows, sample=sample), x.ndim - 1
+            return primitive.bind(x, sink, rows=rows, sample=sample), x_dim
+        size = sink.shape[sink_dim]
+        sink = jnp.moveaxis(sink, sink_dim, 0)
+        whole = (size, *x.shape)
+        x = jnp.broadcast_to(x, whole) if x_dim is None else jnp.moveaxis(x, x_dim, 0)
+        return primitive.bind(x, sink, rows=rows + 1, sample=sample), 0
+
+    return batch
+
+
+# one sink for each of several devices; what they received is merged, not added
+_apart = Primitive("nnx_inspector_sinks_apart")
+
+
+def sinks_apart(sink: jax.Array, count: int, at: NamedSharding | None = None) -> jax.Array:
+    """A sink for each of `count` devices, `[count, *sink.shape]`; with explicit sharding, `at`.
+
+    The gradient with respect to `sink` is the packed summary of all that theirs received.
+    """
+    return _apart.bind(sink, axis=0, count=count, at=at)
+
+
+def _stacked(sink: jax.Array, *, axis: int, count: int, at: NamedSharding | None) -> jax.Array:
+    sinks = jnp.stack([sink] * count, axis)
+    return sinks if at is None else jax.sharding.reshard(sinks, _behind(at, axis))
+
+
+def _behind(at: NamedSharding, axis: int) -> NamedSharding:
+    return NamedSharding(at.mesh, PartitionSpec(*[None] * axis, *at.spec))
+
+
+def _apart_aval(sink: Any, *, axis: int, count: int, at: NamedSharding | None) -> Any:
+    shape = (*sink.shape[:axis], count, *sink.shape[axis:])
+    spec = PartitionSpec(*[None] * len(shape)) if at is None else _behind(at, axis).spec
+    mesh = sink.sharding.mesh if at is None else at.mesh
+    return sink.update(shape=shape, sharding=NamedSharding(mesh, spec))
+
+
+def _batch_apart(args: Any, dims: Any, *, axis: int, **params: Any) -> Any:
+    return _apart.bind(jnp.moveaxis(args[0], dims[0], 0), axis=axis + 1, **params), 0
+
+
+def _transpose_apart(ct: Any, _: Any, *, axis: int, **params: Any) -> Any:
+    return [pack(merge_rows(unpack(ct), axis=axis))]
+
+
+_apart.def_impl(jax.jit(_stacked, static_argnames=("axis", "count", "at")))
+_apart.def_abstract_eval(_apart_aval)
+mlir.register_lowering(_apart, mlir.lower_fun(_stacked, multiple_results=False))
+ad.deflinear2(_apart, _transpose_apart)
+batching.primitive_batchers[_apart] = _batch_apart
+
+ad.primitive_jvps[_tap] = _tap_jvp
+ad.primitive_jvps[_tap_linear] = _tap_linear_jvp
+ad.primitive_transposes[_tap_linear] = _tap_transpose
+batching.primitive_batchers[_tap] = _batcher(_tap)
+batching.primitive_batchers[_tap_linear] = _batcher(_tap_linear)

@@ -1,0 +1,505 @@
+"""Traces a call over modules once, with our layers open, as a pure function of arrays.
+
+A call whose code reads the values of arrays cannot be traced: the same pure function then runs
+eagerly, at each `evaluate`. Invariant: what the call changes in the caller's modules (BatchNorm
+statistics, RNG counters, new Variables) is an output of the function; `finish` applies it, or
+leaves it, as asked. A call that raises changes nothing. Does not decide what is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from nnx_inspector._compat import jaxprs
+from nnx_inspector._compat.configuration import jitted
+from nnx_inspector.arrays import own_attribute
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.dispatch import hooked
+from nnx_inspector.hooks.intercept import warn_of_doubtful_calls
+from nnx_inspector.hooks.layers import Layer, open_layers, opened
+from nnx_inspector.hooks.pytrees import plain_key, rebuilt
+from nnx_inspector.hooks.scope import Scope
+from nnx_inspector.hooks.sites import Path, argument_name, method_name, require_module, ways_into
+from nnx_inspector.program.eager import (
+    EagerPass,
+    SinksOf,
+    can_run,
+    remember,
+    remembered,
+    why_untraceable,
+)
+from nnx_inspector.program.harvest import Plan, evaluate
+from nnx_inspector.program.marks import describe, is_node, is_whole
+from nnx_inspector.program.survey import Survey, call_numbers, marks, survey
+from nnx_inspector.stats.summarize import is_number
+
+_TAG = "nnx_inspector"
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """What is traced: `call(*args, **kwargs)`, with the modules that are no argument of its own.
+
+    For a module or a bound method `owner` is the module; it then counts as the one argument whose
+    name is not part of the keys.
+    """
+
+    call: Callable[..., Any]
+    owner: nnx.Module | None = None
+    method: str | None = None
+
+    def bind(self, owner: Any) -> Callable[..., Any]:
+        if self.owner is None:
+            return self.call
+        return getattr(owner, self.method) if self.method else owner
+
+
+def as_function(f: Any, what: str) -> Function:
+    """A module, a bound method of one, or a plain function over modules."""
+    if isinstance(f, nnx.Module):
+        if not callable(f):
+            raise TypeError(
+                f"{what} got a {type(f).__name__}, which has no __call__. {ways_into(f)}"
+            )
+        return Function(f, f)
+    owner, name = own_attribute(f, "__self__"), method_name(f)
+    if isinstance(f, functools.partial) and len(f.args) == 1 and not f.keywords:
+        # how a method that nnx.jit decorates is bound
+        owner, name = f.args[0], own_attribute(f.func, "__name__", "")
+        bound = own_attribute(owner, name)
+        name = name if isinstance(bound, functools.partial) and bound.func is f.func else ""
+    if isinstance(owner, nnx.bridge.ToNNX) and "method" in own_attribute(f, "keywords", ()):
+        name = f.keywords["method"].__name__  # how it binds a method of its Linen module
+    if isinstance(owner, nnx.Module) and name:
+        return Function(f, owner, name)
+    if isinstance(f, type) or not callable(f):
+        require_module(f, what)
+    return Function(f)
+
+
+def roots_of(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[Path, Any]:
+    """The outermost modules of a call, each with the prefix of its keys.
+
+    With one module the prefix is empty; with several it is the argument's name (and the place
+    within the argument, where that is a container).
+    """
+    if function.owner is not None:
+        return {(): function.owner}
+    found: dict[Path, nnx.Module] = {}
+    named = [(argument_name(function.call, i), a) for i, a in enumerate(args)]
+    for name, argument in [*named, *kwargs.items()]:
+        for path, leaf in _nodes(argument):
+            for inner, module in _outermost_modules(leaf):
+                if not any(module is known for known in found.values()):
+                    found[(name, *path, *inner)] = module
+    if not found:
+        raise TypeError(
+            f"None of the arguments of {name_of(function.call)} holds an nnx.Module, so there is "
+            f"nothing to look into. Pass the model as an argument, not through a closure."
+        )
+    return {(): next(iter(found.values()))} if len(found) == 1 else found
+
+
+def name_of(call: Any) -> str:
+    return own_attribute(call, "__name__", type(call).__name__)
+
+
+def _nodes(tree: Any) -> list[tuple[Path, Any]]:
+    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_node)[0]
+    return [(tuple(plain_key(k) for k in path), leaf) for path, leaf in flat if is_node(leaf)]
+
+
+def _outermost_modules(node: Any) -> list[tuple[Path, nnx.Module]]:
+    if isinstance(node, nnx.Module):
+        return [((), node)]
+    every: list[tuple[Any, Any]] = list(nnx.iter_graph(node, graph=True))
+    found = [(tuple(p), m) for p, m in every if isinstance(m, nnx.Module)]
+    paths = {p for p, _ in found}
+    return [(p, m) for p, m in found if not any(p[:n] in paths for n in range(len(p)))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """The arguments of a call, taken apart into NNX objects, arrays and everything else.
+
+    `numbered` is the tree with its leaves' numbers: a treedef does not tell the order of a dict.
+    """
+
+    treedef: Any
+    leaves: tuple[Any, ...]
+    nodes: tuple[int, ...]
+    arrays: tuple[int, ...]
+    numbered: Any
+
+    @staticmethod
+    def of(tree: Any) -> Arguments:
+        leaves, treedef = jax.tree.flatten(tree, is_leaf=is_whole)
+        nodes = tuple(i for i, leaf in enumerate(leaves) if is_node(leaf))
+        # a Variable has a shape and a dtype too
+        arrays = tuple(i for i, leaf in enumerate(leaves) if i not in nodes and _is_array(leaf))
+        numbered = rebuilt(tree, range(len(leaves)), is_whole)
+        return Arguments(treedef, tuple(leaves), nodes, arrays, numbered)
+
+    def without_numpy(self) -> Arguments:
+        """The same, with NumPy's arrays among everything else: as results they stay NumPy's."""
+        arrays = tuple(i for i in self.arrays if isinstance(self.leaves[i], jax.Array))
+        return dataclasses.replace(self, arrays=arrays)
+
+    def take(self, which: tuple[int, ...]) -> tuple[Any, ...]:
+        return tuple(self.leaves[i] for i in which)
+
+    def rebuild(self, nodes: Sequence[Any], arrays: Sequence[Any]) -> Any:
+        leaves = list(self.leaves)
+        for i, value in [
+            *zip(self.nodes, nodes, strict=True),
+            *zip(self.arrays, arrays, strict=True),
+        ]:
+            leaves[i] = value
+        return rebuilt(self.numbered, leaves)
+
+
+def _is_array(leaf: Any) -> bool:
+    """Whether a leaf becomes an input of the program. A NumPy array of texts, say, or an array of
+    another library, cannot: the call has it as it is.
+    """
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return is_number(leaf.dtype)
+    return isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))
+
+
+@dataclasses.dataclass
+class Staged:
+    """A traced call.
+
+    Attributes:
+        survey: the jaxpr with its marks. Its inputs are `inputs`.
+        inputs: the modules' state, flat, then the arrays among the arguments.
+        outputs: the number of the call's own outputs; the rest is state.
+        returned: what the call returned, without its arrays and modules.
+        scope: in which paths were found; it counts what could not be attributed.
+        owner: whose marks the survey holds.
+        eager: why the call runs eagerly instead of being traced, in words; `""` where it is traced.
+            An eager call is known once it has run: until then the survey is empty.
+        last: the last run of an eager call.
+        calls: the number of each mark, see `survey.call_numbers`.
+        spans: for the id of each Variable where its arrays are among the inputs.
+        arrays: the arrays among the arguments, the last of the inputs.
+    """
+
+    survey: Survey
+    inputs: list[Any]
+    outputs: int
+    returned: Arguments
+    scope: Scope
+    owner: Any
+    roots: dict[Path, nnx.Module]
+    spans: dict[int, tuple[int, ...]]
+    arrays: tuple[Any, ...]
+    _finish: Callable[[Sequence[Any], bool], Any]
+    _call: Callable[[Sequence[Any]], tuple[list[Any], Arguments]]
+    eager: str = ""
+    last: EagerPass | None = None
+    calls: dict[int, int] = dataclasses.field(default_factory=lambda: dict[int, int]())
+
+    def evaluate(
+        self,
+        inputs: Sequence[Any],
+        *,
+        plan: Plan,
+        sinks: Any = None,
+        seed: Any = None,
+        sinks_of: SinksOf | None = None,
+    ) -> tuple[list[Any], list[Any]]:
+        """Run the call: its outputs, and what was seen; see `harvest.evaluate`.
+
+        An eager call takes `seed` and `sinks_of` instead of `sinks`, see `EagerPass`.
+        """
+        if not self.eager:
+            return evaluate(self.survey, inputs, plan=plan, sinks=sinks)
+        last = EagerPass(self.owner, plan, seed=seed, sinks_of=sinks_of, calls=self.calls)
+        out, self.returned = last.run(lambda: self._call(inputs))
+        self.last, self.survey, self.outputs = last, last.survey, len(self.returned.arrays)
+        warn_of_doubtful_calls(self.scope, "They are listed as unseen.")
+        return out, last.seen
+
+    def array_index(self, position: int, array: Any) -> int:
+        """Where the arguments' array of this position is among the inputs."""
+        if position < len(self.arrays) and self.arrays[position] is array:
+            return len(self.inputs) - len(self.arrays) + position
+        raise TypeError(
+            f"argnums names an argument that holds a {type(array).__name__}, which cannot be "
+            f"differentiated. Name arguments that are modules or arrays."
+        )
+
+    def finish(self, out: Sequence[Any], *, update: bool) -> Any:
+        """The call's result from the jaxpr's outputs; with `update` the modules are changed as
+        the call changes them.
+        """
+        return self._finish(out, update)
+
+
+LayersOf = Callable[[Scope, Any], Sequence[Layer]]
+"""The layers to open for a scope, marking for an owner."""
+
+
+@contextlib.contextmanager
+def staged(
+    function: Function,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    layers: LayersOf,
+    *,
+    roots: dict[Path, Any] | None = None,
+    may_run: bool = False,
+) -> Iterator[Staged]:
+    """Trace `function(*args, **kwargs)` with `layers(scope, owner)` open.
+
+    Runs nothing on a device. Within the context the modules may be updated by `finish`. `roots`
+    are the modules that paths are relative to, by default those among the arguments. With
+    `may_run` a call that cannot be traced, and whose arguments are concrete, runs eagerly when it
+    is evaluated.
+    """
+    roots = roots_of(function, args, kwargs) if roots is None else roots
+    arguments = Arguments.of((function.owner, tuple(args), kwargs))
+    token = (_TAG, *sorted((str(p), id(m)) for p, m in roots.items()))
+    scope = Scope(roots, token)
+    outer = open_layers()
+    owner = (token, len(outer))  # nested in another, even of the same model, it is another
+    result: dict[str, Any] = {}
+
+    with jitted(), nnx.update_context(_TAG), hooked(*layers(scope, owner)):
+        with nnx.split_context(_TAG) as splitting:
+            graphdef, state = splitting.split(arguments.take(arguments.nodes))
+        held, state_leaves = _Held.of(state)
+        references = _references(arguments.take(arguments.nodes))
+        spans = _spans(arguments.take(arguments.nodes), state)
+
+        def pure(state_leaves: Any, arrays: Any) -> Any:
+            with nnx.merge_context(_TAG, True) as merging:
+                inner = merging.merge(graphdef, held.with_arrays(state_leaves))
+            if stage is not None:
+                scope.follow(arguments.take(arguments.nodes), inner)
+            before, inner_references = _contents(inner), _references(inner)
+            owner, inner_args, inner_kwargs = arguments.rebuild(inner, arrays)
+            out = function.bind(owner)(*inner_args, **inner_kwargs)
+            returned = Arguments.of(out).without_numpy()
+            with nnx.split_context(_TAG) as splitting:
+                graphdef_out, state_out = splitting.split((inner, returned.take(returned.nodes)))
+            held_out, leaves_out = _Held.of(state_out)
+            result.update(
+                changed=_differ(before, _contents(inner)),
+                returned=dataclasses.replace(returned, leaves=_without(returned)),
+                graphdef=graphdef_out,
+                held=held_out,
+            )
+            left = [reference[...] for reference in inner_references]
+            return returned.take(returned.arrays), left, leaves_out
+
+        arrays = arguments.take(arguments.arrays)
+        stage: Staged | None = None
+        written: set[str] = set()
+        key = _form_of(function, graphdef, arguments, state_leaves) if may_run else None
+        runs = may_run and can_run((*state_leaves, *arrays))
+        why = remembered(key) if runs else ""
+        jaxpr = None
+        if not why:
+            try:
+                jaxpr = jax.make_jaxpr(pure)(state_leaves, list(arrays))
+            except Exception as error:
+                why = why_untraceable(error) if runs else ""
+                if not why:
+                    _say_why_values_are_unknown(error, may_run)
+                    raise
+                remember(key, why)
+                scope.forget()
+        if jaxpr is not None:
+            written = jaxprs.writes(jaxpr)
+            warn_of_doubtful_calls(scope, "They are listed as unseen.")
+
+        def call(inputs: Sequence[Any]) -> tuple[list[Any], Arguments]:
+            count = len(state_leaves)
+            mine, left, state_out = pure(list(inputs[:count]), list(inputs[count:]))
+            return [*mine, *left, *state_out], result["returned"]
+
+        def finish(out: Sequence[Any], update: bool) -> Any:
+            returned: Arguments = result["returned"]
+            mine, rest = out[: len(returned.arrays)], out[len(returned.arrays) :]
+            left, state_out = rest[: len(references)], rest[len(references) :]
+            nodes: Any = ()
+            if update and "hijax" in written:
+                raise InspectorError(
+                    f"{name_of(function.call)} writes to a Variable with hijax=True, which NNX's "
+                    f"own transforms cannot update either. Make that Variable with ref=True."
+                )
+            if update and ("ref" in written or why):
+                for reference, value in zip(references, left, strict=True):
+                    reference[...] = value
+            # what did not change is not written: a model from an outer trace could not be
+            if (update and result["changed"]) or returned.nodes:
+                if returned.nodes and not update:
+                    raise InspectorError(
+                        f"{name_of(function.call)} returns an NNX object, which cannot leave a "
+                        f"pass that must not change the model. Return its arrays instead."
+                    )
+                new_state = result["held"].with_arrays(state_out)
+                mine_before = arguments.take(arguments.nodes)
+                with _unchanged_on_error(mine_before), nnx.merge_context(_TAG, False) as merging:
+                    _, nodes = merging.merge(result["graphdef"], new_state)
+            return returned.rebuild(nodes, mine)
+
+        returned = result["returned"] if jaxpr is not None else Arguments.of(())
+        found = EagerPass(owner, Plan()).survey if jaxpr is None else survey(jaxpr, owner)
+        stage = Staged(
+            found,
+            [*state_leaves, *arrays],
+            len(returned.arrays),
+            returned,
+            scope,
+            owner,
+            roots,
+            spans,
+            arrays,
+            finish,
+            call,
+            why,
+            calls=call_numbers(marks(found)),
+        )
+        # What is traced under layers is kept under their key, and these are of this call alone:
+        # each jnp function that measures would be traced, and kept by jax, anew for each model.
+        with contextlib.nullcontext() if jaxpr is None else opened(outer):
+            yield stage
+
+
+def _form_of(
+    function: Function, graphdef: Any, arguments: Arguments, leaves: Sequence[Any]
+) -> int | None:
+    """A number for a call's code, structure, shapes and dtypes; None where they have no hash."""
+    of = function.method or getattr(function.call, "__code__", type(function.call))
+    avals = [describe(x) for x in (*leaves, *arguments.take(arguments.arrays))]
+    dynamic = {*arguments.nodes, *arguments.arrays}
+    others = [(type(x), x) for i, x in enumerate(arguments.leaves) if i not in dynamic]
+    try:
+        return hash((of, graphdef, arguments.treedef, tuple(avals), tuple(others)))
+    except TypeError:
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Held:
+    """A state without its arrays: what else its Variables hold (a text that was sown) stays."""
+
+    treedef: Any
+    others: dict[int, Any]
+
+    @staticmethod
+    def of(state: Any) -> tuple[_Held, list[Any]]:
+        leaves, treedef = jax.tree.flatten(state)
+        # what a reference holds: NNX makes a reference of our own of it when it merges
+        leaves = [leaf[...] if isinstance(leaf, jax.Ref) else leaf for leaf in leaves]
+        others = {i: leaf for i, leaf in enumerate(leaves) if not _can_be_traced(leaf)}
+        arrays = [x for i, x in enumerate(leaves) if i not in others]
+        return _Held(treedef, others), arrays
+
+    def with_arrays(self, arrays: Sequence[Any]) -> Any:
+        rest = iter(arrays)
+        count = len(self.others) + len(arrays)
+        leaves = [self.others[i] if i in self.others else next(rest) for i in range(count)]
+        return jax.tree.unflatten(self.treedef, leaves)
+
+
+def _can_be_traced(leaf: Any) -> bool:
+    """Whether a leaf of a state is, or refers to, an array (or a number, which becomes one)."""
+    return _is_array(leaf) or isinstance(leaf, (bool, int, float, complex, jax.Ref))
+
+
+def _references(nodes: Any) -> list[jax.Ref]:
+    """What the Variables with `ref=True` refer to, in the order of the graph."""
+    every: list[Any] = [node for _, node in nnx.iter_graph(nodes, graph=True)]
+    found = [v.get_raw_value() for v in every if isinstance(v, nnx.Variable)]
+    return [value for value in found if isinstance(value, jax.Ref)]
+
+
+@contextlib.contextmanager
+def _unchanged_on_error(nodes: Any) -> Iterator[None]:
+    """Give the objects back what they held if writing to them fails (a Variable from an outer
+    trace): NNX empties each object before it fills it again.
+    """
+    every: list[Any] = [node for _, node in nnx.iter_graph(nodes, graph=True)]
+    values = [(v, v.get_raw_value()) for v in every if isinstance(v, nnx.Variable)]
+    attributes = [(node, dict(vars(node))) for node in every if isinstance(node, nnx.Pytree)]
+    try:
+        yield
+    except BaseException:
+        for node, names in attributes:
+            vars(node).clear()
+            vars(node).update(names)
+        for variable, value in values:
+            if variable.get_raw_value() is not value:
+                variable.set_raw_value(value)
+        raise
+
+
+def _contents(nodes: Any) -> tuple[Any, list[Any]]:
+    graphdef, state = nnx.split(nodes, graph=True)
+    return graphdef, jax.tree.leaves(state)  # now: a State refers to the Variables themselves
+
+
+def _differ(before: tuple[Any, list[Any]], after: tuple[Any, list[Any]]) -> bool:
+    """Whether two contents differ in structure, or any array is another object."""
+    if before[0] != after[0] or len(before[1]) != len(after[1]):
+        return True
+    return any(a is not b for a, b in zip(before[1], after[1], strict=True))
+
+
+def _say_why_values_are_unknown(error: Exception, may_run: bool) -> None:
+    place = why_untraceable(error)
+    if place:
+        eagerly = "Call it with arrays, outside of jit and vmap, and it runs eagerly; or use"
+        error.add_note(
+            f"nnx_inspector: the call is traced, as by jax.jit, so its code cannot ask for the "
+            f"value of an array: {place}. {eagerly if may_run else 'Use'} jax.lax.cond or "
+            f"jnp.where, or pass what it branches on as a Python value."
+        )
+
+
+def _spans(nodes: Any, state: Any) -> dict[int, tuple[int, ...]]:
+    """For the id of each Variable the numbers of its leaves in the flat state."""
+    spans: dict[int, tuple[int, ...]] = {}
+    start = 0
+    for own, value in variables_of_state(nodes, state):
+        count = sum(_can_be_traced(leaf) for leaf in jax.tree.leaves(value))
+        spans[id(own)] = tuple(range(start, start + count))
+        start += count
+    return spans
+
+
+def array_names(variable: Any) -> list[str]:
+    """What tells the arrays of one Variable apart, in the order of its span: nothing where it
+    holds one.
+    """
+    leaves = jax.tree_util.tree_flatten_with_path(variable.get_raw_value())[0]
+    return [jax.tree_util.keystr(path) for path, leaf in leaves if _can_be_traced(leaf)]
+
+
+def variables_of_state(nodes: Any, state: Any) -> Iterator[tuple[Any, Any]]:
+    """The Variables of NNX objects that are in a state of them, in its order, each with its part of
+    the state.
+    """
+    variables = dict(nnx.iter_graph(nodes, graph=True))
+    is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
+    for path, value in jax.tree_util.tree_flatten_with_path(state, is_leaf=is_variable)[0]:
+        yield variables[tuple(plain_key(k) for k in path)], value
+
+
+def _without(returned: Arguments) -> tuple[Any, ...]:
+    # no tracer may outlive the trace: nodes and arrays are filled in from the outputs
+    dynamic = {*returned.nodes, *returned.arrays}
+    return tuple(None if i in dynamic else leaf for i, leaf in enumerate(returned.leaves))

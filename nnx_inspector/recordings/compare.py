@@ -1,0 +1,269 @@
+"""`compare`: two runs, checkpoints or models, site by site, by the summaries of one pass of each.
+
+Invariant: sites are aligned by name and quantity alone (a layer of a scanned stack is the layer of
+that number of an unrolled one), and what only one has is said; a figure that is not known is NaN.
+Works on the host and knows no jax: a Record hands over its summaries itself.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from nnx_inspector.recordings.layers import layer_of
+from nnx_inspector.recordings.passes import Pass
+from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.stats.bins import MINUS_ZERO_BIN, RANKS, VALUE_ORDER, ZERO_BIN, bounds
+from nnx_inspector.stats.summary import Summary
+
+if TYPE_CHECKING:
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+_Floats = npt.NDArray[np.float64]
+_Summaries = Mapping[tuple[str, str], Summary]
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """One pass that is not in a recording: a Record."""
+
+    def merged(self) -> Mapping[str, Mapping[str, Summary]]:
+        """The summaries of each site, by quantity."""
+        ...
+
+
+class Difference(NamedTuple):
+    """One row of the frame of `compare`; `where` is its column "in"."""
+
+    site: str
+    quantity: str
+    where: str
+    total_variation: float
+    quantile_distance: float
+    mean_difference: float
+    std_difference: float
+    rms_difference: float
+    nan_a: int | None
+    nan_b: int | None
+
+
+_COLUMNS: Final = tuple("in" if name == "where" else name for name in Difference._fields)
+
+
+def compare(
+    a: Recording | Measured,
+    b: Recording | Measured,
+    *,
+    at: int | tuple[int | None, int | None] | None = None,
+) -> pd.DataFrame:
+    """How far apart the activations and gradients of two runs are, the farthest site first.
+
+    Of each Recording one pass is compared: the newest without a perturbation, or that of the step
+    `at`. Sites are aligned by their keys; where only one of the two has its layers stacked, the
+    layer `"blocks/attn[3]"` of a recording with `"blocks/3/attn"`, named as in `a`.
+
+    Args:
+        a: a Recording (of a run, or out of a file), or a Record of `capture`.
+        b: likewise.
+        at: a step of both recordings, or a pair of a step of each; None for the newest. Of several
+            passes of that step the newest is taken, a clean one where there is one.
+
+    Returns:
+        A pandas frame, a row for each site and quantity, ordered by `total_variation`, then
+        `quantile_distance`, the largest first; then what only one has. Columns:
+
+        - `site`, `quantity`; `in`: "both", or "a" or "b" where only that one has it, without
+          figures.
+        - `total_variation`, 0 to 1: half the sum over all bins of `|p_a - p_b|`, p being the
+          fractions of the values in the summaries' 4080 log bins and in those of zeros, NaN, +Inf
+          and -Inf. The part of the values that are not distributed alike.
+        - `quantile_distance`: the integral over u from 0 to 1 of `|Q_a(u) - Q_b(u)|`, Q being the
+          quantile functions of the finite values (Wasserstein's distance of order 1: Vallender
+          1974, "Calculation of the Wasserstein distance between probability distributions on the
+          line"), each bin spread evenly, divided by sqrt((std_a**2 + std_b**2) / 2). It differs
+          from that of the values by at most the mean width of the bins that they are in. Inf
+          where both are constant and differ.
+        - `mean_difference`, `std_difference`, `rms_difference`: b's minus a's, in the values'
+          unit; rms is the root mean square.
+        - `nan_a`, `nan_b`: how many NaNs there are.
+
+    Raises:
+        TypeError: `a` or `b` is neither.
+        ValueError: a recording has no such pass.
+
+    Example:
+        >>> from nnx_inspector.stats.summary import empty
+        >>> recording = Recording()
+        >>> recording.append(0, {"encoder": {"output": empty()}})
+        >>> compare(recording, recording)["site"].tolist()
+        ['encoder']
+    """
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+    steps = at if isinstance(at, tuple) else (at, at)
+    of_a, of_b = _summaries(a, steps[0], "a"), _summaries(b, steps[1], "b")
+    names = names_alike({site for site, _ in of_a}, {site for site, _ in of_b})
+    of_b = {(names.get(site, site), quantity): one for (site, quantity), one in of_b.items()}
+    rows = differences(of_a, of_b)
+    types = {name: "float64" for name in _COLUMNS[3:8]} | dict.fromkeys(_COLUMNS[8:], "Int64")
+    frame: Any = pd.DataFrame(rows, columns=list(_COLUMNS))
+    return frame.astype(types)
+
+
+def names_alike(a: Collection[str], b: Collection[str]) -> dict[str, str]:
+    """For layers in `b` their names in `a`, where only one of the two has them stacked."""
+    names: dict[str, str] = {}
+    for here, there, turned in ((a, b, False), (b, a, True)):
+        for site in set(here) - set(there):
+            found = [one for one in _unrolled(site) if one in there and one not in here]
+            if len(found) == 1:
+                names |= {site: found[0]} if turned else {found[0]: site}
+    return names
+
+
+def _unrolled(site: str) -> list[str]:
+    """What a layer of a stack may be called where the layers are modules of their own."""
+    layer = layer_of(site)
+    if layer is None:
+        return []
+    parts = re.split(r"(?<!\\)/", layer[0])
+    return ["/".join([*parts[:i], str(layer[1]), *parts[i:]]) for i in range(1, len(parts) + 1)]
+
+
+def differences(a: _Summaries, b: _Summaries) -> list[Difference]:
+    """The rows of `compare` for the summaries of two passes, by site and quantity, in its order."""
+    rows = [Difference(*key, *_figures(a.get(key), b.get(key))) for key in dict.fromkeys((*a, *b))]
+    return sorted(rows, key=_rank)
+
+
+def _rank(row: Difference) -> tuple[float, ...]:
+    """The farthest apart first, what is not known behind it, and last what only one has."""
+    if row.where != "both":
+        return (2.0, 2.0)
+    figures = row.total_variation, row.quantile_distance
+    return tuple(1.0 if math.isnan(figure) else -figure for figure in figures)
+
+
+def _summaries(of: object, step: int | None, name: str) -> _Summaries:
+    if isinstance(of, Recording):
+        one = pass_of_run(of, step, name)
+        return {(site, quantity): summary for site, quantity, summary in one.items()}
+    if not isinstance(of, Measured):
+        raise TypeError(
+            f"compare takes two Recordings or Records, got {type(of).__name__} for {name}: load a "
+            "file with nni.load first."
+        )
+    found = of.merged()
+    return {(site, q): summary for site, each in found.items() for q, summary in each.items()}
+
+
+def pass_of_run(recording: Recording, step: int | None, name: str) -> Pass:
+    """The pass of a recording that is compared; see `compare`. `name` tells it in errors.
+
+    Raises:
+        ValueError: there is none.
+    """
+    passes = recording.passes
+    clean = [p for p in passes if not p.perturbed]
+    if step is not None:
+        here = [p for p in passes if p.step == step]
+        clean = [p for p in here if not p.perturbed] or here
+    if clean:
+        return clean[-1]
+    if step is None:
+        raise ValueError(
+            f"Recording {name} has no pass without a perturbation: choose a step with at=, of "
+            f"those in its .steps, {_some(recording.steps)}."
+        )
+    near = sorted(dict.fromkeys(recording.steps), key=lambda s: abs(s - step))[:3]
+    raise ValueError(
+        f"Recording {name} has no pass of step {step} (any more): the closest steps are "
+        f"{_some(sorted(near))}."
+    )
+
+
+def _some(steps: list[int]) -> str:
+    return ", ".join(map(str, steps[-3:])) or "none: nothing was recorded"
+
+
+def _figures(a: Summary | None, b: Summary | None) -> tuple[Any, ...]:
+    nan = float("nan")
+    if a is None or b is None:
+        counts = [None if one is None or one.saturated else one.nan for one in (a, b)]
+        return ("a" if b is None else "b", *5 * (nan,), *counts)
+    if a.saturated or b.saturated:  # how many there are of what is not known
+        return ("both", *5 * (nan,), *(None if one.saturated else one.nan for one in (a, b)))
+    unit = math.hypot(a.std, b.std) / math.sqrt(2.0)
+    distance = _wasserstein(_distribution(a), _distribution(b))
+    if distance != 0.0:
+        distance = distance / unit if unit else math.copysign(math.inf, distance)
+    differences = (b.mean - a.mean, b.std - a.std, _rms(b) - _rms(a))
+    return ("both", _total_variation(a, b), distance, *differences, a.nan, b.nan)
+
+
+def _rms(summary: Summary) -> float:
+    return math.hypot(summary.mean, summary.std)
+
+
+def _total_variation(a: Summary, b: Summary) -> float:
+    if not a.size or not b.size:
+        return 0.0 if a.size == b.size else math.nan
+    fractions: list[_Floats] = []
+    for one in (a, b):
+        bins = one.merged().bins.astype(np.float64)
+        bins[ZERO_BIN] += bins[MINUS_ZERO_BIN]  # the same number
+        bins[MINUS_ZERO_BIN] = 0.0
+        fractions.append(bins / bins.sum())
+    return min(0.5 * float(np.abs(fractions[0] - fractions[1]).sum()), 1.0)
+
+
+class _Distribution(NamedTuple):
+    """Finite values, spread evenly over intervals that rise; [k] each."""
+
+    lower: _Floats
+    upper: _Floats
+    mass: _Floats
+
+
+def _distribution(summary: Summary) -> _Distribution:
+    bins = summary.merged().bins
+    used = np.flatnonzero((bins > 0) & (RANKS >= 0))
+    ranks, where = np.unique(RANKS[used], return_inverse=True)
+    mass: Any = np.bincount(where, bins[used].astype(np.float64), len(ranks))
+    index = VALUE_ORDER[ranks]
+    low, high = summary.min, summary.max
+    if math.isnan(low):  # moments unknown
+        low, high = -math.inf, math.inf
+    lower, upper = bounds(index, np.float64(low), np.float64(high))  # pyright: ignore[reportArgumentType]
+    return _Distribution(lower, upper, mass / mass.sum() if len(mass) else mass)
+
+
+def _wasserstein(a: _Distribution, b: _Distribution) -> float:
+    """The integral of |F_a - F_b|, exactly: both are linear between neighbouring ends."""
+    if not len(a.mass) or not len(b.mass):
+        return 0.0 if len(a.mass) == len(b.mass) else math.nan
+    grid = np.unique(np.concatenate([a.lower, a.upper, b.lower, b.upper]))
+    first = _below(a, grid[:-1], "right") - _below(b, grid[:-1], "right")
+    last = _below(a, grid[1:], "left") - _below(b, grid[1:], "left")
+    both = np.abs(first) + np.abs(last)
+    crossing = first * last < 0.0
+    squares = np.where(crossing, first**2 + last**2, both**2)
+    height = np.divide(squares, 2.0 * both, out=np.zeros_like(both), where=both > 0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.sum(height * np.diff(grid), where=height > 0))
+
+
+def _below(of: _Distribution, x: _Floats, side: Any) -> _Floats:
+    """The mass below each x, that at x itself included ("right") or not ("left")."""
+    before = np.searchsorted(of.upper, x, side=side)
+    reached = np.concatenate([[0.0], np.cumsum(of.mass)])[before]
+    at = np.minimum(before, len(of.mass) - 1)
+    width = of.upper[at] - of.lower[at]
+    part = np.divide(x - of.lower[at], width, out=np.zeros_like(x), where=width > 0)
+    inside = (before < len(of.mass)) & (x > of.lower[at])
+    return np.where(inside, reached + of.mass[at] * np.clip(part, 0.0, 1.0), reached)

@@ -1,0 +1,136 @@
+"""The curves of scalar metrics over the steps, bounded in points; what was thinned out is counted.
+
+Not safe to use from several threads: the recording that owns them has the lock. Imports no jax.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from nnx_inspector.arrays import shape_of
+
+
+def surplus(at: Sequence[float], keep: Sequence[bool]) -> set[int]:
+    """Which of the entries go: about every second of the older half, never the first or the last.
+
+    What stays of the older half is spaced evenly over `at` (rising), however often it was thinned
+    before: halving by position would in the end leave nothing of a long run's beginning. Entries
+    to `keep` go only when there is nothing else left to take. Not too few go at a time, so that
+    the work for each entry added is bounded.
+
+    Example:
+        >>> surplus([0, 1, 2, 3, 4, 5], [False] * 6)
+        {1, 2}
+    """
+    for share, kept in ((2, keep), (1, keep), (1, [False] * len(at))):
+        older: npt.NDArray[np.float64] = np.array(
+            at[: min(max(2, len(at) // share), len(at) - 1)], np.float64
+        )
+        if len(older) < 2:
+            break
+        grid = np.linspace(float(older[0]), float(older[-1]), max(1, len(older) // 2))
+        stay = {0, *np.searchsorted(older, grid).tolist()}
+        gone = {i for i in range(1, len(older)) if i not in stay and not kept[i]}
+        if len(gone) > len(at) // 64:
+            return gone
+    return set()
+
+
+_POINT_BYTES: Final = 16
+
+
+def scalar(name: str, value: Any) -> float:
+    """A metric's value as a float.
+
+    Raises:
+        TypeError: it is not one number.
+
+    Example:
+        >>> scalar("loss", np.float32(0.5))
+        0.5
+    """
+    try:
+        if not isinstance(value, (str, bytes)) and shape_of(value) in ((), None):
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(
+        f"Metric {name!r} must be one number, got {type(value).__name__} of shape "
+        f"{list(shape_of(value) or ())}. Reduce it first, for instance with .mean()."
+    )
+
+
+class Curves:
+    """Points (step, value) by metric.
+
+    Args:
+        max_points: most points kept of each metric.
+        max_bytes: most memory that all together take, but for two points of each.
+
+    Attributes:
+        thinned: how many points went to stay within the bounds.
+
+    Example:
+        >>> curves = Curves(100, 2**20)
+        >>> curves.add(3, {"loss": 0.5})
+        >>> curves.arrays()["loss"].tolist()
+        [[3.0, 0.5]]
+    """
+
+    def __init__(self, max_points: int, max_bytes: int):
+        self.thinned = 0
+        self._max_points = max_points
+        self._max_bytes = max_bytes
+        self._curves: dict[str, tuple[array.array[float], array.array[float]]] = {}
+        self._points = 0
+        self._longest = 0  # or more than that
+        self._limit = max_points
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds one point to the curve of each metric; NaN and Inf are kept as they are."""
+        for name, value in values.items():
+            steps, curve = self._curves.setdefault(name, (array.array("d"), array.array("d")))
+            steps.append(step)
+            curve.append(value)
+            self._longest = max(self._longest, len(curve))
+        self._points += len(values)
+        share = self._max_bytes // (_POINT_BYTES * max(len(self._curves), 1))
+        limit = max(2, min(self._max_points, share))
+        lower = limit < self._limit and self._longest > limit  # a new name takes from the others
+        for name in self._curves if lower else values:
+            self._bound(name, limit)
+        if lower:
+            self._longest = limit
+        self._limit = limit
+
+    def _bound(self, name: str, limit: int) -> None:
+        steps, curve = self._curves[name]
+        while len(curve) > limit:
+            # where a curve leaves the finite numbers is the point one looks for later
+            finite = np.isfinite(curve)
+            leaves = finite[:-1] & ~finite[1:]
+            keep = np.append(leaves, False) | np.append(False, leaves)  # the last before it, too
+            gone = surplus(np.maximum.accumulate(steps).tolist(), keep.tolist())
+            left = [i for i in range(len(curve)) if i not in gone]
+            steps = array.array("d", [steps[i] for i in left])
+            curve = array.array("d", [curve[i] for i in left])
+            self._curves[name] = (steps, curve)
+            self.thinned += len(gone)
+            self._points -= len(gone)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the points take."""
+        return _POINT_BYTES * self._points
+
+    def arrays(self) -> dict[str, npt.NDArray[np.float64]]:
+        """Each curve as float64[n, 2]: step and value, in the order of arrival."""
+        return {
+            name: np.array([steps, curve], np.float64).T
+            for name, (steps, curve) in self._curves.items()
+        }

@@ -1,0 +1,398 @@
+"""What rules need besides summaries: facts of the model, and a few figures of each pass.
+
+Facts are read from the model and from its traced program; figures are those of `gauges`, thinned
+together with the passes that they are of. Both turn into columns of numbers and text, to be kept
+in a file. Invariant: what is not known is "" or NaN (or -1 of a flag), never a guess; what does not
+belong together is refused. Imports no jax.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.stats.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES, all_masks
+
+Array = npt.NDArray[Any]
+UNKNOWN: Final = -1
+
+KINDS: Final = ("", "relu", "tanh", "sigmoid", "gelu", "silu")
+"""Activation functions that are told apart."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SiteFacts:
+    """What is known of one site.
+
+    Attributes:
+        site: its key.
+        type: the name of the module's class.
+        order: its place in the order in which calls return; -1 where it was never seen called.
+        activation: the function that its output goes into and nothing else does, one of KINDS.
+        made_by: the activation function that its output comes out of, likewise.
+        entering: the dtype of the floating-point arrays that it receives; "" for none or several.
+        leaving: likewise of those that it returns.
+        declared: the dtype that the module says it computes in; "" for none.
+        examples: how many values of its output a statistic over the batch is made of; -1 unknown.
+        running: of a module with running statistics whether it uses them (1) or the batch's (0).
+        deterministic: of a Dropout whether it is off (1) or on (0).
+        rate: a Dropout's rate, NaN for none.
+    """
+
+    site: str
+    type: str = ""
+    order: int = UNKNOWN
+    activation: str = ""
+    made_by: str = ""
+    entering: str = ""
+    leaving: str = ""
+    declared: str = ""
+    examples: int = UNKNOWN
+    running: int = UNKNOWN
+    deterministic: int = UNKNOWN
+    rate: float = float("nan")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParameterFacts:
+    """What is known of one Variable that holds an array of floats.
+
+    Attributes:
+        path: its key, `"blocks/0/attn/kernel"`.
+        site: the key of the module that holds it.
+        type: of the Variable: "Param", "BatchStat".
+        dtype: of its array.
+        size: how many elements.
+        needed: whether what the pass returns depends on it (1) or not (0).
+        axes: how many axes its array has.
+        in_loss: whether the loss of a pass with gradients depends on it (1) or not (0).
+    """
+
+    path: str
+    site: str
+    type: str = ""
+    dtype: str = ""
+    size: int = 0
+    needed: int = UNKNOWN
+    axes: int = UNKNOWN
+    in_loss: int = UNKNOWN
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Uncalled:
+    """A watched loop that never called the model.
+
+    Attributes:
+        step: the first that was measured.
+        steps: how many were.
+        calls: how many calls of other modules of the model's types were seen.
+        what: one clause that says so, and what was called instead.
+        advice: one clause with a way out.
+    """
+
+    step: int
+    steps: int
+    calls: int
+    what: str
+    advice: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of a model from its structure and its traced passes.
+
+    Attributes:
+        uncalled: set as long as the loop that was watched last has not called the model.
+    """
+
+    sites: tuple[SiteFacts, ...] = ()
+    parameters: tuple[ParameterFacts, ...] = ()
+    uncalled: Uncalled | None = None
+
+    def joined(self, other: Facts) -> Facts:
+        """Both; of what both know what `other` says, but what either saw called was called."""
+        sites = {one.site: one for one in self.sites}
+        for one in other.sites:
+            old = sites.get(one.site)
+            seen = one.order != UNKNOWN or old is None or old.order == UNKNOWN
+            flags = {"running": one.running, "deterministic": one.deterministic, "rate": one.rate}
+            sites[one.site] = one if seen or old is None else dataclasses.replace(old, **flags)
+        parameters = {one.path: one for one in self.parameters}
+        for one in other.parameters:
+            old = parameters.get(one.path, one)
+            needed, in_loss = max(one.needed, old.needed), max(one.in_loss, old.in_loss)
+            parameters[one.path] = dataclasses.replace(one, needed=needed, in_loss=in_loss)
+        return Facts(
+            sites=tuple(sites.values()),
+            parameters=tuple(parameters.values()),
+            uncalled=self.uncalled,
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Figures:
+    """The figures of one pass; see `gauges`.
+
+    Attributes:
+        sites: site keys, single layers of stacks (`"blocks[3]"`) included.
+        rows: float32[sites, SITE_FIGURES].
+        masks: uint8[sites, MASKS, BYTES].
+        parameters: paths of Variables.
+        parameter_rows: float32[parameters, PARAMETER_FIGURES].
+        varied: whether what the model received differed between examples (1) or not (0).
+    """
+
+    sites: tuple[str, ...] = ()
+    rows: Array = dataclasses.field(
+        default_factory=lambda: np.zeros((0, len(SITE_FIGURES)), np.float32)
+    )
+    masks: Array = dataclasses.field(
+        default_factory=lambda: np.zeros((0, len(MASKS), BYTES), np.uint8)
+    )
+    parameters: tuple[str, ...] = ()
+    parameter_rows: Array = dataclasses.field(
+        default_factory=lambda: np.zeros((0, len(PARAMETER_FIGURES)), np.float32)
+    )
+    varied: int = UNKNOWN
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory it takes; names are shared with the passes around it."""
+        return 400 + self.rows.nbytes + self.masks.nbytes + self.parameter_rows.nbytes
+
+    def figure(self, site: str, name: str) -> float:
+        """One figure of a site, NaN where there is none."""
+        if site not in self.sites:
+            return float("nan")
+        return float(self.rows[self.sites.index(site), SITE_FIGURES.index(name)])
+
+    def parameter(self, path: str, name: str) -> float:
+        """One figure of a parameter, NaN where there is none."""
+        if path not in self.parameters:
+            return float("nan")
+        return float(
+            self.parameter_rows[self.parameters.index(path), PARAMETER_FIGURES.index(name)]
+        )
+
+
+_COUNTS: Final = [SITE_FIGURES.index(name) for name in ("examples", "units", "looked", "positions")]
+_LOOKED, _UNITS = SITE_FIGURES.index("looked"), SITE_FIGURES.index("units")
+
+
+def flaw_in(figures: Figures) -> str:
+    """What cannot be in the figures of a pass, "" where all can: rules trust what a file says."""
+    counts = figures.rows[:, _COUNTS]
+    with np.errstate(invalid="ignore"):  # NaN is no count
+        whole = (counts >= 1) & (counts <= 2.0**53) & (counts == np.trunc(counts))
+    if not whole.all():
+        return "a count is none"
+    looked, there = figures.rows[:, _LOOKED], figures.rows[:, _UNITS]
+    if (looked > there).any() or (looked > 8 * BYTES).any():
+        return "more units were looked at than there are"
+    if (figures.rows < 0).any() or (figures.parameter_rows < 0).any():
+        return "a figure is negative"
+    if len(set(figures.sites)) < len(figures.sites) or len(set(figures.parameters)) < len(
+        figures.parameters
+    ):
+        return "a name comes twice"
+    return "" if figures.varied in (-1, 0, 1) else "a flag is none"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Observed:
+    """The facts of a recording, and the figures of its passes.
+
+    Attributes:
+        facts: None where nothing is known.
+        numbers: of the passes that have figures, rising.
+        figures: those of each of them.
+    """
+
+    facts: Facts | None = None
+    numbers: tuple[int, ...] = ()
+    figures: tuple[Figures, ...] = ()
+
+    def to_columns(self) -> dict[str, Array]:
+        """As arrays of numbers and of UTF-8 bytes; `from_columns` makes them this again."""
+        facts = self.facts or Facts()
+        out: dict[str, Array] = {"known": np.array([self.facts is not None], np.uint8)}
+        for prefix, cls, items in (
+            ("site", SiteFacts, facts.sites),
+            ("parameter", ParameterFacts, facts.parameters),
+        ):
+            for field in dataclasses.fields(cls):
+                values = [getattr(one, field.name) for one in items]
+                _put(out, f"{prefix}_{field.name}", values, str(field.type))
+        absent = [] if facts.uncalled is None else [facts.uncalled]
+        _put(out, "uncalled_what", [one.what for one in absent], "str")
+        _put(out, "uncalled_advice", [one.advice for one in absent], "str")
+        counts = [[one.step, one.steps, one.calls] for one in absent]
+        out["uncalled"] = np.array(counts, np.int64).reshape(-1, 3)
+        names = dict.fromkeys(x for f in self.figures for x in (*f.sites, *f.parameters))
+        index = {name: i for i, name in enumerate(names)}
+        _put(out, "names", list(names), "str")
+        out["numbers"] = np.array(self.numbers, np.int64)
+        out["varied"] = np.array([f.varied for f in self.figures], np.int64)
+        out["rows_in"] = np.array([len(f.sites) for f in self.figures], np.int64)
+        out["states_in"] = np.array([len(f.parameters) for f in self.figures], np.int64)
+        out["row_name"] = np.array([index[s] for f in self.figures for s in f.sites], np.int64)
+        out["state_name"] = np.array(
+            [index[s] for f in self.figures for s in f.parameters], np.int64
+        )
+        none = Figures()
+        out["rows"] = np.concatenate([none.rows, *(f.rows for f in self.figures)])
+        out["masks"] = np.concatenate([none.masks, *(f.masks for f in self.figures)])
+        out["states"] = np.concatenate(
+            [none.parameter_rows, *(f.parameter_rows for f in self.figures)]
+        )
+        return out
+
+    @staticmethod
+    def from_columns(columns: Mapping[str, Any]) -> Observed:
+        """What `to_columns` was called on.
+
+        Raises:
+            InspectorError: a column is missing, is of another dtype or shape, or they do not
+                belong together.
+        """
+        reader = _Columns(columns)
+        known = reader.numbers("known", np.uint8, 1)
+        sites = reader.items("site", SiteFacts)
+        parameters = reader.items("parameter", ParameterFacts)
+        facts = None
+        if known[0]:
+            uncalled = reader.uncalled()
+            facts = Facts(sites=tuple(sites), parameters=tuple(parameters), uncalled=uncalled)
+        for one in sites:
+            known_kinds = one.activation in KINDS and one.made_by in KINDS
+            _require(known_kinds, f"site_activation holds {one.activation!r}, {one.made_by!r}")
+        names = reader.texts("names")
+        numbers = reader.numbers("numbers", np.int64)
+        count = len(numbers)
+        _require(bool((np.diff(numbers) > 0).all()), "numbers does not rise")
+        varied = reader.numbers("varied", np.int64, count)
+        rows_in = reader.numbers("rows_in", np.int64, count)
+        states_in = reader.numbers("states_in", np.int64, count)
+        for name, counts in (("rows_in", rows_in), ("states_in", states_in)):
+            _require(bool((counts >= 0).all()), f"{name} holds a negative count")
+        most = sum(map(int, rows_in)), sum(map(int, states_in))
+        row_name = reader.numbers("row_name", np.int64, most[0])
+        state_name = reader.numbers("state_name", np.int64, most[1])
+        for name, which in (("row_name", row_name), ("state_name", state_name)):
+            inside = (which >= 0) & (which < len(names))
+            _require(bool(inside.all()), f"{name} names what there is not")
+        rows = reader.array("rows", np.float32, (most[0], len(SITE_FIGURES)))
+        masks = all_masks(reader.array("masks", np.uint8, (most[0], None, BYTES)))
+        _require(masks.shape[1] == len(MASKS), f"masks has shape {masks.shape}")
+        states = reader.array("states", np.float32, (most[1], len(PARAMETER_FIGURES)))
+        found: list[Figures] = []
+        r = s = 0
+        counts = zip(map(int, rows_in), map(int, states_in), map(int, varied), strict=True)
+        for n_rows, n_states, one_varied in counts:
+            found.append(
+                Figures(
+                    sites=tuple(names[i] for i in row_name[r : r + n_rows]),
+                    rows=rows[r : r + n_rows].copy(),
+                    masks=masks[r : r + n_rows].copy(),
+                    parameters=tuple(names[i] for i in state_name[s : s + n_states]),
+                    parameter_rows=states[s : s + n_states].copy(),
+                    varied=one_varied,
+                )
+            )
+            r, s = r + n_rows, s + n_states
+        for one in found:
+            flaw = flaw_in(one)
+            _require(not flaw, flaw)
+        return Observed(facts=facts, numbers=tuple(map(int, numbers)), figures=tuple(found))
+
+
+def _put(out: dict[str, Array], name: str, values: Sequence[Any], kind: str) -> None:
+    if kind == "str":
+        blobs = [value.encode("utf-8", "surrogatepass") for value in values]
+        out[name] = np.frombuffer(b"".join(blobs), np.uint8)
+        out[f"{name}_ends"] = np.cumsum([len(b) for b in blobs], dtype=np.int64)
+    else:
+        out[name] = np.array(values, np.float64 if kind == "float" else np.int64)
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise InspectorError(
+            f"These columns are not what rules need: {what}. Record the run again, or leave the "
+            f"columns out: then rules that need them say nothing."
+        )
+
+
+_LATER: Final = ("parameter_in_loss",)
+"""Columns that recordings saved before do not have."""
+
+
+class _Columns:
+    """Reads columns of which nothing is trusted."""
+
+    def __init__(self, columns: Mapping[str, Any]):
+        self._columns = columns
+
+    def array(self, name: str, dtype: Any, shape: tuple[int | None, ...]) -> Array:
+        found = self._columns.get(name)
+        _require(isinstance(found, np.ndarray), f"{name} is missing or no array")
+        assert isinstance(found, np.ndarray)
+        _require(found.dtype == np.dtype(dtype), f"{name} is of dtype {found.dtype}")
+        fits = len(found.shape) == len(shape) and all(
+            b is None or a == b for a, b in zip(found.shape, shape, strict=True)
+        )
+        _require(fits, f"{name} has shape {found.shape}")
+        return found
+
+    def numbers(self, name: str, dtype: Any, count: int | None = None) -> Array:
+        return self.array(name, dtype, (count,))
+
+    def texts(self, name: str, count: int | None = None) -> list[str]:
+        blob = self.numbers(name, np.uint8)
+        ends = self.numbers(f"{name}_ends", np.int64, count)
+        starts = np.concatenate([np.zeros(1, np.int64), ends])[: len(ends)]
+        whole = int(ends[-1]) if len(ends) else 0
+        rising = bool((ends >= starts).all()) and whole == len(blob)
+        _require(rising, f"{name}_ends does not fit {name}")
+        data = blob.tobytes()
+        try:
+            return [
+                data[int(a) : int(b)].decode("utf-8", "surrogatepass")
+                for a, b in zip(starts, ends, strict=True)
+            ]
+        except UnicodeDecodeError:
+            _require(False, f"{name} is not UTF-8")
+            raise
+
+    def uncalled(self) -> Uncalled | None:
+        if "uncalled" not in self._columns:
+            return None  # of a file from before there was such a column
+        counts = self.array("uncalled", np.int64, (None, 3))
+        what, advice = self.texts("uncalled_what"), self.texts("uncalled_advice")
+        _require(len(counts) == len(what) == len(advice) <= 1, "uncalled is not one")
+        if not what:
+            return None
+        step, steps, calls = counts[0].tolist()
+        return Uncalled(step=step, steps=steps, calls=calls, what=what[0], advice=advice[0])
+
+    def items(self, prefix: str, cls: Any) -> list[Any]:
+        columns: dict[str, list[Any]] = {}
+        count: int | None = None
+        for field in dataclasses.fields(cls):
+            name, kind = f"{prefix}_{field.name}", str(field.type)
+            if name in _LATER and name not in self._columns:
+                columns[field.name] = [field.default] * (count or 0)
+            elif kind == "str":
+                columns[field.name] = self.texts(name, count)
+            elif kind == "float":
+                columns[field.name] = self.numbers(name, np.float64, count).tolist()
+            else:
+                columns[field.name] = self.numbers(name, np.int64, count).tolist()
+            count = len(columns[field.name])
+        rows = zip(*columns.values(), strict=True)
+        return [cls(**dict(zip(columns, row, strict=True))) for row in rows]

@@ -1,0 +1,78 @@
+"""Many summaries of one quantity side by side, as the screen and the figures draw them over time.
+
+Invariant: each figure is the one that the Summary itself gives. Imports no jax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nnx_inspector.stats.bins import Binned, axis, quantiles, rebinned
+from nnx_inspector.stats.encoding import binned, decoded
+from nnx_inspector.stats.statistics import HISTORY_BINS, HISTORY_QUANTILES, STATISTICS
+from nnx_inspector.stats.summary import Summary
+
+_Floats = npt.NDArray[np.float64]
+_BATCH: Final = 256  # summaries unpacked at a time: some megabytes
+
+
+class HistoryArrays(NamedTuple):
+    """One site's quantity over the steps; the arguments of `protocol.history_buffer`, in order.
+
+    Attributes:
+        steps: float64[T], the step of each column, in the order of the passes.
+        quantiles: float64[T, 7], at `HISTORY_QUANTILES`, in the values' unit.
+        edges: float64[49], rising, even on a symmetric-log axis, in the values' unit.
+        fractions: float64[T, 48], each row adds up to 1. A row is NaN, here and in `quantiles`,
+            where nothing finite was measured or the counts are unknown (saturated).
+    """
+
+    steps: _Floats
+    quantiles: _Floats
+    edges: _Floats
+    fractions: _Floats
+
+
+def history_of(
+    steps: Sequence[int], blobs: Sequence[bytes], low: float, high: float
+) -> HistoryArrays:
+    """The history of encoded summaries whose finite values all lie within low and high."""
+    rows = binned([decoded(blob) for blob in blobs])
+    together = Binned(
+        rows.bins, rows.counts.sum(axis=0, keepdims=True), np.array([low]), np.array([high])
+    )
+    anything = len(rows.bins) > 0
+    edges = axis(together, HISTORY_BINS, "symlog") if anything else _no_axis()
+    total = rows.counts.sum(axis=1, keepdims=True)
+    return HistoryArrays(
+        steps=np.array(steps, np.float64),
+        quantiles=quantiles(rows, np.array(HISTORY_QUANTILES)),
+        edges=edges,
+        fractions=rebinned(rows, edges) / np.where(total > 0, total, np.nan),
+    )
+
+
+def _no_axis() -> _Floats:
+    """Some axis, where nothing finite was ever measured."""
+    return np.linspace(0.0, 1.0, HISTORY_BINS + 1)
+
+
+def figures_of(blobs: Sequence[bytes]) -> list[list[int | float | None]]:
+    """`STATISTICS` and the quantiles of each encoded summary; None where not known."""
+    rows: list[list[int | float | None]] = []
+    for start in range(0, len(blobs), _BATCH):
+        parts = [decoded(blob) for blob in blobs[start : start + _BATCH]]
+        found = quantiles(binned(parts), np.array(HISTORY_QUANTILES)).tolist()
+        rows += [_statistics(p.summary()) + q for p, q in zip(parts, found, strict=True)]
+    return rows
+
+
+def _statistics(summary: Summary) -> list[int | float | None]:
+    if summary.saturated:  # its extremes are still right
+        known = {"min": summary.min, "max": summary.max}
+        return [known.get(name) for name in STATISTICS]
+    return [getattr(summary, name) for name in STATISTICS]

@@ -1,0 +1,405 @@
+"""`load`: a recording out of a file, which anybody may have written.
+
+Invariant: what comes back is what `Recording.append` would have accepted, or an InspectorError;
+never a crash, and never more memory than twice the file and some megabytes. Imports no jax.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.recordings.facts import Figures, Observed, flaw_in
+from nnx_inspector.recordings.format import MAGIC, Columns, DamagedError, Reader, column
+from nnx_inspector.recordings.passes import NONFINITE, QUANTITIES, Measured, step_number
+from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.recordings.save import (
+    FACTS,
+    FIGURES,
+    HEAD,
+    HELD,
+    MOST_NAME,
+    NAMES,
+    NEWS,
+    PASS,
+    PERTURBED,
+    POINTS,
+)
+from nnx_inspector.recordings.save import NONFINITE as KINDS
+from nnx_inspector.stats.encoding import checked
+from nnx_inspector.stats.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES, all_masks
+
+_SPARE: Final = 8 * 2**20
+"""Bytes of memory that a file may take beyond twice its size: only tiny summaries of very many
+sites would."""
+_NAME_BYTES: Final = 160
+"""Bytes of memory that a name takes besides its letters."""
+_SUMMARY_BYTES: Final = 320
+"""Bytes of memory that a summary, its key and its place take besides its own."""
+_BATCH: Final = 2**14
+_MOST_FIRSTS: Final = 2 * len(QUANTITIES) * len(KINDS)
+
+
+def load(path: str | os.PathLike[str]) -> Recording:
+    """The recording that was saved to a file, on the host alone: no accelerator is touched.
+
+    The file may still be written on to, and the process that did may have been killed: what it
+    had not written to the end is left out.
+
+    Args:
+        path: of a file by `Recording.save`, `Inspector.save` or `nni.watch(save=)`.
+
+    Returns:
+        A Recording equal to the one that was saved; it may be appended to, and saved again.
+
+    Raises:
+        InspectorError: the file is no recording, and what it looks like instead; or it is damaged,
+            and where.
+        TypeError: `path` is no path.
+        OSError: it cannot be opened.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from nnx_inspector.stats.summary import empty
+        >>> recording = Recording()
+        >>> recording.append(7, {"encoder": {"output": empty()}}, metrics={"loss": 0.5})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     recording.save(pathlib.Path(folder, "run.nni"))
+        ...     load(pathlib.Path(folder, "run.nni")).steps
+        [7]
+    """
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(
+            f'load takes the path of a recording, nni.load("run.nni"), got {type(path).__name__}.'
+        )
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise _FolderError(f"{os.fspath(path)!r} is a folder{_IN_A_FOLDER} {_WAY_OUT}")
+    if not stat.S_ISREG(mode):
+        raise InspectorError(f"{os.fspath(path)!r} is no file that can be read from end to end.")
+    with open(path, "rb") as file:
+        head = file.read(_HEAD)
+        if not head.startswith(MAGIC):
+            raise InspectorError(f"{os.fspath(path)!r} {_instead(head)}")
+        file.seek(0)
+        reader = Reader(file)
+        opened = _Opened(reader.size)
+        try:
+            for section in reader.sections(opened.kinds):
+                try:
+                    opened.kinds[section.kind](section.columns)
+                except ValueError as error:
+                    where = f"the section {section.kind!r} at byte {section.at}"
+                    raise DamagedError(f"{where}: {error}") from error
+            recording = opened.recording(torn=reader.torn > 0)
+            recording.name = os.path.basename(os.fsdecode(path))
+            return recording
+        except DamagedError as error:
+            raise InspectorError(
+                f"{os.fspath(path)!r} is no recording that can be read: {error}. What is before "
+                "that byte, if anything, is whole: a copy cut there can be read."
+            ) from error
+
+
+# ------------------------------------------------------------ what is no recording
+
+_HEAD: Final = 512
+_WAY_OUT: Final = (
+    "nni.load reads the file that insp.save(path), recording.save(path) or "
+    "nni.watch(model, save=path) wrote."
+)
+_IN_A_FOLDER: Final = (
+    ", not a recording: a recording is one file. If it holds a checkpoint, restore it with the "
+    "library that saved it and inspect the model: nni.Inspector(model, x)."
+)
+_BEGINNINGS: Final = (
+    (b"PK\x03\x04", "it is a zip archive (an .npz, .keras or PyTorch file is one, too)"),
+    (b"\x1f\x8b", "it is compressed by gzip; unpack it first, if a recording is inside"),
+    (b"\x28\xb5\x2f\xfd", "it is compressed by zstd; unpack it first, if a recording is inside"),
+    (b"\x93NUMPY", "it is a NumPy array (.npy)"),
+    (b"\x89HDF", "it is an HDF5 file"),
+    (b"\x80", "it looks like a pickle or a msgpack file"),
+)
+
+
+class _FolderError(InspectorError, IsADirectoryError):
+    """A folder in place of a file: still an OSError, as `open` would raise."""
+
+
+def _instead(head: bytes) -> str:
+    """What a file is that does not begin as a recording does, and the way out."""
+    text = head.lstrip().lower()
+    line = MAGIC.rpartition(b" ")[0]
+    if not head:
+        what = "it is empty: nothing was written to it, or it was cut off"
+    elif MAGIC.startswith(head):
+        what = "it was cut off before the first pass"
+    elif head.startswith(line):
+        version = head.partition(b"\n")[0].rpartition(b" ")[2].decode("ascii", "replace")
+        return (
+            f"is a recording in version {version} of the format, which this nnx_inspector does not "
+            f"read: a newer one wrote it. Upgrade: pip install --upgrade nnx_inspector."
+        )
+    elif known := [what for beginning, what in _BEGINNINGS if head.startswith(beginning)]:
+        what = known[0]
+    elif head[8:9] == b"{" and head[4:8] == bytes(4):
+        what = "it is a safetensors file: arrays, of a checkpoint perhaps"
+    elif text.startswith((b"<!doctype html", b"<html")):
+        what = "it is a web page; if insp.to_html wrote it, open it in a browser"
+    elif text.startswith(b"{"):
+        what = "it is JSON; if it is a notebook, open it in Jupyter"
+    elif b"\0" not in head:
+        what = "it is a text"
+    else:
+        what = "it begins with other bytes"
+    return f"is no recording, it does not begin as a recording does: {what}. {_WAY_OUT}"
+
+
+class _Marks(NamedTuple):
+    """What there is of a pass besides its summaries."""
+
+    number: int
+    step: int
+    setting: int
+    kind: str
+    perturbed: bool
+    news: bool
+    ticket: int
+
+
+class _Opened:
+    """What was read so far.
+
+    Attributes:
+        kinds: what is done with the columns of each kind of section. A kind that others may skip
+            is written by `Sections.section(..., optional=True)` and needs a line here.
+    """
+
+    def __init__(self, size: int):
+        self.kinds: dict[bytes, Callable[[Columns], None]] = {
+            HEAD: self._head,
+            NAMES: self._take_names,
+            PASS: self._pass,
+            HELD: self._hold,
+            POINTS: self._points,
+            FACTS: self._facts,
+            FIGURES: self._take_figures,
+        }
+        self._most = 2 * size + _SPARE
+        self._names: list[str] = []
+        self._name_bytes = 0
+        self._found: Recording | None = None
+        self._held = [0, 0]
+        self._firsts = 0
+        self._last = -1
+        self._waiting: dict[int, tuple[_Marks, Measured]] = {}
+        self._waiting_bytes = 0
+        self._keys: tuple[bytes, tuple[tuple[str, str], ...]] = (b"", ())
+        self._figures: Figures | None = None  # of the pass that follows
+
+    def recording(self, *, torn: bool) -> Recording:
+        """All of it, read to the end."""
+        recording = self._begun()
+        for marks, what in self._waiting.values():  # the process ended before they were complete
+            state = recording.state()
+            news = not {(marks.perturbed, *which) for which in what.nonfinite} <= state.firsts
+            self._take(marks._replace(number=state.appended, news=news), what)
+        recording.cut_short = torn or any(left > 0 for left in self._held)
+        return recording
+
+    def _begun(self) -> Recording:
+        if self._found is None:
+            raise DamagedError("the section that says what is in it is missing")
+        return self._found
+
+    def _head(self, columns: Columns) -> None:
+        if self._found is not None:
+            raise ValueError("a file has one head")
+        max_steps, max_bytes = column(columns, "bounds", "int64", (2,)).tolist()
+        appended, thinned_points = column(columns, "counts", "int64", (2,)).tolist()
+        self._held = column(columns, "held", "int64", (2,)).tolist()
+        if not (0 <= self._held[0] <= appended <= 2**53 and 0 <= thinned_points <= 2**53):
+            raise ValueError(f"{appended} passes and {thinned_points} points cannot be")
+        firsts = column(columns, "firsts", "uint8", (None, 3))
+        if len(firsts) > _MOST_FIRSTS or (firsts >= [2, len(QUANTITIES), len(KINDS)]).any():
+            raise ValueError("column 'firsts' names what there is not")
+        sites = self._named(column(columns, "sites", "uint32"))
+        self._found = Recording(max_steps=max_steps, max_bytes=max_bytes)
+        known = {(bool(p), QUANTITIES[q], KINDS[kind]) for p, q, kind in firsts.tolist()}
+        self._found.begin(appended, thinned_points, sites, known)
+
+    def _take_names(self, columns: Columns) -> None:
+        text = column(columns, "text", "uint8")
+        ends = _ends(columns, len(text))
+        self._name_bytes += _NAME_BYTES * len(ends) + 4 * len(text)
+        self._require_room(0)
+        if (np.diff(ends, prepend=0) > MOST_NAME).any():
+            raise ValueError(f"a name has more than {MOST_NAME} bytes")
+        for part in _parts(text, ends):  # one by one: there may be very many
+            self._names.append(part.decode("utf-8", "surrogatepass"))
+
+    def _pass(self, columns: Columns) -> None:
+        marks = self._marks(columns)
+        before = self._waiting.pop(marks.ticket, None)
+        if before is not None:
+            self._waiting_bytes -= _bytes_of(before[1])
+        as_held = None if before is None or "site" in columns else before[1]
+        what = self._measured(columns) if as_held is None else as_held
+        if not self._last < marks.number < 2**53:
+            raise ValueError(f"pass {marks.number} does not follow the one before")
+        self._firsts += marks.news
+        if self._firsts > _MOST_FIRSTS:
+            raise ValueError("there are more passes with the first of a kind than kinds")
+        self._take(marks, what)
+        self._held[0] -= 1
+
+    def _hold(self, columns: Columns) -> None:
+        marks = self._marks(columns)
+        if marks.ticket < 0 or marks.ticket in self._waiting:
+            raise ValueError(f"ticket {marks.ticket} cannot be, or is in use")
+        what = self._measured(columns)
+        self._waiting_bytes += _bytes_of(what)
+        self._waiting[marks.ticket] = marks, what
+        self._require_room(0)
+
+    def _marks(self, columns: Columns) -> _Marks:
+        numbers = column(columns, "pass", "int64", (6,)).tolist()
+        number, step, setting, kind, flags, ticket = numbers
+        if not 0 <= flags <= PERTURBED | NEWS or not 0 <= setting < 2**53 or ticket < -1:
+            raise ValueError(f"flags {flags}, setting {setting} or ticket {ticket} cannot be")
+        perturbed, news = bool(flags & PERTURBED), bool(flags & NEWS)
+        return _Marks(
+            number, step_number(step), setting, self._named([kind])[0], perturbed, news, ticket
+        )
+
+    def _measured(self, columns: Columns) -> Measured:
+        sites, quantities = column(columns, "site", "uint32"), column(columns, "quantity", "uint8")
+        packed = column(columns, "summary", "uint8")
+        ends = _ends(columns, len(packed))
+        if not len(sites) == len(quantities) == len(ends):
+            raise ValueError("its columns are not equally long")
+        self._require_room(len(packed) + _SUMMARY_BYTES * len(ends))
+        keys, blobs = self._keys_of(sites, quantities), tuple(_parts(packed, ends))
+        pairs = zip(keys, blobs, strict=True)
+        found = {(quantity, kind) for (_, quantity), blob in pairs for kind in _nonfinite(blob)}
+        return Measured(keys, blobs, frozenset(found))
+
+    def _take(self, marks: _Marks, what: Measured) -> None:
+        recording = self._begun()
+        number, step, setting, kind, perturbed, news, _ = marks
+        layout = recording.layout(what.keys)
+        figures, self._figures = self._figures, None
+        marked: Any = {"kind": kind, "perturbed": perturbed, "setting": setting, "news": news}
+        item = what.as_pass(number, step, layout, figures=figures, **marked)
+        recording.take(item, {(perturbed, *which) for which in what.nonfinite})
+        self._last = number
+
+    def _facts(self, columns: Columns) -> None:
+        self._require_room(2 * sum(column.nbytes for column in columns.values()))
+        try:
+            facts = Observed.from_columns(columns).facts
+        except InspectorError as error:
+            raise ValueError(str(error)) from error
+        if facts is not None:
+            self._begun().learn(facts)
+            self._begun().miss(facts.uncalled)  # the last that was written holds
+
+    def _take_figures(self, columns: Columns) -> None:
+        sites = self._named(column(columns, "site", "uint32"))
+        parameters = self._named(column(columns, "parameter", "uint32"))
+        rows = column(columns, "rows", "float32", (len(sites), len(SITE_FIGURES)))
+        masks = all_masks(column(columns, "masks", "uint8", (len(sites), None, BYTES)))
+        if masks.shape[1] != len(MASKS):
+            raise ValueError(f"column 'masks' has {masks.shape[1]} masks, not {len(MASKS)}")
+        states = column(columns, "states", "float32", (len(parameters), len(PARAMETER_FIGURES)))
+        [varied] = column(columns, "varied", "int64", (1,)).tolist()
+        self._figures = Figures(
+            sites=tuple(sites),
+            rows=rows.copy(),  # not the whole body with it
+            masks=masks.copy(),
+            parameters=tuple(parameters),
+            parameter_rows=states.copy(),
+            varied=varied,
+        )
+        if flaw := flaw_in(self._figures):
+            raise ValueError(flaw)
+        self._require_room(self._figures.nbytes + 8 * (len(sites) + len(parameters)))
+
+    def _points(self, columns: Columns) -> None:
+        recording = self._begun()
+        points = column(columns, "points", "float64", (None, 3))
+        for start in range(0, len(points), _BATCH):
+            self._add(recording, points[start : start + _BATCH])
+        self._held[1] -= len(points)
+
+    def _add(self, recording: Recording, points: npt.NDArray[np.float64]) -> None:
+        whole = np.trunc(points[:, :2]) == points[:, :2]  # NaN is not
+        if not whole.all() or (np.abs(points[:, :2]) > 2.0**53).any():
+            raise ValueError("the name of a metric, or a step, is no whole number")
+        names = self._named(points[:, 0].astype(np.int64))
+        for name, (step, value) in zip(names, points[:, 1:].tolist(), strict=True):
+            recording.add_metrics(int(step), {name: value})
+        self._require_room(0)
+
+    def _keys_of(
+        self, sites: npt.NDArray[np.uint32], quantities: npt.NDArray[np.uint8]
+    ) -> tuple[tuple[str, str], ...]:
+        raw = sites.tobytes() + quantities.tobytes()
+        if self._keys[0] != raw or not raw:  # most passes have the same as the one before
+            if (quantities >= len(QUANTITIES)).any():
+                raise ValueError("there is no such quantity")
+            names = self._named(sites)
+            keys = tuple(
+                (s, QUANTITIES[q]) for s, q in zip(names, quantities.tolist(), strict=True)
+            )
+            if len(set(keys)) != len(keys):
+                raise ValueError("a pass has two summaries of one quantity")
+            self._keys = raw, keys
+        return self._keys[1]
+
+    def _named(self, numbers: Any) -> list[str]:
+        found = np.asarray(numbers, np.int64)
+        if len(found) and not 0 <= found.min() <= found.max() < len(self._names):
+            raise ValueError("a name is used that was not given")
+        return [self._names[number] for number in found.tolist()]
+
+    def _require_room(self, more: int) -> None:
+        taken = (
+            self._name_bytes
+            + self._waiting_bytes
+            + more
+            + (0 if self._found is None else self._found.nbytes)
+        )
+        if taken > self._most:
+            raise ValueError("what is in it would take more than twice the memory of the file")
+
+
+def _ends(columns: Columns, size: int) -> npt.NDArray[np.int64]:
+    """Where each of the pieces ends that fill `size` bytes."""
+    ends = column(columns, "ends", "uint32").astype(np.int64)
+    if (np.diff(ends, prepend=0) < 0).any() or (int(ends[-1]) if len(ends) else 0) != size:
+        raise ValueError("column 'ends' does not divide what is there")
+    return ends
+
+
+def _parts(data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> Iterator[bytes]:
+    view, start = data.data, 0
+    for end in ends:
+        yield bytes(view[start:end])
+        start = end
+
+
+def _bytes_of(what: Measured) -> int:
+    return sum(len(blob) + _SUMMARY_BYTES for blob in what.packed)
+
+
+def _nonfinite(blob: bytes) -> list[str]:
+    """Which kinds of value that are no number a summary counts."""
+    used = checked(blob).used
+    return [name for name, number in NONFINITE.items() if number in used]

@@ -1,0 +1,487 @@
+"""The bounded history of a run: the summaries of every pass, and metrics, over the steps.
+
+Invariants: a recording never grows beyond its bounds, what was thinned out is counted and said, and
+the first pass, the newest, and those with the first NaN and Inf stay. What was not measured is
+None or absent, never a zero. Safe to append to and read from any thread. Does not measure, does
+not draw, imports no jax.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from nnx_inspector.recordings.curves import Curves, scalar, surplus
+from nnx_inspector.recordings.facts import Facts, Figures, Observed, Uncalled
+from nnx_inspector.recordings.frames import metrics_frame, passes_frame
+from nnx_inspector.recordings.history import HistoryArrays, history_of
+from nnx_inspector.recordings.passes import (
+    Layout,
+    Pass,
+    Quantity,
+    check_quantity,
+    measured,
+    step_number,
+)
+from nnx_inspector.recordings.save import HELD, PASS, Journal, State, save
+from nnx_inspector.stats.encoding import decoded, ranges
+from nnx_inspector.stats.summary import Summary
+
+if TYPE_CHECKING:
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+_Floats = npt.NDArray[np.float64]
+
+_POINTS_PER_PASS: Final = 10
+
+
+class Recording:
+    """Summaries and metrics of a run, bounded in passes and in bytes.
+
+    When a bound is passed, about every second pass of the older half goes, so that the rest is
+    spaced evenly: the past becomes coarser, the recent past stays whole. The first pass, the
+    newest, and those with the first NaN, +Inf and -Inf of each quantity stay. `thinned` counts
+    what went.
+
+    Args:
+        max_steps: most passes kept, at least 2.
+        max_bytes: most memory taken, in bytes; at least the first and the newest pass are kept,
+            whatever they take. Metrics take up to a quarter of it.
+
+    Attributes:
+        cut_short: whether it was read from a file whose end is missing, so that passes may be
+            missing that are not counted as thinned.
+        name: what it is called where several are shown; that of its file, without the folder,
+            where it was read from one.
+
+    Raises:
+        ValueError: a bound is too small.
+
+    Example:
+        >>> from nnx_inspector.stats.summary import empty
+        >>> recording = Recording(max_steps=100)
+        >>> recording.append(0, {"blocks/0": {"output": empty()}}, metrics={"loss": 2.5})
+        >>> recording.steps, recording.sites, recording.curves()["loss"].tolist()
+        ([0], ('blocks/0',), [[0.0, 2.5]])
+    """
+
+    def __init__(self, *, max_steps: int = 2000, max_bytes: int = 256 * 2**20):
+        if max_steps < 2 or max_bytes < 4096:
+            raise ValueError(
+                f"A recording keeps at least 2 passes and 4096 bytes, got max_steps={max_steps} "
+                f"and max_bytes={max_bytes}. Leave them out for 2000 passes and 256 MiB."
+            )
+        self.max_steps = max_steps
+        self.max_bytes = max_bytes
+        self._lock = threading.RLock()
+        self._passes: list[Pass] = []
+        self._bytes = 0
+        self._appended = 0
+        self._sites: dict[str, None] = {}
+        self._layouts: dict[tuple[tuple[str, str], ...], Layout] = {}
+        self._firsts: set[tuple[bool, str, str]] = set()
+        self._curves = Curves(_POINTS_PER_PASS * max_steps, max_bytes // 4)
+        self._journal: Journal | None = None
+        self._held: dict[int, Pass] = {}
+        self._facts: Facts | None = None
+        self.cut_short = False
+        self.name = ""
+
+    def append(
+        self,
+        step: int,
+        summaries: Mapping[str, Mapping[str, Summary | None]],
+        *,
+        metrics: Mapping[str, float] | None = None,
+        kind: str = "watch",
+        perturbed: bool = False,
+        setting: int = 0,
+        figures: Figures | None = None,
+        held: int | None = None,
+    ) -> None:
+        """Adds one pass. Nothing is added when an argument is refused.
+
+        Args:
+            step: any integer; passes of the same step are kept apart, in order.
+            summaries: site key -> "output", "gradient" or "input" -> Summary, in the order of
+                execution. Summaries with rows are merged; None is what was not measured.
+            metrics: scalars of this step; see `add_metrics`.
+            kind: where the pass came from, shown in the frame.
+            perturbed: whether a perturbation was on.
+            setting: a number for the perturbations in force, equal where they are; see `Pass`.
+            figures: what rules need of this pass besides; see `observed`.
+            held: the ticket under which the pass was held; see `hold`.
+
+        Raises:
+            ValueError: a quantity is none of the three.
+            TypeError: a summary holds tracers, a metric is no number, the step no integer.
+        """
+        at = step_number(step)
+        what = measured(summaries)  # before the lock: it waits for the device
+        values = {name: scalar(name, value) for name, value in (metrics or {}).items()}
+        with self._lock:
+            self._add(at, values)
+            found = {(perturbed, *which) for which in what.nonfinite}
+            layout, news = self.layout(what.keys), not found <= self._firsts
+            marks: Any = {"kind": kind, "perturbed": perturbed, "setting": setting, "news": news}
+            item = what.as_pass(self._appended, at, layout, figures=figures, **marks)
+            self.take(item, found)
+            self._write(item, PASS, held, None if held is None else self._held.pop(held, None))
+        self._tell()
+
+    def hold(
+        self,
+        ticket: int,
+        step: int,
+        summaries: Mapping[str, Mapping[str, Summary | None]],
+        *,
+        kind: str = "watch",
+        perturbed: bool = False,
+        setting: int = 0,
+    ) -> None:
+        """Writes to the file, if there is one, a pass that may not be complete yet.
+
+        It is no pass of the recording before `append` with `held=ticket`. A process that is killed
+        before that has it in its file all the same. The other arguments are those of `append`.
+        """
+        if not self.attached:
+            return
+        what, at = measured(summaries), step_number(step)
+        with self._lock:
+            layout = self.layout(what.keys)
+            item = what.as_pass(0, at, layout, kind=kind, perturbed=perturbed, setting=setting)
+            self._held[ticket] = item
+            self._write(item, HELD, ticket)
+        self._tell()
+
+    def _write(self, item: Pass, kind: bytes, ticket: int | None, like: Pass | None = None) -> None:
+        number = -1 if ticket is None else ticket
+        if self._journal is not None:
+            self._journal.write(
+                lambda sections: sections.of_pass(item, kind=kind, ticket=number, like=like),
+                self.nbytes,
+            )
+
+    def _tell(self) -> None:
+        journal = self._journal
+        if journal is not None:
+            journal.tell()
+
+    def layout(self, keys: tuple[tuple[str, str], ...]) -> Layout:
+        """The layout of a pass with these summaries: the same one for all that have them."""
+        with self._lock:
+            found = self._layouts.get(keys)
+        return Layout(keys, {key: i for i, key in enumerate(keys)}) if found is None else found
+
+    def take(self, item: Pass, found: Set[tuple[bool, str, str]]) -> None:
+        """Adds a pass that is made already, for `append` and for the reader of a file.
+
+        Args:
+            item: the pass; its number is that of no other, and above those of all others.
+            found: (perturbed, quantity, kind of value) of what it has that is no number.
+        """
+        with self._lock:
+            if item.keys not in self._layouts:
+                self._layouts[item.keys] = item.layout
+                self._bytes += item.layout.nbytes
+                self._sites.update(dict.fromkeys(site for site, _ in item.keys))
+            self._firsts |= found
+            self._passes.append(item)
+            self._bytes += item.nbytes
+            self._appended = max(self._appended, item.number + 1)
+            self._bound()
+
+    def add_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds one point to the curve of each metric; NaN and Inf are kept as they are.
+
+        Args:
+            step: the step the values belong to.
+            values: name -> number (a Python, NumPy or jax scalar).
+
+        Raises:
+            TypeError: a value is no single number; then none is added.
+        """
+        at = step_number(step)
+        numbers = {name: scalar(name, value) for name, value in values.items()}
+        with self._lock:
+            self._add(at, numbers)
+        self._tell()
+
+    def _add(self, step: int, values: Mapping[str, float]) -> None:
+        if values:
+            self._curves.add(step, values)
+            if self._journal is not None:
+                self._journal.write(lambda sections: sections.of_points(step, values), self.nbytes)
+
+    def _bound(self) -> None:
+        while len(self._passes) > self.max_steps or self.nbytes > self.max_bytes:
+            gone = surplus([p.number for p in self._passes], [p.news for p in self._passes])
+            if not gone:
+                return
+            self._passes = [p for i, p in enumerate(self._passes) if i not in gone]
+            self._layouts = {p.keys: p.layout for p in self._passes}
+            self._bytes = sum(p.nbytes for p in self._passes)
+            self._bytes += sum(layout.nbytes for layout in self._layouts.values())
+
+    def state(self) -> State:
+        """All that there is now, to be saved."""
+        with self._lock:
+            return State(
+                max_steps=self.max_steps,
+                max_bytes=self.max_bytes,
+                appended=self._appended,
+                thinned_points=self._curves.thinned,
+                sites=tuple(self._sites),
+                firsts=frozenset(self._firsts),
+                passes=tuple(self._passes),
+                held=dict(self._held),
+                curves=self._curves.arrays(),
+                facts=self._facts,
+            )
+
+    def begin(
+        self,
+        appended: int,
+        thinned_points: int,
+        sites: Iterable[str],
+        firsts: Set[tuple[bool, str, str]],
+    ) -> None:
+        """For the reader of a file: what there was besides the passes and points that follow."""
+        with self._lock:
+            self._appended, self._curves.thinned = appended, thinned_points
+            self._sites.update(dict.fromkeys(sites))
+            self._firsts |= firsts
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Saves all that there is now; `nni.load` reads it.
+
+        What is there under `path` is replaced in one piece, or stays as it is.
+
+        Raises:
+            OSError: it cannot be written there.
+            InspectorError: a name is longer than 65,536 bytes.
+        """
+        with self._lock:
+            if self._journal is not None and self._journal.path == os.path.realpath(path):
+                self._journal.anew()
+                return
+        save(path, self.state())
+
+    def attach(self, path: str | os.PathLike[str], failed: Callable[[str], object]) -> None:
+        """As `save`, and from then on each pass and metric is written on as it comes.
+
+        A process that is killed loses none that was appended. The file stays within about twice
+        the recording's bytes: it is written anew when it has grown beyond.
+
+        Args:
+            path: where; a file written on to before is left as it is then.
+            failed: told in words, once, where writing on fails.
+        """
+        with self._lock:
+            before, self._journal = self._journal, Journal(path, self.state, failed)
+            if before is not None:
+                before.close(retry=False)  # the new file may be in the same place
+
+    def detach(self) -> None:
+        """Nothing more is written on."""
+        with self._lock:
+            before, self._journal = self._journal, None
+            self._held = {}
+        if before is not None:
+            before.close()
+            before.tell()
+
+    @property
+    def attached(self) -> bool:
+        """Whether passes are written on to a file."""
+        return self._journal is not None
+
+    def learn(self, facts: Facts) -> None:
+        """Adds what is known of the model to what was known of it before."""
+        with self._lock:
+            self._know(facts if self._facts is None else self._facts.joined(facts))
+        self._tell()
+
+    def miss(self, uncalled: Uncalled | None) -> None:
+        """Notes that a watched loop never called the model; None that it does."""
+        with self._lock:
+            self._know(dataclasses.replace(self._facts or Facts(), uncalled=uncalled))
+        self._tell()
+
+    def _know(self, facts: Facts) -> None:
+        if facts != (self._facts or Facts()):
+            self._facts = facts
+            if self._journal is not None:
+                self._journal.write(lambda sections: sections.of_facts(facts), self.nbytes)
+
+    @property
+    def observed(self) -> Observed:
+        """What is known of the model, and the figures of the passes kept: a snapshot."""
+        with self._lock:
+            found = [p for p in self._passes if p.figures is not None]
+            return Observed(
+                facts=self._facts,
+                numbers=tuple(p.number for p in found),
+                figures=tuple(p.figures for p in found if p.figures is not None),
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the passes and the metrics take.
+
+        Apart from it at most 600 summaries of all recordings are cached unpacked, some 5 kB each.
+        """
+        with self._lock:
+            return self._bytes + self._curves.nbytes
+
+    @property
+    def thinned(self) -> int:
+        """How many passes went to stay within the bounds."""
+        with self._lock:
+            return self._appended - len(self._passes)
+
+    @property
+    def thinned_points(self) -> int:
+        """How many points of metrics went to stay within the bounds."""
+        return self._curves.thinned
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The passes kept, oldest first: a snapshot that later appends do not change."""
+        with self._lock:
+            return tuple(self._passes)
+
+    @property
+    def steps(self) -> list[int]:
+        """The step of each pass, in order; a step with several passes occurs several times."""
+        return [p.step for p in self.passes]
+
+    @property
+    def perturbed(self) -> list[bool]:
+        """For each pass whether a perturbation was on."""
+        return [p.perturbed for p in self.passes]
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The keys of all sites ever appended, in the order in which they were first seen."""
+        with self._lock:
+            return tuple(self._sites)
+
+    def __len__(self) -> int:
+        """How many passes are kept."""
+        return len(self._passes)
+
+    def __repr__(self) -> str:
+        passes = self.passes
+        steps = f", steps {passes[0].step} to {passes[-1].step}" if passes else ""
+        gone = f", {self.thinned} older passes thinned out" if self.thinned else ""
+        points = f", {self._curves.thinned} metric points thinned out" * bool(self._curves.thinned)
+        points += ", read from a file whose end is missing" * self.cut_short
+        return (
+            f"Recording({len(passes)} passes{steps}, {len(self.sites)} sites, "
+            f"{self.nbytes / 2**20:.1f} MiB{gone}{points})"
+        )
+
+    def summary(
+        self, site: str, quantity: Quantity = "output", *, index: int = -1
+    ) -> Summary | None:
+        """The summary of one pass, the newest by default.
+
+        Args:
+            site: a site key.
+            quantity: "output", "gradient" or "input".
+            index: which of the passes kept, as in `steps`.
+
+        Returns:
+            None where that pass did not measure it.
+
+        Raises:
+            KeyError: no pass ever had this site.
+            IndexError: there is no such pass.
+        """
+        self._check(site, quantity)
+        passes = self.passes
+        if not -len(passes) <= index < len(passes):
+            raise IndexError(f"pass {index} of a recording with {len(passes)} passes")
+        return passes[index].summary(site, quantity)
+
+    def series(self, site: str, quantity: Quantity = "output") -> tuple[list[int], list[Summary]]:
+        """Steps and summaries of all passes which measured this, oldest first.
+
+        Raises:
+            KeyError: no pass ever had this site.
+        """
+        steps, blobs = self._series(site, quantity)
+        return steps, [decoded(blob).summary() for blob in blobs]
+
+    def history(
+        self, site: str, quantity: Quantity = "output", *, columns: int = 300
+    ) -> HistoryArrays:
+        """A site's quantity over the steps, as the screen draws it.
+
+        The axis spans the finite values of all passes kept; passes that did not measure this have
+        no column.
+
+        Args:
+            site: a site key.
+            quantity: "output", "gradient" or "input".
+            columns: most columns, at least 2. Where there are more passes, as many are picked,
+                evenly, the first and the newest among them.
+
+        Raises:
+            KeyError: no pass ever had this site.
+            ValueError: `columns` is below 2.
+        """
+        if columns < 2:
+            raise ValueError(f"history takes at least 2 columns, got {columns}")
+        steps, blobs = self._series(site, quantity)
+        ends = ranges(blobs)
+        ends = ends[np.isfinite(ends).all(axis=1)]
+        low, high = (ends[:, 0].min(), ends[:, 1].max()) if len(ends) else (0.0, 0.0)
+        if len(steps) > columns:
+            picked = [round(i * (len(steps) - 1) / (columns - 1)) for i in range(columns)]
+            steps, blobs = [steps[i] for i in picked], [blobs[i] for i in picked]
+        return history_of(steps, blobs, float(low), float(high))
+
+    def _series(self, site: str, quantity: str) -> tuple[list[int], list[bytes]]:
+        self._check(site, quantity)
+        key = (site, quantity)
+        found = [(p.step, p.packed[p.layout.at[key]]) for p in self.passes if key in p.layout.at]
+        return [step for step, _ in found], [blob for _, blob in found]
+
+    def _check(self, site: str, quantity: str) -> None:
+        check_quantity(quantity, site)
+        sites = self.sites
+        if site not in sites:
+            close = difflib.get_close_matches(site, sites, n=3, cutoff=0.4) or sites[:3]
+            near = ", ".join(map(repr, close)) or "none yet: append a pass first"
+            raise KeyError(f"{site!r} is not in this recording. The closest sites are {near}.")
+
+    def curves(self) -> dict[str, _Floats]:
+        """The metrics, each as float64[n, 2]: step and value, in the order of arrival."""
+        with self._lock:
+            return self._curves.arrays()
+
+    def to_frame(self, *, layers: bool = False) -> pd.DataFrame:
+        """A tidy pandas frame, one row a pass, site and quantity.
+
+        Columns: `step, pass, kind, perturbed, site, quantity`, the protocol's statistics (counts
+        as Int64), and the quantiles `q01, q05, q25, q50, q75, q95, q99`. A figure that is not
+        known is missing.
+
+        Args:
+            layers: whether there are rows for single layers of stacked modules, `"blocks[3]"`, too.
+                What they hold is in the row of the stack as well: do not add both up.
+        """
+        return passes_frame(self.passes, layers=layers)
+
+    def metrics_frame(self) -> pd.DataFrame:
+        """The metrics as a tidy pandas frame: columns `step, name, value`, name by name."""
+        return metrics_frame(self.curves())

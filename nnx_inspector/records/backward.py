@@ -1,0 +1,149 @@
+"""Which arguments a loss is differentiated by, and its one backward pass over a staged call.
+
+Invariant: gradients are those of `nnx.value_and_grad`, in its structure; the sinks' cotangents
+come out of the same pass. Does not decide what is measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from nnx_inspector.program.eager import SinksOf
+from nnx_inspector.program.harvest import Plan, sinks_for
+from nnx_inspector.program.marks import is_node
+from nnx_inspector.program.stage import Arguments, Function, Staged, name_of, variables_of_state
+
+
+def diff_state(argnum: Any) -> tuple[int, Any]:
+    if isinstance(argnum, nnx.DiffState):
+        return argnum.argnum, argnum.filter
+    return argnum, nnx.Param
+
+
+def numbers_as_arrays(argument: Any) -> Any:
+    return jax.tree.map(
+        lambda x: jnp.asarray(x) if isinstance(x, (int, float, complex)) else x,
+        argument,
+        is_leaf=is_node,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One differentiated argument: where its leaves are among the inputs, how to put it back."""
+
+    where: tuple[int, ...]
+    rebuild: Callable[[Sequence[Any]], Any]
+
+
+def every_argument(function: Function, args: Sequence[Any]) -> tuple[Any, ...]:
+    """The positional arguments as `argnums` counts them: the owner of a bound method is first."""
+    return tuple(args) if function.owner is None else (function.owner, *args)
+
+
+def argument_number(function: Function, args: Sequence[Any], argnum: int) -> int:
+    """The number of an argument from the front."""
+    count = len(every_argument(function, args))
+    if not -count <= argnum < count:
+        raise ValueError(
+            f"argnums names argument {argnum}, but there are {count} positional arguments."
+        )
+    return argnum % count
+
+
+def check_loss(stage: Staged, function: Function, has_aux: bool) -> None:
+    """Raise where what the function returns is no loss, or no `(loss, aux)`."""
+    structure, name = stage.returned.treedef, name_of(function.call)
+    pair = jax.tree_util.treedef_children(structure)
+    if has_aux and not (structure.node_data() == (tuple, None) and len(pair) == 2):
+        raise TypeError(
+            f"With has_aux=True the loss function must return (loss, aux), "
+            f"{name} returned {structure}."
+        )
+    loss = pair[0] if has_aux else structure
+    if not jax.tree_util.treedef_is_leaf(loss):
+        hint = "" if has_aux else " For a loss and something else pass has_aux=True."
+        raise TypeError(f"The loss must be one scalar array, {name} returned {loss}.{hint}")
+    if 0 not in stage.returned.arrays:
+        raise TypeError(
+            f"The loss must be one scalar array, {name} returned a Python value, so there is "
+            f"nothing to differentiate."
+        )
+
+
+def differentiable(
+    stage: Staged, function: Function, args: Sequence[Any], argnum: int, only: Any
+) -> Part:
+    every = every_argument(function, args)
+    argument = every[argnum]
+    position = len(Arguments.of(every[:argnum]).arrays)
+    leaves, treedef = jax.tree.flatten(argument, is_leaf=is_node)
+    where: list[int] = []
+    builders: list[tuple[int, Any]] = []
+    for leaf in leaves:
+        if is_node(leaf):
+            diff = leaf if isinstance(leaf, nnx.Variable) else nnx.state(leaf, only, graph=True)
+            span = [i for own, _ in variables_of_state(leaf, diff) for i in stage.spans[id(own)]]
+            where.extend(span)
+            builders.append((len(span), jax.tree.structure(diff)))
+        else:
+            where.append(stage.array_index(position, leaf))
+            position += 1
+            builders.append((1, None))
+
+    def rebuild(grads: Sequence[Any]) -> Any:
+        rest = list(grads)
+        out = []
+        for count, structure in builders:
+            mine, rest = rest[:count], rest[count:]
+            out.append(mine[0] if structure is None else jax.tree.unflatten(structure, mine))
+        return jax.tree.unflatten(treedef, out)
+
+    return Part(tuple(where), rebuild)
+
+
+def run_backward(
+    stage: Staged, parts: Sequence[Part], plan: Plan, check: Callable[[], None]
+) -> Any:
+    """The loss, the call's outputs, what was seen, the sinks' cotangents, and the gradient for
+    each differentiated input by its number. `check` raises where the call returns no loss.
+    """
+    where = sorted({i for part in parts for i in part.where})
+    return differentiated(stage, stage.inputs, plan, where, check=lambda out: check())
+
+
+def differentiated(
+    stage: Staged,
+    inputs: Sequence[Any],
+    plan: Plan,
+    numbers: Sequence[int],
+    *,
+    sinks_of: SinksOf = sinks_for,
+    check: Callable[[list[Any]], None],
+) -> Any:
+    """As `run_backward`, with other inputs, by the inputs of these numbers, and other sinks.
+
+    Args:
+        check: called with the outputs; raises where the first is no loss.
+    """
+    sinks = None if stage.eager else sinks_of(stage.survey)
+    seed = jnp.float32(0.0) if stage.eager else None
+
+    def loss_of(chosen: dict[int, Any], sinks: Any, seed: Any) -> Any:
+        full = [chosen.get(i, value) for i, value in enumerate(inputs)]
+        out, seen = stage.evaluate(full, plan=plan, sinks=sinks, seed=seed, sinks_of=sinks_of)
+        check(out)
+        return out[0], (out, seen)
+
+    transform = jax.value_and_grad(loss_of, argnums=(0, 1, 2), has_aux=True)
+    (value, (out, seen)), (grads, cotangents, _) = transform(
+        {i: inputs[i] for i in numbers}, sinks, seed
+    )
+    received = cotangents if stage.last is None else stage.last.received
+    return value, out, seen, received, grads

@@ -1,0 +1,286 @@
+"""`capture` and `value_and_grad`: what a call does, and a record of what flowed through it.
+
+Both trace the call once, take what is marked out of it (`harvest`) and hand back ordinary
+outputs, so they work inside the user's own jit and change the model exactly as the plain call
+does. Invariant: the call's results are those of the plain call. Never uses `nnx.capture`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flax import nnx
+
+from nnx_inspector.hooks.sites import Only, Selection
+from nnx_inspector.hooks.variables import unseen_references
+from nnx_inspector.program.donated import require_whole
+from nnx_inspector.program.harvest import Keep, Plan, Reduce, Seen
+from nnx_inspector.program.mark_layers import marking_layers
+from nnx_inspector.program.marks import CHANGE, OUTPUT
+from nnx_inspector.program.stage import Function, Staged, as_function, name_of, staged
+from nnx_inspector.program.survey import Marked, Survey, marks
+from nnx_inspector.records.backward import (
+    argument_number,
+    check_loss,
+    diff_state,
+    differentiable,
+    every_argument,
+    numbers_as_arrays,
+    run_backward,
+)
+from nnx_inspector.records.nan_site import noting_where
+from nnx_inspector.records.parameters import Parameter, measure_parameters, updates_of
+from nnx_inspector.records.record import Call, Record
+from nnx_inspector.stats.packing import unpack
+from nnx_inspector.stats.summary import Summary
+
+
+def _require_model(stage: Staged) -> None:
+    leaves = stage.inputs[: len(stage.inputs) - len(stage.arrays)]
+    require_whole(leaves, "The model")
+
+
+def _check_selection(selection: Selection, stage: Staged) -> None:
+    known = not stage.eager or stage.last is not None
+    if known and selection.terms != (None,):
+        called = [marked.site for marked in marks(stage.survey)]
+        selection.require_match(stage.roots, [*called, *stage.survey.unseen])
+
+
+def capture(
+    f: Any,
+    *,
+    only: Only = None,
+    inputs: bool = True,
+    values: bool | Reduce = False,
+    units: int | None = None,
+    parameters: bool = False,
+    sample: int = 1,
+) -> Callable[..., tuple[Any, Record]]:
+    """`f`, returning also a record of what its modules received and returned.
+
+    The values are reduced to summaries where they are computed; nothing of an activation's size
+    is kept. Called outside of jit, the forward pass runs equation by equation: wrap it in your
+    own `nnx.jit` to make it fast. The model changes as by the plain call (BatchNorm, RNG counts).
+
+    Args:
+        f: a module, a bound method of one, or a function whose arguments hold modules.
+        only: which sites; see `intercept_methods`. By default `__call__` of every module.
+        inputs: whether to measure inputs too.
+        values: True keeps the arrays themselves, a function of one array whatever arrays it makes
+            of each: `record[site].values`. Under vmap the array holds every example.
+        units: an axis, -1 for the last: figures for each of its units, up to 65,536, without
+            keeping the array: `record[site].units`. Arrays without that axis have none.
+        parameters: whether to measure the parameters too: `record.parameters`.
+        sample: with 8, say, histograms, means and deviations are those of every eighth token (row,
+            slice), in a third of the time; counts, min and max stay exact. For the error see
+            `nnx_inspector.stats.summarize.summarize`.
+
+    Returns:
+        A function that returns `(f's result, Record)`.
+
+    Raises:
+        TypeError: `f` is no module and none of its arguments holds one.
+        ValueError: `only` matches no site.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> import nnx_inspector as nni
+        >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.relu)
+        >>> y, record = nni.capture(model)(jnp.ones((4, 2)))
+        >>> record["layers/0"].output.size
+        12
+    """
+    function = as_function(f, "capture")
+    selection, plan = Selection(only), Plan(keep=Keep(values, units), sample=sample)
+
+    def captured(*args: Any, **kwargs: Any) -> tuple[Any, Record]:
+        layers = marking_layers(selection, inputs=inputs)
+        with staged(function, args, kwargs, layers, may_run=True) as stage:
+            _require_model(stage)
+            _check_selection(selection, stage)
+            run = functools.partial(stage.evaluate, stage.inputs, plan=plan)
+            with noting_where(lambda: None if stage.eager else record_of(stage, run()[1])):
+                out, seen = run()
+            _check_selection(selection, stage)
+            measured = measure_parameters(stage) if parameters else {}
+            return stage.finish(out, update=True), record_of(stage, seen, parameters=measured)
+
+    return _named(captured, function)
+
+
+def value_and_grad(
+    f: Any,
+    *,
+    argnums: Any = 0,
+    has_aux: bool = False,
+    only: Only = None,
+    inputs: bool = True,
+    values: bool | Reduce = False,
+    units: int | None = None,
+    parameters: bool = False,
+    optimizer: nnx.Optimizer[Any] | None = None,
+    sample: int = 1,
+) -> Callable[..., Any]:
+    """`nnx.value_and_grad`, returning also a record of every activation and of its gradient.
+
+    One ordinary backward pass: the summary of a site's cotangent is the transpose of a tap whose
+    value is the identity. The gradients are those of `nnx.value_and_grad`.
+
+    Args:
+        f: the loss, a function whose arguments hold modules (or a module, or a bound method).
+        argnums: which arguments to differentiate by; an int, an `nnx.DiffState`, or several.
+            Modules are differentiated by their parameters (`nnx.Param`) unless a DiffState says
+            otherwise.
+        has_aux: `f` returns `(loss, aux)`.
+        only: which sites; see `intercept_methods`. By default `__call__` of every module.
+        inputs: whether to measure inputs too.
+        values: True keeps the arrays themselves, a function of one array whatever arrays it makes
+            of each: `record[site].values`. Under vmap the array holds every example.
+        units: an axis, -1 for the last: figures for each of its units, up to 65,536, without
+            keeping the array: `record[site].units`. Arrays without that axis have none.
+        parameters: whether to measure the parameters and their gradients too: `record.parameters`.
+        optimizer: an `nnx.Optimizer` of the model. The record's parameters then have the updates
+            that it would make, hence `update_ratio`; neither it nor the model is changed by that.
+        sample: with 8, say, histograms, means and deviations are those of every eighth token (row,
+            slice), in a third of the time; counts, min and max stay exact. For the error see
+            `nnx_inspector.stats.summarize.summarize`.
+
+    Returns:
+        A function that returns `((loss, record), grads)`, with `has_aux`
+        `((loss, aux, record), grads)`.
+
+    Raises:
+        TypeError: no argument holds a module; the loss is not a scalar; an argument named by
+            `argnums` cannot be differentiated.
+        ValueError: `only` matches no site, or `argnums` is out of range.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> import nnx_inspector as nni
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> def loss_fn(model, x):
+        ...     return (model(x) ** 2).mean()
+        >>> (loss, record), grads = nni.value_and_grad(loss_fn)(model, jnp.ones((4, 2)))
+        >>> record[""].gradient.size
+        12
+    """
+    function = as_function(f, "value_and_grad")
+    selection, plan = Selection(only), Plan(keep=Keep(values, units), sample=sample)
+    several = not isinstance(argnums, (int, nnx.DiffState))
+    wanted = [diff_state(a) for a in (argnums if several else (argnums,))]
+
+    def graded(*args: Any, **kwargs: Any) -> Any:
+        parts_of = [(argument_number(function, args, n), only) for n, only in wanted]
+        owned = 0 if function.owner is None else 1
+        chosen = {n - owned for n, _ in parts_of}
+        args = tuple(numbers_as_arrays(a) if i in chosen else a for i, a in enumerate(args))
+        layers = marking_layers(selection, inputs=inputs)
+        with staged(function, args, kwargs, layers, may_run=True) as stage:
+            _require_model(stage)
+            _check_selection(selection, stage)
+            parts = [differentiable(stage, function, args, n, only) for n, only in parts_of]
+            check = functools.partial(check_loss, stage, function, has_aux)
+            run = functools.partial(run_backward, stage, parts, plan, check)
+            with noting_where(lambda: None if stage.eager else record_of(stage, *run()[2:4])):
+                value, out, seen, cotangents, flat = run()
+            _check_selection(selection, stage)
+            grads = [part.rebuild([flat[i] for i in part.where]) for part in parts]
+            measured = {}
+            if parameters or optimizer is not None:
+                every = every_argument(function, args)
+                of = [(every[n], grad) for (n, _), grad in zip(parts_of, grads, strict=True)]
+                measured = measure_parameters(stage, flat, updates_of(optimizer, of))
+            result = stage.finish(out, update=True)
+            record = record_of(stage, seen, cotangents, parameters=measured)
+        head = (value, result[1], record) if has_aux else (value, record)
+        return head, (tuple(grads) if several else grads[0])
+
+    return _named(graded, function)
+
+
+def _named(wrapped: Callable[..., Any], function: Function) -> Any:
+    wrapped.__name__ = wrapped.__qualname__ = f"{wrapped.__name__}_{name_of(function.call)}"
+    return wrapped
+
+
+# -------------------------------------------------------------------- records
+
+
+@dataclasses.dataclass
+class _Passed:
+    """One mark as it was passed: its place in the program, and what was measured there."""
+
+    mark: Marked
+    seen: Seen
+    gradients: list[Summary | None]
+
+
+def record_of(
+    stage: Staged,
+    seen: list[Any],
+    cotangents: list[Any] | None = None,
+    *,
+    parameters: Mapping[str, Parameter] | None = None,
+) -> Record:
+    """The record of what `evaluate` saw, and of the cotangents that reached the sinks."""
+    calls: dict[str, list[Call]] = {}
+    waiting: dict[str, list[_Passed]] = {}
+    changes: dict[str, list[_Passed]] = {}
+    for passed in _in_order(stage.survey, seen, cotangents):
+        site = passed.mark.site
+        if passed.mark.part != OUTPUT:
+            kept = changes if passed.mark.part == CHANGE else waiting
+            kept.setdefault(site, []).append(passed)
+            continue
+        entered = waiting[site].pop() if waiting.get(site) else None
+        changed = [c for c in changes.pop(site, []) if c.seen.summaries]
+        calls.setdefault(site, []).append(
+            Call(
+                outputs=passed.seen.summaries,
+                inputs=None if entered is None else entered.seen.summaries,
+                gradients=passed.gradients,
+                ran=passed.seen.ran,
+                structure=passed.mark.structure,
+                input_structure=None if entered is None else entered.mark.structure,
+                changed=[change.seen.summaries[0] for change in changed],
+                variables=tuple(change.mark.variable for change in changed),
+                kept=passed.seen.kept,
+                input_kept=[] if entered is None else entered.seen.kept,
+                loops=passed.seen.ran.ndim,
+            )
+        )
+    unseen = {**stage.survey.unseen, **unseen_references(stage.roots)}
+    for name, count in stage.survey.unattributed.items():
+        unseen[f"({name})"] = (
+            f"{count} calls of modules of this type are unattributed: they are not part of the "
+            f"model that was passed, but copies of it or modules made during the call"
+        )
+    return Record(calls, unseen, parameters, eager=stage.eager)
+
+
+def _in_order(found: Survey, seen: list[Any], cotangents: list[Any] | None) -> list[_Passed]:
+    out: list[_Passed] = []
+    for number, item in enumerate(found.items.values()):
+        back = None if cotangents is None else cotangents[number]
+        if item.mark is not None:
+            count = len(item.mark.avals)
+            gradients = back if back else [None] * count
+            out.append(
+                _Passed(
+                    item.mark, seen[number], [None if g is None else unpack(g) for g in gradients]
+                )
+            )
+        elif item.again:
+            continue  # of the first pass
+        elif item.kind == "while":
+            out.extend(_in_order(item.children[1], seen[number][0], None))
+        else:
+            for i, child in enumerate(item.children):
+                out.extend(_in_order(child, seen[number][i], None if not back else back[i]))
+    return out

@@ -1,0 +1,108 @@
+"""The parameters of a pass: their values, gradients and the updates that an optimizer would make.
+
+Invariant: neither the model nor the optimizer is changed. A shared parameter is measured once.
+Does not run the pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from nnx_inspector.hooks.sites import site_key
+from nnx_inspector.hooks.variables import variables_by_path
+from nnx_inspector.program.stage import Staged, array_names, variables_of_state
+from nnx_inspector.records.record import Parameter
+from nnx_inspector.stats.measure_gauges import is_sampled
+from nnx_inspector.stats.summarize import summarize
+from nnx_inspector.stats.summary import Summary
+
+
+def floats_of(stage: Staged) -> dict[str, tuple[int, bool]]:
+    """For each array of floats in a parameter or running statistic of a staged call's modules its
+    number among the inputs, and whether it is a parameter; by path, a shared one once.
+    """
+    found: dict[str, tuple[int, bool]] = {}
+    seen: set[int] = set()
+    for path, variable in variables_by_path(stage.roots):
+        if id(variable) in seen or not isinstance(variable, (nnx.Param, nnx.BatchStat)):
+            continue
+        seen.add(id(variable))
+        span = stage.spans.get(id(variable), ())
+        for name, i in zip(array_names(variable), span, strict=True):
+            if is_sampled(stage.inputs[i]):
+                found[site_key(path) + name] = (i, isinstance(variable, nnx.Param))
+    return found
+
+
+def measure_parameters(
+    stage: Staged, grads: Mapping[int, Any] | None = None, updates: Mapping[int, Any] | None = None
+) -> dict[str, Parameter]:
+    """The parameters of a staged call's modules, by path.
+
+    Args:
+        stage: before it is finished.
+        grads: for the number of a differentiated input its gradient.
+        updates: for the id of a Variable the update of each of its arrays.
+    """
+    found: dict[str, Parameter] = {}
+    seen: set[int] = set()
+    for path, variable in variables_by_path(stage.roots):
+        span = stage.spans.get(id(variable), ())
+        chosen = grads is not None and any(i in grads for i in span)
+        if id(variable) in seen or not (chosen or isinstance(variable, nnx.Param)):
+            continue
+        seen.add(id(variable))
+        change = (updates or {}).get(id(variable), [None] * len(span))
+        for name, i, update in zip(array_names(variable), span, change, strict=True):
+            found[site_key(path) + name] = Parameter(
+                summarize(stage.inputs[i]),
+                _summary(None if grads is None else grads.get(i)),
+                _summary(update),
+            )
+    return found
+
+
+def _summary(x: Any) -> Summary | None:
+    # what cannot be differentiated has a gradient of no dtype
+    if x is None or x.dtype == jax.dtypes.float0:
+        return None
+    return summarize(x)
+
+
+def updates_of(
+    optimizer: nnx.Optimizer[Any] | None, differentiated: Sequence[tuple[Any, Any]]
+) -> dict[int, list[Any]]:
+    """For the id of each Variable of the model the updates of its arrays.
+
+    Args:
+        optimizer: of the one module among the differentiated arguments, or None for no updates.
+        differentiated: the arguments, each with its gradients.
+
+    Raises:
+        ValueError: there is not one module among them.
+    """
+    if optimizer is None:
+        return {}
+    modules = [(arg, grads) for arg, grads in differentiated if isinstance(arg, nnx.Module)]
+    if len(modules) != 1:
+        raise ValueError(
+            f"optimizer= needs one differentiated argument that is a module, there are "
+            f"{len(modules)}. Name it by argnums, and leave the others to a call of their own."
+        )
+    ((model, grads),) = modules
+    # what Optimizer.update does, but for writing
+    params = nnx.state(model, optimizer.wrt, graph=True)
+    updates, _ = optimizer.tx.update(
+        nnx.as_pure(nnx.state(grads, optimizer.wrt, graph=True)),
+        nnx.as_pure(optimizer.opt_state),
+        nnx.as_pure(params),
+    )
+    flat = iter(jax.tree.leaves(updates, is_leaf=lambda x: x is None))
+    return {
+        id(own): [next(flat) for _ in jax.tree.leaves(value)]
+        for own, value in variables_of_state(model, params)
+    }

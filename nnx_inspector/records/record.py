@@ -1,0 +1,343 @@
+"""A record: what one pass saw, site by site. A mapping, and a JAX pytree of plain arrays.
+
+Each call of a site is kept apart; `.output`, `.input` and `.gradient` merge them when they are
+read. Invariant: what was not measured is None (or absent from the mapping), never a zero.
+Does not measure anything and knows no model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.sites import closest, split_escaped
+from nnx_inspector.records.call import Call, concrete, named_summaries
+from nnx_inspector.stats.statistics import STATISTICS
+from nnx_inspector.stats.summary import Summary, merge
+from nnx_inspector.stats.units import Units, merge_units
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One parameter array of a model in one pass.
+
+    Attributes:
+        value: its Summary before the step.
+        gradient: that of the loss's gradient, or None where it was not differentiated by.
+        update: that of what the optimizer would add to it, or None where none was given.
+    """
+
+    value: Summary
+    gradient: Summary | None = None
+    update: Summary | None = None
+
+    @property
+    def update_ratio(self) -> float | None:
+        """Norm of the update over norm of the value, without unit; about 1e-3 is usual.
+
+        None without an optimizer, and for a parameter that is all zeros.
+        """
+        if self.update is None or not self.value.norm:
+            return None
+        return float(self.update.norm / self.value.norm)
+
+    def summaries(self) -> dict[str, Summary]:
+        """What was measured, by name."""
+        named = {
+            "parameter": self.value,
+            "parameter gradient": self.gradient,
+            "update": self.update,
+        }
+        return {name: summary for name, summary in named.items() if summary is not None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One site of a record. `.calls[i]` is each call apart; the rest is merged over them."""
+
+    key: str
+    calls: tuple[Call, ...]
+
+    def _merged(self, part: str, kind: type = Summary, add: Callable[..., Any] = merge) -> Any:
+        values = [getattr(call, part) for call in self.calls if call.took_place]
+        values = [v for v in values if v is not None]
+        if not values:
+            return None
+        is_leaf = lambda x: x is None or isinstance(x, kind)  # noqa: E731
+        trees = [jax.tree.flatten(v, is_leaf=is_leaf) for v in values]
+        if any(tree[1] != trees[0][1] for tree in trees):
+            shapes = " and ".join(dict.fromkeys(str(c.structure) for c in self.calls))
+            raise InspectorError(
+                f"The calls of {self.key!r} have {part}s of unlike structure ({shapes}), which "
+                f"do not add up. Read them apart: record[{self.key!r}].calls[0].{part}."
+            )
+        merged = [
+            add([s for s in column if s is not None])
+            if any(s is not None for s in column)
+            else None
+            for column in zip(*(tree[0] for tree in trees), strict=True)
+        ]
+        return jax.tree.unflatten(trees[0][1], merged)
+
+    @property
+    def output(self) -> Any:
+        """The Summary of the outputs of all calls (a pytree of them for a pytree)."""
+        return self._merged("output")
+
+    @property
+    def input(self) -> Any:
+        """The Summary of what the method received, or None where inputs were not measured."""
+        return self._merged("input")
+
+    @property
+    def gradient(self) -> Any:
+        """The Summary of the gradient of the output, or None where there is none."""
+        return self._merged("gradient")
+
+    @property
+    def changes(self) -> dict[str, Summary]:
+        """By how much a call changed its module's Variables, merged over the calls that did.
+
+        For what all calls together changed, add up `calls[i].changes`.
+        """
+        found: dict[str, list[Summary]] = {}
+        for call in self.calls:
+            if call.took_place:
+                for name, summary in call.changes.items():
+                    found.setdefault(name, []).append(summary)
+        return {name: merge(summaries) for name, summaries in found.items()}
+
+    @property
+    def values(self) -> Any:
+        """What was kept of the output of the only call; see `Call.values`.
+
+        Raises:
+            InspectorError: there were several calls, whose values do not add up, or no values.
+        """
+        return self._lone("values")
+
+    @property
+    def input_values(self) -> Any:
+        """What was kept of the arguments of the only call; see `values`."""
+        return self._lone("input_values")
+
+    def _lone(self, part: str) -> Any:
+        calls = [call for call in self.calls if call.took_place]
+        if len(calls) > 1:
+            raise InspectorError(
+                f"{self.key!r} was called {len(calls)} times, and values do not add up. Read each "
+                f"call's: record[{self.key!r}].calls[0].{part}."
+            )
+        found = getattr(calls[0], part) if calls else None
+        if found is None:
+            raise InspectorError(
+                f"No {part} of {self.key!r} were kept. Ask for them with values=True (or a "
+                f"function of an array); within a while loop or jax.shard_map none are kept."
+            )
+        return found
+
+    @property
+    def units(self) -> Any:
+        """The Units of the outputs of all calls (a pytree of them for a pytree), or None."""
+        return self._merged("units", Units, _merged_units)
+
+    @property
+    def input_units(self) -> Any:
+        """The Units of what the method received, or None."""
+        return self._merged("input_units", Units, _merged_units)
+
+    @property
+    def rows(self) -> int:
+        """How many rows (iterations of a scan, layers of a stack) its calls have; 0: none.
+
+        Not those that the user's own scan or vmap adds to the record: see `Record.rows`.
+        """
+        return max((np.shape(c.ran)[len(c.leading)] for c in self.calls if c.loops), default=0)
+
+    def row(self, index: int) -> Entry:
+        """The entry of one layer of a stacked module (one iteration of a scan).
+
+        Of calls outside of the scan nothing is known by layer: they are left out.
+        """
+        if not -self.rows <= index < self.rows:
+            raise IndexError(f"{self.key!r} has {self.rows} rows, there is no row {index}.")
+        calls = [c for c in self.calls if c.loops and np.shape(c.ran)[len(c.leading)] == self.rows]
+        return Entry(f"{self.key}[{index}]", tuple(_row_of(c, index) for c in calls))
+
+
+def _row_of(call: Call, index: int) -> Call:
+    at = (*[slice(None)] * len(call.leading), index)
+    return dataclasses.replace(jax.tree.map(lambda x: x[at], call), loops=call.loops - 1)
+
+
+def _merged_units(parts: Sequence[Units]) -> Units:
+    return merge_units([part.merged() for part in parts])  # calls may have unlike rows
+
+
+class Record(Mapping[str, Entry]):
+    """One pass: site key -> entry. A pytree; `jax.device_get(record)` brings it to the host.
+
+    Out of a scan over steps or a vmap comes one record with `rows`, of which `row(i)` is one pass.
+
+    Attributes:
+        unseen: sites that could not be read, each with the reason.
+        parameters: the model's parameters by path, `"blocks/0/attn/kernel"`, where asked for.
+        eager: why the pass ran line by line instead of being traced; `""` where it was traced.
+    """
+
+    def __init__(
+        self,
+        calls: Mapping[str, Sequence[Call]],
+        unseen: Mapping[str, str],
+        parameters: Mapping[str, Parameter] | None = None,
+        *,
+        eager: str = "",
+    ):
+        self._calls = {key: tuple(value) for key, value in calls.items()}
+        self.unseen = dict(unseen)
+        self.parameters = dict(parameters or {})
+        self.eager = eager
+
+    def __getitem__(self, key: str) -> Entry:
+        if key in self._calls:
+            return Entry(key, self._calls[key])
+        head, *index = split_escaped(key, "[")
+        if index and head in self._calls and index[0].rstrip("]").lstrip("-").isdigit():
+            return Entry(head, self._calls[head]).row(int(index[0].rstrip("]")))
+        if key in self.unseen:
+            raise KeyError(f"{key!r} could not be read: {self.unseen[key]}.")
+        near = ", ".join(repr(k) for k in closest(key, list(self._calls)))
+        raise KeyError(f"{key!r} is not in this record. The closest sites are {near or 'none'}.")
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The leading axes of a stacked record: the steps of a scan, the members of a vmap.
+
+        `()` for the record of one pass. A stacked record reads as all of its passes together.
+        """
+        shapes = {call.leading for calls in self._calls.values() for call in calls}
+        return shapes.pop() if len(shapes) == 1 else ()
+
+    def row(self, index: int | tuple[int, ...]) -> Record:
+        """The record of one pass of a stacked record, or with fewer indices than axes of several.
+
+        Raises:
+            IndexError: There is no such row.
+        """
+        indices = index if isinstance(index, tuple) else (index,)
+        rows = self.rows
+        if len(indices) > len(rows) or any(
+            not -n <= i < n for i, n in zip(indices, rows, strict=False)
+        ):
+            raise IndexError(f"row {index} of a record with rows {rows}")
+        return jax.tree.map(lambda x: x[indices], self)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._calls
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._calls)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __repr__(self) -> str:
+        sites = ", ".join(repr(k) for k in list(self._calls)[:4])
+        more = f", ... {len(self) - 4} more" if len(self) > 4 else ""
+        unseen = f"; unseen: {sorted(self.unseen)}" if self.unseen else ""
+        eager = "; ran eagerly" if self.eager else ""
+        return f"Record({len(self)} sites: {sites}{more}{unseen}{eager})"
+
+    def to_frame(self) -> pd.DataFrame:
+        """A tidy pandas frame, one row a site, quantity and array.
+
+        Columns: `site, quantity, array, calls, size, mean, std, min, max, norm, zeros, nan,
+        posinf, neginf`; `quantity` is `output`, `input`, `gradient` or `change`; `array` is the
+        leaf's path within a pytree output, `""` for a lone array, of a change the Variable's name.
+        Parameters follow, where there are any: `site` is the module, `array` the name within it,
+        `quantity` is `parameter`, `parameter gradient` or `update`.
+        """
+        import pandas as pd
+
+        rows = []
+        for key in self:
+            entry = self[key]
+            measured = ("output", "input", "gradient")
+            parts = {q: named_summaries(getattr(entry, q)) for q in measured}
+            parts["change"] = list(entry.changes.items())
+            for quantity, found in parts.items():
+                for path, summary in found:
+                    rows.append(
+                        {
+                            "site": key,
+                            "quantity": quantity,
+                            "array": path,
+                            "calls": int(sum(np.sum(concrete(c.ran)) for c in entry.calls)),
+                            **figures(summary),
+                        }
+                    )
+        for key, parameter in self.parameters.items():
+            *path, name = split_escaped(key, "/")
+            for quantity, summary in parameter.summaries().items():
+                row = {"site": "/".join(path), "quantity": quantity, "array": name, "calls": 1}
+                rows.append({**row, **figures(summary)})
+        columns = ["site", "quantity", "array", "calls", *figures(None)]
+        return pd.DataFrame(rows, columns=columns)
+
+    def merged(self) -> dict[str, dict[str, Summary]]:
+        """For each site its output, gradient and input as one summary each, what is measured.
+
+        A pytree's arrays are merged into one: the site's figure on screen.
+        """
+        out: dict[str, dict[str, Summary]] = {}
+        for key in self:
+            for quantity in ("output", "gradient", "input"):
+                parts = [
+                    s
+                    for c in self._calls[key]
+                    if c.took_place
+                    for _, s in named_summaries(getattr(c, quantity))
+                    if not s.opaque
+                ]
+                if parts:
+                    out.setdefault(key, {})[quantity] = merge(parts)
+        return out
+
+
+def figures(summary: Summary | None) -> dict[str, Any]:
+    """The figures of a summary by name, in the order of `STATISTICS`."""
+    return {name: None if summary is None else getattr(summary, name) for name in STATISTICS}
+
+
+def _flatten(record: Record) -> tuple[Any, Any]:
+    keys = tuple(record._calls)
+    calls = (record._calls[key] for key in keys)
+    parameters = (record.parameters,) if record.parameters else ()
+    return (*calls, *parameters), (keys, tuple(sorted(record.unseen.items())), record.eager)
+
+
+def _flatten_with_keys(record: Record) -> tuple[Any, Any]:
+    children, aux = _flatten(record)
+    names = [jax.tree_util.DictKey(key) for key in aux[0]]
+    names += [jax.tree_util.GetAttrKey("parameters")] * (len(children) - len(names))
+    return tuple(zip(names, children, strict=True)), aux
+
+
+def _unflatten(aux: Any, children: Any) -> Record:
+    keys, unseen, eager = aux
+    made = Record(dict(zip(keys, children, strict=False)), dict(unseen), eager=eager)
+    for parameters in children[len(keys) :]:
+        made.parameters = parameters  # as it is: jax fills trees with what is no parameter, too
+    return made
+
+
+jax.tree_util.register_pytree_with_keys(Record, _flatten_with_keys, _unflatten, _flatten)

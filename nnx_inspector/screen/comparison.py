@@ -1,0 +1,85 @@
+"""Another run beside the one on screen: its pass under a number of its own, and two passes ranked.
+
+Invariant: each figure is that of `nni.compare`; what is not known, and what has no unit, is said
+apart. Works on the host, knows no widget.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping
+
+from nnx_inspector.recordings.compare import Difference, differences, names_alike, pass_of_run
+from nnx_inspector.recordings.passes import Layout, Pass
+from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.protocol import ComparedRow
+from nnx_inspector.stats.summary import Summary
+
+_WHERE = {"both": "both", "a": "pinned", "b": "here"}
+
+
+def recording_of(summaries: Mapping[str, Mapping[str, Summary | None]]) -> Recording:
+    """One pass, by site and quantity, as a recording."""
+    recording = Recording()
+    recording.append(0, summaries)
+    recording.name = "a record"
+    return recording
+
+
+def other_pass(of: Recording, step: int | None, *, sites: Collection[str]) -> Pass:
+    """The pass of another run that is compared, numbered OTHER; see `nni.compare`.
+
+    Args:
+        of: that run.
+        step: which one; None for the newest without a perturbation.
+        sites: those of this run, after which the other's are called.
+
+    Raises:
+        ValueError: there is no such pass.
+    """
+    one = pass_of_run(of, step, "a")
+    names = names_alike(sites, {site for site, _ in one.keys})
+    keys = tuple((names.get(site, site), quantity) for site, quantity in one.keys)
+    layout = Layout(keys, {key: i for i, key in enumerate(keys)})
+    return dataclasses.replace(one, number=protocol.OTHER, layout=layout)
+
+
+def compared(request: protocol.Compare, shown: Pass, pinned: Pass) -> protocol.Compared:
+    """Two passes, the farthest apart first."""
+    rows = differences(_summaries(pinned), _summaries(shown))
+    return protocol.Compared(
+        version=protocol.VERSION,
+        id=request.id,
+        number=shown.number,
+        pinned=pinned.number,
+        rows=tuple(map(_row, rows[: protocol.MOST_ROWS])),
+        total=len(rows),
+    )
+
+
+def _summaries(one: Pass) -> dict[tuple[str, str], Summary]:
+    """Of the quantities that the screen shows."""
+    shown = protocol.QUANTITIES
+    return {(site, q): summary for site, q, summary in one.items() if q in shown}
+
+
+def _row(row: Difference) -> ComparedRow:
+    return ComparedRow(
+        site=row.site,
+        quantity=row.quantity,
+        where=_WHERE[row.where],  # pyright: ignore[reportArgumentType]
+        total_variation=_finite(row.total_variation),
+        quantile_distance=_finite(row.quantile_distance),
+        constant=math.isinf(row.quantile_distance),
+        mean_difference=_finite(row.mean_difference),
+        std_difference=_finite(row.std_difference),
+        rms_difference=_finite(row.rms_difference),
+        nan=row.nan_b,
+        nan_pinned=row.nan_a,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,213 @@
+"""What a saved notebook keeps of an inspector: the last state as HTML, and the screen over it.
+
+The HTML (snapshot.py) stands in each notebook; where one is trusted, a script beside it puts the
+screen in its place, over as many passes as fit. Hosts take scripts out of notebooks that are not
+trusted. Invariants: at most MOST_BYTES, whatever the model; what is left out is said; no text of a
+model is markup in it. Knows no jax, no model and no widget.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import gzip
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.assets import asset
+from nnx_inspector.screen.export.page import shell_of
+from nnx_inspector.screen.export.replay import Told, evenly, replayed
+from nnx_inspector.screen.export.snapshot import MOST_BYTES as MOST_PLAIN
+from nnx_inspector.screen.export.snapshot import snapshot
+from nnx_inspector.screen.timeline import metrics_at
+
+MOST_RECORDED: Final = 200_000
+"""Bytes of what is replayed, as it stands in the notebook."""
+MOST_BYTES: Final = MOST_PLAIN + MOST_RECORDED + 120_000
+"""The rest is the front end."""
+MOST_PASSES, FEW_PASSES = 24, 6
+"""There are fewer passes than the first only where the details of all modules do not fit, and fewer
+than the second only where those of one module do not."""
+COLUMNS: Final = 12
+POINTS: Final = 120
+MOST_CELLS: Final = 3000
+"""Rows times passes: what bounds the time that this takes."""
+MOST_SITES: Final = 60
+"""Modules of which histograms, histories, flow and code are kept."""
+LEFT_OUT: Final = ("parameters", "units", "nnx")
+"""Answers that cost a pass or a look at every array: not at each rest."""
+_SAID_OF_THEM: Final = "Parameters, units, state and values are left out (insp.to_html keeps more)."
+_TRIES: Final = 4
+
+Stop = Callable[[], bool]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LastState:
+    """What there is to be saved at one moment.
+
+    Attributes:
+        inspector: its id, by which the live view finds the output, to hide it.
+        layout: the rows.
+        state: as if nothing ran.
+        kept: findings, a sweep.
+        recording: its newest passes may be newer than the rest by a moment.
+        tell: gives what the screen replays besides; None where there is nobody to tell.
+    """
+
+    inspector: str
+    layout: protocol.Layout
+    state: protocol.State
+    kept: tuple[Any, ...]
+    recording: Recording
+    tell: Callable[[protocol.Layout, protocol.State, tuple[Any, ...]], Told | None]
+
+    def key(self) -> object:
+        """Equal for two moments at which the same would be saved."""
+        passes = self.recording.passes
+        newest = passes[-1] if passes else None
+        return (
+            self.layout,
+            dataclasses.replace(self.state, seq=0, cost=None),  # type: ignore[arg-type]
+            self.kept,
+            (len(passes), newest and newest.number),
+            {} if newest is None else metrics_at(self.recording, newest.step),
+        )
+
+    def html(self, stop: Stop = lambda: False) -> str | None:
+        """The output of a cell, now; None where `stop` said so."""
+        saved = time.strftime("%Y-%m-%d %H:%M:%S")
+        findings = next((one for one in self.kept if isinstance(one, protocol.Findings)), None)
+        plain = snapshot(
+            layout=self.layout,
+            state=self.state,
+            recording=self.recording,
+            findings=() if findings is None else findings.findings,
+            saved=saved,
+        )
+        packed = None
+        if not stop() and self.recording.passes and len(self.layout.sites) * 2 <= MOST_CELLS:
+            told = self.tell(self.layout, self.state, self.kept)
+            if told is not None:
+                note = f"Saved {saved}, with {{passes}}. {_SAID_OF_THEM}"
+                told = dataclasses.replace(told, note=note, missing=LEFT_OUT)
+                packed = fitted(self.recording, told, stop=stop)
+        if stop():
+            return None
+        return _output(self.inspector, plain, packed)
+
+
+def fitted(
+    recording: Recording,
+    told: Told,
+    *,
+    max_bytes: int = MOST_RECORDED,
+    stop: Stop = lambda: False,
+) -> str | None:
+    """What the screen replays, in base64, with as many passes and details as fit.
+
+    Args:
+        recording: has passes.
+        told: what is shown besides; its first sites in detail are kept first.
+        max_bytes: how long the text may be.
+        stop: asked now and then; None is returned once it says so.
+
+    Returns:
+        The text, or None where not even two passes with the details of one module fit.
+    """
+    all_ = recording.passes
+    most, details = _at_first(len(told.layout.sites), len(told.detailed), max_bytes)
+    for _ in range(_TRIES):
+        if stop():
+            return None
+        chosen = evenly(all_, most)
+        raw = replayed(
+            recording,
+            chosen,
+            with_details(told, details),
+            left_out=len(all_) - len(chosen),
+            columns=COLUMNS,
+            points=POINTS,
+        )
+        text = base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()
+        over = len(text) / max_bytes
+        if over <= 1:
+            return text
+        if details <= 1 and len(chosen) <= 2:
+            return None
+        most = max(2, int(len(chosen) / over))
+        if len(chosen) <= FEW_PASSES or over > 2:
+            details = max(1, int(details / over))
+    return None
+
+
+def _at_first(rows: int, detailed: int, max_bytes: int) -> tuple[int, int]:
+    """How many passes with the details of how many modules are tried first: a guess, so that one
+    try is enough.
+    """
+    room = max(0, max_bytes - _FIXED - _ROW * rows) / 2  # for activations and gradients
+    passes = min(MOST_PASSES, max(2, MOST_CELLS // max(1, rows)))
+    details = min(detailed, int(room / (_COLUMN * COLUMNS + _PASS * min(FEW_PASSES, passes))))
+    details = max(1, details)
+    return max(2, min(passes, int((room / details - _COLUMN * COLUMNS) / _PASS))), details
+
+
+_FIXED, _ROW, _COLUMN, _PASS = 25_000, 250, 80, 200
+"""Bytes of all, of a row, of a step in a history, of a pass with its histogram; as was measured."""
+
+
+def with_details(told: Told, most: int) -> Told:
+    """The same with the details of fewer sites."""
+    detailed = told.detailed[:most]
+    answers = {
+        what: {site: one for site, one in by_site.items() if site in detailed}
+        for what, by_site in told.answers.items()
+    }
+    return dataclasses.replace(told, detailed=detailed, answers=answers)
+
+
+# ------------------------------------------------------------------- as markup
+
+_BREAKERS: Final = ("</script", "<!--", "<script")
+_PACKED: Final = '<script type="application/octet-stream" class="nni-saved-{name}">{text}</script>'
+_TITLE: Final = "nnx_inspector"
+
+
+@dataclasses.dataclass(frozen=True)
+class _FrontEnd:
+    """A page without its recording, packed, and the script that puts both into a frame."""
+
+    name: str
+    markup: str
+    loader: str
+
+
+@functools.cache
+def _front_end() -> _FrontEnd:
+    loader, shell = asset("saved.js"), "\0".join(shell_of(_TITLE))
+    if shell.count("\0") != 1 or any(breaker in loader.lower() for breaker in _BREAKERS):
+        raise InspectorError("The built front end cannot stand in a notebook. Build it anew.")
+    packed = base64.b64encode(gzip.compress(shell.encode(), 9, mtime=0)).decode()
+    return _FrontEnd(
+        name=hashlib.sha256(shell.encode()).hexdigest()[:16],
+        markup=_PACKED.format(name="page", text=packed),
+        loader=f"<script>{loader}</script>",
+    )
+
+
+def _output(inspector: str, plain: str, packed: str | None) -> str:
+    """The markup of an output: everything in it but `plain` is ours, or base64."""
+    if packed is None:
+        return f'<div class="nni-saved nni-of-{inspector}">{plain}</div>'
+    front = _front_end()
+    recorded = _PACKED.format(name="recording", text=packed)
+    return (
+        f'<div class="nni-saved nni-of-{inspector}" data-nni-page="{front.name}">'
+        f"{plain}{front.markup}{recorded}{front.loader}</div>"
+    )

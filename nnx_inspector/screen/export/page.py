@@ -1,0 +1,141 @@
+"""One HTML file that shows a recording, offline: the front end and what it replays, nothing else.
+
+Invariants: the file asks no machine for anything (its content security policy forbids it), no text
+of a model is markup in it, and it is either written whole or not at all. Knows no jax and no model.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import math
+import os
+import pathlib
+import uuid
+from typing import Final
+
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.screen.assets import asset
+from nnx_inspector.screen.export.replay import Told, evenly, replayed
+
+MAX_BYTES: Final = 16 * 2**20
+MOST_UNPACKED: Final = 256 * 2**20
+"""Bytes of the packed numbers before they are deflated: what the browser holds in memory."""
+_SCRIPT_BREAKERS: Final = ("</script", "<!--", "<script")
+
+_STYLE: Final = """
+body { margin: 0; }
+.nni-root { margin: 0; }
+.nni-view { height: 100vh; min-height: 480px; border: 0; border-radius: 0; resize: none; }
+@media (max-width: 760px) { .nni-view { height: max(100vh, 1200px); } }
+noscript { display: block; padding: 1em; font-family: sans-serif; }
+"""
+"""Of the page around the screen, which fills it."""
+
+_PAGE: Final = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main id="nni-page"><noscript>This page needs JavaScript, which it carries itself.</noscript></main>
+<script type="application/octet-stream" id="nni-recording">{recording}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def page_of(recording: Recording, told: Told, *, title: str, max_bytes: int = MAX_BYTES) -> str:
+    """The text of a page that shows a recording.
+
+    Where the recording does not fit, passes are left out, evenly; the page says how many it has.
+
+    Args:
+        recording: what is shown.
+        told: what is shown besides.
+        title: of the page.
+        max_bytes: how large it may be, in bytes.
+
+    Raises:
+        InspectorError: it does not fit with two passes, or the front end is not built.
+        ValueError: `max_bytes` is no positive number.
+    """
+    if not max_bytes > 0:
+        raise ValueError(f"max_bytes must be a positive number of bytes, got {max_bytes!r}.")
+    before, after = shell_of(title)
+    shell = len((before + after).encode())
+    room = max_bytes - shell
+    passes = recording.passes
+    most = min(len(passes), _at_first(recording, room))
+    while True:
+        chosen = evenly(passes, most)
+        raw = replayed(recording, chosen, told, left_out=len(passes) - len(chosen))
+        packed = base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()
+        over = max(len(packed) / max(room, 1), len(raw) / MOST_UNPACKED)
+        if over <= 1:
+            return before + packed + after
+        if len(chosen) <= 2:
+            raise InspectorError(
+                f"A page of this recording takes {shell + len(packed):,} bytes even with "
+                f"{len(chosen)} of its passes, and max_bytes is {max_bytes:,}. Allow more."
+            )
+        most = max(2, min(len(chosen) - 1, math.floor(len(chosen) / over * 0.95)))
+
+
+def write_page(path: str | os.PathLike[str], text: str) -> int:
+    """Write a page, whole or not at all; how many bytes it has.
+
+    Raises:
+        OSError: the folder does not exist, or cannot be written to.
+    """
+    target, data = pathlib.Path(path), text.encode()
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
+    try:
+        with partial.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return len(data)
+
+
+def shell_of(title: str) -> tuple[str, str]:
+    """The page before and after what it shows, which is base64."""
+    style, script = asset("widget.css") + _STYLE, asset("page.js")
+    if any(breaker in script.lower() for breaker in _SCRIPT_BREAKERS) or "</style" in style:
+        raise InspectorError("The built front end cannot stand in a page. Build it anew.")
+    # data URLs: pictures that a style sheet holds; blobs: the layout library, which is a worker
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}' blob:; worker-src blob:; "
+        f"style-src '{_hash(style)}'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    head, _, foot = _PAGE.partition("{recording}")
+    before = head.format(policy=html.escape(policy), title=html.escape(_plain(title)), style=style)
+    return before, foot.format(script=script)
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _plain(text: str) -> str:
+    """Text as UTF-8 can hold it, in one line, without control characters."""
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    return "".join(x if x.isprintable() else " " for x in text)[:200]
+
+
+def _at_first(recording: Recording, room: int) -> int:
+    """So many passes may fit, judged by what they take in memory."""
+    each = max(1.0, recording.nbytes / max(1, len(recording)))
+    return max(2, math.ceil(2 * max(room, 0) / each))

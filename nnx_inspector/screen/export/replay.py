@@ -1,0 +1,246 @@
+"""What a saved page replays: the messages of a whole recording, packed into one block of bytes.
+
+A small front end of its own (`js/src/page`) answers the screen from them, as a kernel would.
+Invariant: every message is one that the kernel sends, bit for bit, but for the shades of a heatmap,
+which have 9 bits; what is left out to stay within a size is counted, and said on the page. Writes
+no file, knows no jax, no widget and no model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from nnx_inspector.recordings.passes import Pass
+from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.frames import curves_of, histories_of, table_of
+from nnx_inspector.screen.timeline import metrics_at, passes_message
+
+NO_HISTOGRAM: Final = 0xFFFF
+"""In place of a number of bins: not measured, or its counts are unknown."""
+COLUMNS: Final = 150
+"""Steps in a history, at most."""
+POINTS: Final = 600
+"""Points of a curve, at most."""
+
+Answer = tuple[Any, bytes | None] | str
+"""A message and its buffer, or why there is none."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Told:
+    """What a page tells besides the passes.
+
+    Attributes:
+        layout: the rows.
+        state: as it is shown at first.
+        kept: further messages without a buffer, shown from the beginning.
+        answers: for "flow", "code", "parameters", "units", "nnx": by site key.
+        detailed: the sites whose histograms and histories are kept.
+        missing: such answers as it has of no site ("units", "nnx", "parameters").
+        library: the text that lays out a flow.
+        note: what the page says of itself; `{passes}` stands for how many there are.
+    """
+
+    layout: protocol.Layout
+    state: protocol.State
+    kept: tuple[Any, ...] = ()
+    answers: Mapping[str, Mapping[str, Answer]] = dataclasses.field(default_factory=dict)
+    detailed: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    library: bytes = b""
+    note: str = ""
+
+
+class Packing:
+    """Numbers one after another, each array at a place that JSON can name.
+
+    Bytes of equal weight lie side by side: so they deflate to half of what they would else.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._at = 0
+
+    def add(self, array: Any, kind: str) -> dict[str, Any]:
+        """Its place: where, how many, of which type ("u1", "u2", "u4", "f4" or "f8")."""
+        numbers = np.ascontiguousarray(array, f"<{kind}").reshape(-1)
+        part = numbers.view(np.uint8).reshape(-1, numbers.itemsize).T.tobytes()
+        place = {"at": self._at, "count": len(numbers), "type": kind}
+        self._parts.append(part)
+        self._at += len(part)
+        return place
+
+    def message(self, message: Any, buffer: bytes | None, *, shades: int = 0) -> dict[str, Any]:
+        """A message of which the buffer, if any, is float64 throughout; the last numbers of it may
+        be shades.
+        """
+        places = []
+        if buffer is not None:
+            numbers = np.frombuffer(buffer, "<f8")
+            exact = len(numbers) - shades
+            places.append(self.add(numbers[:exact], "f8"))
+            if shades:
+                places.append(self.add(shade(numbers[exact:]), "f4"))
+        return {"header": protocol.to_header(message), "buffer": places}
+
+    def packed(self, index: Mapping[str, Any]) -> bytes:
+        """Length of the index, the index as JSON, and all arrays."""
+        text = json.dumps(index, allow_nan=False, ensure_ascii=True).encode()
+        return b"".join([struct.pack("<I", len(text)), text, *self._parts])
+
+
+def replayed(
+    recording: Recording,
+    passes: Sequence[Pass],
+    told: Told,
+    *,
+    left_out: int = 0,
+    columns: int = COLUMNS,
+    points: int = POINTS,
+) -> bytes:
+    """A recording and what is told besides, in the form that the page reads.
+
+    Args:
+        recording: its curves and histories are whole.
+        passes: those of its passes that the page has, oldest first.
+        told: the rest.
+        left_out: how many other passes the recording has.
+        columns: most steps in a history.
+        points: most points of a curve.
+    """
+    packing = Packing()
+    keys = tuple(site.key for site in told.layout.sites)
+    index: dict[str, Any] = {
+        "version": protocol.VERSION,
+        "note": _note(told, _passes_in_words(len(passes), left_out)),
+        "layout": protocol.to_header(told.layout),
+        "state": protocol.to_header(told.state),
+        "kept": [protocol.to_header(message) for message in told.kept],
+        "curves": packing.message(*curves_of(recording, points=points)),
+        "passes": packing.message(*passes_message(passes, recording.thinned + left_out)),
+        "library": packing.add(np.frombuffer(told.library, "u1"), "u1"),
+        "histories": list(_histories(recording, keys, told, packing, columns)),
+        "answers": {
+            what: [[site, _answer(one, packing)] for site, one in by_site.items()]
+            for what, by_site in told.answers.items()
+        },
+        "missing": list(told.missing),
+        **_frames(recording, passes, keys, told.detailed, packing),
+    }
+    return packing.packed(index)
+
+
+def shade(fractions: np.ndarray) -> np.ndarray:
+    """Numbers of 9 significant bits, float32: off by less than 1 part in 500.
+
+    Example:
+        >>> shade(np.array([1 / 3, 0.0, np.nan])).tolist()
+        [0.3330078125, 0.0, nan]
+    """
+    mantissa, exponent = np.frexp(fractions)
+    return np.ldexp(np.rint(mantissa * 2**9) / 2**9, exponent).astype(np.float32)
+
+
+def evenly(passes: Sequence[Pass], most: int) -> list[Pass]:
+    """At most so many passes, spaced evenly: the first, the newest and those with news stay."""
+    if len(passes) <= most:
+        return list(passes)
+    most = max(most, 2)
+    ends = {0, len(passes) - 1}
+    news = [i for i, one in enumerate(passes) if one.news and i not in ends]
+    kept = ends | set(news[: most - 2])
+    free = [i for i in range(len(passes)) if i not in kept]
+    count = most - len(kept)
+    kept |= {free[round((i + 0.5) * len(free) / count - 0.5)] for i in range(count)}
+    return [passes[i] for i in sorted(kept)]
+
+
+def _passes_in_words(shown: int, left_out: int) -> str:
+    if not left_out:
+        return "1 pass" if shown == 1 else f"all {shown} passes"
+    return f"{shown} of {shown + left_out} passes, spaced evenly"
+
+
+def _note(told: Told, passes: str) -> str:
+    sites, kept = len(told.layout.sites), len(told.detailed)
+    details = f" The details of {kept} of {sites} modules are kept." if kept < sites else ""
+    return told.note.replace("{passes}", passes) + details
+
+
+def _answer(one: Answer, packing: Packing) -> dict[str, Any]:
+    return {"error": one} if isinstance(one, str) else packing.message(*one)
+
+
+def _histories(
+    recording: Recording, keys: Sequence[str], told: Told, packing: Packing, columns: int
+) -> Iterable[dict[str, Any]]:
+    for site in told.detailed:
+        for message, buffer in histories_of(
+            recording, keys=keys, selected=site, layout=told.layout.layout, columns=columns
+        ):
+            shades = message.steps * protocol.HISTORY_BINS
+            yield packing.message(message, buffer, shades=shades)
+
+
+def _frames(
+    recording: Recording,
+    passes: Sequence[Pass],
+    keys: Sequence[str],
+    detailed: Sequence[str],
+    packing: Packing,
+) -> dict[str, Any]:
+    shape = (len(keys), len(protocol.QUANTITIES))
+    tables = np.empty((len(passes), *shape, len(protocol.STATISTICS)))
+    sparks = np.empty((len(passes), *shape, protocol.SPARK), np.uint8)
+    pairs = [(site, quantity) for site in detailed for quantity in protocol.QUANTITIES]
+    bins = np.full((len(pairs), len(passes)), NO_HISTOGRAM, np.uint16)
+    found: list[list[np.ndarray]] = [[] for _ in pairs]
+    for at, one in enumerate(passes):
+        parts = one.parts()
+        tables[at], sparks[at] = table_of(keys, parts)
+        for i, pair in enumerate(pairs):
+            part = parts.get(pair)
+            if part is not None and not part.saturated:
+                histogram = part.summary().nonzero_bins()
+                bins[i, at] = len(histogram)
+                found[i].append(histogram)
+    histograms = [one for of_pair in found for one in of_pair]
+    every = np.concatenate([np.zeros((0, 2)), *histograms])
+    # neighbouring bins differ by little: their differences are nearly all the same
+    apart = [np.diff(one[:, 0], prepend=0.0) for one in histograms]
+    steps = np.concatenate([np.zeros(0), *apart]).astype(np.int64) & 0xFFFF
+    most = every[:, 1].max(initial=0)
+    kind = next((k for k, bound in _COUNTS if most <= bound), "f8")
+    rows = {key: i for i, key in enumerate(keys)}
+    return {
+        "frames": [
+            {
+                "number": one.number,
+                "step": one.step,
+                "perturbed": one.perturbed,
+                "metrics": _finite(metrics_at(recording, one.step)),
+            }
+            for one in passes
+        ],
+        # over the passes first: a figure changes little from one to the next
+        "table": packing.add(np.moveaxis(tables, 0, -1), "f8"),
+        "sparklines": packing.add(np.moveaxis(sparks, 0, -2), "u1"),
+        "detailed": [rows[site] for site in detailed],
+        "lengths": packing.add(bins, "u2"),
+        "bins": packing.add(steps, "u2"),
+        "counts": packing.add(every[:, 1], kind),
+    }
+
+
+_COUNTS: Final = (("u1", 2**8 - 1), ("u2", 2**16 - 1), ("u4", 2**32 - 1))
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: x if np.isfinite(x) else None for name, x in metrics.items()}

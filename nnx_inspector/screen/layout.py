@@ -1,0 +1,272 @@
+"""The rows of the tree: every site of a model with what a trace says about it.
+
+Every module has a row, and every site that only a call reveals: a Linen submodule, a sown value,
+a method beside `__call__`. Invariant: a module that was not called, or cannot be seen, has a row
+that says so. Makes protocol messages only; draws nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+from flax import nnx
+
+from nnx_inspector.hooks.sites import CALL, methods, parse_key, site_key
+from nnx_inspector.hooks.variables import parameter_count
+from nnx_inspector.program.analysis.calls import TracedCall
+from nnx_inspector.program.analysis.trace import Trace
+from nnx_inspector.recordings.layers import MOST_LAYERS, MOST_ROWS, layer_key
+from nnx_inspector.screen import protocol
+
+VMAPPED = "its members run side by side in one vmapped call, which is measured as a whole"
+
+
+def stacks_of(trace: Trace) -> dict[str, int]:
+    """Site -> how many layers it has, for every site that one scan calls once a layer.
+
+    A module without parameters counts as well, where the module around it is stacked.
+    """
+    found: dict[str, set[int]] = {}
+    for call in trace.calls:
+        found.setdefault(call.site, set()).add(_layers(trace.calls, call))
+    return {site: n for site, (n, *others) in found.items() if n > 1 and not others}
+
+
+def _layers(calls: Sequence[TracedCall], call: TracedCall) -> int:
+    """Of the outermost stacked call around a call, or of itself; 0: there is none."""
+    found = 0
+    at: TracedCall | None = call
+    while at is not None:
+        if at.stacked > 1:
+            found = at.stacked if at.times == at.stacked else 0
+        at = None if at.parent is None else calls[at.parent]
+    return found
+
+
+def shown_of(stacks: Mapping[str, int]) -> dict[str, int]:
+    """Site -> how many of its layers have rows: the first of each, within the bound of all."""
+    most = MOST_LAYERS
+    while most > 1 and sum(min(n, most) for n in stacks.values()) > MOST_ROWS:
+        most //= 2
+    return {site: min(n, most) for site, n in stacks.items()} if len(stacks) <= MOST_ROWS else {}
+
+
+def with_layers(
+    sites: Sequence[protocol.Site], stacks: Mapping[str, int], unseen: Mapping[str, str]
+) -> tuple[protocol.Site, ...]:
+    """The rows of a layout, and after them those of single layers.
+
+    Args:
+        sites: the rows of whole sites, parents first.
+        stacks: site -> how many layers; see `stacks_of`.
+        unseen: why a layer cannot be seen, by its key.
+    """
+    shown = shown_of(stacks)
+    rows = [dataclasses.replace(s, note=_note(s, stacks, shown)) for s in sites]
+    first: dict[int, int] = {}  # the row of a stacked site -> that of its first layer
+    for index, site in enumerate(sites):
+        count = shown.get(site.key, 0)
+        if not count:
+            continue
+        above = _stack_around(sites, index, stacks)
+        first[index] = len(rows)
+        for layer in range(count):
+            parent = index if above is None else first[above] + layer
+            rows.append(
+                dataclasses.replace(
+                    site,
+                    key=layer_key(site.key, layer),
+                    name=f"[{layer}]" if above is None else _name(sites, index, above),
+                    parent=parent,
+                    depth=rows[parent].depth + 1,
+                    parameters=site.parameters // stacks[site.key],
+                    flops=None if site.flops is None else site.flops / stacks[site.key],
+                    stacked=0,
+                    aliases=tuple(layer_key(alias, layer) for alias in site.aliases),
+                    unseen=unseen.get(layer_key(site.key, layer), site.unseen),
+                    layer=layer,
+                )
+            )
+    return tuple(rows)
+
+
+def _note(site: protocol.Site, stacks: Mapping[str, int], shown: Mapping[str, int]) -> str:
+    count, most = stacks.get(site.key, 0), shown.get(site.key, 0)
+    if count > most:
+        if most:
+            return f"Only the first {most} of {count} layers have rows of their own."
+        return f"None of its {count} layers has a row of its own: too many modules are stacked."
+    return f"It is stacked: {VMAPPED}." if site.stacked > 1 and not count else ""
+
+
+def _stack_around(
+    sites: Sequence[protocol.Site], index: int, stacks: Mapping[str, int]
+) -> int | None:
+    """The row of the nearest module around one that has the same layers."""
+    count, at = stacks[sites[index].key], sites[index].parent
+    while at >= 0 and stacks.get(sites[at].key) != count:
+        at = sites[at].parent
+    return at if at >= 0 else None
+
+
+def _name(sites: Sequence[protocol.Site], index: int, above: int) -> str:
+    names: list[str] = []
+    while index != above:
+        names.append(sites[index].name)
+        index = sites[index].parent
+    return "/".join(reversed(names))
+
+
+def layers_unseen(sites: Iterable[str], stacks: Mapping[str, int], why: str) -> dict[str, str]:
+    """The reason for every layer of some stacked sites that has a row, by key."""
+    shown = shown_of(stacks)
+    return {layer_key(s, i): why for s in sites for i in range(shown.get(s, 0))}
+
+
+_Segments = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """What a row is of.
+
+    Attributes:
+        key: the site's key.
+        segments: where it is in the tree; a method beside `__call__` is below its module.
+        kind: the name of the module's class (of the Variable's, for a value that is sown).
+        parameters: how many it has.
+        aliases: its other keys.
+        callable: whether it can be called at all.
+    """
+
+    key: str
+    segments: _Segments
+    kind: str
+    parameters: int
+    aliases: tuple[str, ...] = ()
+    callable: bool = True
+
+
+def layout_of(
+    model: nnx.Module,
+    trace: Trace,
+    *,
+    number: int,
+    unseen: Mapping[str, str],
+) -> protocol.Layout:
+    """The layout message of a model.
+
+    Layers of stacked modules have rows of their own, after all others.
+
+    Args:
+        model: the model, for its name.
+        trace: of the model's example.
+        number: the layout's number; frames name it.
+        unseen: sites that a running program cannot show, with the reason.
+    """
+    calls: dict[str, list[TracedCall]] = {}
+    for call in trace.calls:
+        calls.setdefault(call.site, []).append(call)
+    places = _in_call_order(trace, _places(trace))
+    known = {place.segments: i for i, place in enumerate(places)}
+    why = {**trace.unseen, **unseen}
+    rows = [_row(place, calls.get(place.key, []), known, why) for place in places]
+    sites = with_layers(rows, stacks_of(trace), unseen)
+    return protocol.Layout(
+        version=protocol.VERSION, layout=number, model=type(model).__name__, sites=sites
+    )
+
+
+def _places(trace: Trace) -> list[_Place]:
+    found = {
+        site.key: _Place(
+            site.key,
+            parse_key(site.key)[0],
+            type(site.module).__name__,
+            parameter_count(site.module),
+            tuple(site_key(alias) for alias in site.aliases),
+            CALL in methods(type(site.module)),
+        )
+        for site in trace.modules
+    }
+    for call in trace.calls:
+        if call.site not in found:
+            path, method = parse_key(call.site)
+            segments = path if method == CALL else (*path, f":{method}")
+            found[call.site] = _Place(call.site, segments, call.type, call.parameters)
+    return list(found.values())
+
+
+def _in_call_order(trace: Trace, places: Sequence[_Place]) -> list[_Place]:
+    """Parents before children, siblings in the order in which they are called.
+
+    Their order as attributes says nothing: an NNX transform sorts what it updates by name.
+    """
+    first: dict[str, int] = {}
+    for number, call in enumerate(trace.calls):
+        first.setdefault(call.site, number)
+    never = len(trace.calls)
+    reached: dict[_Segments, int] = {}
+    for place in places:
+        number = first.get(place.key, never)
+        for end in range(len(place.segments) + 1):
+            above = place.segments[:end]
+            reached[above] = min(reached.get(above, never), number)
+    position = {place.segments: i for i, place in enumerate(places)}
+
+    def rank(place: _Place) -> list[tuple[int, int]]:
+        above = [place.segments[:end] for end in range(len(place.segments) + 1)]
+        return [(reached[segments], position.get(segments, 0)) for segments in above]
+
+    return sorted(places, key=rank)
+
+
+def _row(
+    place: _Place,
+    calls: Sequence[TracedCall],
+    known: Mapping[_Segments, int],
+    unseen: Mapping[str, str],
+) -> protocol.Site:
+    parent, start = _parent(place.segments, known)
+    first = calls[0] if calls else None
+    reason = unseen.get(place.key, "")
+    if not reason and first is None and place.callable:
+        reason = "it is not called by the example"
+    flops = [c.flops for c in calls]
+    above = sum(1 for n in range(len(place.segments)) if place.segments[:n] in known)
+    return protocol.Site(
+        key=place.key,
+        name="/".join(place.segments[start:]) or place.kind,
+        kind=place.kind,
+        parent=parent,
+        depth=0 if parent < 0 else above,
+        inputs=first.inputs if first else "",
+        output=first.output if first else "",
+        parameters=place.parameters,
+        flops=None if not calls or None in flops else float(sum(f for f in flops if f is not None)),
+        calls=len(calls),
+        stacked=first.stacked if first else 0,
+        aliases=place.aliases,
+        source=_short(first.source) if first else "",
+        perturbable=first is not None and "[" in first.output,
+        unseen=reason,
+    )
+
+
+def _parent(segments: _Segments, known: Mapping[_Segments, int]) -> tuple[int, int]:
+    """(row of the nearest site above, length of its path); (-1, 0) for the root."""
+    for end in range(len(segments) - 1, -1, -1):
+        if segments[:end] in known:
+            return known[segments[:end]], end
+    return -1, 0
+
+
+def _short(source: str) -> str:
+    # a notebook's cell has a generated file name; a path is told by its last two parts
+    file, _, line = source.rpartition(":")
+    parts = file.split(os.sep)
+    if parts[-1].startswith(("<", "ipykernel_")) or (len(parts) > 1 and "ipykernel_" in parts[-2]):
+        return f"notebook cell, line {line}"
+    return f"{'/'.join(parts[-2:])}:{line}" if file else ""

@@ -1,0 +1,406 @@
+"""What is on an inspector's screen, and when it is sent.
+
+Invariant: sending never waits for the browser and never raises into the caller's thread; a
+message that could not be sent is counted. Knows no model and no jax.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nnx_inspector.recordings.passes import Pass
+from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.comm import Screen
+from nnx_inspector.screen.comparison import compared
+from nnx_inspector.screen.export.last_state import LastState
+from nnx_inspector.screen.export.notebook import SavedOutput
+from nnx_inspector.screen.export.replay import Told
+from nnx_inspector.screen.frames import curves_of, frame_of, histories_of
+from nnx_inspector.screen.python_text import Showing
+from nnx_inspector.screen.timeline import metrics_at, pass_of, passes_of
+from nnx_inspector.weak import weakly
+
+NOTICES = 20
+"""Notices kept; older ones go."""
+SLOW = 0.5
+"""Seconds between two histories (or curves) at least, while a loop runs."""
+LONG = 0.05
+"""Seconds that making a frame may take without consequences."""
+RESTS = 3
+"""After one that took longer there is none for this many times as long."""
+HELD = 4
+"""Passes that a view looks at, kept though the recording may thin them out."""
+STATED = 0.1
+"""Seconds between two states that come with frames; what a frame shows does not need them."""
+TICK = 0.25
+"""Seconds between two progress messages at least."""
+
+NOT_MEASURED = "The effect was not measured."
+
+
+class Presenter:
+    """Keeps the screen up to date.
+
+    Args:
+        handle: called with each command of the browser.
+        snapshot: a bound method that gives the recording, handles, effect, metrics and meter at
+            this moment; its owner is held weakly.
+    """
+
+    def __init__(self, handle: Callable[[Any], None], snapshot: Callable[[], dict[str, Any]]):
+        self.screen = Screen(handle)
+        self.screen.heard_elsewhere = weakly(self.state_changed)
+        self._owner = weakref.WeakMethod(snapshot)
+        self._lock = threading.RLock()
+        self.selected = ""
+        self.keys: tuple[str, ...] = ()
+        self.layouts = 0
+        self._layout: protocol.Layout | None = None
+        self._notices: list[protocol.Notice] = []
+        self.standing: tuple[protocol.Notice, ...] = ()  # for as long as they hold; first
+        self._showing = Showing()
+        self._state_seq = 0
+        self._slow_at = 0.0
+        self._tick_at = 0.0
+        self._stated_at = 0.0
+        self.training_perturbed = False
+        self.loop_thread: int | None = None  # where a watched loop runs, while one does
+        self.progress = protocol.Progress(kind="", running=False, step=0, total=None, rate=None)
+        self.python = ""  # what does in a cell what the screen was asked for last
+        self._kept: dict[str, Any] = {}
+        self.failures = 0
+        self.presented: Callable[[bool], object] = lambda forced: None  # called after each pass
+        self._shown_in: int | None = None
+        self._held: dict[int, Pass] = {}
+        self._other: Pass | None = None
+        self._others = 0
+        self._told_of = -1
+        self._rests_until = 0.0
+        self.tell: Callable[..., Told | None] = lambda *shown: None  # for a saved notebook
+        self._saved = SavedOutput(
+            weakly(self._last_state), weakly(self._failed), weakly(self._seen)
+        )
+
+    def _snapshot(self) -> dict[str, Any] | None:
+        method = self._owner()
+        return None if method is None else method()
+
+    # --------------------------------------------------------------- content
+
+    @property
+    def layout(self) -> protocol.Layout | None:
+        """The rows that are shown."""
+        return self._layout
+
+    def set_layout(self, layout: protocol.Layout) -> None:
+        """Show other rows from now on."""
+        with self._lock:
+            self._layout = layout
+            self.layouts = layout.layout
+            self.keys = tuple(site.key for site in layout.sites)
+        self._send(layout)
+
+    def notice(self, notice: protocol.Notice) -> None:
+        """Add a notice; one that is there already moves to the end."""
+        with self._lock:
+            kept = [n for n in self._notices if n != notice]
+            self._notices = [*kept, notice][-NOTICES:]
+
+    def select(self, site: str) -> None:
+        """Show one site's histogram and history."""
+        self.selected = site
+        self.state_changed()
+        self.present(force=True)
+
+    def state_at_rest(self) -> protocol.State | None:
+        """The small state as if nothing ran: for a page that no kernel is behind."""
+        state = self._state()
+        if state is None:
+            return None
+        resting = tuple(
+            dataclasses.replace(p, pending=False, compiling=False) for p in state.perturbations
+        )
+        waits = state.effect is None and any(one.enabled for one in resting)
+        return dataclasses.replace(
+            state,
+            no_effect=NOT_MEASURED if waits else state.no_effect,
+            perturbations=resting,
+            progress=dataclasses.replace(state.progress, running=False, rate=None),
+            training_perturbed=False,
+            compiling=0,
+            closed=False,
+        )
+
+    def kept(self, type_: str) -> Any:
+        """The last message of a type that `keep` was given, or None."""
+        return self._kept.get(type_)
+
+    # --------------------------------------------------------------- sending
+
+    def welcome(self) -> None:
+        """A view has said hello: send everything."""
+        self._saved.greeted(self.screen.page)
+        if self._layout is not None:
+            self._send(self._layout)
+        for message in list(self._kept.values()):
+            self.send(message)
+        self.state_changed()
+        self.present(force=True)
+
+    def keep(self, message: Any) -> None:
+        """Send a message, and again to each view that comes later, until the next of its type."""
+        self._kept[message.type] = message
+        self.send(message)
+
+    def send(self, message: Any, buffer: bytes | None = None) -> None:
+        """Send one message; a failure is counted."""
+        self._send(message, buffer)
+
+    def state_changed(self) -> None:
+        """Send the small state, whole."""
+        with self._lock:  # of two threads that send one, the older must not come last
+            state = self._state()
+            if state is not None:
+                self._send(state)
+        if state is not None:
+            self._saved.moved()
+
+    def tick(self) -> None:
+        """Between measured steps: progress, a few times a second."""
+        now = time.monotonic()
+        if now - self._tick_at >= TICK:
+            self._tick_at = now
+            self.state_changed()
+            self._slow(force=False)
+
+    def present(self, *, force: bool = False) -> None:
+        """Send the newest pass, if the browser keeps up (or in any case, with `force`)."""
+        if not (self.screen.ready_for_frame() or force) or self.screen.closed:
+            return
+        if not force and time.monotonic() < self._rests_until:
+            self.screen.dropped += 1
+            return
+        snapshot = self._snapshot()
+        if snapshot is None or not len(snapshot["recording"]):
+            return
+        if not self.screen.greeted and self._layout is not None:
+            self._send(self._layout)  # a view that is still loading has missed it
+        newest = snapshot["recording"].passes[-1]
+        began = time.monotonic()
+        self._send_pass(newest, self.selected, snapshot["metrics"], held=False)
+        now = time.monotonic()
+        if now - began > LONG:  # thousands of rows: the loop that waits for this goes on first
+            self._rests_until = now + RESTS * (now - began)
+        self._slow(force=force)
+        if force or now - self._stated_at >= STATED:
+            self.state_changed()
+        self.presented(force)
+
+    def show_pass(self, number: int, site: str) -> None:
+        """Send an older pass, with the histograms of a site.
+
+        Raises:
+            KeyError: the recording has no such pass (any more).
+        """
+        snapshot = self._snapshot()
+        if snapshot is None:
+            return
+        recording = snapshot["recording"]
+        one = self._pass(recording, number)
+        metrics = {} if number == protocol.OTHER else metrics_at(recording, one.step)
+        self._send_pass(one, site, metrics, held=True)
+
+    def _pass(self, recording: Recording, number: int) -> Pass:
+        if number == protocol.OTHER:
+            if self._other is None:
+                raise KeyError("No other run is compared with (any more).")
+            return self._other
+        one = self._held.get(number) or pass_of(recording, number)
+        # what is looked at, and what it is compared with, stays when the recording thins it out
+        self._held = {**{n: p for n, p in self._held.items() if n != number}, number: one}
+        for gone in list(self._held)[:-HELD]:
+            del self._held[gone]
+        return one
+
+    def show_other(self, other: Pass | None, name: str, *, step: int | None) -> None:
+        """Put the pass of another run beside those of this one, or take it away."""
+        self._other = other
+        self._others += 1
+        message = protocol.Other(
+            version=protocol.VERSION,
+            name=name if other is not None else "",
+            step=step,
+            number=self._others,
+        )
+        self.keep(message)
+
+    def compared(self, request: protocol.Compare) -> protocol.Compared | None:
+        """Two passes, site by site.
+
+        Raises:
+            KeyError: one of them is not there (any more).
+        """
+        snapshot = self._snapshot()
+        if snapshot is None:
+            return None
+        recording = snapshot["recording"]
+        return compared(
+            request, self._pass(recording, request.number), self._pass(recording, request.pinned)
+        )
+
+    def _send_pass(
+        self, one: Pass, selected: str, metrics: Mapping[str, float], *, held: bool
+    ) -> None:
+        parts = one.parts()
+        with self._lock:
+            frame, buffer = frame_of(
+                keys=self.keys,
+                parts=parts,
+                selected=selected,
+                seq=self.screen.next_seq(),
+                layout=self.layouts,
+                step=one.step,
+                perturbed=one.perturbed,
+                metrics=metrics,
+                progress=self.progress,
+                number=one.number,
+                held=held,
+            )
+            self._send(frame, buffer)
+
+    def _slow(self, *, force: bool) -> None:
+        now = time.monotonic()
+        snapshot = self._snapshot()
+        if snapshot is None or (now - self._slow_at < SLOW and not force):
+            return
+        self._slow_at = now
+        recording = snapshot["recording"]
+        for message, buffer in histories_of(
+            recording, keys=self.keys, selected=self.selected, layout=self.layouts
+        ):
+            self._send(message, buffer)
+        self._send(*curves_of(recording))
+        newest = recording.passes[-1].number if len(recording) else -1
+        if force or newest != self._told_of:
+            self._told_of = newest
+            self._send(*passes_of(recording))
+
+    def _send(self, message: Any, buffer: bytes | None = None) -> None:
+        try:
+            self.screen.send(message, buffer)
+        except Exception:  # noqa: BLE001 - a broken comm must not stop a training loop
+            self.failures += 1
+
+    def _state(self) -> protocol.State | None:
+        snapshot = self._snapshot()
+        if snapshot is None:
+            return None
+        effect, no_effect = snapshot["effect"]()
+        with self._lock:
+            self._state_seq += 1
+            self._stated_at = time.monotonic()
+            meter = snapshot["meter"]
+            plain, measured = meter.compared
+            perturbations = self._showing.of(snapshot["handles"], pending=snapshot["pending"])
+            return protocol.State(
+                version=protocol.VERSION,
+                seq=self._state_seq,
+                selected=self.selected,
+                perturbations=perturbations,
+                training_perturbed=self.training_perturbed,
+                listening=self.screen.listening(self.loop_thread),
+                compiling=sum(p.compiling for p in perturbations),
+                effect=effect,
+                no_effect=no_effect,
+                progress=self.progress,
+                cost=protocol.Cost(
+                    plain_seconds=plain,
+                    inspected_seconds=measured,
+                    compilations=meter.compilations,
+                    bytes_sent=self.screen.bytes_sent,
+                    frames_dropped=self.screen.dropped,
+                    errors=self.failures + snapshot["errors"],
+                ),
+                notices=(*self.standing, *self._notices),
+                python=self.python,
+                closed=self.screen.closed,
+            )
+
+    # --------------------------------------------------------------- display
+
+    def display_in_notebook(self) -> None:
+        """Show the widget, where this runs in a notebook's kernel."""
+        count = _execution_count()
+        if count is not None:
+            from IPython.display import display
+
+            display(self.screen.control)
+            self._shown_in = count
+            self._save_last_state()
+
+    def _save_last_state(self) -> None:
+        """Put the last state beside the widget: a saved notebook shows it without a kernel."""
+        from IPython.core.getipython import get_ipython
+
+        self._saved.show(get_ipython())
+
+    def _last_state(self) -> LastState | None:
+        """What a saved notebook keeps; None while a loop runs, or before there is anything."""
+        snapshot, layout = self._snapshot(), self._layout
+        state = self.state_at_rest()
+        if snapshot is None or layout is None or state is None or self.progress.running:
+            return None
+        return LastState(
+            inspector=self.screen.id,
+            layout=layout,
+            state=state,
+            kept=tuple(x for x in map(self.kept, ("findings", "sweep")) if x is not None),
+            recording=snapshot["recording"],
+            tell=self.tell,
+        )
+
+    def _seen(self) -> bool:
+        return self.screen.greeted
+
+    def _failed(self, error: Exception) -> None:
+        self.failures += 1
+
+    def mimebundle(self, text: str, **kwargs: Any) -> Any:
+        """What a notebook shows for the inspector: the widget, but not twice in one cell."""
+        count = _execution_count()
+        if self.screen.closed or (count is not None and count == self._shown_in):
+            return {"text/plain": text}
+        if count is not None:
+            self._save_last_state()
+        return self.screen.control._repr_mimebundle_(**kwargs)
+
+    def close(self) -> None:
+        """Tell the views and close the comms."""
+        with self._lock:
+            if self.screen.closed:
+                return
+            self._saved.close()
+            if self._snapshot() is not None:
+                state = self._state()
+                if state is not None:
+                    self._send(dataclasses.replace(state, closed=True))
+            self.screen.close()
+
+
+def _execution_count() -> int | None:
+    """The number of the cell that runs, in a notebook's kernel; None elsewhere."""
+    if "IPython" not in sys.modules:
+        return None
+    from IPython.core.getipython import get_ipython
+
+    shell: Mapping[str, Any] | Any = get_ipython()
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    return int(shell.execution_count)

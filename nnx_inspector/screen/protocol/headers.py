@@ -1,0 +1,164 @@
+"""Messages to JSON headers and back, checked field by field.
+
+Invariant: a header is valid JSON (never NaN), and what comes from a browser is a message of its
+declared types or a `ProtocolError` of bounded length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from nnx_inspector.screen.protocol.compared import Compared, Other
+from nnx_inspector.screen.protocol.flow import Flow, LayoutLibrary
+from nnx_inspector.screen.protocol.nnx import Nnx
+from nnx_inspector.screen.protocol.panels import Code, Parameters, Sweep, UnitFigures
+from nnx_inspector.screen.protocol.requests import (
+    Ack,
+    Adjust,
+    Compare,
+    GetLayoutLibrary,
+    Hello,
+    Look,
+    Perturb,
+    ReadValues,
+    Remove,
+    Select,
+    SetMask,
+    ShowFlow,
+    ShowNnx,
+    ShowPass,
+    ShowValues,
+    StartSweep,
+    StopSweep,
+    SwitchAll,
+    SwitchMode,
+)
+from nnx_inspector.screen.protocol.shown import (
+    Curves,
+    Findings,
+    Frame,
+    History,
+    Layout,
+    Passes,
+    Reply,
+    State,
+)
+from nnx_inspector.screen.protocol.terms import LONGEST_ERROR
+from nnx_inspector.screen.protocol.values import Arrays, Values
+
+TO_BROWSER: Final = (
+    Layout, Frame, History, Curves, State, Reply, Flow, LayoutLibrary, Arrays, Values, Passes,
+    Parameters, UnitFigures, Code, Sweep, Nnx, Findings, Other, Compared,
+)  # fmt: skip
+TO_KERNEL: Final = (
+    Hello, Ack, Select, Perturb, Adjust, SwitchAll, Remove, ShowFlow, GetLayoutLibrary,
+    ShowValues, ReadValues, ShowPass, SetMask, Look, StartSweep, StopSweep, ShowNnx, SwitchMode,
+    Compare,
+)  # fmt: skip
+_TYPES: Final = {cls.type: cls for cls in (*TO_BROWSER, *TO_KERNEL)}
+
+
+class ProtocolError(ValueError):
+    """A message that does not fit its type. Its text is bounded, whatever the message held."""
+
+    def __init__(self, text: str):
+        super().__init__(text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]} …")
+
+
+def to_header(message: Any) -> dict[str, Any]:
+    """The JSON header of a message.
+
+    Floats that are not finite become None: a header is always valid JSON.
+    """
+    header = _plain(message)
+    header["type"] = message.type
+    return header
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, str) and not value.isascii():
+        # half of a surrogate pair, which Python takes for a name, is no text that can be sent
+        return value.encode("utf-8", "replace").decode("utf-8")
+    return value
+
+
+def from_header(header: Any) -> Any:
+    """The message of a JSON header, checked field by field.
+
+    Raises:
+        ProtocolError: the header is not an object, its type is unknown, a field is missing,
+            unknown, or of another type than declared.
+    """
+    if not isinstance(header, Mapping):
+        raise ProtocolError(f"A message must be an object, got {type(header).__name__}.")
+    kind = header.get("type")
+    cls = _TYPES.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise ProtocolError(f"Unknown message type {kind!r}.")
+    return _build(cls, {k: v for k, v in header.items() if k != "type"}, cls.type)
+
+
+def _build(cls: type, fields: Mapping[str, Any], where: str) -> Any:
+    hints = typing.get_type_hints(cls)
+    names = {f.name for f in dataclasses.fields(cls)}
+    if missing := names - fields.keys():
+        raise ProtocolError(f"Message {where!r} lacks {sorted(missing)}.")
+    if unknown := fields.keys() - names:
+        raise ProtocolError(f"Message {where!r} has unknown fields {sorted(unknown)}.")
+    return cls(**{n: _checked(hints[n], fields[n], f"{where}.{n}") for n in names})
+
+
+def _checked(hint: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        words = typing.get_args(hint)
+        if not isinstance(value, str) or value not in words:
+            raise ProtocolError(f"{where} must be {_either(words)}, got {value!r}.")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        inner = [h for h in typing.get_args(hint) if h is not type(None)]
+        return None if value is None else _checked(inner[0], value, where)
+    if origin is tuple:
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise ProtocolError(f"{where} must be a list, got {type(value).__name__}.")
+        item = typing.get_args(hint)[0]
+        return tuple(_checked(item, v, f"{where}[{i}]") for i, v in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ProtocolError(f"{where} must be an object, got {type(value).__name__}.")
+        item = typing.get_args(hint)[1]
+        return {str(k): _checked(item, v, f"{where}[{k!r}]") for k, v in value.items()}
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise ProtocolError(f"{where} must be an object, got {type(value).__name__}.")
+        return _build(typing.cast(type, hint), value, where)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise ProtocolError(f"{where} must be {hint.__name__}, got {type(value).__name__}.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ProtocolError(f"{where} must be finite.")
+    return value
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join(map(repr, words))
+
+
+def to_json(message: Any) -> str:
+    """The header as text, for size accounting and the golden messages."""
+    return json.dumps(to_header(message), allow_nan=False, ensure_ascii=False, sort_keys=True)

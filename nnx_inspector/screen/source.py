@@ -1,0 +1,97 @@
+"""Source text around the calls of a module, and what its type says of itself.
+
+Read with `linecache`, which knows the cells of a notebook too. Invariant: everything is plain
+text of bounded length; what cannot be read is left out. Runs nothing of the user's.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import os
+from collections.abc import Iterable, Sequence
+
+from nnx_inspector.screen import protocol
+
+AROUND = 5
+"""Lines before and after the one that makes the call."""
+MOST_EXCERPTS = 4
+LONGEST_LINE = 300
+LONGEST_TEXT = 4000
+"""Characters of a documentation."""
+_BASES = ("Module", "Pytree", "Object")
+
+
+def excerpts_of(sources: Iterable[str]) -> tuple[protocol.Excerpt, ...]:
+    """The lines around some places `file:line`, each once, the first few."""
+    found = [excerpt_of(source) for source in dict.fromkeys(sources)]
+    return tuple(one for one in found if one is not None)[:MOST_EXCERPTS]
+
+
+def excerpt_of(source: str) -> protocol.Excerpt | None:
+    """The lines around one place, or None where the file cannot be read."""
+    file, _, number = source.rpartition(":")
+    if not file or not number.isdigit():
+        return None
+    linecache.checkcache(file)  # the user may have edited it; of a cell it keeps what it has
+    lines, line = linecache.getlines(file), int(number)
+    if not 0 < line <= len(lines):
+        return None
+    first = max(1, line - AROUND)
+    shown = [_cut(text.rstrip("\n")) for text in lines[first - 1 : line + AROUND]]
+    while shown and not shown[-1].strip() and first + len(shown) - 1 > line:
+        shown.pop()
+    return protocol.Excerpt(
+        file=short_file(file),
+        function=_function_around("".join(lines), line),
+        first=first,
+        line=line,
+        text="\n".join(shown),
+    )
+
+
+def short_file(file: str) -> str:
+    """A file in few words: a notebook's cell has a generated name, a path its last two parts."""
+    parts = file.split(os.sep)
+    if parts[-1].startswith(("<", "ipykernel_")) or (len(parts) > 1 and "ipykernel_" in parts[-2]):
+        return "notebook cell"
+    return "/".join(parts[-2:])
+
+
+def documentation_of(cls: type) -> str:
+    """The documentation of a type, its own or what it inherits, but not that of every module."""
+    text = ""
+    for owner in cls.__mro__:
+        if owner.__module__.startswith("flax.") and owner.__name__ in _BASES:
+            break
+        if isinstance(vars(owner).get("__doc__"), str):
+            text = inspect.cleandoc(vars(owner)["__doc__"])
+            break
+    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT].rstrip() + " …"
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + " …"
+
+
+@functools.lru_cache(maxsize=64)
+def _function_around(text: str, line: int) -> str:
+    """The innermost function or class around a line, `"Block.__call__"`; "" where there is none."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):  # a cell with magics, say
+        return ""
+    names: list[str] = []
+    body: Sequence[ast.AST] = tree.body
+    while (inside := next((node for node in body if _holds(node, line)), None)) is not None:
+        if isinstance(inside, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.append(inside.name)
+        body = list(ast.iter_child_nodes(inside))
+    return ".".join(names)
+
+
+def _holds(node: ast.AST, line: int) -> bool:
+    first, last = getattr(node, "lineno", None), getattr(node, "end_lineno", None)
+    return first is not None and last is not None and first <= line <= last

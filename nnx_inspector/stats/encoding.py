@@ -1,0 +1,184 @@
+"""A merged summary in about 500 bytes: how a recording keeps thousands of them.
+
+Invariant: what comes back is what went in, bit for bit; of bytes from a file `checked` says first
+whether they are a summary. Imports no jax.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nnx_inspector.stats.bins import BINS, RANKS, VALUE_ORDER, Binned, bin_edges, tabulated
+from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE
+from nnx_inspector.stats.summary import SATURATED, Summary
+
+_POINTS: Final[tuple[str, ...]] = ("<f8", "<i4", "<u4", "<i8", "<u8")
+_HEADER: Final = struct.Struct("<BBHdd")
+"""Dtype of the points, bytes a count, number of bins; lowest and highest value."""
+
+
+class Sparse(NamedTuple):
+    """A merged summary, of its bins only those in use.
+
+    Attributes:
+        points: as `Summary.points`.
+        sums: as `Summary.sums`.
+        used: int64[k], the bins in use, rising.
+        counts: uint64[k].
+        low: the smallest finite value, or where that is unknown a bound; NaN where there is none.
+        high: the largest, likewise.
+    """
+
+    points: npt.NDArray[Any]
+    sums: npt.NDArray[np.float64]
+    used: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.uint64]
+    low: float
+    high: float
+
+    @property
+    def saturated(self) -> bool:
+        """As `Summary.saturated`."""
+        return bool((self.counts == SATURATED).any())
+
+    def summary(self) -> Summary:
+        """The summary in full."""
+        bins = np.zeros(BINS, np.uint64)
+        bins[self.used] = self.counts
+        return Summary(bins=bins, points=self.points, sums=self.sums)
+
+
+def encoded(summary: Summary) -> bytes:
+    """A merged host summary: sparse bins, counts in byte planes, deflated.
+
+    Example:
+        >>> from nnx_inspector.stats.summary import empty
+        >>> decoded(encoded(empty())).summary()
+        Summary(size=0, mean=nan, std=nan, min=nan, max=nan, zeros=0, nan=0, posinf=0, neginf=0)
+    """
+    index = np.flatnonzero(summary.bins)
+    count = summary.bins[index].astype("<u8")
+    width = (int(count.max()).bit_length() + 7) // 8 if len(count) else 0
+    # Neighbouring bins differ by one and hold similar counts: bytes of equal weight side by side
+    # deflate three times better than the numbers one after the other.
+    planes = count.view(np.uint8).reshape(-1, 8)[:, :width].T
+    apart = np.diff(index, prepend=0).astype("<u2").view(np.uint8).reshape(-1, 2).T
+    low, high = _range(index, summary.points)
+    kind = summary.points.dtype.newbyteorder("<").str
+    header = _HEADER.pack(_POINTS.index(kind), width, len(index), low, high)
+    exact = summary.points.astype(kind).tobytes() + summary.sums.astype("<f8").tobytes()
+    return header + exact + zlib.compress(apart.tobytes() + planes.tobytes(), 1)
+
+
+def _range(index: npt.NDArray[Any], points: npt.NDArray[Any]) -> tuple[float, float]:
+    """`low` and `high` of a summary with these bins in use."""
+    ranks = RANKS[index]
+    ranks = ranks[ranks >= 0]
+    if not len(ranks):
+        return np.nan, np.nan
+    low, high = float(points[MINIMUM]), float(points[MAXIMUM])
+    if np.isnan(low):  # moments unknown: the outermost bins bound the values
+        ends = bin_edges()[VALUE_ORDER[[ranks.min(), ranks.max()]]]
+        low, high = float(ends[0, 0]), float(ends[1, 1])
+    return low, high
+
+
+def checked(blob: bytes) -> Sparse:
+    """As `decoded`, of bytes that anybody may have written; some 40 kB of memory at most.
+
+    Raises:
+        ValueError: `encoded` makes no such bytes of any summary.
+
+    Example:
+        >>> from nnx_inspector.stats.summary import empty
+        >>> len(checked(encoded(empty())).used)
+        0
+    """
+    if len(blob) < _HEADER.size:
+        raise ValueError("a summary is too short")
+    kind, width, used, low, high = _HEADER.unpack_from(blob)
+    if kind >= len(_POINTS) or width > 8 or used > BINS or (width == 0) != (used == 0):
+        raise ValueError("a summary's header is none")
+    start = _HEADER.size + 3 * np.dtype(_POINTS[kind]).itemsize + 24
+    inflated = zlib.decompressobj()
+    try:
+        size = len(inflated.decompress(memoryview(blob)[start:], used * (2 + width) + 1))
+    except zlib.error as error:
+        raise ValueError(f"the bins of a summary cannot be inflated ({error})") from error
+    if size != used * (2 + width) or not inflated.eof or inflated.unused_data:
+        raise ValueError("the bins of a summary are not as many as its header says")
+    found = decoded.__wrapped__(blob)
+    _check_figures(found)
+    if np.array([low, high]).tobytes() != np.array(_range(found.used, found.points)).tobytes():
+        raise ValueError("a summary's range is not that of its values")
+    return found
+
+
+def _check_figures(found: Sparse) -> None:
+    rises = len(found.used) == 0 or (
+        found.used[-1] < BINS and bool((np.diff(found.used) > 0).all())
+    )
+    if not rises or not found.counts.all():
+        raise ValueError("the bins of a summary do not rise, or are empty")
+    if not found.saturated and found.counts.sum(dtype=np.float64) >= 2.0**63:
+        raise ValueError("a summary counts more than 2**63 values")
+    points, scale = found.points, found.sums[SCALE]
+    if np.isinf(points).any() or points[MINIMUM] > points[MAXIMUM]:
+        raise ValueError("a summary's smallest value is above its largest, or infinite")
+    if scale < 0 or np.isinf(scale):
+        raise ValueError("a summary's scale is negative or infinite")
+
+
+@functools.lru_cache(maxsize=600)  # the columns of two histories: they are redrawn all the time
+def decoded(blob: bytes) -> Sparse:
+    """What `encoded` made bytes of; its arrays are read-only."""
+    kind, width, used, low, high = _HEADER.unpack_from(blob)
+    points = np.frombuffer(blob, _POINTS[kind], 3, _HEADER.size)  # pyright: ignore
+    sums = np.frombuffer(blob, "<f8", 3, _HEADER.size + points.nbytes)
+    start = _HEADER.size + points.nbytes + sums.nbytes
+    body = np.frombuffer(zlib.decompress(memoryview(blob)[start:]), np.uint8)
+    apart = np.ascontiguousarray(body[: 2 * used].reshape(2, used).T).view("<u2")[:, 0]
+    planes = np.zeros((used, 8), np.uint8)
+    planes[:, :width] = body[2 * used :].reshape(width, used).T
+    counts = planes.view("<u8")[:, 0]
+    index = np.cumsum(apart, dtype=np.int64)
+    index.setflags(write=False)
+    counts.setflags(write=False)
+    return Sparse(points, sums, index, counts, low, high)
+
+
+def ranges(blobs: Sequence[bytes]) -> npt.NDArray[np.float64]:
+    """`low` and `high` of each, float64[blobs, 2], without decoding the rest."""
+    return np.array([_HEADER.unpack_from(blob)[3:] for blob in blobs], np.float64).reshape(-1, 2)
+
+
+class Entries(NamedTuple):
+    """All bins in use of some summaries: of which row, which bin, how many values."""
+
+    rows: npt.NDArray[np.int64]
+    bins: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.uint64]
+
+
+def entries(parts: Sequence[Sparse]) -> Entries:
+    """The bins in use of all, one after the other."""
+    rows = np.repeat(np.arange(len(parts)), np.array([len(p.used) for p in parts], int))
+    bins = np.concatenate([np.zeros(0, np.int64), *(p.used for p in parts)])
+    counts = np.concatenate([np.zeros(0, np.uint64), *(p.counts for p in parts)])
+    return Entries(rows, bins, counts)
+
+
+def binned(parts: Sequence[Sparse]) -> Binned:
+    """The finite values of all, a row each; rows of saturated counts are zeros: not known."""
+    rows, bins, counts = entries(parts)
+    table = tabulated(rows, bins, counts, len(parts))
+    table[1][np.unique(rows[counts == SATURATED])] = 0.0
+    low, high = np.array([[p.low, p.high] for p in parts]).reshape(-1, 2).T
+    return Binned(*table, low, high)

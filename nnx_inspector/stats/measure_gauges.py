@@ -1,0 +1,257 @@
+"""A few figures of an array and of a parameter, made on the device beside the summary.
+
+Looks at a bounded number of values, evenly spaced, so that it costs little whatever the size.
+Invariant: nothing is differentiated, and an array that has no units or holds no finite numbers
+says so in its head. What the figures mean is in `gauges`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.sharding import left_to_the_compiler
+from nnx_inspector.arrays import is_array
+from nnx_inspector.stats.gauges import (
+    EXAMPLES,
+    HEAD,
+    LENGTH,
+    PARTS,
+    POSITIONS,
+    SAMPLE,
+    SIGMOID_FLAT,
+    STATE_HEAD,
+    STATE_LENGTH,
+    TANH_FLAT,
+    UNITS,
+)
+from nnx_inspector.stats.summarize import is_number
+
+
+def _at_once(f: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    """Compiled, so that an eager call is one program; where the array lies is the compiler's."""
+    return jax.jit(functools.wraps(f)(lambda x: left_to_the_compiler(f, x)))
+
+
+def is_gauged(x: Any) -> bool:
+    """Whether an array has units and a batch: real floats with at least two axes."""
+    return x.ndim >= 2 and x.size > 0 and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+@ours()
+def gauge(x: jax.Array) -> jax.Array:
+    """The gauge of an array: its last axis has the units, its first the examples.
+
+    Args:
+        x: any array. Under vmap it would be one example: move the batch to the front first.
+
+    Returns:
+        float32[LENGTH]; all zeros, which says "not measured", of what `is_gauged` is false.
+    """
+    if not is_gauged(x):
+        return jnp.zeros(LENGTH, jnp.float32)
+    return _gauged(jax.lax.stop_gradient(x))
+
+
+def _thinned(x: jax.Array, limits: list[int]) -> jax.Array:
+    """At most so many indices along each axis, evenly spaced from the first."""
+    steps = [-(-n // limit) for n, limit in zip(x.shape, limits, strict=True)]
+    if all(step == 1 for step in steps):
+        return x
+    return jax.lax.slice(x, (0,) * x.ndim, x.shape, steps)
+
+
+def _shares(lengths: tuple[int, ...], most: int) -> list[int]:
+    """How many indices of each axis to look at, so that their product is at most `most`."""
+    out = [1] * len(lengths)
+    while True:
+        grown = [
+            (count / length, i)
+            for i, (count, length) in enumerate(zip(out, lengths, strict=True))
+            if count < length and np.prod(out) // count * min(2 * count, length) <= most
+        ]
+        if not grown:
+            return out
+        i = min(grown)[1]
+        out[i] = min(2 * out[i], lengths[i])
+
+
+@_at_once
+def _gauged(x: jax.Array) -> jax.Array:
+    """See `gauge`. Each reduction is a kernel to compile for each shape: there are as few as can
+    be, with several results each.
+    """
+    units, examples = x.shape[-1], x.shape[0]
+    limits = [EXAMPLES, *_shares(x.shape[1:-1], POSITIONS), UNITS]
+    y = _thinned(x, limits).astype(jnp.float32)
+    looked, positions = y.shape[-1], int(np.prod(y.shape[1:-1]))
+    y = y.reshape(y.shape[0], positions, looked)
+    rows = y.shape[0] * positions
+    low, high, size, flat, ends = _extremes_and_counts(y.reshape(rows, looked))
+    # Sums of squares must not overflow: everything is measured in units of the largest value.
+    largest = jax.lax.bitcast_convert_type(size.max(), jnp.float32)
+    measured = jnp.isfinite(largest)
+    unit = jnp.where(measured & (largest > 0), largest, 1.0)
+    z = y / unit
+    away = z - z[:1]
+    off = away.mean(axis=0)
+    mean = off.mean(axis=0) + z[0].mean(axis=0)
+    centred = (z - mean).reshape(rows, looked)
+    spread, std = _sums(jnp.square((away - off).reshape(rows, looked)), jnp.square(centred), (0,))
+    covariance = jnp.matmul(centred.T, centred, precision=jax.lax.Precision.HIGHEST)
+    diagonal = jnp.where(np.eye(looked, dtype=bool), covariance, 0.0)
+    square, trace = _sums(jnp.square(covariance), diagonal, (0, 1))
+    rank = jnp.where(square > 0, trace * trace / jnp.where(square > 0, square, 1.0), jnp.nan)
+    figures = {
+        "low": low,
+        "high": high,
+        "mean": mean * unit,
+        "std": jnp.sqrt(std / rows) * unit,
+        "spread": jnp.sqrt(spread / rows) * unit,
+        "tanh": _part(flat & 0xFFFF, rows),
+        "sigmoid": _part(flat >> 16, rows),
+        "ends": _part(ends & 0xFFFF, rows),
+        "top": _part(ends >> 16, rows),
+    }
+    heads = {
+        "measured": measured.astype(jnp.float32),
+        "examples": examples,
+        "units": units,
+        "looked": looked,
+        "rank": rank if min(centred.shape) > 1 else jnp.nan,
+        "positions": positions,
+        "limit": float(np.log2(float(jnp.finfo(x.dtype).max))),
+        "reserved": 0.0,
+    }
+    head = _in_rows([jnp.asarray(heads[name], jnp.float32) for name in HEAD])
+    rest = _in_rows([figures[name] for name in PARTS])
+    rest = jnp.pad(rest, ((0, 0), (0, UNITS - looked)), constant_values=jnp.nan)
+    return jnp.concatenate([head, rest.reshape(-1)])
+
+
+def _in_rows(figures: list[jax.Array]) -> jax.Array:
+    """As `stack`, in one kernel, where XLA makes one for each of what it concatenates."""
+    row = jax.lax.broadcasted_iota(np.int32, (len(figures), *figures[0].shape), 0)
+    out = jnp.broadcast_to(figures[0], row.shape)
+    for i, figure in enumerate(figures[1:], 1):
+        out = jnp.where(row == i, figure, out)
+    return out
+
+
+def _extremes_and_counts(y: jax.Array) -> tuple[jax.Array, ...]:
+    """Of y[rows, units] for each unit: the smallest; the largest; the largest size as an integer
+    that orders NaN above Inf above all numbers; how many are beyond TANH_FLAT in size and, in the
+    upper 16 bits, beyond SIGMOID_FLAT; how many are near 0 or 1 and, above, near 1.
+    """
+    size = jnp.abs(y)
+    near_zero, near_one = size <= 0.01, jnp.abs(size - 1) <= 0.01
+    flat = _counted(size > TANH_FLAT, size > SIGMOID_FLAT)
+    ends = _counted(near_zero | near_one, near_one)
+    zero, infinity = np.uint32(0), np.float32(np.inf)
+    return tuple(
+        jax.lax.reduce(
+            (y, y, jax.lax.bitcast_convert_type(size, jnp.uint32), flat, ends),
+            (infinity, -infinity, zero, zero, zero),
+            lambda a, b: (
+                jnp.minimum(a[0], b[0]),
+                jnp.maximum(a[1], b[1]),
+                jnp.maximum(a[2], b[2]),
+                a[3] + b[3],
+                a[4] + b[4],
+            ),
+            (0,),
+        )
+    )
+
+
+def _counted(lower: jax.Array, upper: jax.Array) -> jax.Array:
+    return lower.astype(jnp.uint32) | (upper.astype(jnp.uint32) << 16)
+
+
+def _part(count: jax.Array, of: int) -> jax.Array:
+    return count.astype(jnp.float32) / of
+
+
+def _sums(a: jax.Array, b: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Both summed over some axes, in one kernel."""
+    zero = np.float32(0)
+    add = lambda x, y: (x[0] + y[0], x[1] + y[1])  # noqa: E731
+    first, second = jax.lax.reduce((a, b), (zero, zero), add, axes)
+    return first, second
+
+
+def is_sampled(x: Any) -> bool:
+    """Whether a parameter's array is looked at: real floats, and not empty."""
+    return x.size > 0 and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+@ours()
+def sampled(x: jax.Array, gradient: jax.Array | None = None) -> jax.Array:
+    """What is sent of a parameter (a floating-point array), and of its gradient.
+
+    Returns:
+        float32[STATE_LENGTH].
+    """
+    x = jnp.asarray(x)
+    state = _sampled(jax.lax.stop_gradient(x))
+    if gradient is None:
+        return state
+    return state.at[STATE_HEAD.index("gradient") : STATE_HEAD.index("graded") + 1].set(
+        _norm_of(jax.lax.stop_gradient(gradient))
+    )
+
+
+@_at_once
+def _sampled(x: jax.Array) -> jax.Array:
+    if x.dtype.itemsize == 8:
+        x = x.astype(jnp.float32)
+    word = {4: jnp.uint32, 2: jnp.uint16, 1: jnp.uint8}[x.dtype.itemsize]
+    bits = jax.lax.bitcast_convert_type(x, word).astype(jnp.uint32).sum(dtype=jnp.uint32)
+    if x.ndim == 0:
+        x = x[None]
+    y = _thinned(x, [*_shares(x.shape[:-1], SAMPLE // UNITS), UNITS]).astype(jnp.float32)
+    y = y.reshape(-1)
+    first = jnp.stack([
+        (bits & 0xFFFF).astype(jnp.float32),
+        (bits >> 16).astype(jnp.float32),
+        jnp.float32(y.size),
+        jnp.float32(jnp.nan),
+        jnp.float32(jnp.nan),
+    ])  # fmt: skip
+    return jnp.concatenate([first, jnp.pad(y, (0, STATE_LENGTH - len(STATE_HEAD) - y.size))])
+
+
+@_at_once
+def _norm_of(gradient: jax.Array) -> jax.Array:
+    g = gradient.astype(jnp.float32)
+    largest = jnp.max(jnp.abs(g))
+    unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
+    norm = jnp.sqrt(jnp.square(g / unit).sum()) * unit
+    return jnp.stack([norm, (g != 0).mean(dtype=jnp.float32)])
+
+
+@ours()
+def varied(tree: Any, *, each: bool = False) -> jax.Array:
+    """Whether any array of a pytree (or each) differs along its first axis; as `sampled`'s first.
+
+    Arrays without examples, of which there are not two along that axis, do not count.
+    """
+    leaves = [x for x in jax.tree.leaves(tree) if is_array(x)]
+    leaves = [x for x in leaves if x.ndim and x.shape[0] > 1 and x.size and is_number(x.dtype)]
+    found = [_differs(jax.lax.stop_gradient(jnp.asarray(x))) for x in leaves]
+    of = jnp.all if each else jnp.any
+    differ = of(jnp.stack(found)) if found else jnp.zeros((), bool)
+    state = jnp.zeros(STATE_LENGTH, jnp.float32)
+    state = state.at[STATE_HEAD.index("elements")].set(1.0)
+    return state.at[len(STATE_HEAD)].set(differ.astype(jnp.float32))
+
+
+@_at_once
+def _differs(x: jax.Array) -> jax.Array:
+    return jnp.any(x != x[:1])

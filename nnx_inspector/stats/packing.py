@@ -1,0 +1,108 @@
+"""A summary as a flat vector of floats and back: how it leaves a backward pass, as a cotangent.
+
+Invariant: what was packed comes back bit for bit, and that several were added up is noticed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from nnx_inspector._compat.configuration import ours
+from nnx_inspector.stats.arithmetic import points_dtype
+from nnx_inspector.stats.bins import BINS
+from nnx_inspector.stats.summary import Summary
+
+_LARGEST: Final = 2**32 - 1
+
+
+def packed_size(dtype: Any) -> int:
+    """Length of the vector in which a summary of floats of this dtype travels.
+
+    Example:
+        >>> packed_size(jnp.bfloat16)
+        8205
+    """
+    words = points_dtype(np.dtype(dtype)).itemsize // 4
+    return 1 + 2 * (BINS + 6 * words)
+
+
+@ours()
+def pack(s: Summary) -> jax.Array:
+    """A summary as a vector of finite numbers: how it leaves a backward pass.
+
+    Every 32-bit word of the fields becomes two elements, its upper and its lower 16 bits, which
+    float32 holds exactly. All zeros is the summary of nothing, and adding zeros changes nothing.
+    The first element counts the payloads, so that `unpack` notices where several were added up.
+
+    Args:
+        s: A summary of anything but wide integers, with any rows.
+
+    Returns:
+        float32 (float64 for 64-bit dtypes), rows + (packed_size,).
+
+    Raises:
+        TypeError: The summary is one of 32- or 64-bit integers, which have no cotangents.
+
+    Example:
+        >>> from nnx_inspector.stats.summarize import empty_in_trace
+        >>> pack(empty_in_trace(jnp.ones(3))).any()
+        Array(False, dtype=bool)
+    """
+    if not jnp.issubdtype(s.points.dtype, jnp.floating):
+        raise TypeError(f"only summaries of floats are packed, not of {s.points.dtype}")
+    bins = jnp.asarray(s.bins).astype(jnp.uint32)
+    real = s.sums.dtype
+    payloads = (bins > 0).any(axis=-1, keepdims=True).astype(real)
+    word = jnp.concatenate([bins, _words(s.points), _words(s.sums)], axis=-1)
+    halves = [payloads, (word >> 16).astype(real), (word & 0xFFFF).astype(real)]
+    return jnp.concatenate(halves, axis=-1)
+
+
+@ours()
+def unpack(vector: Any) -> Summary:
+    """The summary that `pack` made a vector of, bit for bit.
+
+    Where several packed summaries were added up (a sink reached more than once), counts and bins
+    are those of all the values together and moments, min and max are NaN: they do not add.
+
+    Args:
+        vector: float32 or float64, rows + (packed_size,), a jax array, tracer or NumPy array.
+
+    Raises:
+        ValueError: The length is not a packed size.
+
+    Example:
+        >>> from nnx_inspector.stats.summarize import summarize
+        >>> unpack(pack(summarize(jnp.ones(3)))).mean
+        1.0
+    """
+    xp: Any = np if isinstance(vector, np.ndarray) else jnp
+    length = vector.shape[-1] if vector.ndim else 0
+    dtypes = {packed_size(np.float32): np.float32, packed_size(np.float64): np.float64}
+    if length not in dtypes:
+        raise ValueError(f"a packed summary has {sorted(dtypes)} elements, not {length}")
+    float_dtype, middle = dtypes[length], 1 + (length - 1) // 2
+    upper = vector[..., 1:middle].astype(np.uint32)
+    lower = vector[..., middle:].astype(np.uint32)
+    carried = upper + (lower >> 16)  # the sum of several lower halves has more than 16 bits
+    word = xp.where(carried > 0xFFFF, xp.uint32(_LARGEST), (carried << 16) | (lower & 0xFFFF))
+    reals = word[..., BINS:].reshape(*word.shape[:-1], 6, -1)
+    if xp is np:
+        reals = np.ascontiguousarray(reals).view(float_dtype)[..., 0]
+    elif float_dtype is np.float64:
+        reals = lax.bitcast_convert_type(reals, jnp.float64)
+    else:
+        reals = lax.bitcast_convert_type(reals[..., 0], jnp.float32)
+    reals = xp.where(vector[..., :1] > 1, float_dtype(np.nan), reals)
+    return Summary(bins=word[..., :BINS], points=reals[..., :3], sums=reals[..., 3:])
+
+
+def _words(reals: Any) -> Any:
+    """Floats [..., k] as the 32-bit words that they consist of, uint32[..., k * itemsize / 4]."""
+    words = lax.bitcast_convert_type(jnp.asarray(reals), jnp.uint32)
+    return words.reshape(*reals.shape[:-1], -1)

@@ -1,0 +1,455 @@
+"""Fixed-size statistics of an array, read on the host: counts, moments, a log-binned histogram.
+
+Invariant: `finite + nan + posinf + neginf == size` (opaque dtypes apart, see `finite`), and a
+figure that is not known is NaN or an error, never a guess. Summaries add up (`merge`). Imports no
+jax: `nnx_inspector.stats.summarize` makes summaries, this module only reads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nnx_inspector.stats.bins import (
+    BINS,
+    FINITE_BINS,
+    MINUS_ZERO_BIN,
+    NAN_BIN,
+    NEGINF_BIN,
+    OPAQUE_BIN,
+    POSINF_BIN,
+    VALUE_ORDER,
+    ZERO_BIN,
+    Binned,
+    Scale,
+    apportioned,
+    axis,
+    bin_edges,
+    quantiles,
+)
+from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2, merged_moments
+
+_Array = npt.NDArray[Any]
+_Floats = npt.NDArray[np.float64]
+_MERGED: Final = [tuple(map(np.dtype, ("u8", "f8", p))) for p in ("f8", "i4", "u4", "i8", "u8")]
+SATURATED: Final = np.iinfo(np.uint64).max
+"""A count that stopped at its largest value, after merging: how many there are is not known."""
+_APART: Final = np.flatnonzero(~FINITE_BINS)
+_UNREADABLE = "a summary inside jit cannot be read: return it from the function and read it outside"
+
+
+class Histogram(NamedTuple):
+    """Intervals and how many values each has: see `Summary.histogram`."""
+
+    edges: _Floats
+    counts: npt.NDArray[np.int64]
+
+
+def empty(rows: tuple[int, ...] = ()) -> Summary:
+    """The summary of nothing: the neutral element of `merge`.
+
+    Example:
+        >>> empty().size, empty().mean
+        (0, nan)
+    """
+    moments = np.zeros((*rows, 3), np.float64)
+    return Summary(bins=np.zeros((*rows, BINS), np.uint64), points=moments, sums=moments)
+
+
+def opaque(said: str, size: int) -> Summary:
+    """The summary of `size` values of which only dtype and shape are known.
+
+    Example:
+        >>> opaque("key<fry>[3]", 3)
+        Summary(key<fry>[3], no figures)
+    """
+    nothing = empty()
+    nothing.bins[OPAQUE_BIN] = size
+    return dataclasses.replace(nothing, opaque=said)
+
+
+def merge(summaries: Sequence[Summary]) -> Summary:
+    """The summary of all the values of `summaries` (and of all their rows) together.
+
+    Counts add in uint64, moments in float64; integer extremes stay integers in like dtypes.
+
+    Args:
+        summaries: Summaries of concrete arrays; may be empty.
+
+    Returns:
+        A Summary without row axes, on the host.
+
+    Raises:
+        TypeError: A summary holds tracers.
+
+    Example:
+        >>> merge([empty(), empty()]).size
+        0
+    """
+    hosts = [s._host for s in summaries]  # pyright: ignore[reportPrivateUsage]
+    if not hosts:
+        return empty()
+    if len(hosts) == 1 and not hosts[0].rows:
+        return _widened(hosts[0])
+    bins = np.concatenate([s.bins.reshape(-1, BINS).astype(np.uint64) for s in hosts])
+    sums = np.concatenate([s.sums.reshape(-1, 3).astype(np.float64) for s in hosts])
+    dtypes = {s.points.dtype for s in hosts}
+    exact = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float64)
+    exact = np.dtype(np.float64) if exact.kind == "f" else exact
+    points = np.concatenate([s.points.reshape(-1, 3).astype(exact) for s in hosts])
+
+    total = bins.sum(axis=0)
+    for s in hosts:
+        if s.saturated:  # and stays so
+            stopped = s.bins.reshape(-1, BINS) == np.iinfo(s.bins.dtype).max
+            total[stopped.any(axis=0)] = SATURATED
+    finite = (bins.sum(axis=1) - bins[:, _APART].sum(axis=1)).astype(np.float64)
+    used = finite > 0
+    merged_points, merged_sums = merged_moments(points[used], sums[used], finite[used])
+    alike = {s.opaque for s in hosts}
+    opaque = alike.pop() if len(alike) == 1 else ""
+    return Summary(bins=total, points=merged_points, sums=merged_sums, opaque=opaque)
+
+
+def _widened(one: Summary) -> Summary:
+    """What `merge` makes of a single summary without rows, at a fifth of the time."""
+    bins = one.bins.astype(np.uint64)
+    finite = np.array([float(bins.sum()) - float(bins[_APART].sum())])
+    if one.saturated:
+        bins[one.bins == np.iinfo(one.bins.dtype).max] = SATURATED
+    exact = np.dtype(np.float64) if one.points.dtype.kind == "f" else one.points.dtype
+    points, sums = one.points.astype(exact), one.sums.astype(np.float64)
+    used = finite > 0
+    moments = merged_moments(points[None][used], sums[None][used], finite[used])
+    return Summary(bins=bins, points=moments[0], sums=moments[1], opaque=one.opaque)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Summary:
+    """Statistics of one array, or one row of them for each index of the leading axes.
+
+    The fields are NumPy arrays, jax arrays or tracers; everything else reads them on the host and
+    raises TypeError for tracers. A summary with rows reads as its `merged()`. For complex arrays
+    the magnitude is summarised; NaN and Inf are counted and take part in no other figure.
+
+    Attributes:
+        bins: uint32 or uint64, rows + (4096,): how many values have these upper 12 bits (sign, 8
+            of exponent, 3 of mantissa) in float32. Zeros, NaN, +-Inf and opaque values are counted
+            in bins that no finite value has (`ZERO_BIN` and the like); see `nonzero_bins`.
+        points: rows + (3,): smallest and largest finite value, and the shift, in a dtype that holds
+            the values exactly (float32, float64 or a 32- or 64-bit integer). 0 where there are
+            none, NaN where only counts are known.
+        sums: float32 or float64, rows + (3,): scale (a power of two, 0 where all values are equal)
+            and the sums of d and d*d over the finite values, where d = (x - shift) / scale.
+        opaque: dtype and shape of an array that has no figures, as `"key<fry>[3]"`; "" of numbers.
+            A static part of the pytree.
+
+    Example:
+        >>> Summary(bins=np.bincount([NAN_BIN], minlength=BINS), points=np.zeros(3),
+        ...         sums=np.zeros(3)).nan
+        1
+    """
+
+    bins: Any
+    points: Any
+    sums: Any
+    opaque: str = ""
+
+    @functools.cached_property
+    def _is_host(self) -> bool:
+        fields = (self.bins, self.points, self.sums)
+        return all(isinstance(field, np.ndarray) and field.dtype != object for field in fields)
+
+    @functools.cached_property
+    def _is_merged(self) -> bool:
+        """Whether this is what `merge` returns: merging it again would change nothing."""
+        kinds = (self.bins.dtype, self.sums.dtype, self.points.dtype) if self._is_host else ()
+        return not self.rows and kinds in _MERGED
+
+    @functools.cached_property
+    def _fetched(self) -> Summary:
+        fields: dict[str, Any] = {}
+        for name in ("bins", "points", "sums"):
+            try:
+                fields[name] = np.asarray(getattr(self, name))
+            except TypeError as error:  # jax's TracerArrayConversionError is one
+                raise TypeError(_UNREADABLE) from error
+            if fields[name].dtype == object:
+                raise TypeError(_UNREADABLE)
+        return Summary(**fields, opaque=self.opaque)
+
+    @functools.cached_property
+    def _merged(self) -> Summary:
+        return merge([self])
+
+    # Neither is cached where it is the summary itself: that would be a reference cycle.
+    @property
+    def _host(self) -> Summary:
+        """The same with NumPy fields: the one place that waits for the device."""
+        return self if self._is_host else self._fetched
+
+    @property
+    def _one(self) -> Summary:
+        return self if self._is_merged else self._merged
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The shape of the row axes, () for one summary; known under jit as well."""
+        return tuple(self.bins.shape[:-1])
+
+    def row(self, index: int | tuple[int, ...]) -> Summary:
+        """One row, or with fewer indices than row axes the rows under it.
+
+        Raises:
+            IndexError: There is no such row.
+        """
+        indices = index if isinstance(index, tuple) else (index,)
+        rows = self.rows
+        if len(indices) > len(rows) or any(
+            not -n <= i < n for i, n in zip(indices, rows, strict=False)
+        ):
+            raise IndexError(f"row {index} of a summary with rows {rows}")
+        bins, points, sums = self.bins[index], self.points[index], self.sums[index]
+        return Summary(bins=bins, points=points, sums=sums, opaque=self.opaque)
+
+    def merged(self) -> Summary:
+        """All rows as one, on the host: uint64 counts, float64 moments."""
+        return self._one
+
+    @functools.cached_property
+    def saturated(self) -> bool:
+        """Whether a count stopped at its largest value while merging inside jit (2**32 - 1)."""
+        bins = self._host.bins
+        return bool(bins.size) and bool(bins.max() == np.iinfo(bins.dtype).max)
+
+    def _check(self) -> None:
+        if self.saturated:
+            raise OverflowError(
+                "a count of this summary reached 2**32 - 1 inside jit and stopped there, so its "
+                "figures are unknown; return summaries of fewer values and merge them outside jit"
+            )
+
+    def _count(self, number: int) -> int:
+        self._check()
+        return int(self._one.bins[number])
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Number of values, whatever they are."""
+        self._check()
+        return int(self._one.bins.sum())
+
+    @functools.cached_property
+    def finite(self) -> int:
+        """Number of finite values: size - nan - posinf - neginf; 0 for opaque dtypes (keys)."""
+        return self.size - int(self._one.bins[_APART].sum())
+
+    @property
+    def zeros(self) -> int:
+        """Number of values that are +0 or -0; subnormals are not."""
+        return self._count(ZERO_BIN) + self._count(MINUS_ZERO_BIN)
+
+    @property
+    def nan(self) -> int:
+        """Number of NaNs."""
+        return self._count(NAN_BIN)
+
+    @property
+    def posinf(self) -> int:
+        """Number of +Infs."""
+        return self._count(POSINF_BIN)
+
+    @property
+    def neginf(self) -> int:
+        """Number of -Infs."""
+        return self._count(NEGINF_BIN)
+
+    @functools.cached_property
+    def min(self) -> float:
+        """The smallest finite value; NaN where there is none. Integers beyond 2**53 round."""
+        return float(self._one.points[MINIMUM]) if len(self._used[0]) else math.nan
+
+    @functools.cached_property
+    def max(self) -> float:
+        """The largest finite value; NaN where there is none. Integers beyond 2**53 round."""
+        return float(self._one.points[MAXIMUM]) if len(self._used[0]) else math.nan
+
+    @functools.cached_property
+    def mean(self) -> float:
+        """The mean of the finite values; NaN where there is none."""
+        n, one = self.finite, self._one
+        if not n:
+            return math.nan
+        mean = float(one.points[SHIFT]) + float(one.sums[SCALE]) * (float(one.sums[SUM1]) / n)
+        # Rounding only: no mean lies outside.
+        return mean if math.isnan(mean) else min(max(mean, self.min), self.max)
+
+    @functools.cached_property
+    def std(self) -> float:
+        """The standard deviation of the finite values (divided by n); NaN where there is none."""
+        n, sums = self.finite, self._one.sums
+        if not n:
+            return math.nan
+        first = float(sums[SUM1]) / n
+        variance = float(sums[SUM2]) / n - first * first
+        return float(sums[SCALE]) * math.sqrt(variance) if not variance <= 0 else 0.0
+
+    @property
+    def var(self) -> float:
+        """The variance of the finite values (divided by n): std squared."""
+        return self.std * self.std
+
+    @property
+    def norm(self) -> float:
+        """The L2 norm of the finite values, sqrt(sum of x * x); NaN where there is none."""
+        return math.hypot(self.mean, self.std) * math.sqrt(self.finite)
+
+    @functools.cached_property
+    def _used(self) -> tuple[_Array, _Array]:
+        """The bins of `VALUE_ORDER` in use, and their counts, zeros among the subnormals'."""
+        bins = self._one.bins
+        counts = bins[VALUE_ORDER]
+        half = len(VALUE_ORDER) // 2
+        counts[half - 1] += bins[MINUS_ZERO_BIN]
+        counts[half] += bins[ZERO_BIN]
+        used = np.flatnonzero(counts > 0)
+        return VALUE_ORDER[used], counts[used]
+
+    @functools.cached_property
+    def _binned(self) -> Binned:
+        """The finite values by bin; where moments are unknown, the outermost bins bound them."""
+        self._check()
+        index, counts = self._used
+        low, high = self.min, self.max
+        if math.isnan(low) and len(index):
+            low, high = bin_edges()[index[0], 0], bin_edges()[index[-1], 1]
+        return Binned(index, counts[None].astype(np.float64), np.array([low]), np.array([high]))
+
+    def nonzero_bins(self) -> _Floats:
+        """The bins in use as float64[k, 2], (bin, count), the most negative values first."""
+        index, counts, _, _ = self._binned
+        pairs = np.empty((len(index), 2))
+        pairs[:, 0], pairs[:, 1] = index, counts[0]
+        return pairs
+
+    def quantile(self, q: npt.ArrayLike) -> Any:
+        """The order statistic number floor(q * (finite - 1)), from the histogram.
+
+        Within `QUANTILE_ERROR` (6.25 %) of it, relatively, where that is a normal float32 number
+        (Masson, Rim and Lee 2019, "DDSketch"; also after any merging), within `SUBNORMAL_ERROR`
+        below, and exact for the first and the last. NaN where it may be a value of a wider dtype
+        beyond float32's range: those share the outermost bin.
+
+        Args:
+            q: One or many fractions from 0 to 1.
+
+        Returns:
+            A float for a scalar `q`, else float64 of its shape; NaN where nothing is finite.
+
+        Raises:
+            ValueError: A fraction is not within 0 and 1.
+        """
+        fractions = np.asarray(q, np.float64)
+        if not ((fractions >= 0) & (fractions <= 1)).all():
+            raise ValueError(f"quantile takes fractions from 0 to 1, got {q!r}")
+        values = quantiles(self._binned, fractions.ravel()).reshape(fractions.shape)
+        return float(values) if values.ndim == 0 else values
+
+    def histogram(self, bins: int = 64, *, scale: Scale = "linear") -> Histogram:
+        """The finite values in `bins` intervals from min to max.
+
+        Each of the 4080 log bins is spread evenly over the part of it that lies within [min, max];
+        how many values lie below each edge is then rounded to a whole number. So counts add up to
+        `finite` exactly, and an edge divides no bin but the one that it cuts: the error of the
+        count below it is less than that bin's count.
+
+        Args:
+            bins: Number of intervals, at least 1.
+            scale: "linear", or "symlog": even in asinh(value / threshold), linear below the
+                magnitude that seven tenths of the nonzero values stay below, logarithmic above it.
+
+        Returns:
+            A named tuple of `edges`, float64[bins + 1], rising, and `counts`, int64[bins]; an
+            interval has its lower edge, the last one both, as in NumPy. Where all values are equal
+            the edges lie around that value; where nothing is finite they are 0 to 1.
+
+        Raises:
+            ValueError: `bins` or `scale` is none of the above.
+
+        Example:
+            >>> empty().histogram(2, scale="symlog").counts.tolist()
+            [0, 0]
+        """
+        if bins < 1 or scale not in ("linear", "symlog"):
+            raise ValueError(
+                f"histogram takes bins >= 1 and scale linear or symlog, not bins={bins!r} and "
+                f"scale={scale!r}"
+            )
+        if not self.finite:
+            return Histogram(np.linspace(0.0, 1.0, bins + 1), np.zeros(bins, np.int64))
+        edges = axis(self._binned, bins, scale)
+        return Histogram(edges, apportioned(self._binned, edges)[0])
+
+    def sparkline(self, n: int = 32) -> npt.NDArray[np.uint8]:
+        """Heights uint8[n] of the "symlog" histogram: the highest is 255, one in use never 0."""
+        _, counts = self.histogram(n, scale="symlog")
+        highest = float(counts.max())
+        if highest == 0:
+            return np.zeros(n, np.uint8)
+        return np.minimum(np.ceil(counts * (255 / highest)), 255).astype(np.uint8)
+
+    def to_arrays(self) -> dict[str, _Array]:
+        """The fields as few small arrays, the histogram sparse; `from_arrays` restores them."""
+        host = self._host
+        flat = host.bins.reshape(-1, BINS)
+        row, index = np.nonzero(flat)
+        return {
+            "points": host.points,
+            "sums": host.sums,
+            "bin_index": index.astype(np.uint16),
+            "bin_count": flat[row, index],
+            "bins_used": np.count_nonzero(flat, axis=1).astype(np.uint16),
+        }
+
+    @staticmethod
+    def from_arrays(arrays: Mapping[str, _Array]) -> Summary:
+        """The summary that `to_arrays` was called on, dtypes and rows included.
+
+        Raises:
+            KeyError: An array is missing.
+            ValueError: The arrays do not belong together.
+        """
+        used = np.asarray(arrays["bins_used"])
+        index, count = np.asarray(arrays["bin_index"]), np.asarray(arrays["bin_count"])
+        points, sums = np.asarray(arrays["points"]), np.asarray(arrays["sums"])
+        rows = points.shape[:-1]
+        if (
+            not (points.shape == sums.shape == (*rows, 3))
+            or used.shape != (math.prod(rows),)
+            or not (index.shape == count.shape == (int(used.sum()),))
+            or (index.size > 0 and int(index.max()) >= BINS)
+        ):
+            raise ValueError("these arrays are not those of one summary: their shapes disagree")
+        flat = np.zeros((math.prod(rows), BINS), count.dtype)
+        flat[np.repeat(np.arange(len(used)), used), index] = count
+        return Summary(bins=flat.reshape(*rows, BINS), points=points, sums=sums)
+
+    def __repr__(self) -> str:
+        """One line; under jit only the shape of the rows is known."""
+        rows = f"rows={self.rows}, " if getattr(self.bins, "ndim", 1) > 1 else ""
+        if self.opaque:
+            return f"Summary({rows}{self.opaque}, no figures)"
+        try:
+            if self.saturated:
+                return f"Summary({rows}saturated, min={self.min:.6g}, max={self.max:.6g})"
+            names = ("size", "mean", "std", "min", "max", "zeros", "nan", "posinf", "neginf")
+            values = ", ".join(f"{name}={getattr(self, name):.6g}" for name in names)
+        except TypeError:
+            values = "traced"
+        return f"Summary({rows}{values})"

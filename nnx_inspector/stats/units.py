@@ -1,0 +1,485 @@
+"""Statistics of each unit of an array: of every channel, neuron or head along one axis.
+
+Made on the device like a Summary (stable sums about a shift, exact counts), without its histogram:
+44 bytes a unit. Invariant: Units add up (`merge_units`), all zeros is the neutral element, and a
+figure of nothing finite is NaN. Does not decide which sites are measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import lax
+
+from nnx_inspector._compat.configuration import ours
+from nnx_inspector.stats.arithmetic import (
+    bit_pattern,
+    infinity_pattern,
+    is_floating,
+    moved_shift,
+    ordered_key,
+    points_dtype,
+    real_values,
+    scale_for,
+    scaled_difference,
+    sum_dtype,
+)
+from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2
+from nnx_inspector.stats.summarize import as_array, in_words, is_number, is_token
+
+if TYPE_CHECKING:
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+MAX_UNITS: Final = 65_536
+"""The most units that are measured at once."""
+
+ZEROS, NAN, POSINF, NEGINF, FINITE = range(5)
+"""What the rows of `Units.counts` count; zeros are finite too."""
+
+_LARGEST: Final = 2**32 - 1
+_CHUNK: Final = 128
+"""So many values are added up before their sum is: float32 sums stay exact to 1e-6, and what is
+read stays in the cache."""
+
+_Floats = npt.NDArray[np.float64]
+_Counts = npt.NDArray[np.int64]
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=("counts", "points", "sums"), meta_fields=()
+)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Units:
+    """Statistics of each of k units, or rows of them for each index of the leading axes.
+
+    The fields are NumPy arrays, jax arrays or tracers. The figures are NumPy arrays with one
+    element a unit, over the finite values only, merged over all rows; reading one waits for the
+    device and raises TypeError under jit.
+
+    Attributes:
+        counts: uint32, rows + (5, k): zeros, NaN, +Inf, -Inf and finite values.
+        points: rows + (3, k): smallest and largest finite value, and the shift, as of a Summary.
+        sums: float32 or float64, rows + (3, k): scale, and sums of d and d * d, as of a Summary.
+
+    Example:
+        >>> measure_units(jnp.array([[0.0, 3.0], [0.0, 4.0]])).dead.tolist()
+        [True, False]
+    """
+
+    counts: Any
+    points: Any
+    sums: Any
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The shape of the row axes, () for one measurement; known under jit as well."""
+        return tuple(self.counts.shape[:-2])
+
+    def __len__(self) -> int:
+        """How many units there are; known under jit as well."""
+        return int(self.counts.shape[-1])
+
+    def row(self, index: int) -> Units:
+        """One index of the first row axis.
+
+        Raises:
+            IndexError: There is no such row.
+        """
+        if not self.rows or not -self.rows[0] <= index < self.rows[0]:
+            raise IndexError(f"row {index} of units with rows {self.rows}")
+        return Units(counts=self.counts[index], points=self.points[index], sums=self.sums[index])
+
+    def merged(self) -> Units:
+        """All rows as one. Works inside jit, where counts stop at 2**32 - 1."""
+        if not self.rows:
+            return self
+        if 0 in self.rows:
+            return no_units(len(self), dtype=self.points.dtype)
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[-2:]), self)
+        with _wide_enough(self.points.dtype):
+            return flat.row(0) if flat.rows == (1,) else _merged(flat)
+
+    @functools.cached_property
+    def _host(self) -> tuple[_Counts, Any, Any]:
+        one = self.merged()
+        try:
+            counts = np.asarray(one.counts)
+        except TypeError as error:  # jax's TracerArrayConversionError is one
+            raise TypeError(
+                "units inside jit cannot be read: return them from the function and read them "
+                "outside"
+            ) from error
+        if counts.size and counts.max() == _LARGEST:
+            raise OverflowError(
+                "a count of these units reached 2**32 - 1 and stopped there, so their figures are "
+                "unknown; measure fewer values at once"
+            )
+        return counts.astype(np.int64), np.asarray(one.points), np.asarray(one.sums)
+
+    def _count(self, kind: int) -> _Counts:
+        return self._host[0][kind]
+
+    @property
+    def zeros(self) -> _Counts:
+        """How many values of each unit are +0 or -0; subnormals are not."""
+        return self._count(ZEROS)
+
+    @property
+    def nan(self) -> _Counts:
+        """How many are NaN."""
+        return self._count(NAN)
+
+    @property
+    def posinf(self) -> _Counts:
+        """How many are +Inf."""
+        return self._count(POSINF)
+
+    @property
+    def neginf(self) -> _Counts:
+        """How many are -Inf."""
+        return self._count(NEGINF)
+
+    @property
+    def finite(self) -> _Counts:
+        """How many are finite."""
+        return self._count(FINITE)
+
+    @property
+    def size(self) -> _Counts:
+        """How many values each unit has, whatever they are."""
+        return self._host[0][NAN:].sum(axis=0)
+
+    @property
+    def dead(self) -> npt.NDArray[np.bool_]:
+        """Which units never were anything but exactly 0; none is where nothing was measured."""
+        return (self.zeros == self.size) & (self.size > 0)
+
+    @property
+    def zero_fraction(self) -> _Floats:
+        """Zeros among all values of each unit; NaN where there are none."""
+        return self._known(self.zeros / np.maximum(self.size, 1), self.size)
+
+    @property
+    def min(self) -> _Floats:
+        """The smallest finite value of each unit."""
+        return self._known(self._host[1][MINIMUM], self.finite)
+
+    @property
+    def max(self) -> _Floats:
+        """The largest finite value of each unit."""
+        return self._known(self._host[1][MAXIMUM], self.finite)
+
+    @property
+    def mean(self) -> _Floats:
+        """The mean of the finite values of each unit."""
+        _, points, sums = self._host
+        mean = points[SHIFT] + sums[SCALE].astype(np.float64) * self._first()
+        # Rounding only: no mean lies outside.
+        return self._known(np.clip(mean, points[MINIMUM], points[MAXIMUM]), self.finite)
+
+    @property
+    def std(self) -> _Floats:
+        """The standard deviation of the finite values of each unit (divided by n)."""
+        sums, n = self._host[2].astype(np.float64), np.maximum(self.finite, 1)
+        variance = np.maximum(sums[SUM2] / n - self._first() ** 2, 0)
+        return self._known(sums[SCALE] * np.sqrt(variance), self.finite)
+
+    @property
+    def norm(self) -> _Floats:
+        """The L2 norm of the finite values of each unit."""
+        with np.errstate(over="ignore"):  # it may be beyond float64
+            return np.hypot(self.mean, self.std) * np.sqrt(self.finite)
+
+    def _first(self) -> _Floats:
+        return self._host[2][SUM1].astype(np.float64) / np.maximum(self.finite, 1)
+
+    @staticmethod
+    def _known(figure: Any, many: _Counts) -> _Floats:
+        return np.where(many > 0, figure.astype(np.float64), np.nan)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A pandas frame, one row a unit, its columns the figures above; the index is the unit."""
+        import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+        frame: Any = pd.DataFrame({name: getattr(self, name) for name in _FIGURES})
+        return frame.rename_axis("unit")
+
+    def __repr__(self) -> str:
+        """One line; under jit only how many units there are is known."""
+        rows = f", rows={self.rows}" if self.rows else ""
+        try:
+            nonfinite = int((self.nan + self.posinf + self.neginf > 0).sum())
+            return f"Units({len(self)}{rows}, dead={int(self.dead.sum())}, nonfinite={nonfinite})"
+        except (TypeError, OverflowError):
+            return f"Units({len(self)}{rows})"
+
+
+_FIGURES: Final = (
+    *("size", "finite", "mean", "std", "min", "max", "norm"),
+    *("zeros", "zero_fraction", "nan", "posinf", "neginf", "dead"),
+)
+
+
+@ours()
+def measure_units(x: Any, *, axis: int = -1) -> Units:
+    """Counts, moments and extremes of each unit along an axis, over all other axes.
+
+    Two passes over `x`, and no copy of it: sums of 128 values are all that is stored. As in
+    `summarize`, XLA's CPU arithmetic takes subnormals for 0 in the moments, not in the counts and
+    extremes, of complex values it is the magnitude, and no gradient flows through it.
+
+    Args:
+        x: An array of numbers with at least one axis, a tracer or a NumPy array.
+        axis: Which axis has the units; up to `MAX_UNITS` of them.
+
+    Returns:
+        Units without rows; under vmap or scan those add rows.
+
+    Raises:
+        TypeError: `x` holds no numbers (PRNG keys, tokens, strings).
+        ValueError: `x` has no such axis, or too many units.
+
+    Example:
+        >>> measure_units(jnp.array([[1.0, 0.0], [3.0, jnp.nan]])).mean.tolist()
+        [2.0, 0.0]
+    """
+    if is_token(x):
+        raise TypeError("a token has no units: measure an array of numbers")
+    x = as_array(x)
+    if not is_number(x.dtype):
+        raise TypeError(
+            f"cannot measure the units of {in_words(x.dtype, x.shape)}: it holds no numbers"
+        )
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(
+            f"an array of shape {x.shape} has no axis {axis} whose units could be measured; choose "
+            f"one of its {x.ndim} axes"
+        )
+    axis %= x.ndim
+    units = x.shape[axis]
+    if units > MAX_UNITS:
+        raise ValueError(
+            f"axis {axis} of an array of shape {x.shape} has {units} units, more than {MAX_UNITS}; "
+            "choose another axis"
+        )
+    if x.size == 0:
+        return no_units(units, dtype=x.dtype)
+    if isinstance(x, np.ndarray) and x.dtype.itemsize >= 8 and x.dtype != np.complex64:
+        with jax.enable_x64(True):  # or jax would cut it to 32 bits
+            return _measured(x, axis)
+    return _measured(lax.stop_gradient(jnp.asarray(x)), axis)
+
+
+@ours()
+def no_units(count: int, *, dtype: Any = np.float32) -> Units:
+    """`count` units of which nothing was seen: the neutral element of `merge_units`.
+
+    Args:
+        count: How many units.
+        dtype: That of the arrays which are measured, or of `Units.points`.
+
+    Example:
+        >>> no_units(3).size.tolist()
+        [0, 0, 0]
+    """
+    exact = points_dtype(np.dtype(dtype))
+    with _wide_enough(exact):
+        return Units(
+            counts=jnp.zeros((5, count), jnp.uint32),
+            points=jnp.zeros((3, count), exact),
+            sums=jnp.zeros((3, count), sum_dtype(exact)),
+        )
+
+
+@ours()
+def merge_units(parts: Sequence[Units]) -> Units:
+    """The units of the values of all parts, row by row. Works inside jit, scan and while loops.
+
+    Counts stop at 2**32 - 1 instead of wrapping, which makes the result unreadable.
+
+    Args:
+        parts: At least one; all with the same rows, number of units and dtypes.
+
+    Returns:
+        Units of the same structure: fit for a loop's carry.
+
+    Raises:
+        ValueError: There is none, or they differ.
+
+    Example:
+        >>> merge_units([measure_units(jnp.ones((2, 3))), no_units(3)]).size.tolist()
+        [2, 2, 2]
+    """
+    if not parts:
+        raise ValueError("merge_units takes at least one part; of nothing there is no_units(count)")
+    kinds = {tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(p)) for p in parts}
+    if len(kinds) > 1:
+        found = " and ".join(
+            dict.fromkeys(f"{in_words(p.points.dtype, p.rows)} of {len(p)}" for p in parts)
+        )
+        raise ValueError(
+            f"units of unlike rows, dtypes or numbers do not add up: {found}; measure the same axis"
+        )
+    if len(parts) == 1:
+        return parts[0]
+    with _wide_enough(parts[0].points.dtype):
+        return _merged(jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts))
+
+
+def _wide_enough(exact: Any) -> Any:
+    return jax.enable_x64(exact.itemsize == 8 or jax.config.read("jax_enable_x64"))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _measured(x: jax.Array, axis: int) -> Units:
+    value = real_values(x)
+    real, floating = sum_dtype(value.dtype), is_floating(value)
+    n = x.size // x.shape[axis]
+    # Pass 1: counts, extremes, and the mean of the finite values, which is the shift. Each is
+    # divided by (at least) n first, for their sum would overflow; of integers the first is
+    # subtracted.
+    share = math.ldexp(1.0, -max(n - 1, 1).bit_length())
+    first = value[tuple(slice(None) if a == axis else 0 for a in range(x.ndim))]
+    origin = jnp.zeros_like(first) if floating else first
+    key = ordered_key(value) if floating else value
+    info = np.iinfo(key.dtype)
+    least, most = (np.array(limit, key.dtype) for limit in (info.min, info.max))
+    if floating:
+        bits, infinity = bit_pattern(value), infinity_pattern(value.dtype)
+        magnitude = bits & np.iinfo(bits.dtype).max
+        finite = magnitude < infinity
+        counted = [magnitude == 0, magnitude > infinity, bits == infinity]
+        counted.append((magnitude == infinity) & (bits < 0))
+    else:
+        finite, counted = jnp.ones(value.shape, bool), [value == 0]
+    shares = scaled_difference(value, _along(origin, axis, x.ndim), jnp.asarray(share, real))
+    *counts, low, high, total = _reduced(
+        (
+            *((c.astype(jnp.uint32), np.uint32(0), jnp.add) for c in counted),
+            (jnp.where(finite, key, most), most, jnp.minimum),
+            (jnp.where(finite, key, least), least, jnp.maximum),
+            (jnp.where(finite, shares, 0), np.zeros((), real), jnp.add),
+        ),
+        axis,
+    )
+    counts += [jnp.zeros_like(counts[0])] * (NEGINF + 1 - len(counts))
+    counts.append(np.uint32(min(n, _LARGEST)) - counts[NAN] - counts[POSINF] - counts[NEGINF])
+    many = counts[FINITE].astype(real)
+    if floating:
+        back = functools.partial(lax.bitcast_convert_type, new_dtype=value.dtype)
+        low, high = back(ordered_key(low)), back(ordered_key(high))
+    low, high = (jnp.where(many > 0, end, jnp.zeros_like(end)) for end in (low, high))
+    shift = moved_shift(origin, total * (1 / (share * jnp.maximum(many, 1))), low, high)
+    scale, factor = scale_for(
+        scaled_difference(high, shift, 0.5), scaled_difference(low, shift, 0.5)
+    )
+    # Pass 2: sums about the shift.
+    about, unit = (_along(v, axis, x.ndim) for v in (shift, factor))
+    d = jnp.where(finite, scaled_difference(value, about, unit), 0)
+    nothing = np.zeros((), real)
+    ones, twos = _reduced(((d, nothing, jnp.add), (d * d, nothing, jnp.add)), axis)
+    return Units(
+        counts=jnp.stack(counts),
+        points=jnp.stack([low, high, shift]),
+        sums=jnp.stack([scale, ones, twos]),
+    )
+
+
+def _along(figure: jax.Array, axis: int, rank: int) -> jax.Array:
+    """A figure of each unit in the shape of the array."""
+    return lax.expand_dims(figure, [a for a in range(rank) if a != axis])
+
+
+_Operand = tuple[jax.Array, Any, Callable[[Any, Any], Any]]
+
+
+def _reduced(operands: Sequence[_Operand], axis: int) -> tuple[Any, ...]:
+    """Each of (values, neutral element, operation) reduced to its units, in one loop.
+
+    Axis by axis, because an array that is sharded could not be flattened where it lies.
+    """
+    values = [value for value, _, _ in operands]
+    for other in reversed([a for a in range(values[0].ndim) if a != axis]):
+        again = [(v, *rest) for v, (_, *rest) in zip(values, operands, strict=True)]
+        values = _without(again, other)  # type: ignore[arg-type]
+    return tuple(values)
+
+
+def _without(operands: Sequence[_Operand], axis: int) -> list[Any]:
+    """Each reduced over one axis: first in chunks, and their results likewise."""
+    values, neutral, operations = (list(column) for column in zip(*operands, strict=True))
+
+    def combine(a: Any, b: Any) -> Any:
+        return tuple(f(x, y) for f, x, y in zip(operations, a, b, strict=True))
+
+    def reduce(values: Sequence[Any], axis: int) -> list[Any]:
+        return list(lax.reduce(tuple(values), tuple(neutral), combine, (axis,)))
+
+    length = values[0].shape[axis]
+    if length <= 2 * _CHUNK:
+        return reduce(values, axis)
+    many = length // _CHUNK
+    whole = [
+        lax.slice_in_dim(v, 0, many * _CHUNK, axis=axis).reshape(
+            *v.shape[:axis], many, _CHUNK, *v.shape[axis + 1 :]
+        )
+        for v in values
+    ]
+    parts = reduce(whole, axis + 1)
+    if many * _CHUNK < length:
+        rest = reduce([lax.slice_in_dim(v, many * _CHUNK, length, axis=axis) for v in values], axis)
+        joined = zip(parts, rest, strict=True)
+        parts = [jnp.concatenate([a, jnp.expand_dims(b, axis)], axis=axis) for a, b in joined]
+    again = zip(parts, neutral, operations, strict=True)
+    return _without(list(again), axis)
+
+
+@jax.jit
+def _merged(s: Units) -> Units:
+    """The first row axis merged, about the mean of all: Chan, Golub and LeVeque 1983."""
+    counts = lax.reduce(s.counts, np.uint32(0), _added, (0,))
+    real = s.sums.dtype
+    n = s.counts[..., FINITE, :].astype(real)
+    seen, total = n > 0, jnp.maximum(n.sum(axis=0), 1)
+    floating = is_floating(s.points)
+    key = ordered_key(s.points) if floating else s.points
+    info = np.iinfo(key.dtype)
+    low = jnp.where(seen, key[..., MINIMUM, :], info.max).min(axis=0)
+    high = jnp.where(seen, key[..., MAXIMUM, :], info.min).max(axis=0)
+    if floating:
+        back = functools.partial(lax.bitcast_convert_type, new_dtype=s.points.dtype)
+        low, high = back(ordered_key(low)), back(ordered_key(high))
+    low, high = (jnp.where(seen.any(axis=0), end, jnp.zeros_like(end)) for end in (low, high))
+    # About the largest part's shift first: then about the mean itself.
+    largest = jnp.argmax(n, axis=0, keepdims=True)
+    shifts = s.points[..., SHIFT, :]
+    base = jnp.take_along_axis(shifts, largest, axis=0)
+    shifts = jnp.where(seen, shifts, base)
+    apart = jnp.abs(scaled_difference(shifts, base, 0.5)).max(axis=0)
+    # A quarter of a scale has that scale: it must not grow from merge to merge.
+    scale, factor = scale_for(apart, s.sums[..., SCALE, :].max(axis=0) * 0.25)
+    ratio = s.sums[..., SCALE, :] * factor
+    ones, twos = s.sums[..., SUM1, :] * ratio, s.sums[..., SUM2, :] * ratio * ratio
+    mean = (ones + n * scaled_difference(shifts, base, factor)).sum(axis=0) / total
+    shift = moved_shift(base[0], mean * scale, low, high)
+    step = scaled_difference(shifts, shift[None], factor)
+    sums = [scale, (ones + n * step).sum(axis=0)]
+    sums.append((twos + 2 * step * ones + n * step * step).sum(axis=0))
+    return Units(
+        counts=counts,
+        points=jnp.stack([low, high, shift], axis=-2),
+        sums=jnp.stack(sums, axis=-2),
+    )
+
+
+def _added(a: jax.Array, b: jax.Array) -> jax.Array:
+    total = a + b
+    return jnp.where(total < a, jnp.uint32(_LARGEST), total)  # it wrapped

@@ -1,0 +1,547 @@
+"""What `_private` relies on in flax and jax: one test a function, to fail clearly when it moves."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import pathlib
+import pickle
+import types
+
+import jax
+import jax.numpy as jnp
+import models
+import numpy as np
+import pytest
+from flax import linen, nnx
+from flax.nnx import graphlib
+from models import batch, rngs
+
+from nnx_inspector._compat import flax_graphs, flax_linen, interpreter, jaxprs, jit, sources
+
+
+def equation(f, *args, name):
+    (found,) = [e for e in jax.make_jaxpr(f)(*args).eqns if e.primitive.name == name]
+    return found
+
+
+# ---------------------------------------------------------- tags in graphdefs
+
+
+def nodes_of(model):
+    return vars(model)[flax_graphs.NODES]
+
+
+def test_every_module_lists_its_nodes_in_a_hashable_mapping():
+    assert isinstance(nodes_of(models.MLP(rngs())), graphlib.HashableMapping)
+
+
+def test_tagged_nodes_are_equal_by_tag_in_a_cache_while_a_region_is_open(monkeypatch):
+    plain = nodes_of(models.MLP(rngs()))
+    tagged = flax_graphs.TaggedNodes(dict(plain), "a")
+    same, other = (flax_graphs.TaggedNodes(dict(plain), tag) for tag in ("a", "b"))
+    assert operator.eq(tagged, plain)
+    assert operator.eq(plain, tagged)
+    assert hash(plain) == hash(tagged) == hash(same)
+    monkeypatch.setattr(flax_graphs.TaggedNodes, "strict", True)
+    assert operator.eq(tagged, same)
+    assert not operator.eq(tagged, other)
+    assert not operator.eq(tagged, plain)
+    assert not operator.eq(plain, tagged)
+    assert {tagged: 1}.get(other) is None
+    assert tagged.plain() == plain
+    assert type(tagged.plain()) is graphlib.HashableMapping
+
+
+def test_tagged_nodes_are_equal_in_a_comparison_that_code_writes_out(monkeypatch):
+    plain = nodes_of(models.MLP(rngs()))
+    tagged = flax_graphs.TaggedNodes(dict(plain), "a")
+    other = flax_graphs.TaggedNodes(dict(plain), "b")
+    monkeypatch.setattr(flax_graphs.TaggedNodes, "strict", True)
+    assert tagged == other
+    assert not tagged != plain  # noqa: SIM202
+    assert (1, tagged) == (1, plain)
+
+
+def test_tagged_nodes_are_pickled_as_what_they_stand_for():
+    tagged = flax_graphs.TaggedNodes(dict(nodes_of(models.MLP(rngs()))), ("token", ("a",)))
+    again = pickle.loads(pickle.dumps(tagged))
+    assert again == tagged
+    assert type(again) is graphlib.HashableMapping
+
+
+@pytest.fixture
+def swapped():
+    """(arrived, undo) with every object of MLP tagged "tag"."""
+    arrived = []
+    undo = flax_graphs.swap_graph_node(
+        models.MLP, lambda node: "tag", lambda node, tag: arrived.append((node, tag))
+    )
+    yield arrived, undo
+    undo()
+
+
+def test_a_tag_travels_through_split_and_merge(swapped):
+    model = models.MLP(rngs())
+    merged = nnx.merge(*nnx.split(model))
+    assert swapped[0] == [(merged, "tag")]
+
+
+def test_a_tag_travels_into_jit(swapped):
+    nnx.jit(lambda m, x: m(x))(models.MLP(rngs()), batch(4, 3))
+    assert "tag" in [tag for _, tag in swapped[0]]
+
+
+def test_objects_filled_from_a_tagged_graphdef_are_plain(swapped):
+    model = models.MLP(rngs())
+    merged = nnx.merge(*nnx.split(model))
+    assert type(nodes_of(merged)) is graphlib.HashableMapping
+    assert jax.tree.structure(merged) == jax.tree.structure(model)
+
+
+def test_jax_tree_functions_do_not_see_the_tag(swapped):
+    model = models.MLP(rngs())
+    tagged = jax.tree.structure(model)
+    swapped[1]()
+    assert jax.tree.structure(model) == tagged
+
+
+def test_the_registry_is_as_before_after_the_undo(swapped):
+    swapped[1]()
+    graphdef = nnx.graphdef(models.MLP(rngs()))
+    again = flax_graphs.swap_graph_node(models.MLP, lambda node: None, lambda node, tag: None)
+    assert nnx.graphdef(models.MLP(rngs())) == graphdef
+    again()
+    assert isinstance(graphlib.GRAPH_REGISTRY[models.MLP], graphlib.GraphNodeImpl)
+
+
+def test_a_class_that_is_no_graph_node_is_left_alone():
+    undo = flax_graphs.swap_graph_node(int, lambda node: "tag", lambda node, tag: None)
+    undo()
+    assert int not in graphlib.GRAPH_REGISTRY
+
+
+# --------------------------------------------------------------------- jax
+
+
+def test_the_trace_state_is_equal_exactly_within_one_trace():
+    outside = jit.trace_state()
+    inside = []
+
+    @jax.jit
+    def f(x):
+        inside.extend([jit.trace_state(), jit.trace_state()])
+        return x
+
+    f(1.0)
+    assert outside == jit.trace_state()
+    assert inside[0] == inside[1]
+    assert inside[0] != outside
+
+
+def test_tracers_are_told_from_arrays():
+    seen = []
+    jax.jit(lambda x: seen.append(jit.is_tracer(x)))(1.0)
+    assert seen == [True]
+    assert not jit.is_tracer(jnp.ones(1))
+
+
+def test_open_jaxpr_gives_equations_and_constants():
+    constant = np.arange(3.0)
+    closed = jax.make_jaxpr(lambda x: x + jnp.asarray(constant))(jnp.ones(3))
+    jaxpr, consts = jaxprs.open_jaxpr(closed)
+    assert [e.primitive.name for e in jaxpr.eqns][-1] == "add"
+    assert len(consts) == len(jaxpr.constvars)
+
+
+@pytest.mark.parametrize(
+    ("name", "f", "count"),
+    [
+        ("scan", lambda x: jax.lax.scan(lambda c, _: (c * 2, None), x, None, length=2), 1),
+        ("while", lambda x: jax.lax.while_loop(lambda c: c < 3.0, lambda c: c + 1, x), 2),
+        ("cond", lambda x: jax.lax.cond(x > 0, lambda x: x, lambda x: -x, x), 2),
+        ("jit", lambda x: jax.jit(lambda x: x + 1)(x), 1),
+        ("add", lambda x: x + x, 0),
+    ],
+)
+def test_sub_jaxprs_finds_every_jaxpr_of_an_equation(name, f, count):
+    found = list(jaxprs.sub_jaxprs(equation(f, 1.0, name=name)))
+    assert len(found) == count
+    assert all(jaxprs.open_jaxpr(j)[0].invars for j in found)
+
+
+def test_remat_has_a_sub_jaxpr_and_the_parameters_that_harvest_reads():
+    jaxpr = jax.make_jaxpr(jax.checkpoint(lambda x: jnp.sin(x)))(1.0)
+    (found,) = jaxpr.eqns
+    assert found.primitive.name in ("remat2", "remat", "checkpoint")
+    assert {"prevent_cse", "policy"} <= found.params.keys()
+    assert len(list(jaxprs.sub_jaxprs(found))) == 1
+
+
+def test_the_parameters_of_loops_that_harvest_reads():
+    scan = equation(
+        lambda x: jax.lax.scan(lambda c, _: (c, None), x, None, length=2), 1.0, name="scan"
+    )
+    assert {"length", "reverse", "unroll"} <= scan.params.keys()
+    loop = equation(
+        lambda x: jax.lax.while_loop(lambda c: c < 3, lambda c: c, x), 1.0, name="while"
+    )
+    assert {"cond_jaxpr", "body_jaxpr", "cond_nconsts", "body_nconsts"} <= loop.params.keys()
+    cond = equation(lambda x: jax.lax.cond(x > 0, lambda x: x, lambda x: -x, x), 1.0, name="cond")
+    assert "branches" in cond.params
+
+
+def test_literals_are_told_from_variables():
+    add = equation(lambda x: x + 1.0, 1.0, name="add")
+    assert [jaxprs.is_literal(atom) for atom in add.invars] == [False, True]
+
+
+def test_bind_does_what_the_equation_does():
+    found = equation(lambda x, y: jax.lax.dot(x, y), jnp.ones((2, 3)), jnp.ones((3, 2)),
+                     name="dot_general")  # fmt: skip
+    (out,) = jaxprs.bind(found, [2 * jnp.ones((2, 3)), jnp.ones((3, 2))])
+    np.testing.assert_array_equal(out, np.full((2, 2), 6.0))
+
+
+def test_bind_works_for_an_equation_with_a_custom_rule():
+    (found,) = jax.make_jaxpr(jax.nn.relu)(jnp.ones(2)).eqns  # custom_jvp_call, maybe in a jit
+    np.testing.assert_array_equal(jaxprs.bind(found, [jnp.array([-1.0, 1.0])])[0], [0.0, 1.0])
+
+
+def test_bind_keeps_the_users_name_scope():
+    def f(x):
+        with jax.named_scope("mine"):
+            return jnp.sin(x)
+
+    found = equation(f, 1.0, name="sin")
+    again = jax.make_jaxpr(lambda x: jaxprs.bind(found, [x])[0])(1.0)
+    assert "mine" in str(again.eqns[0].source_info.name_stack)
+
+
+def test_scan_parts_are_constants_carry_and_rows():
+    constant = jnp.float32(2.0)
+
+    def f(constant, carry, rows):
+        return jax.lax.scan(lambda c, x: (c * constant + x, c), carry, rows)
+
+    found = equation(f, constant, jnp.float32(3.0), jnp.ones(4), name="scan")
+    consts, carry, xs = jaxprs.scan_parts(found, ["constant", "carry", "rows"])
+    assert (consts, carry, xs) == (["constant"], ["carry"], ["rows"])
+
+
+def line_of(comment):
+    """`file:line` of the one line of this file that ends with a comment."""
+    lines = pathlib.Path(__file__).read_text().splitlines()
+    (number,) = [i for i, line in enumerate(lines, 1) if line.endswith(f"  # {comment}")]
+    return f"{__file__}:{number}"
+
+
+def as_if_in(module, function):
+    """The same function, as if its code stood in another file."""
+    code = function.__code__.replace(co_filename=module.__file__)
+    return types.FunctionType(code, globals(), closure=function.__closure__)
+
+
+def test_the_source_of_a_caller_is_the_nearest_line_of_the_user():
+    found = []
+
+    def look(x):
+        found.append(sources.source_of_caller())
+        return x
+
+    for module in (jax, nnx, linen, sources, functools):
+        as_if_in(module, look)(1)  # looks
+    assert found == [(line_of("looks"), False)] * 5
+    assert sources.source_of_caller()[0].startswith(f"{__file__}:")
+
+
+def test_the_source_of_a_caller_says_whether_the_tracing_of_a_function_lies_between():
+    found = []
+
+    def look(x):
+        found.append(sources.source_of_caller())
+        return x
+
+    inside = as_if_in(jax, look)
+    jax.jit(inside)(1.0)  # jits
+    jax.lax.scan(lambda c, x: (inside(c), x), 1.0, jnp.ones(2))  # scans
+    jax.vmap(inside)(jnp.ones(2))  # vmaps
+    assert found == [
+        (line_of("jits"), True),
+        (line_of("scans"), False),  # the lambda's own line
+        (line_of("vmaps"), False),
+    ]
+
+
+def test_the_source_of_an_equation_is_within_the_function_that_was_traced():
+    def inner(x):
+        return jnp.sin(x)  # sine
+
+    outer = jax.make_jaxpr(lambda x: jax.jit(inner)(x))(1.0)  # calls inner
+    call = outer.eqns[0]
+    (sine,) = next(jaxprs.sub_jaxprs(call)).eqns
+    assert sources.source_of_equation(call) == line_of("calls inner")
+    assert sources.source_of_equation(sine) == line_of("sine")
+    internal = jax.make_jaxpr(jax.jit(as_if_in(jax, inner)))(1.0).eqns[0]
+    (sine,) = next(jaxprs.sub_jaxprs(internal)).eqns
+    assert sources.source_of_equation(sine) == ""
+
+
+def test_only_the_second_pass_of_a_remat_is_a_recomputation():
+    def f(x):
+        return jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)))(x)
+
+    forward = equation(f, 1.0, name="remat2")
+    assert forward.primitive.name in jaxprs.REMAT
+    assert not jaxprs.is_recomputation(forward)
+    assert jaxprs.is_recomputation(equation(jax.grad(f), 1.0, name="remat2"))
+
+
+def test_the_devices_of_a_shard_map_are_those_of_its_axes():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("data")
+    f = jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec)
+    found = equation(f, jnp.ones(4), name="shard_map")
+    assert jaxprs.devices_of(found) == 1
+    wide = types.SimpleNamespace(shape={"data": 4, "model": 2})
+    assert jaxprs.devices_of(types.SimpleNamespace(params={**found.params, "mesh": wide})) == 4
+
+
+def test_a_shard_map_can_be_made_again_of_its_parts():
+    mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    spec = jax.sharding.PartitionSpec("data")
+    options = {"in_specs": (spec,), "out_specs": spec, "check_vma": False}
+    f = jax.shard_map(jnp.sin, mesh=mesh, axis_names={"data"}, **options)
+    axes, params = jaxprs.shard_map_parts(equation(f, jnp.ones(4), name="shard_map"))
+    assert axes == ("data",)
+    assert (params["axis_names"], params["check_vma"]) == ({"data"}, False)
+    again = jax.shard_map(lambda x: [jnp.sin(x)], **{**params, "in_specs": spec})
+    np.testing.assert_allclose(jax.jit(again)(jnp.ones(4))[0], np.sin(np.ones(4)), rtol=1e-6)
+
+
+def test_the_axes_along_which_an_array_varies_are_known_within_shard_map():
+    mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    spec, seen = jax.sharding.PartitionSpec("data"), []
+
+    def f(x):
+        seen.append(jaxprs.varying_axes(x))
+        seen.append(jaxprs.varying_axes(jax.eval_shape(jnp.sin, x)))
+        seen.append(jaxprs.varying_axes(jnp.zeros(2)))
+        return x
+
+    jax.make_jaxpr(jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec))(jnp.ones(4))
+    assert seen == [{"data"}, {"data"}, set()]
+    assert jaxprs.varying_axes(jax.ShapeDtypeStruct((2,), jnp.float32)) == set()
+
+
+def test_the_shardings_of_a_jit_are_those_that_were_given():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    at = jax.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    f = jax.jit(lambda x, y: (x, y), in_shardings=(at, None), out_shardings=(None, at))
+    found = equation(f, jnp.ones(4), jnp.ones(4), name="jit")
+    assert jaxprs.jit_shardings(found) == ([at, None], [None, at])
+
+
+def test_the_context_of_an_equation_has_the_mesh_that_it_was_traced_in():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        found = equation(jnp.sin, 1.0, name="sin")
+    assert jax.sharding.get_abstract_mesh().empty
+    with jaxprs.context_of(found):
+        assert jax.sharding.get_abstract_mesh() == mesh.abstract_mesh
+    assert jax.sharding.get_abstract_mesh().empty
+
+
+def test_compilations_are_told_until_the_undo():
+    events = []
+    undo = jit.compilation_events(lambda kind, seconds: events.append(kind))
+    try:
+        jax.jit(lambda x: x * 3 + 1)(jnp.ones(5)).block_until_ready()
+    finally:
+        undo()
+    assert {"trace", "compile"} <= set(events)
+    count = len(events)
+    jax.jit(lambda x: x * 5 + 1)(jnp.ones(5)).block_until_ready()
+    assert len(events) == count
+
+
+# ----------------------------------------------------------------------- Linen
+
+
+def test_linen_applies_are_counted_through_nesting_and_lifting():
+    counts = []
+
+    class Inner(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            counts.append(flax_linen.linen_applies())
+            return linen.Dense(2)(x)
+
+    class Outer(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            counts.append(flax_linen.linen_applies())
+            other = Inner(parent=None)
+            other.apply(other.init(jax.random.key(0), x), x)
+            return linen.remat(Inner)()(x)
+
+    x = jnp.ones((1, 2))
+    assert flax_linen.linen_applies() == 0
+    variables = Outer().init(jax.random.key(0), x)
+    counts.clear()
+    Outer().apply(variables, x)
+    assert counts == [1, 2, 2, 1]
+    assert flax_linen.linen_applies() == 0
+
+
+def test_linens_dry_run_of_a_lifted_modules_setup_is_told_from_the_real_one():
+    found = []
+
+    class Inner(linen.Module):
+        def setup(self):
+            found.append(flax_linen.linen_dry_run(self))
+
+        def __call__(self, x):
+            return x
+
+    class Outer(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return linen.remat(Inner)()(x)
+
+    Outer().apply({}, jnp.ones(2))
+    assert True in found
+    assert found[-1] is False
+
+
+def test_a_linen_interceptor_can_be_put_around_those_that_are_open():
+    order = []
+
+    def note(name):
+        def interceptor(next_fun, args, kwargs, context):
+            order.append(name)
+            return next_fun(*args, **kwargs)
+
+        return interceptor
+
+    dense, x = linen.Dense(2), jnp.ones((1, 2))
+    variables = dense.init(jax.random.key(0), x)
+    with linen.intercept_methods(note("user's")):
+        with flax_linen.outermost_linen_interceptor(note("ours")):
+            dense.apply(variables, x)
+        assert order == ["ours", "user's"]
+        dense.apply(variables, x)
+    assert order == ["ours", "user's", "user's"]
+    dense.apply(variables, x)
+    assert len(order) == 3
+
+
+def test_linens_jit_keeps_programs_apart_by_what_is_added_to_its_key():
+    traced = []
+
+    class Traced(linen.Module):
+        @linen.jit
+        @linen.compact
+        def __call__(self, x):
+            traced.append(self.name)
+            return linen.Dense(2)(x)
+
+    class Outer(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return Traced(name="b")(Traced(name="a")(x))
+
+    x = jnp.ones((1, 2))
+    variables = Outer().init(jax.random.key(0), x)
+    traced.clear()
+    Outer().apply(variables, x)
+    assert traced == ["a"]  # what makes this necessary
+    undo = flax_linen.swap_linen_jit_key(lambda module: module.scope.path)
+    try:
+        traced.clear()
+        Outer().apply(variables, x)
+        Outer().apply(variables, x)
+        assert traced == ["a", "b"]
+    finally:
+        undo()
+    traced.clear()
+    Outer().apply(variables, x)
+    assert traced == []
+
+
+def test_writes_are_found_in_the_program_and_what_is_inside_it():
+    def adds(x):
+        reference = jax.new_ref(x)
+
+        @jax.jit
+        def inner(reference):
+            reference[...] += 1.0
+
+        inner(reference)
+        return reference[...]
+
+    assert jaxprs.writes(jax.make_jaxpr(adds)(1.0)) == {"ref"}
+    assert jaxprs.writes(jax.make_jaxpr(lambda x: jax.new_ref(x)[...])(1.0)) == set()
+
+
+def test_primitives_are_interpreted_where_python_runs_them():
+    names = []
+
+    def rule(primitive, values, params, bind):
+        names.append(primitive.name)
+        return 2 * values[0] if primitive.name == "sin" else bind()
+
+    @jax.jit
+    def inner(x):
+        return jnp.cos(x)
+
+    def run(x):
+        with interpreter.interpreted(rule):
+            y = jax.vmap(jax.lax.sin)(x)
+            assert isinstance(y, jax.Array)
+            return inner(y) if interpreter.is_concrete(y.sum()) and y.sum() > 1 else y
+
+    np.testing.assert_allclose(run(jnp.ones(3)), np.cos(2 * np.ones(3)), rtol=1e-6)
+    assert names.count("sin") == 1
+    assert "cos" not in names  # it is part of the jitted function
+    assert "jit" in names
+    grad = jax.grad(lambda x: run(x).sum())(jnp.ones(3))
+    np.testing.assert_allclose(grad, -2 * np.sin(2 * np.ones(3)), rtol=1e-6)
+    names.clear()
+    jnp.sin(jnp.ones(3))
+    assert names == []
+
+
+def test_what_is_concrete_is_told_from_what_is_not():
+    found = []
+    jax.grad(lambda x: found.append(interpreter.is_concrete(x)) or x)(1.0)
+    jax.jit(lambda x: found.append(interpreter.is_concrete(x)) or x)(1.0)
+    assert found == [True, False]
+    assert interpreter.is_concrete(np.ones(2))
+
+
+def test_which_inputs_the_first_outputs_need():
+    from nnx_inspector.program.marks import mark  # of which each output is its own input
+
+    def program(x, y, z):
+        a, b = jax.lax.optimization_barrier((2 * x, 2 * y))
+        return a, b, z
+
+    jaxpr = jax.make_jaxpr(program)(1.0, 2.0, 3.0)
+    assert jaxprs.needed_inputs(jaxpr, 1) == [True, True, False]
+    assert jaxprs.needed_inputs(jaxpr, 3) == [True, True, True]
+    (barrier,) = {one.primitive for one in jaxpr.eqns if len(one.outvars) == 2}
+    assert jaxprs.needed_inputs(jaxpr, 1, barrier) == [True, False, False]
+    assert jaxprs.needed_inputs(jaxpr, 1, mark) == [True, True, False]
+
+
+def test_settings_of_a_thread_are_held_in_another_and_put_back():
+    with jax.numpy_rank_promotion("raise"), jax.default_device(jax.devices()[0]):
+        local = jit.local_settings()
+    values = {getattr(state, "name", ""): value for state, value in local}
+    assert values["jax_numpy_rank_promotion"] == "raise"
+    assert values["jax_default_device"] == jax.devices()[0]
+    with jit.with_local_settings(local):
+        assert jax.config.jax_numpy_rank_promotion == "raise"
+        assert jit.local_settings() == local
+    assert jit.local_settings() == ()

@@ -1,0 +1,25 @@
+"""What arrives in a browser, without one."""
+
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.comm import InspectorWidget
+
+
+class Browser:
+    """What arrives in the browser, in order, and a way to ask."""
+
+    def __init__(self, monkeypatch):
+        self.sent: list[tuple[dict, bytes | None]] = []
+
+        def send(widget, content, buffers=None):
+            self.sent.append((content, bytes(buffers[0]) if buffers else None))
+
+        monkeypatch.setattr(InspectorWidget, "send", send)
+
+    def ask(self, insp, message):
+        self.sent.clear()
+        insp._view.screen._received(None, protocol.to_header(message), None)
+        insp._looks.wait()  # some are answered in a thread
+        return list(self.sent)
+
+    def of(self, kind):
+        return [(header, buffer) for header, buffer in self.sent if header["type"] == kind]

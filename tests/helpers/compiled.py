@@ -1,0 +1,30 @@
+"""What is traced or compiled in a while, and in which thread."""
+
+import threading
+from typing import Self
+
+from nnx_inspector._compat import jit
+
+
+class Compiled:
+    """Every tracing and compilation inside the block.
+
+    Attributes:
+        kinds: what happened.
+        threads: the names of the threads that it happened in.
+    """
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+        self.threads: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._undo = jit.compilation_events(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo()
+
+    def _note(self, kind: str, seconds: float) -> None:
+        self.kinds.append(kind)
+        self.threads.append(threading.current_thread().name)

@@ -1,0 +1,177 @@
+"""What hooks might leave behind, and how to tell it: classes, registries, objects, arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from nnx_inspector.hooks import dispatch, wrapping
+
+TOLERANCE = 1e-6
+"""How far jitted results may be from those without hooks."""
+
+
+def classes() -> list[type]:
+    """Every class of NNX objects, and those of jax that hooks might touch."""
+    found: dict[type, None] = dict.fromkeys(
+        (nnx.Pytree, nnx.Variable, jax.stages.Compiled, jax.stages.Lowered, jax.stages.Traced)
+    )
+    stack = [nnx.Pytree, nnx.Variable]
+    while stack:
+        for sub in type.__subclasses__(stack.pop()):
+            if sub not in found:
+                found[sub] = None
+                stack.append(sub)
+    return list(found)
+
+
+def code_of(value: Any) -> list[Any]:
+    """The code of a function and of all that it wraps."""
+    found = []
+    while value is not None:
+        value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+        if isinstance(value, types.FunctionType):
+            found += [value, value.__code__, value.__defaults__, value.__kwdefaults__]
+        value = getattr(value, "__wrapped__", None)
+    return found
+
+
+def everything() -> dict[Any, dict[str, tuple[Any, ...]]]:
+    """What of a process hooks might change: for each class, registry entry and file of Flax the
+    objects that it is made of.
+    """
+    found: dict[Any, dict[str, tuple[Any, ...]]] = {}
+    for cls in classes():
+        found[cls] = {
+            name: (value, *code_of(value))
+            for name, value in vars(cls).items()
+            if not name.startswith(("_abc", "__abstractmethods__"))
+        }
+    for registry in ("GRAPH_REGISTRY", "PYTREE_REGISTRY"):
+        for cls, impl in getattr(nnx.graphlib, registry).items():
+            found[registry, cls] = {"": (impl,)}
+    for module in [m for m in sys.modules if m.startswith("flax.nnx")]:
+        found[module] = {
+            name: (value, *code_of(value))
+            for name, value in vars(sys.modules[module]).items()
+            if name != "__warningregistry__"
+        }
+    return found
+
+
+def differences(before: dict[Any, Any], after: dict[Any, Any]) -> list[Any]:
+    """What is not the very same object. Classes that were made in between do not count."""
+
+    def same(a: tuple[Any, ...] | None, b: tuple[Any, ...] | None) -> bool:
+        return a is not None and b is not None and [*map(id, a)] == [*map(id, b)]
+
+    return [
+        (owner, name)
+        for owner, names in before.items()
+        for name in {**names, **after.get(owner, {})}
+        if not same(names.get(name), after.get(owner, {}).get(name))
+    ]
+
+
+@contextlib.contextmanager
+def nothing_left() -> Iterator[None]:
+    """Classes, the code of their functions and NNX's registries are afterwards the very same."""
+    before = everything()
+    yield
+    found = differences(before, everything())
+    assert not found, found
+
+
+def objects(model: Any) -> dict[Any, tuple[Any, dict[str, Any]]]:
+    """Every NNX object of a model that is no Variable, by path, with its attributes."""
+    every: list[Any] = list(nnx.iter_graph(model))
+    return {p: (node, dict(vars(node))) for p, node in every if isinstance(node, nnx.Pytree)}
+
+
+def replaced(before: dict[Any, Any], after: dict[Any, Any], *, exactly: bool) -> dict[Any, Any]:
+    """What became of each object: its attributes, their types, which ones are new.
+
+    A transform of NNX takes objects apart and fills them again: unless compared exactly,
+    attributes may be in another order and what is static in them an equal value.
+    """
+    found = {}
+    for path, (node, attributes) in after.items():
+        old, old_attributes = before.get(path, (None, {}))
+        found[path] = (
+            type(node),
+            node is old,
+            [
+                (name, type(value), is_same(name, value, old_attributes.get(name), exactly))
+                for name, value in (list if exactly else sorted)(attributes.items())
+            ],
+        )
+    return found
+
+
+def is_same(name: str, value: Any, old: Any, exactly: bool) -> bool:
+    if exactly or isinstance(value, (nnx.Pytree, nnx.Variable)):
+        return value is old
+    if name == "_pytree__state":
+        return type(value) is type(old)  # at which trace the object was made
+    found, structure = jax.tree.flatten(value, is_leaf=is_node)
+    expected, old_structure = jax.tree.flatten(old, is_leaf=is_node)
+    return structure == old_structure and all(
+        # arrays are part of the state, which is compared by value
+        a is b if is_node(a) else isinstance(a, jax.Array) or a == b
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+def is_node(x: Any) -> bool:
+    return isinstance(x, (nnx.Pytree, nnx.Variable))
+
+
+def numbers(tree: Any) -> list[np.ndarray]:
+    """The arrays of a pytree (of a model: its whole state), keys as their bits."""
+
+    def plain(x: Any) -> np.ndarray:
+        is_key = isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(x) if is_key else x)
+
+    return [plain(x) for x in jax.tree.leaves(tree)]
+
+
+def assert_close(found: Any, expected: Any, *, exactly: bool, tolerance: float = TOLERANCE) -> None:
+    found, expected = numbers(found), numbers(expected)
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        if exactly or a.dtype.kind in "iub":
+            np.testing.assert_array_equal(a, b)
+        else:
+            scale = max(1.0, float(np.abs(b[np.isfinite(b)]).max(initial=0.0)))
+            np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * scale)
+
+
+def class_dicts():
+    return {cls: dict(vars(cls)) for cls in wrapping.module_classes()}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind():
+    """Every test of this file: classes and NNX's registry are afterwards what they were before."""
+    registry = dict(nnx.graphlib.GRAPH_REGISTRY)
+    before = class_dicts()
+    yield
+    after = class_dicts()
+    for cls, attributes in before.items():
+        for name, value in attributes.items():
+            if not name.startswith(("_abc", "__abstractmethods__")):
+                assert after[cls][name] is value, (cls, name)
+    for cls, impl in registry.items():
+        assert nnx.graphlib.GRAPH_REGISTRY[cls] is impl
+    assert not wrapping._undo
+    assert not dispatch._thread.frames

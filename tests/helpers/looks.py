@@ -1,0 +1,60 @@
+"""Small things that tests of hooks share: interceptors, a watched region, ways of calling."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from leftovers import nothing_is_left_behind  # noqa: F401
+
+from nnx_inspector.errors import InspectorWarning
+from nnx_inspector.live.session import Session
+
+
+def passing(next_fun, args, kwargs, context):
+    return next_fun(*args, **kwargs)
+
+
+def doubling(next_fun, args, kwargs, context):
+    return 2.0 * next_fun(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def watching(model, **options):
+    """A session over the passes inside; what arrived is in `arrived` afterwards."""
+    session = Session(model, **options)
+    session.arrived = {}
+    try:
+        with session.open():
+            yield session
+        session.arrived = session.take()
+        assert session.errors == []
+    finally:
+        session.close()
+
+
+def call(model, x):
+    return model(x)
+
+
+def loss_fn(model, x):
+    return (model(x) ** 2).sum()
+
+
+def doubted(calls="1 of MLP, 2 of Linear"):
+    return pytest.warns(InspectorWarning, match=f"could not be attributed to it: {calls}")
+
+
+class Log:
+    """An interceptor that notes the site and the call number of each call, in order of entry."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, next_fun, args, kwargs, context):
+        self.calls.append((context.site, context.call))
+        return next_fun(*args, **kwargs)
+
+    @property
+    def sites(self):
+        return [site for site, _ in self.calls]

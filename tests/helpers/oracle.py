@@ -1,0 +1,153 @@
+"""Arrays of every dtype and class of values, and their summary's figures in float64 by NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from nnx_inspector.stats.bins import QUANTILE_ERROR, SUBNORMAL_ERROR
+from nnx_inspector.stats.summary import Summary
+
+FLOATS = [
+    np.float16,
+    ml_dtypes.bfloat16,
+    np.float32,
+    np.float64,
+    ml_dtypes.float8_e3m4,
+    ml_dtypes.float8_e4m3,
+    ml_dtypes.float8_e4m3fn,
+    ml_dtypes.float8_e4m3b11fnuz,
+    ml_dtypes.float8_e4m3fnuz,
+    ml_dtypes.float8_e5m2,
+    ml_dtypes.float8_e5m2fnuz,
+    ml_dtypes.float8_e8m0fnu,
+    ml_dtypes.float4_e2m1fn,
+]
+INTEGERS = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64]
+NARROW_INTEGERS = [ml_dtypes.int2, ml_dtypes.uint2, ml_dtypes.int4, ml_dtypes.uint4]
+NARROW = [*NARROW_INTEGERS, np.bool_]
+COMPLEX = [np.complex64, np.complex128]
+ALL = FLOATS + INTEGERS + NARROW + COMPLEX
+CLASSES = ("normal", "specials", "zeros", "subnormal", "huge", "constant", "narrow", "spread")
+TINY = 2.0**-126  # XLA's CPU arithmetic takes what is smaller for 0
+
+
+def values(seed: int, kind: str, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """An array of one class of values, in its dtype; from a seed, so that a failure is short."""
+    rng = np.random.default_rng(seed)
+    dtype = np.dtype(dtype)
+    if dtype.kind in "iu" or dtype in NARROW_INTEGERS:
+        info = ml_dtypes.iinfo(dtype)
+        low, high = int(info.min), int(info.max)
+        if kind in ("zeros", "constant"):
+            low = high = 0 if kind == "zeros" else high
+        elif kind == "narrow":
+            low = max(low, high - 100)
+        elif kind == "spread":
+            return rng.choice(np.array([low, high, 0, 1], object), shape).astype(dtype)
+        wide = np.uint64 if low >= 0 else np.int64
+        return rng.integers(low, high, shape, wide, endpoint=True).astype(dtype)
+    if dtype.kind == "b":
+        return rng.random(shape) < 0.5
+    if dtype.kind == "c":
+        real = np.float32 if dtype == np.complex64 else np.float64
+        parts = values(seed, kind, real, (2, *shape))
+        with np.errstate(all="ignore"):
+            return (parts[0] + 1j * parts[1]).astype(dtype)
+    info = ml_dtypes.finfo(dtype)
+    largest, tiny = float(info.max), float(info.smallest_normal)
+    x = rng.normal(size=shape)
+    if kind == "specials":
+        x = np.where(rng.random(shape) < 0.5, rng.choice([np.nan, np.inf, -np.inf, 0.0], shape), x)
+    elif kind == "zeros":
+        x = rng.choice([0.0, -0.0], shape)
+    elif kind == "subnormal":
+        x = np.copysign(rng.random(shape) * tiny, x)
+    elif kind == "huge":
+        x = np.copysign(largest, x) * rng.choice([1.0, 0.75], shape)
+    elif kind == "constant":
+        x = np.full(shape, x.flat[0] if x.size else 0.0)
+    elif kind == "narrow":
+        x = min(1e8, largest / 4) * (1 + float(info.eps) * rng.integers(0, 8, shape))
+    elif kind == "spread":
+        with np.errstate(all="ignore"):
+            powers = rng.uniform(np.log2(tiny), np.log2(largest), shape)
+            x = np.copysign(np.exp2(powers), x)
+    with np.errstate(all="ignore"):
+        return x.astype(dtype)
+
+
+def magnitudes(x: np.ndarray) -> np.ndarray:
+    """What is summarised, in float64 (longdouble for 64-bit integers)."""
+    if x.dtype.kind == "c":
+        real, imag = np.float64(x.real), np.float64(x.imag)
+        with np.errstate(over="ignore"):
+            size = np.minimum(np.hypot(real, imag), np.finfo(x.real.dtype).max)
+        size = np.where(np.isinf(real) | np.isinf(imag), np.inf, size)
+        return np.where(np.isnan(real) | np.isnan(imag), np.nan, size).ravel()
+    return x.astype(np.float64).ravel()
+
+
+def check(s: Summary, x: np.ndarray, tolerance: float = 1e-5) -> None:
+    """Every figure of s is that of x."""
+    v = magnitudes(x)
+    finite = v[np.isfinite(v)]
+    assert s.size == v.size
+    assert s.nan == np.isnan(v).sum()
+    assert s.posinf == (v == np.inf).sum()
+    assert s.neginf == (v == -np.inf).sum()
+    assert s.zeros == (x == 0).sum()
+    assert s.finite == finite.size == s.size - s.nan - s.posinf - s.neginf
+    assert s.nonzero_bins()[:, 1].sum() == s.finite
+    assert repr(s).startswith("Summary(")
+    edges, counts = s.histogram(13)
+    assert counts.sum() == pytest.approx(finite.size)
+    assert (edges[1:] > edges[:-1]).all()
+    spark = s.sparkline(32)
+    assert spark.max() == (255 if finite.size else 0)
+    if not finite.size:
+        figures = (s.mean, s.std, s.min, s.max, s.norm, s.quantile(0.5))
+        assert np.isnan(figures).all()
+        return
+
+    low, high = float(finite.min()), float(finite.max())
+    single = x.dtype == np.complex64  # XLA's own magnitude rounds
+    rounds = 1e-6 if x.dtype.kind == "c" else 0
+    faint = float(np.finfo(x.real.dtype).tiny) if x.dtype.kind == "c" else 0
+    assert s.min == pytest.approx(low, rel=rounds, abs=faint)
+    assert s.max == pytest.approx(high, rel=rounds, abs=faint)
+    scale = max(abs(low), abs(high)) or 1.0
+    unit = finite / scale
+    mean, std = float(unit.mean()) * scale, float(unit.std()) * scale
+    if x.dtype.kind in "iu":  # float64 does not hold 64 bits
+        std = float((x.ravel().astype(np.uint64) - x.min().astype(np.uint64)).astype(float).std())
+    norm = float(np.sqrt((unit * unit).sum())) * scale
+    floor = 4 * TINY + 1e-7 * scale * single
+    assert s.mean == pytest.approx(mean, rel=1e-6, abs=tolerance * std + floor)
+    assert s.std == pytest.approx(std, rel=tolerance, abs=floor + 1e-13 * scale)
+    if x.dtype.kind != "c" and (s.points[0] == s.points[1]).all():
+        assert s.std == 0
+    assert s.norm == pytest.approx(norm, rel=tolerance, abs=floor * np.sqrt(finite.size))
+    # DDSketch's guarantee: every quantile, against the order statistic itself
+    last = max(finite.size - 1, 1)
+    ranks = np.arange(0, finite.size, max(finite.size // 300, 1))
+    q = np.concatenate([np.linspace(0, 1, 41), ranks / last])
+    exact = np.quantile(finite, q, method="lower")
+    found = s.quantile(q)
+    # Only with values beyond float32 is what shares the outermost bin with them unknown.
+    wide = np.abs(finite).max() > np.finfo(np.float32).max
+    assert (np.isnan(found) <= (wide & (np.abs(exact) >= 1.875 * 2.0**127))).all()
+    known = ~np.isnan(found)
+    bound = np.maximum(QUANTILE_ERROR * np.abs(exact), SUBNORMAL_ERROR)
+    assert (np.abs(found / 2 - exact / 2)[known] <= bound[known] / 2).all()
+    rising = found[:41][known[:41]]
+    assert (rising[1:] >= rising[:-1]).all()
+
+
+def device(x: np.ndarray) -> Any:
+    """As a jax array where jax has the dtype without 64 bits, else as it is."""
+    return x if x.dtype.itemsize >= 8 and x.dtype != np.complex64 else jnp.asarray(x)

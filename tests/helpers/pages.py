@@ -1,0 +1,93 @@
+"""A saved page, as the tests make it and read it back: in a way of their own."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.export.replay import NO_HISTOGRAM, Told
+
+PROGRESS = protocol.Progress(kind="watch", running=False, step=3, total=None, rate=None)
+
+
+COST = protocol.Cost(
+    plain_seconds=None, inspected_seconds=None, compilations=0, bytes_sent=0, frames_dropped=0,
+    errors=0,
+)  # fmt: skip
+
+
+def told(keys: Sequence[str], **more: Any) -> Told:
+    sites = tuple(
+        protocol.Site(
+            key=key, name=key, kind="Linear", parent=-1, depth=0, inputs="", output="",
+            parameters=0, flops=None, calls=1, stacked=1, aliases=(), source="",
+            perturbable=True, unseen="",
+        )
+        for key in keys
+    )  # fmt: skip
+    state = protocol.State(
+        version=protocol.VERSION, seq=1, selected=keys[0], perturbations=(),
+        training_perturbed=False, listening="after", compiling=0, effect=None, no_effect="",
+        progress=PROGRESS, cost=COST, notices=(), python="", closed=False,
+    )  # fmt: skip
+    layout = protocol.Layout(version=protocol.VERSION, layout=1, model="Net", sites=sites)
+    return Told(layout=layout, state=state, detailed=tuple(more.pop("detailed", keys)), **more)
+
+
+class Unpacked:
+    """A second reading of the format, of the test's own."""
+
+    def __init__(self, data: bytes):
+        (length,) = struct.unpack_from("<I", data)
+        self.index = json.loads(data[4 : 4 + length])
+        self._data = data[4 + length :]
+
+    def numbers(self, place: Mapping[str, Any]) -> np.ndarray:
+        dtype = np.dtype(f"<{place['type']}")
+        size = place["count"] * dtype.itemsize
+        part = np.frombuffer(self._data, "u1", size, place["at"])
+        planes = part.reshape(dtype.itemsize, place["count"])
+        return np.ascontiguousarray(planes.T).view(dtype).reshape(-1)
+
+    def buffer(self, packed: Mapping[str, Any]) -> bytes:
+        return b"".join(self.numbers(p).astype("<f8").tobytes() for p in packed["buffer"])
+
+    def frame(self, at: int, sites: int) -> tuple[np.ndarray, np.ndarray]:
+        count = len(self.index["frames"])
+        table = self.numbers(self.index["table"]).reshape(sites, 2, -1, count)[..., at]
+        sparks = self.numbers(self.index["sparklines"]).reshape(sites, 2, count, -1)[:, :, at]
+        return table, sparks
+
+    def histogram(self, pair: int, at: int) -> np.ndarray | None:
+        lengths = self.numbers(self.index["lengths"]).astype(int)
+        i = pair * len(self.index["frames"]) + at
+        if lengths[i] == NO_HISTOGRAM:
+            return None
+        start = lengths[:i][lengths[:i] != NO_HISTOGRAM].sum()
+        here = slice(start, start + lengths[i])
+        bins = np.cumsum(self.numbers(self.index["bins"])[here].astype(int)) & 0xFFFF
+        return np.stack([bins, self.numbers(self.index["counts"])[here]], axis=1).astype(float)
+
+
+HOSTILE = (
+    "<img src=x onerror=alert(1)>", "</table><script>alert(1)</script>", "<!--", "]]>", "&lt;b&gt;",
+    '" onmouseover="alert(1)', "\u2028", "a\x00\x1b[31m", "\ud800", "javascript:alert(1)",
+    "x" * 5000,
+)  # fmt: skip
+
+
+ELEMENTS = {"div", "p", "b", "i", "code", "table", "caption", "tbody", "tr", "th", "td"}
+
+
+def store(text: str) -> Unpacked:
+    found = re.search(r'id="nni-recording">([^<]*)</script>', text)
+    assert found
+    return Unpacked(gzip.decompress(base64.b64decode(found[1])))

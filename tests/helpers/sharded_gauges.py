@@ -1,0 +1,54 @@
+"""Gauges of arrays over eight devices: prints, as one line of JSON a case, which data the compiled
+program moves, and what it says beside what one device says. Run by `test_sharded`.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from collectives import collectives
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from nnx_inspector.stats.measure_gauges import gauge, sampled
+
+SHAPE = (1024, 64, 64)
+"""Eight times as large as what is looked at."""
+CASES = {
+    "data": (SHAPE, P("data")),
+    "units": (SHAPE, P(None, None, "data")),
+    "positions": (SHAPE, P(None, "data")),
+    "both": (SHAPE, P("data", None, "model")),
+    "all axes": ((1000, 16, 24, 136), P("data", None, "model", None)),
+    "wide": ((256, 4096), P("data", "model")),
+    "uneven": ((1001, 63, 67), P()),
+}
+
+
+def main() -> None:
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind, kind))
+        for name, (shape, spec) in CASES.items():
+            if name == "all axes" and kind == AxisType.Explicit:
+                continue
+            x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+            with jax.set_mesh(mesh):
+                there = jax.device_put(jnp.asarray(x), NamedSharding(mesh, spec))
+                programs = [jax.jit(f).lower(there).compile() for f in (gauge, sampled)]
+                found = [np.asarray(one(there)).tolist() for one in programs]
+            alone = [np.asarray(f(jnp.asarray(x))).tolist() for f in (gauge, sampled)]
+            moved = [collectives(str(one.as_text())) for one in programs]
+            said = {"name": f"{name}, {kind}", "moved": moved, "found": found, "alone": alone}
+            print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main()

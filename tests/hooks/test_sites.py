@@ -1,0 +1,345 @@
+"""Paths, keys, methods, selections: what `nnx.iter_modules` and the MRO say, worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import models
+import optax
+import pytest
+from flax import linen, nnx
+
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks import sites
+from nnx_inspector.hooks.sites import Selection, glob_matches, parse_key, site_key
+from nnx_inspector.records.capture import capture
+
+
+def keys_of(model):
+    return [site.key for site in sites.module_sites(model)]
+
+
+# -------------------------------------------------------------------- keys
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "key"),
+    [
+        ((), "__call__", ""),
+        ((), "encode", ":encode"),
+        (("blocks", 0, "attn"), "__call__", "blocks/0/attn"),
+        (("encoder",), "encode", "encoder:encode"),
+        (("a/b", "c:d", "e[0]"), "__call__", r"a\/b/c\:d/e\[0]"),
+        (("back\\slash",), "__call__", r"back\\slash"),
+        (("back\\", "slash"), "f", r"back\\/slash:f"),
+    ],
+)
+def test_a_key_is_written_and_read_back(path, method, key):
+    assert site_key(path, method) == key
+    assert parse_key(key) == (tuple(str(p) for p in path), method)
+
+
+def test_a_split_escape_keeps_the_separator_that_a_backslash_escapes():
+    assert sites.split_escaped(r"a\/b/c", "/") == [r"a\/b", "c"]
+
+
+# ----------------------------------------------------------------- modules
+
+
+def test_modules_come_parents_first_and_in_the_order_they_were_set():
+    model = models.Nested(models.rngs())
+    assert keys_of(model) == [
+        "",
+        "blocks",
+        "blocks/0",
+        "blocks/0/linear",
+        "blocks/1",
+        "blocks/1/linear",
+        "heads",
+        "heads/a",
+        "heads/b",
+        "tail",
+        "tail/layers",
+        "tail/layers/0",
+    ]
+
+
+def test_children_of_a_list_come_in_numeric_order():
+    model = nnx.Dict(blocks=nnx.List([models.Frozen() for _ in range(11)]))
+    assert keys_of(model)[2:] == [f"blocks/{i}" for i in range(11)]
+
+
+def test_paths_are_those_of_iter_modules():
+    model = models.Nested(models.rngs())
+    ours = {site.path: site.module for site in sites.module_sites(model)}
+    theirs = dict(nnx.iter_modules(model))
+    assert ours.keys() == theirs.keys()
+    assert all(ours[path] is theirs[path] for path in theirs)
+
+
+def test_a_shared_module_is_one_site_with_an_alias():
+    model = models.Shared(models.rngs())
+    root, linear = sites.module_sites(model)
+    assert root.aliases == ()
+    assert linear.path == ("first",)
+    assert linear.aliases == (("second",),)
+
+
+def test_a_prefix_goes_before_paths_and_aliases():
+    linear = sites.module_sites(models.Shared(models.rngs()), ("model",))[1]
+    assert (linear.path, linear.aliases) == (("model", "first"), (("model", "second"),))
+
+
+def test_a_module_below_a_pytree_that_is_no_module_follows_its_nearest_module():
+    class Holder(nnx.Pytree):
+        def __init__(self):
+            self.inner = nnx.data(models.Frozen())
+
+    class Outer(nnx.Module):
+        def __init__(self):
+            self.holder = nnx.data(Holder())
+            self.after = nnx.data(models.Frozen())
+
+    assert keys_of(Outer()) == ["", "holder/inner", "after"]
+
+
+def test_a_submodule_added_later_is_found():
+    model = models.MLP(models.rngs())
+    model.extra = nnx.Linear(2, 2, rngs=models.rngs())
+    assert keys_of(model) == ["", "up", "down", "extra"]
+
+
+def test_a_submodule_that_was_deleted_is_gone():
+    model = models.MLP(models.rngs())
+    del model.up
+    assert keys_of(model) == ["", "down"]
+
+
+# ----------------------------------------------------------------- methods
+
+
+def test_public_methods_are_sites_and_properties_static_and_class_methods_are_not():
+    assert set(sites.methods(models.Methods)) == {"encode", "decode", "update", "__call__"}
+
+
+def test_a_method_named_as_one_of_nnx_dict_counts_on_a_plain_module():
+    assert "update" in sites.methods(models.Methods)
+
+
+def test_the_methods_of_nnx_list_and_dict_are_not_sites():
+    assert sites.methods(nnx.List) == {}
+    assert sites.methods(nnx.Dict) == {}
+
+
+def test_the_methods_of_nnx_module_are_not_sites_even_when_overridden():
+    class Overrides(models.Base):
+        def train(self, **kwargs):
+            super().train(**kwargs)
+
+    assert set(sites.methods(Overrides)) == {"__call__"}
+
+
+def test_an_inherited_method_is_a_site_of_the_heir():
+    assert sites.methods(models.Inherits)["__call__"] is vars(models.Base)["__call__"]
+
+
+def test_methods_decorated_by_a_transform_are_sites():
+    assert set(sites.methods(models.Decorated)) == {"jitted", "again", "mapped", "__call__"}
+
+
+def test_private_methods_and_nested_classes_are_not_sites():
+    class Nesting(nnx.Module):
+        class Config:
+            pass
+
+        def _hidden(self): ...
+
+        def shown(self): ...
+
+    assert set(sites.methods(Nesting)) == {"shown"}
+
+
+# --------------------------------------------------------------- selection
+
+
+@pytest.mark.parametrize(
+    ("glob", "path", "expected"),
+    [
+        ("", (), True),
+        ("", ("a",), False),
+        ("*", ("a",), True),
+        ("*", (), False),
+        ("*", ("a", "b"), False),
+        ("**", (), True),
+        ("**", ("a", "b", "c"), True),
+        ("blocks/*/attn", ("blocks", 3, "attn"), True),
+        ("blocks/*/attn", ("blocks", 3, "mlp"), False),
+        ("blocks/**", ("blocks",), True),
+        ("**/attn", ("attn",), True),
+        ("**/attn", ("blocks", 0, "attn"), True),
+        ("a/**/d", ("a", "b", "c", "d"), True),
+        ("a/**/d", ("a", "b", "c"), False),
+        ("bl*s/0", ("blocks", 0), True),
+        ("b?d", ("bad",), True),
+        ("b?d", ("bd",), False),
+        (r"a\/b", ("a/b",), True),
+        ("a/b", ("a/b",), False),
+        (r"c\[0]", ("c[0]",), True),
+        ("a.c", ("abc",), False),
+    ],
+)
+def test_globs(glob, path, expected):
+    assert glob_matches(glob, path) is expected
+
+
+def test_a_pattern_without_a_colon_means_the_call():
+    selection = Selection("encoder")
+    module = models.Base(models.rngs())
+    assert selection.matches(("encoder",), "__call__", module)
+    assert not selection.matches(("encoder",), "encode", module)
+
+
+def test_a_pattern_with_a_colon_means_that_method():
+    selection = Selection("**:enc*")
+    module = models.Base(models.rngs())
+    assert selection.matches((), "encode", module)
+    assert selection.matches(("a", "b"), "encode", module)
+    assert not selection.matches((), "__call__", module)
+
+
+def test_a_type_selects_its_heirs_too():
+    selection = Selection(models.Base)
+    assert selection.matches((), "__call__", models.Supers(models.rngs()))
+    assert not selection.matches((), "__call__", models.Frozen())
+
+
+def test_a_predicate_sees_path_and_module():
+    seen = []
+    module = models.Frozen()
+    Selection(lambda path, module: bool(seen.append((path, module)))).matches(
+        ("a", 0), "__call__", module
+    )
+    assert seen == [(("a", 0), module)]
+
+
+def test_a_sequence_selects_what_any_of_its_terms_selects():
+    selection = Selection(["a", models.Frozen])
+    linear = models.Base(models.rngs())
+    assert selection.matches(("a",), "__call__", linear)
+    assert selection.matches(("b",), "__call__", models.Frozen())
+    assert not selection.matches(("b",), "__call__", linear)
+
+
+def test_an_unattributed_call_matches_no_glob():
+    assert not Selection("**").matches(None, "__call__", models.Frozen())
+
+
+def test_equal_selections_are_equal_and_hash_alike():
+    assert Selection(["a", models.Base]) == Selection(("a", models.Base))
+    assert hash(Selection(["a", models.Base])) == hash(Selection(("a", models.Base)))
+    assert Selection("a") != Selection("b")
+    assert Selection("a") != Selection("a", default_methods="*")
+
+
+def test_a_selection_that_matches_nothing_names_the_closest_sites():
+    with pytest.raises(ValueError, match=r"closest") as error:
+        Selection("blocks/0/linaer").require_match(models.Nested(models.rngs()))
+    assert str(error.value) == (
+        "'blocks/0/linaer' matches no site of this model. "
+        "The closest sites are 'blocks/0/linear', 'blocks/1/linear', 'blocks/0'."
+    )
+
+
+def test_a_type_that_matches_nothing_is_named():
+    with pytest.raises(ValueError, match=r"'Conv' matches no site of this model"):
+        Selection(nnx.Conv).require_match(models.MLP(models.rngs()))
+
+
+def test_an_index_into_a_stack_is_refused_for_now():
+    with pytest.raises(
+        InspectorError, match=r"'blocks\[3\]' chooses one layer .* 'blocks' instead"
+    ):
+        Selection("blocks[3]")
+
+
+def test_an_escaped_bracket_is_part_of_a_name():
+    assert Selection(r"c\[0]").matches(("c[0]",), "__call__", models.Frozen())
+
+
+def test_an_empty_sequence_is_refused():
+    with pytest.raises(ValueError, match=r"only= is empty"):
+        Selection([])
+
+
+def test_a_number_is_no_selection():
+    with pytest.raises(TypeError, match=r"got 3 of type int"):
+        Selection(3)
+
+
+def test_the_nearest_key_by_name_is_found_however_long_its_path():
+    keys = ["", "encoder/blocks/0/attn", "head"]
+    assert sites.closest("attn", keys)[0] == "encoder/blocks/0/attn"
+
+
+# ---------------------------------------------------------- what a model is
+
+
+def test_a_class_is_no_model():
+    with pytest.raises(TypeError, match=r"model is the class MLP, not an instance of it"):
+        sites.require_module(models.MLP)
+
+
+def test_a_linen_module_is_told_how_to_become_one():
+    with pytest.raises(TypeError, match=r"got Dense. Wrap a Linen module with nnx.bridge.ToNNX"):
+        sites.require_module(linen.Dense(3))
+
+
+def test_something_else_is_named():
+    with pytest.raises(TypeError, match=r"must be an nnx.Module, got dict"):
+        sites.require_module({})
+
+
+def test_argument_names_are_those_of_the_signature():
+    def f(a, /, b, *rest, c): ...
+
+    assert [sites.argument_name(f, i) for i in range(4)] == ["a", "b", "2", "3"]
+
+
+def test_capture_names_the_nearest_site_of_each_of_several_models():
+    def f(student, teacher, x):
+        return student(x), teacher(x)
+
+    a, b = models.MLP(models.rngs()), models.MLP(models.rngs())
+    with pytest.raises(ValueError, match=r"'student/upp' matches no site.*'student/up'"):
+        capture(f, only="student/upp")(a, b, jnp.ones((1, 3)))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda m: nnx.state(m), "got State. Put the model together again: model = nnx.merge"),
+        (lambda m: nnx.graphdef(m), "got GraphDef. Put the model together again"),
+        (lambda m: nnx.split(m), "got tuple. Put the model together again"),
+        (lambda m: (m, 3), "got tuple. Pass one module"),
+        (lambda m: nnx.Optimizer(m, optax.sgd(0.1), wrt=nnx.Param), "the model that it updates"),
+    ],
+)
+def test_what_stands_for_a_model_is_told_how_to_become_one(given: Any, words: str):
+    with pytest.raises(TypeError, match=words):
+        sites.require_module(given(nnx.Linear(2, 2, rngs=nnx.Rngs(0))))
+
+
+def test_a_missing_example_is_told_with_what_the_model_takes():
+    class Masked(nnx.Module):
+        def __call__(self, x: Any, mask: Any = None, *, train: bool) -> Any:
+            return x
+
+    with pytest.raises(TypeError, match=r"Masked is called with x, train=, and no example.*"):
+        sites.require_arguments(Masked(), (), {})
+    with pytest.raises(TypeError, match=r"nni\.Inspector\(model, x, train=\.\.\.\)"):
+        sites.require_arguments(Masked(), (1,), {})
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'trian'"):
+        sites.require_arguments(Masked(), (1,), {"trian": True, "train": True})
+    sites.require_arguments(Masked(), (1,), {"train": True})
+    sites.require_arguments(Masked().__call__, (1,), {"train": True})

@@ -1,0 +1,186 @@
+"""Owned passes: one program a structure and set of modes, and never another call's result."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from models import Table
+
+from nnx_inspector.hooks.sites import Selection
+from nnx_inspector.inspector.nnx.switches import Switches
+from nnx_inspector.inspector.passes.programs import NONE, Call, OwnedPasses
+from nnx_inspector.perturbations.slots import CLEAN, Setting
+
+
+class Told(nnx.Module):
+    """Returns what a pass may confuse: static arguments, and Python values beside the array."""
+
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(3, 3, rngs=rngs)
+        self.scale = 1
+
+    def __call__(self, x, by=1):
+        return x * by, x.shape[0], type(by).__name__
+
+    def set_view(self, scale: int | None = None):
+        if scale is not None:
+            self.scale = scale
+
+
+class Scaled(Told):
+    def __call__(self, x):
+        return self.linear(x) * self.scale, type(self.scale).__name__
+
+
+def passes(*keys):
+    return OwnedPasses(keys, Selection(None))
+
+
+def forward(owned, model, args, rows=None, switches=NONE):
+    call = Call(model, args, {}, switches=switches)
+    return owned.run(call, Setting(rows) if rows else CLEAN)
+
+
+def backward(owned, loss_fn, model, args, switches=NONE):
+    return owned.run(Call(model, args, {}, loss_fn, switches))
+
+
+def switch(value):
+    return Switches((((), (("scale", value),)),))
+
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)), jnp.float32)
+
+
+@pytest.mark.parametrize("values", [(1, 1.0, True), (0.0, -0.0, 0), (2, 2 + 0j)])
+def test_equal_static_arguments_of_other_types_are_other_programs(values):
+    owned, model = passes(""), Told(nnx.Rngs(0))
+    numbers = jnp.arange(1, 4)
+    for value in (*values, *values):
+        y, _, name = forward(owned, model, (numbers, value)).value
+        assert name == type(value).__name__
+        assert y.dtype == (numbers * value).dtype
+        np.testing.assert_array_equal(1 / y, 1 / (numbers * value))
+    assert len(owned._programs) == len(values)
+
+
+def test_a_python_value_that_depends_on_the_shape_is_that_of_the_call():
+    owned, model = passes(""), Told(nnx.Rngs(0))
+    for rows in (6, 2, 6, 2):
+        y, count, _ = forward(owned, model, (X[:rows],)).value
+        assert (count, y.shape) == (rows, (rows, 3))
+
+
+def test_a_python_value_that_depends_on_jaxs_settings_is_that_of_the_call():
+    class Precise(nnx.Module):
+        def __call__(self, x):
+            return x, str(jax.config.jax_default_matmul_precision)
+
+    owned, model = passes(""), Precise()
+    for wanted in ("highest", "None", "highest"):
+        with jax.default_matmul_precision(None if wanted == "None" else wanted):
+            assert forward(owned, model, (X,)).value[1] == wanted
+
+
+@pytest.mark.parametrize("values", [(2, 3), (1, True, 1.0)])
+def test_switches_are_programs_of_their_own_and_kept(values):
+    owned, model = passes(""), Scaled(nnx.Rngs(0))
+    plain = np.asarray(model.linear(X))
+    for value in (*values, *values):
+        y, name = forward(owned, model, (X,), None, switch(value)).value
+        np.testing.assert_allclose(y, plain * value, rtol=1e-6)
+        assert name == type(value).__name__
+    assert len(owned._programs) == len(values)
+    assert model.scale == 1
+    np.testing.assert_allclose(forward(owned, model, (X,)).value[0], plain, rtol=1e-6)
+
+
+def test_a_backward_pass_is_switched_too():
+    owned, model = passes("", "linear"), Scaled(nnx.Rngs(0))
+
+    def loss_fn(model, x):
+        return model(x)[0].sum()
+
+    result = backward(owned, loss_fn, model, (X,), switch(3.0))
+    np.testing.assert_allclose(result.value, 3.0 * loss_fn(model, X), rtol=1e-5)
+    gradient = result.record["linear"].gradient
+    np.testing.assert_allclose(gradient.mean, 3.0, rtol=1e-6)
+
+
+def test_switching_and_perturbing_go_together():
+    owned, model = passes("linear"), Scaled(nnx.Rngs(0))
+    plain = np.asarray(model.linear(X))
+    row = {"linear": (1.0, 0.5)}
+    wanted = forward(owned, model, (X,), row).value[0]
+    assert not np.allclose(wanted, plain)
+    np.testing.assert_allclose(
+        forward(owned, model, (X,), row, switch(2)).value[0], 2 * np.asarray(wanted), rtol=1e-6
+    )
+
+
+def test_a_site_that_gets_a_row_later_can_be_perturbed():
+    owned, model = passes(""), Scaled(nnx.Rngs(0))
+    row = {"linear": (1.0, 0.5)}
+    plain = forward(owned, model, (X,), row).value[0]
+    owned.extend(["linear", ""])
+    owned.extend(["linear"])
+    assert not np.allclose(forward(owned, model, (X,), row).value[0], plain)
+    forward(owned, model, (X,))
+    assert len(owned._programs) == 2
+
+
+def test_a_failing_pass_names_the_modes_and_leaves_the_others():
+    owned, model = passes(""), Scaled(nnx.Rngs(0))
+    with pytest.raises(TypeError) as caught:
+        forward(owned, model, (X,), None, switch("a word"))
+    assert "with the modes scale='a word' on '(root)'" in " ".join(caught.value.__notes__)
+    with pytest.raises(TypeError) as caught:
+        forward(owned, model, (X[:, :2],))
+    assert "modes" not in " ".join(getattr(caught.value, "__notes__", ()))
+    assert forward(owned, model, (X,), None, switch(2)).value[1] == "int"
+
+
+def test_the_model_and_its_arrays_are_not_kept():
+    import gc
+    import weakref
+
+    owned, model = passes(""), Scaled(nnx.Rngs(0))
+    forward(owned, model, (X,), None, switch(2))
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+
+
+class Shared(nnx.Module):
+    def __init__(self, rngs):
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.first = nnx.Linear(3, 3, rngs=rngs)
+        self.second = self.first
+
+    def __call__(self, x):
+        return self.drop(self.second(self.first(x)))
+
+
+@pytest.mark.parametrize("mode", [nnx.set_graph_mode, nnx.set_graph_updates])
+def test_without_graph_mode_or_its_updates_a_pass_is_the_same(mode):
+    model = Shared(nnx.Rngs(0))
+    evaluate = Switches(((("drop",), (("deterministic", True),)),))
+    owned, wanted = passes("first"), np.asarray(model.first(model.first(X)))
+    with mode(False):
+        for _ in range(2):
+            result = forward(owned, model, (X,), None, evaluate)
+            np.testing.assert_allclose(result.value, wanted, rtol=1e-5, atol=1e-6)
+            assert result.record["first"].output.size == 2 * X.size
+            loss = backward(owned, lambda m, x: m(x).sum(), model, (X,), evaluate).value
+            np.testing.assert_allclose(loss, wanted.sum(), rtol=1e-5)
+    assert len(owned._programs) == 3, "the loss is another function each time"
+
+
+def test_what_a_model_returns_as_numpy_stays_numpy():
+    owned, model = passes(""), Table()
+    for _ in range(2):  # out of the trace, and out of the program that is kept
+        found = forward(owned, model, ()).value
+        assert type(found) is np.ndarray
+        np.testing.assert_array_equal(found, model())

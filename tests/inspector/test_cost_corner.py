@@ -1,0 +1,152 @@
+"""The figures of the cost corner against a count by hand."""
+
+import json
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+import nnx_inspector as nni
+from nnx_inspector.inspector.metrics import Meter
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.comm import CREDITS, SHORTEST, InspectorWidget
+from nnx_inspector.screen.presenter import STATED
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    sent = []
+
+    def send(self, content, buffers=None, *_):
+        sent.append((self.role, content, b"".join(buffers or [])))
+
+    monkeypatch.setattr(InspectorWidget, "send", send)
+    return sent
+
+
+def streamed(sent):
+    """Bytes of all that went over the stream, as JSON and buffers."""
+    return sum(
+        len(json.dumps(content, ensure_ascii=False, sort_keys=True)) + len(buffer)
+        for role, content, buffer in sent
+        if role == "stream"
+    )
+
+
+def state_of(insp, sent):
+    insp._view.state_changed()
+    return protocol.from_header(sent[-1][1])
+
+
+def test_bytes_compilations_and_drops_are_what_was_counted(sent):
+    insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)), display=False)
+    before = state_of(insp, sent)
+    assert before.cost.bytes_sent == streamed(sent[:-1])
+    for size in (5, 6, 7):
+        jax.jit(lambda x: x * 2 + 1).lower(jax.ShapeDtypeStruct((size,), "float32")).compile()
+    drops = 0
+    for _ in range(CREDITS):  # under way: nobody acknowledges them
+        insp._view.screen.next_seq()
+    for _ in range(10):
+        drops += not insp._view.screen.ready_for_frame()
+    assert drops >= 1
+    after = state_of(insp, sent)
+    assert after.cost.compilations == before.cost.compilations + 3
+    assert after.cost.frames_dropped == before.cost.frames_dropped + drops
+    assert after.cost.bytes_sent == streamed(sent[:-1])
+    assert (after.cost.plain_seconds, after.cost.inspected_seconds) == (None, None)
+    insp.close()
+
+
+def test_a_switch_compiles_nothing(sent):
+    insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)), display=False)
+    handle = insp.perturb("", nni.Scale(0.5))
+    assert insp.effect is not None
+    before = state_of(insp, sent).cost.compilations
+    for enabled in (False, True, False, True):
+        handle.enabled = enabled
+    handle.perturbation = nni.Scale(0.25)
+    assert state_of(insp, sent).cost.compilations == before
+    insp.close()
+
+
+def test_states_are_fewer_than_frames_unless_something_is_done(sent, monkeypatch):
+    insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)), display=False)
+    insp.run()
+    now = [time.monotonic() + 1.0]
+    monkeypatch.setattr("nnx_inspector.screen.presenter.time.monotonic", lambda: now[0])
+
+    def sent_now(**how):
+        before = len(sent)
+        insp._view.screen._received(None, {"type": "ack", "seq": insp._view.screen._seq}, None)
+        insp._view.present(**how)
+        types = [content["type"] for _, content, _ in sent[before:]]
+        return types.count("frame"), types.count("state")
+
+    assert sent_now() == (1, 1)
+    for _ in range(3):
+        now[0] += 1.01 * SHORTEST
+        assert sent_now() == (1, 0)
+    assert sent_now(force=True) == (1, 1)
+    now[0] += 1.01 * STATED
+    assert sent_now() == (1, 1)
+    insp.close()
+
+
+@pytest.fixture
+def meter():
+    meter = Meter()
+    meter.loop_begins()
+    yield meter
+    meter.close()
+
+
+def steps(meter, *, compiles=0, **of):
+    """Steps of so many seconds; `measured` and `perturbed` as they are."""
+    for seconds in of.pop("seconds"):
+        meter.step_begins()
+        meter.compilations += compiles
+        meter.step_ends(seconds, **of)
+
+
+def test_a_measured_step_is_compared_with_steps_like_it(meter):
+    """Perturbed steps take 9 s unmeasured and 10 s measured, the others 1 s and 2 s."""
+    steps(meter, seconds=[9.0] * 30, measured=False, perturbed=True)
+    assert meter.compared == (None, None), "no step was measured"
+    steps(meter, seconds=[2.0] * 3, measured=True, perturbed=False)
+    assert meter.compared == (None, None), "9 s against 2 s would be 0.22 times"
+    steps(meter, seconds=[10.0] * 3, measured=True, perturbed=True)
+    assert meter.compared == (9.0, 10.0)
+    steps(meter, seconds=[1.0] * 5, measured=False, perturbed=False)
+    assert meter.compared == (1.0, 2.0)
+
+
+def test_steps_of_another_loop_and_steps_that_compile_are_left_out(meter):
+    steps(meter, seconds=[50.0], measured=True, perturbed=False, compiles=3)
+    assert (meter.compared, meter.rate) == ((None, None), None)
+    steps(meter, seconds=[3.0, 1.0, 2.0], measured=True, perturbed=False)
+    assert meter.compared == (None, 2.0), "each step is measured"
+    steps(meter, seconds=[40.0], measured=False, perturbed=False, compiles=1)
+    assert meter.compared == (None, 2.0)
+    meter.compilations += 5  # between two steps: of a pass for the screen
+    steps(meter, seconds=[1.0], measured=False, perturbed=False)
+    assert (meter.compared, meter.rate) == ((1.0, 2.0), 4 / 7)
+    meter.loop_begins()
+    assert (meter.compared, meter.rate) == ((None, None), None)
+
+
+def test_a_loop_says_which_of_its_steps_are_alike(monkeypatch):
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    insp = nni.Inspector(model, jnp.ones((4, 2)), display=False)
+    told = []
+    monkeypatch.setattr(insp._meter, "step_ends", lambda seconds, **of: told.append(of))
+    handle = insp.perturb("", nni.Scale(0.5))
+    for i in insp.watch(range(4), every=2):
+        if i == 1:
+            handle.enabled = False
+        model(jnp.ones((4, 2)))
+    measured, perturbed = ([of[name] for of in told] for name in ("measured", "perturbed"))
+    assert (measured, perturbed) == ([True, False] * 2, [True, True, False, False])
+    insp.close()

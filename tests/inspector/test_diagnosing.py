@@ -1,0 +1,135 @@
+"""What is wrong reaches the screen: in a thread, once for many passes, and changes alone."""
+
+import threading
+
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from models import TwoLayers
+
+import nnx_inspector as nni
+from nnx_inspector.findings.findings import Finding
+from nnx_inspector.inspector.diagnosing import Diagnosing, message_of
+from nnx_inspector.screen import protocol
+
+
+def finding(site="a", rule="nonfinite", severity="error"):
+    return Finding(
+        rule=rule,
+        site=site,
+        step=1,
+        severity=severity,
+        evidence={},
+        what=f"{site} is wrong",
+        advice="mend it",
+    )
+
+
+def raising(error):
+    raise error
+
+
+def test_whoever_asks_never_waits_and_what_comes_meanwhile_is_looked_at_once_more():
+    go, begun, threads = threading.Event(), threading.Event(), []
+
+    def diagnose():
+        threads.append(threading.current_thread())
+        begun.set()
+        go.wait(60)
+        return []
+
+    one = Diagnosing(diagnose, lambda message: None, raising)
+    one.look()
+    assert begun.wait(60)  # what is asked for from here on is not in it
+    for _ in range(100):
+        one.look()
+    go.set()
+    one.wait()
+    assert len(threads) == 2
+    assert threading.current_thread() not in threads
+
+
+def test_the_screen_is_told_of_changes_alone():
+    told, found = [], []
+    one = Diagnosing(lambda: list(found), told.append, raising)
+
+    def look():
+        one.look()
+        one.wait()
+        return [[row.site for row in message.findings] for message in told]
+
+    assert look() == []  # it says that there are none without being told
+    found.append(finding("a"))
+    assert look() == [["a"]]
+    assert look() == [["a"]]
+    found.insert(0, finding("b"))
+    assert look() == [["a"], ["b", "a"]]
+    found.clear()
+    assert look() == [["a"], ["b", "a"], []]
+
+
+def test_it_rests_after_it_has_looked_unless_it_is_asked_to_look_now(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("nnx_inspector.inspector.diagnosing.time.monotonic", lambda: clock[0])
+    looked = []
+
+    def diagnose():
+        looked.append(clock[0])
+        clock[0] += 1.0
+        return []
+
+    one = Diagnosing(diagnose, lambda message: None, raising)
+    for at, now in [(0.0, False), (4.9, False), (4.95, True), (9.9, False), (9.96, False)]:
+        clock[0] = at
+        one.look(now=now)
+        one.wait()
+    assert looked == [0.0, 4.95, 9.96]
+
+
+def test_what_a_rule_raises_is_told_and_the_next_time_it_looks_again():
+    failures, looked = [], []
+
+    def diagnose():
+        looked.append(1)
+        if len(looked) == 1:
+            raise ValueError("a rule is wrong")
+        return [finding()]
+
+    told = []
+    one = Diagnosing(diagnose, told.append, failures.append)
+    for _ in range(2):
+        one.look()
+        one.wait()
+    assert [str(error) for error in failures] == ["a rule is wrong"]
+    assert len(told) == 1
+
+
+def test_more_than_the_screen_shows_are_counted():
+    message = message_of([finding(str(i)) for i in range(protocol.MOST_FINDINGS + 3)])
+    assert (len(message.findings), message.more) == (protocol.MOST_FINDINGS, 3)
+    assert message.findings[0] == protocol.FindingRow(
+        rule="nonfinite", site="0", step=1, severity="error", message="0 is wrong: mend it."
+    )
+
+
+@pytest.fixture
+def insp():
+    one = nni.Inspector(TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3)), display=False)
+    yield one
+    one.close()
+
+
+def test_an_inspector_tells_what_it_finds_in_its_own_passes(insp):
+    insp.run(jnp.ones((4, 3)).at[0, 0].set(jnp.nan))
+    insp._diagnosing.wait()
+    message = insp._view._kept["findings"]
+    assert (message.findings[0].rule, message.findings[0].site) == ("nonfinite", "a")
+    assert [row.message for row in message.findings] == [one.message for one in insp.findings]
+
+
+def test_and_in_a_watched_loop(insp):
+    step = nnx.jit(lambda model, x: model(x).sum())
+    for x in insp.watch([jnp.ones((4, 3)), jnp.full((4, 3), jnp.nan)], every=1):
+        step(insp.model, x)
+    insp._diagnosing.wait()
+    assert insp._view._kept["findings"].findings[0].rule == "nonfinite"

@@ -1,0 +1,89 @@
+"""Metrics: what is no scalar is told in Python, once a name, and never breaks the loop."""
+
+import re
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import nnx_inspector as nni
+from nnx_inspector.inspector.metrics import Metrics
+from nnx_inspector.recordings.recording import Recording
+
+
+class Nameless:
+    """Answers to every name, as a mock or a lazy import does."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def __call__(self, *args: Any) -> Any:
+        return self
+
+
+def told_about(**values: Any) -> list[str]:
+    metrics = Metrics(Recording(), lambda level, text: None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        metrics.add(0, values)
+    assert all(w.category is nni.InspectorWarning for w in caught)
+    assert len(caught) == metrics.errors
+    return [str(w.message) for w in caught]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("a", r"'loss' is no real scalar \('a'\).*a number"),
+        (None, r"NoneType"),
+        (np.ones(3), r"float64\[3\].*\.mean\(\)"),
+        (jnp.ones((2, 1)), r"float32\[2,1\].*\.mean\(\)"),
+        (np.array("a"), r"<U1\[\].*a number"),
+        ([[1.0], [1.0, 2.0]], r"list"),
+        ({"a": 1.0}, r"dict.*keywords"),
+        (1 + 1j, r"\(1\+1j\)"),
+        (jax.random.key(0), r"key<fry>\[\]"),
+        (Nameless(), r"Nameless"),
+    ],
+)
+def test_what_is_no_scalar_is_told_with_a_way_out(value: Any, words: str) -> None:
+    (text,) = told_about(loss=value)
+    assert re.search(words, text), text
+
+
+def test_a_tracer_is_told_to_be_returned() -> None:
+    texts: list[str] = []
+    jax.jit(lambda x: texts.extend(told_about(loss=x)))(1.0)
+    (text,) = texts
+    assert "Return it from the jitted function" in text
+
+
+def test_scalars_of_all_kinds_are_taken() -> None:
+    recording = Recording()
+    metrics = Metrics(recording, lambda level, text: None)
+    values = [1, 1.0, True, np.float32(1), np.ones(()), jnp.ones((), jnp.bfloat16)]
+    values += [nnx.Variable(jnp.ones(())), float("nan")]
+    metrics.add(3, {f"m{i}": value for i, value in enumerate(values)})
+    metrics.settle(wait=True)
+    found = {name: points.tolist() for name, points in recording.curves().items()}
+    assert all(found[f"m{i}"] == [[3.0, 1.0]] for i in range(7))
+    assert np.isnan(found["m7"][0][1])
+
+
+def test_a_loop_goes_on_and_each_name_is_told_once() -> None:
+    model, x = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), jnp.ones((1, 2))
+    insp = nni.Inspector(model, x, display=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step, batch in enumerate(insp.watch([x] * 3, every=1)):
+            model(batch)
+            insp.metrics(loss="a", accuracy=np.ones(2), good=float(step))
+    names = [str(w.message).split("'")[1] for w in caught]
+    assert names == ["loss", "accuracy"]
+    assert [w.filename for w in caught] == [__file__] * 2
+    assert insp.recording.curves()["good"][:, 1].tolist() == [0.0, 1.0, 2.0]
+    insp.close()

@@ -1,0 +1,226 @@
+"""Parameters and units of a site on demand, against NumPy in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled import Compiled
+from flax import nnx
+from models import Shared, Stacked, TreeOutput
+
+import nnx_inspector as nni
+from nnx_inspector.inspector.panels import look, weights_of
+from nnx_inspector.screen import protocol
+from nnx_inspector.stats.units import Units
+
+# sow outside of nnx.capture is what a user may do
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+class Net(nnx.Module):
+    """Two layers, with something sown between."""
+
+    def __init__(self, rngs):
+        self.up = nnx.Linear(4, 7, rngs=rngs)
+        self.norm = nnx.BatchNorm(7, rngs=rngs)
+        self.down = nnx.Linear(7, 3, rngs=rngs)
+        self.count = nnx.Variable(jnp.zeros(()))
+
+    def __call__(self, x):
+        self.count[...] += 1
+        h = nnx.relu(self.up(x))
+        self.sow(nnx.Intermediate, "hidden", h)
+        return self.down(self.norm(h))
+
+
+X = jax.random.normal(jax.random.key(1), (9, 4))
+
+
+@pytest.fixture
+def insp():
+    model = Net(nnx.Rngs(0))
+    model.up.bias[...] = model.up.bias[...].at[2].set(-50.0).at[5].set(jnp.nan)
+    with_screen = nni.Inspector(model, X, display=False)
+    yield with_screen
+    with_screen.close()
+
+
+def arrays(model):
+    return [np.asarray(x).copy() for x in jax.tree.leaves(nnx.state(model))]
+
+
+def seen(insp, what, site):
+    return look(protocol.Look(id=4, what=what, site=site), insp)
+
+
+# ------------------------------------------------------------------- parameters
+
+
+def test_the_figures_of_parameters_are_those_of_numpy(insp):
+    insp.model.up.kernel[...] = insp.model.up.kernel[...].at[0, 0].set(0.0).at[1, 1].set(jnp.inf)
+    found = insp.parameters("up")
+    assert list(found) == ["up/bias", "up/kernel"]
+    for name, array in (("kernel", insp.model.up.kernel), ("bias", insp.model.up.bias)):
+        x, s = np.asarray(array[...], np.float64), found[f"up/{name}"]
+        finite = x[np.isfinite(x)]
+        assert (s.size, s.zeros) == (x.size, (x == 0).sum())
+        assert (s.nan, s.posinf) == (np.isnan(x).sum(), np.isposinf(x).sum())
+        figures = (s.mean, s.std, s.norm, s.min, s.max)
+        expected = (finite.mean(), finite.std(), np.linalg.norm(finite), finite.min(), finite.max())
+        np.testing.assert_allclose(figures, expected, rtol=1e-5)
+
+
+def test_the_message_has_the_figures_and_histograms_of_the_summaries(insp):
+    message, buffer = seen(insp, "parameters", "")
+    assert (message.id, message.site, message.more, message.why) == (4, "", 0, "")
+    paths = [one.path for one in message.parameters]
+    assert paths == ["down/bias", "down/kernel", "norm/bias", "norm/scale", "up/bias", "up/kernel"]
+    assert message.parameters[-1].array == "float32[4,7]"
+    found, numbers = insp.parameters(""), np.frombuffer(buffer, "<f8")
+    size = len(paths) * len(protocol.STATISTICS)
+    table = numbers[:size].reshape(len(paths), -1)
+    bins, start = numbers[size:].reshape(-1, 2), 0
+    for row, one in zip(table, message.parameters, strict=True):
+        summary = found[one.path]
+        expected = [getattr(summary, name) for name in protocol.STATISTICS]
+        np.testing.assert_array_equal(row, expected)
+        np.testing.assert_array_equal(bins[start : start + one.bins], summary.nonzero_bins())
+        start += one.bins
+    assert start == len(bins)
+
+
+def test_a_module_of_many_parameters_shows_the_first_its_own_before_its_childrens():
+    model = Net(nnx.Rngs(0))
+    model.own = nnx.Param(jnp.ones(2))
+    rows, more = weights_of(model, ("at",), most=2)
+    assert ([row.path for row in rows], more) == (["at/own", "at/down/bias"], 5)
+
+
+def test_a_module_without_parameters_says_so(insp):
+    message, _ = seen(insp, "parameters", "hidden")
+    assert (message.parameters, message.why) == ((), "This module has no parameters.")
+
+
+def test_a_shared_parameter_is_there_once():
+    model = Shared(nnx.Rngs(0))
+    paths = [row.path for row in weights_of(model, ())[0]]
+    variables = {id(v) for _, v in nnx.iter_graph(model) if isinstance(v, nnx.Param)}
+    assert len(paths) == len(set(paths)) == len(variables)
+
+
+def test_parameters_that_a_step_has_taken_are_told(insp):
+    kernel = insp.model.up.kernel.get_raw_value()
+    kernel.delete()
+    with pytest.raises(nni.InspectorError, match="The parameters cannot be read now: a training"):
+        insp.parameters("up")
+    assert set(insp.parameters("down")) == {"down/bias", "down/kernel"}, "others can be"
+    with pytest.raises(nni.InspectorError, match="The units cannot be read now"):
+        insp.units("down")
+    with pytest.raises(nni.InspectorError, match="The model cannot be read now"):
+        insp.sweep(progress=False)
+
+
+# ------------------------------------------------------------------------ units
+
+
+def test_the_figures_of_units_are_those_of_numpy_and_nothing_changes(insp):
+    before = arrays(insp.model)
+    units = insp.units("hidden")
+    kernel, bias = (
+        np.asarray(v[...], np.float64) for v in (insp.model.up.kernel, insp.model.up.bias)
+    )
+    h = np.asarray(X, np.float64) @ kernel + bias
+    h = np.where(np.isnan(h), h, np.maximum(h, 0))
+    for unit in range(7):
+        if unit == 5:
+            assert units.nan[unit] == 9
+            assert np.isnan(units.mean[unit])
+            continue
+        column = h[:, unit]
+        np.testing.assert_allclose(units.mean[unit], column.mean(), rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(units.std[unit], column.std(), rtol=2e-5, atol=1e-6)
+        assert units.zeros[unit] == (column == 0).sum()
+    assert units.dead[2]
+    for a, b in zip(before, arrays(insp.model), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_message_of_units_has_their_figures(insp):
+    message, buffer = seen(insp, "units", "up")
+    assert (message.units, message.more, message.source) == (7, 0, "the example")
+    assert message.each == 9
+    figures = np.frombuffer(buffer, "<f8").reshape(len(protocol.UNIT_FIGURES), 7)
+    units = insp.units("up")
+    for row, name in zip(figures, protocol.UNIT_FIGURES, strict=True):
+        expected = units.nan if name == "nonfinite" else getattr(units, name)
+        np.testing.assert_array_equal(row, expected, err_msg=name)
+
+
+def test_the_message_of_units_counts_the_values_of_its_own_pass(insp):
+    insp.step(lambda model, x: model(x).sum(), jnp.ones((5, 4)))  # not as many as the example has
+    message, _ = seen(insp, "units", "up")
+    assert (message.each, message.source) == (5, "the last step")
+
+
+def test_units_are_compiled_once_a_site_and_a_mask_that_changes_compiles_nothing(insp):
+    handle = insp.perturb("up", nni.Mask.without([0], units=7))
+    assert insp.units("up").dead.tolist() == [True, *[False] * 6]
+    with Compiled() as compiled:
+        handle.perturbation = nni.Mask.without([1, 3], units=7)
+        assert insp.units("up").dead.tolist() == [False, True, False, True, False, False, False]
+        handle.enabled = False
+        assert not insp.units("up").dead.any()
+    assert compiled.kinds == []
+
+
+def test_units_of_one_layer_of_a_stack_and_of_all():
+    insp = nni.Inspector(Stacked(nnx.Rngs(0)), jnp.ones((2, 3)), display=False)
+    site = next(c.site for c in insp.trace.calls if c.stacked)
+    whole, first = insp.units(site), insp.units(f"{site}[0]")
+    assert len(whole) == len(first)
+    assert whole.size[0] > first.size[0] > 0
+    message, _ = seen(insp, "units", f"{site}[0]")
+    assert message.site == f"{site}[0]"
+    insp.close()
+
+
+def test_units_of_a_pytree_are_a_pytree_and_the_screen_shows_the_first():
+    insp = nni.Inspector(TreeOutput(nnx.Rngs(0)), jnp.ones((2, 3)), display=False)
+    leaves = jax.tree.leaves(insp.units(""), is_leaf=lambda x: isinstance(x, Units))
+    assert len(leaves) > 1
+    assert seen(insp, "units", "")[0].units == len(leaves[0])
+    insp.close()
+
+
+class Scalar(nnx.Module):
+    def __call__(self, x):
+        return x.sum()
+
+
+def test_what_has_no_units_and_what_is_not_there_is_told(insp):
+    with pytest.raises(ValueError, match="'nowhere'"):
+        insp.units("nowhere")
+    with pytest.raises(ValueError, match="'nowhere'"):
+        insp._look(protocol.Look(id=1, what="code", site="nowhere"))
+    scalar = nni.Inspector(Scalar(), jnp.ones(3), display=False)
+    with pytest.raises(nni.InspectorError, match="returns no array of numbers with an axis"):
+        scalar.units("")
+    scalar.close()
+
+
+# ------------------------------------------------------------------------- code
+
+
+def test_the_code_of_a_site(insp):
+    message, buffer = seen(insp, "code", "")
+    assert buffer is None
+    assert (message.kind, message.documentation) == (
+        "Net", "Two layers, with something sown between.",
+    )  # fmt: skip
+    assert message.sown == ("hidden",)
+    message, _ = seen(insp, "code", "up")
+    (one,) = message.excerpts
+    assert one.text.split("\n")[one.line - one.first].strip() == "h = nnx.relu(self.up(x))"
+    assert one.function == "Net.__call__"
+    assert message.sown == ()
+    assert seen(insp, "code", "hidden")[0].kind == "Intermediate"

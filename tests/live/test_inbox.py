@@ -1,0 +1,101 @@
+"""Passes are told apart, sampled and handed out whole; what comes late is counted."""
+
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+
+from nnx_inspector.live.inbox import Inbox, merged
+from nnx_inspector.stats.summary import Summary, empty
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    active: bool = False
+
+
+def some(count: int) -> Summary:
+    """A summary of that many zeros."""
+    nothing = empty()
+    bins = np.array(nothing.bins)
+    bins[0] = count
+    return dataclasses.replace(nothing, bins=bins)
+
+
+def test_every_nth_pass_is_sampled_and_the_others_keep_nothing():
+    inbox = Inbox(Setting())
+    inbox.every = 3
+    begun = [inbox.begin(Setting()) for _ in range(7)]
+    assert [b.number for b in begun] == list(range(7))
+    assert [b.sampled for b in begun] == [i % 3 == 0 for i in range(7)]
+    for one in begun:
+        inbox.receive(one.number, "a", "output", some(one.number + 1))
+    taken = inbox.take()
+    assert [one.number for one in taken] == [0, 3, 6]
+    assert inbox.late == 4
+    assert inbox.take() == []
+
+
+def test_none_is_sampled_where_every_is_zero():
+    inbox = Inbox(Setting())
+    inbox.every = 0
+    assert not inbox.begin(Setting()).sampled
+    assert inbox.take() == []
+
+
+def test_a_pass_has_its_own_setting_to_its_end():
+    inbox = Inbox(Setting())
+    inbox.begin(Setting(active=True))
+    assert [inbox.turn("layer") for _ in range(2)] == [(inbox._now, 0), (inbox._now, 1)]
+    assert inbox.turn("layer")[0].setting.active
+    inbox.begin(Setting())
+    assert inbox.turn("layer") == (inbox._now, 0)
+    assert [one.perturbed for one in inbox.take()] == [True, False]
+
+
+def test_the_newest_may_be_left_for_later():
+    inbox = Inbox(Setting())
+    for _ in range(5):
+        inbox.begin(Setting())
+    assert [one.number for one in inbox.take(besides=2)] == [0, 1, 2]
+    assert [one.number for one in inbox.take(besides=2)] == []
+    inbox.receive(3, "a", "gradient", some(1))
+    assert [one.number for one in inbox.take()] == [3, 4]
+
+
+def test_restarting_counts_from_zero_and_forgets():
+    inbox = Inbox(Setting())
+    inbox.begin(Setting())
+    inbox.restart(2)
+    assert inbox.take() == []
+    assert [inbox.begin(Setting()).sampled for _ in range(3)] == [True, False, True]
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_those_who_wait_are_woken(over):
+    inbox, found = Inbox(Setting()), []
+    ends = threading.Event()
+    thread = threading.Thread(target=lambda: found.append(inbox.wait_for_more_than(1, ends.is_set)))
+    thread.start()
+    if over:
+        ends.set()
+        inbox.wake()
+    else:
+        inbox.begin(Setting())
+        inbox.begin(Setting())
+    thread.join(30)
+    assert found == [not over]
+
+
+def test_calls_of_a_site_are_merged_and_known_sites_come_first():
+    inbox = Inbox(Setting())
+    for count in (1, 2):
+        number = inbox.begin(Setting()).number
+        inbox.receive(number, "sown", "output", some(count))
+        inbox.receive(number, "a", "gradient", some(10 * count))
+        inbox.receive(number, "a", "output", some(100 * count))
+    found = merged(inbox.take(), ("a", "never"))
+    assert list(found) == ["a", "sown"]
+    sizes = {(k, q): int(np.sum(s.bins)) for k, of in found.items() for q, s in of.items()}
+    assert sizes == {("a", "output"): 300, ("a", "gradient"): 30, ("sown", "output"): 3}

@@ -1,0 +1,162 @@
+"""A jitted call that was noted while it was traced is compiled anew without being made."""
+
+import functools
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled import Compiled
+from flax import nnx
+from looks import doubling, passing
+
+from nnx_inspector.hooks.dispatch import hooked
+from nnx_inspector.hooks.layers import INTERCEPTOR, Layer
+from nnx_inspector.live import recompile as jitcalls
+from nnx_inspector.live.recompile import JitCalls
+
+X = jnp.ones((4, 3))
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(3, 3, rngs=rngs)
+        self.norm = nnx.BatchNorm(3, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.drop(self.norm(self.linear(x)))
+
+
+BEFORE, AFTER = Layer(passing, INTERCEPTOR), Layer(doubling, INTERCEPTOR)
+
+
+@pytest.fixture
+def calls():
+    calls = JitCalls(lambda layer: layer == BEFORE)
+    with calls.listening():
+        yield calls
+
+
+@nnx.jit(donate_argnums=0)
+def of_nnx(model, x):
+    return model(x)
+
+
+@functools.partial(nnx.jit, static_argnames=("times", "how"))
+def static(model, x, *, times, how):
+    return times * model(x) if how == "times" else model(x)
+
+
+@functools.partial(jax.jit, static_argnums=(0,), donate_argnums=(1,))
+def of_jax(graphdef, state, x, scale, offset):
+    model = nnx.merge(graphdef, state)
+    return model(x) * scale + offset, nnx.state(model)
+
+
+def committed(model):
+    device = jax.devices()[0]
+    return of_nnx(model, jax.device_put(X, device))
+
+
+@nnx.jit
+def outer(model, x):
+    return of_nnx(model, x) + 1
+
+
+@jax.jit
+def copy(tree):
+    return jax.tree.map(jnp.copy, tree)
+
+
+def copied(model):
+    graphdef, state = nnx.split(model)
+    return graphdef, copy(state)
+
+
+CASES = {
+    "nnx.jit": lambda model: of_nnx(model, X),
+    "an array that lies somewhere": committed,
+    "static arguments by name": lambda model: static(model, X, times=2, how="times"),
+    "numbers and NumPy arrays": lambda model: of_jax(*copied(model), X, 2.0, np.ones(3)),
+    "an inner jit": lambda model: outer(model, X),
+    "what runs beside it, eagerly": lambda model: (of_nnx(model, X) - 1.0).sum(axis=0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_next_call_under_the_other_layers_finds_it(name, calls):
+    run, model = CASES[name], Net(nnx.Rngs(0))
+    jax.clear_caches()
+    with hooked(BEFORE):
+        run(model)
+        run(model)  # its state lies where the first call has put it
+    every = calls.all()
+    kept = [x for one in every for x in jax.tree.leaves(one.call.args)]
+    assert not any(isinstance(x, jax.Array) for x in kept)
+
+    def compile_all():
+        for one in every:
+            one.compile(lambda layer: AFTER)
+
+    thread = threading.Thread(target=compile_all)
+    with Compiled() as in_thread:
+        thread.start()
+        thread.join()
+    assert in_thread.kinds
+    with hooked(AFTER), Compiled() as compiled:
+        run(model)
+    assert compiled.kinds == []
+
+
+def test_what_is_made_under_other_layers_is_not_noted(calls):
+    model = Net(nnx.Rngs(0))
+    jax.clear_caches()
+    of_nnx(model, X)
+    with hooked(AFTER):
+        of_nnx(model, X)
+    assert calls.all() == []
+
+
+def test_a_call_is_kept_once_however_often_it_is_made(calls):
+    model = Net(nnx.Rngs(0))
+    for _ in range(3):
+        jax.clear_caches()
+        with hooked(BEFORE):
+            of_nnx(model, X)
+    first = [one for one in calls.all() if one.call.nnx is of_nnx]
+    assert len(first) == 1
+    x = jnp.ones((2, 3))
+    with hooked(BEFORE):
+        of_nnx(model, x)
+    assert len([one for one in calls.all() if one.call.nnx is of_nnx]) == 2
+
+
+def test_the_oldest_calls_go(calls, monkeypatch):
+    monkeypatch.setattr(jitcalls, "CALLS", 3)
+    forward = jax.jit(lambda x: x + 1)
+    every = [np.ones(n, np.float32) for n in range(1, 6)]
+    with hooked(BEFORE):
+        for x in every:
+            forward(x)
+    assert [one.call.args[0].shape for one in calls.all()] == [(3,), (4,), (5,)]
+
+
+def test_what_is_within_a_trace_is_not_noted(calls):
+    model, x = nnx.Linear(3, 3, rngs=nnx.Rngs(0)), np.ones((4, 3), np.float32)
+    graphdef, state = nnx.split(model)
+    forward = jax.jit(lambda x: nnx.merge(graphdef, state)(x).sum())
+    with hooked(BEFORE):
+        jax.grad(forward)(x)
+    assert not any(one.call.function is forward._fun for one in calls.all())
+
+
+def test_nothing_is_left_where_nobody_listens():
+    from jax._src import pjit
+
+    before = pjit._infer_params
+    one, other = JitCalls(lambda layer: True), JitCalls(lambda layer: True)
+    with one.listening(), other.listening():
+        assert pjit._infer_params is not before
+    assert pjit._infer_params is before

@@ -1,0 +1,442 @@
+"""Watched regions: passes counted inside the program, steps by `tick`, and without a screen."""
+
+import gc
+import threading
+import warnings
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from compiled import Compiled
+from flax import nnx
+from leftovers import nothing_left
+from models import TwoLayers
+
+import nnx_inspector as nni
+from nnx_inspector.live import session as watching
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
+SGD = optax.sgd(0.1)
+
+
+def loss_fn(model, x):
+    return (model(x) ** 2).mean()
+
+
+@nnx.jit
+def step(model, optimizer, x):
+    loss, grads = nnx.value_and_grad(loss_fn)(model, x)
+    optimizer.update(model, grads)
+    return loss
+
+
+def made():
+    model = TwoLayers(nnx.Rngs(0))
+    return model, nnx.Optimizer(model, SGD, wrt=nnx.Param)
+
+
+def batches(count):
+    return [X * (i + 1) for i in range(count)]
+
+
+def by_hand(count):
+    """Of each step of plain SGD in float64: the loss, and of each site its output and cotangent."""
+    model, _ = made()
+    read = lambda v: np.asarray(v[...], np.float64)  # noqa: E731
+    w1, b1, w2, b2 = map(read, (model.a.kernel, model.a.bias, model.b.kernel, model.b.bias))
+    found = []
+    for x in batches(count):
+        x = np.asarray(x, np.float64)
+        a = x @ w1 + b1
+        h = np.tanh(a)
+        y = h @ w2 + b2
+        dy = 2 * y / y.size
+        da = (dy @ w2.T) * (1 - h**2)
+        found.append({"": (y, dy), "a": (a, da), "b": (y, dy), "loss": (y**2).mean()})
+        w1, b1 = w1 - 0.1 * x.T @ da, b1 - 0.1 * da.sum(0)
+        w2, b2 = w2 - 0.1 * h.T @ dy, b2 - 0.1 * dy.sum(0)
+    return found
+
+
+def check_passes(recording, expected, every):
+    watched = [p for p in recording.passes if p.kind == "watch"]
+    assert [p.step for p in watched] == list(range(0, len(expected), every))
+    for one in watched:
+        for site in ("", "a", "b"):
+            for quantity, array in zip(
+                ("output", "gradient"), expected[one.step][site], strict=True
+            ):
+                found = one.summary(site, quantity)
+                assert found.size == array.size
+                np.testing.assert_allclose(found.mean, array.mean(), rtol=1e-3, atol=1e-6)
+                np.testing.assert_allclose(found.norm, np.linalg.norm(array), rtol=1e-3)
+                np.testing.assert_allclose(found.max, array.max(), rtol=1e-3, atol=1e-6)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind():
+    with nothing_left():
+        yield
+
+
+@pytest.fixture
+def insp():
+    model, _ = made()
+    inspector = nni.Inspector(model, X, display=False)
+    yield inspector
+    inspector.close()
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_without_a_screen_every_nth_pass_has_the_figures_of_a_hand_written_one(every):
+    model, optimizer = made()
+    expected, losses = by_hand(7), []
+    with nni.watch(model, every=every) as recording:
+        for x in batches(7):
+            losses.append(float(step(model, optimizer, x)))
+    np.testing.assert_allclose(losses, [e["loss"] for e in expected], rtol=1e-4)
+    check_passes(recording, expected, every)
+
+
+def test_a_region_of_an_inspector_shows_the_passes_while_they_run(insp):
+    optimizer = nnx.Optimizer(insp.model, SGD, wrt=nnx.Param)
+    shown = []
+    with insp.watch(every=2):
+        for x in batches(9):
+            step(insp.model, optimizer, x)
+            jax.effects_barrier()
+            shown.append(insp._loops._session.inbox.count)
+    assert shown == list(range(1, 10))
+    check_passes(insp.recording, by_hand(9), 2)
+
+
+def test_ticks_make_steps_of_a_region_and_the_others_run_the_plain_program(insp):
+    optimizer = nnx.Optimizer(insp.model, SGD, wrt=nnx.Param)
+    hooked = []
+    with insp.watch(every=3):
+        for x in batches(7):
+            insp.tick()
+            hooked.append(insp._loops._region._steps._sampled)
+            step(insp.model, optimizer, x)
+            insp.metrics(loss=1.0)
+    assert hooked == [i % 3 == 0 for i in range(7)]
+    check_passes(insp.recording, by_hand(7), 3)
+    assert insp.recording.curves()["loss"][:, 0].tolist() == list(range(7))
+
+
+def test_progress_counts_every_pass_and_never_runs_backwards(insp, monkeypatch):
+    told, tell = [], insp._loops._progress
+    monkeypatch.setattr(
+        insp._loops, "_progress", lambda step, total: (told.append(step), tell(step, total))
+    )
+    for _ in insp.watch(range(3), every=1):
+        break
+    assert told == [0, 0], "a step that was not finished is not done"
+    told.clear()
+    with insp.watch(every=3):
+        for _ in range(5):
+            insp.model(X)
+    assert (told[0], told[-1], sorted(told)) == (0, 5, told)
+    told.clear()
+    with insp.watch(every=3):
+        for _ in range(4):
+            insp.model(X)
+        for _ in range(2):  # steps after passes
+            insp.tick()
+            insp.model(X)
+    assert (told[0], told[-1], sorted(told)) == (5, 11, told)
+    steps = [one.step for one in insp.recording.passes if one.kind == "watch"]
+    assert steps == sorted(set(steps))
+
+
+def test_a_tick_outside_of_a_region_says_where_it_belongs(insp):
+    with pytest.raises(nni.InspectorError, match="inside a watched region"):
+        insp.tick()
+    for _ in insp.watch([1]):
+        with pytest.raises(nni.InspectorError, match="inside a watched region"):
+            insp.tick()
+
+
+def test_a_tick_inside_of_another_region_is_told_at_once(insp):
+    with insp.watch(every=1):
+        insp.tick()
+        with (
+            nni.perturb("a", nni.Zero()),
+            pytest.raises(nni.InspectorError, match=r"outside of nni\.perturb"),
+        ):
+            insp.tick()
+    insp.run(X)
+
+
+def test_a_region_cannot_be_iterated_over(insp):
+    with pytest.raises(TypeError, match=r"insp\.watch\(batches, every=10\)"):
+        list(insp.watch(every=10))
+
+
+def test_a_switch_acts_from_the_next_pass_and_whole_passes_only(insp):
+    forward = nnx.jit(lambda m, x: m(x))
+    handle = insp.perturb("b", nni.Zero())
+    handle.enabled = False
+    zero, compiled = [], Compiled()
+    with compiled, insp.watch(every=1):
+        for i in range(8):
+            handle.enabled = i % 3 == 1
+            zero.append(not np.asarray(forward(insp.model, X)).any())
+            if i == 0:
+                compiled.kinds.clear()
+    assert zero == [i % 3 == 1 for i in range(8)]
+    watched = [p for p in insp.recording.passes if p.kind == "watch"]
+    assert [p.perturbed for p in watched] == zero
+    assert [p.summary("b").norm == 0 for p in watched] == zero
+    assert compiled.kinds == []
+
+
+def test_flips_from_another_thread_during_500_donated_steps_act_on_whole_passes(insp):
+    """Every recorded step is wholly before or wholly after a flip; nothing is compiled."""
+    model = insp.model
+
+    def donated_step(state, x):
+        return state, nnx.merge(graphdef, state)(x)
+
+    donated = jax.jit(donated_step, donate_argnums=0)
+    handle, stop, compiled = insp.perturb("a", nni.Scale(3.0)), threading.Event(), Compiled()
+    clean, scaled = (np.asarray(v) for v in _both(model))
+
+    def flip():
+        on = False
+        while not stop.is_set():
+            handle.enabled = on = not on
+
+    thread = threading.Thread(target=flip)
+    outs = []
+    with insp.watch(every=1, gradients=False):
+        graphdef, state = nnx.split(model)
+        state, _ = donated(jax.tree.map(jnp.copy, state), X)
+        thread.start()
+        try:
+            with compiled:
+                for _ in range(500):
+                    state, y = donated(state, X)
+                    outs.append(y)
+        finally:
+            stop.set()
+            thread.join()
+    assert compiled.kinds == []
+    found = [int(np.allclose(y, scaled, rtol=1e-5)) for y in outs]
+    assert all(
+        np.allclose(y, (clean, scaled)[k], rtol=1e-5) for y, k in zip(outs, found, strict=True)
+    )
+    assert set(found) == {0, 1}
+    watched = [p for p in insp.recording.passes if p.kind == "watch"]
+    for one in watched:
+        expected = scaled if one.perturbed else clean
+        np.testing.assert_allclose(one.summary("").norm, np.linalg.norm(expected), rtol=1e-4)
+    assert not insp._loops.running
+
+
+def _both(model):
+    yield model(X)
+    with nni.perturb("a", nni.Scale(3.0), model=model):
+        yield model(X)
+
+
+def test_only_some_sites_are_measured_and_the_others_still_perturbed(insp):
+    forward = nnx.jit(lambda m, x: m(x))
+    insp.perturb("a", nni.Zero())
+    for _ in insp.watch([1], only="b"):
+        y = forward(insp.model, X)
+    (one,) = (p for p in insp.recording.passes if p.kind == "watch")
+    assert {site for site, _ in one.keys} == {"b"}
+    np.testing.assert_allclose(y, np.broadcast_to(insp.model.b.bias[...], y.shape), atol=1e-6)
+
+
+def test_two_calls_of_the_model_in_one_loss_are_two_passes_with_gradients_of_their_own():
+    model, _ = made()
+
+    @nnx.jit
+    def grads(model, x):
+        loss = lambda m: (m(x) ** 2).sum() + 100 * (m(2 * x) ** 2).sum()  # noqa: E731
+        return nnx.grad(loss)(model)
+
+    with nni.watch(model, every=1) as recording:
+        grads(model, X)
+    first, second = recording.passes
+    for one, x, factor in ((first, X, 2.0), (second, 2 * X, 200.0)):
+        y = np.asarray(model(x), np.float64)
+        np.testing.assert_allclose(one.summary("").norm, np.linalg.norm(y), rtol=1e-4)
+        np.testing.assert_allclose(
+            one.summary("", "gradient").norm, factor * np.linalg.norm(y), rtol=1e-4
+        )
+
+
+class Blocks(nnx.Module):
+    """Its blocks are jitted by themselves."""
+
+    def __init__(self, rngs):
+        self.a, self.b = nnx.Linear(3, 3, rngs=rngs), nnx.Linear(3, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return block(self.b, block(self.a, x))
+
+
+@nnx.jit
+def block(module, x):
+    return jnp.tanh(module(x))
+
+
+@pytest.mark.parametrize("direct_first", [True, False])
+@pytest.mark.parametrize("whole", [nnx.jit(lambda m, x: m(x)), lambda m, x: m(x)])
+def test_a_jitted_block_that_is_also_called_directly_has_passes_of_its_own(whole, direct_first):
+    model = Blocks(nnx.Rngs(0))
+    calls = [lambda: whole(model, X), lambda: block(model.b, 2 * X)]
+    calls = calls[::-1] if direct_first else calls
+    with nni.watch(model, every=1) as recording:
+        for _ in range(2):
+            for call in calls:
+                call()
+    inner = np.tanh(np.asarray(model.a(X)))
+    of_whole = {"a": model.a(X), "b": model.b(inner), "": whole(model, X)}
+    of_block = {"b": model.b(2 * X)}
+    expected = [of_whole, of_block]
+    expected = (expected[::-1] if direct_first else expected) * 2
+    assert [{site for site, _ in p.keys} for p in recording.passes] == [set(e) for e in expected]
+    for one, figures in zip(recording.passes, expected, strict=True):
+        for site, y in figures.items():
+            np.testing.assert_allclose(one.summary(site).norm, np.linalg.norm(y), rtol=1e-4)
+
+
+def test_a_scan_over_steps_has_a_pass_for_each():
+    model, optimizer = made()
+
+    @nnx.jit
+    def epoch(model, optimizer, xs):
+        def body(carry, x):
+            model, optimizer = carry
+            loss, grads = nnx.value_and_grad(loss_fn)(model, x)
+            optimizer.update(model, grads)
+            return (model, optimizer), loss
+
+        return nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(
+            (model, optimizer), xs
+        )[1]
+
+    with nni.watch(model, every=2) as recording:
+        epoch(model, optimizer, jnp.stack(batches(6)))
+    check_passes(recording, by_hand(6), 2)
+
+
+def test_a_pass_is_sent_in_one_message_forward_and_one_backward(monkeypatch):
+    model, optimizer = made()
+    messages = []
+    told = watching._Told.__call__
+
+    def counted(self, *args, **kwargs):
+        messages.append(self._quantity)
+        return told(self, *args, **kwargs)
+
+    monkeypatch.setattr(watching._Told, "__call__", counted)
+    with nni.watch(model, every=1):
+        for x in batches(3):
+            step(model, optimizer, x)
+    assert sorted(messages) == ["gradient"] * 3 + ["output"] * 3
+
+
+def test_a_second_recording_of_a_model_runs_the_programs_of_the_first():
+    model, optimizer = made()
+    with nni.watch(model, every=1) as first:
+        step(model, optimizer, X)
+    with Compiled() as compiled, nni.watch(model, every=1) as second:
+        step(model, optimizer, X)
+    assert compiled.kinds == []
+    assert first.passes[0].summary("").norm != second.passes[0].summary("").norm
+    assert len(first.passes) == len(second.passes) == 1
+
+
+def test_two_recordings_at_once_tell_nobody_of_the_others():
+    model, optimizer = made()
+    with nni.watch(model, every=1):
+        step(model, optimizer, X)
+    with nni.watch(model, every=1) as outer, nni.watch(model, every=2) as inner:
+        for x in batches(4):
+            step(model, optimizer, x)
+    assert [p.step for p in outer.passes] == [0, 1, 2, 3]
+    assert [p.step for p in inner.passes] == [0, 2]
+    with pytest.raises(KeyError), nni.watch(model):
+        raise KeyError("mine")
+    with nni.watch(model, every=1) as after:
+        step(model, optimizer, X)
+    assert len(after.passes) == 1
+
+
+def test_a_model_that_was_recorded_is_let_go():
+    model, optimizer = made()
+    with nni.watch(model):
+        step(model, optimizer, X)
+    alive = weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    assert alive() is None
+
+
+def test_an_error_in_the_region_is_the_users_own(insp):
+    def broken():
+        with insp.watch(every=1):
+            insp.model(X)
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        broken()
+    with insp.watch(every=1):
+        insp.model(X)
+
+
+def test_what_is_lost_without_a_screen_is_warned_of():
+    model, _ = made()
+    older = nnx.split(model)
+    with pytest.warns(nni.InspectorWarning, match="could not be attributed"), nni.watch(model):
+        nnx.jit(lambda state, x: nnx.merge(older[0], state)(x))(older[1], X)
+
+
+class Looped(nnx.Module):
+    def __init__(self, rngs):
+        self.inner, self.head = nnx.Linear(3, 3, rngs=rngs), nnx.Linear(3, 1, rngs=rngs)
+
+    def __call__(self, x):
+        turn = lambda state: (state[0] + 1, self.inner(state[1]))  # noqa: E731
+        return self.head(jax.lax.while_loop(lambda state: state[0] < 3, turn, (0, x))[1])
+
+
+def test_calls_in_a_while_loop_are_warned_of_by_their_names():
+    model, forward = Looped(nnx.Rngs(0)), nnx.jit(lambda m, x: m(x))
+    with (
+        pytest.warns(nni.InspectorWarning, match="^'inner': it is called inside a while loop"),
+        nni.watch(model, every=1, gradients=False) as recording,
+    ):
+        forward(model, X)
+    assert {site for site, *_ in recording.passes[0].items()} == {"", "head"}
+
+
+def test_nothing_is_warned_of_where_all_was_seen():
+    model, optimizer = made()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with nni.watch(model, every=1):
+            step(model, optimizer, X)
+
+
+def test_wrong_arguments_are_told_before_anything_is_hooked(insp):
+    def enter(*args, **options):
+        with nni.watch(*args, **options):
+            raise AssertionError("not to be reached")
+
+    with pytest.raises(ValueError, match="every is a number of steps"):
+        enter(insp.model, every=0)
+    with pytest.raises(TypeError):
+        enter(3)
+    with pytest.raises(ValueError, match="matches"):
+        enter(insp.model, only="nowhere")
+    with pytest.raises(ValueError, match="matches"):
+        insp.watch([1], only="nowhere")

@@ -1,0 +1,348 @@
+"""Watching somebody else's step: figures against activations computed by hand, nothing left."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from models import TwoLayers
+
+from nnx_inspector.live import session as watching
+from nnx_inspector.live.session import Session
+from nnx_inspector.perturbations.region import SCALE, ZERO
+
+
+class Stack(nnx.Module):
+    def __init__(self, n, rngs, remat):
+        @nnx.split_rngs(splits=n)
+        @nnx.vmap(in_axes=0, out_axes=0)
+        def make(rngs):
+            return nnx.Linear(3, 3, rngs=rngs)
+
+        self.layers, self.remat = make(rngs), remat
+
+    def __call__(self, x):
+        def body(layer, x):
+            return jnp.tanh(layer(x))
+
+        body = nnx.remat(body) if self.remat else body
+        return nnx.scan(body, in_axes=(0, nnx.Carry), out_axes=nnx.Carry)(self.layers, x)
+
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
+
+
+def loss_fn(model, x):
+    return (model(x) ** 2).mean()
+
+
+def make_step(traces):
+    @nnx.jit
+    def step(model, optimizer, x):
+        traces.append(1)
+        loss, grads = nnx.value_and_grad(loss_fn)(model, x)
+        optimizer.update(model, grads)
+        return loss
+
+    return step
+
+
+ADAM = optax.adam(1e-2)  # its functions are part of a step's cache key
+
+
+def adam(model):
+    return nnx.Optimizer(model, ADAM, wrt=nnx.Param)
+
+
+def activations(model, x):
+    """Outputs and cotangents of the sites in float64, by hand."""
+    w = lambda v: np.asarray(v[...], np.float64)  # noqa: E731
+    x = np.asarray(x, np.float64)
+    a = x @ w(model.a.kernel) + w(model.a.bias)
+    h = np.tanh(a)
+    y = h @ w(model.b.kernel) + w(model.b.bias)
+    dy = 2 * y / y.size
+    da = (dy @ w(model.b.kernel).T) * (1 - h**2)
+    return {"": (y, dy), "a": (a, da), "b": (y, dy)}
+
+
+def check(summary, array):
+    assert summary.size == array.size
+    np.testing.assert_allclose(summary.mean, array.mean(), rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(summary.std, array.std(), rtol=1e-4)
+    np.testing.assert_allclose(summary.norm, np.linalg.norm(array), rtol=1e-5)
+    np.testing.assert_allclose([summary.min, summary.max], [array.min(), array.max()], rtol=1e-5)
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_every_figure_of_a_watched_step_is_that_of_a_hand_written_one(jit):
+    model = TwoLayers(nnx.Rngs(0))
+    expected = activations(model, X)
+    session = Session(model)
+    f = nnx.value_and_grad(loss_fn)
+    with session.open():
+        (nnx.jit(f) if jit else f)(model, X)
+    got = session.take()
+    assert list(got) == ["", "a", "b"]
+    for site, (output, gradient) in expected.items():
+        check(got[site]["output"], output)
+        check(got[site]["gradient"], gradient)
+    session.close()
+
+
+def test_a_step_jitted_before_is_watched_and_its_training_is_the_same():
+    models = TwoLayers(nnx.Rngs(0)), TwoLayers(nnx.Rngs(0))
+    optimizers = [adam(m) for m in models]
+    traces: list[int] = []
+    step = make_step(traces)
+    session = Session(models[0])
+    for i in range(6):
+        bare = step(models[1], optimizers[1], X)
+        if i % 2:
+            with session.open():
+                loss = step(models[0], optimizers[0], X)
+            assert set(session.take()[""]) == {"output", "gradient"}
+        else:
+            loss = step(models[0], optimizers[0], X)
+        np.testing.assert_allclose(loss, bare, rtol=1e-6)
+    assert len(traces) == 2, "one program without and one with the hook"
+    assert nnx.graphdef(models[0]) == nnx.graphdef(models[1])
+    session.close()
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_layers_of_a_scan_are_each_seen_once_also_under_remat(remat):
+    model = Stack(4, nnx.Rngs(0), remat)
+    session = Session(model)
+    with session.open():
+        nnx.jit(nnx.value_and_grad(loss_fn))(model, X)
+    got = session.take()["layers"]
+    kernel, bias = (
+        np.asarray(v[...], np.float64) for v in (model.layers.kernel, model.layers.bias)
+    )
+    h, outputs = np.asarray(X, np.float64), []
+    for k, b in zip(kernel, bias, strict=True):
+        outputs.append(h @ k + b)
+        h = np.tanh(outputs[-1])
+    check(got["output"], np.stack(outputs))
+    assert got["gradient"].size == 4 * X.size
+    session.close()
+
+
+def test_a_vmapped_pass_is_summarised_as_one_batch():
+    model = TwoLayers(nnx.Rngs(0))
+    expected = activations(model, X)
+    session = Session(model)
+
+    @nnx.jit
+    def f(model, x):
+        return nnx.vmap(lambda m, x: m(x), in_axes=(None, 0))(model, x)
+
+    with session.open():
+        f(model, X)
+    check(session.take()["a"]["output"], expected["a"][0])
+    session.close()
+
+
+def test_per_example_gradients_add_up():
+    model = TwoLayers(nnx.Rngs(0))
+    session = Session(model)
+
+    @nnx.jit
+    def f(model, x):
+        one = lambda m, x: nnx.grad(lambda m: (m(x[None]) ** 2).sum())(m)  # noqa: E731
+        return nnx.vmap(one, in_axes=(None, 0))(model, x)
+
+    with session.open():
+        f(model, X)
+    got = session.take()
+    y = activations(model, X)[""][0]
+    check(got[""]["gradient"], 2 * y)
+    session.close()
+
+
+def test_integers_keys_and_several_arrays_are_watched_without_disturbing_the_step():
+    class Mixed(nnx.Module):
+        def __init__(self, rngs):
+            self.inner = nnx.Linear(3, 4, rngs=rngs)
+
+        def __call__(self, x):
+            y = self.inner(x)
+            return {"y": y, "best": y.argmax(-1), "sure": y > 0, "key": jax.random.key(0)}, "text"
+
+    model = Mixed(nnx.Rngs(0))
+    f = nnx.jit(nnx.value_and_grad(lambda m, x: (m(x)[0]["y"] ** 2).mean()))
+    bare = f(model, X)[0]
+    session = Session(model)
+    with session.open():
+        loss = f(model, X)[0]
+    np.testing.assert_allclose(loss, bare, rtol=1e-6)
+    got = session.take()
+    y = np.asarray(model.inner(X), np.float64)
+    everything = np.concatenate([y.ravel(), y.argmax(-1), (y > 0).ravel()])
+    check(got[""]["output"], everything)
+    assert got[""]["gradient"].size == y.size
+    session.close()
+
+
+def test_a_while_loop_is_reported_as_unseen_and_does_not_break_the_gradient():
+    class Looped(nnx.Module):
+        def __init__(self, rngs):
+            self.inner, self.head = nnx.Linear(3, 3, rngs=rngs), nnx.Linear(3, 1, rngs=rngs)
+
+        def __call__(self, x):
+            y = nnx.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, self.inner(s[1])), (0, x))[
+                1
+            ]
+            return self.head(x + jax.lax.stop_gradient(y))
+
+    model = Looped(nnx.Rngs(0))
+    f = nnx.jit(nnx.value_and_grad(loss_fn))
+    bare = f(model, X)[0]
+    session = Session(model)
+    with session.open():
+        loss = f(model, X)[0]
+    np.testing.assert_allclose(loss, bare, rtol=1e-6)
+    assert "while loop" in session.unseen["inner"]
+    assert "inner" not in session.take()
+    session.close()
+
+
+def test_a_perturbation_acts_on_the_real_step_and_toggling_traces_nothing():
+    model = TwoLayers(nnx.Rngs(0))
+    traces: list[int] = []
+    step = make_step(traces)
+    session = Session(model)
+    optimizer = adam(model)
+    for i in range(100):
+        session.perturb([{}, {"b": (ZERO, 0.0)}, {"a": (SCALE, 0.1 * i)}][i % 3])
+        with session.open():
+            loss = step(model, optimizer, X)
+        if i % 3 == 1:
+            assert float(loss) == 0.0
+    assert len(traces) == 1
+    session.close()
+
+
+def test_teacher_and_student_of_equal_structure_are_never_mixed_up():
+    student, teacher = TwoLayers(nnx.Rngs(0)), TwoLayers(nnx.Rngs(1))
+    expected = activations(student, X)
+    session = Session(student)
+
+    @nnx.jit
+    def f(student, teacher, x):
+        return ((student(x) - jax.lax.stop_gradient(teacher(x))) ** 2).mean()
+
+    with session.open():
+        f(student, teacher, X)
+    check(session.take()["a"]["output"], expected["a"][0])
+    assert session.unattributed == {"TwoLayers": 1, "Linear": 2}
+    session.close()
+
+
+def test_an_ema_copy_made_by_tree_map_while_watched_works_and_is_not_watched():
+    model = TwoLayers(nnx.Rngs(0))
+    ema = nnx.clone(model)
+    expected = activations(model, X)
+    session = Session(model)
+    with session.open():
+        model(X)
+        ema = jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, ema, model)
+        ema(X)
+        nnx.clone(model)(X)
+    check(session.take()["a"]["output"], expected["a"][0])
+    session.close()
+
+
+def test_an_exception_in_the_step_is_the_users_own_and_leaves_nothing():
+    class Broken(TwoLayers):
+        def __call__(self, x):
+            super().__call__(x)
+            raise ZeroDivisionError("mine")
+
+    model = Broken(nnx.Rngs(0))
+    before = dict(vars(Broken)), nnx.graphdef(model)
+    session = Session(model)
+    with pytest.raises(ZeroDivisionError, match="mine"), session.open():
+        nnx.jit(lambda m, x: m(x))(model, X)
+    assert (dict(vars(Broken)), nnx.graphdef(model)) == before
+    assert watching._frames_of(session.number) == []
+    session.take()
+    session.close()
+
+
+def test_an_error_while_receiving_is_counted_and_never_reaches_the_step(monkeypatch):
+    model = TwoLayers(nnx.Rngs(0))
+    session = Session(model)
+
+    def broken(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(session, "receive", broken)
+    with session.open():
+        out = nnx.jit(lambda m, x: m(x))(model, X)
+    assert np.isfinite(out).all()
+    assert session.take() == {}
+    assert session.errors == ["OSError: disk full"]
+    session.close()
+
+
+def test_a_program_that_outlives_its_session_still_runs():
+    model = TwoLayers(nnx.Rngs(0))
+    f = nnx.jit(lambda m, x: m(x))
+    session = Session(model)
+    with session.open():
+        expected = f(model, X)
+        session.close()
+        np.testing.assert_array_equal(f(model, X), expected)
+    assert session.number not in watching._sessions
+
+
+def test_a_dropped_session_is_freed():
+    session = Session(TwoLayers(nnx.Rngs(0)))
+    number = session.number
+    with session.open():
+        session.model(X)
+    session.take()
+    del session
+    import gc
+
+    gc.collect()
+    assert number not in watching._sessions
+
+
+def test_flips_from_another_thread_during_donated_steps():
+    model = TwoLayers(nnx.Rngs(0))
+    optimizer = adam(model)
+    traces: list[int] = []
+
+    @nnx.jit(donate_argnums=(0, 1))
+    def step(model, optimizer, x):
+        traces.append(1)
+        loss, grads = nnx.value_and_grad(loss_fn)(model, x)
+        optimizer.update(model, grads)
+        return loss
+
+    session, stop = Session(model), threading.Event()
+
+    def flip():
+        i = 0
+        while not stop.is_set():
+            session.perturb({"a": (SCALE, 0.5)} if i % 2 else {})
+            i += 1
+
+    thread = threading.Thread(target=flip)
+    with session.open():
+        step(model, optimizer, X)
+        thread.start()
+        losses = [step(model, optimizer, X) for _ in range(60)]
+        stop.set()
+        thread.join()
+    assert np.isfinite(losses).all()
+    assert len(traces) == 1
+    assert session.errors == []
+    session.take()
+    session.close()

@@ -1,0 +1,113 @@
+"""Every notebook runs from top to bottom, without an error, a warning or a network.
+
+With NNX_INSPECTOR_EXECUTED a folder, what they show is kept there: notebooks/docs/conf.py puts it
+into the site.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sys
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = pathlib.Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+EXECUTED = os.environ.get("NNX_INSPECTOR_EXECUTED", "")
+
+OFFLINE = """
+import socket as _socket
+
+def _refuse(self, address, _connect=_socket.socket.connect):
+    if self.family != getattr(_socket, "AF_UNIX", None) and address[0] not in ("127.0.0.1", "::1"):
+        raise OSError(f"This notebook asked for the network: {address}")
+    return _connect(self, address)
+
+_socket.socket.connect = _refuse
+"""
+
+
+FINDINGS = """
+import json as _json
+import nnx_inspector as _nni
+
+print("FINDINGS", _json.dumps({
+    name: [
+        f"{one.rule} {one.site}"
+        for one in (of.findings if isinstance(of, _nni.Inspector) else _nni.diagnose(of))
+        if one.severity != "info"
+    ]
+    for name, of in dict(globals()).items()
+    if not name.startswith("_") and isinstance(of, (_nni.Inspector, _nni.Recording))
+}))
+"""
+FOUND: dict[str, dict[str, list[str]]] = {
+    "debugging": {
+        "first": ["nonfinite normalise", "dead-units up"],
+        "second": ["dead-units layers/1"],  # layers/2 is constant because of it
+        "third": ["vanishing-gradient layers/2"],
+        "fourth": ["mode norm"],
+    }
+}
+"""What a notebook shows on purpose: notebook -> variable -> rules and sites, worst first."""
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS, f"no notebooks in {ROOT / 'notebooks'}"
+
+
+def cases() -> list[Any]:
+    """The quickstart is run whole by browser/test_quickstart.py too: here for the site alone."""
+    long = [] if EXECUTED else [pytest.mark.long]
+    return [pytest.param(p, marks=long if p.stem == "quickstart" else []) for p in NOTEBOOKS]
+
+
+@pytest.mark.parametrize("path", cases(), ids=lambda path: path.stem)
+def test_runs(path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    _give_this_python_a_kernel(tmp_path, monkeypatch)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nothing listens there
+        monkeypatch.setenv(name.upper(), "http://127.0.0.1:9")
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(OFFLINE))
+    notebook.cells.append(nbformat.v4.new_code_cell(FINDINGS))
+    client = NotebookClient(
+        notebook,
+        timeout=120,
+        kernel_name="this_python",
+        resources={"metadata": {"path": str(tmp_path)}},
+        store_widget_state=False,  # the site shows the last state, which needs no script
+    )
+    client.execute()  # raises with the cell's traceback
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            assert output.output_type != "error"
+            assert output.get("name") != "stderr", f"{cell.source}\nwarned:\n{output.text}"
+    said = notebook.cells[-1].outputs[-1].text.removeprefix("FINDINGS ")
+    found = {name: rows for name, rows in json.loads(said).items() if rows}
+    assert found == FOUND.get(path.stem, {}), "an alarm that the notebook does not mean to raise"
+    if EXECUTED:
+        notebook.cells = notebook.cells[1:-1]  # those of the notebook itself
+        pathlib.Path(EXECUTED).mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, pathlib.Path(EXECUTED) / path.name)
+
+
+def _give_this_python_a_kernel(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel specification of the very interpreter that runs the tests."""
+    from jupyter_client.kernelspec import KernelSpec
+
+    command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec = KernelSpec(argv=command, display_name="this Python", language="python")
+    place = folder / "jupyter" / "kernels" / "this_python"
+    place.mkdir(parents=True)
+    (place / "kernel.json").write_text(spec.to_json())
+    monkeypatch.setenv("JUPYTER_PATH", str(folder / "jupyter"))
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))

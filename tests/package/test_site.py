@@ -1,0 +1,100 @@
+"""The site: built without a warning and without a network, complete, and looking nowhere else."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+import nnx_inspector as nni
+
+ROOT = pathlib.Path(__file__).parents[2]
+NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+NOWHERE = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "all_proxy")}
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder with one notebook "as it ran": each cell of code has printed its number."""
+    folder = tmp_path_factory.mktemp("executed")
+    notebook = nbformat.read(ROOT / "notebooks" / "quickstart.ipynb", as_version=4)
+    for number, cell in enumerate(notebook.cells):
+        if cell.cell_type == "code":
+            said = nbformat.v4.new_output("stream", text=f"printed by cell {number}\n")
+            cell.update(execution_count=number, outputs=[said])
+    live = {"application/vnd.jupyter.widget-view+json": {"model_id": "0"}, "text/plain": "<Widget>"}
+    figure = {"application/vnd.plotly.v1+json": {"data": [{"y": [1, 2]}], "layout": {}}}
+    last = [cell for cell in notebook.cells if cell.cell_type == "code"][-1]
+    for data in (live, figure):
+        last.outputs.append(nbformat.v4.new_output("display_data", data))
+    nbformat.write(notebook, folder / "quickstart.ipynb")
+    return folder
+
+
+def build(site: pathlib.Path, executed: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    options = ["-W", "--keep-going", "--quiet", "-d", str(site.with_name("doctrees"))]
+    pages = ["-c", "notebooks/docs", "notebooks", str(site)]
+    env = {**os.environ, **NOWHERE, **{name.upper(): to for name, to in NOWHERE.items()}}
+    env |= {"NNX_INSPECTOR_EXECUTED": str(executed), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "sphinx", *options, *pages]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(executed: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("built") / "site"
+    done = build(folder, executed)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+def test_every_page_is_in_the_site(site: pathlib.Path):
+    sources = [p for p in (ROOT / "notebooks").rglob("*") if p.suffix in (".md", ".ipynb")]
+    pages = [p for p in sources if ".ipynb_checkpoints" not in p.parts]
+    assert len(pages) >= 20
+    for page in pages:
+        there = (site / page.relative_to(ROOT / "notebooks")).with_suffix(".html")
+        assert there.is_file(), page
+
+
+def test_every_public_name_has_an_anchor(site: pathlib.Path):
+    text = "".join(page.read_text() for page in (site / "docs" / "reference").glob("*.html"))
+    anchors = set(re.findall(r'id="nnx_inspector\.(\w+)"', text))
+    assert anchors == set(nni.__all__)
+    for method in ("watch", "step", "perturb", "save", "to_html"):
+        assert f'id="nnx_inspector.Inspector.{method}"' in text
+
+
+def test_outputs_of_an_executed_notebook_are_shown_and_others_go_without(site: pathlib.Path):
+    quickstart = (site / "quickstart.html").read_text()
+    assert "printed by cell 2\n" in quickstart
+    assert "Widget&gt;" not in quickstart  # the live one, which needs a kernel
+    assert 'src="_static/plotly.min.js"' in quickstart
+    assert (site / "_static" / "plotly.min.js").stat().st_size > 1_000_000
+    for name in set(NOTEBOOKS) - {"quickstart"}:
+        assert "cell_input" in (site / f"{name}.html").read_text()
+        assert "printed by cell" not in (site / f"{name}.html").read_text()
+
+
+def test_it_loads_nothing_from_elsewhere(site: pathlib.Path):
+    for page in site.rglob("*.html"):
+        tags = re.findall(r"<(?:script|link|img|iframe|source)\b[^>]*>", page.read_text())
+        away = [tag for tag in tags if re.search(r"""(?:src|href)=["'](?:https?:)?//""", tag)]
+        assert away == [], page
+
+
+def test_a_notebook_that_changed_since_it_ran_is_refused(
+    executed: pathlib.Path, tmp_path: pathlib.Path
+):
+    stale = nbformat.read(executed / "quickstart.ipynb", as_version=4)
+    stale.cells[-1].source = "of yesterday"
+    nbformat.write(stale, tmp_path / "quickstart.ipynb")
+    done = build(tmp_path / "site", tmp_path)
+    assert done.returncode != 0
+    assert "Run it again." in done.stderr

@@ -1,0 +1,292 @@
+"""What a setting does in owned passes, against `nni.perturbed` and models written by hand."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import models
+import numpy as np
+import pytest
+from flax import nnx
+from models import batch, rngs
+
+from nnx_inspector._compat import jit
+from nnx_inspector.hooks.sites import Selection
+from nnx_inspector.inspector.passes.programs import Call, OwnedPasses, reach_of
+from nnx_inspector.perturbations.apply import chosen_layer, parameter_keys
+from nnx_inspector.perturbations.gradients import (
+    ClipGradient,
+    ReverseGradient,
+    ScaleGradient,
+    StopGradient,
+)
+from nnx_inspector.perturbations.parameters import ParameterNoise, ParameterPerturbation, PruneMask
+from nnx_inspector.perturbations.perturbed import perturbed
+from nnx_inspector.perturbations.slots import Setting, place_of
+from nnx_inspector.perturbations.values import (
+    Apply,
+    Cast,
+    Clamp,
+    Mask,
+    Mean,
+    Noise,
+    Patch,
+    Scale,
+    Shift,
+    Zero,
+)
+
+X = batch(4, 3)
+UNITS = jnp.array([1.0, 0.0, 0.5, 1.0])
+IN = jnp.array([1.0, 0.0, 0.5])
+
+KINDS = {
+    "zero": Zero(),
+    "scale": Scale(0.5),
+    "zero input": Zero(at="input"),
+    "scale input": Scale(2.0, at="input"),
+    "shift": Shift(UNITS, 2.0),
+    "shift input": Shift(IN, 2.0, at="input"),
+    "noise": Noise(0.1, seed=3),
+    "clamp": Clamp(-0.1, 0.2),
+    "mask": Mask(UNITS),
+    "boolean mask": Mask(UNITS > 0),
+    "mean": Mean(),
+    "patch": Patch(UNITS),
+    "cast": Cast(jnp.bfloat16),
+    "apply": Apply(jnp.multiply, (UNITS,)),
+    "scale gradient": ScaleGradient(0.5),
+    "reverse gradient": ReverseGradient(2.0),
+    "stop gradient": StopGradient(),
+    "clip gradient": ClipGradient(0.1),
+    "parameter noise": ParameterNoise(0.1),
+    "prune mask": PruneMask(UNITS > 0),
+}
+
+
+def setting_of(*pairs, on=True):
+    """A setting with one place for each (perturbation, sites, rows)."""
+    apart = ([], [])
+    for one, *where in pairs:
+        place = place_of(one, *where)
+        apart[place.at == "parameter"].append((place, place.data(one, on=on)))
+    values, parameters = (tuple(zip(*a, strict=True)) or ((), ()) for a in apart)
+    return Setting({}, *values, *parameters)
+
+
+def passes(keys=()):
+    return OwnedPasses(tuple(keys), Selection(None))
+
+
+def loss_fn(model, x):
+    return (model(x) ** 2).sum()
+
+
+QUICK = ("scale input", "noise", "boolean mask", "apply", "stop gradient", "prune mask")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in KINDS]
+)
+def test_values_and_gradients_are_those_of_perturbed(name):
+    one, model, owned = KINDS[name], models.MLP(rngs()), passes()
+    before = [np.asarray(x) for x in jax.tree.leaves(nnx.state(model))]
+    on, off = setting_of((one, ["up"])), setting_of((one, ["up"]), on=False)
+    call = Call(model, (X,), {})
+    np.testing.assert_allclose(
+        owned.run(call, on).value, perturbed(model)({"up": one}, X), rtol=1e-5, atol=1e-6
+    )
+    plain, events = model(X), []
+    undo = jit.compilation_events(lambda *event: events.append(event))
+    found = owned.run(call, off).value
+    undo()
+    assert events == [], "switched off it is the same program"
+    np.testing.assert_allclose(found, plain, rtol=1e-6, atol=1e-6)
+    step = Call(model, (X,), {}, loss_fn)
+    for setting, rules in ((on, {"up": one}), (off, {})):
+        wanted = perturbed(loss_fn)(rules, model, X)
+        np.testing.assert_allclose(owned.run(step, setting).value, wanted, rtol=1e-5)
+    assert len(owned._programs) == 2
+    after = [np.asarray(x) for x in jax.tree.leaves(nnx.state(model))]
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_a_neutral_perturbation_leaves_the_output_as_it_is():
+    model, owned = models.MLP(rngs()), passes(["down"])
+    for one in (Scale(1.0), Shift(0.0), Mask(jnp.ones(4)), Noise(0.0), Clamp(-1e9, 1e9)):
+        setting = dataclasses.replace(setting_of((one, ["up"])), rows={"down": (2.0, 1.0)})
+        found = owned.run(Call(model, (X,), {}), setting).value
+        np.testing.assert_allclose(found, model(X), rtol=1e-6, atol=1e-6)
+
+
+class Two(nnx.Module):
+    """A gradient that is known by hand, one site behind another."""
+
+    def __init__(self, rngs):
+        self.first = nnx.Linear(3, 4, rngs=rngs)
+        self.second = nnx.Linear(4, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize(
+    ("one", "change"),
+    [
+        (ScaleGradient(0.5), lambda ct: 0.5 * ct),
+        (ReverseGradient(2.0), lambda ct: -2.0 * ct),
+        (StopGradient(), lambda ct: 0.0 * ct),
+        (ClipGradient(0.1), lambda ct: ct * 0.1 / np.linalg.norm(ct)),
+        (Mask(UNITS), lambda ct: ct),
+    ],
+)
+def test_the_gradient_that_is_recorded_in_front_is_changed(one, change):
+    model, owned = Two(rngs()), passes()
+    result = owned.run(Call(model, (X,), {}, loss_fn), setting_of((one, ["second"])))
+    y = np.asarray(perturbed(model)({"second": one}, X), np.float64)
+    inner = change(2 * y) if not isinstance(one, Mask) else 2 * y * np.asarray(UNITS)
+    wanted = inner @ np.asarray(model.second.kernel[...], np.float64).T
+    found = result.record["first"].gradient
+    np.testing.assert_allclose(found.norm, np.linalg.norm(wanted), rtol=1e-4, atol=1e-6)
+
+
+def test_on_one_site_rows_act_first_then_places_in_their_order():
+    model, owned = models.MLP(rngs()), passes(["up"])
+    y = np.asarray(model.up(X))
+
+    def out(*pairs, rows=None):
+        setting = setting_of(*pairs)
+        setting = Setting(rows or {}, *(getattr(setting, n) for n in ("places", "data")))
+        return np.asarray(owned.run(Call(model, (X,), {}), setting).record["up"].output.mean)
+
+    scale, shift = (Scale(3.0), ["up"]), (Shift(1.0), ["up"])
+    np.testing.assert_allclose(out(scale, shift), (3 * y + 1).mean(), rtol=1e-5)
+    np.testing.assert_allclose(out(shift, scale), (3 * (y + 1)).mean(), rtol=1e-5)
+    np.testing.assert_allclose(out(shift, rows={"up": (2.0, 3.0)}), (3 * y + 1).mean(), rtol=1e-5)
+
+
+class Stack(nnx.Module):
+    """Blocks in a scan over their parameters."""
+
+    def __init__(self, rngs):
+        @nnx.split_rngs(splits=3)
+        @nnx.vmap(in_axes=(0,), out_axes=0)
+        def make(rngs):
+            return nnx.Linear(4, 4, rngs=rngs)
+
+        self.layers = make(rngs)
+
+    def __call__(self, x):
+        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+        def run(layer, x):
+            return jnp.tanh(layer(x))
+
+        return run(self.layers, x)
+
+
+@pytest.mark.parametrize("layer", [0, 2, -1])
+@pytest.mark.parametrize("one", [Zero(), Mask(UNITS), Noise(0.5), PruneMask(UNITS)])
+def test_one_layer_of_a_stack(layer, one):
+    model, owned, x = Stack(rngs()), passes(), batch(2, 4)
+    setting = setting_of((one, ["layers"], (layer,)))
+    found = owned.run(Call(model, (x,), {}), setting).value
+    np.testing.assert_allclose(
+        found, perturbed(model)({f"layers[{layer}]": one}, x), rtol=1e-5, atol=1e-6
+    )
+    assert not np.allclose(found, model(x))
+
+
+def test_each_example_of_a_vmap_is_perturbed_on_its_own():
+    class Mapped(nnx.Module):
+        def __init__(self, rngs):
+            self.inner = nnx.Linear(3, 4, rngs=rngs)
+
+        def __call__(self, x):
+            return jax.vmap(self.inner)(x)
+
+    model, x = Mapped(rngs()), batch(5, 2, 3)
+    for one in (Mean(), Mask(UNITS), Noise(0.3), Mask(jnp.array([1.0, 0.0]), axis=0)):
+        found = passes().run(Call(model, (x,), {}), setting_of((one, ["inner"]))).value
+        wanted = perturbed(model)({"inner": one}, x)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_inputs_are_measured_only_where_a_place_acts_on_them():
+    model, owned = models.MLP(rngs()), passes()
+    setting = setting_of((Zero(at="input"), ["up"]))
+    record = owned.run(Call(model, (X,), {}), setting).record
+    assert record["up"].input.zeros == X.size
+    assert record["down"].input is None
+
+
+# -------------------------------------------------------------------- checks
+
+
+def reach(model, *args, loss_fn=None):
+    return reach_of(Call(model, args, {}, loss_fn), Selection(None))
+
+
+@pytest.mark.parametrize(
+    ("one", "sites", "rows", "error", "text"),
+    [
+        (Mask(UNITS), ["down"], (), ValueError, "down"),
+        (Shift(np.ones(7)), ["up"], (), ValueError, r"'up', float32\[4,4\]"),
+        (Zero(), ["up"], (0,), ValueError, "is no stacked module"),
+        (Zero(), ["nowhere"], (), ValueError, "the call does not reach it"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_runs(one, sites, rows, error, text):
+    with pytest.raises(error, match=text):
+        reach(models.MLP(rngs()), X).check(one, sites, rows)
+
+
+def test_a_layer_that_is_not_there_names_how_many_there_are():
+    reached = reach(Stack(rngs()), batch(2, 4))
+    with pytest.raises(ValueError, match=r"'layers' has 3 layers, there is no layer 3"):
+        reached.check(Zero(), ["layers"], (3,))
+    with pytest.raises(ValueError, match="within 1 scans"):
+        reached.check(Zero(), ["layers"], (0, 0))
+    reached.check(Zero(), ["layers"], (-3,))
+
+
+def test_parameters_are_checked_from_shapes_alone():
+    reached = reach(models.MLP(rngs()), X)
+    reached.check_parameters(PruneMask(UNITS), ["up"], ())
+    with pytest.raises(ValueError, match="matches no site"):
+        reached.check_parameters(PruneMask(UNITS), ["nowhere"], ())
+    with pytest.raises(ValueError, match=r"PruneMask at 'up/\w+', float32"):
+        reached.check_parameters(PruneMask(np.ones(7)), ["up"], ())
+
+
+def test_a_mismatch_with_what_is_run_is_told_by_site():
+    model = models.MLP(rngs())
+    with pytest.raises(ValueError, match=r"Patch at 'up', float32\[2,4\]"):
+        passes().run(Call(model, (X[:2],), {}), setting_of((Patch(jnp.ones((4, 4))), ["up"])))
+
+
+def test_selections_with_layers():
+    assert chosen_layer("layers[3]") == ("layers", (3,))
+    assert chosen_layer("layers[-1]/attn") == ("layers/attn", (-1,))
+    assert chosen_layer(nnx.Linear) == (nnx.Linear, ())
+    assert chosen_layer(["a[1]", "b[1]"]) == (["a", "b"], (1,))
+    assert chosen_layer(None) == (None, ())
+    with pytest.raises(ValueError, match="unlike layers"):
+        chosen_layer(["a[1]", "b"])
+    assert parameter_keys(models.MLP(rngs()), ["**/kernel", nnx.Linear]) == [
+        "**/kernel",
+        "up",
+        "down",
+    ]
+
+
+def test_every_kind_is_tested():
+    def below(cls):
+        return {cls, *(c for sub in cls.__subclasses__() for c in below(sub))}
+
+    kinds = {
+        cls
+        for base in (type(KINDS["zero"]).__mro__[1], ParameterPerturbation)
+        for cls in below(base)
+        if cls.__module__.endswith("kinds") and not cls.__subclasses__()
+    }
+    assert kinds == {type(one) for one in KINDS.values()}

@@ -1,0 +1,267 @@
+"""The measures of an effect, against NumPy and SciPy-like formulas in float64."""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from nnx_inspector.perturbations.effects import (
+    kl_divergence,
+    kl_divergence_in_trace,
+    logits_of,
+    output_change,
+    relative_change,
+    relative_change_in_trace,
+    site_changes,
+    top1_changed,
+    top1_changed_in_trace,
+)
+
+RNG = np.random.default_rng(0)
+A, B = RNG.normal(size=(2, 5, 7)).astype(np.float32)
+
+
+def relative_oracle(clean, perturbed):
+    a = np.concatenate([np.ravel(x).astype(np.complex128) for x in clean])
+    b = np.concatenate([np.ravel(x).astype(np.complex128) for x in perturbed])
+    return float(np.linalg.norm(b - a) / np.linalg.norm(a))
+
+
+def kl_oracle(clean, perturbed):
+    def log_softmax(x):
+        x = np.asarray(x).astype(np.float64)
+        x = x - x.max(-1, keepdims=True)
+        return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+    p, q = log_softmax(clean), log_softmax(perturbed)
+    return float((np.exp(p) * (p - q)).sum(-1).mean())
+
+
+def in_trace(f):
+    return lambda *args: float(jax.jit(f)(*args))
+
+
+RELATIVE = {"host": relative_change, "program": in_trace(relative_change_in_trace)}
+KL = {"host": kl_divergence, "program": in_trace(kl_divergence_in_trace)}
+TOP1 = {"host": top1_changed, "program": in_trace(top1_changed_in_trace)}
+both = pytest.mark.parametrize("where", ["host", "program"])
+
+
+def same(found, expected, **kwargs):
+    """As it is told on the host: None, where a program has NaN."""
+    assert (found is None) == (expected is None)
+    if found is not None:
+        np.testing.assert_allclose(found, expected, **kwargs)
+
+
+def of_program(expected):
+    return math.nan if expected is None else expected
+
+
+# ------------------------------------------------------------------ relative
+
+
+@both
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_relative_change_is_over_all_arrays_of_a_tree(where, dtype):
+    clean = {"a": jnp.asarray(A, dtype), "b": (jnp.asarray(B[0], dtype), jnp.arange(3))}
+    other = {"a": jnp.asarray(B, dtype), "b": (jnp.asarray(A[0], dtype), jnp.arange(3) + 9)}
+    floats = [[t["a"], t["b"][0]] for t in (clean, other)]
+    expected = relative_oracle(*floats)
+    np.testing.assert_allclose(RELATIVE[where](clean, other), expected, rtol=1e-6)
+
+
+@both
+def test_relative_change_of_complex_arrays(where):
+    clean, other = A + 1j * B, B - 2j * A
+    np.testing.assert_allclose(
+        RELATIVE[where](jnp.asarray(clean), jnp.asarray(other)),
+        relative_oracle([clean], [other]),
+        rtol=1e-6,
+    )
+
+
+@both
+@pytest.mark.parametrize(
+    ("clean", "perturbed"),
+    [
+        ([3e38, -3e38], [-3e38, 3e38]),
+        ([1e-30, 2e-30], [3e-30, -1e-30]),
+        ([1e30, 1e-30], [1e30, 1e25]),
+        ([1e-15, 0.0], [1e20, 3.0]),
+        ([3.3e38] * 64, [3.2e38] * 64),
+        ([1.0, 2.0], [1.0, 2.0]),
+    ],
+)
+def test_relative_change_neither_overflows_nor_underflows(where, clean, perturbed):
+    clean, perturbed = np.float32(clean), np.float32(perturbed)
+    expected = relative_oracle([clean], [perturbed])
+    found = RELATIVE[where](jnp.asarray(clean), jnp.asarray(perturbed))
+    np.testing.assert_allclose(found, expected, rtol=2e-6)
+
+
+CASES = {
+    "zero norm": ([0.0, 0.0], [1.0, 2.0], None),
+    "no elements": ([], [], None),
+    "clean NaN": ([math.nan, 1.0], [1.0, 1.0], None),
+    "clean Inf": ([math.inf, 1.0], [1.0, 1.0], None),
+    "perturbed NaN": ([1.0, 1.0], [math.nan, 1.0], math.nan),
+    "perturbed NaN and Inf": ([1.0, 1.0], [math.nan, math.inf], math.nan),
+    "perturbed Inf": ([1.0, 1.0], [-math.inf, 1.0], math.inf),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_not_finite_or_has_no_meaning_is_never_0(name):
+    clean, perturbed, expected = CASES[name]
+    clean, perturbed = np.float32(clean), np.float32(perturbed)
+    same(relative_change(clean, perturbed), expected)
+    found = RELATIVE["program"](jnp.asarray(clean), jnp.asarray(perturbed))
+    np.testing.assert_equal(found, of_program(expected))
+
+
+def test_without_a_floating_array_there_is_no_relative_change():
+    assert (
+        relative_change({"n": np.arange(3), "text": "a"}, {"n": np.ones(3, int), "text": "b"})
+        is None
+    )
+    assert math.isnan(float(relative_change_in_trace(jnp.arange(3), jnp.arange(3))))
+
+
+def test_unlike_outputs_are_an_error():
+    with pytest.raises(ValueError, match="not alike"):
+        relative_change({"a": A}, {"b": A})
+    with pytest.raises(ValueError, match=r"\[5, 7\] and \[7\]"):
+        relative_change(A, A[0])
+
+
+# -------------------------------------------------------------------- logits
+
+
+@both
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
+def test_kl_divergence_is_that_of_the_formula(where, scale):
+    clean, other = A * scale, (A + 0.3 * B) * scale
+    found = KL[where](jnp.asarray(clean), jnp.asarray(other))
+    np.testing.assert_allclose(found, kl_oracle(clean, other), rtol=1e-4)
+
+
+@both
+def test_a_small_divergence_is_no_difference_of_large_numbers(where):
+    clean = np.round(A * 1024) / 1024
+    other = clean + np.round(B * 8) / 2**16  # exact in float32
+    found = KL[where](jnp.asarray(clean), jnp.asarray(other))
+    np.testing.assert_allclose(found, kl_oracle(clean, other), rtol=2e-2)
+    assert KL[where](jnp.asarray(clean), jnp.asarray(clean)) == 0.0
+
+
+@both
+def test_classes_that_are_masked_by_minus_inf(where):
+    clean, other = A.copy(), B.copy()
+    clean[:, 2] = other[:, 2] = -math.inf
+    expected = kl_oracle(np.delete(clean, 2, 1), np.delete(other, 2, 1))
+    np.testing.assert_allclose(
+        KL[where](jnp.asarray(clean), jnp.asarray(other)), expected, rtol=1e-5
+    )
+    freed = B.copy()
+    with np.errstate(invalid="ignore"):
+        p = np.exp(clean.astype(np.float64))
+        p /= p.sum(-1, keepdims=True)
+        q = np.exp(freed.astype(np.float64))
+        q /= q.sum(-1, keepdims=True)
+    expected = np.where(p > 0, p * np.log(np.where(p > 0, p, 1) / q), 0).sum(-1).mean()
+    np.testing.assert_allclose(
+        KL[where](jnp.asarray(clean), jnp.asarray(freed)), expected, rtol=1e-5
+    )
+    assert KL[where](jnp.asarray(freed), jnp.asarray(clean)) == math.inf
+
+
+@pytest.mark.parametrize("measure", [KL, TOP1], ids=["kl", "top1"])
+def test_nan_among_logits_is_never_0(measure):
+    broken = A.copy()
+    broken[1, 1] = math.nan
+    assert math.isnan(measure["host"](A, broken))
+    assert measure["host"](broken, A) is None
+    assert measure["host"](A[:0], A[:0]) is None
+    for pair in ((A, broken), (broken, A), (A[:0], A[:0])):
+        assert math.isnan(measure["program"](*map(jnp.asarray, pair)))
+
+
+def test_a_row_without_any_class_left_has_no_divergence():
+    nothing = A.copy()
+    nothing[1] = -math.inf
+    assert math.isnan(KL["host"](A, nothing))
+    assert math.isnan(KL["program"](jnp.asarray(A), jnp.asarray(nothing)))
+
+
+@both
+def test_top1_counts_the_places_where_another_class_is_the_likeliest(where):
+    expected = np.mean(A.argmax(-1) != B.argmax(-1))
+    assert 0 < expected < 1
+    np.testing.assert_allclose(TOP1[where](jnp.asarray(A), jnp.asarray(B)), expected, rtol=1e-6)
+    assert TOP1[where](jnp.asarray(A), jnp.asarray(3 * A)) == 0.0
+
+
+def test_bfloat16_logits_are_measured_in_a_wider_dtype():
+    clean, other = (jnp.asarray(x, jnp.bfloat16) for x in (A, B))
+    expected = kl_oracle(np.asarray(clean, np.float64), np.asarray(other, np.float64))
+    for measure in KL.values():
+        np.testing.assert_allclose(measure(clean, other), expected, rtol=1e-5)
+
+
+def test_what_counts_as_logits():
+    assert logits_of(A) is A
+    assert logits_of({"y": A}) is A
+    for output in (A[0], (A, B), A.astype(np.int32), A[:, :1], None, A * 1j):
+        assert logits_of(output) is None
+    assert logits_of(A, False) is None
+    assert logits_of(A[0], True).shape == (7,)
+    assert logits_of((A, B), lambda output: output[1]) is B
+
+
+def test_logits_that_are_none_are_an_error():
+    with pytest.raises(TypeError, match=r"has 2\. Pass a function"):
+        logits_of((A, B), True)
+    with pytest.raises(TypeError, match=r"int32\[5, 7\]"):
+        logits_of(A.astype(np.int32), True)
+    with pytest.raises(TypeError, match="got tuple"):
+        logits_of((A, B), lambda output: output)
+
+
+def test_the_change_of_an_output_is_the_three_measures():
+    found = output_change(A, B)
+    assert found.relative == relative_change(A, B)
+    assert found.kl == kl_divergence(A, B)
+    assert found.top1_changed == top1_changed(A, B)
+    without = output_change((A, A), (B, B))
+    assert without.relative is not None
+    assert without.kl is None
+    assert without.top1_changed is None
+
+
+def test_the_change_at_sites_downstream():
+    found = site_changes({"a": A, "b": (A, B), "gone": A}, {"a": A, "b": (B, B)})
+    assert found == {"a": 0.0, "b": relative_change((A, B), (B, B))}
+
+
+floats = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=False)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(floats, floats), min_size=4, max_size=4))
+def test_any_finite_values(pairs):
+    clean, perturbed = np.float32(pairs).T
+    expected = relative_oracle([clean], [perturbed]) if clean.any() else None
+    found = relative_change(clean, perturbed)
+    same(found, expected, rtol=1e-6)
+    traced = RELATIVE["program"](jnp.asarray(clean), jnp.asarray(perturbed))
+    if expected is not None and 1e-30 < expected < 1e30:
+        np.testing.assert_allclose(traced, expected, rtol=1e-5)
+    elif expected is None:
+        assert math.isnan(traced)

@@ -1,0 +1,204 @@
+"""Perturbations: against hand-written models, and what they must leave alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nnx_inspector as nni
+from nnx_inspector.perturbations.region import OFF, SCALE, ZERO, apply, combine
+from nnx_inspector.program import host as board
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.a, self.b = nnx.Linear(3, 3, rngs=rngs), nnx.Linear(3, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.b(jnp.tanh(self.a(x)))
+
+
+def by_hand(model, x, factor):
+    return model.b(jnp.tanh(model.a(x) * factor))
+
+
+@pytest.fixture
+def model():
+    return Net(nnx.Rngs(0))
+
+
+X = jnp.arange(6.0).reshape(2, 3)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(
+    ("perturbation", "factor"), [(nni.Zero(), 0.0), (nni.Scale(0.5), 0.5), (nni.Scale(-2), -2.0)]
+)
+def test_a_perturbed_pass_is_the_hand_written_one(model, perturbation, factor, jit):
+    f = nnx.jit(lambda m, x: m(x)) if jit else lambda m, x: m(x)
+    clean = f(model, X)
+    with nni.perturb("a", perturbation):
+        got = f(model, X)
+    np.testing.assert_allclose(got, by_hand(model, X, factor), rtol=1e-6)
+    assert np.array_equal(f(model, X), clean)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_gradients_go_through_a_perturbation(model, jit):
+    grad = nnx.grad(lambda m, x: (m(x) ** 2).sum())
+    expected = nnx.grad(lambda m, x: (by_hand(m, x, 0.5) ** 2).sum())(model, X)
+    grad = nnx.jit(grad) if jit else grad
+    with nni.perturb("a", nni.Scale(0.5)):
+        got = grad(model, X)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), got, expected)
+
+
+def test_another_strength_compiles_nothing(model):
+    traces = 0
+
+    @nnx.jit
+    def f(model, x):
+        nonlocal traces
+        traces += 1
+        return model(x)
+
+    f(model, X)
+    for factor in (0.1, 0.7, 3.0):
+        with nni.perturb("a", nni.Scale(factor)):
+            np.testing.assert_allclose(f(model, X), by_hand(model, X, factor), rtol=1e-6)
+    assert traces == 2
+
+
+def test_two_on_one_site_multiply_and_nesting_ends_in_order(model):
+    with nni.perturb("a", nni.Scale(2.0)):
+        with nni.perturb("a", nni.Scale(3.0)):
+            np.testing.assert_allclose(model(X), by_hand(model, X, 6.0), rtol=1e-6)
+        np.testing.assert_allclose(model(X), by_hand(model, X, 2.0), rtol=1e-6)
+
+
+def test_only_the_given_model_is_perturbed(model):
+    other = Net(nnx.Rngs(0))
+    with nni.perturb("a", nni.Zero(), model=model):
+        assert np.array_equal(other(X), by_hand(other, X, 1.0))
+        np.testing.assert_allclose(model(X), by_hand(model, X, 0.0), rtol=1e-6)
+
+
+def test_an_exception_inside_leaves_nothing(model):
+    clean, boards = model(X), set(board._boards)
+    with pytest.raises(KeyError, match="mine"), nni.perturb("a", nni.Zero()):
+        raise KeyError("mine")
+    assert np.array_equal(model(X), clean)
+    assert set(board._boards) <= boards
+
+
+def test_zero_removes_nan_and_scale_by_zero_does_not():
+    x = jnp.array([jnp.nan, jnp.inf, 1.0])
+    assert np.array_equal(apply(x, jnp.array([ZERO, 0.0])), [0.0, 0.0, 0.0])
+    assert np.isnan(apply(x, jnp.array([SCALE, 0.0]))[:2]).all()
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=8))
+def test_a_row_of_zeros_changes_no_bit(values):
+    x = jnp.array(values, jnp.float32)
+    got = apply(x, jnp.zeros(2))
+    assert np.array_equal(np.asarray(x).view(np.uint32), np.asarray(got).view(np.uint32))
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.bfloat16, jnp.complex64])
+def test_dtype_and_shape_are_kept(dtype):
+    x = jnp.ones((2, 3), dtype)
+    for row in ([OFF, 0.0], [ZERO, 0.0], [SCALE, 0.5]):
+        got = apply(x, jnp.array(row))
+        assert (got.dtype, got.shape) == (x.dtype, x.shape)
+
+
+def test_combine_lets_zero_win_and_factors_multiply():
+    assert combine([]) == (OFF, 0.0)
+    assert combine([nni.Scale(2.0), nni.Scale(0.25)]) == (SCALE, 0.5)
+    assert combine([nni.Scale(2.0), nni.Zero(), nni.Scale(3.0)]) == (ZERO, 0.0)
+
+
+def test_scale_on_integers_is_refused_with_the_site_and_dtype():
+    class Argmax(nnx.Module):
+        def __call__(self, x):
+            return x.argmax(-1)
+
+    with pytest.raises(TypeError, match=r"Argmax.*int32\[2\]|'\(root\)' returns int32\[2\]"):
+        with nni.perturb("", nni.Scale(0.5)):
+            Argmax()(X)
+    with nni.perturb("", nni.Zero()):
+        assert np.array_equal(Argmax()(X), [0, 0])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e300])
+def test_a_strength_must_be_a_finite_number(bad):
+    with pytest.raises(ValueError, match="finite float32"):
+        nni.Scale(bad)
+
+
+def test_what_is_no_perturbation_is_refused(model):
+    with pytest.raises(TypeError, match=r"nni.Scale\(factor\) or another of the kinds, got float"):
+        with nni.perturb("a", 0.5):
+            pass
+    with pytest.raises(TypeError, match=r"Pass an instance: nni.Zero\(\)"):
+        with nni.perturb("a", nni.Zero):
+            pass
+
+
+def test_a_site_that_is_not_there_names_the_closest(model):
+    with pytest.raises(ValueError, match=r"'c' matches no site.*closest"):
+        with nni.perturb("c", nni.Zero(), model=model):
+            pass
+    with pytest.raises(ValueError, match="'c' matches no site"):
+        with nni.perturb("c", nni.Zero()):
+            model(X)
+
+
+def test_it_holds_under_scan_remat_and_vmap():
+    @nnx.split_rngs(splits=4)
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def make(rngs):
+        return nnx.Linear(3, 3, rngs=rngs)
+
+    class Stack(nnx.Module):
+        def __init__(self, rngs):
+            self.layers = make(rngs)
+
+        def __call__(self, x):
+            @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+            @nnx.remat
+            def body(layer, x):
+                return jnp.tanh(layer(x)) + 0.1
+
+            return body(self.layers, x)
+
+    stack = Stack(nnx.Rngs(0))
+    loss = lambda m, x: m(x).sum()  # noqa: E731
+    with nni.perturb("layers", nni.Zero()):
+        value, grads = nnx.jit(nnx.value_and_grad(loss))(stack, X)
+    np.testing.assert_allclose(value, 6 * 0.1, rtol=1e-6)
+    assert all(not np.any(g) for g in jax.tree.leaves(grads))
+
+
+def test_a_board_is_forgotten_only_when_the_programs_that_read_it_are_done():
+    token, numbers = ("test", 1), jax.ShapeDtypeStruct((2,), jnp.float32)
+    board.publish(token, [np.float32([1.0, 2.0])])
+
+    @jax.jit
+    def slow(x):
+        for _ in range(30):
+            x = jnp.tanh(x @ x)
+        return x.sum() * 0 + board.read(token, (numbers,))[0][1]
+
+    x = jnp.ones((400, 400))
+    slow(x)
+    out = slow(x)  # may still run
+    board.retire(token)
+    assert float(out) == 2.0
+    board.publish(token, [np.float32([1.0, 5.0])])
+    assert float(slow(x)) == 5.0
+    board.retire(token)
+    assert float(slow(x)) == 0.0

@@ -1,0 +1,303 @@
+"""The two primitives: bitwise identities under every transformation, and what they observe."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+from models import batch
+
+from nnx_inspector.program import marks as taps
+from nnx_inspector.program.marks import mark, mark_tree, observe_cotangent, sink_like
+from nnx_inspector.stats.packing import unpack
+
+X = batch(4, 3)
+
+
+def marked(x):
+    return mark_tree(x, owner=None, site="s", part="output")
+
+
+def marks_of(jaxpr):
+    return [e for e in jaxpr.eqns if e.primitive is mark]
+
+
+# -------------------------------------------------------------------- mark
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8, jnp.bool_, jnp.complex64])
+def test_a_mark_is_the_identity(dtype):
+    x = jnp.array([[-0.0, 1.0], [2.0, 3.0]]).astype(dtype)
+    for f in (marked, jax.jit(marked), jax.vmap(marked)):
+        assert np.asarray(f(x)).tobytes() == np.asarray(x).tobytes()
+
+
+def test_a_mark_keeps_nan_infinity_and_negative_zero_bit_for_bit():
+    x = jnp.array([jnp.nan, jnp.inf, -jnp.inf, -0.0], jnp.float32)
+    assert np.asarray(jax.jit(marked)(x)).tobytes() == np.asarray(x).tobytes()
+
+
+def test_a_mark_leaves_one_equation_with_its_parameters():
+    (found,) = marks_of(jax.make_jaxpr(marked)(X))
+    assert (found.params["site"], found.params["part"]) == ("s", "output")
+    assert str(found.params["structure"]) == "float32[4,3]"
+
+
+def test_derivatives_pass_through_a_mark():
+    f = lambda x: jnp.sin(marked(x) ** 2).sum()  # noqa: E731
+    g = lambda x: jnp.sin(x**2).sum()  # noqa: E731
+    np.testing.assert_allclose(jax.grad(f)(X), jax.grad(g)(X), rtol=1e-6)
+    np.testing.assert_allclose(jax.hessian(f)(X), jax.hessian(g)(X), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.jacfwd(f)(X), jax.jacrev(g)(X), rtol=1e-6)
+
+
+def test_a_linear_function_with_a_mark_can_be_transposed():
+    (ct,) = jax.linear_transpose(lambda x: 2.0 * marked(x), X)(jnp.ones_like(X))
+    np.testing.assert_array_equal(ct, np.full((4, 3), 2.0))
+
+
+def test_only_the_forward_value_is_marked_in_a_gradient():
+    jaxpr = jax.make_jaxpr(jax.grad(lambda x: (marked(x) ** 2).sum()))(X)
+    assert len(marks_of(jaxpr)) == 1
+
+
+def test_a_mark_without_arrays_still_leaves_its_equation():
+    jaxpr = jax.make_jaxpr(lambda x: (marked(None), x)[1])(X)
+    assert len(marks_of(jaxpr)) == 1
+
+
+def test_what_is_no_array_passes_by():
+    word = object()
+    tree = {"a": X, "b": ("text", 3, None, word)}
+    out = mark_tree(tree, owner=None, site="s", part="output")
+    assert out["b"] == ("text", 3, None, word)
+    np.testing.assert_array_equal(out["a"], X)
+
+
+def test_numpy_arrays_stay_numpy():
+    x = np.arange(3.0, dtype=np.float32)
+    assert marked(x) is x
+
+
+def test_modules_and_variables_stay_the_objects_they_are():
+    module, variable = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.Param(jnp.ones(2))
+    out = mark_tree((module, variable), owner=None, site="s", part="output")
+    assert out[0] is module
+    assert out[1] is variable
+
+
+def test_keys_are_not_observed():
+    key = jax.random.key(0)
+    assert marked(key) is key
+    assert not taps.is_observable(key)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (X, True),
+        (np.ones(2), True),
+        (3, False),
+        ("a", False),
+        (np.array(["a"]), False),
+        (np.array([None]), False),
+        (np.zeros(2, jax.dtypes.float0), False),
+        (np.zeros(2, [("a", "f4")]), False),
+        (np.zeros(2, ml_dtypes.int1), False),
+        (np.zeros(2, ml_dtypes.float8_e4m3fn), True),
+        (np.zeros(2, ml_dtypes.int4), True),
+        (jax.random.key(0), False),
+    ],
+    ids=str,
+)
+def test_what_is_observable(value, expected):
+    assert taps.is_observable(value) is expected
+
+
+def test_what_has_a_shape_and_no_numbers_says_so():
+    found = []
+
+    def f(x):
+        token = jax.lax.create_token(x)
+        tree = {"x": x, "key": jax.random.split(jax.random.key(0), 3), "token": token, "n": 3}
+        marked(tree | {"zero": np.zeros((2,), jax.dtypes.float0)})
+        return x
+
+    for e in marks_of(jax.make_jaxpr(f)(X)):
+        found.append(e.params["structure"].summaries(["measured"]))
+    ((key, n, token, x, zero),) = [tuple(tree[k] for k in sorted(tree)) for tree in found]
+    assert (key.opaque, key.size) == ("key<fry>[3]", 3)
+    assert (token.opaque, token.size) == ("token", 0)
+    assert (zero.opaque, zero.size) == ("float0[2]", 2)
+    assert (n, x) == (None, "measured")
+    assert np.isnan([key.mean, token.max, zero.norm]).all()
+
+
+def test_a_structure_is_hashable_and_puts_values_back():
+    tree = lambda x: marked({"a": x, "b": ("t", x)})["a"]  # noqa: E731
+    (found,) = marks_of(jax.make_jaxpr(tree)(X))
+    structure = found.params["structure"]
+    assert hash(structure) == hash(structure)
+    assert structure.unflatten([1, 2]) == {"a": 1, "b": (None, 2)}
+    assert str(structure) == "float32[4,3], str, float32[4,3]"
+
+
+def test_the_structure_of_nothing_says_so():
+    (found,) = marks_of(jax.make_jaxpr(lambda: (marked(None), 1)[1])())
+    assert str(found.params["structure"]) == "nothing"
+
+
+# --------------------------------------------------------------- cotangents
+
+
+def observed(f, x, sink=None):
+    """The summary of the cotangent of x in f, by the gradient with respect to a sink."""
+    sink = sink_like(x) if sink is None else sink
+    return unpack(jax.jit(jax.grad(lambda sink: f(observe_cotangent(x, sink))))(sink))
+
+
+def assert_observed(summary, values):
+    values = np.asarray(values, np.float64)
+    assert summary.size == values.size
+    np.testing.assert_allclose(summary.mean, values.mean(), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(summary.std, values.std(), rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose((summary.min, summary.max), (values.min(), values.max()), rtol=1e-6)
+
+
+def test_the_value_is_the_identity():
+    x = jnp.array([jnp.nan, -0.0, jnp.inf], jnp.float32)
+    for f in (observe_cotangent, jax.jit(observe_cotangent)):
+        assert np.asarray(f(x, sink_like(x))).tobytes() == np.asarray(x).tobytes()
+
+
+def test_the_gradient_of_the_sink_is_the_summary_of_the_cotangent():
+    assert_observed(observed(lambda x: (x**2).sum(), X), 2 * np.asarray(X))
+
+
+def test_the_gradient_of_the_value_is_what_it_is_without():
+    f = lambda x, sink: jnp.sin(observe_cotangent(x, sink)).sum()  # noqa: E731
+    ours, _ = jax.grad(f, argnums=(0, 1))(X, sink_like(X))
+    np.testing.assert_array_equal(ours, jax.grad(lambda x: jnp.sin(x).sum())(X))
+    np.testing.assert_array_equal(jax.grad(f)(X, sink_like(X)), ours)
+
+
+def test_the_gradient_of_the_sink_alone_is_enough():
+    """The value need not depend on anything that is differentiated."""
+    assert_observed(observed(lambda x: (3.0 * x).sum(), X), np.full((4, 3), 3.0))
+
+
+def test_without_a_cotangent_the_sink_stays_empty():
+    assert observed(lambda x: jax.lax.stop_gradient(x).sum(), X).size == 0
+
+
+def test_nan_and_infinity_of_a_cotangent_are_counted():
+    weights = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 1.0])
+    summary = observed(lambda x: (x * weights).sum(), jnp.ones(4))
+    assert (summary.nan, summary.posinf, summary.neginf, summary.finite) == (1, 1, 1, 1)
+
+
+def test_a_complex_cotangent_is_summarised_by_its_magnitude():
+    x = jnp.array([3.0 + 4.0j, 0.0])
+    summary = observed(lambda x: (x * jnp.conj(x)).real.sum(), x)
+    np.testing.assert_allclose(summary.max, 10.0, rtol=1e-6)
+
+
+def test_a_batch_with_one_sink_is_summarised_as_a_whole():
+    def f(sink):
+        return jax.vmap(lambda x: (observe_cotangent(x, sink) ** 2).sum())(X).sum()
+
+    assert_observed(unpack(jax.jit(jax.grad(f))(sink_like(X[0]))), 2 * np.asarray(X))
+
+
+def test_a_batch_with_a_sink_each_has_a_row_each():
+    def f(sinks):
+        return jax.vmap(lambda x, s: (observe_cotangent(x, s) ** 2).sum())(X, sinks).sum()
+
+    summary = unpack(jax.jit(jax.grad(f))(sink_like(X[0], (4,))))
+    assert summary.rows == (4,)
+    for i in range(4):
+        assert_observed(summary.row(i), 2 * np.asarray(X[i]))
+
+
+def test_a_row_each_and_then_a_batch_keeps_the_rows():
+    x = batch(2, 4, 3)
+
+    def f(sinks):
+        inner = jax.vmap(lambda x, s: (observe_cotangent(x, s) ** 2).sum())
+        return jax.vmap(lambda x: inner(x, sinks).sum())(x).sum()
+
+    summary = unpack(jax.jit(jax.grad(f))(sink_like(X[0], (4,))))
+    for i in range(4):
+        assert_observed(summary.row(i), 2 * np.asarray(x[:, i]))
+
+
+def test_an_unbatched_value_with_batched_sinks_has_a_row_each():
+    scales = jnp.array([1.0, 2.0])
+
+    def f(sinks):
+        one = lambda scale, s: (scale * observe_cotangent(X, s)).sum()  # noqa: E731
+        return jax.vmap(one)(scales, sinks).sum()
+
+    summary = unpack(jax.jit(jax.grad(f))(sink_like(X, (2,))))
+    assert_observed(summary.row(0), np.full((4, 3), 1.0))
+    assert_observed(summary.row(1), np.full((4, 3), 2.0))
+
+
+def test_the_gradient_of_each_example_is_its_own():
+    def one(x):
+        return jax.grad(lambda s: (observe_cotangent(x, s) ** 2).sum())(sink_like(x))
+
+    summary = unpack(jax.jit(jax.vmap(one))(X))
+    for i in range(4):
+        assert_observed(summary.row(i), 2 * np.asarray(X[i]))
+
+
+def test_a_sink_a_step_of_a_scan_has_a_row_each_with_remat_too():
+    def f(sinks):
+        step = lambda c, s: (jnp.sin(observe_cotangent(c, s)), None)  # noqa: E731
+        return jax.lax.scan(jax.checkpoint(step), X, sinks)[0].sum()
+
+    summary = unpack(jax.jit(jax.grad(f))(sink_like(X, (3,))))
+    x = np.asarray(X, np.float64)
+    inputs = [x, np.sin(x), np.sin(np.sin(x))]
+    ct = np.ones_like(x)
+    expected = []
+    for value in reversed(inputs):
+        ct = ct * np.cos(value)
+        expected.append(ct)
+    for i, values in enumerate(reversed(expected)):
+        assert_observed(summary.row(i), values)
+
+
+def test_jvp_and_hessian_go_on_working():
+    """TRAPS: a `custom_vjp` tap breaks `jvp` and `hessian`."""
+    f = lambda x: jnp.sin(observe_cotangent(x, sink_like(x))).sum()  # noqa: E731
+    g = lambda x: jnp.sin(x).sum()  # noqa: E731
+    x, t = X[0], jnp.ones(3)
+    np.testing.assert_array_equal(jax.jvp(f, (x,), (t,))[1], jax.jvp(g, (x,), (t,))[1])
+    np.testing.assert_allclose(jax.hessian(f)(x), jax.hessian(g)(x), rtol=1e-6)
+    np.testing.assert_allclose(jax.jacfwd(jax.jacfwd(f))(x), jax.hessian(g)(x), rtol=1e-6)
+
+
+def test_a_derivative_of_the_observing_pass_does_not_see_the_summary():
+    """TRAPS: stop the gradient through observed cotangents, or hessians see them."""
+
+    def grads(x):
+        f = lambda x, s: (observe_cotangent(x, s) ** 3).sum()  # noqa: E731
+        return jax.grad(f, argnums=(0, 1))(x, sink_like(x))
+
+    second, of_summary = jax.jvp(grads, (X[0],), (jnp.ones(3),))[1]
+    np.testing.assert_allclose(second, 6 * np.asarray(X[0]), rtol=1e-6)
+    assert not np.asarray(of_summary).any()
+
+
+def test_float64_sinks_for_float64_values():
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.random.default_rng(0).normal(size=5))
+        assert sink_like(x).dtype == jnp.float64
+        np.testing.assert_allclose(
+            observed(lambda x: (x**2).sum(), x).mean, 2 * np.asarray(x).mean(), rtol=1e-13
+        )

@@ -1,0 +1,239 @@
+"""The recording against NumPy on the values themselves, and its bounds against real memory."""
+
+# jax and pandas are only partly typed
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import tracemalloc
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from recorded import VALUES, fields, normal, summary_of
+
+from nnx_inspector.recordings.passes import Pass
+from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.screen.protocol import HISTORY_QUANTILES, STATISTICS
+from nnx_inspector.stats.summarize import summarize
+from nnx_inspector.stats.summary import Summary, empty
+
+
+def filled(passes: int, **bounds: int) -> Recording:
+    recording, pool = Recording(**bounds), [summary_of(normal(i)) for i in range(8)]
+    for i in range(passes):
+        recording.append(i, {"a": {"output": pool[i % 8]}, "b": {"output": pool[-i % 8]}})
+    return recording
+
+
+def test_rows_are_merged_and_unknown_moments_stay_unknown() -> None:
+    rows = summarize(jnp.asarray(np.stack([normal(0), normal(1)])), batch_rank=1)
+    bins = summary_of(normal(2)).bins
+    counted = Summary(bins=bins, points=np.full(3, np.nan), sums=np.full(3, np.nan))
+    recording = Recording()
+    recording.append(0, {"a": {"output": rows, "input": counted}})
+    both, unknown = recording.summary("a"), recording.summary("a", "input")
+    assert both is not None
+    assert unknown is not None
+    x = np.concatenate([normal(0), normal(1)]).astype(np.float64)
+    assert both.size == 2000
+    np.testing.assert_allclose([both.mean, both.std], [x.mean(), x.std()], rtol=1e-5)
+    assert np.isnan(unknown.mean)
+    assert np.isnan(unknown.min)
+    history = recording.history("a", "input")
+    assert history.quantiles[0].tolist() == unknown.quantile(HISTORY_QUANTILES).tolist()
+    np.testing.assert_allclose(history.fractions.sum(), 1)
+
+
+def test_passes_keep_their_order_and_what_was_not_measured_is_none() -> None:
+    a, b, recording = summary_of(normal(0)), summary_of(normal(1)), Recording()
+    recording.append(5, {"x": {"output": a, "gradient": b}, "y": {"output": b}}, kind="step")
+    recording.append(5, {"x": {"output": b, "gradient": None}}, perturbed=True)
+    recording.append(np.int64(6).item(), {"z": {"output": a}})
+    assert recording.steps == [5, 5, 6]
+    assert recording.perturbed == [False, True, False]
+    assert recording.sites == ("x", "y", "z")
+    assert recording.summary("x") is None
+    assert [p.number for p in recording.passes] == [0, 1, 2]
+    assert recording.passes[0].keys == (("x", "output"), ("x", "gradient"), ("y", "output"))
+    steps, summaries = recording.series("x")
+    assert (steps, [fields(s) for s in summaries]) == ([5, 5], [fields(a), fields(b)])
+    assert recording.series("x", "gradient")[0] == [5]
+    assert recording.series("y", "gradient") == ([], [])
+    assert len(recording) == 3
+
+
+def test_errors_teach_and_leave_nothing_behind() -> None:
+    recording = filled(1)
+    with pytest.raises(KeyError, match="'a'"):
+        recording.summary("aa")
+    with pytest.raises(KeyError, match="append a pass first"):
+        Recording().series("a")
+    with pytest.raises(ValueError, match="'gradient'"):
+        recording.series("a", "gradients")  # type: ignore[arg-type]
+    with pytest.raises(IndexError, match="1 passes"):
+        recording.summary("a", index=1)
+    with pytest.raises(ValueError, match="at least 2 columns"):
+        recording.history("a", columns=1)
+    with pytest.raises(ValueError, match="at least 2 passes"):
+        Recording(max_steps=1)
+    good: Any = {"c": {"output": empty()}}
+    before = (recording.sites, recording.nbytes, len(recording))
+    bad: list[tuple[type[Exception], str, Any, Any, Any]] = [
+        (ValueError, "'grad'", 1, {"c": {"output": empty(), "grad": empty()}}, {}),
+        (TypeError, "'c' must be a Summary", 1, {"c": {"output": [empty()]}}, {}),
+        (TypeError, "'loss' must be one number", 1, good, {"loss": np.zeros(2)}),
+        (TypeError, "'loss' must be one number", 1, good, {"loss": None}),
+        (TypeError, "'loss' must be one number", 1, good, {"acc": 1.0, "loss": "1"}),
+        (TypeError, "integer", 1.5, good, {}),
+        (ValueError, "2\\*\\*53", 2**60, good, {}),
+    ]
+    for error, match, step, summaries, metrics in bad:
+        with pytest.raises(error, match=match):
+            recording.append(step, summaries, metrics=metrics)
+    assert before == (recording.sites, recording.nbytes, len(recording))
+    assert recording.curves() == {}
+
+
+def test_an_empty_recording_reads_as_nothing() -> None:
+    recording = Recording()
+    assert (len(recording), recording.steps, recording.sites) == (0, [], ())
+    assert list(recording.to_frame().columns)[:6] == (
+        ["step", "pass", "kind", "perturbed", "site", "quantity"]
+    )
+    assert len(recording.to_frame()) == len(recording.metrics_frame()) == 0
+    assert repr(recording) == "Recording(0 passes, 0 sites, 0.0 MiB)"
+
+
+def test_the_byte_bound_holds_and_the_estimate_is_real() -> None:
+    pool = [summary_of(normal(i, 100_000, 10.0 ** (i % 5))) for i in range(20)]
+
+    def record(passes: int, **bounds: int) -> Recording:
+        recording = Recording(**bounds)
+        for i in range(passes):
+            sites: dict[str, dict[str, Summary | None]] = {
+                f"s{j}": {"output": pool[(i + j) % 20]} for j in range(20)
+            }
+            recording.append(i, sites, metrics={"loss": float(i)})
+        return recording
+
+    record(2)
+    tracemalloc.start()
+    try:
+        recording = record(150)
+        actual = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert 0.5 < recording.nbytes / actual < 2, (recording.nbytes, actual)
+    assert recording.nbytes / (150 * 20) < 600
+    bound = recording.nbytes // 3
+    small = record(150, max_bytes=bound)
+    assert small.nbytes <= bound
+    assert small.thinned > 0
+    assert (small.steps[0], small.steps[-1]) == (0, 149)
+    tiny = record(10, max_bytes=4096)  # two passes are kept, whatever they take
+    assert tiny.steps == [0, 9]
+
+
+def test_layouts_of_passes_that_went_are_not_kept() -> None:
+    recording = Recording(max_steps=10)
+    for i in range(500):
+        recording.append(i, {f"s{i % 50}": {"output": empty()}, f"t{i % 49}": {"output": empty()}})
+    assert recording.nbytes < 20_000
+    assert len(recording.sites) == 99
+
+
+def test_frame_values_equal_the_summaries() -> None:
+    recording = Recording()
+    for i in range(3):
+        sites = {
+            n: {"output": summary_of(x), "gradient": summary_of(normal(i))}
+            for n, x in VALUES.items()
+        }
+        recording.append(10 * i, sites, kind="step", perturbed=i == 1)
+    frame = recording.to_frame()
+    quantiles = ["q01", "q05", "q25", "q50", "q75", "q95", "q99"]
+    assert list(frame.columns) == (
+        ["step", "pass", "kind", "perturbed", "site", "quantity", *STATISTICS, *quantiles]
+    )
+    assert len(frame) == 3 * 2 * len(VALUES)
+    for row in frame.to_dict("records"):
+        summary = recording.summary(row["site"], row["quantity"], index=row["pass"])
+        assert summary is not None
+        assert (row["step"], row["kind"], row["perturbed"]) == (
+            10 * row["pass"],
+            "step",
+            row["pass"] == 1,
+        )
+        expected = [getattr(summary, name) for name in STATISTICS]
+        np.testing.assert_array_equal([float(row[n]) for n in STATISTICS], expected)
+        np.testing.assert_array_equal(
+            [row[n] for n in quantiles], summary.quantile(HISTORY_QUANTILES)
+        )
+        x = (VALUES[row["site"]] if row["quantity"] == "output" else normal(row["pass"])).astype(
+            np.float64
+        )
+        finite = x[np.isfinite(x)]
+        assert (row["size"], row["nan"]) == (x.size, np.isnan(x).sum())
+        if finite.size and np.abs(finite).max() < 1e30:
+            np.testing.assert_allclose(
+                row["mean"], finite.mean(), rtol=1e-4, atol=1e-6 * np.abs(finite).max()
+            )
+            assert (row["min"], row["max"]) == (finite.min(), finite.max())
+
+
+def test_eight_threads_append_while_others_read() -> None:
+    recording, pool = Recording(max_steps=50), [summary_of(normal(i)) for i in range(4)]
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def guarded(work: Any, *args: Any) -> None:
+        try:
+            work(*args)
+        except Exception as error:
+            errors.append(error)
+
+    def write(thread: int) -> None:
+        for i in range(100):
+            recording.append(i, {f"s{thread}": {"output": pool[i % 4]}}, metrics={f"m{thread}": i})
+
+    def read() -> None:
+        while not done.is_set():
+            for site in recording.sites:
+                history = recording.history(site)
+                assert (np.abs(history.fractions.sum(axis=1) - 1) < 1e-9).all()
+            passes: tuple[Pass, ...] = recording.passes
+            numbers = [p.number for p in passes]
+            assert numbers == sorted(set(numbers))
+            assert len(passes) <= 50
+            assert len(recording.to_frame()) <= 50
+            assert all(curve.shape[1] == 2 for curve in recording.curves().values())
+
+    readers = [threading.Thread(target=guarded, args=(read,)) for _ in range(2)]
+    writers = [threading.Thread(target=guarded, args=(write, i)) for i in range(8)]
+    for thread in readers + writers:
+        thread.start()
+    for thread in writers:
+        thread.join()
+    done.set()
+    for thread in readers:
+        thread.join()
+    assert errors == []
+    assert len(recording) + recording.thinned == 800
+    assert sum(len(curve) for curve in recording.curves().values()) == 800
+    assert all((c[:, 1] == np.arange(100)).all() for c in recording.curves().values())
+
+
+@pytest.mark.parametrize("module", ["recording", "findings", "figures"])
+def test_imports_neither_jax_nor_pandas_nor_plotly(module: str) -> None:
+    code = (
+        f"import sys, nnx_inspector.{module}; "
+        "print([m for m in ('jax', 'flax', 'pandas', 'plotly') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

@@ -1,0 +1,174 @@
+"""What a page replays: unpacked here by hand, and compared with the messages of the kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pages import PROGRESS, Unpacked, told
+from recorded import VALUES, normal, summary_of
+
+from nnx_inspector.recordings.passes import Pass
+from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.export.replay import COLUMNS, evenly, replayed, shade
+from nnx_inspector.screen.frames import curves_of, frame_of, histories_of
+from nnx_inspector.screen.timeline import metrics_at, passes_of
+from nnx_inspector.stats.summary import SATURATED
+
+
+def saturated():
+    one = summary_of(normal(1))
+    bins = one.bins.copy()
+    bins[np.flatnonzero(bins)[0]] = SATURATED
+    return dataclasses.replace(one, bins=bins)
+
+
+def recorded() -> Recording:
+    recording = Recording()
+    names = list(VALUES)
+    for step, name in enumerate([*names, *names[:4]]):
+        sites = {"a": {"output": summary_of(VALUES[name])}}
+        if step % 3:
+            sites["b/c"] = {
+                "output": summary_of(normal(step, 5000)),
+                "gradient": saturated() if step == 4 else summary_of(normal(step, scale=1e-4)),
+            }
+        metrics = {"loss": np.nan if step == 2 else 1 / (step + 1)}
+        recording.append(step, sites, metrics=metrics, perturbed=step > 8, setting=int(step > 8))
+    return recording
+
+
+def test_every_message_is_the_kernels_own():
+    recording, keys = recorded(), ("a", "b/c", "never")
+    page = told(keys)
+    unpacked = Unpacked(replayed(recording, recording.passes, page))
+    index = unpacked.index
+    for at, one in enumerate(recording.passes):
+        shown = index["frames"][at]
+        for row, selected in enumerate(keys):
+            message, buffer = frame_of(
+                keys=keys, parts=one.parts(), selected=selected, seq=1, layout=1, step=one.step,
+                perturbed=one.perturbed, metrics=metrics_at(recording, one.step),
+                progress=PROGRESS, number=one.number,
+            )  # fmt: skip
+            table, sparks = unpacked.frame(at, len(keys))
+            found = [unpacked.histogram(2 * row + q, at) for q in range(2)]
+            bodies = [pairs for pairs in found if pairs is not None]
+            assert protocol.frame_buffer(table, bodies, sparks) == buffer
+            told_of = [(h.site, h.quantity, h.bins) for h in message.histograms]
+            assert told_of == [
+                (row, q, len(pairs)) for q, pairs in enumerate(found) if pairs is not None
+            ]
+            header = protocol.to_header(message)
+            assert {name: header[name] for name in shown} == shown
+    for name, (message, buffer) in {
+        "curves": curves_of(recording),
+        "passes": passes_of(recording),
+    }.items():
+        assert index[name]["header"] == protocol.to_header(message)
+        assert unpacked.buffer(index[name]) == buffer
+    assert protocol.from_header(index["layout"]) == page.layout
+    assert protocol.from_header(index["state"]) == page.state
+
+
+def test_histories_are_whole_and_their_shades_within_a_five_hundredth():
+    recording = recorded()
+    unpacked = Unpacked(replayed(recording, recording.passes[:2], told(("a", "b/c"))))
+    exact = [
+        one
+        for site in ("a", "b/c")
+        for one in histories_of(
+            recording, keys=("a", "b/c"), selected=site, layout=1, columns=COLUMNS
+        )
+    ]
+    assert len(exact) == len(unpacked.index["histories"]) == 3
+    for (message, buffer), packed in zip(exact, unpacked.index["histories"], strict=True):
+        assert packed["header"] == protocol.to_header(message)
+        found, wanted = np.frombuffer(unpacked.buffer(packed)), np.frombuffer(buffer)
+        shades = message.steps * protocol.HISTORY_BINS
+        assert found[:-shades].tobytes() == wanted[:-shades].tobytes()
+        np.testing.assert_allclose(found[-shades:], wanted[-shades:], rtol=1 / 500)
+        assert ((found[-shades:] == 0) == (wanted[-shades:] == 0)).all()
+
+
+@given(st.floats(1e-30, 1.0))
+def test_a_shade_is_within_a_five_hundredth(fraction: float):
+    assert shade(np.array([fraction]))[0] == pytest.approx(fraction, rel=1 / 500)
+
+
+def passes(news: Sequence[bool]) -> list[Pass]:
+    recording = Recording()
+    for step in range(len(news)):
+        recording.append(step, {})
+    return [
+        dataclasses.replace(one, news=new) for one, new in zip(recording.passes, news, strict=True)
+    ]
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(1, 70))
+def test_evenly_keeps_the_ends_and_what_is_new(news: list[bool], most: int):
+    all_ = passes(news)
+    chosen = evenly(all_, most)
+    numbers = [one.number for one in chosen]
+    assert len(chosen) == min(len(all_), max(most, 2))
+    assert numbers == sorted(set(numbers))
+    assert {numbers[0], numbers[-1]} == {0, len(all_) - 1}
+    wanted = {one.number for one in all_[1:-1] if one.news}
+    assert len(wanted & set(numbers)) == min(len(wanted), len(chosen) - len({0, len(all_) - 1}))
+
+
+def test_what_is_left_out_is_counted_and_said():
+    recording = recorded()
+    chosen = evenly(recording.passes, 4)
+    page = told(("a",), note="With {passes}.")
+    index = Unpacked(replayed(recording, chosen, page, left_out=len(recording) - 4)).index
+    assert index["passes"]["header"]["passes"] == 4
+    assert index["passes"]["header"]["thinned"] == len(recording) - 4
+    assert index["note"] == f"With 4 of {len(recording)} passes, spaced evenly."
+    whole = Unpacked(replayed(recording, recording.passes, page)).index
+    assert whole["note"] == f"With all {len(recording)} passes."
+
+
+def test_only_the_sites_asked_for_have_histograms_and_all_have_figures():
+    recording = recorded()
+    unpacked = Unpacked(replayed(recording, recording.passes, told(("a", "b/c"), detailed=["b/c"])))
+    assert unpacked.index["detailed"] == [1]
+    assert {one["header"]["site"] for one in unpacked.index["histories"]} == {1}
+    table, _ = unpacked.frame(1, 2)
+    assert table[0, 0, 0] == VALUES["scaled"].size
+
+
+def test_counts_beyond_32_bits_stay_exact():
+    one = summary_of(np.ones(3, np.float32))
+    recording = Recording()
+    recording.append(0, {"a": {"output": dataclasses.replace(one, bins=one.bins * (2**33 + 1))}})
+    unpacked = Unpacked(replayed(recording, recording.passes, told(("a",))))
+    pairs = unpacked.histogram(0, 0)
+    assert pairs is not None
+    assert pairs[0, 1] == 3 * (2**33 + 1)
+
+
+def test_answers_are_kept_under_any_name():
+    keys = ("__proto__", "constructor", "</script><!--", "\u2028", "\ud800"[:0] + "ok")
+    code = {
+        key: (
+            protocol.Code(
+                version=protocol.VERSION, id=0, site=key, kind=key, documentation=key,
+                excerpts=(), sown=(), why="",
+            ),
+            None,
+        )
+        for key in keys
+    }  # fmt: skip
+    answers = {"code": {**code, "broken": "It <b>failed</b>."}}
+    index = Unpacked(replayed(Recording(), (), told(keys, answers=answers))).index
+    found = {site: one for site, one in index["answers"]["code"]}
+    assert found.pop("broken") == {"error": "It <b>failed</b>."}
+    assert {site: protocol.from_header(one["header"]) for site, one in found.items()} == {
+        key: message for key, (message, _) in code.items()
+    }

@@ -1,0 +1,59 @@
+"""How often frames are sent, by a clock of the test's own."""
+
+import pytest
+
+import nnx_inspector.screen.comm as screens
+from nnx_inspector.screen.comm import CREDITS, SHORTEST, UNACKNOWLEDGED, Screen
+
+
+class Drawn:
+    """A screen whose page has drawn what it was sent at the time, or nothing at all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, draws: bool):
+        self.now, self.draws = 100.0, draws
+        monkeypatch.setattr(screens.time, "monotonic", lambda: self.now)
+        self.screen = Screen(lambda message: None)
+
+    def sent_at(self, every: float, seconds: float) -> list[float]:
+        """When frames are sent, where a pass is there every so many seconds."""
+        sent, passes = [], round(seconds / every)
+        for i in range(passes):
+            self.now = 100.0 + i * every
+            if self.screen.ready_for_frame():
+                sent.append(self.now)
+                number = self.screen.next_seq()
+                if self.draws:
+                    self.screen._received(None, {"type": "ack", "seq": number}, None)
+        assert len(sent) + self.screen.dropped == passes
+        return sent
+
+
+@pytest.mark.parametrize("every", [0.001, 0.0083, 0.015, 0.024])
+def test_fast_passes_come_at_one_rate_whatever_their_own(monkeypatch, every):
+    sent = Drawn(monkeypatch, draws=True).sent_at(every, 5.0)
+    assert len(sent) == pytest.approx(5.0 / SHORTEST, rel=0.02)
+
+
+@pytest.mark.parametrize("every", [0.026, 0.1, 1.0])
+def test_slow_passes_are_all_sent(monkeypatch, every):
+    page = Drawn(monkeypatch, draws=True)
+    assert len(page.sent_at(every, 10.0)) == round(10.0 / every)
+    assert page.screen.dropped == 0
+
+
+def test_after_a_pause_no_more_come_than_before(monkeypatch):
+    page = Drawn(monkeypatch, draws=True)
+    page.screen.next_seq()
+    page.screen._received(None, {"type": "ack", "seq": 1}, None)
+    page.now += 60.0
+    burst = 0
+    for _ in range(10):  # at one moment
+        if page.screen.ready_for_frame():
+            page.screen._received(None, {"type": "ack", "seq": page.screen.next_seq()}, None)
+            burst += 1
+    assert burst <= 2
+
+
+def test_a_page_that_draws_nothing_gets_few(monkeypatch):
+    sent = Drawn(monkeypatch, draws=False).sent_at(0.005, 5.0)
+    assert len(sent) == pytest.approx(CREDITS + 5.0 / UNACKNOWLEDGED, abs=2)

@@ -1,0 +1,202 @@
+"""Another run beside the one on screen: every figure is that of `nni.compare`."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from browsing import Browser
+from flax import nnx
+from models import Stacked, TwoLayers
+from recorded import normal, summary_of
+
+import nnx_inspector as nni
+from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.comparison import compared, other_pass
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
+
+
+@pytest.fixture
+def browser(monkeypatch):
+    return Browser(monkeypatch)
+
+
+@pytest.fixture
+def insp():
+    made = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def other():
+    made = nni.Inspector(TwoLayers(nnx.Rngs(7)), X, display=False)
+    made.close()
+    return made.recording
+
+
+STATISTICS = ("mean", "std", "rms")
+
+
+def ask(number: int, pinned: int = protocol.OTHER) -> protocol.Compare:
+    return protocol.Compare(id=3, number=number, pinned=pinned)
+
+
+def figures(frame):
+    """The rows of a frame as they travel."""
+    names = (*("total_variation", "quantile_distance"), *(f"{f}_difference" for f in STATISTICS))
+    return [
+        {
+            **{name: row[name] for name in ("site", "quantity")},
+            "where": {"both": "both", "a": "pinned", "b": "here"}[row["in"]],
+            "constant": math.isinf(row["quantile_distance"]),
+            **{name: row[name] if math.isfinite(row[name]) else None for name in names},
+            "nan": None if pd.isna(row["nan_b"]) else row["nan_b"],
+            "nan_pinned": None if pd.isna(row["nan_a"]) else row["nan_a"],
+        }
+        for _, row in frame.iterrows()
+    ]
+
+
+def test_the_frame_is_returned_and_the_other_pass_can_be_asked_for(browser, insp, other, tmp_path):
+    other.save(tmp_path / "before.nni")
+    browser.sent.clear()
+    frame = insp.compare(nni.load(tmp_path / "before.nni"))
+    assert frame.equals(nni.compare(other, insp.recording))
+    ((header, _),) = browser.of("other")
+    assert (header["name"], header["step"]) == ("before.nni", 0)
+    shown = browser.ask(insp, protocol.ShowPass(id=7, number=protocol.OTHER, site="b"))
+    assert [h["type"] for h, _ in shown] == ["frame", "reply"]
+    frame, buffer = shown[0]
+    assert (frame["number"], frame["held"], frame["metrics"]) == (protocol.OTHER, True, {})
+    shape = (len(insp._view.keys), len(protocol.QUANTITIES), len(protocol.STATISTICS))
+    table = np.frombuffer(buffer[: 8 * math.prod(shape)], "<f8").reshape(shape)
+    at = insp._view.keys.index("b"), 0, protocol.STATISTICS.index("norm")
+    assert table[at] == other.summary("b").norm != insp.recording.summary("b").norm
+
+
+def test_a_comparison_on_screen_has_the_frames_figures(browser, insp, other):
+    frame = insp.compare(other)
+    insp.run(2 * X)
+    sent = browser.ask(insp, ask(0))
+    assert [header["type"] for header, _ in sent] == ["compared", "reply"]
+    header = sent[0][0]
+    assert (header["id"], header["number"], header["pinned"]) == (3, 0, protocol.OTHER)
+    assert header["rows"] == figures(frame)
+    assert header["total"] == len(frame)
+    newest = browser.ask(insp, ask(1))[0][0]
+    assert newest["rows"] == figures(nni.compare(other, insp.recording)) != header["rows"]
+
+
+def test_two_passes_of_one_run_are_compared(browser, insp):
+    insp.run(2 * X)
+    (header, _), (reply, _) = browser.ask(insp, ask(1, pinned=0))
+    assert reply["ok"]
+    passes = insp.recording.passes
+    rows = {(row["site"], row["quantity"]): row for row in header["rows"]}
+    for site, quantity, summary in passes[1].items():
+        wanted = summary.mean - passes[0].summary(site, quantity).mean
+        assert rows[site, quantity]["mean_difference"] == wanted
+    same = browser.ask(insp, ask(1, pinned=1))[0][0]
+    assert {row["total_variation"] for row in same["rows"]} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("number", "pinned", "text"),
+    [(99, 0, "Pass 99 is not in the recording"), (0, -1, "No other run is compared with")],
+)
+def test_what_is_not_there_is_the_reply(browser, insp, number, pinned, text):
+    ((reply, _),) = browser.ask(insp, ask(number, pinned))
+    assert not reply["ok"]
+    assert text in reply["error"]
+
+
+def test_a_new_view_is_told_again_and_none_takes_it_away(browser, insp, other):
+    insp.compare(other, name="seed 7")
+
+    def hello(said):
+        return protocol.Hello(version=protocol.VERSION, streams=True, page="a", said=said)
+
+    browser.ask(insp, hello(1))
+    ((told, _),) = browser.of("other")
+    assert told["name"] == "seed 7"
+    assert insp.compare(None) is None
+    browser.ask(insp, hello(2))
+    ((gone, _),) = browser.of("other")
+    assert gone["name"] == ""
+    assert gone["number"] > told["number"]
+    assert not browser.ask(insp, ask(0))[0][0]["ok"]
+
+
+def test_a_record_of_another_model_with_layers(browser):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
+    insp = nni.Inspector(Stacked(nnx.Rngs(0)), x, display=False)
+    _, record = nni.capture(Stacked(nnx.Rngs(1)))(x)
+    frame = insp.compare(record)
+    assert set(frame[frame["in"] == "a"]["quantity"]) == {"input"}, "nothing else is missing here"
+    ((header, _),) = browser.of("other")[-1:]
+    assert (header["name"], header["step"]) == ("a record", None)
+    sent = browser.ask(insp, ask(0))[0][0]
+    assert sent["rows"] == figures(frame[frame["quantity"] != "input"])
+    of_one = {row["site"]: row for row in sent["rows"]}["blocks/linear[1]"]
+    ours = insp.recording.summary("blocks/linear[1]").mean
+    assert of_one["mean_difference"] == pytest.approx(
+        ours - record["blocks/linear"].row(1).output.mean
+    )
+    insp.close()
+
+
+def test_an_argument_that_is_neither_changes_nothing(browser, insp, other):
+    insp.compare(other)
+    with pytest.raises(TypeError, match=r"takes two Recordings or Records, got str for a"):
+        insp.compare("run.nni")
+    with pytest.raises(ValueError, match=r"has no pass of step 12"):
+        insp.compare(other, at=12)
+    assert browser.ask(insp, ask(0))[0][0]["type"] == "compared"
+
+
+def test_what_has_no_figure_travels_as_json():
+    x = np.array([1, 1], np.float32)
+    a, b = Recording(), Recording()
+    a.append(0, {"c": {"output": summary_of(x)}, "only": {"output": summary_of(x)}})
+    b.append(0, {"c": {"output": summary_of(2 * x)}, "new": {"gradient": summary_of(normal(0))}})
+    message = compared(ask(0), b.passes[0], other_pass(a, None, sites=b.sites))
+    assert protocol.from_header(json.loads(protocol.to_json(message))) == message
+    rows = {row.site: row for row in message.rows}
+    assert (rows["c"].constant, rows["c"].quantile_distance, rows["c"].total_variation) == (
+        True,
+        None,
+        1.0,
+    )
+    assert (rows["only"].where, rows["only"].nan, rows["only"].nan_pinned) == ("pinned", None, 0)
+    assert (rows["new"].where, rows["new"].nan, rows["new"].nan_pinned) == ("here", 0, None)
+
+
+def test_the_farthest_travel_of_many():
+    a, b = Recording(), Recording()
+    many = protocol.MOST_ROWS + 5
+    summary = summary_of(normal(0))
+    a.append(0, {f"s{i}": {"output": summary} for i in range(many)})
+    far = {"output": summary_of(normal(0) + 9)}
+    b.append(0, {f"s{i}": far if i == many - 1 else {"output": summary} for i in range(many)})
+    message = compared(ask(0), b.passes[0], other_pass(a, None, sites=b.sites))
+    assert (len(message.rows), message.total) == (protocol.MOST_ROWS, many)
+    assert message.rows[0].site == f"s{many - 1}"
+
+
+def test_layers_of_another_run_are_called_as_here():
+    unrolled, stacked = Recording(), Recording()
+    parts = {i: {"output": summary_of(normal(i))} for i in range(2)}
+    unrolled.append(0, {f"blocks/{i}/up": parts[i] for i in range(2)})
+    stacked.append(0, {f"blocks/up[{i}]": parts[i] for i in range(2)})
+    for here, there in ((unrolled, stacked), (stacked, unrolled)):
+        other = other_pass(there, None, sites=here.sites)
+        assert set(other.keys) == set(here.passes[0].keys)
+        rows = compared(ask(0), here.passes[0], other).rows
+        assert {(row.where, row.total_variation) for row in rows} == {("both", 0.0)}

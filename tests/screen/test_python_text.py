@@ -1,0 +1,238 @@
+"""What a click adds, and any perturbation as the screen shows it: its text, strength and mask."""
+
+import dataclasses
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnx_inspector as nni
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.python_text import Showing, expression, made, masked, tuned
+
+X = np.array([[-3.0, 0.5, 2.0], [1.0, -0.25, 0.0]], np.float32)
+
+OFFERED = [  # (kind, strength, the value that it makes of X by NumPy)
+    ("Zero", None, np.zeros_like(X)),
+    ("Mean", None, np.broadcast_to(X.mean(0), X.shape)),
+    ("Scale", 0.5, X * 0.5),
+    ("Shift", -2.0, X - 2.0),
+    ("Clamp", 0.75, np.clip(X, -0.75, 0.75)),
+    ("Cast", None, X),  # these numbers are bfloat16 already
+    ("StopGradient", None, X),
+    ("ScaleGradient", 2.0, X),
+    ("ReverseGradient", 2.0, X),
+    ("ClipGradient", 2.0, X),
+]
+
+
+def handle(perturbation, *, number=1, site="a", sites=("a",), enabled=True, **more):
+    return types.SimpleNamespace(
+        id=number, site=site, sites=sites, perturbation=perturbation, enabled=enabled, **more
+    )
+
+
+def shown(perturbation, **more):
+    (looks,) = Showing().of([handle(perturbation, **more)], pending=False)
+    return looks
+
+
+# ---------------------------------------------------------------------- making
+
+
+@pytest.mark.parametrize(("kind", "strength", "expected"), OFFERED, ids=lambda v: str(v)[:16])
+def test_what_a_click_adds_does_what_its_name_says(kind, strength, expected):
+    perturbation = made(kind, strength, "input")
+    assert (type(perturbation).__name__, perturbation.at) == (kind, "input")
+    np.testing.assert_allclose(perturbation.apply(jnp.asarray(X)), expected, rtol=1e-6)
+
+
+def test_every_offer_can_be_made_and_is_shown_as_offered():
+    for offer in protocol.OFFERS:
+        looks = shown(made(offer.kind, None, "output"))
+        assert (looks.kind, looks.acts_on, looks.at) == (offer.kind, offer.group, "output")
+        assert (looks.strength, looks.strength_name) == (offer.strength, offer.strength_name)
+        assert (looks.low, looks.high) == (offer.low, offer.high)
+        if offer.strength is not None:
+            assert offer.low <= offer.strength <= offer.high
+            assert offer.least is None or offer.least >= offer.low
+
+
+def test_the_noise_of_a_click_has_the_strength_as_its_deviation():
+    x = jnp.zeros((200, 100))
+    assert float(jnp.std(made("Noise", 0.25, "output").apply(x))) == pytest.approx(0.25, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("kind", "strength", "text"),
+    [
+        ("Melt", None, "no perturbation 'Melt' on the menu. There are Zero, Mean,"),
+        ("Apply", None, "no perturbation 'Apply' on the menu"),
+        ("__class__", None, "no perturbation '__class__' on the menu"),
+        ("Zero", 1.0, "Zero has no strength to set"),
+        ("Clamp", -1.0, "a limit of at least 0.0, got -1.0"),
+        ("Noise", -0.5, "Noise takes a number of at least 0.0, got -0.5"),
+        ("ClipGradient", -0.5, "ClipGradient takes a number of at least 0.0"),
+        ("Scale", 1e39, "a finite float32 number"),
+    ],
+)
+def test_what_cannot_be_added_is_refused_in_words(kind, strength, text):
+    with pytest.raises(ValueError, match=text):
+        made(kind, strength, "output")
+
+
+# ---------------------------------------------------------------------- tuning
+
+
+@pytest.mark.parametrize("offer", [o for o in protocol.OFFERS if o.strength is not None])
+def test_tuning_sets_the_strength_that_is_shown_and_nothing_else(offer):
+    before = made(offer.kind, None, "input")
+    after = tuned(before, 0.375)
+    assert shown(after).strength == 0.375
+    back = tuned(after, offer.strength)
+    assert expression(back) == expression(before)
+
+
+def test_tuning_keeps_a_direction_and_a_seed():
+    direction = jnp.arange(3.0)
+    assert tuned(nni.Shift(direction, 1.0), -2.0).offset is direction
+    assert tuned(nni.Noise(0.1, seed=7), 0.5).seed == 7
+    assert tuned(nni.ParameterNoise(0.1, seed=7), 0.5) == nni.ParameterNoise(0.5, seed=7)
+
+
+@pytest.mark.parametrize(
+    "perturbation",
+    [
+        nni.Zero(),
+        nni.Clamp(-1.0, 2.0),
+        nni.Clamp(high=1.0),
+        nni.Scale(jnp.ones(3)),
+        nni.Mask(X > 0),
+    ],
+    ids=expression,
+)
+def test_what_has_no_single_strength_shows_none_and_cannot_be_tuned(perturbation):
+    looks = shown(perturbation)
+    assert (looks.strength, looks.strength_name, looks.low, looks.high) == (None, "", 0.0, 0.0)
+    with pytest.raises(ValueError, match="has no strength that is one number"):
+        tuned(perturbation, 1.0)
+
+
+def test_a_number_on_the_device_is_a_strength():
+    assert shown(nni.Scale(jnp.float32(0.5))).strength == 0.5
+    assert shown(nni.Clamp(jnp.float32(-2), jnp.float32(2))).strength_name == "limit"
+
+
+# --------------------------------------------------------------------- showing
+
+
+@pytest.mark.parametrize(
+    ("perturbation", "text"),
+    [
+        (nni.Zero(), "nni.Zero()"),
+        (nni.Zero(at="input"), "nni.Zero(at='input')"),
+        (nni.Scale(2.0), "nni.Scale(factor=2.0)"),
+        (nni.Scale(1 / 3), "nni.Scale(factor=0.333333)"),
+        (nni.Scale(1e-20), "nni.Scale(factor=1e-20)"),
+        (nni.Scale(1e20), "nni.Scale(factor=1e+20)"),
+        (nni.Shift(np.ones(64, np.float32), 0.5), "nni.Shift(offset=float32[64], strength=0.5)"),
+        (nni.Shift(jnp.ones((2, 3))), "nni.Shift(offset=float32[2,3], strength=1.0)"),
+        (nni.Noise(0.1), "nni.Noise(std=0.1)"),
+        (nni.Noise(0.1, seed=3), "nni.Noise(std=0.1, seed=3)"),
+        (nni.Clamp(high=1.5), "nni.Clamp(high=1.5)"),
+        (nni.Clamp(-1.0, 1.0), "nni.Clamp(low=-1.0, high=1.0)"),
+        (nni.Cast(jnp.bfloat16), "nni.Cast(dtype=bfloat16)"),
+        (nni.Mean(), "nni.Mean()"),
+        (nni.Mean(axis=(0, 1)), "nni.Mean(axis=(0, 1))"),
+        (nni.Mask(np.ones(8, bool), axis=1), "nni.Mask(mask=bool[8], axis=1)"),
+        (nni.Patch(X, where=X > 0), "nni.Patch(value=float32[2,3], where=bool[2,3])"),
+        (nni.Apply(jnp.tanh), "nni.Apply(fn=tanh)"),
+        (nni.Apply(jnp.add, (jnp.ones(3),)), "nni.Apply(fn=add, args=(float32[3],))"),
+        (nni.ReverseGradient(), "nni.ReverseGradient(factor=1.0)"),
+        (nni.ParameterNoise(0.5), "nni.ParameterNoise(std=0.5)"),
+        (nni.PruneMask(X > 0), "nni.PruneMask(mask=bool[2,3])"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_the_python_text(perturbation, text):
+    assert expression(perturbation) == text
+
+
+@pytest.mark.parametrize(
+    ("perturbation", "at", "acts_on"),
+    [
+        (nni.Zero(), "output", "value"),
+        (nni.StopGradient(at="input"), "input", "gradient"),
+        (nni.ParameterNoise(0.1), "parameter", "parameter"),
+        (nni.PruneMask(X > 0), "parameter", "parameter"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_where_it_acts_and_on_what(perturbation, at, acts_on):
+    looks = shown(perturbation)
+    assert (looks.at, looks.acts_on) == (at, acts_on)
+    assert protocol.from_header(protocol.to_header(state([looks]))).perturbations == (looks,)
+
+
+@pytest.mark.parametrize(
+    ("mask", "units"),
+    [
+        (np.array([True, False, True, False, False]), (5, 3)),
+        (jnp.ones(4, bool), (4, 0)),
+        (np.array([1.0, 0.0]), (0, 0)),  # learned, perhaps: no switches
+        (np.ones((2, 3), bool), (0, 0)),
+    ],
+)
+def test_a_boolean_mask_of_units_says_how_many_are_off(mask, units):
+    looks = shown(nni.Mask(mask))
+    assert (looks.units, looks.units_off) == units
+    bits = "".join(f"{int(byte, 16):04b}" for byte in looks.mask)
+    assert bits.count("1") == units[0] - units[1]
+    if looks.mask:
+        assert masked(looks.mask, units[0]).tolist() == np.asarray(mask).tolist()
+
+
+def test_a_pattern_names_its_sites_up_to_a_limit():
+    sites = tuple(f"blocks/{i}" for i in range(250))
+    looks = shown(nni.Zero(), site="blocks/*", sites=sites)
+    assert (looks.site, looks.reach) == ("blocks/*", 250)
+    assert looks.sites == sites[: protocol.MOST_SITES]
+
+
+def test_what_changes_is_shown_and_the_rest_is_looked_at_once():
+    class Looked:
+        """A mask that counts how often it is fetched."""
+
+        times = 0
+
+        def __array__(self, dtype=None, copy=None):
+            Looked.times += 1
+            return np.array([True, False])
+
+    mask = nni.Mask(np.array([True, False]))
+    object.__setattr__(mask, "mask", Looked())
+    showing, one = Showing(), handle(mask, compiling=True)
+    (first,) = showing.of([one], pending=True)
+    times, Looked.times = Looked.times, 0
+    one.enabled, one.compiling = False, False
+    (second,) = showing.of([one], pending=False)
+    assert (times, Looked.times) == (2, 0), "for its bits and for its text"
+    assert (first.enabled, first.pending, first.compiling) == (True, True, True)
+    assert (second.enabled, second.pending, second.compiling) == (False, False, False)
+    assert dataclasses.replace(first, enabled=False, pending=False, compiling=False) == second
+    one.perturbation = nni.Scale(0.5)
+    assert showing.of([one], pending=False)[0].strength == 0.5
+
+
+def state(perturbations):
+    progress = protocol.Progress(kind="", running=False, step=0, total=None, rate=None)
+    cost = protocol.Cost(
+        plain_seconds=None, inspected_seconds=None, compilations=0, bytes_sent=0,
+        frames_dropped=0, errors=0,
+    )  # fmt: skip
+    return protocol.State(
+        version=protocol.VERSION, seq=1, selected="", perturbations=tuple(perturbations),
+        training_perturbed=False, listening="after", compiling=0, effect=None, no_effect="",
+        progress=progress, cost=cost, notices=(), python="", closed=False,
+    )  # fmt: skip

@@ -1,0 +1,148 @@
+"""Older passes on screen: which there are, what they looked like, and where what is perturbed
+changed; live frames go on beside them.
+"""
+
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from browsing import Browser
+from flax import nnx
+from models import TwoLayers
+from recorded import normal, summary_of
+
+import nnx_inspector as nni
+from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.timeline import Settings, metrics_at, pass_of, passes_of
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
+
+
+@pytest.fixture
+def browser(monkeypatch):
+    return Browser(monkeypatch)
+
+
+def table(insp, frame, buffer):
+    sites = len(insp._view.keys)
+    shape = (sites, len(protocol.QUANTITIES), len(protocol.STATISTICS))
+    return np.frombuffer(buffer[: 8 * np.prod(shape)], "<f8").reshape(shape)
+
+
+def show(number, site="a", request=7):
+    return protocol.ShowPass(id=request, number=number, site=site)
+
+
+def test_a_pass_comes_whole_with_the_histograms_of_a_site_and_before_the_reply(browser):
+    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    for scale in (2.0, 3.0):
+        insp.run(scale * X)
+    sent = browser.ask(insp, show(1, site="b"))
+    kinds = [header["type"] for header, _ in sent]
+    assert kinds == ["frame", "reply"]
+    assert sent[1][0] == {"type": "reply", "id": 7, "ok": True, "error": ""}
+    frame, buffer = sent[0]
+    assert (frame["number"], frame["held"]) == (1, True)
+    index = insp._view.keys.index("b")
+    assert {h["site"] for h in frame["histograms"]} == {index}
+    norm = table(insp, frame, buffer)[index, 0, protocol.STATISTICS.index("norm")]
+    assert norm == insp.recording.passes[1].summary("b").norm
+    assert norm != insp.recording.passes[2].summary("b").norm
+    assert insp.selected == "", "another page may look at something else"
+    insp.close()
+
+
+def test_live_frames_are_of_the_newest_pass_and_go_on_beside_a_held_one(browser):
+    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    browser.ask(insp, show(0))
+    browser.sent.clear()
+    insp.run(X)
+    frames = [header for header, _ in browser.of("frame")]
+    assert [(f["number"], f["held"]) for f in frames] == [(1, False)]
+    insp.close()
+
+
+def test_a_pass_that_is_not_there_is_an_error_that_says_why(browser):
+    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    ((reply, _),) = browser.ask(insp, show(40))
+    assert not reply["ok"]
+    assert reply["error"].startswith("Pass 40 is not in the recording")
+    insp.close()
+
+
+def test_a_pass_that_is_looked_at_stays_when_the_recording_thins_it_out(browser):
+    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    insp.recording.max_steps = 4
+    insp.run(X)
+    browser.ask(insp, show(1))
+    while 1 in [p.number for p in insp.recording.passes]:
+        insp.run(X)
+    (frame, _), (reply, _) = browser.ask(insp, show(1))
+    assert (frame["number"], reply["ok"]) == (1, True)
+    insp.close()
+
+
+def test_the_passes_are_told_when_there_are_new_ones(browser):
+    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    handle = insp.perturb("a", nni.Scale(0.5))
+    assert insp.effect  # waits: what ends compiling during a change makes the pass once more
+    handle.perturbation = nni.Scale(0.25)
+    assert insp.effect
+    handle.enabled = False
+    header, buffer = browser.of("passes")[-1]
+    rows = np.frombuffer(buffer, "<f8").reshape(header["passes"], 5)
+    assert header["kinds"] == ["run"]
+    assert rows[:, 0].tolist() == [0, 1, 2, 3]
+    assert rows[:, 2].tolist() == [0, 1, 1, 0]
+    assert rows[:, 4].tolist() == [0, 1, 2, 0], "each change of what is perturbed has its mark"
+    insp.close()
+
+
+def test_a_loop_marks_the_step_at_which_a_change_acts(browser):
+    model = TwoLayers(nnx.Rngs(0))
+    insp = nni.Inspector(model, X, display=False)
+    forward = nnx.jit(lambda m, x: m(x))
+    handle = insp.perturb("a", nni.Scale(0.5))
+    handle.enabled = False
+    first = insp.recording.passes[-1].number
+    for i in insp.watch(range(6), every=1):
+        forward(model, X)
+        if i == 1:
+            handle.enabled = True
+        if i == 3:
+            handle.enabled = False
+    found = [(p.perturbed, p.setting > 0) for p in insp.recording.passes if p.number > first]
+    watched = [f for f, p in zip(found, insp.recording.passes[first + 1 :], strict=True)
+               if p.kind == "watch"]  # fmt: skip
+    assert watched == [(False, False)] * 2 + [(True, True)] * 2 + [(False, False)] * 2
+    insp.close()
+
+
+class Setting(types.SimpleNamespace):
+    def is_like(self, other):
+        return self.what == other.what
+
+
+def test_settings_have_equal_numbers_while_they_are_alike():
+    settings = Settings()
+    of = lambda what: settings.number_of(Setting(active=bool(what), what=what))  # noqa: E731
+    assert [of(w) for w in ("", "a", "a", "b", "", "b", "b")] == [0, 1, 1, 2, 0, 3, 3]
+
+
+def test_a_recording_knows_its_passes_and_the_metrics_of_a_step():
+    recording = Recording(max_steps=3)
+    for step in range(5):
+        found = {"a": {"output": summary_of(normal(step))}}
+        recording.append(step, found, metrics={"loss": step / 4}, setting=step // 3)
+    message, buffer = passes_of(recording)
+    numbers = [p.number for p in recording.passes]
+    assert message.passes == len(numbers) == 3
+    assert message.thinned == recording.thinned == 2
+    assert np.frombuffer(buffer, "<f8").reshape(-1, 5)[:, 0].tolist() == numbers
+    assert pass_of(recording, numbers[1]).step == numbers[1]
+    with pytest.raises(KeyError, match="thinned out"):
+        pass_of(recording, next(n for n in range(5) if n not in numbers))
+    assert metrics_at(recording, 2) == {"loss": 0.5}
+    assert metrics_at(recording, 77) == {}

@@ -1,0 +1,110 @@
+"""Figures and sparklines of many summaries at once, against those of each Summary."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nnx_inspector.screen.protocol import SPARK, STATISTICS
+from nnx_inspector.stats.bins import (
+    BINS,
+    MINUS_ZERO_BIN,
+    NAN_BIN,
+    NEGINF_BIN,
+    OPAQUE_BIN,
+    POSINF_BIN,
+    ZERO_BIN,
+)
+from nnx_inspector.stats.encoding import decoded, encoded
+from nnx_inspector.stats.summary import Summary, empty, opaque
+from nnx_inspector.stats.table import figures_of, sparklines_of
+
+APART = [ZERO_BIN, MINUS_ZERO_BIN, NAN_BIN, POSINF_BIN, NEGINF_BIN, OPAQUE_BIN]
+EXTREMES = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-40, 2.0**-126, 3e38, -3e38, np.nan, np.inf, -np.inf]
+
+
+def summarized(values, shift=0.0, scale=1.0):
+    """A merged Summary of float32 values, counted and summed here in NumPy."""
+    values = np.asarray(values, np.float32)
+    bins = values.view(np.uint32) >> 20
+    bins = np.where(values == 0, np.where(np.signbit(values), MINUS_ZERO_BIN, ZERO_BIN), bins)
+    bins = np.where(np.isnan(values), NAN_BIN, bins)
+    finite = values[np.isfinite(values)].astype(np.float64)
+    points = np.zeros(3)
+    if len(finite):
+        points = np.array([finite.min(), finite.max(), shift])
+    d = (finite - shift) / scale
+    sums = np.array([scale, d.sum(), (d * d).sum()])
+    return Summary(
+        bins=np.bincount(bins, minlength=BINS).astype(np.uint64), points=points, sums=sums
+    )
+
+
+def check(summaries):
+    """Each row is what the Summary gives."""
+    parts = [decoded(encoded(s)) for s in summaries]
+    table, sparks = figures_of(parts), sparklines_of(parts, SPARK)
+    assert table.shape == (len(parts), len(STATISTICS))
+    for row, spark, summary in zip(table, sparks, summaries, strict=True):
+        expected = [float(getattr(summary, name)) for name in STATISTICS]
+        np.testing.assert_array_equal(row, expected, repr(summary))
+        np.testing.assert_array_equal(spark, summary.sparkline(SPARK), repr(summary))
+
+
+floats = st.one_of(st.sampled_from(EXTREMES), st.floats(width=32), st.floats(-10, 10, width=32))
+arrays = st.builds(
+    summarized,
+    st.lists(floats, max_size=60),
+    shift=st.sampled_from([0.0, 1.5, -3.0]),
+    scale=st.sampled_from([1.0, 0.25, 1024.0]),
+)
+counts = st.dictionaries(
+    st.sampled_from(APART) | st.integers(0, BINS - 1), st.integers(1, 2**40), max_size=20
+)
+
+
+@st.composite
+def counted(draw):
+    """A Summary of which only counts are known, or extremes of some dtype as well."""
+    bins = np.zeros(BINS, np.uint64)
+    for number, count in draw(counts).items():
+        if (number & 0x7F8) != 0x7F8 or number in APART:
+            bins[number] = count
+    if draw(st.booleans()):
+        return Summary(bins=bins, points=np.full(3, np.nan), sums=np.full(3, np.nan))
+    ends = sorted(draw(st.lists(st.integers(-(2**62), 2**62), min_size=2, max_size=2)))
+    return Summary(bins=bins, points=np.array([*ends, 0]), sums=np.array([2.0**40, 1.5, 7.25]))
+
+
+@given(st.lists(arrays | counted(), max_size=7))
+@settings(max_examples=150, deadline=None)
+def test_each_row_is_what_the_summary_gives(summaries):
+    check(summaries)
+
+
+def test_many_normal_arrays_of_all_magnitudes():
+    rng = np.random.default_rng(0)
+    scales = 10.0 ** rng.uniform(-30, 30, 200)
+    means = rng.choice([0.0, 1.0, -7.0], 200) * scales
+    check([summarized(rng.normal(m, s, 500)) for m, s in zip(means, scales, strict=True)])
+
+
+def test_nothing_constants_and_what_has_no_figures():
+    check([])
+    check([empty(), summarized([5.0] * 9), summarized([0.0] * 3), summarized([np.nan]), empty()])
+    (row,) = figures_of([decoded(encoded(opaque("key<fry>[3]", 3)))])
+    assert row[STATISTICS.index("size")] == 3
+
+
+def test_of_counts_that_stopped_only_the_extremes_are_known():
+    stopped = summarized([1.0, 2.0])
+    stopped.bins[ZERO_BIN] = np.iinfo(np.uint64).max
+    with pytest.raises(OverflowError):
+        _ = stopped.size
+    parts = [decoded(encoded(s)) for s in (summarized([3.0, 4.0]), stopped)]
+    table = dict(zip(STATISTICS, figures_of(parts).T, strict=True))
+    assert (table["min"][1], table["max"][1]) == (1.0, 2.0)
+    assert all(np.isnan(table[name][1]) for name in STATISTICS if name not in ("min", "max"))
+    assert table["mean"][0] == 3.5
+    assert not sparklines_of(parts, 8)[1].any()
+    assert sparklines_of(parts, 8)[0].any()

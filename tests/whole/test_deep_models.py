@@ -1,0 +1,150 @@
+"""What Python's stack carries without hooks it carries with them, and the limit is as before."""
+
+import sys
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+import nnx_inspector as nni
+from nnx_inspector.hooks import headroom
+
+X = jnp.ones(2)
+
+
+class Nested(nnx.Module):
+    def __init__(self, inner: Any):
+        self.w = nnx.Param(jnp.ones(()))
+        self.inner = inner
+
+    def __call__(self, x: Any) -> Any:
+        return x if self.inner is None else self.inner(x) * self.w
+
+
+class Endless(nnx.Module):
+    def __call__(self, x: Any) -> Any:
+        return self(x)
+
+
+def nested(depth: int) -> Any:
+    model: Any = None
+    for _ in range(depth):
+        model = Nested(model)
+    return model
+
+
+def on_a_stack_of_its_own(work: Any, limit: int = 1000) -> Any:
+    """The result of `work`, in a thread: its stack is empty, and pytest's calls do not count."""
+    before, results = sys.getrecursionlimit(), []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except Exception as error:
+            results.append(error)
+
+    sys.setrecursionlimit(limit)
+    try:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        assert sys.getrecursionlimit() == limit
+    finally:
+        sys.setrecursionlimit(before)
+    return results[0]
+
+
+def passing(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    return next_fun(*args, **kwargs)
+
+
+def intercepted(model: Any) -> Any:
+    seen: list[str] = []
+
+    def count(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        seen.append(context.path)
+        return next_fun(*args, **kwargs)
+
+    with nni.intercept_methods(count):
+        model(X)
+    return seen
+
+
+@pytest.mark.parametrize("limit", [1000, 10_000])
+def test_what_is_intercepted_may_be_as_deep_as_without(limit: int):
+    model = nested(480)
+    assert on_a_stack_of_its_own(lambda: model(X).shape, limit) == (2,)
+    seen = on_a_stack_of_its_own(lambda: intercepted(model), limit)
+    assert isinstance(seen, list), seen
+    assert len(seen) == 480
+
+
+def test_a_deep_model_can_be_traced():
+    traced = on_a_stack_of_its_own(lambda: nni.trace(nested(200), X))
+    assert not isinstance(traced, Exception), traced
+    assert [call.depth for call in traced.calls] == list(range(200))
+
+
+def test_a_deep_model_can_be_captured_and_differentiated():
+    def loss(model: Any, x: Any) -> Any:
+        return model(x).sum()
+
+    def shapes(f: Any, *args: Any) -> Any:
+        return jax.eval_shape(lambda x: f(*args, x), X)
+
+    model = nested(200)
+    out, captured = on_a_stack_of_its_own(lambda: shapes(nni.capture(model)))
+    assert (out.shape, len(captured)) == ((2,), 200)
+    found = on_a_stack_of_its_own(lambda: shapes(nni.value_and_grad(loss), model))
+    assert not isinstance(found, Exception), found
+
+
+def test_a_recursion_without_end_ends_in_python_s_own_error():
+    def work() -> Any:
+        with nni.intercept_methods(passing), nni.intercept_methods(passing):
+            return Endless()(X)
+
+    assert isinstance(on_a_stack_of_its_own(work), RecursionError)
+    assert len(on_a_stack_of_its_own(lambda: intercepted(nested(2)))) == 2
+
+
+def test_a_limit_that_is_set_in_between_stays():
+    before = sys.getrecursionlimit()
+    try:
+        headroom.borrow(100)
+        assert sys.getrecursionlimit() == before + 100
+        headroom.borrow(50)
+        sys.setrecursionlimit(before + 7)
+        headroom.borrow(-100)
+        headroom.borrow(-50)
+        assert sys.getrecursionlimit() == before + 7
+        sys.setrecursionlimit(100_000)  # more than the C stack holds is the user's to risk
+        headroom.borrow(10)
+        assert sys.getrecursionlimit() == 100_000
+        headroom.borrow(-10)
+        assert sys.getrecursionlimit() == 100_000
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def test_a_small_stack_is_left_as_it_is():
+    limit, before = sys.getrecursionlimit(), threading.stack_size(2**21)
+    try:
+        headroom.borrow(500)
+        assert sys.getrecursionlimit() == limit
+        headroom.borrow(-500)
+        assert threading.stack_size(2**21) == 2**21
+    finally:
+        threading.stack_size(before)
+
+
+def test_the_limit_is_not_raised_above_what_the_stack_holds():
+    before = sys.getrecursionlimit()
+    headroom.borrow(10**6)
+    most = sys.getrecursionlimit()
+    headroom.borrow(-(10**6))
+    assert before < most < 20_000
+    assert sys.getrecursionlimit() == before
