@@ -18,7 +18,7 @@ from playwright.sync_api import Route, sync_playwright
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STATIC = ROOT / "nnx_inspector" / "static"
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "helpers")]
 
 from browser.chromium import launch  # noqa: E402 - of the tests, which are no package
 

@@ -23,7 +23,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 SITE = ROOT / "notebooks"
 PAGES = [ROOT / "README.md", *sorted(SITE.glob("*.md")), *sorted((SITE / "docs").rglob("*.md"))]
 MODULES = sorted(
-    path.stem for path in (ROOT / "nnx_inspector").glob("*.py") if ">>> " in path.read_text()
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in (ROOT / "nnx_inspector").rglob("*.py")
+    if ">>> " in path.read_text()
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RUN, SHOWN = {"python"}, {"text"}
@@ -126,7 +128,7 @@ def test_what_a_page_names_exists(path: pathlib.Path):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_of_docstrings_run(name: str):
-    module = importlib.import_module(f"nnx_inspector.{name}")
+    module = importlib.import_module(name)
     found = doctest.testmod(module, optionflags=doctest.ELLIPSIS, report=True)
     assert found.attempted, f"{name} has an example that doctest does not find"
     assert not found.failed

@@ -44,7 +44,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         cwd=PROGRAM.parent.parent,
-        env={**os.environ, "PYTHONPATH": str(PROGRAM.parent.parent)},
+        env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])},
     )
 
 
@@ -162,7 +162,7 @@ def test_of_a_gauge_no_more_is_moved_than_is_looked_at():
     most = EXAMPLES * POSITIONS * UNITS
     program = PROGRAM.with_name("sharded_gauges.py")
     command = [sys.executable, str(program)]
-    where = os.pathsep.join([str(PROGRAM.parent.parent), str(PROGRAM.parent)])
+    where = os.pathsep.join([str(PROGRAM.parents[2]), str(PROGRAM.parent)])
     process = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": where}
     )

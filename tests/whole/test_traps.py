@@ -354,7 +354,7 @@ def test_checkpoints_and_copies_made_while_hooked_are_like_any_others(tmp_path):
 def test_nothing_global_is_set_so_that_other_threads_keep_their_programs():
     """`set_global` on a user context invalidates every jit in the process."""
     package = pathlib.Path(nni.__file__).parent
-    assert not [p.name for p in package.glob("*.py") if "set_global" in p.read_text()]
+    assert not [p.name for p in package.rglob("*.py") if "set_global" in p.read_text()]
     model, x, traces = models.MLP(rngs()), batch(4, 3), []
 
     @jax.jit

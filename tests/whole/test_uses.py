@@ -24,7 +24,7 @@ from uses import (
     steering,
 )
 
-FILES = sorted((pathlib.Path(__file__).parent / "uses").glob("*.py"))
+FILES = sorted((pathlib.Path(__file__).parents[1] / "uses").glob("*.py"))
 LABELS = load_digits().target
 
 

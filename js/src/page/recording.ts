@@ -1,4 +1,4 @@
-// What a saved page carries (nnx_inspector/screen/export/replay.py packs it): an index in JSON, and arrays whose
+// What a saved page carries (screen/export/replay.py packs it): an index in JSON, and arrays whose
 // bytes lie plane by plane. Invariant: what does not fit its index is a ProtocolError, never a short
 // read; what is read from it is the message that the kernel would have sent.
 import { QUANTITIES, SPARK, STATISTICS, VERSION, type Frame, type Histogram, type Layout, type Progress, type State } from "../protocol";

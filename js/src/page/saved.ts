@@ -1,4 +1,4 @@
-// The script beside the last state in a notebook's output (nnx_inspector/screen/export/last_state.py): in a frame of
+// The script beside the last state in a notebook's output (screen/export/last_state.py): in a frame of
 // its own it shows the screen over what the output carries, in place of the plain HTML. Invariants:
 // it does nothing while a live view hides the output; the plain HTML goes only once there is a
 // screen; the frame can reach neither the notebook nor the network.
