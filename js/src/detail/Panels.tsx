@@ -18,7 +18,7 @@ import { Numbers } from "./Numbers";
 import { OverSteps } from "./OverSteps";
 import { ValuesPanel } from "../values/Values";
 
-export interface PanelProps {
+interface PanelProps {
   readonly store: Store;
   readonly site: Site;
   readonly index: number;

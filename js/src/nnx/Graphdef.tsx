@@ -3,7 +3,7 @@ import type { Nnx, NnxAttribute, NnxNode } from "../protocol";
 import { label } from "../sites";
 import type { Store } from "../store";
 import { ids } from "../testids";
-import { LeftOut } from "./NnxPanel";
+import { LeftOut } from "./LeftOut";
 import { Reference } from "./Reference";
 
 const DEEPEST = 8;

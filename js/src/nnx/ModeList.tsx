@@ -4,7 +4,7 @@ import type { Nnx, NnxMode } from "../protocol";
 import { label } from "../sites";
 import type { Store } from "../store";
 import { ids } from "../testids";
-import { LeftOut } from "./NnxPanel";
+import { LeftOut } from "./LeftOut";
 
 export function ModeList({ store, page }: { store: Store; page: Nnx }) {
   return (

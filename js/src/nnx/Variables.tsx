@@ -4,7 +4,7 @@ import { NOT_MEASURED, bytes, count, exact, percent, real, shortType } from "../
 import type { Nnx, NnxChange, NnxVariable } from "../protocol";
 import type { Store } from "../store";
 import { ids } from "../testids";
-import { LeftOut } from "./NnxPanel";
+import { LeftOut } from "./LeftOut";
 import { Reference } from "./Reference";
 
 const HELD: Readonly<Record<NnxVariable["held"], string>> = {

@@ -3,8 +3,9 @@
 // loop runs only when a person asks, so that the loop is left alone.
 import { useEffect, useState } from "preact/hooks";
 import { Choice } from "../detail/Choice";
-import type { PanelProps } from "../detail/Panels";
 import { useCopy } from "../copy";
+import type { Site } from "../protocol";
+import type { Store } from "../store";
 import { ids } from "../testids";
 import { Axes } from "./Axes";
 import { possible } from "./layout";
@@ -17,7 +18,7 @@ const PARTS: readonly Part[] = ["output", "input", "gradient", "parameter"];
 const AGAIN_MS = 150;
 const SAID_MS = 350;
 
-export function ValuesPanel({ store, site }: PanelProps) {
+export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
   const values = store.values;
   const running = store.progress.value?.running ?? false;
   const seq = running ? -1 : (store.frame.value?.header.seq ?? 0);
