@@ -1,4 +1,4 @@
-"""Writes what the front end knows of the protocol: `src/protocol.ts` and the golden messages.
+"""Writes what the front end knows of the protocol: `src/kernel/protocol.ts` and the golden messages.
 
 `nnx_inspector/protocol` is the authority; nothing written here is edited by hand. It needs no jax.
 Invariant: the output depends on those files alone, byte for byte; `--check` says (exit 1) when what
@@ -369,7 +369,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
 def outputs() -> dict[pathlib.Path, bytes]:
     sys.path.insert(0, str(HERE.parent))
     protocol = importlib.import_module("nnx_inspector.screen.protocol")
-    files = {HERE / "src" / "protocol.ts": typescript(protocol).encode()}
+    files = {HERE / "src" / "kernel" / "protocol.ts": typescript(protocol).encode()}
     for name, (message, buffer) in goldens(protocol).items():
         files[HERE / "test" / "golden" / f"{name}.json"] = (
             protocol.to_json(message) + "\n"

@@ -2,7 +2,7 @@
 import { describe, expect, it } from "vitest";
 import { edges, quantile, rebin, toBars, total } from "../src/charts/bins";
 import { along, labels, linear, niceTicks, symlog } from "../src/charts/scale";
-import { bytes, compact, count, exact, percent, real, seconds, shortType, signed, tick } from "../src/format";
+import { bytes, compact, count, exact, percent, real, seconds, shortType, signed, tick } from "../src/ui/format";
 
 const binOf = (value: number): number => new Uint32Array(new Float32Array([value]).buffer)[0] >>> 20;
 

@@ -1,7 +1,7 @@
 // Two passes compared: what is asked when, and the ranking.
 import { afterEach, beforeEach, expect, it } from "vitest";
-import { OTHER, VERSION, type Compared, type ComparedRow } from "../src/protocol";
-import { ids } from "../src/testids";
+import { OTHER, VERSION, type Compared, type ComparedRow } from "../src/kernel/protocol";
+import { ids } from "../src/ui/testids";
 import { frame, passes, settle } from "./helpers";
 import { started, type Mounted } from "./mounted";
 

@@ -1,10 +1,10 @@
 // What is asked of a site on demand, the strip of units and its mask, the sweep, the lines of Python.
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import type { Ask } from "../src/bridge";
-import { histogramsOf, unitsOf } from "../src/inside/decode";
-import { Inside } from "../src/inside/inside";
-import { UNIT_FIGURES, VERSION, type Code, type Perturbation, type Sweep, type UnitFigures } from "../src/protocol";
-import { ids } from "../src/testids";
+import type { Ask } from "../src/kernel/bridge";
+import { decodeParameters, decodeUnits } from "../src/kernel/decode";
+import { Looks } from "../src/kernel/looks";
+import { UNIT_FIGURES, VERSION, type Code, type Perturbation, type Sweep, type UnitFigures } from "../src/kernel/protocol";
+import { ids } from "../src/ui/testids";
 import { cellAt, gridOf, isDead, paintStrip, rangeOf } from "../src/units/cells";
 import { colours, css } from "../src/values/colour";
 import { Masks, editable, fromHex, toHex } from "../src/units/mask";
@@ -65,12 +65,12 @@ describe("cells", () => {
     expect(rangeOf(Float64Array.from([1, Infinity, 2]), "mean")).toEqual({ low: 0, high: 2, signed: false });
     expect(rangeOf(Float64Array.from([0, 0.5]), "zero_fraction")).toEqual({ low: 0, high: 1, signed: false });
     expect(rangeOf(Float64Array.from([0, 0, NaN]), "std")).toEqual({ low: 0, high: 0, signed: false });
-    const data = unitsOf(...units(3));
+    const data = decodeUnits(...units(3));
     expect([0, 1, 2].map((unit) => isDead(data, unit))).toEqual([false, true, false]);
   });
 
   it.each([false, true])("have the colours of the panel Values: blue below 0, orange above (dark: %s)", (dark) => {
-    const data = unitsOf(...units(3));
+    const data = decodeUnits(...units(3));
     data.figures.mean.set([-1, 1, 0]);
     const painted: string[] = [];
     const ignore = (): void => undefined;
@@ -91,37 +91,37 @@ describe("cells", () => {
 
 it("a buffer of another length is refused", () => {
   const [header, buffer] = units(4);
-  expect(() => unitsOf({ ...header, units: 5 }, buffer)).toThrow("The buffer of units has 224 bytes, 280 were expected.");
-  expect(() => histogramsOf({ type: "parameters", version: VERSION, id: 1, site: "", parameters: [{ path: "a", array: "", bins: 2 }], more: 0, why: "" }, undefined)).toThrow(
+  expect(() => decodeUnits({ ...header, units: 5 }, buffer)).toThrow("The buffer of units has 224 bytes, 280 were expected.");
+  expect(() => decodeParameters({ type: "parameters", version: VERSION, id: 1, site: "", parameters: [{ path: "a", array: "", bins: 2 }], more: 0, why: "" }, undefined)).toThrow(
     "0 bytes, 112 were expected",
   );
 });
 
-describe("Inside", () => {
+describe("Looks", () => {
   beforeEach(() => void vi.useFakeTimers());
   afterEach(() => void vi.useRealTimers());
 
   it("has one request under way, and the newest wish follows it", () => {
     const kernel = new Kernel();
-    const inside = new Inside(kernel);
-    inside.look("units", "a");
-    inside.look("units", "b");
-    inside.look("units", "c");
-    inside.look("code", "c");
+    const looks = new Looks(kernel);
+    looks.look("units", "a");
+    looks.look("units", "b");
+    looks.look("units", "c");
+    looks.look("code", "c");
     expect(kernel.asked).toEqual([{ type: "look", what: "units", site: "a" }, { type: "look", what: "code", site: "c" }]);
-    inside.receive(...units(4, "a"));
-    expect(inside.units.value, "nobody wants it any more").toBeNull();
+    looks.receive(...units(4, "a"));
+    expect(looks.units.value, "nobody wants it any more").toBeNull();
     kernel.settles[0](null);
     expect(kernel.asked[2]).toEqual({ type: "look", what: "units", site: "c" });
-    inside.receive(...units(4, "c"));
-    expect(inside.units.value?.site).toBe("c");
+    looks.receive(...units(4, "c"));
+    expect(looks.units.value?.site).toBe("c");
   });
 
   it("looks again at the same site only a while after the answer, longer after a long one", () => {
     const kernel = new Kernel();
-    const inside = new Inside(kernel);
-    inside.look("units", "a");
-    inside.look("units", "a");
+    const looks = new Looks(kernel);
+    looks.look("units", "a");
+    looks.look("units", "a");
     vi.advanceTimersByTime(1000);
     kernel.settles[0](null);
     vi.advanceTimersByTime(3999);
@@ -129,26 +129,26 @@ describe("Inside", () => {
     vi.advanceTimersByTime(2);
     expect(kernel.asked).toHaveLength(2);
     kernel.settles[1](null);
-    inside.look("units", "b");
+    looks.look("units", "b");
     expect(kernel.asked, "another site at once").toHaveLength(3);
     kernel.settles[2](null);
-    inside.look("units", "b");
-    inside.forget("units");
+    looks.look("units", "b");
+    looks.forget("units");
     vi.advanceTimersByTime(60_000);
     expect(kernel.asked, "not for a panel that is gone").toHaveLength(3);
   });
 
   it("keeps what was seen beside the text of what is wrong now", () => {
     const kernel = new Kernel();
-    const inside = new Inside(kernel);
-    inside.look("units", "a");
-    inside.receive(...units(4, "a"));
+    const looks = new Looks(kernel);
+    looks.look("units", "a");
+    looks.receive(...units(4, "a"));
     kernel.settles[0](null);
-    inside.look("units", "a");
+    looks.look("units", "a");
     vi.advanceTimersByTime(500);
     kernel.settles[1]("a step has the arrays");
-    expect(inside.units.value).toMatchObject({ site: "a", error: "a step has the arrays" });
-    expect(inside.units.value?.data?.header.units).toBe(4);
+    expect(looks.units.value).toMatchObject({ site: "a", error: "a step has the arrays" });
+    expect(looks.units.value?.data?.header.units).toBe(4);
   });
 });
 

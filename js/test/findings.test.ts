@@ -1,7 +1,7 @@
 // What is wrong: a button that says how much, the list below it, and its links.
 import { afterEach, beforeEach, expect, it } from "vitest";
-import { VERSION, type FindingRow, type Findings } from "../src/protocol";
-import { ids } from "../src/testids";
+import { VERSION, type FindingRow, type Findings } from "../src/kernel/protocol";
+import { ids } from "../src/ui/testids";
 import { type MockModel, settle } from "./helpers";
 import { started, type Mounted } from "./mounted";
 

@@ -1,7 +1,7 @@
 // Shared by the tests: a mock comm, messages to send through it, and a frame's buffer.
-import { HISTORY_BINS, HISTORY_QUANTILES, QUANTITIES, SPARK, STATISTICS, VERSION } from "../src/protocol";
-import type { Effect, Frame, Layout, Passes, Perturbation, Site, State } from "../src/protocol";
-import type { Model } from "../src/bridge";
+import { HISTORY_BINS, HISTORY_QUANTILES, QUANTITIES, SPARK, STATISTICS, VERSION } from "../src/kernel/protocol";
+import type { Effect, Frame, Layout, Passes, Perturbation, Site, State } from "../src/kernel/protocol";
+import type { Model } from "../src/kernel/bridge";
 
 export class MockModel implements Model {
   readonly sent: { type: string; [field: string]: unknown }[] = [];

@@ -10,7 +10,7 @@ type Graph = ReadonlyMap<string, ReadonlySet<string>>;
 
 const files = (readdirSync(SOURCE, { recursive: true }) as string[]).filter((name) => /\.(tsx?|css)$/.test(name));
 
-/** What each file imports: from where alone types come is a part of it, or not. */
+/** What each file imports: with, or without, what it imports only types of. */
 function imports(types: boolean): Graph {
   const graph = files.map((name) => {
     const lines = [...readFileSync(join(SOURCE, name), "utf8").matchAll(IMPORT)];
@@ -38,7 +38,32 @@ function cycle(graph: Graph): string[] {
   return [...graph.keys()].map((name) => walk(name, [])).find((one) => one.length > 0) ?? [];
 }
 
-it("leads no file back to itself, not even for a type", () => {
+it("no file imports itself on a way round, not even for a type", () => {
   expect(files.length).toBeGreaterThan(100);
   expect(cycle(imports(true))).toEqual([]);
+});
+
+it("no folder does but for types, and kernel/ and ui/ are below all others", () => {
+  const folders = new Map<string, Set<string>>();
+  for (const [name, to] of imports(false)) {
+    const from = name.split("/")[0];
+    const others = [...to].map((one) => one.split("/")[0]).filter((one) => one !== from);
+    folders.set(from, new Set([...(folders.get(from) ?? []), ...others]));
+  }
+  expect(cycle(folders)).toEqual([]);
+  expect([...folders.get("kernel")!]).toEqual([]);
+  expect([...folders.get("ui")!]).toEqual(["kernel"]);
+});
+
+it("every file is in a bundle", () => {
+  const entries = [...readFileSync(join(SOURCE, "../build.mjs"), "utf8").matchAll(/in: "src\/([^"]+)"/g)].map(([, name]) => name);
+  const graph = imports(true);
+  const reached = new Set(entries);
+  for (const name of reached) for (const to of graph.get(name)!) reached.add(to);
+  expect(files.filter((name) => !reached.has(name))).toEqual([]);
+});
+
+it("a folder has a dozen files at most", () => {
+  const crowded = files.map(dirname).filter((folder, _, all) => all.filter((one) => one === folder).length > 12);
+  expect([...new Set(crowded)]).toEqual([]);
 });

@@ -1,7 +1,7 @@
 // The panel of a module as NNX sees it: what it asks, when, and what of the answer is on screen.
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import { NnxState, REST_MS } from "../src/nnx/state";
-import { ids } from "../src/testids";
+import { ids } from "../src/ui/testids";
 import { type MockModel, settle } from "./helpers";
 import { started, type Mounted } from "./mounted";
 import { mode, node, page, variable } from "./nnx";

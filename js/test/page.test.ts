@@ -5,10 +5,10 @@ import { comms, NEEDS_MODEL, Replay } from "../src/page/kernel";
 import { show } from "../src/page/page";
 import { Recorded } from "../src/page/recording";
 import { unpacked } from "../src/page/unpacked";
-import { decodeFrame, decodeHistory, statistic } from "../src/decode";
-import { HISTORY_BINS, HISTORY_QUANTILES, QUANTITIES, SPARK, STATISTICS, VERSION, type Frame, type History, type ToKernel } from "../src/protocol";
-import { ids } from "../src/testids";
-import { toBrowser } from "../src/validate";
+import { decodeFrame, decodeHistory, statistic } from "../src/kernel/decode";
+import { HISTORY_BINS, HISTORY_QUANTILES, QUANTITIES, SPARK, STATISTICS, VERSION, type Frame, type History, type ToKernel } from "../src/kernel/protocol";
+import { ids } from "../src/ui/testids";
+import { toBrowser } from "../src/kernel/validate";
 import { EVIL } from "./injection";
 import { SITES, layout, passes, perturbation, settle, site, state } from "./helpers";
 

@@ -2,9 +2,9 @@
 import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, it } from "vitest";
-import { decodeCurves, decodeFrame, decodeHistory, statistic } from "../src/decode";
-import { HISTORY_BINS, SPARK, TO_BROWSER, TO_KERNEL, type Curves, type Frame, type History } from "../src/protocol";
-import { ProtocolError, toBrowser, toKernel } from "../src/validate";
+import { decodeCurves, decodeFrame, decodeHistory, statistic } from "../src/kernel/decode";
+import { HISTORY_BINS, SPARK, TO_BROWSER, TO_KERNEL, type Curves, type Frame, type History } from "../src/kernel/protocol";
+import { ProtocolError, toBrowser, toKernel } from "../src/kernel/validate";
 
 const folder = join(import.meta.dirname, "golden");
 const read = (name: string): Record<string, unknown> => JSON.parse(readFileSync(join(folder, `${name}.json`), "utf8"));

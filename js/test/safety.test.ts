@@ -2,10 +2,10 @@
 import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import { decodeCurves, decodeFrame, decodeHistory } from "../src/decode";
-import { TO_BROWSER, VERSION, type Curves, type Frame, type History, type Nnx } from "../src/protocol";
-import { ids } from "../src/testids";
-import { ProtocolError, toBrowser } from "../src/validate";
+import { decodeCurves, decodeFrame, decodeHistory } from "../src/kernel/decode";
+import { TO_BROWSER, VERSION, type Curves, type Frame, type History, type Nnx } from "../src/kernel/protocol";
+import { ids } from "../src/ui/testids";
+import { ProtocolError, toBrowser } from "../src/kernel/validate";
 import widget from "../src/widget";
 import { MockModel, effect, frame, layout, scale, settle, site, state } from "./helpers";
 import { EVIL } from "./injection";

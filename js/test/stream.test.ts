@@ -1,7 +1,7 @@
 // The stream comm's own small front end: its model joins the session, whichever is there first.
 import { describe, expect, it } from "vitest";
 import stream from "../src/stream";
-import { ids } from "../src/testids";
+import { ids } from "../src/ui/testids";
 import widget from "../src/widget";
 import { MockModel, layout, settle, state } from "./helpers";
 

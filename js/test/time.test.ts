@@ -1,9 +1,9 @@
 // Which pass is drawn: following, held, scrubbed, played, and one to compare with.
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import type { Ask } from "../src/bridge";
+import type { Ask } from "../src/kernel/bridge";
 import { Store } from "../src/store";
 import { compare, compared } from "../src/time/compare";
-import { pinnedOutline } from "../src/time/outline";
+import { pinnedOutline } from "../src/charts/outline";
 import { decodePasses } from "../src/time/passes";
 import { linear } from "../src/charts/scale";
 import { SITES, frame, layout, passes, site, state } from "./helpers";

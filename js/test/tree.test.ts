@@ -1,10 +1,10 @@
 // Rows, search and keys of the tree, without a page.
 import { describe, expect, it } from "vitest";
-import type { Site } from "../src/protocol";
-import { ancestors, openAtFirst, toSites, visibleRows, type Sites } from "../src/sites";
+import type { Site } from "../src/kernel/protocol";
+import { ancestors, toSites, type Sites } from "../src/kernel/sites";
 import { actionOf } from "../src/tree/keyboard";
 import { testOf } from "../src/tree/search";
-import { ROW_HEIGHT, scrollTo, windowOf } from "../src/tree/virtual";
+import { ROW_HEIGHT, openAtFirst, scrollTo, visibleRows, windowOf } from "../src/tree/visible";
 import { SITES, layout, site } from "./helpers";
 
 const sites = toSites(layout());

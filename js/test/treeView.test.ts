@@ -1,7 +1,7 @@
 // Search, filters, sorting and columns of the tree, on messages as they arrive.
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import { QUANTITIES, STATISTICS, type Statistic } from "../src/protocol";
-import { toSites } from "../src/sites";
+import { QUANTITIES, STATISTICS, type Statistic } from "../src/kernel/protocol";
+import { toSites } from "../src/kernel/sites";
 import { Store } from "../src/store";
 import { COLUMNS } from "../src/tree/columns";
 import { testOf } from "../src/tree/search";

@@ -1,9 +1,9 @@
 // The panel "Values": which view suits, what is asked for, what is read from cells, and its keys.
 import { afterEach, beforeEach, describe, expect, it } from "vitest";
-import type { Ask } from "../src/bridge";
-import type { Arrays, HeldArray, Values } from "../src/protocol";
-import { VERSION } from "../src/protocol";
-import { ids } from "../src/testids";
+import type { Ask } from "../src/kernel/bridge";
+import type { Arrays, HeldArray, Values } from "../src/kernel/protocol";
+import { VERSION } from "../src/kernel/protocol";
+import { ids } from "../src/ui/testids";
 import { cellAt, decodeValues, isBad, rangeOf, type Cells } from "../src/values/cells";
 import { colours, shade } from "../src/values/colour";
 import { blockFor, covers, moved, possible, request, shownAs, slid, suits, wholeBox, withAxis, zoomed } from "../src/values/layout";

@@ -1,9 +1,9 @@
 // Whole views through anywidget's two entry points, in happy-dom.
-import { ABSENT_MS, ALONE_MS } from "../src/bridge";
+import { ABSENT_MS, ALONE_MS } from "../src/kernel/bridge";
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import widget from "../src/widget";
-import { QUANTITIES, STATISTICS, type Statistic } from "../src/protocol";
-import { ids } from "../src/testids";
+import { QUANTITIES, STATISTICS, type Statistic } from "../src/kernel/protocol";
+import { ids } from "../src/ui/testids";
 import { MockModel, SITES, effect, frame, layout, perturbation, progress, scale, settle, site, state } from "./helpers";
 
 const EVIL = `<img src=x onerror="window.hacked=true"><script>window.hacked=true</script>`;
@@ -504,7 +504,7 @@ it("a message that does not fit is refused in words and leaves the screen alone"
 it("Boundary shows the text of what was thrown", async () => {
   vi.spyOn(console, "error").mockImplementation(() => undefined);
   const { h, render } = await import("preact");
-  const { Boundary } = await import("../src/Boundary");
+  const { Boundary } = await import("../src/ui/Boundary");
   const Broken = (): never => {
     throw new Error("no such thing");
   };

@@ -1,5 +1,5 @@
 // What the panel does with a module: select it and stay, or leave one for a module around it.
-import { ancestors } from "../sites";
+import { ancestors } from "../kernel/sites";
 import type { Store } from "../store";
 
 export function pick(store: Store, site: string): void {

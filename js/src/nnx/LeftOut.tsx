@@ -1,5 +1,5 @@
 // How much of a long list is not on screen.
-import { count } from "../format";
+import { count } from "../ui/format";
 
 export function LeftOut({ shown, total, what }: { shown: number; total: number; what: string }) {
   if (shown >= total) return null;

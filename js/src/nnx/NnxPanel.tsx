@@ -2,9 +2,9 @@
 // what changed, and the modes that can be switched. Invariant: asks the kernel while it is shown,
 // when the selection or the step changes; what is shown of another site is never shown as this one's.
 import { useEffect } from "preact/hooks";
-import type { Site } from "../protocol";
+import type { Site } from "../kernel/protocol";
 import type { Store } from "../store";
-import { ids } from "../testids";
+import { ids } from "../ui/testids";
 import { Graphdef } from "./Graphdef";
 import { Kinds } from "./Kinds";
 import { ModeList } from "./ModeList";

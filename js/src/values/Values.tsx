@@ -2,11 +2,11 @@
 // Invariant: asks the kernel when it is first shown and when what it shows may be another; while a
 // loop runs only when a person asks, so that the loop is left alone.
 import { useEffect, useState } from "preact/hooks";
-import { Choice } from "../detail/Choice";
-import { useCopy } from "../copy";
-import type { Site } from "../protocol";
+import { Choice } from "../ui/Choice";
+import { useCopy } from "../ui/copy";
+import type { Site } from "../kernel/protocol";
 import type { Store } from "../store";
-import { ids } from "../testids";
+import { ids } from "../ui/testids";
 import { Axes } from "./Axes";
 import { possible } from "./layout";
 import { Legend } from "./Legend";

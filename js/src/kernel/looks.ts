@@ -3,14 +3,15 @@
 // answer for another site than the one that is wanted is ignored; looking again waits longer the
 // longer the kernel took, so that a loop is not held up by who watches it.
 import { signal, type Signal } from "@preact/signals";
-import type { Ask } from "../bridge";
-import { histogramsOf, unitsOf, type ParametersData, type UnitsData } from "./decode";
-import type { Code, Look, Parameters, UnitFigures } from "../protocol";
+import { useEffect } from "preact/hooks";
+import type { Ask } from "./bridge";
+import { decodeParameters, decodeUnits, type ParametersData, type UnitsData } from "./decode";
+import type { Code, Look, Parameters, UnitFigures } from "./protocol";
 
-export type What = Look["what"];
-export type Answer = Parameters | UnitFigures | Code;
+type What = Look["what"];
+type Answer = Parameters | UnitFigures | Code;
 
-export interface Seen<T> {
+interface Seen<T> {
   readonly site: string;
   /** Of an earlier moment while a newer one is under way; null before the first. */
   readonly data: T | null;
@@ -33,7 +34,7 @@ interface Wish {
 const LEAST_MS = 500;
 const SHARE = 4;
 
-export class Inside {
+export class Looks {
   readonly parameters = signal<Seen<ParametersData> | null>(null);
   readonly units = signal<Seen<UnitsData> | null>(null);
   readonly code = signal<Seen<Code> | null>(null);
@@ -67,9 +68,9 @@ export class Inside {
     const what: What = message.type;
     if (this.wishes.get(what)?.site !== message.site) return;
     if (message.type === "parameters") {
-      this.parameters.value = { site: message.site, data: histogramsOf(message, buffer), error: "" };
+      this.parameters.value = { site: message.site, data: decodeParameters(message, buffer), error: "" };
     } else if (message.type === "units") {
-      this.units.value = { site: message.site, data: unitsOf(message, buffer), error: "" };
+      this.units.value = { site: message.site, data: decodeUnits(message, buffer), error: "" };
     } else {
       this.code.value = { site: message.site, data: message, error: "" };
     }
@@ -103,3 +104,9 @@ export class Inside {
   }
 }
 
+
+/** Asks for what a panel shows: when it is first shown, and again when the site or the moment changes. */
+export function useLook(looks: Looks, what: What, site: string, moment: unknown): void {
+  useEffect(() => looks.look(what, site), [looks, what, site, moment]);
+  useEffect(() => () => looks.forget(what), [looks, what]);
+}

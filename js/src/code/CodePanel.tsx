@@ -1,16 +1,16 @@
 // Where the selected module is called, what its type says of itself, and what it sows.
 // Invariant: source and documentation are text nodes, as they stand in the file.
-import { statistic } from "../decode";
-import { count, real } from "../format";
-import type { Excerpt, Site } from "../protocol";
-import { label } from "../sites";
+import { statistic } from "../kernel/decode";
+import { count, real } from "../ui/format";
+import type { Excerpt, Site } from "../kernel/protocol";
+import { label } from "../kernel/sites";
 import type { Store } from "../store";
-import { ids } from "../testids";
-import { useLook } from "./useLook";
+import { ids } from "../ui/testids";
+import { useLook } from "../kernel/looks";
 
 export function CodePanel({ store, site }: { store: Store; site: Site }) {
-  useLook(store, "code", site.key, store.sites.value?.id);
-  const seen = store.inside.code.value;
+  useLook(store.looks, "code", site.key, store.sites.value?.id);
+  const seen = store.looks.code.value;
   const here = seen?.site === site.key ? seen : null;
   const code = here?.data;
   if (!code) return <div class="nni-nothing nni-section">{here?.error || "Being read …"}</div>;

@@ -2,14 +2,14 @@
 // Invariant: a dash is "not measured"; NaN and Inf are counted and stand out.
 import { useMemo } from "preact/hooks";
 import { toBars } from "../charts/bins";
-import { Histogram } from "../detail/Histogram";
-import { compact, count, exact, percent, real } from "../format";
-import type { Site, Statistic } from "../protocol";
+import { Histogram } from "../charts/Histogram";
+import { compact, count, exact, percent, real } from "../ui/format";
+import type { Site, Statistic } from "../kernel/protocol";
 import { Python, quoted } from "../python/Python";
 import type { Store } from "../store";
-import { ids } from "../testids";
-import type { ParameterData } from "./decode";
-import { useLook } from "./useLook";
+import { ids } from "../ui/testids";
+import type { ParameterData } from "../kernel/decode";
+import { useLook } from "../kernel/looks";
 
 const FIGURES: readonly (readonly [Statistic, string])[] = [
   ["mean", "mean"],
@@ -30,8 +30,8 @@ export function Parameters({ store, site }: { store: Store; site: Site }) {
 }
 
 function Held({ store, site }: { store: Store; site: Site }) {
-  useLook(store, "parameters", site.key, store.frame.value?.header.seq);
-  const seen = store.inside.parameters.value;
+  useLook(store.looks, "parameters", site.key, store.frame.value?.header.seq);
+  const seen = store.looks.parameters.value;
   const here = seen?.site === site.key ? seen : null;
   const list = here?.data?.list ?? [];
   const more = here?.data?.header.more ?? 0;

@@ -2,8 +2,8 @@
 // Invariant: on the axis and the scale of the bars on screen, as shares of all values, so that two
 // passes with unlike numbers of values have outlines of equal area. What the axis does not reach is
 // left out.
-import { isZero, type Bar } from "../charts/bins";
-import type { Scale } from "../charts/scale";
+import { isZero, type Bar } from "./bins";
+import type { Scale } from "./scale";
 
 /** An SVG path. `all` values are drawn, at heights up to `top` a unit of the axis's length. */
 export function pinnedOutline(bars: readonly Bar[], all: number, scale: Scale, top: number, width: number, height: number): string {

@@ -1,5 +1,5 @@
 // The words for what is measured at a site, in the order of QUANTITIES.
-import { QUANTITIES, type Quantity } from "../protocol";
+import { QUANTITIES, type Quantity } from "../kernel/protocol";
 
 export const WORDS: Readonly<Record<Quantity, string>> = { output: "activation", gradient: "gradient" };
 

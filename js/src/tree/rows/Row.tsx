@@ -1,19 +1,19 @@
 // One row: name and badges, then a cell for each column that was chosen.
 // Invariants: its columns are where they are whatever the numbers; a figure that exists is shown, by
 // itself where there is none to compare with; text only, never markup.
-import { Sparkline } from "../charts/Sparkline";
-import { sparkline, type FrameData } from "../decode";
-import { pinnedName } from "../compare/names";
-import { NOT_MEASURED, exact, shortType } from "../format";
-import type { Site } from "../protocol";
-import { AddButton } from "../perturb/AddButton";
-import { label, type Sites } from "../sites";
-import type { Store } from "../store";
-import { ids } from "../testids";
-import { compare, compared } from "../time/compare";
+import { Sparkline } from "../../charts/Sparkline";
+import { sparkline, type FrameData } from "../../kernel/decode";
+import { pinnedName } from "../../time/names";
+import { NOT_MEASURED, exact, shortType } from "../../ui/format";
+import type { Site } from "../../kernel/protocol";
+import { AddButton } from "../../perturb/AddButton";
+import { label, type Sites } from "../../kernel/sites";
+import type { Store } from "../../store";
+import { ids } from "../../ui/testids";
+import { compare, compared } from "../../time/compare";
 import { Badges } from "./Badges";
-import { shown, type Column } from "./columns";
-import { ROW_HEIGHT } from "./virtual";
+import { shown, type Column } from "../columns";
+import { ROW_HEIGHT } from "../visible";
 
 interface Props {
   store: Store;

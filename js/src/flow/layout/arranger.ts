@@ -2,7 +2,7 @@
 // modules takes it longer than a click may last) or, where a page has no workers of such text, in
 // the page. Invariant: every request gets one outcome; a page that refuses both (by its content
 // security policy) is an error whose text a person can read.
-import type { Arrange, Arranged, Done, Link, Order, Size } from "./layout";
+import type { Arrange, Arranged, Done, Link, Order, Size } from "./arrange";
 
 export interface Arranger {
   arrange(nodes: readonly Size[], links: readonly Link[]): Promise<Arranged>;

@@ -1,8 +1,8 @@
 // What is special about a site, as small words; the title says it at length.
 // Invariant: a badge is never cut; in a narrow tree it shows a sign, and keeps its word as its name.
 import type { ComponentChildren } from "preact";
-import type { Site } from "../protocol";
-import { ids } from "../testids";
+import type { Site } from "../../kernel/protocol";
+import { ids } from "../../ui/testids";
 
 interface Props {
   site: Site;

@@ -1,5 +1,5 @@
 // The host's theme: light or dark, and the palette that canvases paint with.
-// Invariant: colours are named once, in theme.css; `repaint` moves on whenever they, the window's
+// Invariant: colours are named once, in base.css; `repaint` moves on whenever they, the window's
 // size or its pixel ratio may have changed, and whatever paints a canvas reads it.
 import { signal } from "@preact/signals";
 

@@ -3,14 +3,14 @@
 // hand, and with leaving the tree.
 import type { RefObject } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { EACH } from "../detail/quantities";
-import { statistic } from "../decode";
-import { NOT_MEASURED, compact, count, percent, real } from "../format";
-import type { Statistic } from "../protocol";
-import { label, type Sites } from "../sites";
-import type { Store } from "../store";
-import { ids } from "../testids";
-import { HEAD_HEIGHT, ROW_HEIGHT } from "./virtual";
+import { EACH } from "../../ui/quantities";
+import { statistic } from "../../kernel/decode";
+import { NOT_MEASURED, compact, count, percent, real } from "../../ui/format";
+import type { Statistic } from "../../kernel/protocol";
+import { label, type Sites } from "../../kernel/sites";
+import type { Store } from "../../store";
+import { ids } from "../../ui/testids";
+import { HEAD_HEIGHT, ROW_HEIGHT } from "../visible";
 
 const HOVER_MS = 350;
 const KEY_MS = 500;

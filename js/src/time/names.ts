@@ -1,6 +1,6 @@
 // What the pinned pass is called: a step of this run, or another run.
-import { count } from "../format";
-import { OTHER } from "../protocol";
+import { count } from "../ui/format";
+import { OTHER } from "../kernel/protocol";
 import type { Store } from "../store";
 
 /** What the other run is called, with its step. */

@@ -1,8 +1,8 @@
 // How big a node and an edge's label are, before they are drawn: the layout needs to know.
 // Invariant: what is longer is cut by an ellipsis; nothing here touches the page.
-import { shortType } from "../format";
-import type { Flow, FlowEdge, FlowNode } from "../protocol";
-import type { Link, Size } from "./layout";
+import { shortType } from "../../ui/format";
+import type { Flow, FlowEdge, FlowNode } from "../../kernel/protocol";
+import type { Link, Size } from "./arrange";
 
 export const NODE_HEIGHT = 44;
 const [LEAST, MOST] = [112, 216];

@@ -1,36 +1,14 @@
-// A layout with what the tree needs of it: children, places by key, and which rows are shown.
-// Invariant: built once a layout, in time linear in its sites; never walks the DOM.
-import type { Layout, Site } from "./protocol";
+// Which rows are shown: those that are open, or that lead to a match, and of these the ones in view.
+// Invariant: rows are ROW_HEIGHT high, all of them; nothing here walks the DOM.
+import type { Sites } from "../kernel/sites";
 
-export interface Sites {
-  readonly id: number;
-  readonly model: string;
-  readonly list: readonly Site[];
-  readonly children: readonly (readonly number[])[];
-  readonly roots: readonly number[];
-  readonly byKey: ReadonlyMap<string, number>;
-}
+export const ROW_HEIGHT = 24;
+/** Of the heads, which stay above the rows. */
+export const HEAD_HEIGHT = 22;
+const SPARE = 6;
 
 /** So many rows may be open before anybody has opened one. */
 const OPEN_AT_FIRST = 500;
-
-/** The children of every leaf. */
-const NONE: number[] = [];
-
-export function toSites(layout: Layout): Sites {
-  const children = new Array<number[]>(layout.sites.length).fill(NONE);
-  const roots: number[] = [];
-  const byKey = new Map<string, number>();
-  layout.sites.forEach((site, i) => {
-    byKey.set(site.key, i);
-    if (site.parent >= 0 && site.parent < layout.sites.length && site.parent !== i) {
-      if (children[site.parent] === NONE) children[site.parent] = [i];
-      else children[site.parent].push(i);
-    } else roots.push(i);
-  });
-  return { id: layout.layout, model: layout.model, list: layout.sites, children, roots, byKey };
-}
-
 /** A stack of more layers than this is closed at first. */
 const LAYERS_AT_FIRST = 16;
 
@@ -78,21 +56,16 @@ function leading(sites: Sites, matches: ReadonlySet<number>): Set<number> {
   return shown;
 }
 
-/** Keys of everything above a site: open these and its row is shown. */
-export function ancestors(sites: Sites, index: number): string[] {
-  const keys: string[] = [];
-  for (let at = sites.list[index].parent; at >= 0; at = sites.list[at].parent) keys.push(sites.list[at].key);
-  return keys;
+export function windowOf(scrollTop: number, height: number, rows: number): [first: number, end: number] {
+  const first = Math.max(Math.floor(scrollTop / ROW_HEIGHT) - SPARE, 0);
+  const end = Math.min(Math.ceil((scrollTop + height) / ROW_HEIGHT) + SPARE, rows);
+  return [Math.min(first, end), end];
 }
 
-/** The key of the row that shows a site: its own, or for one layer of a stack the stack's. */
-export function rowOf(sites: Sites, key: string): string | undefined {
-  if (sites.byKey.has(key)) return key;
-  const stack = key.replace(/\[[^[\]]*\]$/, "");
-  return sites.byKey.has(stack) ? stack : undefined;
-}
-
-/** What a person reads for a site's key: the root has an empty one. */
-export function label(key: string): string {
-  return key === "" ? "(model)" : key;
+/** Where to scroll so that a row is in view; as little as possible. */
+export function scrollTo(row: number, scrollTop: number, height: number): number {
+  const top = row * ROW_HEIGHT;
+  if (top < scrollTop) return top;
+  if (top + ROW_HEIGHT > scrollTop + height) return top + ROW_HEIGHT - height;
+  return scrollTop;
 }
