@@ -3,7 +3,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import type { Ask } from "../src/kernel/bridge";
 import { statistic } from "../src/kernel/decode";
 import { Store } from "../src/store";
-import { SITES, frame, layout, perturbation, scale, site, state } from "./helpers";
+import { SITES, frame, layout, perturbation, scale, site, state } from "./helpers/messages";
 
 let store: Store;
 let acked: number[];

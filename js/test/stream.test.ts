@@ -3,7 +3,8 @@ import { describe, expect, it } from "vitest";
 import stream from "../src/stream";
 import { ids } from "../src/ui/testids";
 import widget from "../src/widget";
-import { MockModel, layout, settle, state } from "./helpers";
+import { MockModel, settle } from "./helpers/kernel";
+import { layout, state } from "./helpers/messages";
 
 let count = 0;
 

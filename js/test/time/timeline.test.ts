@@ -1,12 +1,10 @@
 // Which pass is drawn: following, held, scrubbed, played, and one to compare with.
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import type { Ask } from "../src/kernel/bridge";
-import { Store } from "../src/store";
-import { compare, compared } from "../src/time/compare";
-import { pinnedOutline } from "../src/charts/outline";
-import { decodePasses } from "../src/time/passes";
-import { linear } from "../src/charts/scale";
-import { SITES, frame, layout, passes, site, state } from "./helpers";
+import type { Ask } from "../../src/kernel/bridge";
+import { Store } from "../../src/store";
+import { compare, compared } from "../../src/time/compare";
+import { decodePasses } from "../../src/time/passes";
+import { SITES, frame, layout, passes, site, state } from "../helpers/messages";
 
 let store: Store;
 let asked: { request: Ask; settle: (error: string | null) => void }[];
@@ -178,12 +176,5 @@ describe("a pinned pass", () => {
       "×1.50", "from 0", "−5", "–",
     ]); // prettier-ignore
     expect(compared("points", 0.25)).toMatch(/^\+25\s?%$/);
-  });
-
-  it("is drawn as an outline of the same area", () => {
-    const bars = [{ low: 0, high: 1, count: 10 }, { low: 1, high: 2, count: 30 }]; // prettier-ignore
-    // 80 values on screen: heights as if the 40 were 80, on a scale whose top is 160 a unit.
-    expect(pinnedOutline(bars, 80, linear(0, 2), 160, 100, 10)).toBe("M0.00 10V7.50H50.00L50.00 2.50H100.00V10");
-    expect(pinnedOutline([], 80, linear(0, 2), 160, 100, 10)).toBe("");
   });
 });

@@ -1,5 +1,5 @@
 // A page of a module as NNX sees it, for the tests.
-import { VERSION, type Nnx, type NnxMode, type NnxNode, type NnxVariable } from "../src/kernel/protocol";
+import { VERSION, type Nnx, type NnxMode, type NnxNode, type NnxVariable } from "../../src/kernel/protocol";
 
 export function node(path: string, more: Partial<NnxNode> = {}): NnxNode {
   return {

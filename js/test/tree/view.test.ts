@@ -1,11 +1,11 @@
 // Search, filters, sorting and columns of the tree, on messages as they arrive.
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import { QUANTITIES, STATISTICS, type Statistic } from "../src/kernel/protocol";
-import { toSites } from "../src/kernel/sites";
-import { Store } from "../src/store";
-import { COLUMNS } from "../src/tree/columns";
-import { testOf } from "../src/tree/search";
-import { frame, layout, perturbation, site, state } from "./helpers";
+import { QUANTITIES, STATISTICS, type Statistic } from "../../src/kernel/protocol";
+import { toSites } from "../../src/kernel/sites";
+import { Store } from "../../src/store";
+import { COLUMNS } from "../../src/tree/columns";
+import { testOf } from "../../src/tree/search";
+import { frame, layout, perturbation, site, state } from "../helpers/messages";
 
 const LIST = [
   site("", -1, { name: "Net", kind: "Net" }),

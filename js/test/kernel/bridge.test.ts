@@ -1,7 +1,8 @@
 // Hello, replies, silence: what is said and when, with a mock comm and a mock clock.
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import { ACK_MS, AGAIN_MS, Bridge, UNREACHABLE, type Update } from "../src/kernel/bridge";
-import { MockModel, layout, state } from "./helpers";
+import { ACK_MS, AGAIN_MS, Bridge, UNREACHABLE, type Update } from "../../src/kernel/bridge";
+import { MockModel } from "../helpers/kernel";
+import { layout, state } from "../helpers/messages";
 
 let received: Update[];
 let refused: string[];

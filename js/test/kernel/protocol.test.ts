@@ -2,11 +2,12 @@
 import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, it } from "vitest";
-import { decodeCurves, decodeFrame, decodeHistory, statistic } from "../src/kernel/decode";
-import { HISTORY_BINS, SPARK, TO_BROWSER, TO_KERNEL, type Curves, type Frame, type History } from "../src/kernel/protocol";
-import { ProtocolError, toBrowser, toKernel } from "../src/kernel/validate";
+import { decodeCurves, decodeFrame, decodeHistory, decodeParameters, decodeUnits, statistic } from "../../src/kernel/decode";
+import { HISTORY_BINS, SPARK, TO_BROWSER, TO_KERNEL, VERSION, type Curves, type Frame, type History } from "../../src/kernel/protocol";
+import { ProtocolError, toBrowser, toKernel } from "../../src/kernel/validate";
+import { units } from "../helpers/messages";
 
-const folder = join(import.meta.dirname, "golden");
+const folder = join(import.meta.dirname, "../golden");
 const read = (name: string): Record<string, unknown> => JSON.parse(readFileSync(join(folder, `${name}.json`), "utf8"));
 
 /** At an odd offset, as a message's buffer may lie. */
@@ -108,5 +109,13 @@ describe("messages that do not fit", () => {
     expect(() => decodeHistory(header, new DataView(whole.buffer, 0, whole.byteLength - 8))).toThrow(ProtocolError);
     expect(() => decodeHistory({ ...header, steps: 1 }, whole)).toThrow(ProtocolError);
     expect(() => decodeFrame(toBrowser(read("frame")) as Frame, new DataView(new ArrayBuffer(10)))).toThrow(ProtocolError);
+  });
+
+  it("counts the bytes of a buffer of another length", () => {
+    const [header, buffer] = units(4);
+    expect(() => decodeUnits({ ...header, units: 5 }, buffer)).toThrow("The buffer of units has 224 bytes, 280 were expected.");
+    expect(() => decodeParameters({ type: "parameters", version: VERSION, id: 1, site: "", parameters: [{ path: "a", array: "", bins: 2 }], more: 0, why: "" }, undefined)).toThrow(
+      "0 bytes, 112 were expected",
+    );
   });
 });

@@ -1,18 +1,19 @@
 // The flow: which one is shown, where nodes go, what keys do, and the panel, in happy-dom.
 import { afterEach, beforeEach, describe, expect, it } from "vitest";
-import type { Ask } from "../src/kernel/bridge";
-import { coloured, valueOf } from "../src/flow/figures";
-import { arrange, type Link, type Size } from "../src/flow/layout/arrange";
-import { REFUSED, makeArranger, type Arranger } from "../src/flow/layout/arranger";
-import { head, line, neighbours, stepTo } from "../src/flow/paths";
-import { edgeLabel, linksOf, marks, sizeOf } from "../src/flow/layout/sizes";
-import { FlowState, scopeOf } from "../src/flow/state";
-import { atFirst, fit, reveal, within, zoom } from "../src/flow/viewport";
-import { VERSION, type Flow, type FlowEdge, type FlowNode } from "../src/kernel/protocol";
-import { toSites } from "../src/kernel/sites";
-import { ids } from "../src/ui/testids";
-import { type MockModel, effect, frame, layout, perturbation, settle, site, state } from "./helpers";
-import { mounted, type Mounted } from "./mounted";
+import type { Ask } from "../../src/kernel/bridge";
+import { coloured, valueOf } from "../../src/flow/figures";
+import { arrange, type Link, type Size } from "../../src/flow/layout/arrange";
+import { REFUSED, makeArranger, type Arranger } from "../../src/flow/layout/arranger";
+import { head, line, neighbours, stepTo } from "../../src/flow/paths";
+import { edgeLabel, linksOf, marks, sizeOf } from "../../src/flow/layout/sizes";
+import { FlowState, scopeOf } from "../../src/flow/state";
+import { atFirst, fit, reveal, within, zoom } from "../../src/flow/viewport";
+import { VERSION, type Flow, type FlowEdge, type FlowNode } from "../../src/kernel/protocol";
+import { toSites } from "../../src/kernel/sites";
+import { ids } from "../../src/ui/testids";
+import { settle } from "../helpers/kernel";
+import { effect, frame, layout, perturbation, site, state } from "../helpers/messages";
+import { mounted, press, type Mounted } from "../helpers/mounted";
 
 const X = "float32[4,3]";
 
@@ -215,14 +216,8 @@ describe("the state", () => {
 });
 
 describe("the panel", () => {
-  let control: MockModel;
-  let stream: MockModel;
-  let el: HTMLElement;
-  let find: Mounted["find"];
-  let end: Mounted["end"];
-  const nodes = (): HTMLElement[] => [...el.querySelectorAll<HTMLElement>(`[data-testid="${ids.flowNode}"]`)];
-  const press = (target: HTMLElement, key: string): boolean =>
-    target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+  let { control, stream, el, find, all, end } = {} as Mounted;
+  const nodes = (): HTMLElement[] => all(ids.flowNode);
   /** happy-dom runs no module of a Blob: the layout is called here, as a worker would. */
   const RealWorker = globalThis.Worker;
 
@@ -237,7 +232,7 @@ describe("the panel", () => {
       }
     }
     globalThis.Worker = Direct as never;
-    ({ control, stream, el, find, end } = mounted());
+    ({ control, stream, el, find, all, end } = mounted());
     stream.emit(layout([site("", -1, { name: "MLP", kind: "MLP" }), ...layout().sites.slice(1)]));
     stream.emit(state({ selected: "" }));
     stream.emit(...frame(1, { edit: (table) => (table[2 * 20 + 5] = 4) }));

@@ -1,21 +1,13 @@
 // The panel of a module as NNX sees it: what it asks, when, and what of the answer is on screen.
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
-import { NnxState, REST_MS } from "../src/nnx/state";
-import { ids } from "../src/ui/testids";
-import { type MockModel, settle } from "./helpers";
-import { started, type Mounted } from "./mounted";
-import { mode, node, page, variable } from "./nnx";
+import { NnxState, REST_MS } from "../../src/nnx/state";
+import { ids } from "../../src/ui/testids";
+import { settle } from "../helpers/kernel";
+import { started, type Mounted } from "../helpers/mounted";
+import { mode, node, page, variable } from "../helpers/nnx";
 
-let control: MockModel;
-let stream: MockModel;
-
-let find: Mounted["find"];
-let all: Mounted["all"];
-let end: Mounted["end"];
-
-beforeEach(async () => {
-  ({ control, stream, find, all, end } = await started());
-});
+let { control, stream, find, all, end } = {} as Mounted;
+beforeEach(async () => void ({ control, stream, find, all, end } = await started()));
 afterEach(() => {
   end();
   vi.useRealTimers();

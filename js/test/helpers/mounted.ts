@@ -1,6 +1,8 @@
 // A whole view over a mock comm, through anywidget's two entry points, for the tests of its parts.
-import widget from "../src/widget";
-import { MockModel, frame, layout, settle, state } from "./helpers";
+import type { State } from "../../src/kernel/protocol";
+import widget from "../../src/widget";
+import { MockModel, settle } from "./kernel";
+import { frame, layout, state } from "./messages";
 
 export interface Mounted {
   readonly control: MockModel;
@@ -8,6 +10,7 @@ export interface Mounted {
   readonly el: HTMLElement;
   /** Aborted at the end of a test, which ends the view. */
   readonly life: AbortController;
+  readonly inspector: string;
   /** The first part with this test id, or all of them. */
   find(id: string): HTMLElement | null;
   all(id: string): HTMLElement[];
@@ -32,6 +35,7 @@ export function mounted(): Mounted {
     stream,
     el,
     life,
+    inspector,
     find: (id) => el.querySelector<HTMLElement>(`[data-testid="${id}"]`),
     all: (id) => [...el.querySelectorAll<HTMLElement>(`[data-testid="${id}"]`)],
     end() {
@@ -42,11 +46,20 @@ export function mounted(): Mounted {
 }
 
 /** A view of the small model of the helpers, with one pass. */
-export async function started(): Promise<Mounted> {
+export async function started(more: Partial<State> = {}): Promise<Mounted> {
   const view = mounted();
-  view.stream.emit(layout());
-  view.stream.emit(state());
-  view.stream.emit(...frame(1));
-  await settle();
+  await start(view, more);
   return view;
+}
+
+/** Tells a view what there is at first. */
+export async function start({ stream }: Mounted, more: Partial<State> = {}): Promise<void> {
+  stream.emit(layout());
+  stream.emit(state(more));
+  stream.emit(...frame(1));
+  await settle();
+}
+
+export function press(target: Element, key: string, more: KeyboardEventInit = {}): void {
+  target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true, ...more }));
 }

@@ -1,11 +1,11 @@
 // Rows, search and keys of the tree, without a page.
 import { describe, expect, it } from "vitest";
-import type { Site } from "../src/kernel/protocol";
-import { ancestors, toSites, type Sites } from "../src/kernel/sites";
-import { actionOf } from "../src/tree/keyboard";
-import { testOf } from "../src/tree/search";
-import { ROW_HEIGHT, openAtFirst, scrollTo, visibleRows, windowOf } from "../src/tree/visible";
-import { SITES, layout, site } from "./helpers";
+import type { Site } from "../../src/kernel/protocol";
+import { ancestors, toSites, type Sites } from "../../src/kernel/sites";
+import { actionOf } from "../../src/tree/keyboard";
+import { testOf } from "../../src/tree/search";
+import { ROW_HEIGHT, openAtFirst, scrollTo, visibleRows, windowOf } from "../../src/tree/visible";
+import { SITES, layout, site } from "../helpers/messages";
 
 const sites = toSites(layout());
 const matching = (of: Sites, query: string): Set<number> =>

@@ -1,8 +1,9 @@
 // Bins, scales and numbers: the parts of a chart that can be wrong without looking wrong.
 import { describe, expect, it } from "vitest";
-import { edges, quantile, rebin, toBars, total } from "../src/charts/bins";
-import { along, labels, linear, niceTicks, symlog } from "../src/charts/scale";
-import { bytes, compact, count, exact, percent, real, seconds, shortType, signed, tick } from "../src/ui/format";
+import { edges, quantile, rebin, toBars, total } from "../../src/charts/bins";
+import { pinnedOutline } from "../../src/charts/outline";
+import { along, labels, linear, niceTicks, symlog } from "../../src/charts/scale";
+import { tick } from "../../src/ui/format";
 
 const binOf = (value: number): number => new Uint32Array(new Float32Array([value]).buffer)[0] >>> 20;
 
@@ -107,27 +108,6 @@ describe("scales", () => {
   });
 });
 
-describe("numbers", () => {
-  it.each([
-    [NaN, "–"], [null, "–"], [0, "0"], [Infinity, "∞"], [-Infinity, "−∞"], [3, "3"], [-0.5, "−0.5000"],
-    [1234.5678, "1235"], [123456, "1.235e5"], [-0.000012345, "−1.234e−5"], [0.1 + 0.2, "0.3000"],
-  ] as const)("real(%s) is %s", (value, text) => expect(real(value)).toBe(text)); // prettier-ignore
-
-  it("counts, shares, sizes and times", () => {
-    expect(count(1234567)).toBe("1\u202f234\u202f567");
-    expect(count(NaN)).toBe("–");
-    expect(compact(1_530_000)).toBe("1.53\u202fM");
-    expect(compact(12)).toBe("12");
-    expect(percent(0.1234)).toBe("12.3\u202f%");
-    expect(percent(NaN)).toBe("–");
-    expect(bytes(2048)).toBe("2.05\u202fkB");
-    expect(seconds(0.0123)).toBe("12.3\u202fms");
-    expect(signed(0.5)).toBe("+0.5000");
-    expect(exact(0.1 + 0.2)).toBe("0.30000000000000004");
-    expect(shortType("bfloat16[8,4], uint8[3]")).toBe("bf16[8,4], u8[3]");
-  });
-});
-
 describe("labels of an axis", () => {
   const width = (text: string): number => text.length * 6;
   const values = (length: number, scale = symlog(-0.0123, 0.0123, 1e-5, 0.25)): number[] => {
@@ -153,4 +133,11 @@ describe("labels of an axis", () => {
   it("are one where the scale is a point", () => {
     expect(values(300, linear(2, 2))).toEqual([2]);
   });
+});
+
+it("a pinned pass is an outline of the same area", () => {
+  const bars = [{ low: 0, high: 1, count: 10 }, { low: 1, high: 2, count: 30 }]; // prettier-ignore
+  // 80 values on screen: heights as if the 40 were 80, on a scale whose top is 160 a unit.
+  expect(pinnedOutline(bars, 80, linear(0, 2), 160, 100, 10)).toBe("M0.00 10V7.50H50.00L50.00 2.50H100.00V10");
+  expect(pinnedOutline([], 80, linear(0, 2), 160, 100, 10)).toBe("");
 });

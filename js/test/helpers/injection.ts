@@ -33,3 +33,6 @@ const CHARACTERS = [
 const PROTOTYPE = ["__proto__", "constructor", "prototype", "toString", "hasOwnProperty", "__defineGetter__", "valueOf", "then", "length"];
 
 export const EVIL: readonly string[] = [...MARKUP, ...SCRIPT, ...STYLE, ...JSON_BREAKERS, ...CHARACTERS, ...PROTOTYPE];
+
+/** One of them for short: it would be seen to run. */
+export const HOSTILE = `<img src=x onerror="window.hacked=true"><script>window.hacked=true</script>`;

@@ -1,17 +1,14 @@
 // What is wrong: a button that says how much, the list below it, and its links.
 import { afterEach, beforeEach, expect, it } from "vitest";
-import { VERSION, type FindingRow, type Findings } from "../src/kernel/protocol";
-import { ids } from "../src/ui/testids";
-import { type MockModel, settle } from "./helpers";
-import { started, type Mounted } from "./mounted";
+import { VERSION, type FindingRow, type Findings } from "../../src/kernel/protocol";
+import { ids } from "../../src/ui/testids";
+import { HOSTILE as EVIL } from "../helpers/injection";
+import { settle } from "../helpers/kernel";
+import { started, type Mounted } from "../helpers/mounted";
 
-const EVIL = `<img src=x onerror="window.hacked=true"><script>window.hacked=true</script>`;
-let stream: MockModel;
-let el: HTMLElement;
-
-let find: Mounted["find"];
-let all: Mounted["all"];
-let end: Mounted["end"];
+let { stream, el, find, all, end } = {} as Mounted;
+beforeEach(async () => void ({ stream, el, find, all, end } = await started()));
+afterEach(() => end());
 const button = (): HTMLButtonElement => find(ids.findings) as HTMLButtonElement;
 
 function finding(more: Partial<FindingRow> = {}): FindingRow {
@@ -22,13 +19,6 @@ async function tell(findings: readonly FindingRow[], more = 0): Promise<void> {
   stream.emit({ type: "findings", version: VERSION, findings, more } satisfies Findings);
   await settle();
 }
-
-beforeEach(async () => {
-  ({ stream, el, find, all, end } = await started());
-});
-afterEach(() => {
-  end();
-});
 
 it("says that there are none, and then nothing opens", async () => {
   expect([button().textContent, button().disabled]).toEqual(["no findings", true]);

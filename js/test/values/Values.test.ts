@@ -1,17 +1,17 @@
 // The panel "Values": which view suits, what is asked for, what is read from cells, and its keys.
-import { afterEach, beforeEach, describe, expect, it } from "vitest";
-import type { Ask } from "../src/kernel/bridge";
-import type { Arrays, HeldArray, Values } from "../src/kernel/protocol";
-import { VERSION } from "../src/kernel/protocol";
-import { ids } from "../src/ui/testids";
-import { cellAt, decodeValues, isBad, rangeOf, type Cells } from "../src/values/cells";
-import { colours, shade } from "../src/values/colour";
-import { blockFor, covers, moved, possible, request, shownAs, slid, suits, wholeBox, withAxis, zoomed } from "../src/values/layout";
-import { elementAt, places } from "../src/values/painting";
-import { ValuesState } from "../src/values/state";
-import { blockText, exactAt, expression, leftOut, place, shortest } from "../src/values/text";
-import widget from "../src/widget";
-import { MockModel, frame, layout, settle, state } from "./helpers";
+import { beforeEach, describe, expect, it } from "vitest";
+import type { Ask } from "../../src/kernel/bridge";
+import type { Arrays, HeldArray, Values } from "../../src/kernel/protocol";
+import { VERSION } from "../../src/kernel/protocol";
+import { ids } from "../../src/ui/testids";
+import { cellAt, decodeValues, isBad, rangeOf, type Cells } from "../../src/values/cells";
+import { colours, shade } from "../../src/values/colour";
+import { blockFor, covers, moved, possible, request, shownAs, slid, suits, wholeBox, withAxis, zoomed } from "../../src/values/layout";
+import { elementAt, places } from "../../src/values/painting";
+import { ValuesState } from "../../src/values/state";
+import { blockText, exactAt, expression, leftOut, place, shortest } from "../../src/values/text";
+import { settle } from "../helpers/kernel";
+import { started } from "../helpers/mounted";
 
 function held(shape: number[], axes: string[], more: Partial<HeldArray> = {}): HeldArray {
   const bytes = shape.reduce((a, b) => a * b, 4);
@@ -273,22 +273,8 @@ describe("the state", () => {
 });
 
 describe("the panel", () => {
-  const life = new AbortController();
-  let el: HTMLElement;
-  const find = (id: string): HTMLElement | null => el.querySelector<HTMLElement>(`[data-testid="${id}"]`);
-  afterEach(() => life.abort());
-
   it("asks when it is shown, and moves the crosshair by the keyboard", async () => {
-    const traits = { inspector: "values", version: 1 };
-    const [control, stream] = [new MockModel({ ...traits, role: "control" }), new MockModel({ ...traits, role: "stream" })];
-    for (const model of [stream, control]) widget.initialize({ model, signal: life.signal });
-    el = document.createElement("div");
-    document.body.append(el);
-    widget.render({ model: control, el, signal: life.signal });
-    stream.emit(layout());
-    stream.emit(state());
-    stream.emit(...frame(1, {}));
-    await settle();
+    const { control, stream, el, find, end } = await started();
     expect(control.of("show_values")).toEqual([]);
     find(ids.tab("values"))!.click();
     await settle();
@@ -313,6 +299,6 @@ describe("the panel", () => {
     press("Escape");
     await settle();
     expect(find(ids.valueExact)!.dataset["value"]).toBe("");
-    el.remove();
+    end();
   });
 });

@@ -1,33 +1,6 @@
-// Shared by the tests: a mock comm, messages to send through it, and a frame's buffer.
-import { HISTORY_BINS, HISTORY_QUANTILES, QUANTITIES, SPARK, STATISTICS, VERSION } from "../src/kernel/protocol";
-import type { Effect, Frame, Layout, Passes, Perturbation, Site, State } from "../src/kernel/protocol";
-import type { Model } from "../src/kernel/bridge";
-
-export class MockModel implements Model {
-  readonly sent: { type: string; [field: string]: unknown }[] = [];
-  private readonly handlers = new Map<string, ((content: unknown, buffers?: DataView[]) => void)[]>();
-
-  constructor(private readonly traits: Record<string, unknown> = {}) {}
-
-  get(name: string): unknown {
-    return this.traits[name];
-  }
-  on(name: string, callback: (content: unknown, buffers: DataView[] | undefined) => void): void {
-    this.handlers.set(name, [...(this.handlers.get(name) ?? []), callback as never]);
-  }
-  send(content: unknown): void {
-    this.sent.push(content as { type: string });
-  }
-  emit(content: unknown, buffer?: DataView): void {
-    for (const handler of this.handlers.get("msg:custom") ?? []) handler(content, buffer ? [buffer] : []);
-  }
-  trigger(name: string): void {
-    for (const handler of this.handlers.get(name) ?? []) handler(undefined);
-  }
-  of(type: string): { type: string; [field: string]: unknown }[] {
-    return this.sent.filter((message) => message.type === type);
-  }
-}
+// Messages as the kernel sends them, of a small model, with their buffers.
+import { HISTORY_BINS, HISTORY_QUANTILES, QUANTITIES, SPARK, STATISTICS, UNIT_FIGURES, VERSION } from "../../src/kernel/protocol";
+import type { Effect, Frame, Layout, Passes, Perturbation, Site, State, UnitFigures } from "../../src/kernel/protocol";
 
 export function site(key: string, parent: number, more: Partial<Site> = {}): Site {
   const name = key.split("/").at(-1)!;
@@ -113,7 +86,13 @@ export function passes(rows: readonly (readonly [number, number, number, number]
 export const HISTORY_FLOATS = (steps: number): number =>
   steps + steps * HISTORY_QUANTILES.length + HISTORY_BINS + 1 + steps * HISTORY_BINS;
 
-/** What the browser's own frames and timers do, made to happen now. */
-export async function settle(): Promise<void> {
-  for (let i = 0; i < 4; i++) await new Promise((resolve) => setTimeout(resolve, 20));
+/** Figures of so many units; unit 1 is dead. */
+export function units(count: number, site = "blocks/0", more: Partial<UnitFigures> = {}): [UnitFigures, DataView] {
+  const header: UnitFigures = {
+    type: "units", version: VERSION, id: 1, site, each: 2, source: "the example", units: count, more: 0, why: "", ...more,
+  }; // prettier-ignore
+  const figures = Float64Array.from({ length: UNIT_FIGURES.length * count }, (_, i) => i / 8);
+  figures.fill(0, UNIT_FIGURES.indexOf("zero_fraction") * count); // and nonfinite after it
+  figures[UNIT_FIGURES.indexOf("zero_fraction") * count + 1] = 1; // unit 1 is dead
+  return [header, new DataView(figures.buffer)];
 }

@@ -1,9 +1,10 @@
 // Two passes compared: what is asked when, and the ranking.
 import { afterEach, beforeEach, expect, it } from "vitest";
-import { OTHER, VERSION, type Compared, type ComparedRow } from "../src/kernel/protocol";
-import { ids } from "../src/ui/testids";
-import { frame, passes, settle } from "./helpers";
-import { started, type Mounted } from "./mounted";
+import { OTHER, VERSION, type Compared, type ComparedRow } from "../../src/kernel/protocol";
+import { ids } from "../../src/ui/testids";
+import { settle } from "../helpers/kernel";
+import { frame, passes } from "../helpers/messages";
+import { started, type Mounted } from "../helpers/mounted";
 
 const EVIL = `<img src=x onerror="window.hacked=true">.nni`;
 let view: Mounted;
