@@ -1,4 +1,4 @@
-// Buffers of messages -> typed arrays, in the order that nnx_inspector/protocol gives. Little-endian.
+// Buffers of messages -> typed arrays, in the order that nnx_inspector/screen/protocol gives. Little-endian.
 // Invariant: honours the view's byteOffset, copies only where float64 would be unaligned, and a
 // buffer of another length than its header says is a `ProtocolError`, never a short read.
 import {

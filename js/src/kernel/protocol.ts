@@ -1,5 +1,5 @@
 // The messages between kernel and browser, as types, constants and a table of shapes.
-// Generated from nnx_inspector/protocol by generate_protocol.py: never edit by hand.
+// Generated from nnx_inspector/screen/protocol by generate_protocol.py: never edit by hand.
 
 export const VERSION = 5;
 export const QUANTITIES = ["output", "gradient"] as const;
