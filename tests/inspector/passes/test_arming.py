@@ -17,7 +17,6 @@ from leftovers import nothing_left
 
 import nnx_inspector as nni
 from nnx_inspector._compat import jit
-from nnx_inspector.arming import Arming
 from nnx_inspector.screen.comm import InspectorWidget
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)), jnp.float32)
@@ -81,60 +80,6 @@ def insp():
     yield inspector
     inspector.close()
     inspector._evaluating._arming.join()
-
-
-# ------------------------------------------------------------------- one thread
-
-
-def test_the_newest_wish_wins_and_all_are_told_once():
-    ran, told, began, go_on = [], [], threading.Event(), threading.Event()
-
-    def first(is_over):
-        began.set()
-        assert go_on.wait(IN_TIME)
-        ran.append("first")
-
-    arming = Arming(lambda: told.append(list(ran)), told.append)
-    arming.want([first, lambda _: ran.append("never")])
-    assert began.wait(IN_TIME)
-    assert arming.busy
-    arming.want([lambda _: ran.append("second")])
-    go_on.set()
-    arming.wait()
-    assert (ran, told, arming.busy) == (["first", "second"], [["first", "second"]], False)
-
-
-def test_what_a_job_raises_is_told_and_another_may_follow():
-    told = []
-    arming = Arming(lambda: told.append("done"), lambda error: told.append(str(error)))
-
-    def fails(is_over):
-        raise ZeroDivisionError("mine")
-
-    arming.want([fails])
-    arming.wait()
-    arming.want([lambda _: None])
-    arming.wait()
-    assert told == ["mine", "done"]
-
-
-def test_closed_it_tells_nobody_and_begins_nothing():
-    told, began, go_on = [], threading.Event(), threading.Event()
-
-    def job(is_over):
-        began.set()
-        assert go_on.wait(IN_TIME)
-        told.append(is_over())
-
-    arming = Arming(lambda: told.append("done"), told.append)
-    arming.want([job, job])
-    assert began.wait(IN_TIME)
-    arming.close()
-    go_on.set()
-    arming.join()
-    arming.want([job])
-    assert told == [True]
-    assert not arming.busy
 
 
 # ---------------------------------------------------------------- an inspector
