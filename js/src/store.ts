@@ -4,20 +4,19 @@
 // timeline says which pass is drawn; progress is that of the message that came last, whenever a
 // frame is drawn. Views only read signals and call methods of this.
 import { batch, computed, signal } from "@preact/signals";
-import { UNREACHABLE, type Ask, type Receiver, type Update } from "./kernel/bridge";
-import { decodeCurves, decodeFrame, decodeHistory, sitesOf } from "./kernel/decode";
-import type { CurveData, FrameData, HistoryData } from "./kernel/decode";
+import { UNREACHABLE, type Ask, type Receiver, type Update } from "./bridge";
+import { decodeCurves, decodeFrame, decodeHistory, sitesOf } from "./decode";
+import type { CurveData, FrameData, HistoryData } from "./decode";
 import { CompareState } from "./compare/state";
 import { FlowState } from "./flow/state";
-import { Looks } from "./kernel/looks";
-import type { Findings, Layout, Notice, Perturb, Perturbation, Progress, State, Sweep } from "./kernel/protocol";
-import { QUANTITIES, STATISTICS } from "./kernel/protocol";
+import { Inside } from "./inside/inside";
+import type { Findings, Layout, Notice, Perturb, Perturbation, Progress, State, Sweep } from "./protocol";
+import { QUANTITIES, STATISTICS } from "./protocol";
 import { NnxState } from "./nnx/state";
-import { ancestors, label, rowOf, toSites, type Sites } from "./kernel/sites";
+import { ancestors, label, openAtFirst, rowOf, toSites, type Sites } from "./sites";
 import { decodePasses } from "./time/passes";
 import { Timeline } from "./time/timeline";
 import { TreeView } from "./tree/view";
-import { openAtFirst } from "./tree/visible";
 import { Masks } from "./units/mask";
 import { ValuesState } from "./values/state";
 
@@ -60,7 +59,7 @@ export class Store implements Receiver {
   readonly panel = signal("");
   readonly values = new ValuesState((request, settle) => this.kernel.ask(request, settle));
   readonly logAxis = signal(true);
-  readonly looks: Looks;
+  readonly inside: Inside;
   readonly masks: Masks;
   readonly sweep = signal<Sweep | null>(null);
   readonly findings = signal<Findings | null>(null);
@@ -157,7 +156,7 @@ export class Store implements Receiver {
 
   constructor(private readonly kernel: Kernel) {
     this.nnx = new NnxState(kernel);
-    this.looks = new Looks(kernel);
+    this.inside = new Inside(kernel);
     this.masks = new Masks(
       kernel,
       () => this.perturbations.value,
@@ -211,7 +210,7 @@ export class Store implements Receiver {
       case "parameters":
       case "units":
       case "code":
-        return this.looks.receive(message, buffer);
+        return this.inside.receive(message, buffer);
       case "findings":
         this.findings.value = message;
         return;

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
@@ -37,6 +38,7 @@ OFF, ZERO, SCALE = range(3)
 ROW = 2
 """Numbers in a row: mode and strength."""
 
+_ARRAYS = re.compile(r"[\w<>]+\[[\d,]*\]")
 
 Live = Zero | Scale
 """Where it is on outputs, what every program has room for at every site: a row."""
@@ -113,18 +115,20 @@ def apply(x: Any, row: Any) -> Any:
         scaled = x * strength.astype(x.dtype)
     else:
         scaled = (x * strength).astype(x.dtype)
-    return jnp.where(mode == ZERO, jnp.zeros_like(x), jnp.where(mode == SCALE, scaled, x))
+    # The outer choice is between two arrays: XLA then makes the result once, where it would repeat
+    # a choice between an array and a number in every kernel that reads it, and compile each anew.
+    return jnp.where(mode == OFF, x, jnp.where(mode == ZERO, jnp.zeros_like(x), scaled))
 
 
-def check_applies(perturbation: Live, site: str, leaves: Iterable[str]) -> None:
+def check_applies(perturbation: Live, site: str, output: str) -> None:
     """Raise a TypeError where a perturbation has no meaning for a site's output.
 
     Args:
         perturbation: what is to be done.
         site: the site's key, for the text.
-        leaves: the output's arrays in words (`"int32[8]"`).
+        output: what it returns, in words (`"(float32[8], {mask: bool[4]})"`).
     """
-    arrays = [text for text in leaves if "[" in text]
+    arrays = _ARRAYS.findall(output)
     if not arrays:
         raise nothing_to_perturb(site, OUTPUT)
     if isinstance(perturbation, Scale):

@@ -28,7 +28,7 @@ ROOMS = (
 """A file imports from its own room and from rooms before it; the first is the files at the top."""
 
 WITHOUT_JAX = {
-    "": {"background", "errors", "progress"},
+    "": {"errors", "progress", "worker", "weak"},
     "stats": {"bins", "encoding", "gauges", "moments", "statistics", "summary", "table"},
     "recordings": None,
     "findings": {

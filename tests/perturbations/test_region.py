@@ -1,5 +1,7 @@
 """Perturbations: against hand-written models, and what they must leave alone."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nnx_inspector as nni
-from nnx_inspector.perturbations.region import OFF, SCALE, ZERO, apply, combine
+from nnx_inspector.perturbations.region import OFF, SCALE, ZERO, apply, check_applies, combine
 from nnx_inspector.program import host as board
+from nnx_inspector.stats.measure_gauges import gauge
+from nnx_inspector.stats.summarize import summarize
 
 
 class Net(nnx.Module):
@@ -107,6 +111,16 @@ def test_a_row_of_zeros_changes_no_bit(values):
     assert np.array_equal(np.asarray(x).view(np.uint32), np.asarray(got).view(np.uint32))
 
 
+def test_a_perturbed_value_is_made_once():
+    def program(x, row):
+        y = apply(x @ x, row)
+        return y @ y, summarize(y), gauge(y)
+
+    compiled = jax.jit(program).lower(jnp.ones((4, 4)), jnp.zeros(2)).compile().as_text()
+    readers = re.findall(r"^[^\n=]*fused[^\n=]*\bf32\[2\][^\n]*\{$", compiled, re.MULTILINE)
+    assert len(readers) == 1, readers
+
+
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.bfloat16, jnp.complex64])
 def test_dtype_and_shape_are_kept(dtype):
     x = jnp.ones((2, 3), dtype)
@@ -119,6 +133,24 @@ def test_combine_lets_zero_win_and_factors_multiply():
     assert combine([]) == (OFF, 0.0)
     assert combine([nni.Scale(2.0), nni.Scale(0.25)]) == (SCALE, 0.5)
     assert combine([nni.Scale(2.0), nni.Zero(), nni.Scale(3.0)]) == (ZERO, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("output", "refused"),
+    [
+        ("float32[2]", ""),
+        ("(float32[3], bfloat16[3,1])", ""),
+        ("Out(a=float32[3], b=[complex64[]])", ""),
+        ("{'mask': bool[4], 'x': float32[2]}", r"returns bool\[4\]"),
+        ("(float32[2], key<fry>[])", "returns key<fry>"),
+        ("(None, 'text')", "returns no array"),
+    ],
+)
+def test_scale_needs_floats_wherever_they_are_in_the_result(output, refused):
+    if not refused:
+        return check_applies(nni.Scale(0.5), "a", output)
+    with pytest.raises(TypeError, match=refused):
+        check_applies(nni.Scale(0.5), "a", output)
 
 
 def test_scale_on_integers_is_refused_with_the_site_and_dtype():

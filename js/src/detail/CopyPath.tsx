@@ -1,6 +1,6 @@
 // Copies a path, and says for a moment that it did.
-import { useCopy } from "../ui/copy";
-import { ids } from "../ui/testids";
+import { useCopy } from "../copy";
+import { ids } from "../testids";
 
 export function CopyPath({ path }: { path: string }) {
   const [copy, said] = useCopy(path);
