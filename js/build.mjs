@@ -1,5 +1,5 @@
 // Bundles the front end into ../nnx_inspector/static or the folder given: src/widget.tsx ->
-// widget.js, src/theme.css -> widget.css, src/stream.ts -> stream.js, src/flow/layout.ts ->
+// widget.js, src/widget.css -> widget.css, src/stream.ts -> stream.js, src/flow/layout/arrange.ts ->
 // layout.js, which the kernel sends when the first flow is shown, src/page/page.tsx -> page.js, the
 // script of a saved page, and src/page/saved.ts -> saved.js, which shows one in a saved notebook.
 // Invariants: each is one file that loads nothing else, neither from disk nor from the network; the
@@ -28,9 +28,9 @@ const { metafile } = await build({
   ...options,
   entryPoints: [
     { in: "src/widget.tsx", out: "widget" },
-    { in: "src/theme.css", out: "widget" },
+    { in: "src/widget.css", out: "widget" },
     { in: "src/stream.ts", out: "stream" },
-    { in: "src/flow/layout.ts", out: "layout" },
+    { in: "src/flow/layout/arrange.ts", out: "layout" },
   ],
   format: "esm",
 });

@@ -1,6 +1,6 @@
-"""Writes what the front end knows of the protocol: `src/protocol.ts` and the golden messages.
+"""Writes what the front end knows of the protocol: `src/kernel/protocol.ts` and the golden messages.
 
-`nnx_inspector/protocol` is the authority; nothing written here is edited by hand. It needs no jax.
+`nnx_inspector/screen/protocol` is the authority; nothing written here is edited by hand. It needs no jax.
 Invariant: the output depends on those files alone, byte for byte; `--check` says (exit 1) when what
 is on disk differs from it.
 
@@ -69,7 +69,7 @@ def structs(protocol: types.ModuleType) -> list[type]:
 def typescript(protocol: types.ModuleType) -> str:
     lines = [
         "// The messages between kernel and browser, as types, constants and a table of shapes.",
-        "// Generated from nnx_inspector/protocol by generate_protocol.py: never edit by hand.",
+        "// Generated from nnx_inspector/screen/protocol by generate_protocol.py: never edit by hand.",
         "",
         f"export const VERSION = {protocol.VERSION};",
     ]
@@ -369,7 +369,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
 def outputs() -> dict[pathlib.Path, bytes]:
     sys.path.insert(0, str(HERE.parent))
     protocol = importlib.import_module("nnx_inspector.screen.protocol")
-    files = {HERE / "src" / "protocol.ts": typescript(protocol).encode()}
+    files = {HERE / "src" / "kernel" / "protocol.ts": typescript(protocol).encode()}
     for name, (message, buffer) in goldens(protocol).items():
         files[HERE / "test" / "golden" / f"{name}.json"] = (
             protocol.to_json(message) + "\n"
@@ -391,7 +391,7 @@ def main() -> int:
     if check:
         for path in sorted([*stale, *known]):
             print(
-                f"{path.relative_to(HERE.parent)} differs from nnx_inspector/protocol",
+                f"{path.relative_to(HERE.parent)} differs from nnx_inspector/screen/protocol",
                 file=sys.stderr,
             )
         return 1 if stale or known else 0

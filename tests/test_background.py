@@ -1,8 +1,29 @@
-"""One thread for several jobs: their order, what fails, and how it ends."""
+"""One thread for several jobs: their order, the newest wish, what fails, and how it ends."""
 
+import gc
 import threading
 
-from nnx_inspector.background import Worker
+import pytest
+
+from nnx_inspector.background import Worker, weakly
+
+IN_TIME = 120.0
+
+
+class Held:
+    """A job that is under way until it is let go; then it ends as it is told to."""
+
+    def __init__(self, end=lambda: None):
+        self.began, self.let_go, self._end = threading.Event(), threading.Event(), end
+
+    def __call__(self):
+        self.began.set()
+        assert self.let_go.wait(IN_TIME)
+        return self._end()
+
+
+def fail():
+    raise ZeroDivisionError("mine")
 
 
 def test_jobs_are_done_in_their_order_and_one_that_fails_holds_up_none():
@@ -48,3 +69,81 @@ def test_waiting_for_oneself_returns():
     ended = threading.Event()
     worker.do(lambda: (worker.wait(), ended.set()))
     assert ended.wait(30)
+
+
+def test_the_newest_wish_wins_and_the_end_is_told_once():
+    ran, told = [], []
+    worker = Worker("test", told.append, lambda: told.append(list(ran)))
+    first = Held(lambda: ran.append("first"))
+    worker.do_instead(first)
+    assert first.began.wait(IN_TIME)
+    assert worker.busy
+    worker.do_instead(lambda: ran.append("never"))
+    worker.do_instead(lambda: ran.append("second"))
+    first.let_go.set()
+    worker.wait()
+    assert (ran, told, worker.busy) == (["first", "second"], [["first", "second"]], False)
+
+
+def test_a_wish_that_fails_is_told_and_another_may_follow():
+    told = []
+    worker = Worker("test", lambda error: told.append(str(error)), lambda: told.append("done"))
+    worker.do_instead(fail)
+    worker.wait()
+    worker.do_instead(lambda: None)
+    worker.wait()
+    assert told == ["mine", "done"]
+
+
+def test_a_wish_that_fails_takes_no_newer_one_with_it():
+    told, older = [], Held(fail)
+    worker = Worker("test", lambda error: told.append(str(error)), lambda: told.append("done"))
+    worker.do_instead(older)
+    assert older.began.wait(IN_TIME)
+    worker.do_instead(lambda: told.append("newer"))
+    older.let_go.set()
+    worker.wait()
+    assert told == ["newer", "done"], "that the older one failed concerns nobody any more"
+
+
+def test_what_is_told_at_the_end_may_ask_for_more_and_may_fail():
+    told = []
+
+    def done():
+        told.append("done")
+        if told == ["done"]:
+            worker.do_instead(lambda: told.append("more"))
+            fail()
+
+    worker = Worker("test", lambda error: told.append(str(error)), done)
+    worker.do_instead(lambda: None)
+    worker.wait()
+    assert told == ["done", "mine", "more", "done"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_closed_it_tells_nobody_and_a_long_job_can_ask(fails):
+    told = []
+    worker = Worker("test", told.append, lambda: told.append("done"))
+    job = Held(fail if fails else lambda: told.append(worker.closed))
+    worker.do_instead(job)
+    worker.do(lambda: told.append("never"))
+    assert job.began.wait(IN_TIME)
+    worker.close()
+    job.let_go.set()
+    worker.join()
+    assert not worker.do_instead(job)
+    assert (told, worker.busy) == ([] if fails else [True], False)
+
+
+def test_a_weak_method_keeps_its_object_alive_no_longer():
+    class Owner:
+        def name(self, of):
+            return f"mine, {of}"
+
+    owner = Owner()
+    call = weakly(owner.name)
+    assert call("yours") == "mine, yours"
+    del owner
+    gc.collect()
+    assert call("yours") is None

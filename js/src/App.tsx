@@ -3,8 +3,8 @@
 // no key that is pressed in here is one of the host's shortcuts.
 import type { ComponentChildren } from "preact";
 import { useLayoutEffect, useRef } from "preact/hooks";
-import type { Bridge } from "./bridge";
-import { Boundary } from "./Boundary";
+import type { Bridge } from "./kernel/bridge";
+import { Boundary } from "./ui/Boundary";
 import { Detail } from "./detail/Detail";
 import { Header } from "./header/Header";
 import { Metrics } from "./metrics/Metrics";
@@ -13,8 +13,8 @@ import { Notices } from "./notices/Notices";
 import { Perturbations } from "./perturb/Perturbations";
 import { PythonLine } from "./python/PythonLine";
 import type { Store } from "./store";
-import { ids } from "./testids";
-import { dark, watchTheme } from "./theme";
+import { ids } from "./ui/testids";
+import { dark, watchTheme } from "./ui/theme";
 import { TimeStrip } from "./time/TimeStrip";
 import { Tree } from "./tree/Tree";
 

@@ -1,7 +1,7 @@
 // The last state that the kernel puts beside a view, for a notebook without a kernel (last_state.py).
 // Invariant: it is hidden while a view of the same inspector has something to show, and no longer.
 import { effect } from "@preact/signals";
-import type { Model } from "./bridge";
+import type { Model } from "./kernel/bridge";
 import type { Store } from "./store";
 
 /** Hides it while there is something live; call what it returns to end that. */

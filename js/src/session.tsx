@@ -4,10 +4,10 @@
 // unknown to the other); a session without models is forgotten.
 import { render } from "preact";
 import { App } from "./App";
-import { Bridge, type Model } from "./bridge";
+import { Bridge, type Model } from "./kernel/bridge";
 import { Store } from "./store";
 import { coverSaved } from "./saved";
-import { paletteOf, readTheme } from "./theme";
+import { paletteOf, readTheme } from "./ui/theme";
 
 export interface Session {
   attach(role: "control" | "stream", model: Model, signal?: AbortSignal): void;

@@ -4,19 +4,20 @@
 // timeline says which pass is drawn; progress is that of the message that came last, whenever a
 // frame is drawn. Views only read signals and call methods of this.
 import { batch, computed, signal } from "@preact/signals";
-import { UNREACHABLE, type Ask, type Receiver, type Update } from "./bridge";
-import { decodeCurves, decodeFrame, decodeHistory, sitesOf } from "./decode";
-import type { CurveData, FrameData, HistoryData } from "./decode";
+import { UNREACHABLE, type Ask, type Receiver, type Update } from "./kernel/bridge";
+import { decodeCurves, decodeFrame, decodeHistory, sitesOf } from "./kernel/decode";
+import type { CurveData, FrameData, HistoryData } from "./kernel/decode";
 import { CompareState } from "./compare/state";
 import { FlowState } from "./flow/state";
-import { Inside } from "./inside/inside";
-import type { Findings, Layout, Notice, Perturb, Perturbation, Progress, State, Sweep } from "./protocol";
-import { QUANTITIES, STATISTICS } from "./protocol";
+import { Looks } from "./kernel/looks";
+import type { Findings, Layout, Notice, Perturb, Perturbation, Progress, State, Sweep } from "./kernel/protocol";
+import { QUANTITIES, STATISTICS } from "./kernel/protocol";
 import { NnxState } from "./nnx/state";
-import { ancestors, label, openAtFirst, rowOf, toSites, type Sites } from "./sites";
+import { ancestors, label, rowOf, toSites, type Sites } from "./kernel/sites";
 import { decodePasses } from "./time/passes";
 import { Timeline } from "./time/timeline";
 import { TreeView } from "./tree/view";
+import { openAtFirst } from "./tree/visible";
 import { Masks } from "./units/mask";
 import { ValuesState } from "./values/state";
 
@@ -59,7 +60,7 @@ export class Store implements Receiver {
   readonly panel = signal("");
   readonly values = new ValuesState((request, settle) => this.kernel.ask(request, settle));
   readonly logAxis = signal(true);
-  readonly inside: Inside;
+  readonly looks: Looks;
   readonly masks: Masks;
   readonly sweep = signal<Sweep | null>(null);
   readonly findings = signal<Findings | null>(null);
@@ -156,7 +157,7 @@ export class Store implements Receiver {
 
   constructor(private readonly kernel: Kernel) {
     this.nnx = new NnxState(kernel);
-    this.inside = new Inside(kernel);
+    this.looks = new Looks(kernel);
     this.masks = new Masks(
       kernel,
       () => this.perturbations.value,
@@ -210,7 +211,7 @@ export class Store implements Receiver {
       case "parameters":
       case "units":
       case "code":
-        return this.inside.receive(message, buffer);
+        return this.looks.receive(message, buffer);
       case "findings":
         this.findings.value = message;
         return;

@@ -1,7 +1,7 @@
 // The front end of the stream comm, a few lines: ipywidgets sends, and saves, a front end with each
 // model, and that of the control comm has all the rest. Invariant: whichever of the two models is
 // there first, the stream's joins the session of its inspector at once.
-import type { Model } from "./bridge";
+import type { Model } from "./kernel/bridge";
 
 interface Context {
   readonly model: Model;

@@ -1,7 +1,7 @@
 // What anywidget calls: `initialize` once per model, `render` once per view.
 // Invariant: both are synchronous (an `initialize` of more than 2 s leaves a model deaf) and do
 // nothing but hand over to the session of the inspector that the model belongs to.
-import type { Model } from "./bridge";
+import type { Model } from "./kernel/bridge";
 import { lighten } from "./saved";
 import { sessionOf } from "./session";
 

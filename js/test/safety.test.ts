@@ -2,42 +2,27 @@
 import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import { decodeCurves, decodeFrame, decodeHistory } from "../src/decode";
-import { TO_BROWSER, VERSION, type Curves, type Frame, type History, type Nnx } from "../src/protocol";
-import { ids } from "../src/testids";
-import { ProtocolError, toBrowser } from "../src/validate";
-import widget from "../src/widget";
-import { MockModel, effect, frame, layout, scale, settle, site, state } from "./helpers";
-import { EVIL } from "./injection";
-import { page } from "./nnx";
+import { decodeCurves, decodeFrame, decodeHistory } from "../src/kernel/decode";
+import { TO_BROWSER, VERSION, type Curves, type Frame, type History, type Nnx } from "../src/kernel/protocol";
+import { ids } from "../src/ui/testids";
+import { ProtocolError, toBrowser } from "../src/kernel/validate";
+import { settle } from "./helpers/kernel";
+import { effect, frame, layout, scale, site, state } from "./helpers/messages";
+import { EVIL } from "./helpers/injection";
+import { mounted, start, type Mounted } from "./helpers/mounted";
+import { page } from "./helpers/nnx";
 
 const folder = join(import.meta.dirname, "golden");
 const golden = (name: string): Record<string, unknown> => JSON.parse(readFileSync(join(folder, `${name}.json`), "utf8"));
 
-let control: MockModel;
-let stream: MockModel;
-let el: HTMLElement;
-let life: AbortController;
-let count = 0;
 let pages = 0;
-
+let view: Mounted;
+let { control, stream, el, find, all, end } = {} as Mounted;
 beforeEach(() => {
   pages = 0;
-  const inspector = `safety-${++count}`;
-  life = new AbortController();
-  control = new MockModel({ role: "control", inspector });
-  stream = new MockModel({ role: "stream", inspector });
-  for (const model of [stream, control]) widget.initialize({ model, signal: life.signal });
-  el = document.createElement("div");
-  document.body.append(el);
-  widget.render({ model: control, el, signal: life.signal });
+  ({ control, stream, el, find, all, end } = view = mounted());
 });
-afterEach(() => {
-  life.abort();
-  el.remove();
-});
-
-const find = (id: string): HTMLElement | null => el.querySelector<HTMLElement>(`[data-testid="${id}"]`);
+afterEach(() => end());
 
 function emitAll(texts: readonly string[], selected: string): void {
   stream.emit(
@@ -129,9 +114,9 @@ describe("a hundred texts", () => {
     );
     for (const name of ["href", "src", "srcdoc", "action", "onerror", "onclick"]) expect(known.attributes).not.toContain(name);
     for (const tag of ["script", "img", "iframe", "a", "style", "link", "object"]) expect(known.tags).not.toContain(tag);
-    const all = await showEverything(EVIL, EVIL[0]);
-    expect([...all.tags].filter((tag) => !known.tags.has(tag))).toEqual([]);
-    expect([...all.attributes].filter((name) => !known.attributes.has(name))).toEqual([]);
+    const evil = await showEverything(EVIL, EVIL[0]);
+    expect([...evil.tags].filter((tag) => !known.tags.has(tag))).toEqual([]);
+    expect([...evil.attributes].filter((name) => !known.attributes.has(name))).toEqual([]);
     for (const text of EVIL) {
       stream.emit(state({ selected: text, notices: [{ level: "error", text, site: text }] }));
       await vi.waitFor(() => expect(find(ids.selected)?.textContent).toBe(text));
@@ -188,10 +173,7 @@ describe("messages that do not fit", () => {
   });
 
   it("leave the screen as it was, and say what was wrong", async () => {
-    stream.emit(layout());
-    stream.emit(state());
-    stream.emit(...frame(1));
-    await settle();
+    await start(view);
     const shown = find(ids.tree)!.textContent;
     for (const name of Object.keys(TO_BROWSER).filter((n) => n !== "state" && n !== "layout")) {
       for (const header of mutated(golden(name), 2)) stream.emit(header, new DataView(new ArrayBuffer(7)));
@@ -199,7 +181,7 @@ describe("messages that do not fit", () => {
     await settle();
     expect(find(ids.tree)!.textContent).toBe(shown);
     expect(find(ids.notice)?.textContent).toMatch(/must be|lacks|Unknown|unknown field|buffer|version/);
-    expect(el.querySelectorAll(`[data-testid="${ids.notice}"]`).length).toBeLessThanOrEqual(5);
+    expect(all(ids.notice).length).toBeLessThanOrEqual(5);
   });
 
   it.each([

@@ -1,107 +1,19 @@
-// The saved state in a notebook: what a live model leaves in the metadata, and what the script does
-// beside the plain HTML.
-import { gzipSync } from "node:zlib";
-import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
+// What a live model leaves in the metadata of a notebook.
+import { afterEach, expect, it, vi } from "vitest";
 import { lighten } from "../src/saved";
 
-describe("what JupyterLab saves of a model", () => {
-  afterEach(() => document.body.removeAttribute("data-jp-theme-light"));
+afterEach(() => document.body.removeAttribute("data-jp-theme-light"));
 
-  it("is no front end, and nobody is told of the change", () => {
-    document.body.setAttribute("data-jp-theme-light", "true");
-    const set = vi.fn();
-    lighten({ get: () => "", on: () => undefined, send: () => undefined, set });
-    expect(set.mock.calls.map(([name, , options]) => [name, options])).toEqual([["_esm", { silent: true }], ["_css", { silent: true }]]); // prettier-ignore
-    expect(set.mock.calls.every(([, value]) => String(value).length < 100)).toBe(true);
-  });
-
-  it("stays as it is in other hosts", () => {
-    const set = vi.fn();
-    lighten({ get: () => "", on: () => undefined, send: () => undefined, set });
-    expect(set).not.toHaveBeenCalled();
-  });
+it("what JupyterLab saves of a model is no front end, and nobody is told of the change", () => {
+  document.body.setAttribute("data-jp-theme-light", "true");
+  const set = vi.fn();
+  lighten({ get: () => "", on: () => undefined, send: () => undefined, set });
+  expect(set.mock.calls.map(([name, , options]) => [name, options])).toEqual([["_esm", { silent: true }], ["_css", { silent: true }]]); // prettier-ignore
+  expect(set.mock.calls.every(([, value]) => String(value).length < 100)).toBe(true);
 });
 
-describe("the script beside the plain HTML", () => {
-  let seen: (visible: boolean) => void;
-
-  class Watching {
-    constructor(callback: (entries: { isIntersecting: boolean }[]) => void) {
-      seen = (isIntersecting) => callback([{ isIntersecting }]);
-    }
-    observe(): void {}
-    disconnect(): void {}
-  }
-
-  const packed = (text: string): string => gzipSync(text).toString("base64");
-  const script = (name: string, text: string): HTMLElement => {
-    const element = document.createElement("script");
-    element.setAttribute("type", "application/octet-stream");
-    element.className = `nni-saved-${name}`;
-    element.textContent = text;
-    return element;
-  };
-
-  async function output(page = packed("before\0after")): Promise<HTMLElement> {
-    const place = document.createElement("div");
-    place.className = "nni-saved";
-    place.dataset["nniPage"] = String(Math.random());
-    const plain = document.createElement("div");
-    plain.className = "nni-snapshot";
-    place.append(plain, script("page", page), script("recording", "QUJD"));
-    document.body.append(place);
-    vi.resetModules();
-    await import("../src/page/saved");
-    return place;
-  }
-
-  const made: Blob[] = [];
-  const frameOf = (place: HTMLElement): HTMLIFrameElement | null => place.querySelector("iframe");
-  const plainOf = (place: HTMLElement): HTMLElement => place.querySelector(".nni-snapshot")!;
-
-  beforeEach(() => {
-    vi.stubGlobal("IntersectionObserver", Watching);
-    vi.spyOn(URL, "createObjectURL").mockImplementation((blob) => {
-      made.push(blob as Blob);
-      return "about:blank";
-    });
-  });
-  afterEach(() => {
-    vi.restoreAllMocks();
-    vi.unstubAllGlobals();
-    document.body.replaceChildren();
-    made.length = 0;
-  });
-
-  it("does nothing while a live view hides the output", async () => {
-    const place = await output();
-    seen(false);
-    await new Promise((done) => setTimeout(done, 900));
-    expect(frameOf(place)).toBeNull();
-  });
-
-  it("shows the page in a frame that reaches nothing, and hides the plain HTML once there is a screen", async () => {
-    const place = await output();
-    seen(true);
-    await vi.waitFor(() => expect(frameOf(place)).not.toBeNull(), 5000);
-    const frame = frameOf(place)!;
-    expect(frame.getAttribute("sandbox")).toBe("allow-scripts");
-    expect(await made[0]!.text()).toBe("beforeQUJDafter");
-    expect(plainOf(place).hidden).toBe(false);
-    const say = (data: unknown, source: unknown): boolean => window.dispatchEvent(Object.assign(new Event("message"), { data, source }));
-    say({ nniShown: true }, window); // not of the frame
-    say("nniShown", frame.contentWindow);
-    expect(plainOf(place).hidden).toBe(false);
-    say({ nniShown: true }, frame.contentWindow);
-    expect(plainOf(place).hidden).toBe(true);
-  });
-
-  it("leaves the plain HTML where what is packed is damaged", async () => {
-    const told = vi.spyOn(console, "error").mockImplementation(() => undefined);
-    const place = await output("AAAA");
-    seen(true);
-    await vi.waitFor(() => expect(told).toHaveBeenCalled(), 5000);
-    expect(frameOf(place)).toBeNull();
-    expect(plainOf(place).hidden).toBe(false);
-  });
+it("in other hosts it stays as it is", () => {
+  const set = vi.fn();
+  lighten({ get: () => "", on: () => undefined, send: () => undefined, set });
+  expect(set).not.toHaveBeenCalled();
 });

@@ -1,9 +1,9 @@
 // The rules by which messages and clicks change the screen.
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import type { Ask } from "../src/bridge";
-import { statistic } from "../src/decode";
+import type { Ask } from "../src/kernel/bridge";
+import { statistic } from "../src/kernel/decode";
 import { Store } from "../src/store";
-import { SITES, frame, layout, perturbation, scale, site, state } from "./helpers";
+import { SITES, frame, layout, perturbation, scale, site, state } from "./helpers/messages";
 
 let store: Store;
 let acked: number[];

@@ -1,9 +1,10 @@
 // The stream comm's own small front end: its model joins the session, whichever is there first.
 import { describe, expect, it } from "vitest";
 import stream from "../src/stream";
-import { ids } from "../src/testids";
+import { ids } from "../src/ui/testids";
 import widget from "../src/widget";
-import { MockModel, layout, settle, state } from "./helpers";
+import { MockModel, settle } from "./helpers/kernel";
+import { layout, state } from "./helpers/messages";
 
 let count = 0;
 

@@ -69,7 +69,7 @@ def diagnose(recording: Recording) -> list[Finding]:
         >>> diagnose(recording)
         []
     """
-    judged = Judged(recording.passes, recording.observed.facts)
+    judged = Judged(recording.passes, recording.facts)
     found = [finding for rule in _RULES for finding in rule(judged)]
     return sorted(by_cause(judged, found), key=lambda finding: _rank(judged, finding))
 

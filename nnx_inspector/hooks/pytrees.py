@@ -21,11 +21,6 @@ def rebuilt(tree: Any, leaves: Iterable[Any], is_leaf: _IsLeaf = None) -> Any:
     return _rebuilt(tree, iter(leaves), is_leaf)
 
 
-def mapped(f: Callable[[Any], Any], tree: Any, is_leaf: _IsLeaf = None) -> Any:
-    """`jax.tree.map` of one tree, its dicts in their own order."""
-    return rebuilt(tree, map(f, jax.tree.leaves(tree, is_leaf=is_leaf)), is_leaf)
-
-
 def _rebuilt(node: Any, leaves: Iterator[Any], is_leaf: _IsLeaf) -> Any:
     if is_leaf is not None and is_leaf(node):
         return next(leaves)

@@ -367,11 +367,6 @@ class Handles:
             parameter_data=tuple(of_place for _, of_place in parameters),
         )
 
-    def rows(self) -> dict[str, tuple[float, float]]:
-        """For each site with a row that is on, that row (see `perturbation`)."""
-        with self._lock:
-            return self._rows(self._needs())
-
     def arm(self, setting: Setting) -> None:
         """The program of this setting is the running one."""
         with self._lock:

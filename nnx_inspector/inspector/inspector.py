@@ -17,6 +17,7 @@ import jax
 from flax import nnx
 
 from nnx_inspector._compat.configuration import Configuration
+from nnx_inspector.background import weakly
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.findings.findings import Finding, diagnose
 from nnx_inspector.hooks.layers import unwatched
@@ -67,7 +68,6 @@ from nnx_inspector.screen.layout import layout_of, shown_of, stacks_of
 from nnx_inspector.screen.presenter import Presenter
 from nnx_inspector.screen.timeline import Settings
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.weak import weakly
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]

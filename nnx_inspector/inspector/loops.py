@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from flax import nnx
 
+from nnx_inspector.background import weakly
 from nnx_inspector.errors import InspectorError, warn
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.handles import Handle, Handles
@@ -32,7 +33,6 @@ from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.presenter import Presenter
 from nnx_inspector.screen.timeline import Settings
-from nnx_inspector.weak import weakly
 
 T = TypeVar("T")
 MODEL = -1

@@ -24,7 +24,7 @@ from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import ours
-from nnx_inspector.arming import Arming
+from nnx_inspector.background import Worker, weakly
 from nnx_inspector.hooks.dispatch import executables_called, hooked
 from nnx_inspector.hooks.layers import (
     TAP_OUTPUT,
@@ -53,7 +53,6 @@ from nnx_inspector.stats.gauges import VARIED
 from nnx_inspector.stats.measure_gauges import is_sampled
 from nnx_inspector.stats.packing import unpack
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.weak import weakly
 
 _sessions: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
@@ -129,7 +128,7 @@ class Session:
         self._wanted: tuple[Place, ...] = ()
         self._observer = Observer()
         self._calls = JitCalls(weakly(self._is_mine))
-        self._arming = Arming(weakly(self._armed), weakly(self._not_armed))
+        self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))
         _sessions[self.number] = self
         self.refresh()
 
@@ -206,13 +205,13 @@ class Session:
             self.places = places
             return False
 
-        def compile_all(is_over: Callable[[], bool]) -> None:
+        def compile_all() -> None:
             for call in calls:
-                if not is_over():
+                if not self._arming.closed:
                     call.compile(instead)
             self.places = places
 
-        self._arming.want([compile_all])
+        self._arming.do_instead(compile_all)
         return True
 
     def _armed(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -135,21 +135,6 @@ def output_change(clean: Any, perturbed: Any, *, logits: Logits = None) -> Outpu
         kl=None if pair[0] is None else kl_divergence(*pair),
         top1_changed=None if pair[0] is None else top1_changed(*pair),
     )
-
-
-@ours()
-def site_changes(clean: Mapping[str, Any], perturbed: Mapping[str, Any]) -> dict[str, float | None]:
-    """The relative change at every site downstream (or elsewhere) of which both values are known.
-
-    Args:
-        clean: site -> a pytree of arrays, such as `record[site].values`.
-        perturbed: the same of the perturbed pass.
-    """
-    return {
-        site: relative_change(value, perturbed[site])
-        for site, value in clean.items()
-        if site in perturbed
-    }
 
 
 @ours()

@@ -384,11 +384,6 @@ def remembered(form: int | None) -> str:
     return "" if form is None else _reasons.get(form, "")
 
 
-def forget() -> None:
-    """Try to trace each call again."""
-    _reasons.clear()
-
-
 def can_run(values: Sequence[Any]) -> bool:
     """Whether code that reads values can run with these arguments."""
     return not any(isinstance(x, jax.ShapeDtypeStruct) for x in values) and all(

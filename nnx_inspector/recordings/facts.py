@@ -1,9 +1,9 @@
 """What rules need besides summaries: facts of the model, and a few figures of each pass.
 
 Facts are read from the model and from its traced program; figures are those of `gauges`, thinned
-together with the passes that they are of. Both turn into columns of numbers and text, to be kept
-in a file. Invariant: what is not known is "" or NaN (or -1 of a flag), never a guess; what does not
-belong together is refused. Imports no jax.
+together with the passes that they are of. Facts turn into columns of numbers and text, to be kept
+in a file. Invariant: what is not known is "" or NaN (or -1 of a flag), never a guess; columns that
+do not belong together are refused. Imports no jax.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.stats.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES, all_masks
+from nnx_inspector.stats.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES
 
 Array = npt.NDArray[Any]
 UNKNOWN: Final = -1
@@ -115,7 +115,9 @@ class Facts:
     uncalled: Uncalled | None = None
 
     def joined(self, other: Facts) -> Facts:
-        """Both; of what both know what `other` says, but what either saw called was called."""
+        """The facts of both. `other` has the last word, but a site that either saw called stays
+        called, and a parameter that either saw needed stays needed.
+        """
         sites = {one.site: one for one in self.sites}
         for one in other.sites:
             old = sites.get(one.site)
@@ -132,6 +134,39 @@ class Facts:
             parameters=tuple(parameters.values()),
             uncalled=self.uncalled,
         )
+
+    def to_columns(self) -> dict[str, Array]:
+        """As arrays of numbers and of UTF-8 bytes, of which `from_columns` makes facts again."""
+        out: dict[str, Array] = {}
+        for prefix, cls, items in (
+            ("site", SiteFacts, self.sites),
+            ("parameter", ParameterFacts, self.parameters),
+        ):
+            for field in dataclasses.fields(cls):
+                values = [getattr(one, field.name) for one in items]
+                _put(out, f"{prefix}_{field.name}", values, str(field.type))
+        absent = [] if self.uncalled is None else [self.uncalled]
+        _put(out, "uncalled_what", [one.what for one in absent], "str")
+        _put(out, "uncalled_advice", [one.advice for one in absent], "str")
+        counts = [[one.step, one.steps, one.calls] for one in absent]
+        out["uncalled"] = np.array(counts, np.int64).reshape(-1, 3)
+        return out
+
+    @staticmethod
+    def from_columns(columns: Mapping[str, Any]) -> Facts:
+        """The facts that `to_columns` was called on; other columns are left alone.
+
+        Raises:
+            InspectorError: a column is missing, is of another dtype or shape, or they do not
+                belong together.
+        """
+        reader = _Columns(columns)
+        sites = reader.items("site", SiteFacts)
+        for one in sites:
+            known = one.activation in KINDS and one.made_by in KINDS
+            _require(known, f"site_activation holds {one.activation!r}, {one.made_by!r}")
+        parameters = reader.items("parameter", ParameterFacts)
+        return Facts(sites=tuple(sites), parameters=tuple(parameters), uncalled=reader.uncalled())
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -185,12 +220,12 @@ _LOOKED, _UNITS = SITE_FIGURES.index("looked"), SITE_FIGURES.index("units")
 
 
 def flaw_in(figures: Figures) -> str:
-    """What cannot be in the figures of a pass, "" where all can: rules trust what a file says."""
+    """What is wrong with the figures of a pass, "" if nothing is: rules trust what a file says."""
     counts = figures.rows[:, _COUNTS]
-    with np.errstate(invalid="ignore"):  # NaN is no count
+    with np.errstate(invalid="ignore"):  # a NaN is not a count
         whole = (counts >= 1) & (counts <= 2.0**53) & (counts == np.trunc(counts))
     if not whole.all():
-        return "a count is none"
+        return "a count is not a whole number from 1 to 2**53"
     looked, there = figures.rows[:, _LOOKED], figures.rows[:, _UNITS]
     if (looked > there).any() or (looked > 8 * BYTES).any():
         return "more units were looked at than there are"
@@ -200,115 +235,7 @@ def flaw_in(figures: Figures) -> str:
         figures.parameters
     ):
         return "a name comes twice"
-    return "" if figures.varied in (-1, 0, 1) else "a flag is none"
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Observed:
-    """The facts of a recording, and the figures of its passes.
-
-    Attributes:
-        facts: None where nothing is known.
-        numbers: of the passes that have figures, rising.
-        figures: those of each of them.
-    """
-
-    facts: Facts | None = None
-    numbers: tuple[int, ...] = ()
-    figures: tuple[Figures, ...] = ()
-
-    def to_columns(self) -> dict[str, Array]:
-        """As arrays of numbers and of UTF-8 bytes; `from_columns` makes them this again."""
-        facts = self.facts or Facts()
-        out: dict[str, Array] = {"known": np.array([self.facts is not None], np.uint8)}
-        for prefix, cls, items in (
-            ("site", SiteFacts, facts.sites),
-            ("parameter", ParameterFacts, facts.parameters),
-        ):
-            for field in dataclasses.fields(cls):
-                values = [getattr(one, field.name) for one in items]
-                _put(out, f"{prefix}_{field.name}", values, str(field.type))
-        absent = [] if facts.uncalled is None else [facts.uncalled]
-        _put(out, "uncalled_what", [one.what for one in absent], "str")
-        _put(out, "uncalled_advice", [one.advice for one in absent], "str")
-        counts = [[one.step, one.steps, one.calls] for one in absent]
-        out["uncalled"] = np.array(counts, np.int64).reshape(-1, 3)
-        names = dict.fromkeys(x for f in self.figures for x in (*f.sites, *f.parameters))
-        index = {name: i for i, name in enumerate(names)}
-        _put(out, "names", list(names), "str")
-        out["numbers"] = np.array(self.numbers, np.int64)
-        out["varied"] = np.array([f.varied for f in self.figures], np.int64)
-        out["rows_in"] = np.array([len(f.sites) for f in self.figures], np.int64)
-        out["states_in"] = np.array([len(f.parameters) for f in self.figures], np.int64)
-        out["row_name"] = np.array([index[s] for f in self.figures for s in f.sites], np.int64)
-        out["state_name"] = np.array(
-            [index[s] for f in self.figures for s in f.parameters], np.int64
-        )
-        none = Figures()
-        out["rows"] = np.concatenate([none.rows, *(f.rows for f in self.figures)])
-        out["masks"] = np.concatenate([none.masks, *(f.masks for f in self.figures)])
-        out["states"] = np.concatenate(
-            [none.parameter_rows, *(f.parameter_rows for f in self.figures)]
-        )
-        return out
-
-    @staticmethod
-    def from_columns(columns: Mapping[str, Any]) -> Observed:
-        """What `to_columns` was called on.
-
-        Raises:
-            InspectorError: a column is missing, is of another dtype or shape, or they do not
-                belong together.
-        """
-        reader = _Columns(columns)
-        known = reader.numbers("known", np.uint8, 1)
-        sites = reader.items("site", SiteFacts)
-        parameters = reader.items("parameter", ParameterFacts)
-        facts = None
-        if known[0]:
-            uncalled = reader.uncalled()
-            facts = Facts(sites=tuple(sites), parameters=tuple(parameters), uncalled=uncalled)
-        for one in sites:
-            known_kinds = one.activation in KINDS and one.made_by in KINDS
-            _require(known_kinds, f"site_activation holds {one.activation!r}, {one.made_by!r}")
-        names = reader.texts("names")
-        numbers = reader.numbers("numbers", np.int64)
-        count = len(numbers)
-        _require(bool((np.diff(numbers) > 0).all()), "numbers does not rise")
-        varied = reader.numbers("varied", np.int64, count)
-        rows_in = reader.numbers("rows_in", np.int64, count)
-        states_in = reader.numbers("states_in", np.int64, count)
-        for name, counts in (("rows_in", rows_in), ("states_in", states_in)):
-            _require(bool((counts >= 0).all()), f"{name} holds a negative count")
-        most = sum(map(int, rows_in)), sum(map(int, states_in))
-        row_name = reader.numbers("row_name", np.int64, most[0])
-        state_name = reader.numbers("state_name", np.int64, most[1])
-        for name, which in (("row_name", row_name), ("state_name", state_name)):
-            inside = (which >= 0) & (which < len(names))
-            _require(bool(inside.all()), f"{name} names what there is not")
-        rows = reader.array("rows", np.float32, (most[0], len(SITE_FIGURES)))
-        masks = all_masks(reader.array("masks", np.uint8, (most[0], None, BYTES)))
-        _require(masks.shape[1] == len(MASKS), f"masks has shape {masks.shape}")
-        states = reader.array("states", np.float32, (most[1], len(PARAMETER_FIGURES)))
-        found: list[Figures] = []
-        r = s = 0
-        counts = zip(map(int, rows_in), map(int, states_in), map(int, varied), strict=True)
-        for n_rows, n_states, one_varied in counts:
-            found.append(
-                Figures(
-                    sites=tuple(names[i] for i in row_name[r : r + n_rows]),
-                    rows=rows[r : r + n_rows].copy(),
-                    masks=masks[r : r + n_rows].copy(),
-                    parameters=tuple(names[i] for i in state_name[s : s + n_states]),
-                    parameter_rows=states[s : s + n_states].copy(),
-                    varied=one_varied,
-                )
-            )
-            r, s = r + n_rows, s + n_states
-        for one in found:
-            flaw = flaw_in(one)
-            _require(not flaw, flaw)
-        return Observed(facts=facts, numbers=tuple(map(int, numbers)), figures=tuple(found))
+    return "" if figures.varied in (-1, 0, 1) else "a flag is not -1, 0 or 1"
 
 
 def _put(out: dict[str, Array], name: str, values: Sequence[Any], kind: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.recordings.facts import Figures, Observed, flaw_in
+from nnx_inspector.recordings.facts import Facts, Figures, flaw_in
 from nnx_inspector.recordings.format import MAGIC, Columns, DamagedError, Reader, column
 from nnx_inspector.recordings.passes import NONFINITE, QUANTITIES, Measured, step_number
 from nnx_inspector.recordings.recording import Recording
@@ -303,12 +303,11 @@ class _Opened:
     def _facts(self, columns: Columns) -> None:
         self._require_room(2 * sum(column.nbytes for column in columns.values()))
         try:
-            facts = Observed.from_columns(columns).facts
+            facts = Facts.from_columns(columns)
         except InspectorError as error:
             raise ValueError(str(error)) from error
-        if facts is not None:
-            self._begun().learn(facts)
-            self._begun().miss(facts.uncalled)  # the last that was written holds
+        self._begun().learn(facts)
+        self._begun().miss(facts.uncalled)  # the last that was written holds
 
     def _take_figures(self, columns: Columns) -> None:
         sites = self._named(column(columns, "site", "uint32"))

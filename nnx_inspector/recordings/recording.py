@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.recordings.curves import Curves, scalar, surplus
-from nnx_inspector.recordings.facts import Facts, Figures, Observed, Uncalled
+from nnx_inspector.recordings.facts import Facts, Figures, Uncalled
 from nnx_inspector.recordings.frames import metrics_frame, passes_frame
 from nnx_inspector.recordings.history import HistoryArrays, history_of
 from nnx_inspector.recordings.passes import (
@@ -322,15 +322,10 @@ class Recording:
                 self._journal.write(lambda sections: sections.of_facts(facts), self.nbytes)
 
     @property
-    def observed(self) -> Observed:
-        """What is known of the model, and the figures of the passes kept: a snapshot."""
+    def facts(self) -> Facts | None:
+        """What is known of the model, None where nothing is."""
         with self._lock:
-            found = [p for p in self._passes if p.figures is not None]
-            return Observed(
-                facts=self._facts,
-                numbers=tuple(p.number for p in found),
-                figures=tuple(p.figures for p in found if p.figures is not None),
-            )
+            return self._facts
 
     @property
     def nbytes(self) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.recordings.facts import Facts, Figures, Observed
+from nnx_inspector.recordings.facts import Facts, Figures
 from nnx_inspector.recordings.format import MAGIC, Columns, Writer
 from nnx_inspector.recordings.passes import QUANTITIES, Pass
 
@@ -127,7 +127,7 @@ class Sections:
 
     def of_facts(self, facts: Facts) -> bytes:
         """All that is known of the model now, in place of what was known before."""
-        return self.section(FACTS, Observed(facts=facts).to_columns(), optional=True)
+        return self.section(FACTS, facts.to_columns(), optional=True)
 
     def _of_figures(self, figures: Figures) -> bytes:
         """What rules need besides of the pass that follows."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from flax import nnx
 
@@ -117,12 +117,6 @@ def _name(sites: Sequence[protocol.Site], index: int, above: int) -> str:
         names.append(sites[index].name)
         index = sites[index].parent
     return "/".join(reversed(names))
-
-
-def layers_unseen(sites: Iterable[str], stacks: Mapping[str, int], why: str) -> dict[str, str]:
-    """The reason for every layer of some stacked sites that has a row, by key."""
-    shown = shown_of(stacks)
-    return {layer_key(s, i): why for s in sites for i in range(shown.get(s, 0))}
 
 
 _Segments = tuple[str, ...]

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nnx_inspector.background import weakly
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
@@ -25,7 +26,6 @@ from nnx_inspector.screen.export.replay import Told
 from nnx_inspector.screen.frames import curves_of, frame_of, histories_of
 from nnx_inspector.screen.python_text import Showing
 from nnx_inspector.screen.timeline import metrics_at, pass_of, passes_of
-from nnx_inspector.weak import weakly
 
 NOTICES = 20
 """Notices kept; older ones go."""

@@ -173,24 +173,6 @@ def merge_rows(s: Summary, *, axis: int = 0) -> Summary:
     return _merge_rows(s, axis=axis)
 
 
-@ours()
-def empty_in_trace(like: Any, *, batch_rank: int = 0) -> Summary:
-    """The neutral element of `merge_in_trace`: all zeros, shaped as `summarize(like)`.
-
-    Args:
-        like: A Summary, or an array, tracer or `jax.ShapeDtypeStruct`.
-        batch_rank: As for `summarize`; not for a Summary.
-
-    Example:
-        >>> empty_in_trace(jax.ShapeDtypeStruct((7,), jnp.bfloat16)).size
-        0
-    """
-    if not isinstance(like, Summary):
-        aval = jax.ShapeDtypeStruct(jnp.shape(like), jnp.result_type(like))
-        like = jax.eval_shape(functools.partial(summarize, batch_rank=batch_rank), aval)
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-
-
 def as_array(x: Any) -> Any:
     """A jax or NumPy array of the same values, in a dtype that XLA compiles where there is one."""
     if not isinstance(x, jax.Array | np.ndarray):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -403,42 +403,6 @@ class Summary:
         if highest == 0:
             return np.zeros(n, np.uint8)
         return np.minimum(np.ceil(counts * (255 / highest)), 255).astype(np.uint8)
-
-    def to_arrays(self) -> dict[str, _Array]:
-        """The fields as few small arrays, the histogram sparse; `from_arrays` restores them."""
-        host = self._host
-        flat = host.bins.reshape(-1, BINS)
-        row, index = np.nonzero(flat)
-        return {
-            "points": host.points,
-            "sums": host.sums,
-            "bin_index": index.astype(np.uint16),
-            "bin_count": flat[row, index],
-            "bins_used": np.count_nonzero(flat, axis=1).astype(np.uint16),
-        }
-
-    @staticmethod
-    def from_arrays(arrays: Mapping[str, _Array]) -> Summary:
-        """The summary that `to_arrays` was called on, dtypes and rows included.
-
-        Raises:
-            KeyError: An array is missing.
-            ValueError: The arrays do not belong together.
-        """
-        used = np.asarray(arrays["bins_used"])
-        index, count = np.asarray(arrays["bin_index"]), np.asarray(arrays["bin_count"])
-        points, sums = np.asarray(arrays["points"]), np.asarray(arrays["sums"])
-        rows = points.shape[:-1]
-        if (
-            not (points.shape == sums.shape == (*rows, 3))
-            or used.shape != (math.prod(rows),)
-            or not (index.shape == count.shape == (int(used.sum()),))
-            or (index.size > 0 and int(index.max()) >= BINS)
-        ):
-            raise ValueError("these arrays are not those of one summary: their shapes disagree")
-        flat = np.zeros((math.prod(rows), BINS), count.dtype)
-        flat[np.repeat(np.arange(len(used)), used), index] = count
-        return Summary(bins=flat.reshape(*rows, BINS), points=points, sums=sums)
 
     def __repr__(self) -> str:
         """One line; under jit only the shape of the rows is known."""

@@ -113,9 +113,9 @@ def test_a_frozen_recording_is_judged_alike_when_its_columns_come_back():
     subject = FAULTY["half of the units dead"][1]()
     insp = nni.Inspector(subject.model, subject.x, display=False)
     insp.close()
-    observed = insp.recording.observed
+    facts = insp.recording.facts
     again = nni.Recording()
-    again.learn(type(observed).from_columns(observed.to_columns()).facts)
+    again.learn(type(facts).from_columns(facts.to_columns()))
     for one in insp.recording.passes:
         summaries: dict = {}
         for site, quantity, summary in one.items():

@@ -13,7 +13,7 @@ from flax import nnx, struct
 from models import batch, rngs
 
 import nnx_inspector as nni
-from nnx_inspector.hooks.pytrees import mapped, orders, rebuilt, with_arguments
+from nnx_inspector.hooks.pytrees import orders, rebuilt, with_arguments
 
 
 class Pair(NamedTuple):
@@ -54,13 +54,11 @@ def test_it_is_as_it_was(tree):
     leaves = jax.tree.leaves(tree)
     assert looks(rebuilt(tree, leaves)) == looks(tree)
     assert jax.tree.leaves(rebuilt(tree, [-x for x in leaves])) == [-x for x in leaves]
-    assert looks(mapped(lambda x: x, tree)) == looks(tree)
 
 
 def test_leaves_may_be_whole_containers():
     is_leaf = lambda x: isinstance(x, list)  # noqa: E731
     assert rebuilt({"b": [1], "a": 2}, ["a", "b"], is_leaf) == {"b": "b", "a": "a"}
-    assert mapped(type, {"b": [1, 2], "a": 2}, is_leaf) == {"b": list, "a": int}
 
 
 def test_the_order_of_every_dict_is_told():

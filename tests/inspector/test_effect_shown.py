@@ -163,7 +163,7 @@ def test_while_a_program_is_compiled_there_are_no_figures_of_the_old_one(insp, m
     insp.perturb("a", nni.Zero())
     assert insp.effect is not None
     wanted = []
-    monkeypatch.setattr(insp._evaluating._arming, "want", wanted.extend)
+    monkeypatch.setattr(insp._evaluating._arming, "do_instead", wanted.append)
     second = insp.perturb("b", nni.Shift(1.0))
     assert second.compiling
     assert said(insp) == (None, NEW_PROGRAM)
@@ -219,12 +219,12 @@ def test_what_is_compiled_late_is_not_of_another_state_of_the_model(insp, model,
     """The change of the output is measured when its program is there: by then the model may be
     another one."""
     arming, jobs = insp._evaluating._arming, []
-    monkeypatch.setattr(arming, "want", jobs.extend)
+    monkeypatch.setattr(arming, "do_instead", jobs.append)
     insp.perturb("a", nni.Scale(2.0))
     before = insp.effect.output_change
     model.b.bias[...] += 100.0
     for job in jobs:
-        job(lambda: False)
+        job()
     insp._evaluating._armed()
     assert not insp.effect.sites
     assert insp.effect.output_change == before

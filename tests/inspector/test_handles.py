@@ -182,7 +182,7 @@ def test_all_are_switched_by_one_change():
     changes.clear()
     handles.switch_all(True)
     assert ([h.enabled for h in several], len(changes)) == ([False, True, True], 1)
-    assert set(handles.rows()) == {"b", "c"}
+    assert set(handles.setting().rows) == {"b", "c"}
 
 
 def test_the_strength_is_the_number_that_a_slider_sets():

@@ -123,6 +123,18 @@ def test_what_a_page_names_exists(path: pathlib.Path):
         assert (ROOT / name).exists(), f"{name_of(path)} runs {name}"
 
 
+@pytest.mark.parametrize("name", ["design", "contributing"])
+def test_the_files_that_a_page_names_exist(name: str):
+    text = (SITE / "docs" / f"{name}.md").read_text()
+    files = set(re.findall(r"`((?:[\w.-]+/)+[\w.-]*)`", text)) | set(
+        re.findall(r"`(\w+\.py)`", text)
+    )
+    places = (ROOT, ROOT / "nnx_inspector", *(ROOT / "nnx_inspector").glob("*/"))
+    missing = {file for file in files if not any((place / file).exists() for place in places)}
+    assert len(files) > 10
+    assert not missing
+
+
 # ---------------------------------------------------------------- the reference
 
 

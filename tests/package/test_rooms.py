@@ -28,7 +28,7 @@ ROOMS = (
 """A file imports from its own room and from rooms before it; the first is the files at the top."""
 
 WITHOUT_JAX = {
-    "": {"errors", "progress", "worker", "weak"},
+    "": {"background", "errors", "progress"},
     "stats": {"bins", "encoding", "gauges", "moments", "statistics", "summary", "table"},
     "recordings": None,
     "findings": {

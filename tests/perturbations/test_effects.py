@@ -18,7 +18,6 @@ from nnx_inspector.perturbations.effects import (
     output_change,
     relative_change,
     relative_change_in_trace,
-    site_changes,
     top1_changed,
     top1_changed_in_trace,
 )
@@ -243,11 +242,6 @@ def test_the_change_of_an_output_is_the_three_measures():
     assert without.relative is not None
     assert without.kl is None
     assert without.top1_changed is None
-
-
-def test_the_change_at_sites_downstream():
-    found = site_changes({"a": A, "b": (A, B), "gone": A}, {"a": A, "b": (B, B)})
-    assert found == {"a": 0.0, "b": relative_change((A, B), (B, B))}
 
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=False)

@@ -12,7 +12,8 @@ from flax import nnx
 
 import nnx_inspector as nni
 from nnx_inspector._compat import jit
-from nnx_inspector.program.eager import forget, why_untraceable
+from nnx_inspector.program import eager
+from nnx_inspector.program.eager import why_untraceable
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
 
@@ -235,14 +236,14 @@ def test_what_is_told_of_a_wrong_call():
         nni.capture(model, only="frist")(X)
 
 
-def test_a_call_that_is_known_to_run_eagerly_is_not_traced_again():
+def test_a_call_that_is_known_to_run_eagerly_is_not_traced_again(monkeypatch):
     traced = []
 
     def call(model, x):
         traced.append(isinstance(x, jax.core.Tracer))
         return model(x)
 
-    forget()
+    monkeypatch.setattr(eager, "_reasons", {})
     model = Plain(nnx.Rngs(0), True)
     captured = nni.capture(call)
     captured(model, X)

@@ -1,4 +1,4 @@
-"""What rules need goes into columns and comes back; what does not belong together is refused."""
+"""Facts and figures go into a file and come back; what does not belong together is refused."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from nnx_inspector.recordings.facts import (
     KINDS,
     Facts,
     Figures,
-    Observed,
     ParameterFacts,
     SiteFacts,
+    Uncalled,
     flaw_in,
 )
+from nnx_inspector.recordings.load import load
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES
 from nnx_inspector.stats.summary import empty
@@ -59,84 +60,117 @@ def same(a, b):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
 
 
+UNCALLED = st.builds(
+    Uncalled, step=st.integers(), steps=st.integers(), calls=st.integers(), what=NAMES, advice=NAMES
+).filter(lambda one: max(map(abs, (one.step, one.steps, one.calls))) < 2**53)
+
+
 @given(
-    facts=st.none()
-    | st.builds(
+    st.builds(
         Facts,
         sites=st.lists(SITES, max_size=3).map(tuple),
         parameters=st.lists(PARAMETERS, max_size=3).map(tuple),
-    ),
-    many=st.lists(
-        st.tuples(
-            st.lists(NAMES, max_size=3, unique=True), st.lists(NAMES, max_size=3, unique=True)
-        ),
-        max_size=3,
-    ),
+        uncalled=st.none() | UNCALLED,
+    )
 )
-def test_columns_come_back_as_they_were(facts, many):
-    items = [figures(s, p, seed) for seed, (s, p) in enumerate(many)]
-    one = Observed(facts=facts, numbers=tuple(range(3, 3 + len(items))), figures=tuple(items))
-    columns = one.to_columns()
+def test_columns_come_back_as_they_were(facts):
+    columns = facts.to_columns()
     assert all(isinstance(c, np.ndarray) and c.dtype.kind in "fiu" for c in columns.values())
-    again = Observed.from_columns(columns)
-    assert (again.facts, again.numbers) == (one.facts, one.numbers)
-    for a, b in zip(again.figures, one.figures, strict=True):
-        same(a, b)
+    assert Facts.from_columns(columns) == facts
 
 
 def some():
     site = SiteFacts(site="a", type="Linear", order=0, activation="relu", examples=4)
     parameter = ParameterFacts(path="a/kernel", site="a", type="Param", dtype="float32", size=12)
-    return Observed(
-        facts=Facts(sites=(site,), parameters=(parameter,)),
-        numbers=(1, 4),
-        figures=(figures(), figures(seed=1)),
+    return Facts(
+        sites=(site, SiteFacts(site="b", type="Dropout", rate=0.5)), parameters=(parameter,)
     ).to_columns()
 
 
 @pytest.mark.parametrize("name", sorted(some()))
 def test_a_column_that_is_missing_or_of_another_kind_is_refused(name):
-    missing = () if name == "parameter_in_loss" else (None,)  # recordings once lacked it
+    missing = () if name in ("parameter_in_loss", "uncalled") else (None,)  # once there were none
     for other in (*missing, np.array(["x"], object), np.zeros((2, 2, 2), np.complex64), "text"):
         broken = {**some(), name: other}
         with pytest.raises(InspectorError, match="columns"):
-            Observed.from_columns({k: v for k, v in broken.items() if v is not None})
+            Facts.from_columns({k: v for k, v in broken.items() if v is not None})
 
 
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("numbers", lambda a: a[::-1].copy()),
-        ("rows_in", lambda a: a * -1),
-        ("row_name", lambda a: a + 1000),
-        ("state_name", lambda a: a - 1000),
-        ("names_ends", lambda a: a[::-1].copy()),
-        ("names_ends", lambda a: a + 5),
-        ("names", lambda a: np.full_like(a, 0xFF)),
-        ("rows", lambda a: a[:-1].copy()),
-        ("masks", lambda a: a[:, :, :-1].copy()),
+        ("site_type_ends", lambda a: a[::-1].copy()),
+        ("site_type_ends", lambda a: a + 5),
+        ("site_type", lambda a: np.full_like(a, 0xFF)),
         ("site_activation", lambda a: np.frombuffer(b"evil", np.uint8)),
         ("site_order", lambda a: np.concatenate([a, a])),
-        ("varied", lambda a: a[:1].copy()),
+        ("uncalled", lambda a: np.zeros((2, 3), np.int64)),
     ],
 )
 def test_columns_that_do_not_belong_together_are_refused(name, change):
     columns = some()
     columns[name] = change(columns[name])
     with pytest.raises(InspectorError):
-        Observed.from_columns(columns)
+        Facts.from_columns(columns)
+
+
+def test_facts_that_were_saved_before_are_read():
+    known = Facts(parameters=(ParameterFacts(path="p", site="a", in_loss=0),))
+    columns = known.to_columns()
+    for later in ("parameter_in_loss", "uncalled", "uncalled_what", "uncalled_advice"):
+        del columns[later]
+    # once the figures of all passes, of which there were none, stood beside them
+    columns.update(known=np.ones(1, np.uint8), numbers=np.zeros(0, np.int64))
+    assert Facts.from_columns(columns) == Facts(parameters=(ParameterFacts(path="p", site="a"),))
+
+
+def loaded(folder, one):
+    """A recording with these figures, from its file."""
+    recording = Recording()
+    recording.append(0, {"a": {"output": empty()}}, figures=one)
+    recording.save(folder / "run.nni")
+    return load(folder / "run.nni").passes[0].figures
+
+
+@pytest.mark.parametrize("sites", [(), ("a", "b[1]")])
+def test_figures_come_back_as_they_were(tmp_path, sites):
+    same(loaded(tmp_path, figures(sites)), figures(sites))
+
+
+def test_figures_that_were_saved_before_are_read(tmp_path):
+    one = figures()
+    before = dataclasses.replace(one, masks=one.masks[:, :-1])
+    found = loaded(tmp_path, before)
+    np.testing.assert_array_equal(found.masks[:, :-1], before.masks)
+    assert not found.masks[:, -1].any()
+    with pytest.raises(InspectorError, match="'masks' has"):
+        loaded(tmp_path, dataclasses.replace(one, masks=one.masks[:, :-2]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": figures().rows[:-1]},
+        {"rows": figures().rows[:, :-1]},
+        {"rows": figures().rows.astype(np.float64)},
+        {"parameter_rows": figures().parameter_rows[:0]},
+        {"masks": figures().masks[:, :, :-1]},
+        {"sites": ("a",)},
+    ],
+)
+def test_figures_that_do_not_belong_together_are_refused(tmp_path, change):
+    with pytest.raises(InspectorError, match="column"):
+        loaded(tmp_path, dataclasses.replace(figures(), **change))
 
 
 def test_a_recording_keeps_figures_with_their_passes_and_thins_both():
     recording = Recording(max_steps=10)
     for step in range(40):
         recording.append(step, {"a": {"output": empty()}}, figures=figures(seed=step))
-    found = recording.observed
-    assert list(found.numbers) == [p.number for p in recording.passes]
-    for number, one in zip(found.numbers, found.figures, strict=True):
-        same(one, figures(seed=number))
     assert recording.thinned
-    assert found.facts is None
+    for item in recording.passes:
+        same(item.figures, figures(seed=item.number))
+    assert recording.facts is None
 
 
 def test_figures_count_as_memory():
@@ -161,38 +195,30 @@ def test_what_was_seen_called_once_stays_called():
 @pytest.mark.parametrize(
     ("name", "value", "flaw"),
     [
-        ("examples", np.nan, "a count is none"),
-        ("looked", np.inf, "a count is none"),
-        ("units", 2.5, "a count is none"),
-        ("positions", 0, "a count is none"),
+        ("examples", np.nan, "a count is not a whole number"),
+        ("looked", np.inf, "a count is not a whole number"),
+        ("units", 2.5, "a count is not a whole number"),
+        ("positions", 0, "a count is not a whole number"),
         ("looked", 65, "more units were looked at"),
         ("rms", -1, "a figure is negative"),
     ],
 )
-def test_figures_that_cannot_be_are_refused(name, value, flaw):
+def test_figures_that_cannot_be_are_refused(tmp_path, name, value, flaw):
     one = figures()
     assert flaw_in(one) == ""
     one.rows[1, SITE_FIGURES.index(name)] = value
     assert flaw_in(one).startswith(flaw)
     with pytest.raises(InspectorError, match=flaw):
-        Observed.from_columns(Observed(numbers=(3,), figures=(one,)).to_columns())
+        loaded(tmp_path, one)
 
 
-@pytest.mark.parametrize("changed", [{"sites": ("a", "a")}, {"parameters": ("x", "x")}])
-def test_names_come_once(changed):
-    assert flaw_in(figures(**changed)) == "a name comes twice"
-
-
-def test_columns_of_a_recording_that_was_saved_before_are_read():
-    known = Facts(parameters=(ParameterFacts(path="p", site="a", in_loss=0),))
-    columns = Observed(facts=known, numbers=(0,), figures=(figures(),)).to_columns()
-    del columns["parameter_in_loss"]
-    columns["masks"] = columns["masks"][:, :-1]
-    found = Observed.from_columns(columns)
-    assert found.facts is not None
-    assert found.facts.parameters == (ParameterFacts(path="p", site="a"),)
-    np.testing.assert_array_equal(found.figures[0].masks[:, :-1], figures().masks[:, :-1])
-    assert not found.figures[0].masks[:, -1].any()
-    columns["masks"] = columns["masks"][:, :-1]
-    with pytest.raises(InspectorError, match="masks has shape"):
-        Observed.from_columns(columns)
+@pytest.mark.parametrize(
+    ("changed", "flaw"),
+    [
+        ({"sites": ("a", "a")}, "a name comes twice"),
+        ({"parameters": ("x", "x")}, "a name comes twice"),
+        ({"varied": 2}, "a flag is not -1, 0 or 1"),
+    ],
+)
+def test_names_come_once_and_flags_are_flags(changed, flaw):
+    assert flaw_in(figures(**changed)) == flaw

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import ALL, CLASSES, FLOATS, check, device, values
 
-from nnx_inspector.stats.summarize import empty_in_trace, merge_in_trace, summarize
+from nnx_inspector.stats.summarize import merge_in_trace, summarize
 from nnx_inspector.stats.summary import Summary, merge
 
 SHAPES = [(257,), (257,), (257,), (257,), (), (0,), (3, 0)]
@@ -147,7 +147,7 @@ def test_opaque_summaries_add_up_inside_jit() -> None:
     @jax.jit
     def added(n: int) -> Summary:
         more = lambda i, s: merge_in_trace(s, summarize(keys))  # noqa: E731
-        return jax.lax.fori_loop(0, n, more, empty_in_trace(keys))
+        return jax.lax.fori_loop(1, n, more, summarize(keys))
 
     assert (added(4).size, added(4).opaque) == (12, "key<fry>[3]")
     with pytest.raises(ValueError, match="summaries of key<fry>"):

@@ -225,35 +225,6 @@ def test_wide_integers() -> None:
     assert mixed.points.dtype == np.float64
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(floats, min_size=1, max_size=4))
-def test_arrays_round_trip(parts: list[np.ndarray]) -> None:
-    rows = stack([made(p) for p in parts])
-    for s in (rows, rows.merged(), rows.row(0), empty(), empty((2, 3))):
-        arrays = s.to_arrays()
-        assert sum(a.nbytes for a in arrays.values()) < 3000
-        back = Summary.from_arrays(arrays)
-        for name in ("bins", "points", "sums"):
-            a, b = getattr(s, name), getattr(back, name)
-            assert (a.dtype, a.shape) == (b.dtype, b.shape)
-            assert a.tobytes() == b.tobytes()
-
-
-def test_arrays_that_disagree_are_refused() -> None:
-    arrays = made(np.ones(3)).to_arrays()
-    damaged = [
-        {**arrays, "points": np.zeros(2)},
-        {**arrays, "bins_used": np.array([2], np.uint16)},
-        {**arrays, "bin_index": np.array([5000], np.uint16)},
-        {**arrays, "bin_count": np.zeros(0, np.uint32)},
-    ]
-    for one in damaged:
-        with pytest.raises(ValueError, match="disagree"):
-            Summary.from_arrays(one)
-    with pytest.raises(KeyError):
-        Summary.from_arrays({})
-
-
 def test_rows() -> None:
     s = stack([stack([made(np.full(2, i + j)) for j in range(3)]) for i in range(2)])
     assert s.rows == (2, 3)

@@ -2,7 +2,7 @@
 // Invariant: repainted when the function, the size, the pixel ratio or the theme changes, and never
 // laid out by what is painted: streaming data moves nothing on the page.
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
-import { paletteOf, repaint, type Palette } from "../theme";
+import { paletteOf, repaint, type Palette } from "../ui/theme";
 
 export interface Area {
   readonly context: CanvasRenderingContext2D;

@@ -1,6 +1,6 @@
 // A sparkline: the outline of SPARK heights, filled. Invariant: one element with one path; an SVG,
 // because a canvas in each row takes a third of the time in which a tree first appears.
-import { SPARK } from "../protocol";
+import { SPARK } from "../kernel/protocol";
 
 interface Props {
   heights: Uint8Array;

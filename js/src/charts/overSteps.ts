@@ -1,7 +1,7 @@
 // A history over the steps: quantile bands with the median, or a heatmap of the distribution.
 // Invariant: a step in which nothing was measured is a gap, never a line drawn across it.
-import type { HistoryData } from "../decode";
-import { HISTORY_BINS, HISTORY_QUANTILES } from "../protocol";
+import type { HistoryData } from "../kernel/decode";
+import { HISTORY_BINS, HISTORY_QUANTILES } from "../kernel/protocol";
 import type { Area } from "./Canvas";
 import { plot, type Plot } from "./plot";
 import { along, linear, stepTicks, type Scale } from "./scale";

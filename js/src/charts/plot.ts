@@ -1,6 +1,6 @@
 // The frame of a canvas chart: margins, grid lines and tick labels on both axes.
 // Invariant: margins are constant, so that the plot does not move while numbers stream.
-import { tick } from "../format";
+import { tick } from "../ui/format";
 import type { Area } from "./Canvas";
 import { labels, spaced, type Scale } from "./scale";
 

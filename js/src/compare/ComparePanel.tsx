@@ -2,14 +2,14 @@
 // apart first, each a link. Invariants: a figure is never without the two passes that it is of; what
 // is not known, or is in one of the two only, is said in words and ranks last.
 import { useEffect, useState } from "preact/hooks";
-import { Choice } from "../detail/Choice";
-import { otherName, pinnedName } from "./names";
-import { count, exact, percent, real, signed } from "../format";
-import { WORDS } from "../detail/quantities";
-import { OTHER, type Compared, type ComparedRow, type Quantity } from "../protocol";
-import { label, rowOf } from "../sites";
+import { Choice } from "../ui/Choice";
+import { otherName, pinnedName } from "../time/names";
+import { count, exact, percent, real, signed } from "../ui/format";
+import { WORDS } from "../ui/quantities";
+import { OTHER, type Compared, type ComparedRow, type Quantity } from "../kernel/protocol";
+import { label, rowOf } from "../kernel/sites";
 import type { Store } from "../store";
-import { ids } from "../testids";
+import { ids } from "../ui/testids";
 
 const SHOWN = 40;
 type Measure = "total_variation" | "quantile_distance";

@@ -2,9 +2,9 @@
 // Invariants: another run's pass is pinned when it comes, once; one request at a time, and what is
 // shown says which two passes it is of. The kernel computes; nothing is derived here.
 import { batch, signal, type Signal } from "@preact/signals";
-import type { Ask } from "../bridge";
-import type { FrameData } from "../decode";
-import { OTHER, type Compared, type Other } from "../protocol";
+import type { Ask } from "../kernel/bridge";
+import type { FrameData } from "../kernel/decode";
+import { OTHER, type Compared, type Other } from "../kernel/protocol";
 import type { Timeline } from "../time/timeline";
 
 /** What it needs of the store. */

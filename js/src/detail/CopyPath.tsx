@@ -1,6 +1,6 @@
 // Copies a path, and says for a moment that it did.
-import { useCopy } from "../copy";
-import { ids } from "../testids";
+import { useCopy } from "../ui/copy";
+import { ids } from "../ui/testids";
 
 export function CopyPath({ path }: { path: string }) {
   const [copy, said] = useCopy(path);

@@ -1,7 +1,7 @@
 // Everything about the selected site: its path, perturbing it, and the panels.
-import { label } from "../sites";
+import { label } from "../kernel/sites";
 import type { Store } from "../store";
-import { ids } from "../testids";
+import { ids } from "../ui/testids";
 import { Add } from "../perturb/Add";
 import { CopyPath } from "./CopyPath";
 import { Panels } from "./Panels";

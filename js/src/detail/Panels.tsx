@@ -2,13 +2,13 @@
 // Invariant: a panel that is not shown costs nothing: it is not rendered. The keys are those of the
 // ARIA tabs pattern (arrows, Home, End).
 import type { FunctionComponent } from "preact";
-import type { Site } from "../protocol";
+import type { Site } from "../kernel/protocol";
 import type { Store } from "../store";
-import { ids } from "../testids";
+import { ids } from "../ui/testids";
 import { ComparePanel } from "../compare/ComparePanel";
 import { Flow } from "../flow/Flow";
-import { CodePanel } from "../inside/CodePanel";
-import { Parameters } from "../inside/Parameters";
+import { CodePanel } from "../code/CodePanel";
+import { Parameters } from "../parameters/Parameters";
 import { NnxPanel } from "../nnx/NnxPanel";
 import { SweepPanel } from "../sweep/SweepPanel";
 import { UnitsPanel } from "../units/UnitsPanel";
@@ -18,7 +18,7 @@ import { Numbers } from "./Numbers";
 import { OverSteps } from "./OverSteps";
 import { ValuesPanel } from "../values/Values";
 
-export interface PanelProps {
+interface PanelProps {
   readonly store: Store;
   readonly site: Site;
   readonly index: number;

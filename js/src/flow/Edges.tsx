@@ -3,7 +3,7 @@
 // the nodes say what they feed.
 import { useMemo } from "preact/hooks";
 import { head, line } from "./paths";
-import { edgeLabel, labelWidth } from "./sizes";
+import { edgeLabel, labelWidth } from "./layout/sizes";
 import type { Drawing } from "./state";
 
 export function Edges({ drawing, of }: { drawing: Drawing; of: number }) {

@@ -3,16 +3,16 @@
 // cannot be laid out the same is told as a list.
 import { computed, type ReadonlySignal } from "@preact/signals";
 import { useEffect, useMemo, useRef } from "preact/hooks";
-import type { PanelProps } from "../detail/Panels";
-import { exact, percent, real, count } from "../format";
-import { ancestors, label } from "../sites";
+import { exact, percent, real, count } from "../ui/format";
+import { ancestors, label } from "../kernel/sites";
 import type { Store } from "../store";
-import { ids } from "../testids";
+import { ids } from "../ui/testids";
 import { FIGURES, coloured, valueOf, type Coloured, type Figure } from "./figures";
 import { Graph, type Hold } from "./Graph";
 import { InWords } from "./InWords";
+import { leave, pick } from "./moves";
 
-export function Flow({ store }: PanelProps) {
+export function Flow({ store }: { store: Store }) {
   const state = store.flow;
   const selected = store.selected.value;
   const sites = store.sites.value;
@@ -108,18 +108,6 @@ function Crumbs({ store }: { store: Store }) {
   );
 }
 
-/** Go out, to one of the modules around; what was left is selected there, where it is a node. */
-export function leave(store: Store, to: string): void {
-  const sites = store.sites.peek();
-  const from = store.flow.scope.peek();
-  if (!sites || from === null) return;
-  const way = [from, ...ancestors(sites, sites.byKey.get(from)!)];
-  const left = way.slice(0, way.indexOf(to)).findLast((key) => sites.list[sites.byKey.get(key)!].calls > 0) ?? from;
-  store.flow.pick(left);
-  store.select(left);
-  store.flow.show(to);
-}
-
 /** The scale, and the figure of the node under the pointer or the focus. Reads every frame. */
 function Legend({ store, colours: signal }: { store: Store; colours: ReadonlySignal<Coloured> }) {
   const figure = store.flow.figure.value;
@@ -175,9 +163,4 @@ function Absent({ store }: { store: Store }) {
       ))}
     </div>
   );
-}
-
-function pick(store: Store, site: string): void {
-  store.flow.pick(site);
-  store.select(site);
 }

@@ -5,15 +5,15 @@ import { effect, type ReadonlySignal } from "@preact/signals";
 import type { RefObject } from "preact";
 import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Store } from "../store";
-import { exact } from "../format";
-import { label } from "../sites";
+import { exact } from "../ui/format";
+import { label } from "../kernel/sites";
 import { Edges } from "./Edges";
 import type { Coloured } from "./figures";
-import { leave } from "./Flow";
-import type { Size } from "./layout";
+import type { Size } from "./layout/arrange";
+import { leave, pick } from "./moves";
 import { Node, titleOf } from "./Node";
 import { neighbours, stepTo } from "./paths";
-import { sizeOf } from "./sizes";
+import { sizeOf } from "./layout/sizes";
 import type { Drawing } from "./state";
 import { atFirst, fit, reveal, within, zoom, type Look } from "./viewport";
 
@@ -97,12 +97,11 @@ export function Graph({ store, drawing, colours, hold }: Props) {
     const node = target instanceof Element ? target.closest<HTMLElement>("[data-number]") : null;
     return node ? Number(node.dataset["number"]) : null;
   };
-  const pick = (number: number): void => {
-    const node = flow.nodes[number];
+  const choose = (number: number): void => {
+    const { role, site } = flow.nodes[number];
     setCursor(number);
-    if (node.role !== "module" && node.role !== "outside") return;
-    if (node.role === "module") store.flow.pick(node.site);
-    store.select(node.site);
+    if (role === "module") pick(store, site);
+    else if (role === "outside") store.select(site);
   };
   const enter = (number: number): void => {
     const { role, site } = flow.nodes[number];
@@ -120,7 +119,7 @@ export function Graph({ store, drawing, colours, hold }: Props) {
     const to = stepTo(event.key, at, flow, arranged, along);
     const node = flow.nodes[at];
     if (to !== null) {
-      pick(to);
+      choose(to);
       focus(to);
     } else if (event.key === "Enter") enter(at);
     else if (event.key === "Backspace") goOut();
@@ -154,7 +153,7 @@ export function Graph({ store, drawing, colours, hold }: Props) {
     const number = numberAt(event.target);
     const dragged = drag.current?.moved ?? false;
     drag.current = null;
-    if (number !== null && !dragged) pick(number);
+    if (number !== null && !dragged) choose(number);
   };
 
   return (

@@ -1,7 +1,7 @@
 // A flow as a list: each node in order with what it feeds. For where nothing can be laid out.
-import { shortType } from "../format";
-import type { Flow } from "../protocol";
-import { ids } from "../testids";
+import { shortType } from "../ui/format";
+import type { Flow } from "../kernel/protocol";
+import { ids } from "../ui/testids";
 import { titleOf } from "./Node";
 import { neighbours } from "./paths";
 

@@ -1,8 +1,8 @@
 // The figure that colours the nodes of a flow, and the scale that it is drawn on.
 // Invariant: sizes are coloured by their logarithm (they span decades), effects and counts from 0;
-// what was not measured has no colour, and is told apart from the least. The colours are theme.css's.
-import { statistic, type FrameData } from "../decode";
-import type { Effect } from "../protocol";
+// what was not measured has no colour, and is told apart from the least. The colours are ui/base.css's.
+import { statistic, type FrameData } from "../kernel/decode";
+import type { Effect } from "../kernel/protocol";
 
 export const FIGURES = ["none", "activation norm", "gradient norm", "activation std", "NaN and Inf", "effect"] as const;
 export type Figure = (typeof FIGURES)[number];

@@ -1,7 +1,7 @@
 // Nodes along edges, and edges as SVG paths. Invariant: pure; a join is no stop on the way: who goes
 // along an edge into one comes out at what takes the joined value.
-import type { Flow } from "../protocol";
-import type { Arranged, Point } from "./layout";
+import type { Flow } from "../kernel/protocol";
+import type { Arranged, Point } from "./layout/arrange";
 
 export interface Neighbours {
   readonly next: readonly (readonly number[])[];

@@ -3,13 +3,13 @@
 // request changes nothing. A click in the graph selects and stays; a selection made elsewhere moves
 // the scope to the module that was selected (a leaf: to what is around it).
 import { batch, computed, signal } from "@preact/signals";
-import type { Ask } from "../bridge";
-import type { Flow, LayoutLibrary } from "../protocol";
-import { label, type Sites } from "../sites";
-import { makeArranger, type Arranger } from "./arranger";
+import type { Ask } from "../kernel/bridge";
+import type { Flow, LayoutLibrary } from "../kernel/protocol";
+import { label, type Sites } from "../kernel/sites";
+import { makeArranger, type Arranger } from "./layout/arranger";
 import type { Figure } from "./figures";
-import type { Arranged } from "./layout";
-import { linksOf, sizeOf } from "./sizes";
+import type { Arranged } from "./layout/arrange";
+import { linksOf, sizeOf } from "./layout/sizes";
 
 /** What it needs of the store and the bridge. */
 export interface Surroundings {

@@ -1,6 +1,6 @@
 // What part of a drawing is in view: moved by x and y, enlarged by k. Invariant: pure; a drawing is
 // never lost from view.
-import type { Point, Size } from "./layout";
+import type { Point, Size } from "./layout/arrange";
 
 export interface Look {
   readonly x: number;

@@ -1,7 +1,7 @@
 // What inspection costs, always in the corner: honest also when it is a lot.
-import type { Cost } from "../protocol";
-import { NOT_MEASURED, bytes, count, seconds } from "../format";
-import { ids } from "../testids";
+import type { Cost } from "../kernel/protocol";
+import { NOT_MEASURED, bytes, count, seconds } from "../ui/format";
+import { ids } from "../ui/testids";
 
 export function CostCorner({ cost }: { cost: Cost }) {
   const { plain_seconds: plain, inspected_seconds: inspected } = cost;

@@ -1,7 +1,7 @@
 // The top line: which model, where the run stands, whether training is perturbed, what was
 // found to be wrong, what it costs.
 import type { Store } from "../store";
-import { ids } from "../testids";
+import { ids } from "../ui/testids";
 import { Findings } from "../findings/Findings";
 import { CostCorner } from "./CostCorner";
 import { RunProgress } from "./RunProgress";

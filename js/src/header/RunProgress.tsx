@@ -1,10 +1,10 @@
 // How far the run is, and how fast.
 // Invariants: where the run stands is said once, in steps done while a loop counts them, else as
 // the step on screen; the step shown is that of the frame drawn, not of the newest received.
-import type { Progress } from "../protocol";
+import type { Progress } from "../kernel/protocol";
 import type { Store } from "../store";
-import { count, exact, real } from "../format";
-import { ids } from "../testids";
+import { count, exact, real } from "../ui/format";
+import { ids } from "../ui/testids";
 
 export function RunProgress({ store }: { store: Store }) {
   const progress = store.progress.value;

@@ -3,10 +3,10 @@
 import { useCallback } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
 import { paintCurve } from "../charts/curve";
-import type { CurveData } from "../decode";
-import { exact, real } from "../format";
+import type { CurveData } from "../kernel/decode";
+import { exact, real } from "../ui/format";
 import type { Store } from "../store";
-import { ids } from "../testids";
+import { ids } from "../ui/testids";
 
 export function Metrics({ store }: { store: Store }) {
   const curves = store.curves.value.filter((curve) => curve.points.length > 0);

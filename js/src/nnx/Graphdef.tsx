@@ -1,9 +1,9 @@
 // The structure: every node with its type, and its static attributes.
-import type { Nnx, NnxAttribute, NnxNode } from "../protocol";
-import { label } from "../sites";
+import type { Nnx, NnxAttribute, NnxNode } from "../kernel/protocol";
+import { label } from "../kernel/sites";
 import type { Store } from "../store";
-import { ids } from "../testids";
-import { LeftOut } from "./NnxPanel";
+import { ids } from "../ui/testids";
+import { LeftOut } from "./LeftOut";
 import { Reference } from "./Reference";
 
 const DEEPEST = 8;

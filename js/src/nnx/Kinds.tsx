@@ -1,7 +1,7 @@
 // The Variables by type, with what they take: Param, BatchStat, RngKey, ..., the user's own.
-import { bytes, compact, count } from "../format";
-import type { Nnx } from "../protocol";
-import { ids } from "../testids";
+import { bytes, compact, count } from "../ui/format";
+import type { Nnx } from "../kernel/protocol";
+import { ids } from "../ui/testids";
 
 export function Kinds({ page }: { page: Nnx }) {
   return (

@@ -1,10 +1,10 @@
 // The modes of the module and of what is inside, each with a switch for inspected passes.
 // Invariant: a switch shows what is in force as the kernel told it, and says that the model stays.
-import type { Nnx, NnxMode } from "../protocol";
-import { label } from "../sites";
+import type { Nnx, NnxMode } from "../kernel/protocol";
+import { label } from "../kernel/sites";
 import type { Store } from "../store";
-import { ids } from "../testids";
-import { LeftOut } from "./NnxPanel";
+import { ids } from "../ui/testids";
+import { LeftOut } from "./LeftOut";
 
 export function ModeList({ store, page }: { store: Store; page: Nnx }) {
   return (

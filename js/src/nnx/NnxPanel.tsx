@@ -2,15 +2,15 @@
 // what changed, and the modes that can be switched. Invariant: asks the kernel while it is shown,
 // when the selection or the step changes; what is shown of another site is never shown as this one's.
 import { useEffect } from "preact/hooks";
-import type { PanelProps } from "../detail/Panels";
-import { count } from "../format";
-import { ids } from "../testids";
+import type { Site } from "../kernel/protocol";
+import type { Store } from "../store";
+import { ids } from "../ui/testids";
 import { Graphdef } from "./Graphdef";
 import { Kinds } from "./Kinds";
 import { ModeList } from "./ModeList";
 import { Variables } from "./Variables";
 
-export function NnxPanel({ store, site }: PanelProps) {
+export function NnxPanel({ store, site }: { store: Store; site: Site }) {
   const { nnx } = store;
   const step = store.progress.value?.step;
   const frame = store.frame.value?.header.seq;
@@ -44,15 +44,5 @@ export function NnxPanel({ store, site }: PanelProps) {
         </>
       )}
     </div>
-  );
-}
-
-/** What is not on screen of a list that is cut. */
-export function LeftOut({ shown, total, what }: { shown: number; total: number; what: string }) {
-  if (shown >= total) return null;
-  return (
-    <p class="nni-faint nni-small">
-      {`${count(total - shown)} more ${what} are not shown: select a module inside.`}
-    </p>
   );
 }

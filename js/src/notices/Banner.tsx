@@ -1,7 +1,7 @@
 // One line across the view while there is nobody to talk to, or nothing to show yet.
-import type { Bridge } from "../bridge";
+import type { Bridge } from "../kernel/bridge";
 import type { Store } from "../store";
-import { ids } from "../testids";
+import { ids } from "../ui/testids";
 
 export function Banner({ store, bridge }: { store: Store; bridge: Bridge }) {
   const text = textOf(store, bridge);

@@ -1,10 +1,10 @@
 // Plays the kernel on a page that has none: answers the screen from what the page carries.
 // Invariants: every request gets its messages and then exactly one reply, as from a kernel, never
 // within the call that asks; what needs a model is refused in words.
-import type { Model } from "../bridge";
-import { VERSION, type ToKernel } from "../protocol";
-import { label } from "../sites";
-import { toKernel } from "../validate";
+import type { Model } from "../kernel/bridge";
+import { VERSION, type ToKernel } from "../kernel/protocol";
+import { label } from "../kernel/sites";
+import { toKernel } from "../kernel/validate";
 import type { Recorded, Message } from "./recording";
 
 export const NEEDS_MODEL = "this is a saved page, without the model. Open the notebook and run it.";

@@ -2,9 +2,9 @@
 // wrong before there is a screen is text in its place.
 import { render } from "preact";
 import { App } from "../App";
-import { Bridge } from "../bridge";
+import { Bridge } from "../kernel/bridge";
 import { Store } from "../store";
-import { paletteOf, readTheme } from "../theme";
+import { paletteOf, readTheme } from "../ui/theme";
 import { comms } from "./kernel";
 import { Recorded } from "./recording";
 import { unpacked } from "./unpacked";

@@ -1,8 +1,8 @@
 // What a saved page carries (screen/export/replay.py packs it): an index in JSON, and arrays whose
 // bytes lie plane by plane. Invariant: what does not fit its index is a ProtocolError, never a short
 // read; what is read from it is the message that the kernel would have sent.
-import { QUANTITIES, SPARK, STATISTICS, VERSION, type Frame, type Histogram, type Layout, type Progress, type State } from "../protocol";
-import { ProtocolError, toBrowser } from "../validate";
+import { QUANTITIES, SPARK, STATISTICS, VERSION, type Frame, type Histogram, type Layout, type Progress, type State } from "../kernel/protocol";
+import { ProtocolError, toBrowser } from "../kernel/validate";
 
 export type Message = readonly [header: unknown, buffer: DataView | undefined];
 

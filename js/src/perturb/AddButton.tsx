@@ -1,7 +1,7 @@
 // A small button that opens the form which adds a perturbation, for a site shown anywhere.
-import { label } from "../sites";
+import { label } from "../kernel/sites";
 import type { Store } from "../store";
-import { ids } from "../testids";
+import { ids } from "../ui/testids";
 
 export function AddButton({ store, site }: { store: Store; site: string }) {
   if (store.replay.value) return null;

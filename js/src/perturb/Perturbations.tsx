@@ -1,11 +1,11 @@
 // The panel of all perturbations: what is on, how strong, how a change reaches the loop, and the
 // effect beside them. Invariants: what is on is always visible, whatever is selected or scrolled;
 // what comes and goes (pending, compiling, the effect) has a place kept for it.
-import type { Bridge } from "../bridge";
-import { count } from "../format";
-import type { Perturbation, State } from "../protocol";
+import type { Bridge } from "../kernel/bridge";
+import { count } from "../ui/format";
+import type { Perturbation, State } from "../kernel/protocol";
 import type { Store } from "../store";
-import { ids } from "../testids";
+import { ids } from "../ui/testids";
 import { EffectView } from "./EffectView";
 import { Row } from "./Row";
 

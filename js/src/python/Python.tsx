@@ -1,6 +1,6 @@
 // A line of Python that does the same as what is beside it, with a button that copies it.
-import { useCopy } from "../copy";
-import { ids } from "../testids";
+import { useCopy } from "../ui/copy";
+import { ids } from "../ui/testids";
 
 /** `insp` is what the inspector is called; JSON's strings are Python's too. */
 export const quoted = (site: string): string => JSON.stringify(site);

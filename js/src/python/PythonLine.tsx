@@ -1,7 +1,7 @@
 // The bottom line: the Python that does what was clicked last.
 // Invariant: it has its place whether there is anything to say or not.
 import type { Store } from "../store";
-import { ids } from "../testids";
+import { ids } from "../ui/testids";
 import { Python } from "./Python";
 
 export function PythonLine({ store }: { store: Store }) {

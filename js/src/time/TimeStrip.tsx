@@ -2,10 +2,10 @@
 // the pass that is compared with. Invariants: nothing here changes its place as steps arrive; every
 // stop of the slider is a pass that exists, thinned ones are gone and counted.
 import { useMemo } from "preact/hooks";
-import { pinnedName } from "../compare/names";
-import { count, exact } from "../format";
+import { pinnedName } from "./names";
+import { count, exact } from "../ui/format";
 import type { Store } from "../store";
-import { ids } from "../testids";
+import { ids } from "../ui/testids";
 import { SPEEDS } from "./timeline";
 import type { PassList } from "./passes";
 

@@ -1,7 +1,7 @@
 // A figure beside the same figure of the pinned pass.
 // Invariant: sizes compare by ratio, signed figures and counts by difference, and a head says which;
 // what was not measured in one of the two compares with nothing.
-import { NOT_MEASURED, percent, real, signed } from "../format";
+import { NOT_MEASURED, percent, real, signed } from "../ui/format";
 
 export type Comparison = "ratio" | "difference" | "points";
 

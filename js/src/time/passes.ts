@@ -1,7 +1,7 @@
 // The passes that the recording still has, decoded, and which of them a person wants to see.
 // Invariant: rising by number; an index into them is a place on the time strip.
-import { Reader } from "../decode";
-import type { Passes } from "../protocol";
+import { Reader } from "../kernel/decode";
+import type { Passes } from "../kernel/protocol";
 
 export interface PassList {
   readonly count: number;
@@ -19,9 +19,7 @@ export interface PassList {
 const FIELDS = 5;
 
 export function decodePasses(header: Passes, buffer: DataView | undefined): PassList {
-  const reader = new Reader(header.type, buffer);
-  const rows = reader.floats(header.passes * FIELDS);
-  reader.end();
+  const rows = new Reader(header.type, buffer, header.passes * FIELDS).floats(header.passes * FIELDS);
   const at = (index: number, field: number): number => rows[index * FIELDS + field];
   return {
     count: header.passes,

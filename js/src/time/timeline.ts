@@ -3,8 +3,8 @@
 // each role is under way at most, and the last wish is always sent; live frames never replace what
 // is held. The kernel keeps no state of this: two pages may look at two passes.
 import { batch, effect, signal, type Signal } from "@preact/signals";
-import type { FrameData } from "../decode";
-import { OTHER } from "../protocol";
+import type { FrameData } from "../kernel/decode";
+import { OTHER } from "../kernel/protocol";
 import { NO_PASSES, type PassList } from "./passes";
 
 /** What a timeline needs of the store. */

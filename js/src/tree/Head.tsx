@@ -1,8 +1,8 @@
 // The heads of the columns: a click sorts by one, the largest first, then the smallest, then not.
 // Invariant: a head says what its column shows, the figure itself or its comparison.
-import { pinnedName } from "../compare/names";
+import { pinnedName } from "../time/names";
 import type { Store } from "../store";
-import { ids } from "../testids";
+import { ids } from "../ui/testids";
 import { IN_HEAD, inWords } from "../time/compare";
 import type { Column } from "./columns";
 

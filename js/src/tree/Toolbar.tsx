@@ -1,9 +1,9 @@
 // Above the rows: the search, the menus of columns and filters, and in words what is left out.
 import type { ComponentChildren } from "preact";
 import { useRef, useState } from "preact/hooks";
-import { count } from "../format";
+import { count } from "../ui/format";
 import type { Store } from "../store";
-import { ids } from "../testids";
+import { ids } from "../ui/testids";
 import { COLUMNS } from "./columns";
 import type { Filter } from "./view";
 

@@ -3,14 +3,14 @@
 // frame renders those rows once.
 import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { Store } from "../store";
-import { ids } from "../testids";
+import { ids } from "../ui/testids";
 import { gridOf, leastOf } from "./columns";
 import { Head } from "./Head";
 import { actionOf } from "./keyboard";
-import { Row, rowId } from "./Row";
-import { Tip, useTip } from "./Tip";
+import { Row, rowId } from "./rows/Row";
+import { Tip, useTip } from "./rows/Tip";
 import { Toolbar } from "./Toolbar";
-import { HEAD_HEIGHT, ROW_HEIGHT, scrollTo, windowOf } from "./virtual";
+import { HEAD_HEIGHT, ROW_HEIGHT, scrollTo, windowOf } from "./visible";
 
 export function Tree({ store }: { store: Store }) {
   const scroller = useRef<HTMLDivElement>(null);

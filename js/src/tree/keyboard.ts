@@ -1,6 +1,6 @@
 // What a key does in the tree, by the ARIA treegrid pattern, of rows; space toggles the perturbation.
 // Invariant: decides only; the caller acts. A key that is not the tree's gives null.
-import type { Sites } from "../sites";
+import type { Sites } from "../kernel/sites";
 
 export type Action =
   | { do: "go"; index: number }

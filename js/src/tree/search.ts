@@ -2,7 +2,7 @@
 // dtype and shape (`float32[*,64]`, `[8,**]`), a glob over the path as Python's `only=` takes it (a
 // word with a star), or part of a path, name or type.
 // Invariant: decides by the site's own text alone; case counts in globs only.
-import type { Site } from "../protocol";
+import type { Site } from "../kernel/protocol";
 
 type Test = (site: Site) => boolean;
 

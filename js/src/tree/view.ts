@@ -2,12 +2,13 @@
 // Invariants: a sorted tree is a list of matches, what was not measured last; figures of a running
 // loop reorder and filter it once in REORDER_MS, so that rows can be read and clicked.
 import { computed, effect, signal, type ReadonlySignal, type Signal } from "@preact/signals";
-import { QUANTITIES } from "../protocol";
-import { statistic, type FrameData } from "../decode";
-import { visibleRows, type Sites } from "../sites";
+import { QUANTITIES } from "../kernel/protocol";
+import { statistic, type FrameData } from "../kernel/decode";
+import type { Sites } from "../kernel/sites";
 import { compare } from "../time/compare";
 import { AT_FIRST, COLUMNS, zerosOf, type Column } from "./columns";
 import { testOf } from "./search";
+import { visibleRows } from "./visible";
 
 export interface Sort {
   readonly by: string;

@@ -1,14 +1,14 @@
 // The units of what the selected site returns: a strip of them, the dead ones counted, and the
 // mask that switches some of them off. Invariant: units are switched only after "Edit mask" was
 // pressed, for a training may be running.
-import { Choice } from "../detail/Choice";
-import { count, percent, real } from "../format";
-import type { UnitFigure, UnitsData } from "../inside/decode";
-import { useLook } from "../inside/useLook";
-import type { Site } from "../protocol";
+import { Choice } from "../ui/Choice";
+import { count, percent, real } from "../ui/format";
+import type { UnitFigure, UnitsData } from "../kernel/decode";
+import { useLook } from "../kernel/looks";
+import type { Site } from "../kernel/protocol";
 import { Python, quoted } from "../python/Python";
 import type { Store } from "../store";
-import { ids } from "../testids";
+import { ids } from "../ui/testids";
 import { ColourBar } from "../values/ColourBar";
 import { Strip } from "./Strip";
 import { isDead, rangeOf } from "./cells";
@@ -19,8 +19,8 @@ type Word = keyof typeof WORDS;
 export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
   // a held frame stays, and what is perturbed changes
   const on = (store.state.value?.perturbations ?? []).map((p) => `${p.id} ${p.enabled} ${p.expression}`);
-  useLook(store, "units", site.key, [store.frame.value?.header.seq, ...on].join("\n"));
-  const seen = store.inside.units.value;
+  useLook(store.looks, "units", site.key, [store.frame.value?.header.seq, ...on].join("\n"));
+  const seen = store.looks.units.value;
   const here = seen?.site === site.key ? seen : null;
   const data = here?.data ?? null;
   const figure = store.unitFigure.value as Word;
@@ -109,7 +109,7 @@ function Scale({ data, figure }: { data: UnitsData; figure: UnitFigure }) {
 }
 
 function Dead({ store, mask }: { store: Store; mask: Uint8Array }) {
-  const data = store.inside.units.value?.data;
+  const data = store.looks.units.value?.data;
   if (!data) return null;
   let [dead, bad] = [0, 0];
   for (let unit = 0; unit < data.header.units; unit++) {

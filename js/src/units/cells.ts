@@ -2,7 +2,7 @@
 // cell is and which cell is at a place are inverse to each other; colours mean what they mean in the
 // panel "Values"; what is dead, not finite or off is told by a shape too, not by colour alone.
 import type { Area } from "../charts/Canvas";
-import type { UnitsData, UnitFigure } from "../inside/decode";
+import type { UnitsData, UnitFigure } from "../kernel/decode";
 import type { Range } from "../values/cells";
 import { colours, css, shade } from "../values/colour";
 

@@ -2,8 +2,8 @@
 // bit of the first byte. Invariants: one request for a site is under way at most, and the newest wish
 // follows it; what was asked for is shown at once, until a State says what is so.
 import { signal } from "@preact/signals";
-import type { Ask } from "../bridge";
-import type { Perturbation } from "../protocol";
+import type { Ask } from "../kernel/bridge";
+import type { Perturbation } from "../kernel/protocol";
 
 /** One byte a unit: 1 is on, 0 is off. */
 export type Mask = Uint8Array;

@@ -1,7 +1,7 @@
 // Which axes are shown as rows, columns and pictures, and for every other one a slider and a number.
-import { Choice } from "../detail/Choice";
-import type { HeldArray } from "../protocol";
-import { ids } from "../testids";
+import { Choice } from "../ui/Choice";
+import type { HeldArray } from "../kernel/protocol";
+import { ids } from "../ui/testids";
 import { lengthOf, slid, TILES, type Shown } from "./layout";
 import type { ValuesState } from "./state";
 

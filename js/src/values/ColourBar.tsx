@@ -1,9 +1,9 @@
 // A bar of the colours of a range, with a number at each end: what a picture of numbers means.
 import { useCallback } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
-import { exact, real } from "../format";
-import { ids } from "../testids";
-import { dark } from "../theme";
+import { exact, real } from "../ui/format";
+import { ids } from "../ui/testids";
+import { dark } from "../ui/theme";
 import type { Range } from "./cells";
 import { colours, css } from "./colour";
 

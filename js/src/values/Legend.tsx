@@ -1,7 +1,7 @@
 // What the colours mean, in numbers, and the switch between the range of most values and of all.
 import { useMemo } from "preact/hooks";
-import { Choice } from "../detail/Choice";
-import { ids } from "../testids";
+import { Choice } from "../ui/Choice";
+import { ids } from "../ui/testids";
 import { isBad, rangeOf, type Cells } from "./cells";
 import { ColourBar } from "./ColourBar";
 import type { ValuesState } from "./state";

@@ -3,8 +3,8 @@
 // picture has the focus.
 import { useCallback, useEffect, useMemo, useRef } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
-import { ids } from "../testids";
-import { dark } from "../theme";
+import { ids } from "../ui/testids";
+import { dark } from "../ui/theme";
 import { rangeOf } from "./cells";
 import { lengthOf, moved, shownAs, zoomed, type Box } from "./layout";
 import { elementAt, paintLine, paintPicture, places, raster } from "./painting";

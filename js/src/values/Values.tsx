@@ -2,10 +2,11 @@
 // Invariant: asks the kernel when it is first shown and when what it shows may be another; while a
 // loop runs only when a person asks, so that the loop is left alone.
 import { useEffect, useState } from "preact/hooks";
-import { Choice } from "../detail/Choice";
-import type { PanelProps } from "../detail/Panels";
-import { useCopy } from "../copy";
-import { ids } from "../testids";
+import { Choice } from "../ui/Choice";
+import { useCopy } from "../ui/copy";
+import type { Site } from "../kernel/protocol";
+import type { Store } from "../store";
+import { ids } from "../ui/testids";
 import { Axes } from "./Axes";
 import { possible } from "./layout";
 import { Legend } from "./Legend";
@@ -17,7 +18,7 @@ const PARTS: readonly Part[] = ["output", "input", "gradient", "parameter"];
 const AGAIN_MS = 150;
 const SAID_MS = 350;
 
-export function ValuesPanel({ store, site }: PanelProps) {
+export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
   const values = store.values;
   const running = store.progress.value?.running ?? false;
   const seq = running ? -1 : (store.frame.value?.header.seq ?? 0);

@@ -1,7 +1,7 @@
 // The buffer of a `values` message -> planes, and what is known of one cell.
 // Invariant: a cell in which anything is not finite is known as such; 64-bit integers stay exact.
-import type { Values } from "../protocol";
-import { ProtocolError } from "../validate";
+import type { Values } from "../kernel/protocol";
+import { ProtocolError } from "../kernel/validate";
 
 export interface Cells {
   readonly header: Values;

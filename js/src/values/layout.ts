@@ -1,6 +1,6 @@
 // Which axes of an array are shown as what: the view that suits it, and the request for a window.
 // Invariant: an axis is shown at most once, and every other one has an index within its length.
-import type { HeldArray, ReadValues, Values } from "../protocol";
+import type { HeldArray, ReadValues, Values } from "../kernel/protocol";
 
 export const VIEWS = ["heatmap", "images", "attention", "tokens", "line"] as const;
 export type View = (typeof VIEWS)[number];

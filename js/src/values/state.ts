@@ -3,8 +3,8 @@
 // what arrives is taken by what it is about, never by when; what is shown stays until other cells
 // have come, so that nothing flickers.
 import { batch, signal } from "@preact/signals";
-import type { Ask, ValueMessage } from "../bridge";
-import type { Arrays, HeldArray } from "../protocol";
+import type { Ask, ValueMessage } from "../kernel/bridge";
+import type { Arrays, HeldArray } from "../kernel/protocol";
 import { decodeValues, type Cells } from "./cells";
 import { covers, possible, request, sameSlice, shownAs, suits, wholeBox, withAxis, type Box, type Read, type Shown, type View } from "./layout";
 

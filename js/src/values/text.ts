@@ -2,8 +2,8 @@
 // that was reduced says so.
 import type { Cells } from "./cells";
 import { cellAt, digits } from "./cells";
-import type { Arrays, HeldArray } from "../protocol";
-import { bytes, compact, count, real } from "../format";
+import type { Arrays, HeldArray } from "../kernel/protocol";
+import { bytes, compact, count, real } from "../ui/format";
 import { lengthOf, type Shown } from "./layout";
 import type { Cursor } from "./state";
 

@@ -18,8 +18,7 @@ from typing import Any
 from flax import nnx
 
 from nnx_inspector._compat.configuration import forbids_nan
-from nnx_inspector.arming import Arming
-from nnx_inspector.background import Worker
+from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.layers import unwatched
 from nnx_inspector.hooks.sites import Selection
@@ -41,7 +40,6 @@ from nnx_inspector.program.donated import (
 from nnx_inspector.records.nan_site import where
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.presenter import Presenter
-from nnx_inspector.weak import weakly
 
 NOTHING = "Nothing is perturbed."
 NEW_PROGRAM = "The effect is measured when the program that is being compiled is there."
@@ -98,7 +96,7 @@ class Evaluating:
         self._measured: Shown | None = None  # whose effect is the newest
         self._closed = False
         self._reach: tuple[Trial, Switches, Reach] | None = None
-        self._arming = Arming(weakly(self._armed), weakly(self._not_armed))
+        self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))
         self._apart = Worker("nnx_inspector.apart", weakly(self._not_apart))
         weakref.finalize(self, self._arming.close)
         weakref.finalize(self, self._apart.close)
@@ -157,8 +155,8 @@ class Evaluating:
             missing = passes.missing("pass", call, setting)
             # the same places in other modes, or of another call: there is no old program
             later = missing is not None and setting.code != old.code
-            if later and missing is not None:
-                self._arming.want([missing])
+            if later:
+                self._compile(missing)
                 setting = old
             if self._around.looping():
                 if not later:
@@ -256,9 +254,13 @@ class Evaluating:
         return found
 
     def _want_comparison(self, call: Call, setting: Setting) -> None:
-        missing = self._around.passes.missing("compare", call, setting)
+        self._compile(self._around.passes.missing("compare", call, setting))
+
+    def _compile(self, missing: Callable[[Callable[[], bool]], None] | None) -> None:
+        """Compile a program that is missing, in place of any other."""
+        arming = self._arming
         if missing is not None:
-            self._arming.want([missing])
+            arming.do_instead(lambda: missing(lambda: arming.closed))
 
     def _is_shown(self, trial: Trial, switches: Switches, setting: Setting) -> bool:
         shown = self.shown

@@ -85,12 +85,6 @@ def _cut(span: Span, length: int) -> Span:
     return start, max(start, min(span[1], length))
 
 
-def whole(shape: Sequence[int], axes: tuple[int | None, int | None, int | None]) -> Window:
-    """All of some axes, at the first index of the others."""
-    spans = tuple((0, 1) if a is None else (0, shape[a]) for a in axes)
-    return Window(axes=axes, spans=spans, index=(0,) * len(shape))  # type: ignore[arg-type]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Blocks:
     """What a window showed. Arrays are `[tiles, rows, columns]` of blocks.

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from nnx_inspector.weak import weakly
+from nnx_inspector.background import weakly
 
 RESTS = 1.5
 """Seconds after a change until the output is replaced; what changes meanwhile is in it too."""

@@ -1,9 +1,9 @@
 """The messages between kernel and browser: what travels, in which shape, and nothing else.
 
 Every message is a JSON header (a dataclass of one of these files, with its name in `type`) and at
-most one binary buffer. These types are the authority: `js/src/protocol.ts` and the golden messages
-are generated from them. Invariant: headers are valid JSON (never NaN) and hold no arrays of
-numbers. Knows no jax, no widget and no model.
+most one binary buffer. These types are the authority: `js/src/kernel/protocol.ts` and the golden
+messages are generated from them. Invariant: headers are valid JSON (never NaN) and hold no arrays
+of numbers. Knows no jax, no widget and no model.
 """
 
 from nnx_inspector.screen.protocol.buffers import curves_buffer as curves_buffer

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oracle import TINY, values
 
 from nnx_inspector.inspector.values import blocks
-from nnx_inspector.inspector.values.blocks import Window, exact_values, norms, reduce_blocks, whole
+from nnx_inspector.inspector.values.blocks import Window, exact_values, norms, reduce_blocks
 
 DTYPES = [
     np.float16, ml_dtypes.bfloat16, np.float32, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2,
@@ -30,6 +30,12 @@ def reals(x: np.ndarray, component: str) -> np.ndarray:
         finite = np.isfinite(x.real) & np.isfinite(x.imag)
         return np.where(finite, np.minimum(size, np.finfo(x.dtype).max), size)
     return x.astype(np.float64)
+
+
+def whole(shape, axes) -> Window:
+    """All of some axes, at the first index of the others."""
+    spans = tuple((0, 1) if a is None else (0, shape[a]) for a in axes)
+    return Window(axes=axes, spans=spans, index=(0,) * len(shape))
 
 
 def shown(x: np.ndarray, window: Window) -> np.ndarray:

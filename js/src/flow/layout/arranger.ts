@@ -1,0 +1,85 @@
+// Lays flows out: the library is the text that the kernel sent, run in a worker (a level of 200
+// modules takes it longer than a click may last) or, where a page has no workers of such text, in
+// the page. Invariant: every request gets one outcome; a page that refuses both (by its content
+// security policy) is an error whose text a person can read.
+import type { Arrange, Arranged, Done, Link, Order, Size } from "./arrange";
+
+export interface Arranger {
+  arrange(nodes: readonly Size[], links: readonly Link[]): Promise<Arranged>;
+  close(): void;
+}
+
+interface Waiting {
+  readonly order: Order;
+  readonly resolve: (arranged: Arranged) => void;
+  readonly reject: (error: Error) => void;
+}
+
+export const REFUSED = "This page does not let the layout library run: its content security policy refuses it.";
+
+export function makeArranger(source: BlobPart): Arranger {
+  const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+  const waiting = new Map<number, Waiting>();
+  let last = 0;
+  let here: Promise<Arrange> | null = null;
+
+  const inPage = (entry: Waiting): void => {
+    here ??= load(url);
+    here.then(
+      (arrange) => settle(entry, attempt(arrange, entry.order)),
+      () => entry.reject(new Error(REFUSED)),
+    );
+  };
+  let worker = start(url);
+  if (worker) {
+    worker.onerror = () => {
+      worker = null;
+      waiting.forEach(inPage);
+      waiting.clear();
+    };
+    worker.onmessage = ({ data }: MessageEvent<Done>) => {
+      const entry = waiting.get(data.number);
+      waiting.delete(data.number);
+      if (entry) settle(entry, data);
+    };
+  }
+  return {
+    arrange: (nodes, links) =>
+      new Promise((resolve, reject) => {
+        const entry: Waiting = { order: { number: ++last, nodes, links }, resolve, reject };
+        if (!worker) return inPage(entry);
+        waiting.set(last, entry);
+        worker.postMessage(entry.order);
+      }),
+    close() {
+      worker?.terminate();
+      URL.revokeObjectURL(url);
+    },
+  };
+}
+
+function start(url: string): Worker | null {
+  try {
+    return new Worker(url, { type: "module" });
+  } catch {
+    return null;
+  }
+}
+
+async function load(url: string): Promise<Arrange> {
+  // The one import at run time (eslint.config.js): the layout library, by the text the kernel sent.
+  return ((await import(url)) as { arrange: Arrange }).arrange;
+}
+
+function attempt(arrange: Arrange, { number, nodes, links }: Order): Done {
+  try {
+    return { number, arranged: arrange(nodes, links), error: "" };
+  } catch (error) {
+    return { number, arranged: null, error: error instanceof Error ? error.message : String(error) };
+  }
+}
+
+function settle({ resolve, reject }: Waiting, { arranged, error }: Done): void {
+  if (arranged) resolve(arranged);
+  else reject(new Error(`It could not be laid out: ${error}`));
+}

@@ -1,0 +1,74 @@
+// How big a node and an edge's label are, before they are drawn: the layout needs to know.
+// Invariant: what is longer is cut by an ellipsis; nothing here touches the page.
+import { shortType } from "../../ui/format";
+import type { Flow, FlowEdge, FlowNode } from "../../kernel/protocol";
+import type { Link, Size } from "./arrange";
+
+export const NODE_HEIGHT = 44;
+const [LEAST, MOST] = [112, 216];
+const SPARK = 62;
+const NAME_LETTER = 7.6;
+const KIND_LETTER = 6.6;
+const LABEL_LETTER = 6.1;
+const MOST_SHAPES = 2;
+
+export function sizeOf(node: FlowNode): Size {
+  if (node.role === "join") return { width: 14, height: 14 };
+  if (node.role !== "module") {
+    return { width: clamp(Math.max(node.name.length * NAME_LETTER, given(node).length * LABEL_LETTER) + 24), height: 38 };
+  }
+  const badges = marks(node).reduce((sum, text) => sum + text.length * 6 + 14, 0);
+  const width = Math.max(node.name.length * NAME_LETTER + badges, node.kind.length * KIND_LETTER + SPARK) + 26;
+  return { width: clamp(width), height: NODE_HEIGHT };
+}
+
+export function linksOf(flow: Flow): Link[] {
+  return flow.edges.map((edge) => ({ from: edge.producer, to: edge.consumer, loop: edge.loop, label: labelSize(flow, edge) }));
+}
+
+/** What a label of so many letters covers. */
+export function labelWidth(text: string): number {
+  return text.length * LABEL_LETTER + 6;
+}
+
+function labelSize(flow: Flow, edge: FlowEdge): Size {
+  const text = edgeLabel(flow, edge);
+  return text === "" ? { width: 0, height: 0 } : { width: labelWidth(text), height: 14 };
+}
+
+/** What stands on an edge. Into a join that says its shape once, below, it is left out. */
+export function edgeLabel(flow: Flow, edge: FlowEdge): string {
+  const into = flow.nodes[edge.consumer];
+  if (into.role === "join" && edge.shapes.every((shape) => shape === into.output)) return "";
+  const shown = edge.shapes.slice(0, MOST_SHAPES).map(shortType);
+  const more = edge.shapes.length - shown.length;
+  return `${shown.join(", ")}${more > 0 ? ` +${more}` : ""}`;
+}
+
+/** What a node that is no module says below its name. */
+export function given(node: FlowNode): string {
+  return shortType(node.role === "outside" ? node.kind : node.output);
+}
+
+/** What is special about how a module is called, as small words. */
+export function marks(node: FlowNode): string[] {
+  const found: string[] = [];
+  if (node.times === null) found.push("loop");
+  else if (node.times > 1) found.push(`×${node.times}`);
+  if (node.conditional) found.push("cond");
+  return found;
+}
+
+/** The same at length. */
+export function inWords(node: FlowNode): string[] {
+  const found: string[] = [];
+  if (node.calls > 1) found.push(`called at ${node.calls} places`);
+  if (node.times === null) found.push("in a while loop");
+  else if (node.times > 1) found.push(`runs ${node.times} times`);
+  if (node.conditional) found.push("in a branch that may not be taken");
+  return found;
+}
+
+function clamp(width: number): number {
+  return Math.round(Math.min(Math.max(width, LEAST), MOST));
+}

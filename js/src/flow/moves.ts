@@ -1,0 +1,18 @@
+// What the panel does with a module: select it and stay, or leave one for a module around it.
+import { ancestors } from "../kernel/sites";
+import type { Store } from "../store";
+
+export function pick(store: Store, site: string): void {
+  store.flow.pick(site);
+  store.select(site);
+}
+
+/** Show the flow of a module around; what was left is selected there, where it is a node. */
+export function leave(store: Store, to: string): void {
+  const sites = store.sites.peek();
+  const from = store.flow.scope.peek();
+  if (!sites || from === null) return;
+  const way = [from, ...ancestors(sites, sites.byKey.get(from)!)];
+  pick(store, way.slice(0, way.indexOf(to)).findLast((key) => sites.list[sites.byKey.get(key)!].calls > 0) ?? from);
+  store.flow.show(to);
+}

@@ -1,0 +1,161 @@
+// Buffers of messages -> typed arrays, in the order that nnx_inspector/screen/protocol gives. Little-endian.
+// Invariant: honours the view's byteOffset, copies only where float64 would be unaligned, and a
+// buffer of another length than its header says is a `ProtocolError`, never a short read.
+import {
+  HISTORY_BINS,
+  HISTORY_QUANTILES,
+  QUANTITIES,
+  SPARK,
+  STATISTICS,
+  UNIT_FIGURES,
+  type Curves,
+  type Frame,
+  type History,
+  type Parameter,
+  type Parameters,
+  type Statistic,
+  type UnitFigures,
+} from "./protocol";
+import { ProtocolError } from "./validate";
+
+export interface FrameData {
+  readonly header: Frame;
+  /** [site, quantity, statistic]: read it with `statistic`. */
+  readonly table: Float64Array;
+  /** Pairs (bin, count) by `histogramKey`. */
+  readonly histograms: ReadonlyMap<string, Float64Array>;
+  /** [site, quantity, SPARK]. */
+  readonly sparklines: Uint8Array;
+}
+
+export interface HistoryData {
+  readonly header: History;
+  readonly steps: Float64Array;
+  /** [steps, HISTORY_QUANTILES] */
+  readonly quantiles: Float64Array;
+  readonly edges: Float64Array;
+  /** [steps, HISTORY_BINS] */
+  readonly fractions: Float64Array;
+}
+
+export interface CurveData {
+  readonly name: string;
+  /** [points, 2]: step and value. */
+  readonly points: Float64Array;
+}
+
+export interface ParameterData extends Parameter {
+  readonly figures: Readonly<Record<Statistic, number>>;
+  /** Pairs (bin, count). */
+  readonly pairs: Float64Array;
+}
+
+export interface ParametersData {
+  readonly header: Parameters;
+  readonly list: readonly ParameterData[];
+}
+
+export type UnitFigure = (typeof UNIT_FIGURES)[number];
+
+export interface UnitsData {
+  readonly header: UnitFigures;
+  readonly figures: Readonly<Record<UnitFigure, Float64Array>>;
+}
+
+export const histogramKey = (site: number, quantity: number): string => `${site}/${quantity}`;
+
+const INDEX = new Map<string, number>(STATISTICS.map((name, i) => [name, i]));
+
+/** One figure of the table; NaN where it was not measured. */
+export function statistic(frame: FrameData, site: number, quantity: number, name: Statistic): number {
+  return frame.table[(site * QUANTITIES.length + quantity) * STATISTICS.length + INDEX.get(name)!];
+}
+
+/** The heights of a site's sparkline; null where it was not measured. */
+export function sparkline(frame: FrameData | null, site: number): Uint8Array | null {
+  if (!frame || site < 0 || Number.isNaN(statistic(frame, site, 0, "size"))) return null;
+  const from = site * QUANTITIES.length * SPARK;
+  return frame.sparklines.subarray(from, from + SPARK);
+}
+
+export function decodeFrame(header: Frame, buffer: DataView | undefined): FrameData {
+  const length = buffer?.byteLength ?? 0;
+  const pairs = sum(header.histograms.map((h) => h.bins));
+  const rows = (length - pairs * 16) / (STATISTICS.length * 8 + SPARK);
+  if (rows < 0 || !Number.isInteger(rows / QUANTITIES.length)) {
+    throw new ProtocolError(`The buffer of frame ${header.seq} has ${length} bytes: not a whole number of sites.`);
+  }
+  const reader = new Reader(header.type, buffer, rows * STATISTICS.length + pairs * 2, rows * SPARK);
+  const table = reader.floats(rows * STATISTICS.length);
+  const histograms = new Map(header.histograms.map((h) => [histogramKey(h.site, h.quantity), reader.floats(h.bins * 2)]));
+  return { header, table, histograms, sparklines: reader.bytes(rows * SPARK) };
+}
+
+export function sitesOf(frame: FrameData): number {
+  return frame.sparklines.length / (QUANTITIES.length * SPARK);
+}
+
+export function decodeHistory(header: History, buffer: DataView | undefined): HistoryData {
+  const reader = new Reader(header.type, buffer, header.steps * (1 + HISTORY_QUANTILES.length + HISTORY_BINS) + HISTORY_BINS + 1);
+  const steps = reader.floats(header.steps);
+  const quantiles = reader.floats(header.steps * HISTORY_QUANTILES.length);
+  const edges = reader.floats(HISTORY_BINS + 1);
+  const fractions = reader.floats(header.steps * HISTORY_BINS);
+  return { header, steps, quantiles, edges, fractions };
+}
+
+export function decodeCurves(header: Curves, buffer: DataView | undefined): CurveData[] {
+  if (header.names.length !== header.points.length) {
+    throw new ProtocolError(`curves has ${header.names.length} names and ${header.points.length} points.`);
+  }
+  const reader = new Reader(header.type, buffer, 2 * sum(header.points));
+  return header.names.map((name, i) => ({ name, points: reader.floats(header.points[i] * 2) }));
+}
+
+export function decodeParameters(header: Parameters, buffer: DataView | undefined): ParametersData {
+  const bins = sum(header.parameters.map((parameter) => parameter.bins));
+  const reader = new Reader(header.type, buffer, header.parameters.length * STATISTICS.length + 2 * bins);
+  const rows = header.parameters.map(() => named(STATISTICS, reader.floats(STATISTICS.length)));
+  return { header, list: header.parameters.map((parameter, i) => ({ ...parameter, figures: rows[i], pairs: reader.floats(parameter.bins * 2) })) };
+}
+
+export function decodeUnits(header: UnitFigures, buffer: DataView | undefined): UnitsData {
+  const reader = new Reader(header.type, buffer, UNIT_FIGURES.length * header.units);
+  return { header, figures: named(UNIT_FIGURES, UNIT_FIGURES.map(() => reader.floats(header.units))) };
+}
+
+const sum = (numbers: readonly number[]): number => numbers.reduce((all, one) => all + one, 0);
+
+function named<K extends string, T>(names: readonly K[], values: ArrayLike<T>): Record<K, T> {
+  return Object.fromEntries(names.map((name, i) => [name, values[i]])) as Record<K, T>;
+}
+
+/** Reads a buffer in order: float64s, then bytes, as many of both as its header says. */
+export class Reader {
+  private readonly buffer: ArrayBufferLike;
+  private at: number;
+
+  constructor(what: string, view: DataView = new DataView(new ArrayBuffer(0)), floats: number, bytes = 0) {
+    const expected = floats * 8 + bytes;
+    if (view.byteLength !== expected) {
+      throw new ProtocolError(`The buffer of ${what} has ${view.byteLength} bytes, ${expected} were expected.`);
+    }
+    this.buffer = view.buffer;
+    this.at = view.byteOffset;
+  }
+
+  floats(count: number): Float64Array {
+    const start = this.take(count * 8);
+    if (start % 8 === 0) return new Float64Array(this.buffer, start, count);
+    return new Float64Array(this.buffer.slice(start, this.at));
+  }
+
+  bytes(count: number): Uint8Array {
+    return new Uint8Array(this.buffer, this.take(count), count);
+  }
+
+  private take(size: number): number {
+    this.at += size;
+    return this.at - size;
+  }
+}

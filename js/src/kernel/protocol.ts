@@ -1,0 +1,771 @@
+// The messages between kernel and browser, as types, constants and a table of shapes.
+// Generated from nnx_inspector/screen/protocol by generate_protocol.py: never edit by hand.
+
+export const VERSION = 5;
+export const QUANTITIES = ["output", "gradient"] as const;
+export const STATISTICS = ["size", "mean", "std", "min", "max", "norm", "zeros", "nan", "posinf", "neginf"] as const;
+export const HISTORY_QUANTILES = [0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99] as const;
+export const UNIT_FIGURES = ["mean", "std", "norm", "min", "max", "zero_fraction", "nonfinite"] as const;
+export const SPARK = 32;
+export const HISTORY_BINS = 48;
+export const MOST_UNITS = 16384;
+export const OTHER = -1;
+
+export type Quantity = (typeof QUANTITIES)[number];
+export type Statistic = (typeof STATISTICS)[number];
+
+/** One row of the tree. `parent` is an index into the layout's sites, -1 for the root. `layer` is the number of a single layer of a stacked module, -1 for a whole site. `note` says what a row leaves out, "" for nothing. */
+export interface Site {
+  readonly key: string;
+  readonly name: string;
+  readonly kind: string;
+  readonly parent: number;
+  readonly depth: number;
+  readonly inputs: string;
+  readonly output: string;
+  readonly parameters: number;
+  readonly flops: number | null;
+  readonly calls: number;
+  readonly stacked: number;
+  readonly aliases: readonly string[];
+  readonly source: string;
+  readonly perturbable: boolean;
+  readonly unseen: string;
+  readonly layer: number;
+  readonly note: string;
+}
+
+/** The sites that later frames refer to by index. Buffer: none. */
+export interface Layout {
+  readonly type: "layout";
+  readonly version: number;
+  readonly layout: number;
+  readonly model: string;
+  readonly sites: readonly Site[];
+}
+
+/** Where a run stands. `total` and `rate` (steps a second) are None while unknown. */
+export interface Progress {
+  readonly kind: string;
+  readonly running: boolean;
+  readonly step: number;
+  readonly total: number | null;
+  readonly rate: number | null;
+}
+
+/** A full histogram in a frame's buffer: `bins` pairs (bin, count) of one site's quantity. A bin is the upper 12 bits of the float32 values it holds (sign, exponent, three mantissa bits), so its edges are read from the float with those bits. See `nnx_inspector.stats.summary`. */
+export interface Histogram {
+  readonly site: number;
+  readonly quantity: number;
+  readonly bins: number;
+}
+
+/** One pass. Buffer: float64 table [site, quantity, statistic], then for each of `histograms` float64 [bins, 2], then uint8 sparklines [site, quantity, SPARK]. `number` is the pass's in the recording. `held` says that a ShowPass asked for it; a live frame is of the newest pass. */
+export interface Frame {
+  readonly type: "frame";
+  readonly version: number;
+  readonly seq: number;
+  readonly layout: number;
+  readonly step: number;
+  readonly perturbed: boolean;
+  readonly metrics: Readonly<Record<string, number | null>>;
+  readonly histograms: readonly Histogram[];
+  readonly progress: Progress;
+  readonly number: number;
+  readonly held: boolean;
+}
+
+/** One site's quantity over the steps so far. Buffer, all float64: steps [steps]; quantiles [steps, len(HISTORY_QUANTILES)]; edges [HISTORY_BINS + 1]; fractions [steps, HISTORY_BINS]. Edges are spaced on a symmetric-log axis; fractions of one step add up to 1. A step in which nothing finite was measured is NaN throughout. */
+export interface History {
+  readonly type: "history";
+  readonly version: number;
+  readonly layout: number;
+  readonly site: number;
+  readonly quantity: number;
+  readonly steps: number;
+}
+
+/** The metrics over the steps so far. Buffer: for each of `names`, float64 [points, 2]: step and value (NaN where it was not finite), `points[i]` rows for `names[i]`. */
+export interface Curves {
+  readonly type: "curves";
+  readonly version: number;
+  readonly names: readonly string[];
+  readonly points: readonly number[];
+}
+
+/** The passes that the recording still has, oldest first. Buffer: float64 [passes, 5]: number, step, whether something was perturbed (0 or 1), index into `kinds`, and which setting was in force: another number than that of the pass before says that what is perturbed changed. 0 says that nothing was perturbed, or that it is not known what was. `thinned` older ones are gone. */
+export interface Passes {
+  readonly type: "passes";
+  readonly version: number;
+  readonly passes: number;
+  readonly kinds: readonly string[];
+  readonly thinned: number;
+}
+
+/** One perturbation in force (or switched off), as the browser shows it. `site` is the pattern it was made with; `sites` are the keys it acts on, the first MOST_SITES of `reach`. `kind` is its class and `expression` the Python text that makes it. `strength` is the one number that can be tuned, called `strength_name` (None and "": there is none); `low` and `high` are its slider's range, and restrict nothing. `units` is the length of a boolean mask along its axis (0: it is none), `units_off` how many of them it switches off; `mask` is its bits in hexadecimal, unit 0 the highest bit of the first byte, 1 is on ("" where there is none that can be edited). `python` is the text that adds it in a cell, "" for one that holds an array of the user's. `pending` says that the running loop takes it over at its next step; `compiling`, that the running program has no place for it yet and another one is being made, while the old one goes on; `not_acting`, why it does nothing in what ran last ("" where it acts, or that is not known). */
+export interface Perturbation {
+  readonly id: number;
+  readonly site: string;
+  readonly sites: readonly string[];
+  readonly reach: number;
+  readonly kind: string;
+  readonly at: "output" | "input" | "parameter";
+  readonly acts_on: "value" | "gradient" | "parameter";
+  readonly expression: string;
+  readonly strength: number | null;
+  readonly strength_name: string;
+  readonly low: number;
+  readonly high: number;
+  readonly units: number;
+  readonly units_off: number;
+  readonly mask: string;
+  readonly python: string;
+  readonly enabled: boolean;
+  readonly pending: boolean;
+  readonly compiling: boolean;
+  readonly not_acting: string;
+}
+
+/** How far one site's output moved: `|perturbed - clean| / |clean|`, a fraction; None where that is not finite. */
+export interface SiteEffect {
+  readonly site: string;
+  readonly change: number | null;
+}
+
+/** What one of several perturbations changes by itself; see `Effect`. */
+export interface EffectAlone {
+  readonly perturbation: number;
+  readonly loss_change: number | null;
+  readonly output_change: number | null;
+  readonly kl: number | null;
+  readonly top1_changed: number | null;
+}
+
+/** The perturbed pass beside the clean one. Values by metric name ("loss" first). `output_change` is the relative norm of the difference of the outputs; where those are logits, `kl` is the mean divergence of the perturbed from the clean distribution in nats, and `top1_changed` the fraction of predictions that are others. None: not measured, or without meaning. `sites` are those downstream that moved most, at most MOST_EFFECTS, largest first. `alone`: where several perturbations are on, each by itself; () until that is measured. */
+export interface Effect {
+  readonly source: string;
+  readonly clean: Readonly<Record<string, number | null>>;
+  readonly perturbed: Readonly<Record<string, number | null>>;
+  readonly output_change: number | null;
+  readonly kl: number | null;
+  readonly top1_changed: number | null;
+  readonly sites: readonly SiteEffect[];
+  readonly alone: readonly EffectAlone[];
+}
+
+/** What inspection costs. Seconds are medians of recent steps that were not measured, and of such as were and are like them in all else: both perturbed, or neither. None where there are none. */
+export interface Cost {
+  readonly plain_seconds: number | null;
+  readonly inspected_seconds: number | null;
+  readonly compilations: number;
+  readonly bytes_sent: number;
+  readonly frames_dropped: number;
+  readonly errors: number;
+}
+
+/** Something the person should know: `level` is "info", "warning" or "error". */
+export interface Notice {
+  readonly level: string;
+  readonly text: string;
+  readonly site: string | null;
+}
+
+/** Everything small that the screen shows, whole each time. Buffer: none. `training_perturbed` is True while a watched loop runs with a perturbation that is on. `no_effect` says why there is no effect to show. `listening` says how a change reaches a running loop: "during" a cell (the kernel handles messages beside it), because the loop runs in a "thread", or "after" the cell has ended. `compiling` counts the perturbations for which a program is being compiled. `python` is the text that does in a cell what the screen was asked for last. */
+export interface State {
+  readonly type: "state";
+  readonly version: number;
+  readonly seq: number;
+  readonly selected: string;
+  readonly perturbations: readonly Perturbation[];
+  readonly training_perturbed: boolean;
+  readonly listening: "during" | "thread" | "after";
+  readonly compiling: number;
+  readonly effect: Effect | null;
+  readonly no_effect: string;
+  readonly progress: Progress;
+  readonly cost: Cost;
+  readonly notices: readonly Notice[];
+  readonly python: string;
+  readonly closed: boolean;
+}
+
+/** One thing that is wrong, or may be; see `findings.Finding`. */
+export interface FindingRow {
+  readonly rule: string;
+  readonly site: string;
+  readonly step: number;
+  readonly severity: "error" | "warning" | "info";
+  readonly message: string;
+}
+
+/** What is wrong as far as the rules can tell, worst first. Buffer: none. `more` counts what is left out beyond MOST_FINDINGS. */
+export interface Findings {
+  readonly type: "findings";
+  readonly version: number;
+  readonly findings: readonly FindingRow[];
+  readonly more: number;
+}
+
+/** The one answer to a request. `error` is "" when it succeeded. */
+export interface Reply {
+  readonly type: "reply";
+  readonly id: number;
+  readonly ok: boolean;
+  readonly error: string;
+}
+
+/** A node of a `Flow`. `role`: a "module" that is called in it; its "input" or "output"; a "join", one value that is made of several; or "outside": a module elsewhere that gives or takes a value by another way than arguments and results. `name` is the key as seen from the flow's site. `output` is what it gives, in words (of an "output": what it takes). `calls` counts the calls in one call of the site; `times` the loops around them too (None: a while loop). `conditional`: it is called in a branch that may not be taken. */
+export interface FlowNode {
+  readonly role: "module" | "input" | "output" | "join" | "outside";
+  readonly site: string;
+  readonly name: string;
+  readonly kind: string;
+  readonly output: string;
+  readonly calls: number;
+  readonly times: number | null;
+  readonly conditional: boolean;
+}
+
+/** Values that go from one node to another (numbers of nodes), by dtype and shape; `shapes` is empty where they are not known. `loop`: from one iteration of a loop to a later one. */
+export interface FlowEdge {
+  readonly producer: number;
+  readonly consumer: number;
+  readonly shapes: readonly string[];
+  readonly loop: boolean;
+}
+
+/** A module below a flow's site that is not called in it, and why. */
+export interface FlowAbsent {
+  readonly site: string;
+  readonly why: string;
+}
+
+/** What flows between the modules that a site calls. `id` is the request's. Buffer: none. */
+export interface Flow {
+  readonly type: "flow";
+  readonly version: number;
+  readonly layout: number;
+  readonly site: string;
+  readonly id: number;
+  readonly nodes: readonly FlowNode[];
+  readonly edges: readonly FlowEdge[];
+  readonly absent: readonly FlowAbsent[];
+}
+
+/** What lays a flow out. Buffer: a JavaScript module in UTF-8, `static/layout.js`. */
+export interface LayoutLibrary {
+  readonly type: "layout_library";
+  readonly version: number;
+}
+
+/** A static attribute of a node: part of the graphdef, hence of a compiled program's key. */
+export interface NnxAttribute {
+  readonly name: string;
+  readonly text: string;
+}
+
+/** One node of the graphdef, under one of its paths. `module` is the site key where it is a module, else None. `reference` is the number that all paths to one object have, 0 where there is one path only. `first` is None, or the path above where the same object stood already: what is inside is not told again. `also` are its paths elsewhere in the model. */
+export interface NnxNode {
+  readonly path: string;
+  readonly name: string;
+  readonly type: string;
+  readonly depth: number;
+  readonly module: string | null;
+  readonly reference: number;
+  readonly first: string | null;
+  readonly also: readonly string[];
+  readonly attributes: readonly NnxAttribute[];
+  readonly attributes_total: number;
+}
+
+/** How a Variable's value moved: `distance` is the norm of the difference, `relative` that over the norm of the value before; None where that says nothing (a PRNG key, a norm of 0, another shape). `before` and `after` are the values of a scalar, else "". */
+export interface NnxChange {
+  readonly same: boolean;
+  readonly distance: number | null;
+  readonly relative: number | null;
+  readonly before: string;
+  readonly after: string;
+}
+
+/** One leaf of the state: a Variable, or an array that is none (`type` is ""). `path`, `module`, `reference`, `first` and `also` are as of an `NnxNode`; `module` is the innermost one around it. `value` is that of a scalar, else "". `committed` is None for what is no array on a device. `change` is between two looks at the model, `passed` what the last pass of the inspector changed in its own copy; None where there is nothing to compare. */
+export interface NnxVariable {
+  readonly path: string;
+  readonly module: string;
+  readonly type: string;
+  readonly shape: string;
+  readonly dtype: string;
+  readonly bytes: number;
+  readonly sharding: string;
+  readonly held: "array" | "traced" | "deleted" | "shape" | "reference" | "other";
+  readonly committed: boolean | null;
+  readonly metadata: string;
+  readonly value: string;
+  readonly reference: number;
+  readonly first: string | null;
+  readonly also: readonly string[];
+  readonly change: NnxChange | null;
+  readonly passed: NnxChange | null;
+}
+
+/** All Variables of one type in a module, a shared one once. */
+export interface NnxKind {
+  readonly type: string;
+  readonly variables: number;
+  readonly elements: number;
+  readonly bytes: number;
+}
+
+/** A mode of a module. `value` is the one in force where that is True or False, else None; `flag` says that it takes these only, `switched` that it is not the model's own. */
+export interface NnxMode {
+  readonly module: string;
+  readonly type: string;
+  readonly name: string;
+  readonly own: string;
+  readonly in_force: string;
+  readonly value: boolean | null;
+  readonly flag: boolean;
+  readonly switched: boolean;
+  readonly documentation: string;
+}
+
+/** The module at a site as NNX sees it, in answer to the ShowNnx with this id. Buffer: none. `nodes` come parents first; `variables` in the order of their paths. `since` is the step of the look that `change` compares with, None where there was none; `passed` is the pass of `NnxVariable.passed`, "run", "step" or "". `uncompared` says why Variables have no `change`. */
+export interface Nnx {
+  readonly type: "nnx";
+  readonly version: number;
+  readonly id: number;
+  readonly site: string;
+  readonly nodes: readonly NnxNode[];
+  readonly nodes_total: number;
+  readonly variables: readonly NnxVariable[];
+  readonly variables_total: number;
+  readonly kinds: readonly NnxKind[];
+  readonly modes: readonly NnxMode[];
+  readonly modes_total: number;
+  readonly step: number;
+  readonly since: number | null;
+  readonly passed: string;
+  readonly uncompared: string;
+}
+
+/** One parameter of a module: its path, and its dtype and shape in words. `bins` pairs of its histogram are in the buffer of `Parameters`. */
+export interface Parameter {
+  readonly path: string;
+  readonly array: string;
+  readonly bins: number;
+}
+
+/** The parameters of a module as they are now, for a `Look`. Buffer: float64 [parameters, statistic], then for each of them float64 [bins, 2], as in a `Frame`. `more` counts those that are left out, `why` says why there are none. */
+export interface Parameters {
+  readonly type: "parameters";
+  readonly version: number;
+  readonly id: number;
+  readonly site: string;
+  readonly parameters: readonly Parameter[];
+  readonly more: number;
+  readonly why: string;
+}
+
+/** Figures for each unit of the last axis of what a site returns, for a `Look`. Buffer: float64 [UNIT_FIGURES, units], NaN where nothing finite was seen. `each` is how many values a unit has in that pass, `source` which pass it was, `more` counts the units that are left out, `why` says why there are none. */
+export interface UnitFigures {
+  readonly type: "units";
+  readonly version: number;
+  readonly id: number;
+  readonly site: string;
+  readonly each: number;
+  readonly source: string;
+  readonly units: number;
+  readonly more: number;
+  readonly why: string;
+}
+
+/** Lines of a file from `first` on; `line` is the one that makes a call, in `function`. */
+export interface Excerpt {
+  readonly file: string;
+  readonly function: string;
+  readonly first: number;
+  readonly line: number;
+  readonly text: string;
+}
+
+/** Where a module is called and what its type says of itself, for a `Look`. Buffer: none. `sown` are the sites of the values that the module hands to `sow` or `perturb`. */
+export interface Code {
+  readonly type: "code";
+  readonly version: number;
+  readonly id: number;
+  readonly site: string;
+  readonly kind: string;
+  readonly documentation: string;
+  readonly excerpts: readonly Excerpt[];
+  readonly sown: readonly string[];
+  readonly why: string;
+}
+
+/** What perturbing one site alone does; `why_not` says why it could not be measured. None where a figure is not finite, or not among the `measures`. */
+export interface SweepRow {
+  readonly site: string;
+  readonly loss_change: number | null;
+  readonly output_change: number | null;
+  readonly kl: number | null;
+  readonly top1_changed: number | null;
+  readonly why_not: string;
+}
+
+/** The sweep that runs or ran last. Buffer: none. `sites` is the selection and `perturbation` the Python text of what is done at each; `source` names the pass. `total` is 0 until it is known; a program is compiled while `done` is 0. `measures` are the figures that there are, of the fields of `rows`. `rows` come at its end, the first MOST_ROWS of `measured`, largest change first. `error` says why it failed. */
+export interface Sweep {
+  readonly type: "sweep";
+  readonly version: number;
+  readonly running: boolean;
+  readonly stopped: boolean;
+  readonly done: number;
+  readonly total: number;
+  readonly sites: string;
+  readonly perturbation: string;
+  readonly source: string;
+  readonly measures: readonly string[];
+  readonly loss: number | null;
+  readonly rows: readonly SweepRow[];
+  readonly measured: number;
+  readonly error: string;
+}
+
+/** The pass of another run that `insp.compare` put beside this one: a ShowPass of OTHER sends it. Buffer: none. `name` is what that run is called, "" where there is none (any more); `step` is None where it is of no step. `number` counts what was put there, so that it is pinned once. */
+export interface Other {
+  readonly type: "other";
+  readonly version: number;
+  readonly name: string;
+  readonly step: number | null;
+  readonly number: number;
+}
+
+/** How far one site's quantity in two passes is apart; see `nni.compare`, whose `b` is the pass on screen. None: not known. `constant`: both are constant and differ, so that the quantile distance has no unit. `nan` and `nan_pinned` count NaNs. */
+export interface ComparedRow {
+  readonly site: string;
+  readonly quantity: string;
+  readonly where: "both" | "here" | "pinned";
+  readonly total_variation: number | null;
+  readonly quantile_distance: number | null;
+  readonly constant: boolean;
+  readonly mean_difference: number | null;
+  readonly std_difference: number | null;
+  readonly rms_difference: number | null;
+  readonly nan: number | null;
+  readonly nan_pinned: number | null;
+}
+
+/** Two passes, site by site, in answer to the Compare with this id. Buffer: none. `number` is the pass on screen and `pinned` the one that it is compared with, by their numbers in the recording (or OTHER). `rows` are the first MOST_ROWS of `total`, the farthest apart first. */
+export interface Compared {
+  readonly type: "compared";
+  readonly version: number;
+  readonly id: number;
+  readonly number: number;
+  readonly pinned: number;
+  readonly rows: readonly ComparedRow[];
+  readonly total: number;
+}
+
+/** One array that can be read: `number` names it in `ReadValues`, `call` counts the calls of the site, `name` tells it from the others of its call ("" where it is alone). */
+export interface HeldArray {
+  readonly number: number;
+  readonly call: number;
+  readonly name: string;
+  readonly shape: readonly number[];
+  readonly dtype: string;
+  readonly axes: readonly string[];
+  readonly bytes: number;
+}
+
+/** What `ShowValues` opened: the arrays of a part of a site. `parts` are those there are of the site; `perturbed` says that something is perturbed in this pass; `source` says in words which pass and which parameters these are, `notes` what else a person should know. */
+export interface Arrays {
+  readonly type: "arrays";
+  readonly version: number;
+  readonly request: number;
+  readonly site: string;
+  readonly part: "output" | "input" | "gradient" | "parameter";
+  readonly clean: boolean;
+  readonly parts: readonly string[];
+  readonly arrays: readonly HeldArray[];
+  readonly perturbed: boolean;
+  readonly source: string;
+  readonly notes: readonly string[];
+}
+
+/** What `ReadValues` asked for: a window of an array in blocks. Buffer: for each of `planes` an array [tiles, rows, columns] of `encoding`, each padded to a multiple of 8 bytes. With blocks of one element the plane is "value" (for exact values of complex numbers "real" and "imag"). Otherwise "mean", "low" and "high" of the finite values of each block (NaN where there are none) and, where any value is not finite, "nan", "posinf" and "neginf": how many of each block are. `starts` and `ends` are of tiles, rows and columns, in elements; `block` likewise. */
+export interface Values {
+  readonly type: "values";
+  readonly version: number;
+  readonly request: number;
+  readonly array: number;
+  readonly index: readonly number[];
+  readonly axes: readonly number[];
+  readonly norm_over: number;
+  readonly component: "value" | "real" | "imag" | "abs";
+  readonly exact: boolean;
+  readonly starts: readonly number[];
+  readonly ends: readonly number[];
+  readonly block: readonly number[];
+  readonly counts: readonly number[];
+  readonly planes: readonly string[];
+  readonly encoding: "float32" | "float64" | "int64" | "uint64";
+}
+
+/** Browser to kernel, on the control comm: a view is there; answer with everything. `streams` is False where the page has no other comm, because its front end makes a widget's model only when that widget is displayed (marimo): then all goes over control. `page` is another each time that the notebook is loaded; `said` counts the hellos of a page. */
+export interface Hello {
+  readonly type: "hello";
+  readonly version: number;
+  readonly streams: boolean;
+  readonly page: string;
+  readonly said: number;
+}
+
+/** Browser to kernel: the frame with this number has been drawn. */
+export interface Ack {
+  readonly type: "ack";
+  readonly seq: number;
+}
+
+/** Browser to kernel: show this site's histogram and history. */
+export interface Select {
+  readonly type: "select";
+  readonly id: number;
+  readonly site: string;
+}
+
+/** Browser to kernel: add one of OFFERS on one site, switched on. Without a strength it has the offer's own. */
+export interface Perturb {
+  readonly type: "perturb";
+  readonly id: number;
+  readonly site: string;
+  readonly kind: string;
+  readonly strength: number | null;
+  readonly at: "output" | "input";
+}
+
+/** Browser to kernel: switch a perturbation and set its strength (None leaves it). */
+export interface Adjust {
+  readonly type: "adjust";
+  readonly id: number;
+  readonly perturbation: number;
+  readonly enabled: boolean;
+  readonly strength: number | null;
+}
+
+/** Browser to kernel: take a perturbation away. */
+export interface Remove {
+  readonly type: "remove";
+  readonly id: number;
+  readonly perturbation: number;
+}
+
+/** Browser to kernel: switch all perturbations on, or off. */
+export interface SwitchAll {
+  readonly type: "switch_all";
+  readonly id: number;
+  readonly enabled: boolean;
+}
+
+/** Browser to kernel: send the `Nnx` of the module at this site, before the reply. */
+export interface ShowNnx {
+  readonly type: "show_nnx";
+  readonly id: number;
+  readonly site: string;
+}
+
+/** Browser to kernel: switch a mode of one module for inspected passes, as `insp.modes.set` does; None takes the switch back. */
+export interface SwitchMode {
+  readonly type: "switch_mode";
+  readonly id: number;
+  readonly module: string;
+  readonly name: string;
+  readonly value: boolean | null;
+}
+
+/** Browser to kernel: the mask of a perturbation (None: of a new one on `site`), `units` bits as in `Perturbation.mask`. */
+export interface SetMask {
+  readonly type: "set_mask";
+  readonly id: number;
+  readonly perturbation: number | null;
+  readonly site: string;
+  readonly units: number;
+  readonly mask: string;
+}
+
+/** Browser to kernel: what is there of a site, at this moment. It comes before the reply, with the number of this request. */
+export interface Look {
+  readonly type: "look";
+  readonly id: number;
+  readonly what: "parameters" | "units" | "code";
+  readonly site: string;
+}
+
+/** Browser to kernel: perturb each of some sites alone, in a thread. `sites` is a glob, the rest as of `Perturb`. */
+export interface StartSweep {
+  readonly type: "start_sweep";
+  readonly id: number;
+  readonly sites: string;
+  readonly kind: string;
+  readonly strength: number | null;
+  readonly at: "output" | "input";
+}
+
+/** Browser to kernel: stop the sweep that runs, after what is being computed. */
+export interface StopSweep {
+  readonly type: "stop_sweep";
+  readonly id: number;
+}
+
+/** Browser to kernel: send the frame of the recording's pass `number`, with the histograms of `site`. Live frames go on. */
+export interface ShowPass {
+  readonly type: "show_pass";
+  readonly id: number;
+  readonly number: number;
+  readonly site: string;
+}
+
+/** Browser to kernel: compare the recording's pass `number` with `pinned`, site by site. A `Compared` comes before the reply. Each may be OTHER. */
+export interface Compare {
+  readonly type: "compare";
+  readonly id: number;
+  readonly number: number;
+  readonly pinned: number;
+}
+
+/** Browser to kernel: make the arrays of a part of a site readable. `clean`: without what is perturbed. An `Arrays` comes before the reply. */
+export interface ShowValues {
+  readonly type: "show_values";
+  readonly id: number;
+  readonly site: string;
+  readonly part: "output" | "input" | "gradient" | "parameter";
+  readonly clean: boolean;
+}
+
+/** Browser to kernel: a window of an array. A `Values` comes before the reply. `axes` are those shown as tiles, rows and columns (-1: none), `starts` and `ends` the window along them, `most` how many blocks there may be along them, `index` a number for every axis (those of the shown ones do not count). `norm_over` is an axis whose norms are read instead of the values, or -1; axes and index are then those of what is left. `exact`: values of a small window, every digit. */
+export interface ReadValues {
+  readonly type: "read_values";
+  readonly id: number;
+  readonly array: number;
+  readonly index: readonly number[];
+  readonly axes: readonly number[];
+  readonly starts: readonly number[];
+  readonly ends: readonly number[];
+  readonly most: readonly number[];
+  readonly norm_over: number;
+  readonly component: "value" | "real" | "imag" | "abs";
+  readonly exact: boolean;
+}
+
+/** Browser to kernel: what flows between the modules that a site calls? A `Flow` comes. */
+export interface ShowFlow {
+  readonly type: "show_flow";
+  readonly id: number;
+  readonly site: string;
+}
+
+/** Browser to kernel: send the `LayoutLibrary`; it is not part of the widget. */
+export interface GetLayoutLibrary {
+  readonly type: "get_layout_library";
+  readonly id: number;
+}
+
+/** A kind that the screen may add: no message, but a row of OFFERS. `does` ends the sentence "This will ...". `strength` is what it is added with at first (None: it has none); `low` and `high` are the slider's range; `least` is the least it may be. */
+export interface Offer {
+  readonly kind: string;
+  readonly group: "value" | "gradient";
+  readonly does: string;
+  readonly strength_name: string;
+  readonly strength: number | null;
+  readonly low: number;
+  readonly high: number;
+  readonly least: number | null;
+}
+
+export type ToBrowser = Layout | Frame | History | Curves | State | Reply | Flow | LayoutLibrary | Arrays | Values | Passes | Parameters | UnitFigures | Code | Sweep | Nnx | Findings | Other | Compared;
+
+export type ToKernel = Hello | Ack | Select | Perturb | Adjust | SwitchAll | Remove | ShowFlow | GetLayoutLibrary | ShowValues | ReadValues | ShowPass | SetMask | Look | StartSweep | StopSweep | ShowNnx | SwitchMode | Compare;
+
+/** The fields of every struct: a scalar, struct or a|b, then `?` null, `[]` list, `{}` map. */
+export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> = {
+  Site: { key: "str", name: "str", kind: "str", parent: "int", depth: "int", inputs: "str", output: "str", parameters: "int", flops: "float?", calls: "int", stacked: "int", aliases: "str[]", source: "str", perturbable: "bool", unseen: "str", layer: "int", note: "str" },
+  Layout: { version: "int", layout: "int", model: "str", sites: "Site[]" },
+  Progress: { kind: "str", running: "bool", step: "int", total: "int?", rate: "float?" },
+  Histogram: { site: "int", quantity: "int", bins: "int" },
+  Frame: { version: "int", seq: "int", layout: "int", step: "int", perturbed: "bool", metrics: "float?{}", histograms: "Histogram[]", progress: "Progress", number: "int", held: "bool" },
+  History: { version: "int", layout: "int", site: "int", quantity: "int", steps: "int" },
+  Curves: { version: "int", names: "str[]", points: "int[]" },
+  Passes: { version: "int", passes: "int", kinds: "str[]", thinned: "int" },
+  Perturbation: { id: "int", site: "str", sites: "str[]", reach: "int", kind: "str", at: "output|input|parameter", acts_on: "value|gradient|parameter", expression: "str", strength: "float?", strength_name: "str", low: "float", high: "float", units: "int", units_off: "int", mask: "str", python: "str", enabled: "bool", pending: "bool", compiling: "bool", not_acting: "str" },
+  SiteEffect: { site: "str", change: "float?" },
+  EffectAlone: { perturbation: "int", loss_change: "float?", output_change: "float?", kl: "float?", top1_changed: "float?" },
+  Effect: { source: "str", clean: "float?{}", perturbed: "float?{}", output_change: "float?", kl: "float?", top1_changed: "float?", sites: "SiteEffect[]", alone: "EffectAlone[]" },
+  Cost: { plain_seconds: "float?", inspected_seconds: "float?", compilations: "int", bytes_sent: "int", frames_dropped: "int", errors: "int" },
+  Notice: { level: "str", text: "str", site: "str?" },
+  State: { version: "int", seq: "int", selected: "str", perturbations: "Perturbation[]", training_perturbed: "bool", listening: "during|thread|after", compiling: "int", effect: "Effect?", no_effect: "str", progress: "Progress", cost: "Cost", notices: "Notice[]", python: "str", closed: "bool" },
+  FindingRow: { rule: "str", site: "str", step: "int", severity: "error|warning|info", message: "str" },
+  Findings: { version: "int", findings: "FindingRow[]", more: "int" },
+  Reply: { id: "int", ok: "bool", error: "str" },
+  FlowNode: { role: "module|input|output|join|outside", site: "str", name: "str", kind: "str", output: "str", calls: "int", times: "int?", conditional: "bool" },
+  FlowEdge: { producer: "int", consumer: "int", shapes: "str[]", loop: "bool" },
+  FlowAbsent: { site: "str", why: "str" },
+  Flow: { version: "int", layout: "int", site: "str", id: "int", nodes: "FlowNode[]", edges: "FlowEdge[]", absent: "FlowAbsent[]" },
+  LayoutLibrary: { version: "int" },
+  NnxAttribute: { name: "str", text: "str" },
+  NnxNode: { path: "str", name: "str", type: "str", depth: "int", module: "str?", reference: "int", first: "str?", also: "str[]", attributes: "NnxAttribute[]", attributes_total: "int" },
+  NnxChange: { same: "bool", distance: "float?", relative: "float?", before: "str", after: "str" },
+  NnxVariable: { path: "str", module: "str", type: "str", shape: "str", dtype: "str", bytes: "int", sharding: "str", held: "array|traced|deleted|shape|reference|other", committed: "bool?", metadata: "str", value: "str", reference: "int", first: "str?", also: "str[]", change: "NnxChange?", passed: "NnxChange?" },
+  NnxKind: { type: "str", variables: "int", elements: "int", bytes: "int" },
+  NnxMode: { module: "str", type: "str", name: "str", own: "str", in_force: "str", value: "bool?", flag: "bool", switched: "bool", documentation: "str" },
+  Nnx: { version: "int", id: "int", site: "str", nodes: "NnxNode[]", nodes_total: "int", variables: "NnxVariable[]", variables_total: "int", kinds: "NnxKind[]", modes: "NnxMode[]", modes_total: "int", step: "int", since: "int?", passed: "str", uncompared: "str" },
+  Parameter: { path: "str", array: "str", bins: "int" },
+  Parameters: { version: "int", id: "int", site: "str", parameters: "Parameter[]", more: "int", why: "str" },
+  UnitFigures: { version: "int", id: "int", site: "str", each: "int", source: "str", units: "int", more: "int", why: "str" },
+  Excerpt: { file: "str", function: "str", first: "int", line: "int", text: "str" },
+  Code: { version: "int", id: "int", site: "str", kind: "str", documentation: "str", excerpts: "Excerpt[]", sown: "str[]", why: "str" },
+  SweepRow: { site: "str", loss_change: "float?", output_change: "float?", kl: "float?", top1_changed: "float?", why_not: "str" },
+  Sweep: { version: "int", running: "bool", stopped: "bool", done: "int", total: "int", sites: "str", perturbation: "str", source: "str", measures: "str[]", loss: "float?", rows: "SweepRow[]", measured: "int", error: "str" },
+  Other: { version: "int", name: "str", step: "int?", number: "int" },
+  ComparedRow: { site: "str", quantity: "str", where: "both|here|pinned", total_variation: "float?", quantile_distance: "float?", constant: "bool", mean_difference: "float?", std_difference: "float?", rms_difference: "float?", nan: "int?", nan_pinned: "int?" },
+  Compared: { version: "int", id: "int", number: "int", pinned: "int", rows: "ComparedRow[]", total: "int" },
+  HeldArray: { number: "int", call: "int", name: "str", shape: "int[]", dtype: "str", axes: "str[]", bytes: "int" },
+  Arrays: { version: "int", request: "int", site: "str", part: "output|input|gradient|parameter", clean: "bool", parts: "str[]", arrays: "HeldArray[]", perturbed: "bool", source: "str", notes: "str[]" },
+  Values: { version: "int", request: "int", array: "int", index: "int[]", axes: "int[]", norm_over: "int", component: "value|real|imag|abs", exact: "bool", starts: "int[]", ends: "int[]", block: "int[]", counts: "int[]", planes: "str[]", encoding: "float32|float64|int64|uint64" },
+  Hello: { version: "int", streams: "bool", page: "str", said: "int" },
+  Ack: { seq: "int" },
+  Select: { id: "int", site: "str" },
+  Perturb: { id: "int", site: "str", kind: "str", strength: "float?", at: "output|input" },
+  Adjust: { id: "int", perturbation: "int", enabled: "bool", strength: "float?" },
+  Remove: { id: "int", perturbation: "int" },
+  SwitchAll: { id: "int", enabled: "bool" },
+  ShowNnx: { id: "int", site: "str" },
+  SwitchMode: { id: "int", module: "str", name: "str", value: "bool?" },
+  SetMask: { id: "int", perturbation: "int?", site: "str", units: "int", mask: "str" },
+  Look: { id: "int", what: "parameters|units|code", site: "str" },
+  StartSweep: { id: "int", sites: "str", kind: "str", strength: "float?", at: "output|input" },
+  StopSweep: { id: "int" },
+  ShowPass: { id: "int", number: "int", site: "str" },
+  Compare: { id: "int", number: "int", pinned: "int" },
+  ShowValues: { id: "int", site: "str", part: "output|input|gradient|parameter", clean: "bool" },
+  ReadValues: { id: "int", array: "int", index: "int[]", axes: "int[]", starts: "int[]", ends: "int[]", most: "int[]", norm_over: "int", component: "value|real|imag|abs", exact: "bool" },
+  ShowFlow: { id: "int", site: "str" },
+  GetLayoutLibrary: { id: "int" },
+  Offer: { kind: "str", group: "value|gradient", does: "str", strength_name: "str", strength: "float?", low: "float", high: "float", least: "float?" },
+};
+
+/** The struct of every message type. */
+export const TO_BROWSER: Readonly<Record<string, string>> = { layout: "Layout", frame: "Frame", history: "History", curves: "Curves", state: "State", reply: "Reply", flow: "Flow", layout_library: "LayoutLibrary", arrays: "Arrays", values: "Values", passes: "Passes", parameters: "Parameters", units: "UnitFigures", code: "Code", sweep: "Sweep", nnx: "Nnx", findings: "Findings", other: "Other", compared: "Compared" };
+
+/** The struct of every message type. */
+export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", perturb: "Perturb", adjust: "Adjust", switch_all: "SwitchAll", remove: "Remove", show_flow: "ShowFlow", get_layout_library: "GetLayoutLibrary", show_values: "ShowValues", read_values: "ReadValues", show_pass: "ShowPass", set_mask: "SetMask", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_nnx: "ShowNnx", switch_mode: "SwitchMode", compare: "Compare" };
+
+/** What a click can add, in the order of the menu. Python can do more. */
+export const OFFERS: readonly Offer[] = [
+  { kind: "Zero", group: "value", does: "replace it by zeros", strength_name: "", strength: null, low: 0.0, high: 0.0, least: null },
+  { kind: "Mean", group: "value", does: "replace it by its mean over the batch", strength_name: "", strength: null, low: 0.0, high: 0.0, least: null },
+  { kind: "Scale", group: "value", does: "multiply it by the factor", strength_name: "factor", strength: 1.0, low: 0.0, high: 2.0, least: null },
+  { kind: "Shift", group: "value", does: "add the strength to every number", strength_name: "strength", strength: 1.0, low: -2.0, high: 2.0, least: null },
+  { kind: "Noise", group: "value", does: "add Gaussian noise of this std", strength_name: "std", strength: 0.1, low: 0.0, high: 1.0, least: 0.0 },
+  { kind: "Clamp", group: "value", does: "cut it off at \u00b1 the limit", strength_name: "limit", strength: 1.0, low: 0.0, high: 4.0, least: 0.0 },
+  { kind: "Cast", group: "value", does: "round it to bfloat16 and back", strength_name: "", strength: null, low: 0.0, high: 0.0, least: null },
+  { kind: "ScaleGradient", group: "gradient", does: "multiply its gradient by the factor", strength_name: "factor", strength: 1.0, low: 0.0, high: 2.0, least: null },
+  { kind: "StopGradient", group: "gradient", does: "let no gradient back through it", strength_name: "", strength: null, low: 0.0, high: 0.0, least: null },
+  { kind: "ReverseGradient", group: "gradient", does: "multiply its gradient by \u2212factor", strength_name: "factor", strength: 1.0, low: 0.0, high: 2.0, least: null },
+  { kind: "ClipGradient", group: "gradient", does: "limit its gradient to this norm", strength_name: "norm", strength: 1.0, low: 0.0, high: 10.0, least: 0.0 },
+];

@@ -1,0 +1,48 @@
+// A layout with what the screen needs of it: the children of each site, and its place by its key.
+// Invariant: built once a layout, in time linear in its sites.
+import type { Layout, Site } from "./protocol";
+
+export interface Sites {
+  readonly id: number;
+  readonly model: string;
+  readonly list: readonly Site[];
+  readonly children: readonly (readonly number[])[];
+  readonly roots: readonly number[];
+  readonly byKey: ReadonlyMap<string, number>;
+}
+
+/** The children of every leaf. */
+const NONE: number[] = [];
+
+export function toSites(layout: Layout): Sites {
+  const children = new Array<number[]>(layout.sites.length).fill(NONE);
+  const roots: number[] = [];
+  const byKey = new Map<string, number>();
+  layout.sites.forEach((site, i) => {
+    byKey.set(site.key, i);
+    if (site.parent >= 0 && site.parent < layout.sites.length && site.parent !== i) {
+      if (children[site.parent] === NONE) children[site.parent] = [i];
+      else children[site.parent].push(i);
+    } else roots.push(i);
+  });
+  return { id: layout.layout, model: layout.model, list: layout.sites, children, roots, byKey };
+}
+
+/** Keys of everything above a site: open these and its row is shown. */
+export function ancestors(sites: Sites, index: number): string[] {
+  const keys: string[] = [];
+  for (let at = sites.list[index].parent; at >= 0; at = sites.list[at].parent) keys.push(sites.list[at].key);
+  return keys;
+}
+
+/** The key of the row that shows a site: its own, or for one layer of a stack the stack's. */
+export function rowOf(sites: Sites, key: string): string | undefined {
+  if (sites.byKey.has(key)) return key;
+  const stack = key.replace(/\[[^[\]]*\]$/, "");
+  return sites.byKey.has(stack) ? stack : undefined;
+}
+
+/** What a person reads for a site's key: the root has an empty one. */
+export function label(key: string): string {
+  return key === "" ? "(model)" : key;
+}

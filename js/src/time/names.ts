@@ -1,0 +1,18 @@
+// What the pinned pass is called: a step of this run, or another run.
+import { count } from "../ui/format";
+import { OTHER } from "../kernel/protocol";
+import type { Store } from "../store";
+
+/** What the other run is called, with its step. */
+export function otherName(store: Store): string {
+  const other = store.compare.other.value;
+  if (!other) return "another run";
+  return other.step === null ? other.name : `${other.name}, step ${count(other.step)}`;
+}
+
+/** "" where nothing is pinned. */
+export function pinnedName(store: Store): string {
+  const pinned = store.timeline.pinned.value;
+  if (!pinned) return "";
+  return pinned.header.number === OTHER ? otherName(store) : `step ${count(pinned.header.step)}`;
+}

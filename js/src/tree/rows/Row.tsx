@@ -1,0 +1,147 @@
+// One row: name and badges, then a cell for each column that was chosen.
+// Invariants: its columns are where they are whatever the numbers; a figure that exists is shown, by
+// itself where there is none to compare with; text only, never markup.
+import { Sparkline } from "../../charts/Sparkline";
+import { sparkline, type FrameData } from "../../kernel/decode";
+import { pinnedName } from "../../time/names";
+import { NOT_MEASURED, exact, shortType } from "../../ui/format";
+import type { Site } from "../../kernel/protocol";
+import { AddButton } from "../../perturb/AddButton";
+import { label, type Sites } from "../../kernel/sites";
+import type { Store } from "../../store";
+import { ids } from "../../ui/testids";
+import { compare, compared } from "../../time/compare";
+import { Badges } from "./Badges";
+import { shown, type Column } from "../columns";
+import { ROW_HEIGHT } from "../visible";
+
+interface Props {
+  store: Store;
+  sites: Sites;
+  index: number;
+  /** Its place among all rows. */
+  at: number;
+  columns: readonly Column[];
+  /** In a list, where its path tells it from others, not its place. */
+  listed: boolean;
+  open: boolean;
+  selected: boolean;
+  hover: (index: number) => void;
+}
+
+const STEP = 14;
+const DEEPEST = 14;
+/** Of the column: what is left is for the name and its badges. */
+const DEEPEST_SHARE = "40%";
+
+export const rowId = (sites: Sites, index: number): string => `nni-row-${sites.id}-${index}`;
+
+export function Row({ store, sites, index, at, columns, listed, open, selected, hover }: Props) {
+  const site = sites.list[index];
+  const hasChildren = !listed && sites.children[index].length > 0;
+  const classes = ["nni-row", selected && "nni-row-selected", site.unseen && "nni-row-unseen"].filter(Boolean).join(" ");
+  const depth = listed ? 0 : site.depth;
+  return (
+    <div
+      id={rowId(sites, index)}
+      class={classes}
+      role="row"
+      aria-level={depth + 1}
+      aria-expanded={hasChildren ? open : undefined}
+      aria-selected={selected}
+      aria-rowindex={at + 2}
+      data-testid={ids.row}
+      data-site={site.key}
+      style={{ top: `${at * ROW_HEIGHT}px` }}
+      onClick={() => store.select(site.key, false)}
+      onDblClick={() => hasChildren && store.setOpen(site.key, !open)}
+      onPointerEnter={() => hover(index)}
+    >
+      <span class="nni-c-name" role="gridcell" style={{ paddingLeft: `calc(6px + min(${Math.min(depth, DEEPEST) * STEP}px, ${DEEPEST_SHARE}))` }}>
+        <span
+          class={hasChildren ? (open ? "nni-twist nni-twist-open" : "nni-twist") : "nni-twist nni-leaf"}
+          aria-hidden="true"
+          onClick={(event) => {
+            event.stopPropagation();
+            if (hasChildren) store.setOpen(site.key, !open);
+          }}
+        />
+        {listed ? (
+          <span class="nni-name nni-name-path">
+            <bdi>{label(site.key)}</bdi>
+          </span>
+        ) : (
+          <span class="nni-name">{site.name || label(site.key)}</span>
+        )}
+        {site.perturbable && <AddButton store={store} site={site.key} />}
+        <Badges site={site} bad={store.bad.value[index]} open={open || listed} on={store.perturbed.value.get(site.key)} />
+      </span>
+      <Cells store={store} index={index} site={site} columns={columns} />
+    </div>
+  );
+}
+
+/** What changes with every frame, apart from what does not. */
+function Cells({ store, index, site, columns }: { store: Store; index: number; site: Site; columns: readonly Column[] }) {
+  const frame = store.frame.value;
+  const pinned = store.timeline.pinned.value;
+  const named = pinnedName(store);
+  return (
+    <>
+      {columns.map((column) =>
+        column.text ? (
+          <span key={column.id} class={`nni-c-${column.id}`} role="gridcell">
+            {column.id === "shape" ? shortType(column.text(site)) : column.text(site)}
+          </span>
+        ) : column.value ? (
+          <Figure key={column.id} column={column} site={site} frame={frame} pinned={store.tree.compares(column) ? pinned : null} named={named} index={index} />
+        ) : (
+          <Spark key={column.id} site={site} frame={frame} index={index} />
+        ),
+      )}
+    </>
+  );
+}
+
+interface FigureProps {
+  column: Column;
+  site: Site;
+  frame: FrameData | null;
+  /** That it is compared with; null where the column shows the figures themselves. */
+  pinned: FrameData | null;
+  named: string;
+  index: number;
+}
+
+function Figure({ column, site, frame, pinned, named, index }: FigureProps) {
+  const now = column.value!(site, frame, index);
+  const before = pinned ? column.value!(site, pinned, index) : NaN;
+  const against = Number.isNaN(now) || Number.isNaN(before) ? null : compare(column.comparison!, now, before);
+  const alone = pinned !== null && against === null;
+  const classes = ["nni-c-number", against !== null && "nni-c-compared", alone && "nni-c-alone", column.alarming && now > 0 && "nni-bad"];
+  const both = `${shown(column, now)} now, ${shown(column, before)} in ${named} (pinned)`;
+  return (
+    <span
+      class={classes.filter(Boolean).join(" ")}
+      role="gridcell"
+      title={against !== null ? both : alone && !Number.isNaN(now) ? `${both}: the figure by itself` : undefined}
+      data-testid={ids.cell(column.id)}
+      data-value={exact(against ?? now)}
+    >
+      {against === null ? shown(column, now) : compared(column.comparison!, against)}
+    </span>
+  );
+}
+
+function Spark({ site, frame, index }: { site: Site; frame: FrameData | null; index: number }) {
+  const heights = sparkline(frame, index);
+  return (
+    <span class="nni-c-spark" role="gridcell">
+      {heights ? (
+        <Sparkline heights={heights} width={64} height={18} label={`Activations of ${label(site.key)}`} />
+      ) : (
+        <span class="nni-faint">{NOT_MEASURED}</span>
+      )}
+    </span>
+  );
+}

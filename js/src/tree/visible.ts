@@ -1,0 +1,71 @@
+// Which rows are shown: those that are open, or that lead to a match, and of these the ones in view.
+// Invariant: rows are ROW_HEIGHT high, all of them; nothing here walks the DOM.
+import type { Sites } from "../kernel/sites";
+
+export const ROW_HEIGHT = 24;
+/** Of the heads, which stay above the rows. */
+export const HEAD_HEIGHT = 22;
+const SPARE = 6;
+
+/** So many rows may be open before anybody has opened one. */
+const OPEN_AT_FIRST = 500;
+/** A stack of more layers than this is closed at first. */
+const LAYERS_AT_FIRST = 16;
+
+/** As many whole levels as stay readable. Keys, so that they survive a new layout. */
+export function openAtFirst(sites: Sites): Set<string> {
+  const open = new Set<string>();
+  let level = sites.roots;
+  let shown = level.length;
+  while (level.length > 0) {
+    const opened = level.filter((i) => sites.children[i].length > 0 && !isLong(sites, i) && sites.list[i].layer < 0);
+    const next = opened.flatMap((i) => sites.children[i]);
+    if (shown + next.length > OPEN_AT_FIRST && open.size > 0) break;
+    for (const i of opened) open.add(sites.list[i].key);
+    shown += next.length;
+    level = next;
+  }
+  return open;
+}
+
+/** Whether a site has the rows of many single layers. */
+function isLong(sites: Sites, index: number): boolean {
+  return sites.children[index].filter((i) => sites.list[i].layer >= 0).length > LAYERS_AT_FIRST && sites.list[index].layer < 0;
+}
+
+/** Indices of the rows to show, top to bottom; of `matches`, these and what leads to them. */
+export function visibleRows(sites: Sites, open: ReadonlySet<string>, matches: ReadonlySet<number> | null): number[] {
+  const shown = matches ? leading(sites, matches) : null;
+  const rows: number[] = [];
+  const stack = [...sites.roots].reverse();
+  while (stack.length > 0) {
+    const i = stack.pop()!;
+    if (shown && !shown.has(i)) continue;
+    rows.push(i);
+    if (shown || open.has(sites.list[i].key)) {
+      const below = sites.children[i];
+      for (let k = below.length - 1; k >= 0; k--) stack.push(below[k]);
+    }
+  }
+  return rows;
+}
+
+function leading(sites: Sites, matches: ReadonlySet<number>): Set<number> {
+  const shown = new Set<number>();
+  for (const i of matches) for (let at = i; at >= 0 && !shown.has(at); at = sites.list[at].parent) shown.add(at);
+  return shown;
+}
+
+export function windowOf(scrollTop: number, height: number, rows: number): [first: number, end: number] {
+  const first = Math.max(Math.floor(scrollTop / ROW_HEIGHT) - SPARE, 0);
+  const end = Math.min(Math.ceil((scrollTop + height) / ROW_HEIGHT) + SPARE, rows);
+  return [Math.min(first, end), end];
+}
+
+/** Where to scroll so that a row is in view; as little as possible. */
+export function scrollTo(row: number, scrollTop: number, height: number): number {
+  const top = row * ROW_HEIGHT;
+  if (top < scrollTop) return top;
+  if (top + ROW_HEIGHT > scrollTop + height) return top + ROW_HEIGHT - height;
+  return scrollTop;
+}

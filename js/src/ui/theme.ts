@@ -1,0 +1,103 @@
+// The host's theme: light or dark, and the palette that canvases paint with.
+// Invariant: colours are named once, in base.css; `repaint` moves on whenever they, the window's
+// size or its pixel ratio may have changed, and whatever paints a canvas reads it.
+import { signal } from "@preact/signals";
+
+export const repaint = signal(0);
+export const dark = signal(false);
+
+export interface Palette {
+  readonly text: string;
+  readonly faint: string;
+  readonly line: string;
+  readonly background: string;
+  readonly output: string;
+  readonly gradient: string;
+  readonly metric: string;
+}
+
+/** Before the first rendering: what is painted then has its colours from the start. */
+export function readTheme(): void {
+  dark.value = isDark();
+}
+
+let watching = 0;
+let stop: () => void = () => undefined;
+
+/** While anybody watches, one observer follows the host's theme. Call what it returns to end. */
+export function watchTheme(): () => void {
+  if (watching++ === 0) stop = observe();
+  return () => {
+    if (--watching === 0) stop();
+  };
+}
+
+function observe(): () => void {
+  const changed = (): void => {
+    dark.value = isDark();
+    repaint.value += 1;
+  };
+  const observer = new MutationObserver(changed);
+  for (const node of [document.body, document.documentElement]) {
+    observer.observe(node, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class", "theme"] });
+  }
+  const preference = window.matchMedia("(prefers-color-scheme: dark)");
+  preference.addEventListener("change", changed);
+  window.addEventListener("resize", changed);
+  changed();
+  return () => {
+    observer.disconnect();
+    preference.removeEventListener("change", changed);
+    window.removeEventListener("resize", changed);
+  };
+}
+
+function isDark(): boolean {
+  const { body, documentElement } = document;
+  const jupyter = body.getAttribute("data-jp-theme-light");
+  if (jupyter !== null) return jupyter === "false";
+  if (/vscode-(dark|high-contrast)(\s|$)/.test(body.className)) return true;
+  if (body.classList.contains("vscode-light")) return false;
+  const colab = documentElement.getAttribute("theme");
+  if (colab !== null) return colab === "dark";
+  return window.matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+const unstyled = new WeakSet<Element>();
+
+/** Hosts render before they attach: until then an element has no colours. Either changes its size. */
+function repaintWhenStyled(root: Element): void {
+  if (unstyled.has(root)) return;
+  unstyled.add(root);
+  const observer = new ResizeObserver(() => {
+    if (getComputedStyle(root).getPropertyValue("--nni-text") === "") return;
+    observer.disconnect();
+    unstyled.delete(root);
+    repaint.value += 1;
+    paletteOf(root);
+  });
+  observer.observe(root);
+}
+
+const palettes = new WeakMap<Element, { at: number; palette: Palette }>();
+
+/** The colours in force at an element, read from its style once per change of theme. */
+export function paletteOf(element: Element): Palette {
+  const root = element.closest(".nni-root") ?? element;
+  const known = palettes.get(root);
+  if (known?.at === repaint.peek()) return known.palette;
+  const style = getComputedStyle(root);
+  if (style.getPropertyValue("--nni-text") === "") repaintWhenStyled(root);
+  const color = (name: string): string => style.getPropertyValue(`--nni-${name}`).trim() || "gray";
+  const palette = {
+    text: color("text"),
+    faint: color("text-faint"),
+    line: color("line"),
+    background: color("background"),
+    output: color("output"),
+    gradient: color("gradient"),
+    metric: color("metric"),
+  };
+  palettes.set(root, { at: repaint.peek(), palette });
+  return palette;
+}

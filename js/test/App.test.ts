@@ -1,0 +1,179 @@
+// Whole views through anywidget's two entry points, in happy-dom.
+import { afterEach, describe, expect, it, vi } from "vitest";
+import { ABSENT_MS, ALONE_MS } from "../src/kernel/bridge";
+import { ids } from "../src/ui/testids";
+import widget from "../src/widget";
+import { HOSTILE as EVIL } from "./helpers/injection";
+import { MockModel, settle } from "./helpers/kernel";
+import { SITES, effect, frame, layout, scale, site, state } from "./helpers/messages";
+import { mounted, press, start as tell, type Mounted } from "./helpers/mounted";
+
+let { control, stream, el, life, find, all, end } = {} as Mounted;
+let view: Mounted;
+const show = (): void => void ({ control, stream, el, life, find, all, end } = view = mounted());
+const start = (): Promise<void> => (show(), tell(view));
+afterEach(() => end());
+
+describe("a view", () => {
+  it("shows something before any data, and all of it after", async () => {
+    show();
+    expect(find(ids.root)?.dataset["lmSuppressShortcuts"]).toBe("true");
+    expect(find(ids.banner)?.textContent).toContain("Connecting");
+    await tell(view);
+    expect(find(ids.banner)).toBeNull();
+    expect(all(ids.row).map((row) => row.dataset["site"])).toEqual(SITES.map((s) => s.key));
+    expect(find(ids.selected)?.dataset["value"]).toBe("blocks/0");
+    expect(find(ids.stat("output", "mean"))?.dataset["value"]).toBe("1");
+    expect(find(ids.histCount("output"))?.dataset["value"]).toBe("8");
+    expect(find(ids.step)?.dataset["value"]).toBe("1");
+    await vi.waitFor(() => expect(control.of("ack")).toEqual([{ type: "ack", seq: 1 }]));
+  });
+
+  it("may be one of several, and goes away alone", async () => {
+    const other = document.createElement("div");
+    await start();
+    const gone = widget.render({ model: control, el: other, signal: life.signal })!;
+    expect(other.querySelector(`[data-testid="${ids.selected}"]`)?.textContent).toBe("blocks/0");
+    gone();
+    expect(other.childNodes).toHaveLength(0);
+    expect(all(ids.row)).toHaveLength(5);
+  });
+
+  it("of the stream model is empty and hidden", () => {
+    show();
+    const empty = document.createElement("div");
+    widget.render({ model: stream, el: empty, signal: life.signal });
+    expect(empty.style.display).toBe("none");
+    expect(empty.childNodes).toHaveLength(0);
+  });
+
+  it("says so when nobody answers", async () => {
+    vi.useFakeTimers();
+    const model = new MockModel({ role: "control", inspector: "alone", version: 1 });
+    const alone = document.createElement("div");
+    const own = new AbortController();
+    widget.initialize({ model, signal: own.signal });
+    widget.render({ model, el: alone, signal: own.signal });
+    vi.advanceTimersByTime(ALONE_MS + ABSENT_MS);
+    vi.useRealTimers();
+    await settle();
+    expect(alone.textContent).toContain("Not connected: run the cell again.");
+    own.abort();
+  });
+
+  it("forgets the session when its models are gone", () => {
+    show();
+    const map = (globalThis as never)[Symbol.for("nnx_inspector.sessions") as never] as Map<string, unknown>;
+    expect(map.has(view.inspector)).toBe(true);
+    life.abort();
+    expect(map.has(view.inspector)).toBe(false);
+  });
+});
+
+describe("text from a model", () => {
+  it("stays text, wherever it goes", async () => {
+    show();
+    const evil = site(EVIL, 0, {
+      kind: EVIL, name: EVIL, inputs: EVIL, output: EVIL, source: EVIL, unseen: EVIL, aliases: [EVIL], calls: 3,
+    }); // prettier-ignore
+    stream.emit(layout([site("", -1), evil]));
+    stream.emit(
+      state({
+        selected: EVIL,
+        notices: [{ level: "error", text: EVIL, site: EVIL }],
+        perturbations: [scale(1, EVIL, 1, { kind: EVIL, strength_name: EVIL, expression: EVIL, pending: true })],
+        effect: effect({ source: EVIL, clean: { [EVIL]: 1 }, perturbed: { [EVIL]: 2 }, sites: [{ site: EVIL, change: 1 }] }),
+      }),
+    );
+    stream.emit(...frame(1, { sites: 2 }));
+    await settle();
+    expect(find(ids.selected)?.textContent).toBe(EVIL);
+    expect(find(ids.notice)?.textContent).toContain(EVIL);
+    expect(find(ids.effect)?.textContent).toContain(EVIL);
+    expect(find(ids.downstream)?.textContent).toContain(EVIL);
+    expect(find(ids.expression)?.textContent).toBe(EVIL);
+    expect(el.querySelectorAll("img, script")).toHaveLength(0);
+    expect("hacked" in window).toBe(false);
+  });
+});
+
+describe("what was not measured", () => {
+  it("is a dash and a sentence, never NaN", async () => {
+    show();
+    stream.emit(layout());
+    stream.emit(state());
+    stream.emit(...frame(1, { edit: (t) => t.fill(NaN, 2 * 20 + 10, 2 * 20 + 20) }));
+    await settle();
+    const mean = find(ids.stat("gradient", "mean"))!;
+    expect(mean.textContent).toBe("–");
+    expect(mean.dataset["value"]).toBe("NaN");
+    expect(find(ids.detail)?.textContent).toContain("No gradient was measured here in this pass.");
+    expect(find(ids.hist("gradient"))?.textContent).toContain("No gradient was measured here.");
+  });
+});
+
+describe("keys", () => {
+  it("move, and space perturbs where that is possible", async () => {
+    await start();
+    const tree = find(ids.tree)!;
+    press(tree, "ArrowDown");
+    await settle();
+    expect(find(ids.selected)?.dataset["value"]).toBe("blocks/1");
+    press(tree, " ");
+    expect(control.of("perturb")).toMatchObject([{ site: "blocks/1", kind: "Zero", strength: null }]);
+    press(tree, "Home");
+    press(tree, "ArrowDown"); // blocks, which is not perturbable
+    press(tree, " ");
+    expect(control.of("perturb")).toHaveLength(1);
+    expect(tree.getAttribute("aria-activedescendant")).toBeTruthy();
+  });
+
+  it("slash goes to the search, which filters", async () => {
+    await start();
+    press(find(ids.tree)!, "/");
+    const search = find(ids.search) as HTMLInputElement;
+    expect(document.activeElement).toBe(search);
+    search.value = "dropout";
+    search.dispatchEvent(new Event("input", { bubbles: true }));
+    await settle();
+    expect(all(ids.row).map((row) => row.dataset["site"])).toEqual(["", "blocks", "blocks/1"]);
+  });
+});
+
+describe("the host's shortcuts", () => {
+  it("do not fire where the focus is in the view", async () => {
+    await start();
+    const svg = find(ids.hist("output"))!.querySelector("svg")!;
+    for (const element of [find(ids.tree)!, find(ids.perturbAdd)!, find(ids.perturbKind)!, find(ids.pause)!, find(ids.search)!, svg]) {
+      element.focus();
+      if (document.activeElement !== element) element.dispatchEvent(new FocusEvent("focusin", { bubbles: true }));
+      expect(element.getAttribute("data-lm-suppress-shortcuts")).toBe("true");
+    }
+  });
+
+  it("do not see the keys that are used here", async () => {
+    await start();
+    const seen: string[] = [];
+    el.addEventListener("keydown", (event) => seen.push(event.key));
+    press(find(ids.tree)!, "ArrowDown");
+    press(find(ids.tree)!, "/");
+    press(find(ids.search)!, "Escape");
+    press(find(ids.hist("output"))!.querySelector("svg")! as never, "ArrowRight");
+    expect(seen).toEqual([]);
+    press(find(ids.tree)!, "q");
+    expect(seen).toEqual(["q"]);
+  });
+});
+
+it("a message that does not fit is refused in words and leaves the screen alone", async () => {
+  await start();
+  stream.emit(state({ effect: effect({ clean: null as never }) }));
+  await settle();
+  expect(find(ids.notice)?.textContent).toContain("state.effect.clean must be an object, got null.");
+  expect(all(ids.row)).toHaveLength(5);
+});
+
+it("asks for nothing of a panel that is not shown", async () => {
+  await start();
+  expect(control.of("look").map((m) => m["what"])).toEqual(["parameters"]);
+});

@@ -1,0 +1,143 @@
+// Bins, scales and numbers: the parts of a chart that can be wrong without looking wrong.
+import { describe, expect, it } from "vitest";
+import { edges, quantile, rebin, toBars, total } from "../../src/charts/bins";
+import { pinnedOutline } from "../../src/charts/outline";
+import { along, labels, linear, niceTicks, symlog } from "../../src/charts/scale";
+import { tick } from "../../src/ui/format";
+
+const binOf = (value: number): number => new Uint32Array(new Float32Array([value]).buffer)[0] >>> 20;
+
+function pairsOf(values: Iterable<number>): Float64Array {
+  const counts = new Map<number, number>();
+  for (const value of values) counts.set(binOf(value), (counts.get(binOf(value)) ?? 0) + 1);
+  return new Float64Array([...counts].flat());
+}
+
+describe("bins", () => {
+  it("hold the float32 values whose upper bits they are", () => {
+    const values = [1, -1, 1.124, 1.125, 0.1, -0.1, 3.4e38, -3.4e38, 1.2e-38, 7, 8, -8, 1e-20, 65504];
+    for (const v of values) {
+      const x = Math.fround(v);
+      const [low, high] = edges(binOf(x));
+      expect(x >= low && x <= high).toBe(true);
+      if (x > 0) expect(x < high || high > 3.4e38).toBe(true);
+    }
+  });
+
+  it("touch, and agree with a Float32Array about every edge", () => {
+    const word = new Uint32Array(1);
+    const float = new Float32Array(word.buffer);
+    for (let bin = 8; bin < 0x7f7; bin++) {
+      word[0] = bin << 20;
+      expect(edges(bin)[0]).toBe(float[0]);
+      expect(edges(bin)[1]).toBe(edges(bin + 1)[0]);
+      expect(edges(bin | 0x800)).toEqual([-edges(bin)[1], -edges(bin)[0]]);
+    }
+    expect(edges(0x7f7)[1]).toBeLessThan(Infinity);
+  });
+
+  it("of zero and the subnormals lie about zero, whatever their sign", () => {
+    for (const value of [0, -0, 1e-40, -1e-45]) {
+      const [low, high] = edges(binOf(value));
+      expect(low).toBeLessThan(0);
+      expect(high).toBeGreaterThan(0);
+    }
+    expect(toBars(pairsOf([0, -0, 1e-40, 1]))).toHaveLength(2);
+  });
+
+  it("become rising bars with all counts", () => {
+    const bars = toBars(pairsOf([3, -2, 0, 0, 1, 1]));
+    expect(bars.map((b) => b.count)).toEqual([1, 2, 2, 1]);
+    for (let i = 1; i < bars.length; i++) expect(bars[i].low).toBeGreaterThanOrEqual(bars[i - 1].high);
+  });
+});
+
+describe("rebinning", () => {
+  it.each([1, 7, 64, 500])("into %i keeps the count", (n) => {
+    let seed = 1;
+    const random = (): number => (seed = (seed * 16807) % 2147483647) / 2147483647;
+    for (const scale of [1e-30, 1e-3, 1, 1e30, 1e38]) {
+      const values = Array.from({ length: 300 }, () => (random() < 0.2 ? 0 : (random() - 0.4) * scale));
+      const bars = toBars(pairsOf(values));
+      const again = rebin(bars, n);
+      expect(again).toHaveLength(n);
+      expect(total(again)).toBeCloseTo(300, 6);
+      expect(again.every((bar) => bar.count >= -1e-9 && Number.isFinite(bar.low) && Number.isFinite(bar.high))).toBe(true);
+    }
+  });
+
+  it("puts counts where the values are", () => {
+    const again = rebin(toBars(new Float64Array([binOf(1), 10, binOf(4), 20])), 4); // [1, 1.125) and [4, 4.5)
+    expect(again[0].count).toBeCloseTo(10);
+    expect(again[3].count).toBeCloseTo(20);
+    expect(again[1].count).toBe(0);
+  });
+
+  it("takes zeros alone, one bin, and nothing", () => {
+    expect(total(rebin(toBars(pairsOf([0, 0])), 8))).toBe(2);
+    expect(total(rebin(toBars(pairsOf([5])), 8))).toBeCloseTo(1);
+    expect(rebin([], 8)).toEqual([]);
+  });
+
+  it("leaves quantiles within a bin", () => {
+    const bars = toBars(pairsOf(Array.from({ length: 1001 }, (_, i) => i / 1000)));
+    expect(Math.abs(quantile(bars, 0.5) - 0.5)).toBeLessThan(0.06);
+  });
+});
+
+describe("scales", () => {
+  it.each([
+    ["linear", linear(-2, 5), -2, 5],
+    ["symlog", symlog(-2, 5, 0.01), -2, 5],
+    ["symlog, one side", symlog(0.01, 5, 0.01), 0.01, 5],
+    ["along edges", along(new Float64Array([-2, -1, 0, 1, 5])), -2, 5],
+  ])("%s rises from 0 to 1", (_, scale, low, high) => {
+    expect(scale.at(low)).toBeCloseTo(0);
+    expect(scale.at(high)).toBeCloseTo(1);
+    let before = -1e-9;
+    for (let i = 0; i <= 100; i++) {
+      const at = scale.at(low + ((high - low) * i) / 100);
+      expect(at).toBeGreaterThanOrEqual(before);
+      before = at;
+    }
+  });
+
+  it("has round ticks", () => {
+    expect(niceTicks(0, 1, 5)).toEqual([0, 0.2, 0.4, 0.6, 0.8, 1]);
+    expect(linear(3, 3).at(3)).toBe(0.5);
+  });
+});
+
+describe("labels of an axis", () => {
+  const width = (text: string): number => text.length * 6;
+  const values = (length: number, scale = symlog(-0.0123, 0.0123, 1e-5, 0.25)): number[] => {
+    const found = labels(scale, length, tick, width);
+    for (let i = 1; i < found.length; i++) expect(found[i].left).toBeGreaterThanOrEqual(found[i - 1].left + found[i - 1].width + 8);
+    for (const l of found) {
+      expect(l.left).toBeGreaterThanOrEqual(0);
+      expect(l.left + l.width).toBeLessThanOrEqual(length + 1e-9);
+    }
+    return found.map((l) => l.value);
+  };
+
+  it("never touch, and 0 and the outermost stay", () => {
+    expect(values(2000)).toHaveLength(9);
+    for (const length of [700, 315, 220, 150]) {
+      const found = values(length);
+      expect(found).toContain(0);
+      expect([found[0], found.at(-1)]).toEqual([-0.01, 0.01]);
+    }
+    expect(values(60)).toEqual([0]);
+  });
+
+  it("are one where the scale is a point", () => {
+    expect(values(300, linear(2, 2))).toEqual([2]);
+  });
+});
+
+it("a pinned pass is an outline of the same area", () => {
+  const bars = [{ low: 0, high: 1, count: 10 }, { low: 1, high: 2, count: 30 }]; // prettier-ignore
+  // 80 values on screen: heights as if the 40 were 80, on a scale whose top is 160 a unit.
+  expect(pinnedOutline(bars, 80, linear(0, 2), 160, 100, 10)).toBe("M0.00 10V7.50H50.00L50.00 2.50H100.00V10");
+  expect(pinnedOutline([], 80, linear(0, 2), 160, 100, 10)).toBe("");
+});

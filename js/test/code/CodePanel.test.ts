@@ -1,0 +1,27 @@
+// The panel "Code": what the kernel tells of a module's source is text.
+import { afterEach, beforeEach, expect, it } from "vitest";
+import { VERSION, type Code } from "../../src/kernel/protocol";
+import { ids } from "../../src/ui/testids";
+import { HOSTILE } from "../helpers/injection";
+import { settle } from "../helpers/kernel";
+import { started, type Mounted } from "../helpers/mounted";
+
+let { stream, el, find, all, end } = {} as Mounted;
+beforeEach(async () => void ({ stream, el, find, all, end } = await started()));
+afterEach(() => end());
+
+it("shows source and documentation as text", async () => {
+  find(ids.tab("code"))!.click();
+  await settle();
+  const code: Code = {
+    type: "code", version: VERSION, id: 2, site: "blocks/0", kind: HOSTILE, documentation: `  ${HOSTILE}\n    indented`,
+    excerpts: [{ file: HOSTILE, function: HOSTILE, first: 3, line: 4, text: `# ${HOSTILE}\nx = block(x)` }], sown: ["head"], why: "",
+  }; // prettier-ignore
+  stream.emit(code);
+  await settle();
+  expect(find(ids.excerpt)?.dataset["value"]).toBe("4");
+  expect(el.querySelector("[aria-current=true].nni-line")?.textContent).toBe("4x = block(x)\n");
+  expect(find(ids.documentation)?.textContent).toBe(`  ${HOSTILE}\n    indented`);
+  expect(all(ids.sown).map((row) => row.dataset["site"])).toEqual(["head"]);
+  expect(el.querySelectorAll("img, script")).toHaveLength(0);
+});

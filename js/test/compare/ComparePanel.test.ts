@@ -1,0 +1,156 @@
+// Two passes compared: what is asked when, and the ranking.
+import { afterEach, beforeEach, expect, it } from "vitest";
+import { OTHER, VERSION, type Compared, type ComparedRow } from "../../src/kernel/protocol";
+import { ids } from "../../src/ui/testids";
+import { settle } from "../helpers/kernel";
+import { frame, passes } from "../helpers/messages";
+import { started, type Mounted } from "../helpers/mounted";
+
+const EVIL = `<img src=x onerror="window.hacked=true">.nni`;
+let view: Mounted;
+const asked = (): unknown[] => view.control.of("compare").map(({ id, number, pinned }) => ({ id, number, pinned }));
+const rows = (): (string | undefined)[] => view.all(ids.compareRow).map((row) => row.dataset["site"]);
+const click = async (id: string): Promise<void> => {
+  view.find(id)!.click();
+  await settle();
+};
+
+function row(site: string, total_variation: number | null, more: Partial<ComparedRow> = {}): ComparedRow {
+  return {
+    site, quantity: "output", where: "both", total_variation, quantile_distance: total_variation, constant: false,
+    mean_difference: 0.5, std_difference: -0.5, rms_difference: 0, nan: 0, nan_pinned: 0, ...more,
+  }; // prettier-ignore
+}
+
+/** The kernel's answer to the last request. */
+async function answer(list: readonly ComparedRow[], error = ""): Promise<void> {
+  const { id, number, pinned } = view.control.of("compare").at(-1)! as unknown as Compared;
+  const message: Compared = { type: "compared", version: VERSION, id, number, pinned, rows: list, total: list.length };
+  if (!error) view.stream.emit(message);
+  view.control.emit({ type: "reply", id, ok: !error, error });
+  await settle();
+}
+
+async function bring(name: string, number: number): Promise<void> {
+  view.stream.emit({ type: "other", version: VERSION, name, step: 40, number });
+  await settle();
+  const request = view.control.of("show_pass").at(-1)!;
+  if (name) view.stream.emit(...frame(90 + number, { number: OTHER, step: 40, held: true }));
+  view.control.emit({ type: "reply", id: request["id"], ok: true, error: "" });
+  await settle();
+}
+
+beforeEach(async () => {
+  view = await started();
+  view.stream.emit(...passes([[0, 0, 0, 0], [1, 1, 0, 0], [2, 5, 1, 1]])); // prettier-ignore
+  await settle();
+});
+afterEach(() => view.end());
+
+it("says how, and asks for nothing, while nothing is pinned", async () => {
+  await click(ids.tab("compare"));
+  expect(view.find(ids.detail)!.textContent).toContain("insp.compare(nni.load");
+  expect(asked()).toEqual([]);
+});
+
+it("compares with a pinned pass of the same run once there is another one", async () => {
+  await click(ids.tab("compare"));
+  await click(ids.pin);
+  expect(asked()).toEqual([]); // one pass with itself
+  view.stream.emit(...frame(2, { number: 2, step: 5 }));
+  await settle();
+  expect(asked()).toMatchObject([{ number: 2, pinned: 1 }]);
+  await answer([row("head", 0.5)]);
+  expect(view.find(ids.compareState)!.textContent).toBe("step 5, on screen, perturbed, against step 1");
+});
+
+it("pins another run when it comes, shows the panel, and ranks", async () => {
+  await bring("run.nni", 1);
+  expect(view.find(ids.pinned)!.textContent).toBe("vs run.nni, step 40");
+  expect(asked()).toMatchObject([{ number: 1, pinned: OTHER }]);
+  await answer([
+    row("blocks/0", 0.75, { quantile_distance: 0.25 }),
+    row("head", 0.5, { quantile_distance: null, constant: true }),
+    row("blocks/1", 0.125, { quantile_distance: 0.5 }),
+    row("", null),
+    row("blocks/9", null, { where: "pinned" }),
+    row("head", 0.25, { quantity: "gradient" }),
+  ]);
+  expect(view.find(ids.compareState)!.dataset["state"]).toBe("now");
+  expect(rows()).toEqual(["blocks/0", "head", "blocks/1", "", "blocks/9"]);
+  expect(view.all(ids.compareRow).map((one) => one.textContent)).toEqual([
+    "blocks/075\u202f%0.2500 σ", "head50\u202f%∞", "blocks/112.5\u202f%0.5000 σ",
+    "(model)its counts are not known", "blocks/9only in run.nni, step 40",
+  ]); // prettier-ignore
+  await click(ids.compareBy("quantile_distance"));
+  expect(rows()).toEqual(["head", "blocks/1", "blocks/0", "", "blocks/9"]);
+  view.find(ids.compareQuantity)!.querySelectorAll("button")[1]!.click();
+  await settle();
+  expect(rows()).toEqual(["head"]);
+  view.find(ids.compareRow)!.querySelector("button")!.click();
+  await settle();
+  expect(view.find(ids.selected)!.dataset["value"]).toBe("head");
+});
+
+it("keeps a ranking while the run goes on, says of which step, and renews it when asked", async () => {
+  await bring("run.nni", 1);
+  await answer([row("head", 0.5)]);
+  view.stream.emit(...frame(2, { number: 2, step: 7 }));
+  await settle();
+  expect(asked()).toHaveLength(1);
+  expect(view.find(ids.compareState)!.textContent).toContain("step 1 against run.nni, step 40");
+  await click(ids.compareAgain);
+  expect(asked().at(-1)).toMatchObject({ number: 2, pinned: OTHER });
+});
+
+it("never names a ranking by a pass that was pinned later", async () => {
+  await bring("run.nni", 1);
+  await answer([row("head", 0.5)]);
+  view.stream.emit(...frame(2, { number: 2, step: 5 }));
+  await settle();
+  await click(ids.pin); // Unpin
+  await click(ids.pin);
+  view.stream.emit(...frame(3, { number: 3, step: 7 }));
+  await settle();
+  expect(asked().at(-1)).toMatchObject({ number: 3, pinned: 2 });
+  expect(view.find(ids.compareState)!.textContent).toBe("comparing …");
+  expect(rows()).toEqual([]);
+  await answer([], "Pass 2 is gone.");
+  await click(ids.pin);
+  expect(view.find(ids.detail)!.textContent).not.toContain("is gone");
+});
+
+it("asks once for two passes that cannot be compared", async () => {
+  await bring("run.nni", 1);
+  await answer([], "Pass 1 is not in the recording (any more).");
+  await settle();
+  expect(asked()).toHaveLength(1);
+  expect(view.find(ids.detail)!.textContent).toContain("Pass 1 is not in the recording");
+  expect(rows()).toEqual([]);
+});
+
+it("tells NaN that only one of the passes has", async () => {
+  await bring("run.nni", 1);
+  await answer([row("head", 0.5, { nan: 3 })]);
+  expect(view.find(ids.compareRow)!.querySelector(".nni-bad")!.getAttribute("title")).toBe("3 NaN here, 0 there");
+});
+
+it("is told again after a reload and does not pin again; takes the run away", async () => {
+  await bring("run.nni", 1);
+  await click(ids.pin); // Unpin
+  await bring("run.nni", 1);
+  expect(view.find(ids.pinned)!.textContent).toBe("");
+  await click(ids.compareOther);
+  view.stream.emit(...frame(99, { number: OTHER, step: 40, held: true }));
+  await settle();
+  expect(view.find(ids.pinned)!.textContent).toBe("vs run.nni, step 40");
+  await bring("", 2);
+  expect(view.find(ids.pinned)!.textContent).toBe("");
+  expect(view.find(ids.compareOther)).toBeNull();
+});
+
+it("shows a hostile name as text", async () => {
+  await bring(EVIL, 1);
+  expect(view.find(ids.pinned)!.textContent).toContain(EVIL);
+  expect(view.el.querySelector("img")).toBeNull();
+});

@@ -1,0 +1,77 @@
+// What is wrong: a button that says how much, the list below it, and its links.
+import { afterEach, beforeEach, expect, it } from "vitest";
+import { VERSION, type FindingRow, type Findings } from "../../src/kernel/protocol";
+import { ids } from "../../src/ui/testids";
+import { HOSTILE as EVIL } from "../helpers/injection";
+import { settle } from "../helpers/kernel";
+import { started, type Mounted } from "../helpers/mounted";
+
+let { stream, el, find, all, end } = {} as Mounted;
+beforeEach(async () => void ({ stream, el, find, all, end } = await started()));
+afterEach(() => end());
+const button = (): HTMLButtonElement => find(ids.findings) as HTMLButtonElement;
+
+function finding(more: Partial<FindingRow> = {}): FindingRow {
+  return { rule: "nonfinite", site: "blocks/0", step: 3, severity: "error", message: "It first held NaN.", ...more };
+}
+
+async function tell(findings: readonly FindingRow[], more = 0): Promise<void> {
+  stream.emit({ type: "findings", version: VERSION, findings, more } satisfies Findings);
+  await settle();
+}
+
+it("says that there are none, and then nothing opens", async () => {
+  expect([button().textContent, button().disabled]).toEqual(["no findings", true]);
+  await tell([]);
+  button().click();
+  await settle();
+  expect(all(ids.finding)).toEqual([]);
+});
+
+it("lists them worst first, each with a link to its site", async () => {
+  await tell([finding(), finding({ rule: "unused", site: "head", severity: "info", message: "It is never called." })], 2);
+  expect([button().textContent, button().dataset["value"], button().getAttribute("aria-expanded")]).toEqual(["4 findings", "4", "false"]);
+  button().click();
+  await settle();
+  const rows = all(ids.finding);
+  expect(rows.map((row) => [row.dataset["rule"], row.querySelector("b")!.textContent])).toEqual([
+    ["nonfinite", "Error"],
+    ["unused", "Note"],
+  ]);
+  expect(rows[1]!.textContent).toContain("It is never called.");
+  expect(el.querySelector(".nni-found-list")!.textContent).toContain("2 more: insp.findings has them all.");
+  rows[1]!.querySelector("button")!.click();
+  await settle();
+  expect(find(ids.selected)?.dataset["value"]).toBe("head");
+});
+
+it("closes by Escape, with the focus back on the button, and when nothing is wrong any more", async () => {
+  await tell([finding()]);
+  button().click();
+  await settle();
+  const link = find(ids.finding)!.querySelector("button")!;
+  link.focus();
+  link.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
+  await settle();
+  expect(find(ids.finding)).toBeNull();
+  expect(document.activeElement).toBe(button());
+  button().click();
+  await tell([]);
+  expect([find(ids.finding), button().disabled]).toEqual([null, true]);
+});
+
+it("shows texts as text, and a site that is not in the tree without a link", async () => {
+  await tell([finding({ message: EVIL, site: EVIL, rule: EVIL })]);
+  button().click();
+  await settle();
+  expect(find(ids.finding)!.textContent).toContain(EVIL);
+  expect(find(ids.finding)!.querySelector("button, img, script")).toBeNull();
+});
+
+it("refuses a malformed one, and keeps what it had", async () => {
+  await tell([finding()]);
+  stream.emit({ type: "findings", version: VERSION, findings: [{ ...finding(), severity: "fatal" }], more: 0 });
+  await settle();
+  expect(button().dataset["value"]).toBe("1");
+  expect(find(ids.notice)?.textContent).toContain("severity");
+});

@@ -1,0 +1,36 @@
+// The header: where a run is, said once.
+import { afterEach, beforeEach, expect, it } from "vitest";
+import { ids } from "../../src/ui/testids";
+import { settle } from "../helpers/kernel";
+import { progress, state } from "../helpers/messages";
+import { started, type Mounted } from "../helpers/mounted";
+
+let { stream, el, find, end } = {} as Mounted;
+beforeEach(async () => void ({ stream, el, find, end } = await started()));
+afterEach(() => end());
+const text = (): string => el.querySelector(".nni-run")!.textContent!;
+
+it("says where a loop is once", async () => {
+  expect(find(ids.step)?.textContent).toBe("1 of 10");
+  expect(text()).not.toContain("step 1");
+  expect(text()).toContain("running2 steps/s");
+  expect(el.querySelector("[role=progressbar]")?.getAttribute("aria-valuetext")).toBe("1 of 10");
+  stream.emit(state({ progress: { ...progress, running: false, step: 10 } }));
+  await settle();
+  expect(text()).toContain("10 of 10finished");
+  stream.emit(state({ progress: { ...progress, running: false, step: 4, total: null } }));
+  await settle();
+  expect(text()).toContain("4 stepsfinished");
+  find(ids.pause)!.click();
+  await settle();
+  expect(find(ids.timeStep)?.textContent).toBe("at step 1");
+});
+
+it("says the step of a single pass, and idle", async () => {
+  stream.emit(state({ progress: { kind: "step", running: false, step: 1, total: null, rate: null } }));
+  await settle();
+  expect(text()).toContain("step 1idle");
+  expect(text()).not.toContain("steps");
+  expect(el.querySelector("[role=progressbar]")).toBeNull();
+  expect(find(ids.progress)?.dataset).toMatchObject({ value: "1", state: "idle" });
+});

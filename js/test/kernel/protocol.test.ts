@@ -1,0 +1,121 @@
+// The golden messages, which pytest reads too: both sides decode and re-encode them.
+import { readFileSync, readdirSync } from "node:fs";
+import { join } from "node:path";
+import { describe, expect, it } from "vitest";
+import { decodeCurves, decodeFrame, decodeHistory, decodeParameters, decodeUnits, statistic } from "../../src/kernel/decode";
+import { HISTORY_BINS, SPARK, TO_BROWSER, TO_KERNEL, VERSION, type Curves, type Frame, type History } from "../../src/kernel/protocol";
+import { ProtocolError, toBrowser, toKernel } from "../../src/kernel/validate";
+import { units } from "../helpers/messages";
+
+const folder = join(import.meta.dirname, "../golden");
+const read = (name: string): Record<string, unknown> => JSON.parse(readFileSync(join(folder, `${name}.json`), "utf8"));
+
+/** At an odd offset, as a message's buffer may lie. */
+function buffer(name: string, offset = 3): DataView {
+  const bytes = readFileSync(join(folder, `${name}.bin`));
+  const moved = new Uint8Array(offset + bytes.length);
+  moved.set(bytes, offset);
+  return new DataView(moved.buffer, offset, bytes.length);
+}
+
+function bytes(...arrays: (Float64Array | Uint8Array)[]): Buffer {
+  return Buffer.concat(arrays.map((a) => Buffer.from(a.buffer, a.byteOffset, a.byteLength)));
+}
+
+describe("golden messages", () => {
+  const names = readdirSync(folder).filter((f) => f.endsWith(".json")).map((f) => f.slice(0, -5));
+
+  it("has one of every type", () => {
+    expect(names.sort()).toEqual([...Object.keys(TO_BROWSER), ...Object.keys(TO_KERNEL)].sort());
+  });
+
+  it.each(Object.keys(TO_BROWSER))("%s is valid and re-encodes", (name) => {
+    expect(JSON.parse(JSON.stringify(toBrowser(read(name))))).toEqual(read(name));
+  });
+
+  it.each(Object.keys(TO_KERNEL))("%s is valid and re-encodes", (name) => {
+    expect(JSON.parse(JSON.stringify(toKernel(read(name))))).toEqual(read(name));
+  });
+
+  it.each([0, 3, 8])("frame decodes at byte offset %i and re-encodes", (offset) => {
+    const header = toBrowser(read("frame")) as Frame;
+    const frame = decodeFrame(header, buffer("frame", offset));
+    expect(statistic(frame, 0, 0, "mean")).toBe(1 / 8);
+    expect(statistic(frame, 1, 0, "size")).toBe(20 / 8);
+    expect(statistic(frame, 1, 1, "neginf")).toBeNaN();
+    expect([...frame.histograms.get("1/0")!]).toEqual([8, 3, 1016, 5]);
+    expect(frame.sparklines[SPARK + 1]).toBe(SPARK + 1);
+    expect(bytes(frame.table, ...frame.histograms.values(), frame.sparklines).equals(readFileSync(join(folder, "frame.bin")))).toBe(true);
+  });
+
+  it("history decodes and re-encodes", () => {
+    const h = decodeHistory(toBrowser(read("history")) as History, buffer("history"));
+    expect([...h.steps]).toEqual([5, 7]);
+    expect(h.quantiles[7]).toBe(7 / 8);
+    expect(h.edges[HISTORY_BINS]).toBe(HISTORY_BINS / 8);
+    expect(bytes(h.steps, h.quantiles, h.edges, h.fractions).equals(readFileSync(join(folder, "history.bin")))).toBe(true);
+  });
+
+  it("curves decode and re-encode", () => {
+    const curves = decodeCurves(toBrowser(read("curves")) as Curves, buffer("curves"));
+    expect(curves.map((c) => c.name)).toEqual(["loss", "accuracy"]);
+    expect([...curves[0].points]).toEqual([1, 0.5, 2, NaN, 3, 0.25]);
+    expect(bytes(...curves.map((c) => c.points)).equals(readFileSync(join(folder, "curves.bin")))).toBe(true);
+  });
+});
+
+describe("messages that do not fit", () => {
+  const reply = { type: "reply", id: 1, ok: true, error: "" };
+  it.each([
+    [null, "A message must be an object, got null."],
+    [[], "A message must be an object, got a list."],
+    [{ type: "nonsense" }, 'Unknown message type "nonsense".'],
+    [{ type: "constructor" }, 'Unknown message type "constructor".'],
+    [{ type: "hello", version: 1 }, 'Unknown message type "hello".'],
+    [{ type: "reply", id: 1, ok: true }, "reply lacks error."],
+    [{ ...reply, extra: 1 }, "reply has an unknown field extra."],
+    [{ ...reply, id: "1" }, "reply.id must be int, got string."],
+    [{ ...reply, id: 1.5 }, "reply.id must be int, got 1.5."],
+    [{ ...reply, ok: 1 }, "reply.ok must be bool, got 1."],
+    [{ ...reply, error: null }, "reply.error must be str, got null."],
+  ])("%j: %s", (message, text) => {
+    expect(() => toBrowser(message)).toThrow(new ProtocolError(text));
+  });
+
+  it("names the place deep inside", () => {
+    const state = structuredClone(read("state")) as { perturbations: { strength: unknown }[] };
+    state.perturbations[1].strength = "much";
+    expect(() => toBrowser(state)).toThrow("state.perturbations[1].strength must be float, got string.");
+  });
+
+  it("takes one of the words there are", () => {
+    const state = structuredClone(read("state")) as { perturbations: { at: unknown }[]; listening: unknown };
+    state.listening = "never";
+    expect(() => toBrowser(state)).toThrow(`state.listening must be 'during' or 'thread' or 'after', got "never".`);
+    state.listening = "after";
+    state.perturbations[0].at = 3;
+    expect(() => toBrowser(state)).toThrow("state.perturbations[0].at must be 'output' or 'input' or 'parameter', got 3.");
+    expect(() => toKernel({ ...read("perturb"), at: "parameter" })).toThrow(`perturb.at must be 'output' or 'input', got "parameter".`);
+  });
+
+  it("says what to do about another version", () => {
+    expect(() => toBrowser({ ...read("layout"), version: 99 })).toThrow(/version 99 .* restart the kernel/);
+  });
+
+  it("refuses buffers of another length", () => {
+    const header = toBrowser(read("history")) as History;
+    const whole = buffer("history", 0);
+    expect(() => decodeHistory(header, undefined)).toThrow(ProtocolError);
+    expect(() => decodeHistory(header, new DataView(whole.buffer, 0, whole.byteLength - 8))).toThrow(ProtocolError);
+    expect(() => decodeHistory({ ...header, steps: 1 }, whole)).toThrow(ProtocolError);
+    expect(() => decodeFrame(toBrowser(read("frame")) as Frame, new DataView(new ArrayBuffer(10)))).toThrow(ProtocolError);
+  });
+
+  it("counts the bytes of a buffer of another length", () => {
+    const [header, buffer] = units(4);
+    expect(() => decodeUnits({ ...header, units: 5 }, buffer)).toThrow("The buffer of units has 224 bytes, 280 were expected.");
+    expect(() => decodeParameters({ type: "parameters", version: VERSION, id: 1, site: "", parameters: [{ path: "a", array: "", bins: 2 }], more: 0, why: "" }, undefined)).toThrow(
+      "0 bytes, 112 were expected",
+    );
+  });
+});

@@ -1,0 +1,131 @@
+// The panel of a module as NNX sees it: what it asks, when, and what of the answer is on screen.
+import { afterEach, beforeEach, expect, it, vi } from "vitest";
+import { NnxState, REST_MS } from "../../src/nnx/state";
+import { ids } from "../../src/ui/testids";
+import { settle } from "../helpers/kernel";
+import { started, type Mounted } from "../helpers/mounted";
+import { mode, node, page, variable } from "../helpers/nnx";
+
+let { control, stream, find, all, end } = {} as Mounted;
+beforeEach(async () => void ({ control, stream, find, all, end } = await started()));
+afterEach(() => {
+  end();
+  vi.useRealTimers();
+});
+
+async function open(answer = {}): Promise<void> {
+  find(ids.tab("nnx"))!.click();
+  await settle();
+  const { id, site } = control.of("show_nnx").at(-1) as unknown as { id: number; site: string };
+  stream.emit(page(site, { id, ...answer }));
+  control.emit({ type: "reply", id, ok: true, error: "" });
+  await settle();
+}
+
+it("asks for nothing until it is shown", async () => {
+  expect(control.of("show_nnx")).toEqual([]);
+  await open();
+  expect(control.of("show_nnx").map((m) => m["site"])).toEqual(["blocks/0"]);
+  expect(find(ids.nnx)!.dataset["value"]).toBe("blocks/0");
+});
+
+it("shows structure, state, types and what moved, with every digit", async () => {
+  await open({
+    nodes: [node("blocks/0", { attributes: [{ name: "features", text: "8" }], attributes_total: 3 })],
+    nodes_total: 9,
+    variables: [
+      variable("blocks/0/kernel", { change: { same: false, distance: 0.5, relative: 0.123456789, before: "", after: "" } }),
+      variable("blocks/0/count", { type: "RngCount", value: "4", change: { same: false, distance: 1, relative: 1 / 3, before: "3", after: "4" } }),
+      variable("blocks/0/mean", { type: "BatchStat", change: { same: true, distance: 0, relative: 0, before: "", after: "" } }),
+      variable("blocks/0/bias", { held: "deleted" }),
+    ],
+    variables_total: 1000,
+    step: 20,
+    since: 10,
+  });
+  expect(find(ids.nnxNode)!.textContent).toContain("features=8");
+  expect(find(ids.nnxNode)!.textContent).toContain("2 more");
+  const [kernel, counter, mean, bias] = all(ids.nnxVariable);
+  expect(kernel.dataset["value"]).toBe("0.123456789");
+  expect(kernel.textContent).toContain("f32[2,3]");
+  expect(kernel.textContent).toContain("12.3");
+  expect(counter.textContent).toContain("3 → 4");
+  expect(mean.textContent).toContain("same");
+  expect(bias.textContent).toContain("donated");
+  expect(bias.textContent).toContain("–");
+  expect(find(ids.nnx)!.textContent).toContain("996 more Variables are not shown");
+  expect(find(ids.nnx)!.textContent).toContain("8 more nodes are not shown");
+  expect(find(ids.nnxSince)!.textContent).toContain("from step 10 to step 20");
+  expect(find(ids.nnxKind)!.textContent).toContain("Param");
+});
+
+it("lights up all paths of one object together", async () => {
+  await open({ variables: [variable("blocks/0/a", { reference: 2 }), variable("blocks/0/b", { reference: 2, first: "blocks/0/a" }), variable("blocks/0/c")] });
+  const marked = (): boolean[] => all(ids.nnxVariable).map((row) => row.className.includes("nni-marked"));
+  expect(marked()).toEqual([false, false, false]);
+  const sign = all(ids.nnxVariable)[1].querySelector<HTMLElement>(".nni-reference")!;
+  expect(sign.getAttribute("aria-label")).toContain("Reference 2");
+  sign.focus();
+  await settle();
+  expect(marked()).toEqual([true, true, false]);
+});
+
+it("goes to a Variable's module", async () => {
+  await open({ variables: [variable("head/kernel")] });
+  all(ids.nnxVariable)[0].querySelector<HTMLElement>(".nni-link")!.click();
+  await settle();
+  expect(find(ids.selected)!.dataset["value"]).toBe("head");
+  expect(find(ids.nnx)!.dataset["value"], "what is of another module is not shown as this one's").toBeUndefined();
+});
+
+it("switches a mode, says what failed, and takes a switch back", async () => {
+  await open({ modes: [mode("blocks/0", { value: true, in_force: "True", switched: true })] });
+  const row = find(ids.nnxMode)!;
+  const toggle = row.querySelector<HTMLElement>("[role=switch]")!;
+  expect(toggle.getAttribute("aria-checked")).toBe("true");
+  toggle.click();
+  const [asked] = control.of("switch_mode");
+  expect(asked).toMatchObject({ module: "blocks/0", name: "deterministic", value: false });
+  control.emit({ type: "reply", id: asked["id"], ok: false, error: "It has none." });
+  await settle();
+  expect(find(ids.nnx)!.textContent).toContain("Could not switch deterministic: It has none.");
+  [...row.querySelectorAll("button")].at(-1)!.click();
+  expect(control.of("switch_mode").at(-1)).toMatchObject({ value: null });
+});
+
+it("says why a module cannot be shown", async () => {
+  find(ids.tab("nnx"))!.click();
+  await settle();
+  const [asked] = control.of("show_nnx");
+  control.emit({ type: "reply", id: asked["id"], ok: false, error: "NNX has no module at 'x'." });
+  await settle();
+  expect(find(ids.nnx)!.textContent).toBe("NNX has no module at 'x'.");
+});
+
+it("asks one thing at a time, the last, and rests in between", () => {
+  vi.useFakeTimers();
+  const asked: { site: string; settle: (error: string | null) => void }[] = [];
+  const nnx = new NnxState({
+    ask: (request, settle) => {
+      asked.push({ site: (request as { site: string }).site, settle: settle! });
+      return asked.length;
+    },
+  });
+  nnx.ask("a");
+  nnx.ask("a");
+  nnx.ask("b");
+  expect(asked.map((a) => a.site)).toEqual(["a"]);
+  nnx.receive(page("a", { id: 7 }));
+  expect(nnx.page.value).toBeNull();
+  nnx.receive(page("a", { id: 1 }));
+  asked[0].settle(null);
+  vi.advanceTimersByTime(REST_MS);
+  expect(asked.map((a) => a.site)).toEqual(["a", "b"]);
+  asked[1].settle(null);
+  vi.advanceTimersByTime(60_000);
+  expect(asked).toHaveLength(2);
+  nnx.ask("b");
+  nnx.leave();
+  vi.advanceTimersByTime(60_000);
+  expect(asked).toHaveLength(3);
+});

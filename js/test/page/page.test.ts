@@ -1,0 +1,225 @@
+// A saved page: what it carries is unpacked whole or not at all, and answers the screen as a kernel.
+import { gzipSync } from "node:zlib";
+import { afterEach, describe, expect, it } from "vitest";
+import { comms, NEEDS_MODEL, Replay } from "../../src/page/kernel";
+import { show } from "../../src/page/page";
+import { Recorded } from "../../src/page/recording";
+import { unpacked } from "../../src/page/unpacked";
+import { decodeFrame, decodeHistory, statistic } from "../../src/kernel/decode";
+import { HISTORY_BINS, HISTORY_QUANTILES, QUANTITIES, SPARK, STATISTICS, VERSION, type Frame, type History, type ToKernel } from "../../src/kernel/protocol";
+import { ids } from "../../src/ui/testids";
+import { toBrowser } from "../../src/kernel/validate";
+import { EVIL } from "../helpers/injection";
+import { settle } from "../helpers/kernel";
+import { SITES, layout, passes, perturbation, site, state } from "../helpers/messages";
+
+/** Packs as nnx_inspector/screen/export/replay.py does. */
+class Packing {
+  private readonly parts: Uint8Array[] = [];
+  private at = 0;
+
+  add(values: ArrayBufferView & { readonly length: number }, type: string): object {
+    const size = values.byteLength / Math.max(values.length, 1) || 1;
+    const bytes = new Uint8Array(values.buffer, values.byteOffset, values.byteLength);
+    const planes = new Uint8Array(bytes.length);
+    bytes.forEach((byte, i) => (planes[(i % size) * values.length + Math.floor(i / size)] = byte));
+    const place = { at: this.at, count: values.length, type };
+    this.parts.push(planes);
+    this.at += planes.length;
+    return place;
+  }
+
+  message(header: object, floats?: Float64Array): object {
+    return { header, buffer: floats ? [this.add(floats, "f8")] : [] };
+  }
+
+  packed(index: object): Uint8Array {
+    const text = new TextEncoder().encode(JSON.stringify(index));
+    const out = new Uint8Array(4 + text.length + this.at);
+    new DataView(out.buffer).setUint32(0, text.length, true);
+    out.set(text, 4);
+    let at = 4 + text.length;
+    for (const part of this.parts) {
+      out.set(part, at);
+      at += part.length;
+    }
+    return out;
+  }
+}
+
+const COUNT = 3;
+const LENGTHS = [2, 0xffff, 1]; // of each pass of (blocks/0, output); none of its gradient
+const history: History = { type: "history", version: VERSION, layout: 1, site: 2, quantity: 0, steps: 1 };
+const code = (key: string): object => ({ type: "code", version: VERSION, id: 0, site: key, kind: key, documentation: key, excerpts: [], sown: [], why: "" });
+
+/** Of the helpers' sites: every figure of pass p is p + 1; blocks/0 has details. */
+function packed(more: object = {}, sites = SITES): Uint8Array {
+  const packing = new Packing();
+  const width = sites.length * QUANTITIES.length;
+  const table = new Float64Array(width * STATISTICS.length * COUNT).map((_, i) => (i % COUNT) + 1);
+  const sparklines = new Uint8Array(width * COUNT * SPARK).map((_, i) => Math.floor(i / SPARK) % COUNT);
+  const [header, buffer] = passes([[0, 0, 0, 0], [4, 10, 0, 0], [5, 11, 1, 1]]); // prettier-ignore
+  const floats = 1 + HISTORY_QUANTILES.length + HISTORY_BINS + 1;
+  return packing.packed({
+    version: VERSION,
+    note: "Saved just now.",
+    layout: layout(sites),
+    state: state({ progress: { kind: "watch", running: false, step: 11, total: null, rate: null } }),
+    kept: [{ type: "findings", version: VERSION, findings: [], more: 0 }],
+    curves: packing.message({ type: "curves", version: VERSION, names: ["loss"], points: [2] }, new Float64Array([0, 3, 1, 2])),
+    passes: packing.message(header, new Float64Array(buffer.buffer)),
+    library: packing.add(new TextEncoder().encode("export const arrange = 1;"), "u1"),
+    histories: [
+      {
+        header: history,
+        buffer: [packing.add(new Float64Array(floats).fill(7), "f8"), packing.add(new Float32Array(HISTORY_BINS).fill(0.25), "f4")],
+      },
+    ],
+    answers: { code: [["blocks/0", packing.message(code("blocks/0"))], ["head", { error: "It failed." }]] }, // prettier-ignore
+    frames: [0, 4, 5].map((number, i) => ({ number, step: [0, 10, 11][i], perturbed: i === 2, metrics: { loss: i } })),
+    table: packing.add(table, "f8"),
+    sparklines: packing.add(sparklines, "u1"),
+    detailed: [2],
+    lengths: packing.add(new Uint16Array([...LENGTHS, 0xffff, 0xffff, 0xffff]), "u2"),
+    bins: packing.add(new Uint16Array([0x400, 0x10000 - 2, 9]), "u2"),
+    counts: packing.add(new Uint32Array([3, 70_000, 2 ** 32 - 1]), "u4"),
+    ...more,
+  });
+}
+
+const ask = (request: object): Exclude<ToKernel, { type: "ack" }> => request as never;
+const types = (messages: readonly (readonly [unknown, unknown])[]): string[] => messages.map(([header]) => toBrowser(header).type);
+
+describe("what a page carries", () => {
+  const recorded = new Recorded(packed());
+  const progress = recorded.state.progress;
+
+  it("gives each pass's figures, sparklines and histograms as a frame", () => {
+    for (let at = 0; at < COUNT; at++) {
+      const [header, buffer] = recorded.frame(at, 2, { seq: 1, held: true, progress });
+      expect(toBrowser(header)).toEqual(header);
+      const frame = decodeFrame(header, buffer);
+      expect(statistic(frame, 4, 1, "neginf")).toBe(at + 1);
+      expect([...new Set(frame.sparklines)]).toEqual([at]);
+      const pairs = frame.histograms.get("2/0");
+      expect(pairs && [...pairs]).toEqual([[0x400, 3, 0x3fe, 70_000], undefined, [9, 2 ** 32 - 1]][at]);
+      expect([header.number, header.step, header.metrics]).toEqual([[0, 4, 5][at], [0, 10, 11][at], { loss: at }]);
+    }
+  });
+
+  it("has no histogram of a site without details, and its figures", () => {
+    const [header, buffer] = recorded.frame(1, 4, { seq: 1, held: false, progress });
+    expect(header.histograms).toEqual([]);
+    expect(statistic(decodeFrame(header, buffer), 4, 0, "mean")).toBe(2);
+  });
+
+  it("puts a message together of exact numbers and shades", () => {
+    const [[header, buffer]] = recorded.histories(2);
+    const { quantiles, fractions } = decodeHistory(header as History, buffer);
+    expect([quantiles[0], fractions[0], fractions.length]).toEqual([7, 0.25, HISTORY_BINS]);
+    expect(recorded.histories(4)).toEqual([]);
+  });
+
+  it.each([
+    ["empty", new Uint8Array(2)],
+    ["cut off in its index", packed().subarray(0, 40)],
+    ["cut off in its numbers", packed().subarray(0, packed().length - 1)],
+    ["of another version", packed({ version: VERSION + 1 })],
+    ["with an array of another length", packed({ sparklines: { at: 0, count: 3, type: "u1" } })],
+    ["with an array before its beginning", packed({ library: { at: -8, count: 8, type: "u1" }, table: { at: -8, count: 300, type: "f8" } })],
+    ["of an unknown type", packed({ bins: { at: 0, count: 3, type: "i9" } })],
+    ["with histograms that do not fit", packed({ bins: { at: 0, count: 2, type: "u2" }, counts: { at: 0, count: 2, type: "u4" } })],
+    ["with a layout that is none", packed({ layout: { type: "layout" } })],
+  ])("is refused where it is %s", (_, bytes) => {
+    expect(() => new Recorded(bytes)).toThrow(/recording|layout/);
+  });
+});
+
+describe("the kernel that it plays", () => {
+  const replay = (): Replay => new Replay(new Recorded(packed()));
+
+  it("says everything to a hello", () => {
+    const { messages, error } = replay().answer(ask({ type: "hello", version: VERSION, streams: true, page: "" }));
+    expect(error).toBe("");
+    expect(types(messages)).toEqual(["layout", "findings", "passes", "curves", "state", "frame", "history"]);
+    expect((messages[5][0] as Frame).number).toBe(5);
+  });
+
+  it("selects a site, and refuses one that there is not", () => {
+    const one = replay();
+    const { messages } = one.answer(ask({ type: "select", id: 1, site: "head" }));
+    expect(messages[0][0]).toMatchObject({ type: "state", selected: "head" });
+    expect(types(messages)).toEqual(["state", "frame"]);
+    expect(one.answer(ask({ type: "select", id: 2, site: "nowhere" })).error).toContain("nowhere");
+  });
+
+  it("shows an older pass, and says where there is none", () => {
+    const { messages } = replay().answer(ask({ type: "show_pass", id: 1, number: 4, site: "blocks/0" }));
+    expect(messages[0][0]).toMatchObject({ type: "frame", number: 4, held: true, histograms: [] });
+    expect(replay().answer(ask({ type: "show_pass", id: 1, number: 3, site: "" })).error).toContain("Pass 3");
+  });
+
+  it("gives what was kept of a site under the request's number, or the error that was kept", () => {
+    const look = (site: string) => replay().answer(ask({ type: "look", id: 9, what: "code", site }));
+    expect(look("blocks/0").messages[0][0]).toMatchObject({ type: "code", id: 9 });
+    expect(look("head")).toEqual({ messages: [], error: "It failed." });
+    expect(look("blocks/1").error).toContain("does not keep");
+    expect(look("__proto__").error).toContain("does not keep");
+  });
+
+  it("refuses what needs the model", () => {
+    const requests = [
+      { type: "perturb", id: 1, site: "head", kind: "Zero", strength: null, at: "output" },
+      { type: "adjust", id: 1, perturbation: 1, enabled: true, strength: null },
+      { type: "switch_all", id: 1, enabled: true },
+      { type: "start_sweep", id: 1, sites: "**", kind: "Zero", strength: null, at: "output" },
+      { type: "switch_mode", id: 1, module: "", name: "deterministic", value: true },
+    ];
+    for (const request of requests) expect(replay().answer(ask(request))).toEqual({ messages: [], error: NEEDS_MODEL });
+    expect(replay().answer(ask({ type: "show_values", id: 1, site: "", part: "output", clean: false })).error).toContain("not values");
+  });
+
+  it("answers after the call that asks, messages first, with one reply", async () => {
+    const { control, stream } = comms(new Recorded(packed()));
+    const heard: string[] = [];
+    for (const model of [control, stream]) model.on("msg:custom", (content) => heard.push((content as { type: string }).type));
+    control.send({ type: "get_layout_library", id: 3 });
+    expect(heard).toEqual([]);
+    await settle();
+    expect(heard).toEqual(["layout_library", "reply"]);
+  });
+});
+
+describe("the page", () => {
+  const place = document.createElement("div");
+  let end = (): void => undefined;
+  document.body.append(place);
+  afterEach(() => end());
+  const find = (id: string): HTMLElement | null => place.querySelector<HTMLElement>(`[data-testid="${id}"]`);
+
+  it("unpacks what Python deflated", async () => {
+    const bytes = packed();
+    expect(await unpacked(`\n${gzipSync(bytes).toString("base64")}\n`)).toEqual(bytes);
+    await expect(unpacked(gzipSync(bytes).toString("base64").slice(0, 400))).rejects.toThrow();
+  });
+
+  it("shows the last state and says what it is", async () => {
+    end = show(new Recorded(packed({ state: state({ perturbations: [perturbation(1, "head")] }) })), place);
+    await settle();
+    expect(find(ids.selected)?.dataset["value"]).toBe("blocks/0");
+    expect(find(ids.stat("output", "mean"))?.dataset["value"]).toBe("3");
+    expect(find(ids.banner)?.textContent).toContain("Saved just now.");
+    expect(find(ids.switch)?.hasAttribute("disabled")).toBe(true);
+    for (const absent of [ids.perturbAdd, ids.remove, ids.switchAll, ids.addHere, ids.tab("values")]) expect(find(absent)).toBeNull();
+  });
+
+  it("takes hostile names for text", async () => {
+    const sites = [site("", -1, { name: EVIL[0] }), ...EVIL.map((text) => site(text, 0, { name: text, kind: text, source: text }))];
+    end = show(new Recorded(packed({ note: EVIL[0], detailed: [], lengths: { at: 0, count: 0, type: "u2" }, bins: { at: 0, count: 0, type: "u2" }, counts: { at: 0, count: 0, type: "u4" } }, sites)), place);
+    await settle();
+    const allowed = new Set("a b button circle code dd div dl dt figcaption figure footer form g h3 h4 header input label li line option p path rect section select small span strong svg table tbody td text th thead tr ul canvas ol".split(" "));
+    expect([...place.querySelectorAll("*")].map((e) => e.localName).filter((name) => !allowed.has(name))).toEqual([]);
+    expect("hacked" in window).toBe(false);
+    expect(find(ids.banner)?.textContent).toContain(EVIL[0]);
+  });
+});

@@ -1,0 +1,250 @@
+// What a person does about perturbations, and what the screen says of them and of their effect.
+import { afterEach, expect, it, vi } from "vitest";
+import type { State } from "../../src/kernel/protocol";
+import { ids } from "../../src/ui/testids";
+import { settle } from "../helpers/kernel";
+import { effect, layout, perturbation, scale, state } from "../helpers/messages";
+import { mounted, started, type Mounted } from "../helpers/mounted";
+
+let { control, stream, el, find, all, end } = {} as Mounted;
+const start = async (more: Partial<State> = {}): Promise<void> => void ({ control, stream, el, find, all, end } = await started(more));
+afterEach(() => {
+  end();
+  vi.restoreAllMocks();
+});
+
+const give = (id: string, value: string, event: string): void => {
+  const input = find(id) as HTMLInputElement;
+  input.value = value;
+  input.dispatchEvent(new Event(event, { bubbles: true }));
+};
+
+it("is switched, set and removed by switch, slider and cross", async () => {
+  await start({ perturbations: [scale(4, "head", 0.5)], training_perturbed: true });
+  expect(find(ids.trainingPerturbed)?.textContent).toBe("training is perturbed");
+  expect(find(ids.switch)?.getAttribute("aria-checked")).toBe("true");
+  find(ids.switch)!.click();
+  expect(control.of("adjust")).toMatchObject([{ perturbation: 4, enabled: false, strength: null }]);
+  await settle();
+  expect(find(ids.switch)?.getAttribute("aria-checked")).toBe("false");
+  give(ids.strength, "1.5", "input");
+  await settle();
+  expect(control.of("adjust").at(-1)).toMatchObject({ perturbation: 4, enabled: false, strength: 1.5 });
+  find(ids.remove)!.click();
+  expect(control.of("remove")).toMatchObject([{ perturbation: 4 }]);
+});
+
+it("adds what is chosen, where and as strong as chosen, and only by the button", async () => {
+  await start();
+  const groups = [...find(ids.perturbKind)!.querySelectorAll("optgroup")];
+  expect(groups.map((g) => [g.label, g.children.length])).toEqual([["Values", 7], ["Gradients", 4]]); // prettier-ignore
+  expect(find(ids.addStrength)).toBeNull(); // Zero has none
+  give(ids.perturbKind, "Shift", "change");
+  await settle();
+  expect(find(ids.detail)?.textContent).toContain("Will add the strength to every number.");
+  const slider = find(ids.addStrength) as HTMLInputElement;
+  expect([slider.min, slider.max, slider.value]).toEqual(["-2", "2", "1"]);
+  give(ids.addStrengthNumber, "-7.5", "input"); // beyond the slider
+  await settle();
+  expect([slider.min, slider.max, slider.value]).toEqual(["-8", "2", "-7.5"]);
+  find(ids.perturbAt)!.querySelectorAll("button")[1].click();
+  expect(control.of("perturb")).toEqual([]);
+  await settle();
+  find(ids.perturbAdd)!.click();
+  expect(control.of("perturb")).toMatchObject([{ site: "blocks/0", kind: "Shift", strength: -7.5, at: "input" }]);
+  give(ids.perturbKind, "StopGradient", "change");
+  await settle();
+  find(ids.perturbAdd)!.click();
+  expect(control.of("perturb")[1]).toMatchObject({ kind: "StopGradient", strength: null, at: "input" });
+});
+
+it("does not add what it is told cannot be, and says why", async () => {
+  await start({ perturbations: [perturbation(1, "blocks/0")] });
+  const add = find(ids.perturbAdd) as HTMLButtonElement;
+  expect(add.disabled).toBe(true);
+  expect(find(ids.detail)?.textContent).toContain("It is in the list already.");
+  find(ids.perturbAt)!.querySelectorAll("button")[1].click(); // at the input it is not
+  await settle();
+  expect(add.disabled).toBe(false);
+  give(ids.perturbKind, "Noise", "change");
+  await settle();
+  give(ids.addStrengthNumber, "-1", "input");
+  await settle();
+  expect(add.disabled).toBe(true);
+  expect(find(ids.detail)?.textContent).toContain("Its std is at least 0.");
+  expect(control.of("perturb")).toEqual([]);
+});
+
+it("switches all", async () => {
+  await start({ perturbations: [perturbation(1, "head"), scale(2, "blocks/0", 1, { enabled: false })] });
+  expect(find(ids.switchAll)?.textContent).toBe("All off");
+  find(ids.switchAll)!.click();
+  await settle();
+  expect(control.of("switch_all")).toMatchObject([{ enabled: false }]);
+  expect(all(ids.switch).map((s) => s.getAttribute("aria-checked"))).toEqual(["false", "false"]);
+  expect(find(ids.switchAll)?.textContent).toBe("All on");
+});
+
+it("says on a perturbation's row why it does nothing, while it is on and until it acts", async () => {
+  const why = "the loop does not call it";
+  const row = (more: object) => state({ perturbations: [scale(1, "blocks/0", 0.5, more)] });
+  await start({ perturbations: [scale(1, "blocks/0", 0.5, { not_acting: why })] });
+  expect(find(ids.notActing)?.dataset["value"]).toBe(why);
+  expect(find(ids.notActing)?.textContent).toBe(`not acting here: ${why}`);
+  expect(find(ids.notActing)?.title).toBe(`Not acting here: ${why}.`);
+  for (const more of [{ not_acting: why, enabled: false }, { not_acting: why, pending: true }, { not_acting: "" }]) {
+    stream.emit(row(more));
+    await settle();
+    expect(find(ids.perturbation)).not.toBeNull();
+    expect(find(ids.notActing)).toBeNull();
+    stream.emit(row({ not_acting: why }));
+    await settle();
+    expect(find(ids.notActing)).not.toBeNull();
+  }
+});
+
+it("says what each is, where it acts, and what it waits for", async () => {
+  await start({
+    compiling: 1,
+    perturbations: [
+      scale(1, "blocks/*", 0.5, { sites: ["blocks/0", "blocks/1"], reach: 2, at: "input", pending: true }),
+      perturbation(2, "nowhere", { kind: "ParameterNoise", at: "parameter", acts_on: "parameter", sites: [], reach: 0, compiling: true }),
+      perturbation(3, "head", { kind: "Mask", units: 64, units_off: 12 }),
+    ],
+  });
+  const rows = all(ids.perturbation);
+  const part = (row: number, id: string): HTMLElement | null => rows[row].querySelector(`[data-testid="${id}"]`);
+  expect(rows.map((row) => row.querySelector(".nni-where")?.textContent)).toEqual(["blocks/*input, 2 sites", "nowhereparameter", "head"]);
+  expect(part(0, ids.pending)?.textContent).toBe("next step");
+  expect(part(1, ids.rowCompiling)?.textContent).toBe("compiling");
+  expect(part(1, ids.pending)).toBeNull();
+  expect(part(2, ids.units)?.textContent).toBe("mask: 12 of 64 off");
+  expect(part(2, ids.strength)).toBeNull();
+  expect(find(ids.compiling)?.textContent).toBe("compiling");
+  expect(rows[1].querySelector(".nni-link")).toBeNull(); // there is no such row
+  rows[0].querySelector<HTMLElement>(".nni-link")!.click();
+  await settle();
+  expect(find(ids.selected)?.dataset["value"]).toBe("blocks/0");
+  stream.emit(state({ perturbations: [scale(1, "blocks/*", 0.5)] }));
+  await settle();
+  expect(find(ids.compiling)?.textContent).toBe("");
+  expect(find(ids.pending)).toBeNull();
+});
+
+it("gives the Python text to hover and to copy", async () => {
+  const copied: string[] = [];
+  vi.spyOn(navigator.clipboard, "writeText").mockImplementation((text) => (copied.push(text), Promise.resolve()));
+  await start({ perturbations: [scale(1, "head", 0.5)] });
+  const kind = find(ids.expression)!;
+  expect([kind.textContent, kind.dataset["value"]]).toEqual(["Scale", "nni.Scale(factor=0.5)"]);
+  expect(kind.title).toContain("nni.Scale(factor=0.5)");
+  kind.click();
+  await settle();
+  expect(copied).toEqual(["nni.Scale(factor=0.5)"]);
+  expect(find(ids.perturbation)?.textContent).toContain("copied");
+});
+
+it.each([
+  ["during", "Changes act at the next step, also while a cell runs."],
+  ["thread", "Changes act at the next step: the loop runs in a thread of its own."],
+  ["after", "This kernel handles changes when the cell has finished; run the loop with insp.background(train) to change things meanwhile."],
+] as const)("says how changes reach the loop: %s", async (listening, words) => {
+  vi.useFakeTimers();
+  ({ control, stream, el, find, all, end } = mounted());
+  stream.emit(layout());
+  vi.advanceTimersByTime(1100);
+  control.emit({ type: "reply", id: 0, ok: true, error: "" });
+  stream.emit(state({ listening }));
+  vi.useRealTimers();
+  await settle();
+  expect(find(ids.listening)?.textContent).toBe(words);
+  expect(find(ids.listening)?.dataset["value"]).toBe(listening);
+});
+
+it("names the effect by the State that it came with, not by a wish", async () => {
+  const perturbations = [scale(1, "head", 0.5), perturbation(2, "blocks/0", { enabled: false })];
+  await start({ perturbations, effect: effect({ source: "the last step, at step 3", output_change: 0.5 }) });
+  const caption = (): string | null | undefined => find(ids.effect)?.querySelector("caption")?.textContent;
+  expect(caption()).toBe("Effect of Scale (factor 0.5) at head on the last step, at step 3");
+  all(ids.switch)[0].click();
+  all(ids.switch)[1].click(); // Zero is asked for instead: these are Scale's figures still
+  await settle();
+  expect(caption()).toBe("Effect of Scale (factor 0.5) at head on the last step, at step 3, before this change");
+  for (const { id } of control.of("adjust") as unknown as { id: number }[]) control.emit({ type: "reply", id, ok: true, error: "" });
+  stream.emit(state({ perturbations: perturbations.map((p) => ({ ...p, enabled: !p.enabled })), no_effect: "Waits." }));
+  await settle();
+  expect(find(ids.effect)).toBeNull();
+  expect(find(ids.noEffect)?.textContent).toBe("Waits.");
+});
+
+it("shows the effect, with what is unknown as a dash", async () => {
+  const figures = { clean: { loss: 0.25, accuracy: 1 }, perturbed: { loss: 0.75, accuracy: null }, output_change: 0.5 };
+  await start({ perturbations: [perturbation(1, "head")], effect: effect(figures) });
+  expect(find(ids.effectValue("loss", "perturbed"))?.dataset["value"]).toBe("0.75");
+  expect(find(ids.effect)?.textContent).toContain("+0.5000");
+  expect(find(ids.effectValue("accuracy", "perturbed"))?.textContent).toBe("–");
+  expect(find(ids.outputChange)?.textContent).toContain("50");
+  expect([find(ids.kl), find(ids.top1), find(ids.downstream)]).toEqual([null, null, null]);
+});
+
+it("shows what each does by itself, unless it is off or waits", async () => {
+  const one = { loss_change: 0.25, output_change: 0.5, kl: null, top1_changed: 0 };
+  const alone = [1, 2, 3, 4].map((id) => ({ ...one, perturbation: id, loss_change: id === 4 ? null : 0.25 }));
+  const more = [{}, { enabled: false }, { pending: true }, {}];
+  await start({ perturbations: more.map((m, i) => scale(i + 1, "head", 1, m)), effect: effect({ alone }) });
+  const rows = all(ids.perturbation).map((row) => row.querySelector<HTMLElement>(`[data-testid="${ids.alone}"]`));
+  expect(rows.map((row) => row?.textContent)).toEqual(["loss alone +0.2500", undefined, undefined, "output alone 50\u202f%"]);
+  expect(rows.map((row) => row?.dataset["value"])).toEqual(["0.25", undefined, undefined, "0.5"]);
+  expect(rows[0]!.title).toContain("KL divergence –");
+});
+
+it("shows the effect on predictions, and on the sites downstream as links", async () => {
+  const sites = [
+    { site: "head", change: 1.25 },
+    { site: "blocks/1", change: 0.001 },
+    { site: "", change: null },
+    { site: "gone", change: 0 },
+  ];
+  await start({ perturbations: [perturbation(1, "blocks/0")], effect: effect({ kl: 0.5, top1_changed: 0.125, sites }) });
+  expect([find(ids.kl)?.textContent, find(ids.kl)?.dataset["value"]]).toEqual(["0.5000", "0.5"]);
+  expect([find(ids.top1)?.textContent, find(ids.top1)?.dataset["value"]]).toEqual(["12.5\u202f%", "0.125"]);
+  expect(all(ids.downstream).map((s) => s.textContent)).toEqual([
+    "head125\u202f%", "blocks/10.1\u202f%", "(model)not finite", "gone0\u202f%",
+  ]); // prettier-ignore
+  expect(all(ids.downstream).map((s) => s.querySelector("button") !== null)).toEqual([true, true, true, false]);
+  all(ids.downstream)[1].querySelector("button")!.click();
+  await settle();
+  expect(find(ids.selected)?.dataset["value"]).toBe("blocks/1");
+});
+
+it("tells no change from a change, and what the effect was measured on", async () => {
+  const figures = { clean: { loss: 0.25, accuracy: 1 }, perturbed: { loss: 0.125, accuracy: 1 }, output_change: 0, kl: 0, top1_changed: 0 };
+  await start({ perturbations: [perturbation(1, "head")], effect: effect(figures) });
+  const words = (selector: string): (string | null)[] => [...find(ids.effect)!.querySelectorAll(selector)].map((e) => e.textContent);
+  expect(words(".nni-change")).toEqual(["−0.1250"]);
+  expect(words(".nni-no-change")).toEqual(["no change", "no change", "no change", "no change"]);
+  expect(words("caption")[0]).toBe("Effect of Zero on the example");
+});
+
+it("marks its row with a word that a narrow tree keeps as a name", async () => {
+  await start({ perturbations: [perturbation(1, "head")] });
+  const badge = find(ids.badgePerturbed)!;
+  expect([badge.textContent, badge.title, badge.dataset["sign"]]).toEqual(["perturbed", "A perturbation is on", "◆"]);
+});
+
+it("shows why a request failed", async () => {
+  await start();
+  find(ids.perturbAdd)!.click();
+  control.emit({ type: "reply", id: control.of("perturb")[0]["id"], ok: false, error: "its output is an integer" });
+  await settle();
+  expect(find(ids.notice)?.textContent).toContain("its output is an integer");
+});
+
+it("opens the form from a row", async () => {
+  await start();
+  el.querySelector<HTMLElement>(`[data-testid="${ids.row}"][data-site="head"] [data-testid="${ids.addHere}"]`)!.click();
+  await settle();
+  expect(find(ids.selected)?.dataset["value"]).toBe("head");
+  expect(document.activeElement).toBe(find(ids.perturbKind));
+  expect(control.of("perturb"), "nothing acts before Add").toHaveLength(0);
+});

@@ -1,0 +1,46 @@
+// What the heads and cells of the tree show beside a pinned pass.
+import { afterEach, beforeEach, expect, it } from "vitest";
+import { QUANTITIES, STATISTICS, type Statistic } from "../../src/kernel/protocol";
+import { ids } from "../../src/ui/testids";
+import { settle } from "../helpers/kernel";
+import { SITES, frame } from "../helpers/messages";
+import { started, type Mounted } from "../helpers/mounted";
+
+let { stream, find, all, end } = {} as Mounted;
+beforeEach(async () => void ({ stream, find, all, end } = await started()));
+afterEach(() => end());
+
+it("says what a column shows beside a pinned pass, and blanks nothing that exists", async () => {
+  const at = (site: number, q: number, name: Statistic): number => (site * QUANTITIES.length + q) * STATISTICS.length + STATISTICS.indexOf(name);
+  const blank = (table: Float64Array, sites: readonly number[]): void => {
+    for (const i of sites) for (const name of STATISTICS) table[at(i, 1, name)] = NaN;
+  };
+  const head = (): string | null | undefined => find(ids.sort("gradient"))?.textContent;
+  const cells = (): (string | null)[] => all(ids.cell("gradient")).map((cell) => cell.textContent);
+  stream.emit(...frame(2, { edit: (table) => blank(table, [0, 1, 2, 3, 4]) }));
+  await settle();
+  find(ids.pin)!.click();
+  stream.emit(...frame(3, { value: 2 }));
+  await settle();
+  expect([head(), ...cells()]).toEqual(["‖gradient‖", ...SITES.map(() => "2")]);
+  expect(find(ids.sort("gradient"))?.title).toBe("Sort by: Gradient norm, in this pass (step 2, pinned, has none)");
+  find(ids.pin)!.click();
+  stream.emit(...frame(4, { value: 2, edit: (table) => blank(table, [1]) }));
+  await settle();
+  find(ids.pin)!.click();
+  stream.emit(...frame(5, { value: 3, edit: (table) => blank(table, [2]) }));
+  await settle();
+  expect([head(), ...cells()]).toEqual(["× ‖gradient‖", "×1.50", "3", "–", "×1.50", "×1.50"]);
+  expect(find(ids.sort("gradient"))?.title).toBe("Sort by: Gradient norm, as a multiple of that in step 4 (pinned)");
+  expect(all(ids.cell("gradient")).map((cell) => cell.title)).toEqual([
+    "3 now, 2 in step 4 (pinned)", "3 now, – in step 4 (pinned): the figure by itself", "",
+    ...Array.from({ length: 2 }, () => "3 now, 2 in step 4 (pinned)"),
+  ]); // prettier-ignore
+  find(ids.pin)!.click();
+  await settle();
+  expect([head(), cells()[0]]).toEqual(["‖gradient‖", "3"]);
+  expect(find(ids.detail)?.textContent).toContain("Distribution now");
+  find(ids.pause)!.click();
+  await settle();
+  expect(find(ids.detail)?.textContent).toContain("Distribution at step 5");
+});

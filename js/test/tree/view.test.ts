@@ -1,0 +1,189 @@
+// Search, filters, sorting and columns of the tree, on messages as they arrive.
+import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
+import { QUANTITIES, STATISTICS, type Statistic } from "../../src/kernel/protocol";
+import { toSites } from "../../src/kernel/sites";
+import { Store } from "../../src/store";
+import { COLUMNS } from "../../src/tree/columns";
+import { testOf } from "../../src/tree/search";
+import { frame, layout, perturbation, site, state } from "../helpers/messages";
+
+const LIST = [
+  site("", -1, { name: "Net", kind: "Net" }),
+  site("blocks", 0, { kind: "Block", output: "float32[8,64]", stacked: 2 }),
+  site("blocks/conv", 1, { kind: "Conv", output: "float32[8,4,4,64]" }),
+  site("head", 0, { kind: "Linear", output: "bfloat16[8,10]", aliases: ["tail"] }),
+  site("blocks[0]", 1, { name: "[0]", kind: "Block", layer: 0 }),
+  site("blocks[1]", 1, { name: "[1]", kind: "Block", layer: 1, output: "float32[]" }),
+];
+const keys = (query: string): string[] => LIST.filter(testOf(query)!).map((s) => s.key);
+
+describe("a search", () => {
+  it.each([
+    ["conv", ["blocks/conv"]],
+    ["BLOCK", ["blocks", "blocks/conv", "blocks[0]", "blocks[1]"]],
+    ["block conv", ["blocks/conv"]],
+    ["tail", ["head"]],
+    ["blocks[1]", ["blocks[1]"]],
+    ["float32[*,64]", ["blocks"]],
+    ["f32[**,64]", ["blocks", "blocks/conv"]],
+    ["f32[...,64]", ["blocks", "blocks/conv"]],
+    ["[8,10]", ["head"]],
+    ["bf16[*,*]", ["head"]],
+    ["float32[]", ["blocks[1]"]],
+    ["blocks/*", ["blocks/conv"]],
+    ["**/conv", ["blocks/conv"]],
+    ["**", LIST.map((s) => s.key)],
+    ["*", ["blocks", "head", "blocks[0]", "blocks[1]"]],
+    ["blocks[*]", ["blocks[0]", "blocks[1]"]],
+    ["(.+)*", []],
+  ])("for %s", (query, found) => expect(keys(query)).toEqual(found));
+
+  it("for nothing is none", () => expect(testOf("  ")).toBeNull());
+});
+
+let store: Store;
+const at = (index: number, quantity: number, name: Statistic): number =>
+  (index * QUANTITIES.length + quantity) * STATISTICS.length + STATISTICS.indexOf(name);
+
+function show(seq: number, edit: (table: Float64Array) => unknown): void {
+  store.receive(...frame(seq, { sites: LIST.length, edit }));
+  vi.advanceTimersByTime(1100); // drawn, and the rows in order again
+}
+const rows = (): string[] => store.tree.rows.value.map((i) => LIST[i].key);
+
+beforeEach(() => {
+  vi.useFakeTimers({ toFake: ["setTimeout", "clearTimeout", "requestAnimationFrame", "performance"] });
+  store = new Store({ ack: () => undefined, ask: () => 0 });
+  store.receive(layout(LIST), undefined);
+  store.receive(state({ perturbations: [perturbation(1, "head")] }), undefined);
+  show(1, (table) => {
+    LIST.forEach((_, i) => (table[at(i, 1, "norm")] = 10 ** -i));
+    table[at(3, 1, "norm")] = NaN;
+    table[at(2, 0, "nan")] = 5;
+    for (const name of ["nan", "posinf", "neginf"] as const) for (const i of [0, 1, 3, 4, 5]) for (const q of [0, 1]) table[at(i, q, name)] = 0;
+    table[at(5, 0, "zeros")] = 99;
+    table[at(5, 0, "size")] = 100;
+    for (const i of [0, 1, 2, 4]) table[at(i, 0, "zeros")] = 0;
+    for (const name of STATISTICS) table[at(3, 0, name)] = NaN;
+  });
+});
+afterEach(() => {
+  store.close();
+  vi.useRealTimers();
+});
+
+describe("sorting", () => {
+  it("goes falling, rising, and back to the tree; what is not measured is last", () => {
+    store.tree.sortBy("gradient");
+    expect(rows()).toEqual(["", "blocks", "blocks/conv", "blocks[0]", "blocks[1]", "head"]);
+    store.tree.sortBy("gradient");
+    expect(rows()).toEqual(["blocks[1]", "blocks[0]", "blocks/conv", "blocks", "", "head"]);
+    store.tree.sortBy("gradient");
+    expect(rows()).toEqual(["", "blocks", "blocks/conv", "blocks[0]", "blocks[1]", "head"]);
+    expect(store.tree.sort.value).toBeNull();
+  });
+
+  it("of texts begins with A, and of the path too", () => {
+    store.tree.sortBy("type");
+    expect(rows().at(0)).toBe("blocks");
+    expect(rows().at(-1)).toBe("");
+    store.tree.sortBy("name");
+    store.tree.sortBy("name");
+    expect(rows()[0]).toBe("head");
+  });
+
+  it("against a pinned pass goes by the ratio", () => {
+    store.timeline.pin();
+    show(2, (table) => LIST.forEach((_, i) => (table[at(i, 1, "norm")] = 1)));
+    store.tree.sortBy("gradient");
+    expect(rows()).toEqual(["blocks[1]", "blocks[0]", "blocks/conv", "blocks", "", "head"]);
+  });
+
+  it("against a pinned pass without gradients goes by the gradients themselves", () => {
+    const gradient = COLUMNS.find((column) => column.id === "gradient")!;
+    show(2, (table) => LIST.forEach((_, i) => STATISTICS.forEach((name) => (table[at(i, 1, name)] = NaN))));
+    store.timeline.pin();
+    show(3, (table) => LIST.forEach((_, i) => (table[at(i, 1, "norm")] = i)));
+    expect(store.tree.compares(gradient)).toBe(false);
+    expect(store.tree.compares(COLUMNS.find((column) => column.id === "std")!)).toBe(true);
+    store.tree.sortBy("gradient");
+    expect(rows()[0]).toBe(LIST.at(-1)!.key);
+    store.timeline.unpin();
+    expect(store.tree.compares(gradient)).toBe(false);
+  });
+
+  it("of a running loop moves rows once a second", () => {
+    store.tree.sortBy("gradient");
+    const rising = (table: Float64Array): unknown => LIST.forEach((_, i) => (table[at(i, 1, "norm")] = i));
+    store.receive(...frame(2, { sites: LIST.length, edit: rising }));
+    vi.advanceTimersByTime(40); // the last time is more than a second ago
+    expect(rows()[0]).toBe("blocks[1]");
+    store.receive(...frame(3, { sites: LIST.length, edit: (t) => LIST.forEach((_, i) => (t[at(i, 1, "norm")] = -i)) }));
+    vi.advanceTimersByTime(40);
+    expect(store.frame.value?.header.seq).toBe(3);
+    expect(rows()[0]).toBe("blocks[1]");
+    vi.advanceTimersByTime(1100);
+    expect(rows()[0]).toBe("");
+  });
+});
+
+describe("a filter", () => {
+  const matching = (): string[] => [...store.tree.matches.value!].map((i) => LIST[i].key);
+  it.each([
+    ["nonfinite", ["blocks/conv"]],
+    ["perturbed", ["head"]],
+    ["unmeasured", ["head"]],
+    ["dead", ["blocks[1]"]],
+  ] as const)("%s", (filter, found) => {
+    store.tree.filter(filter, true);
+    expect(matching()).toEqual(found);
+    expect(store.tree.matched.value).toBe(found.length);
+    store.tree.clear();
+    expect(store.tree.matches.value).toBeNull();
+    expect(store.tree.matched.value).toBe(LIST.length);
+  });
+
+  it("by gradient norm has a bound of its own, and leaves out what has none", () => {
+    store.tree.filter("below", true);
+    store.tree.below.value = 1e-3;
+    expect(matching()).toEqual(["blocks[0]", "blocks[1]"]);
+    store.tree.filter("below", false);
+    store.tree.filter("above", true);
+    store.tree.above.value = 0.05;
+    expect(matching()).toEqual(["", "blocks"]);
+  });
+
+  it("in the tree shows what leads to its matches", () => {
+    store.tree.filter("nonfinite", true);
+    expect(rows()).toEqual(["", "blocks", "blocks/conv"]);
+    store.tree.sortBy("gradient");
+    expect(rows()).toEqual(["blocks/conv"]);
+  });
+
+  it("and a search hold together", () => {
+    store.tree.filter("dead", true);
+    store.tree.query.value = "conv";
+    expect(matching()).toEqual([]);
+  });
+});
+
+describe("the layers of a stack", () => {
+  it("are open at first where they are few, and closed where they are many", () => {
+    expect(store.tree.open.value.has("blocks")).toBe(true);
+    const many = [site("", -1), site("a", 0, { stacked: 96 }), ...Array.from({ length: 96 }, (_, i) => site(`a[${i}]`, 1, { layer: i }))];
+    const other = new Store({ ack: () => undefined, ask: () => 0 });
+    other.receive(layout(many), undefined);
+    expect([...other.tree.open.value]).toEqual([""]);
+    expect(toSites(layout(many)).children[1]).toHaveLength(96);
+    other.close();
+  });
+});
+
+it("columns that are hidden do not sort", () => {
+  store.tree.sortBy("gradient");
+  store.tree.choose("gradient", false);
+  expect(store.tree.sort.value).toBeNull();
+  expect(store.tree.columns.value.map((c) => c.id)).toEqual(["type", "shape", "spark"]);
+  store.tree.choose("std", true);
+  expect(store.tree.columns.value.map((c) => c.id)).toEqual(["type", "shape", "spark", "std"]);
+});

@@ -1,0 +1,51 @@
+// The strip of units: where its cells are, and their colours.
+import { describe, expect, it } from "vitest";
+import { decodeUnits } from "../../src/kernel/decode";
+import { cellAt, gridOf, isDead, paintStrip, rangeOf } from "../../src/units/cells";
+import { colours, css } from "../../src/values/colour";
+import { units } from "../helpers/messages";
+
+describe("cells", () => {
+  it.each([1, 5, 40, 96, 512, 513, 4096, 4097, 16384])("of %i units: the cell of a place is the unit that lies there", (count) => {
+    for (const width of [0, 200, 641]) {
+      const grid = gridOf(count, width);
+      expect(grid.columns * grid.rows).toBeGreaterThanOrEqual(count);
+      expect(grid.columns * grid.width).toBeLessThanOrEqual(Math.max(width, 40) + 1e-9);
+      for (const unit of [0, 1, count >> 1, count - 1].filter((u) => u < count)) {
+        const x = (unit % grid.columns) * grid.width + grid.width / 2;
+        const y = Math.floor(unit / grid.columns) * grid.height + grid.height / 2;
+        expect(cellAt(grid, count, x, y)).toBe(unit);
+      }
+      expect(cellAt(grid, count, -1, 1)).toBeNull();
+      expect(cellAt(grid, count, 1, grid.rows * grid.height + 1)).toBeNull();
+    }
+  });
+
+  it("have colours up to the largest figure, and a share by itself", () => {
+    expect(rangeOf(Float64Array.from([1, -4, NaN, 2]), "mean")).toEqual({ low: -4, high: 4, signed: true });
+    expect(rangeOf(Float64Array.from([1, Infinity, 2]), "mean")).toEqual({ low: 0, high: 2, signed: false });
+    expect(rangeOf(Float64Array.from([0, 0.5]), "zero_fraction")).toEqual({ low: 0, high: 1, signed: false });
+    expect(rangeOf(Float64Array.from([0, 0, NaN]), "std")).toEqual({ low: 0, high: 0, signed: false });
+    const data = decodeUnits(...units(3));
+    expect([0, 1, 2].map((unit) => isDead(data, unit))).toEqual([false, true, false]);
+  });
+
+  it.each([false, true])("have the colours of the panel Values: blue below 0, orange above (dark: %s)", (dark) => {
+    const data = decodeUnits(...units(3));
+    data.figures.mean.set([-1, 1, 0]);
+    const painted: string[] = [];
+    const ignore = (): void => undefined;
+    const context = {
+      fillStyle: "", fillRect: () => painted.push(context.fillStyle), beginPath: ignore, moveTo: ignore, lineTo: ignore, stroke: ignore,
+    }; // prettier-ignore
+    const palette = { text: "text", faint: "", line: "line", background: "", output: "", gradient: "", metric: "" };
+    const area = { context: context as unknown as CanvasRenderingContext2D, width: 100, height: 30, palette };
+    paintStrip(area, { data, figure: "mean", grid: gridOf(3, 100), mask: Uint8Array.from([1, 1, 1]), active: null, dark, bad: "", off: "" });
+    const table = colours({ low: -1, high: 1, signed: true }, dark);
+    const [below, above, zero] = painted.filter((colour) => colour !== "line");
+    expect([below, above, zero]).toEqual([css(table, 0), css(table, 255 * 3), css(table, 128 * 3)]);
+    const rgb = (colour: string): number[] => colour.match(/\d+/g)!.map(Number);
+    expect(rgb(below)[2]).toBeGreaterThan(rgb(below)[0]);
+    expect(rgb(above)[0]).toBeGreaterThan(rgb(above)[2]);
+  });
+});

@@ -1,0 +1,59 @@
+// Masks of units: their bits, and one request at a time for them.
+import { describe, expect, it, vi } from "vitest";
+import type { Perturbation } from "../../src/kernel/protocol";
+import { Masks, editable, fromHex, toHex } from "../../src/units/mask";
+import { MockKernel } from "../helpers/kernel";
+import { perturbation } from "../helpers/messages";
+
+describe("bits", () => {
+  it("go to hexadecimal and back, unit 0 the highest bit", () => {
+    const mask = Uint8Array.from([1, 0, 1, 1, 1, 1, 1, 1, 1, 0]);
+    expect(toHex(mask)).toBe("bf80");
+    expect(fromHex("bf80", 10)).toEqual(mask);
+    for (const length of [1, 7, 8, 9, 64, 1000]) {
+      const any = Uint8Array.from({ length }, (_, i) => (i * 7 + length) % 3 === 0 ? 1 : 0);
+      expect(fromHex(toHex(any), length)).toEqual(any);
+    }
+  });
+});
+
+describe("Masks", () => {
+  const mask = (id: number, hex: string): Perturbation => perturbation(id, "a", { kind: "Mask", units: 8, mask: hex });
+
+  it("adds one, then sets it; one request at a time, and the newest wish follows", () => {
+    const kernel = new MockKernel();
+    let all: Perturbation[] = [];
+    const masks = new Masks(kernel, () => all, () => undefined);
+    expect(toHex(masks.of("a", 8))).toBe("ff");
+    masks.set("a", fromHex("7f", 8));
+    masks.set("a", fromHex("3f", 8));
+    masks.set("a", fromHex("1f", 8));
+    expect(kernel.asked).toEqual([{ type: "set_mask", perturbation: null, site: "a", units: 8, mask: "7f" }]);
+    expect(toHex(masks.of("a", 8)), "shown at once").toBe("1f");
+    kernel.settles[0](null);
+    expect(kernel.asked, "its number is not known yet").toHaveLength(1);
+    all = [mask(5, "7f")];
+    masks.settle();
+    expect(kernel.asked[1]).toEqual({ type: "set_mask", perturbation: 5, site: "a", units: 8, mask: "1f" });
+    kernel.settles[1](null);
+    all = [mask(5, "1f")];
+    masks.settle();
+    expect(toHex(masks.of("a", 8))).toBe("1f");
+    expect(masks.wish.value).toBeNull();
+  });
+
+  it("takes the wish back where it cannot be", () => {
+    const kernel = new MockKernel();
+    const failed = vi.fn();
+    const masks = new Masks(kernel, () => [], failed);
+    masks.set("a", fromHex("00", 8));
+    kernel.settles[0]("it does not fit");
+    expect(failed).toHaveBeenCalledWith("it does not fit", "a");
+    expect(toHex(masks.of("a", 8))).toBe("ff");
+  });
+
+  it("edits a mask of this site's output, of this length", () => {
+    const all = [mask(1, ""), { ...mask(2, "ff"), at: "input" as const }, { ...mask(3, "ff"), units: 9 }, { ...mask(4, "ff"), site: "b" }, mask(5, "ff")];
+    expect(editable(all, "a", 8)?.id).toBe(5);
+  });
+});

@@ -1,0 +1,304 @@
+// The panel "Values": which view suits, what is asked for, what is read from cells, and its keys.
+import { beforeEach, describe, expect, it } from "vitest";
+import type { Ask } from "../../src/kernel/bridge";
+import type { Arrays, HeldArray, Values } from "../../src/kernel/protocol";
+import { VERSION } from "../../src/kernel/protocol";
+import { ids } from "../../src/ui/testids";
+import { cellAt, decodeValues, isBad, rangeOf, type Cells } from "../../src/values/cells";
+import { colours, shade } from "../../src/values/colour";
+import { blockFor, covers, moved, possible, request, shownAs, slid, suits, wholeBox, withAxis, zoomed } from "../../src/values/layout";
+import { elementAt, places } from "../../src/values/painting";
+import { ValuesState } from "../../src/values/state";
+import { blockText, exactAt, expression, leftOut, place, shortest } from "../../src/values/text";
+import { settle } from "../helpers/kernel";
+import { started } from "../helpers/mounted";
+
+function held(shape: number[], axes: string[], more: Partial<HeldArray> = {}): HeldArray {
+  const bytes = shape.reduce((a, b) => a * b, 4);
+  return { number: 1, call: 0, name: "", shape, dtype: "float32", axes, bytes, ...more };
+}
+
+const MATRIX = held([8, 6], ["batch", "feature"]);
+const IMAGES = held([4, 32, 30, 100], ["batch", "height", "width", "channel"]);
+const TOKENS = held([2, 5, 7], ["batch", "position", "feature"]);
+
+function arrays(list: HeldArray[], more: Partial<Arrays> = {}): Arrays {
+  return {
+    type: "arrays", version: VERSION, request: 1, site: "blocks/0", part: "output", clean: false, parts: ["output", "input"],
+    arrays: list, perturbed: false, source: "The example.", notes: [], ...more,
+  }; // prettier-ignore
+}
+
+function header(more: Partial<Values> = {}): Values {
+  return {
+    type: "values", version: VERSION, request: 2, array: 1, index: [0, 0], axes: [-1, 0, 1], norm_over: -1, component: "value",
+    exact: false, starts: [0, 0, 0], ends: [1, 2, 3], block: [1, 1, 1], counts: [1, 2, 3], planes: ["value"], encoding: "float32", ...more,
+  }; // prettier-ignore
+}
+
+function float32(...planes: number[][]): DataView {
+  const step = Math.ceil((planes[0]!.length * 4) / 8) * 8;
+  const bytes = new Uint8Array(3 + step * planes.length);
+  planes.forEach((plane, i) => bytes.set(new Uint8Array(new Float32Array(plane).buffer), 3 + i * step));
+  return new DataView(bytes.buffer, 3); // at an odd offset, as a message's buffer may lie
+}
+
+const cells = (more: Partial<Values>, ...planes: number[][]): Cells => decodeValues(header(more), float32(...planes)) as Cells;
+
+describe("a view", () => {
+  it("is the one that suits the names of the axes", () => {
+    expect([MATRIX, IMAGES, TOKENS].map(suits)).toEqual(["heatmap", "images", "tokens"]);
+    expect(suits(held([2, 3, 5, 5], ["batch", "head", "query", "key"]))).toBe("attention");
+    expect(suits(held([3, 3, 1, 8], ["kernel height", "kernel width", "in channel", "out channel"]))).toBe("images");
+    expect(suits(held([9], ["feature"]))).toBe("line");
+    expect(suits(held([], []))).toBe("line");
+    expect(possible(held([9], ["feature"]))).toEqual(["line"]);
+  });
+
+  it("shows each axis once and leaves the others to sliders", () => {
+    expect(shownAs(IMAGES, "images")).toEqual({ view: "images", tiles: 3, rows: 1, columns: 2, over: -1 });
+    expect(slid(IMAGES, shownAs(IMAGES, "images"))).toEqual([0]);
+    expect(shownAs(TOKENS, "tokens")).toEqual({ view: "tokens", tiles: -1, rows: 0, columns: 1, over: 2 });
+    expect(withAxis(shownAs(IMAGES, "images"), "rows", 2)).toEqual({ view: "images", tiles: 3, rows: 2, columns: 1, over: -1 });
+    for (const array of [MATRIX, IMAGES, TOKENS]) {
+      for (const view of possible(array)) {
+        const s = shownAs(array, view);
+        const used = [s.tiles, s.rows, s.columns, s.over].filter((a) => a >= 0);
+        expect(new Set(used).size).toBe(used.length);
+        expect(slid(array, s).length + used.length).toBe(array.shape.length);
+      }
+    }
+  });
+
+  it("asks for whole elements, and for norms with the axes that are left", () => {
+    const shown = shownAs(TOKENS, "tokens");
+    expect(request(TOKENS, shown, [1, 2, 3], wholeBox(TOKENS, shown), [64, 64, 64], "value")).toMatchObject({
+      array: 1, index: [1, 2], axes: [-1, 0, 1], starts: [0, 0, 0], ends: [1, 2, 5], norm_over: 2,
+    }); // prettier-ignore
+    const s = shownAs(MATRIX, "heatmap");
+    expect(request(MATRIX, s, [0, 0], { tiles: [0, 1], rows: [1.2, 3.4], columns: [0, 6] }, [1, 9, 9], "value")).toMatchObject({ starts: [0, 1, 0], ends: [1, 4, 6] });
+    expect(wholeBox(IMAGES, shownAs(IMAGES, "images")).tiles).toEqual([0, 64]);
+  });
+
+  it("zooms about a point and never beyond the array", () => {
+    expect(zoomed([0, 100], 100, 50, 0.5)).toEqual([25, 75]);
+    expect(zoomed([0, 100], 100, 0.5, 0.5)[0]).toBe(0.25);
+    expect(zoomed([25, 75], 100, 50, 4)).toEqual([0, 100]);
+    expect(zoomed([10, 14], 100, 12, 0.1)).toEqual([10, 14]);
+    expect(moved([90, 95], 50, 100)).toEqual([95, 100]);
+    expect(blockFor([0, 1000], 256)).toBe(4);
+    expect(blockFor([3, 259], 256)).toBe(1);
+  });
+
+  it("asks again only where what it has is not enough", () => {
+    const s = shownAs(MATRIX, "heatmap");
+    const wish = request(MATRIX, s, [0, 0], wholeBox(MATRIX, s), [64, 4, 64], "value");
+    const has = header({ ends: [1, 8, 6], block: [1, 2, 1], counts: [1, 4, 6] });
+    expect(covers(has, wish)).toBe(true);
+    expect(covers(has, { ...wish, index: [5, 5] })).toBe(true); // both axes are shown
+    expect(covers(has, { ...wish, most: [64, 64, 64] })).toBe(false);
+    expect(covers(has, { ...wish, array: 2 })).toBe(false);
+    expect(covers({ ...has, ends: [1, 6, 6] }, wish)).toBe(false);
+    expect(covers({ ...has, exact: true }, wish)).toBe(false);
+  });
+});
+
+describe("cells", () => {
+  it("are read at any offset, padded planes and all", () => {
+    const c = cells({ planes: ["mean", "low", "high"], block: [1, 4, 2], counts: [1, 1, 3], ends: [1, 4, 5] }, [1, 2, 3], [0, -1, 2], [4, 5, 6]);
+    expect([...c.mean, ...c.low!, ...c.high!]).toEqual([1, 2, 3, 0, -1, 2, 4, 5, 6]);
+    expect(cellAt(c, 0, 3, 4)).toBe(2);
+    expect(cellAt(c, 0, 4, 0)).toBe(-1);
+    expect(() => decodeValues(header(), float32([1, 2]))).toThrow("The buffer of values has 8 bytes, 24 were expected.");
+    expect(() => decodeValues(header({ planes: ["low"] }), float32([1, 2, 3, 4, 5, 6]))).toThrow('no plane "value"');
+  });
+
+  it("with anything that is not finite are told apart", () => {
+    const planes = ["mean", "low", "high", "nan", "posinf", "neginf"];
+    const c = cells({ planes, counts: [1, 1, 2], block: [1, 2, 2] }, [1, 2], [1, 2], [1, 2], [0, 3], [0, 0], [0, 0]);
+    expect([isBad(c, 0), isBad(c, 1)]).toEqual([false, true]);
+    expect(blockText(c, { tile: 0, row: 0, column: 3 })).toBe("block of 2 × 2: mean 2, from 2 to 2, 3 NaN");
+    const whole = cells({ counts: [1, 1, 3] }, [1, NaN, Infinity]);
+    expect([0, 1, 2].map((i) => isBad(whole, i))).toEqual([false, true, true]);
+  });
+
+  it("have a range about zero, or from low to high, with or without the rare ones", () => {
+    const many = Array.from({ length: 201 }, (_, i) => (i === 200 ? 1000 : i / 200));
+    const c = cells({ counts: [1, 1, 201], ends: [1, 1, 201] }, many);
+    expect(rangeOf(c, true).high).toBeCloseTo(0.99);
+    expect(rangeOf(c, false)).toEqual({ low: 0, high: 1000, signed: false });
+    expect(rangeOf(cells({ counts: [1, 1, 2] }, [-3, 1]), false)).toEqual({ low: -3, high: 3, signed: true });
+    expect(rangeOf(cells({ counts: [1, 1, 2] }, [NaN, NaN]), true)).toEqual({ low: 0, high: 1, signed: false });
+    const flat = rangeOf(cells({ counts: [1, 1, 2] }, [2, 2]), true);
+    expect(flat.high).toBeGreaterThan(flat.low);
+  });
+
+  it("that are exact keep all digits of wide integers and both parts of complex numbers", () => {
+    const wide = new BigInt64Array([9223372036854775807n]);
+    const read = (more: Partial<Values>, buffer: ArrayBuffer): unknown => decodeValues(header({ exact: true, counts: [1, 1, 1], ...more }), new DataView(buffer));
+    expect(read({ encoding: "int64" }, wide.buffer as ArrayBuffer)).toEqual(["9223372036854775807"]);
+    expect(read({ encoding: "float64", planes: ["real", "imag"] }, new Float64Array([0.1, -2]).buffer as ArrayBuffer)).toEqual(["0.1 -2"]);
+  });
+});
+
+describe("colours", () => {
+  it("get steadily darker (lighter at night) away from zero, alike on both sides", () => {
+    for (const dark of [false, true]) {
+      const table = colours({ low: -1, high: 1, signed: true }, dark);
+      const light = Array.from({ length: 256 }, (_, i) => 0.2126 * table[i * 3]! + 0.7152 * table[i * 3 + 1]! + 0.0722 * table[i * 3 + 2]!);
+      for (let i = 1; i < 256; i++) expect((light[i]! - light[i - 1]!) * (i < 128 ? 1 : -1) * (dark ? -1 : 1)).toBeGreaterThan(-2.5);
+    }
+    expect([-2, -1, 0, 1, NaN].map((v) => shade(v, { low: -1, high: 1, signed: true })).slice(0, 4)).toEqual([0, 0, 128, 255]);
+  });
+});
+
+describe("places", () => {
+  it("of several pictures do not overlap, and lead back to their elements", () => {
+    const shown = shownAs(IMAGES, "images");
+    const at = places(shown, { tiles: [64, 100], rows: [0, 32], columns: [0, 30] }, 600, 300);
+    expect(at.tiles).toHaveLength(36);
+    at.tiles.forEach((r, i) => {
+      expect(r.x + r.width).toBeLessThanOrEqual(600);
+      expect(r.y + r.height).toBeLessThanOrEqual(300);
+      expect(r.width / r.height).toBeCloseTo(30 / 32);
+      expect(elementAt(at, r.x + r.width * 0.999, r.y + 0.01)).toEqual({ tile: 64 + i, row: 0, column: 29 });
+    });
+    expect(elementAt(at, 599.9, 299.9)).toBeNull();
+  });
+});
+
+describe("texts", () => {
+  it("tell a value as short as its dtype allows", () => {
+    expect(shortest(String(Math.fround(0.1)), "float32")).toBe("0.1");
+    expect(shortest("0.1", "float64")).toBe("0.1");
+    expect(shortest(String(Math.fround(-1e-20)), "float32")).toBe("−1e−20");
+    expect(shortest("NaN", "float32")).toBe("NaN");
+    expect(shortest("-Infinity", "bfloat16")).toBe("−∞");
+    expect(shortest("9223372036854775807", "int64")).toBe("9223372036854775807");
+    expect(shortest("1 -2", "complex64")).toBe("1 − 2i");
+    expect(shortest("1", "bool")).toBe("1");
+  });
+
+  it("say where a value is, what was left out, and the Python for it", () => {
+    const shown = shownAs(IMAGES, "images");
+    expect(place(IMAGES, shown, [3, 0, 0, 0], { tile: 9, row: 1, column: 2 })).toBe("batch 3, height 1, width 2, channel 9");
+    const c = cells({ counts: [1, 1, 1], ends: [64, 32, 30], block: [1, 2, 2] }, [1]);
+    expect(leftOut(IMAGES, shown, c)).toBe("61.4 k of 384 k values (1.54 MB in all); each cell the mean of 2 × 2 of them; channel 0–63 of 100".replace(/ (?=[kM])/g, "\u202f"));
+    expect(expression(arrays([MATRIX]), MATRIX)).toBe('insp.values("blocks/0")');
+    const second = held([2], ["feature"], { number: 2, call: 1, name: "['a']" });
+    expect(expression(arrays([MATRIX, second], { clean: true }), second)).toBe(`insp.values("blocks/0", call=1, clean=True)['a']`);
+    const kernel = held([2], ["feature"], { name: "kernel" });
+    expect(expression(arrays([kernel], { part: "parameter" }), kernel)).toBe('insp.values("blocks/0", part="parameter")["kernel"]');
+  });
+
+  it("are exact by the cells where those are single elements, else by the kernel", () => {
+    const at = { tile: 0, row: 0, column: 1 };
+    const c = cells({}, [1, 0.1, 3, 4, 5, 6]);
+    const shown = shownAs(MATRIX, "heatmap");
+    expect(exactAt(MATRIX, shown, c, at, "7")).toBe(String(Math.fround(0.1)));
+    expect(exactAt({ ...MATRIX, dtype: "int64" }, shown, c, at, "7")).toBe("7");
+    expect(exactAt(MATRIX, shown, { ...c, header: header({ block: [1, 2, 2] }) }, at, null)).toBeNull();
+  });
+});
+
+describe("the state", () => {
+  let asked: { request: Ask; settle: (error: string | null) => void }[];
+  let values: ValuesState;
+  beforeEach(() => {
+    asked = [];
+    values = new ValuesState((request, settle) => asked.push({ request, settle }));
+  });
+  const types = (): string[] => asked.map(({ request }) => request.type);
+
+  it("asks for arrays, then for a window, and for the last wish of several", () => {
+    values.open("blocks/0");
+    values.open("blocks/0");
+    values.setPart("blocks/0", "input");
+    expect(types()).toEqual(["show_values"]);
+    values.receive(arrays([MATRIX]), undefined); // of the part that is no longer wanted
+    expect(values.array.value).toBeNull();
+    asked[0]!.settle(null);
+    expect(asked[1]!.request).toEqual({ type: "show_values", site: "blocks/0", part: "input", clean: false });
+    values.receive(arrays([TOKENS], { part: "input" }), undefined);
+    expect(types()).toEqual(["show_values", "show_values", "read_values"]);
+    values.setView("heatmap");
+    values.setIndex(0, 1);
+    values.setIndex(0, 99);
+    expect(types()).toHaveLength(3);
+    asked[2]!.settle(null);
+    expect(asked[3]!.request).toMatchObject({ index: [1, 0, 0], axes: [-1, 1, 2] });
+  });
+
+  it("takes cells of what is shown only, and keeps them until others come", () => {
+    values.open("blocks/0");
+    values.receive(arrays([MATRIX]), undefined);
+    const come = header({ ends: [1, 8, 6], counts: [1, 8, 6] });
+    const buffer = float32(Array.from({ length: 48 }, (_, i) => i));
+    values.receive({ ...come, array: 7 }, buffer);
+    expect(values.cells.value).toBeNull();
+    values.receive(come, buffer);
+    const first = values.cells.value;
+    expect(first?.mean[47]).toBe(47);
+    values.receive(arrays([{ ...MATRIX, number: 5 }]), undefined); // the same array of a later pass
+    expect(values.cells.value).toBe(first);
+    values.receive({ ...come, array: 5 }, buffer);
+    expect(values.cells.value).not.toBe(first);
+    values.open("blocks/1");
+    expect(values.cells.value).toBeNull();
+  });
+
+  it("asks for the exact value under the crosshair, of the last place", () => {
+    values.open("blocks/0");
+    values.receive(arrays([MATRIX]), undefined);
+    values.point({ tile: 0, row: 1, column: 2 });
+    values.point({ tile: 0, row: 1, column: 3 });
+    values.point({ tile: 0, row: 1, column: 4 });
+    const points = () => asked.filter(({ request }) => request.type === "read_values" && request.exact);
+    expect(points()).toHaveLength(1);
+    points()[0]!.settle(null);
+    expect(points()[1]!.request).toMatchObject({ starts: [0, 1, 4], ends: [1, 2, 5] });
+    const told = { exact: true, encoding: "float64", counts: [1, 1, 1], starts: [0, 1, 3], ends: [1, 2, 4] } as const;
+    values.receive(header(told), new DataView(new Float64Array([0.5]).buffer));
+    expect(values.exact.value).toBeNull(); // of another place
+    values.receive(header({ ...told, starts: [0, 1, 4] }), new DataView(new Float64Array([0.25]).buffer));
+    expect(values.exact.value).toBe("0.25");
+  });
+
+  it("tells why there is nothing", () => {
+    values.open("blocks/0");
+    asked[0]!.settle("It is in a branch that this pass did not take.");
+    expect(values.problem.value).toBe("It is in a branch that this pass did not take.");
+    expect(values.busy.value).toBe(false);
+  });
+});
+
+describe("the panel", () => {
+  it("asks when it is shown, and moves the crosshair by the keyboard", async () => {
+    const { control, stream, el, find, end } = await started();
+    expect(control.of("show_values")).toEqual([]);
+    find(ids.tab("values"))!.click();
+    await settle();
+    expect(control.of("show_values")[0]).toMatchObject({ site: "blocks/0", part: "output", clean: false });
+    const evil = `<img src=x onerror="window.hacked=true">`;
+    stream.emit(arrays([MATRIX, { ...TOKENS, number: 2, name: evil }], { source: evil }));
+    stream.emit(header({ ends: [1, 8, 6], counts: [1, 8, 6] }), float32(Array.from({ length: 48 }, (_, i) => i / 3)));
+    await settle();
+    expect(el.querySelector("img")).toBeNull();
+    expect(find(ids.valuesSource)!.textContent).toContain(evil);
+    const picture = find(ids.picture)!;
+    const press = (key: string): unknown => picture.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+    press("ArrowRight"); // shows it
+    press("ArrowRight");
+    await settle();
+    press("ArrowDown");
+    await settle();
+    const value = find(ids.valueExact)!;
+    expect(value.dataset["place"]).toBe("batch 1, feature 1");
+    expect(Number(value.dataset["value"])).toBe(Math.fround(7 / 3));
+    expect(value.textContent).toBe("2.3333333");
+    press("Escape");
+    await settle();
+    expect(find(ids.valueExact)!.dataset["value"]).toBe("");
+    end();
+  });
+});
