@@ -22,6 +22,9 @@ from nnx_inspector.screen.flow import flow_of
 from nnx_inspector.screen.presenter import Presenter
 from nnx_inspector.screen.python_text import made, masked, tuned
 
+Request = protocol.Look | protocol.Compare | protocol.ShowValues | protocol.ReadValues
+"""What takes long to answer: a pass, or a program of its own."""
+
 
 class Commanded(Protocol):
     """What a command may call."""
@@ -33,9 +36,8 @@ class Commanded(Protocol):
     @property
     def trace(self) -> Trace: ...
     def perturb(self, only: Any, perturbation: Any) -> Handle: ...
-    def ask_values(self, message: Any) -> None: ...
     def switch_all(self, enabled: bool) -> None: ...
-    def look(self, request: protocol.Look | protocol.Compare) -> None: ...
+    def ask(self, request: Request) -> None: ...
     def start_sweep(self, only: Any, perturbation: Any) -> None: ...
     def stop_sweep(self) -> None: ...
     def _show_nnx(self, site: str, number: int) -> None: ...
@@ -47,11 +49,8 @@ def answer(message: Any, inspector: Commanded, handles: Handles, view: Presenter
     if isinstance(message, protocol.Hello):
         view.welcome()
         return
-    if isinstance(message, protocol.ShowValues | protocol.ReadValues):
-        inspector.ask_values(message)  # which replies when it has been answered
-        return
-    if isinstance(message, protocol.Look | protocol.Compare):
-        inspector.look(message)  # likewise
+    if isinstance(message, Request):
+        inspector.ask(message)  # which replies when it has been answered
         return
     try:
         one = _perturbation(message, handles)
@@ -124,10 +123,9 @@ Answer = tuple[Any, bytes | None]
 
 
 class Answering:
-    """Answers requests in their order.
+    """The queue of requests: it answers them in their order, in a thread.
 
     Args:
-        name: of the thread.
         make: makes the answer to a request; None where there is none to send.
         send: one message over the stream.
         reply: to a request, with the text of what is wrong.
@@ -135,22 +133,21 @@ class Answering:
 
     def __init__(
         self,
-        name: str,
-        make: Callable[[Any], Answer | None],
+        make: Callable[[Request], Answer | None],
         send: Callable[[Any, bytes | None], None],
         reply: Callable[[int, str], None],
     ):
         self._make, self._send, self._reply = make, send, reply
-        self._worker = Worker(name, lambda error: None)
+        self._worker = Worker("nnx_inspector.answers", lambda error: None)
         self.close = self._worker.close
         self.wait = self._worker.wait
 
-    def ask(self, request: Any) -> None:
+    def ask(self, request: Request) -> None:
         """Answer a request later, and reply."""
         if not self._worker.do(lambda: self._answer(request)):
             self._reply(request.id, "This inspector was closed.")
 
-    def _answer(self, request: Any) -> None:
+    def _answer(self, request: Request) -> None:
         try:
             found = self._make(request)
             if found is not None:

@@ -27,7 +27,7 @@ from nnx_inspector.hooks.sites import (
     module_sites,
     nothing_selected,
 )
-from nnx_inspector.inspector.commands import Answering, answer
+from nnx_inspector.inspector.commands import Answer, Answering, Request, answer
 from nnx_inspector.inspector.diagnosing import Diagnosing, message_of
 from nnx_inspector.inspector.export import Brief, told_by
 from nnx_inspector.inspector.handles import Handle, Handles
@@ -44,7 +44,7 @@ from nnx_inspector.inspector.passes.sweeps import Asked, Sweeps
 from nnx_inspector.inspector.passes.trials import Shown, Trial
 from nnx_inspector.inspector.passes.update import renewed
 from nnx_inspector.inspector.values.opening import Look, Opening, Part, opened_tree
-from nnx_inspector.inspector.values.reading import Reading
+from nnx_inspector.inspector.values.reading import read_values
 from nnx_inspector.live.figures import Observer, gauges_of
 from nnx_inspector.live.steps import Region
 from nnx_inspector.perturbations.apply import chosen_layer, parameter_keys
@@ -154,8 +154,7 @@ class Inspector:
         self._metrics = Metrics(self._recording, self._notice)
         self._view = Presenter(weakly(self._asked), self._snapshot)
         self._opening = Opening(self._selection)
-        self._reading = Reading(self._opening, weakly(self._to_look_at), self._view)
-        weakref.finalize(self, self._reading.close)
+        weakref.finalize(self, self._opening.shelf.clear)
         # widget registries must not keep an inspector that nobody holds
         weakref.finalize(self, self._view.close)
         self._diagnosing = Diagnosing(weakly(self._found), self._view.keep, weakly(self._not_found))
@@ -164,8 +163,7 @@ class Inspector:
         self._brief = Brief()
         self._view.tell = weakly(self._told_briefly)
         reply = self._view.screen.reply
-        name = "nnx_inspector.inspector.panels"
-        self._looks = Answering(name, weakly(self._look), self._view.send, reply)
+        self._looks = Answering(weakly(self._answer), self._view.send, reply)
         weakref.finalize(self, self._looks.close)
         around = Around(
             lock=self._lock,
@@ -751,11 +749,13 @@ class Inspector:
         """What was run last, in words."""
         return self._evaluating.trial.name.lower()
 
-    def look(self, request: protocol.Look | protocol.Compare) -> None:
+    def ask(self, request: Request) -> None:
         """Answer what the screen asks, in a thread."""
         self._looks.ask(request)
 
-    def _look(self, request: protocol.Look | protocol.Compare) -> Any:
+    def _answer(self, request: Request) -> Answer | None:
+        if isinstance(request, protocol.ShowValues | protocol.ReadValues):
+            return read_values(request, self._opening, self._to_look_at)
         if isinstance(request, protocol.Compare):
             found = self._view.compared(request)
             return None if found is None else (found, None)
@@ -955,10 +955,6 @@ class Inspector:
     def _asked(self, message: Any) -> None:
         answer(message, self, self._handles, self._view)
 
-    def ask_values(self, message: Any) -> None:
-        """Answer a request of the browser for values, on a thread of its own."""
-        self._reading.ask(message)
-
     def _diagnose(self, forced: bool) -> None:
         self._diagnosing.look(now=forced)
 
@@ -1040,7 +1036,7 @@ class Inspector:
             self._sweeps.close()
             self._looks.close()
             self._diagnosing.close()
-            self._reading.close()
+            self._opening.shelf.clear()
             self._pages.forget()
             self._loops.close()
             self._meter.close()

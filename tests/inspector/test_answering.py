@@ -14,7 +14,7 @@ def test_each_request_is_answered_before_its_reply_in_another_thread():
         return (request.site, None) if request.site != "gone" else None
 
     answering = Answering(
-        "test", answer, lambda *sent: said.append(sent), lambda *reply: said.append(reply)
+        answer, lambda *sent: said.append(sent), lambda *reply: said.append(reply)
     )
     for number, site in enumerate(("a", "bad", "gone", "b")):
         answering.ask(protocol.Look(id=number, what="code", site=site))

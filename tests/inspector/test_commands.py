@@ -57,7 +57,7 @@ class Fake:
         for handle in self.all():
             handle.enabled = enabled
 
-    def look(self, request):
+    def ask(self, request):
         self.asked.append(request)
 
     def start_sweep(self, only, perturbation):

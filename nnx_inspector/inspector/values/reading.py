@@ -1,7 +1,7 @@
 """What the browser asks of values: which arrays there are, and what a window shows of one.
 
 Invariant: a message holds at most MOST_BLOCKS blocks, whatever is asked for. Measures nothing
-itself, and knows no screen but messages; `answering` makes them in a thread.
+itself, sends nothing, and begins no thread.
 """
 
 from __future__ import annotations
@@ -13,98 +13,81 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnx_inspector.inspector.commands import Answer, Answering
+from nnx_inspector.inspector.commands import Answer
 from nnx_inspector.inspector.values.blocks import Window, exact_values, reduce_blocks
 from nnx_inspector.inspector.values.opening import Look, Opening
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.presenter import Presenter
 
 MOST_BLOCKS = 1 << 17
 """Blocks in one message at most: three planes of float32 are 1.5 MB."""
 
-Request = protocol.ShowValues | protocol.ReadValues
 
-
-class Reading:
-    """Answers, one request after another.
+def read_values(
+    request: protocol.ShowValues | protocol.ReadValues, opening: Opening, look: Callable[[], Look]
+) -> Answer:
+    """The answer to a request.
 
     Args:
+        request: which arrays there are, or what a window shows of one.
         opening: what opens arrays.
-        look: gives what there is to look at now; None where its owner is gone.
-        view: to which messages and replies go.
+        look: gives what there is to look at now.
     """
+    if isinstance(request, protocol.ShowValues):
+        return _arrays(request, opening, look()), None
+    return _values(request, opening.shelf.get(request.array, request.norm_over))
 
-    def __init__(self, opening: Opening, look: Callable[[], Look | None], view: Presenter):
-        self._opening = opening
-        self._look = look
-        screen = view.screen
-        self._answering = Answering("nnx_inspector.values", self._made, screen.send, screen.reply)
-        self.ask = self._answering.ask
 
-    def close(self) -> None:
-        """Answer nothing more, and free what was opened."""
-        self._answering.close()
-        self._opening.shelf.clear()
-
-    def _made(self, request: Request) -> Answer:
-        if isinstance(request, protocol.ShowValues):
-            return self._arrays(request), None
-        return self._values(request)
-
-    def _arrays(self, request: protocol.ShowValues) -> protocol.Arrays:
-        look = self._look()
-        if look is None:
-            raise RuntimeError("The inspector was closed.")
-        opened = self._opening.open(look, request.site, request.part, clean=request.clean)
-        arrays = tuple(
-            protocol.HeldArray(
-                number=held.number,
-                call=held.call,
-                name=held.name,
-                shape=tuple(held.value.shape),
-                dtype=str(held.value.dtype),
-                axes=held.axes,
-                bytes=held.value.nbytes,
-            )
-            for held in opened.arrays
+def _arrays(request: protocol.ShowValues, opening: Opening, look: Look) -> protocol.Arrays:
+    opened = opening.open(look, request.site, request.part, clean=request.clean)
+    arrays = tuple(
+        protocol.HeldArray(
+            number=held.number,
+            call=held.call,
+            name=held.name,
+            shape=tuple(held.value.shape),
+            dtype=str(held.value.dtype),
+            axes=held.axes,
+            bytes=held.value.nbytes,
         )
-        return protocol.Arrays(
-            version=protocol.VERSION,
-            request=request.id,
-            site=request.site,
-            part=request.part,
-            clean=request.clean,
-            parts=look.parts(request.site),
-            arrays=arrays,
-            perturbed=look.setting.active and request.part != "parameter",
-            source=_source(look, request.part),
-            notes=opened.notes,
-        )
+        for held in opened.arrays
+    )
+    return protocol.Arrays(
+        version=protocol.VERSION,
+        request=request.id,
+        site=request.site,
+        part=request.part,
+        clean=request.clean,
+        parts=look.parts(request.site),
+        arrays=arrays,
+        perturbed=look.setting.active and request.part != "parameter",
+        source=_source(look, request.part),
+        notes=opened.notes,
+    )
 
-    def _values(self, request: protocol.ReadValues) -> tuple[protocol.Values, bytes]:
-        array = self._opening.shelf.get(request.array, request.norm_over)
-        window = _window(request)
-        if request.exact:
-            return _exact(request, array, window)
-        most = _bounded(request.most)
-        found = reduce_blocks(array, window, most, request.component)
-        encoding = "float64" if _is_wide(array.dtype) else "float32"
-        if found.exact:
-            planes = {"value": found.mean}
-        else:
-            planes = {"mean": found.mean, "low": found.low, "high": found.high}
-            counts = {"nan": found.nan, "posinf": found.posinf, "neginf": found.neginf}
-            planes |= {name: of for name, of in counts.items() if of is not None}
-        message = _message(
-            request,
-            starts=found.starts,
-            ends=found.ends,
-            block=found.block,
-            counts=found.mean.shape,
-            planes=tuple(planes),
-            encoding=encoding,
-        )
-        return message, protocol.values_buffer(list(planes.values()), encoding)
+
+def _values(request: protocol.ReadValues, array: jax.Array) -> tuple[protocol.Values, bytes]:
+    window = _window(request)
+    if request.exact:
+        return _exact(request, array, window)
+    most = _bounded(request.most)
+    found = reduce_blocks(array, window, most, request.component)
+    encoding = "float64" if _is_wide(array.dtype) else "float32"
+    if found.exact:
+        planes = {"value": found.mean}
+    else:
+        planes = {"mean": found.mean, "low": found.low, "high": found.high}
+        counts = {"nan": found.nan, "posinf": found.posinf, "neginf": found.neginf}
+        planes |= {name: of for name, of in counts.items() if of is not None}
+    message = _message(
+        request,
+        starts=found.starts,
+        ends=found.ends,
+        block=found.block,
+        counts=found.mean.shape,
+        planes=tuple(planes),
+        encoding=encoding,
+    )
+    return message, protocol.values_buffer(list(planes.values()), encoding)
 
 
 def _source(look: Look, part: str) -> str:

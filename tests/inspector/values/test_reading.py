@@ -1,7 +1,6 @@
 """What the browser asks of values: the messages that come, and one reply each."""
 
 import threading
-import types
 
 import jax.numpy as jnp
 import models
@@ -10,8 +9,8 @@ import pytest
 from flax import nnx
 
 import nnx_inspector as nni
+from nnx_inspector.inspector.commands import Answering
 from nnx_inspector.inspector.values import reading
-from nnx_inspector.inspector.values.reading import Reading
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.protocol import ReadValues, ShowValues
 
@@ -37,7 +36,11 @@ class Screen:
 def asked():
     insp = nni.Inspector(models.CNN(nnx.Rngs(0)), models.batch(4, 5, 5, 1), display=False)
     screen = Screen()
-    reader = Reading(insp._opening, insp._to_look_at, types.SimpleNamespace(screen=screen))
+    reader = Answering(
+        lambda request: reading.read_values(request, insp._opening, insp._to_look_at),
+        screen.send,
+        screen.reply,
+    )
 
     def ask(message):
         before = len(screen.sent)
