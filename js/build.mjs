@@ -1,6 +1,6 @@
-// Bundles the front end into ../nnx_inspector/static or the folder given: src/widget.tsx ->
+// Bundles the front end into ../nnx_inspector/static or the folder given: src/widget.ts ->
 // widget.js, src/widget.css -> widget.css, src/stream.ts -> stream.js, src/flow/layout/arrange.ts ->
-// layout.js, which the kernel sends when the first flow is shown, src/page/page.tsx -> page.js, the
+// layout.js, which the kernel sends when the first flow is shown, src/page/page.ts -> page.js, the
 // script of a saved page, and src/page/saved.ts -> saved.js, which shows one in a saved notebook.
 // Invariants: each is one file that loads nothing else, neither from disk nor from the network; the
 // licences of what was bundled lie beside them.
@@ -27,7 +27,7 @@ const options = {
 const { metafile } = await build({
   ...options,
   entryPoints: [
-    { in: "src/widget.tsx", out: "widget" },
+    { in: "src/widget.ts", out: "widget" },
     { in: "src/widget.css", out: "widget" },
     { in: "src/stream.ts", out: "stream" },
     { in: "src/flow/layout/arrange.ts", out: "layout" },
@@ -38,7 +38,7 @@ const { metafile } = await build({
 await build({
   ...options,
   entryPoints: [
-    { in: "src/page/page.tsx", out: "page" },
+    { in: "src/page/page.ts", out: "page" },
     { in: "src/page/saved.ts", out: "saved" },
   ],
   format: "iife",

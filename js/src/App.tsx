@@ -1,29 +1,55 @@
 // One view: header, what is wrong, what is perturbed, and below them the tree beside the detail.
 // Invariants: a failure in one part shows its text in that part's place and leaves the rest alone;
 // no key that is pressed in here is one of the host's shortcuts.
-import type { ComponentChildren } from "preact";
+import { render, type ComponentChildren } from "preact";
 import { useLayoutEffect, useRef } from "preact/hooks";
-import type { Bridge } from "./kernel/bridge";
-import { Boundary } from "./ui/Boundary";
 import { Detail } from "./detail/Detail";
 import { Header } from "./header/Header";
+import { Bridge } from "./kernel/bridge";
 import { Metrics } from "./metrics/Metrics";
 import { Banner } from "./notices/Banner";
 import { Notices } from "./notices/Notices";
 import { Perturbations } from "./perturb/Perturbations";
 import { PythonLine } from "./python/PythonLine";
-import type { Store } from "./store";
-import { ids } from "./ui/testids";
-import { dark, watchTheme } from "./ui/theme";
+import { Store } from "./store";
 import { TimeStrip } from "./time/TimeStrip";
 import { Tree } from "./tree/Tree";
+import { Boundary } from "./ui/Boundary";
+import { ids } from "./ui/testids";
+import { dark, paletteOf, readTheme, watchTheme } from "./ui/theme";
 
 interface Props {
   store: Store;
   bridge: Bridge;
 }
 
-export function App({ store, bridge }: Props) {
+/** A store and the bridge that fills it, and what ends them. */
+export function connected(): Props & { close(): void } {
+  const store: Store = new Store({
+    ask: (request, settle) => bridge.ask(request, settle),
+    ack: (seq) => bridge.ack(seq),
+  });
+  const bridge = new Bridge(store);
+  return {
+    store,
+    bridge,
+    close() {
+      bridge.close();
+      store.close();
+    },
+  };
+}
+
+/** Shows a view in `place`; call what it returns to end it. */
+export function mount({ store, bridge }: Props, place: HTMLElement): () => void {
+  readTheme();
+  render(<App store={store} bridge={bridge} />, place);
+  // Read while there is nothing to style: with the first data it would style every row twice.
+  paletteOf(place.querySelector(".nni-root")!);
+  return () => render(null, place);
+}
+
+function App({ store, bridge }: Props) {
   const root = useRef<HTMLDivElement>(null);
   useLayoutEffect(watchTheme, []);
 

@@ -4,28 +4,22 @@
 // timeline says which pass is drawn; progress is that of the message that came last, whenever a
 // frame is drawn. Views only read signals and call methods of this.
 import { batch, computed, signal } from "@preact/signals";
-import { UNREACHABLE, type Ask, type Receiver, type Update } from "./kernel/bridge";
-import { decodeCurves, decodeFrame, decodeHistory, sitesOf } from "./kernel/decode";
-import type { CurveData, FrameData, HistoryData } from "./kernel/decode";
 import { CompareState } from "./compare/state";
 import { FlowState } from "./flow/state";
+import { UNREACHABLE, type Kernel, type Receiver, type Update } from "./kernel/bridge";
+import { decodeCurves, decodeFrame, decodeHistory, sitesOf } from "./kernel/decode";
+import type { CurveData, FrameData, HistoryData } from "./kernel/decode";
 import { Looks } from "./kernel/looks";
 import type { Findings, Layout, Notice, Perturb, Perturbation, Progress, State, Sweep } from "./kernel/protocol";
 import { QUANTITIES, STATISTICS } from "./kernel/protocol";
-import { NnxState } from "./nnx/state";
 import { ancestors, label, rowOf, toSites, type Sites } from "./kernel/sites";
+import { NnxState } from "./nnx/state";
 import { decodePasses } from "./time/passes";
 import { Timeline } from "./time/timeline";
 import { TreeView } from "./tree/view";
 import { openAtFirst } from "./tree/visible";
 import { Masks } from "./units/mask";
 import { ValuesState } from "./values/state";
-
-/** What the store needs of the bridge. */
-export interface Kernel {
-  ask(request: Ask, settle?: (error: string | null) => void): number;
-  ack(seq: number): void;
-}
 
 /** A change asked for and not yet in a State: shown at once, so that a switch follows the finger. */
 interface Intent {
@@ -155,7 +149,7 @@ export class Store implements Receiver {
 
   readonly nnx: NnxState;
 
-  constructor(private readonly kernel: Kernel) {
+  constructor(private readonly kernel: Kernel & { ack(seq: number): void }) {
     this.nnx = new NnxState(kernel);
     this.looks = new Looks(kernel);
     this.masks = new Masks(

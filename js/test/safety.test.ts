@@ -4,11 +4,11 @@ import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import { decodeCurves, decodeFrame, decodeHistory } from "../src/kernel/decode";
 import { TO_BROWSER, VERSION, type Curves, type Frame, type History, type Nnx } from "../src/kernel/protocol";
-import { ids } from "../src/ui/testids";
 import { ProtocolError, toBrowser } from "../src/kernel/validate";
+import { ids } from "../src/ui/testids";
+import { EVIL } from "./helpers/injection";
 import { settle } from "./helpers/kernel";
 import { effect, frame, layout, scale, site, state } from "./helpers/messages";
-import { EVIL } from "./helpers/injection";
 import { mounted, start, type Mounted } from "./helpers/mounted";
 import { page } from "./helpers/nnx";
 

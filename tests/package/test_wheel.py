@@ -76,7 +76,7 @@ def test_the_front_end_is_in_wheel_and_sdist(built: pathlib.Path, wheel: pathlib
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as packed_source:
         names = {name.partition("/")[2] for name in packed_source.getnames()}
-    wanted = {"pyproject.toml", "LICENSE", "js/src/widget.tsx", "js/build.mjs", "README.md"}
+    wanted = {"pyproject.toml", "LICENSE", "js/src/widget.ts", "js/build.mjs", "README.md"}
     assert {*STATIC, *wanted, "notebooks/docs/conf.py", "notebooks/quickstart.ipynb"} <= names
     assert [name for name in names if "node_modules" in name] == []
 

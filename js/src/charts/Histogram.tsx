@@ -4,12 +4,12 @@
 // Invariant: a tall bar of zeros is cut and labelled, so that the rest stays readable; the
 // line that tells about a bar has its place whether it is empty or not.
 import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
-import { isZero, quantile, rebin, total, type Bar } from "./bins";
-import { labels, linear, symlog, type Scale } from "./scale";
-import { textWidth } from "./text";
-import { pinnedOutline } from "./outline";
 import { count, percent, real, tick } from "../ui/format";
 import { ids } from "../ui/testids";
+import { isZero, quantile, rebin, total, type Bar } from "./bins";
+import { pinnedOutline } from "./outline";
+import { labels, linear, symlog, type Scale } from "./scale";
+import { textWidth } from "./text";
 
 interface Props {
   bars: readonly Bar[];

@@ -70,7 +70,7 @@ function powerTicks(low: number, high: number, threshold: number): number[] {
 }
 
 /** A tick with its label: `left` and `width` in pixels from the start of the axis. */
-export interface Label {
+interface Label {
   readonly value: number;
   readonly at: number;
   readonly text: string;

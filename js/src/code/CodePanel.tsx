@@ -1,12 +1,12 @@
 // Where the selected module is called, what its type says of itself, and what it sows.
 // Invariant: source and documentation are text nodes, as they stand in the file.
 import { statistic } from "../kernel/decode";
-import { count, real } from "../ui/format";
+import { useLook } from "../kernel/looks";
 import type { Excerpt, Site } from "../kernel/protocol";
 import { label } from "../kernel/sites";
 import type { Store } from "../store";
+import { count, real } from "../ui/format";
 import { ids } from "../ui/testids";
-import { useLook } from "../kernel/looks";
 
 export function CodePanel({ store, site }: { store: Store; site: Site }) {
   useLook(store.looks, "code", site.key, store.sites.value?.id);

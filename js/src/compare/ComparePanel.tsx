@@ -2,13 +2,13 @@
 // apart first, each a link. Invariants: a figure is never without the two passes that it is of; what
 // is not known, or is in one of the two only, is said in words and ranks last.
 import { useEffect, useState } from "preact/hooks";
-import { Choice } from "../ui/Choice";
-import { otherName, pinnedName } from "../time/names";
-import { count, exact, percent, real, signed } from "../ui/format";
-import { WORDS } from "../ui/quantities";
 import { OTHER, type Compared, type ComparedRow, type Quantity } from "../kernel/protocol";
 import { label, rowOf } from "../kernel/sites";
 import type { Store } from "../store";
+import { otherName, pinnedName } from "../time/names";
+import { Choice } from "../ui/Choice";
+import { count, exact, percent, real, signed } from "../ui/format";
+import { WORDS } from "../ui/quantities";
 import { ids } from "../ui/testids";
 
 const SHOWN = 40;

@@ -8,7 +8,7 @@ import { OTHER, type Compared, type Other } from "../kernel/protocol";
 import type { Timeline } from "../time/timeline";
 
 /** What it needs of the store. */
-export interface Around {
+interface Around {
   readonly frame: Signal<FrameData | null>;
   readonly timeline: Timeline;
   readonly panel: Signal<string>;

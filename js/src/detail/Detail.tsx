@@ -1,8 +1,8 @@
 // Everything about the selected site: its path, perturbing it, and the panels.
 import { label } from "../kernel/sites";
+import { Add } from "../perturb/Add";
 import type { Store } from "../store";
 import { ids } from "../ui/testids";
-import { Add } from "../perturb/Add";
 import { CopyPath } from "./CopyPath";
 import { Panels } from "./Panels";
 

@@ -1,13 +1,13 @@
 // The histograms of the selected site's activation and gradient, on one kind of axis.
 import { useMemo } from "preact/hooks";
 import { toBars } from "../charts/bins";
-import { histogramKey, statistic, type FrameData } from "../kernel/decode";
-import { count } from "../ui/format";
-import type { Store } from "../store";
-import { ids } from "../ui/testids";
 import { Histogram } from "../charts/Histogram";
-import { EACH } from "../ui/quantities";
+import { histogramKey, statistic, type FrameData } from "../kernel/decode";
+import type { Store } from "../store";
 import { Choice } from "../ui/Choice";
+import { count } from "../ui/format";
+import { EACH } from "../ui/quantities";
+import { ids } from "../ui/testids";
 
 export function Distributions({ store, index }: { store: Store; index: number }) {
   const frame = store.frame.value;

@@ -1,7 +1,7 @@
 // What is known of a site without running it: type, shapes, parameters, cost, where it is called.
 import type { ComponentChildren } from "preact";
-import { compact, count } from "../ui/format";
 import type { Site } from "../kernel/protocol";
+import { compact, count } from "../ui/format";
 
 const OF_EXAMPLE = "Of the example; another pass may have a batch of another size";
 

@@ -1,11 +1,11 @@
 // The figures of one site, activation beside gradient.
 // Invariant: a dash is "not measured"; a count of NaN is a count and stands out when it is not 0.
 import { statistic, type FrameData } from "../kernel/decode";
-import { NOT_MEASURED, compact, count, exact, percent, real } from "../ui/format";
 import { STATISTICS, type Statistic } from "../kernel/protocol";
 import type { Store } from "../store";
-import { ids } from "../ui/testids";
+import { NOT_MEASURED, compact, count, exact, percent, real } from "../ui/format";
 import { EACH } from "../ui/quantities";
+import { ids } from "../ui/testids";
 
 const NAMES: Readonly<Record<Statistic, string>> = {
   size: "values",

@@ -3,12 +3,12 @@ import { useCallback } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
 import { paintBands, paintHeatmap } from "../charts/overSteps";
 import type { HistoryData } from "../kernel/decode";
-import { count } from "../ui/format";
 import { HISTORY_QUANTILES } from "../kernel/protocol";
 import type { Store } from "../store";
-import { ids } from "../ui/testids";
 import { Choice } from "../ui/Choice";
+import { count } from "../ui/format";
 import { EACH } from "../ui/quantities";
+import { ids } from "../ui/testids";
 
 const SHARES = [...HISTORY_QUANTILES].filter((q) => q < 0.5).map((q) => Math.round((1 - 2 * q) * 100));
 

@@ -2,21 +2,21 @@
 // Invariant: a panel that is not shown costs nothing: it is not rendered. The keys are those of the
 // ARIA tabs pattern (arrows, Home, End).
 import type { FunctionComponent } from "preact";
-import type { Site } from "../kernel/protocol";
-import type { Store } from "../store";
-import { ids } from "../ui/testids";
+import { CodePanel } from "../code/CodePanel";
 import { ComparePanel } from "../compare/ComparePanel";
 import { Flow } from "../flow/Flow";
-import { CodePanel } from "../code/CodePanel";
-import { Parameters } from "../parameters/Parameters";
+import type { Site } from "../kernel/protocol";
 import { NnxPanel } from "../nnx/NnxPanel";
+import { Parameters } from "../parameters/Parameters";
+import type { Store } from "../store";
 import { SweepPanel } from "../sweep/SweepPanel";
+import { ids } from "../ui/testids";
 import { UnitsPanel } from "../units/UnitsPanel";
+import { ValuesPanel } from "../values/Values";
 import { Distributions } from "./Distributions";
 import { Facts } from "./Facts";
 import { Numbers } from "./Numbers";
 import { OverSteps } from "./OverSteps";
-import { ValuesPanel } from "../values/Values";
 
 interface PanelProps {
   readonly store: Store;

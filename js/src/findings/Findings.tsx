@@ -2,10 +2,10 @@
 // first, each with a link to its site. Invariant: the list lies over the view, so that a finding
 // that comes while data streams moves nothing; texts are text.
 import { useRef, useState } from "preact/hooks";
-import { count } from "../ui/format";
 import type { FindingRow, Findings as Found } from "../kernel/protocol";
 import { label, rowOf } from "../kernel/sites";
 import type { Store } from "../store";
+import { count } from "../ui/format";
 import { ids } from "../ui/testids";
 
 const WORDS: Readonly<Record<FindingRow["severity"], string>> = { error: "Error", warning: "Warning", info: "Note" };

@@ -2,8 +2,8 @@
 // Invariant: labels are text in the drawing's own coordinates; hidden from screen readers, to whom
 // the nodes say what they feed.
 import { useMemo } from "preact/hooks";
-import { head, line } from "./paths";
 import { edgeLabel, labelWidth } from "./layout/sizes";
+import { head, line } from "./paths";
 import type { Drawing } from "./state";
 
 export function Edges({ drawing, of }: { drawing: Drawing; of: number }) {

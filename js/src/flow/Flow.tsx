@@ -3,9 +3,9 @@
 // cannot be laid out the same is told as a list.
 import { computed, type ReadonlySignal } from "@preact/signals";
 import { useEffect, useMemo, useRef } from "preact/hooks";
-import { exact, percent, real, count } from "../ui/format";
 import { ancestors, label } from "../kernel/sites";
 import type { Store } from "../store";
+import { exact, percent, real, count } from "../ui/format";
 import { ids } from "../ui/testids";
 import { FIGURES, coloured, valueOf, type Coloured, type Figure } from "./figures";
 import { Graph, type Hold } from "./Graph";

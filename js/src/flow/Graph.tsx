@@ -4,18 +4,18 @@
 import { effect, type ReadonlySignal } from "@preact/signals";
 import type { RefObject } from "preact";
 import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import { label } from "../kernel/sites";
 import type { Store } from "../store";
 import { exact } from "../ui/format";
-import { label } from "../kernel/sites";
 import { Edges } from "./Edges";
 import type { Coloured } from "./figures";
 import type { Size } from "./layout/arrange";
+import { sizeOf } from "./layout/sizes";
 import { leave, pick } from "./moves";
 import { Node, titleOf } from "./Node";
 import { neighbours, stepTo } from "./paths";
-import { sizeOf } from "./layout/sizes";
 import type { Drawing } from "./state";
-import { atFirst, fit, reveal, within, zoom, type Look } from "./viewport";
+import { atFirst, fit, reveal, within, zoom, type Viewport } from "./viewport";
 
 /** What the buttons do. */
 export type Hold = (what: "in" | "out" | "fit") => void;
@@ -35,8 +35,8 @@ export function Graph({ store, drawing, colours, hold }: Props) {
   const { flow, arranged } = drawing;
   const view = useRef<HTMLDivElement>(null);
   const moved = useRef<HTMLDivElement>(null);
-  const look = useRef<Look>({ x: 0, y: 0, k: 1 });
-  const drag = useRef<{ id: number; x: number; y: number; from: Look; moved: boolean } | null>(null);
+  const look = useRef<Viewport>({ x: 0, y: 0, k: 1 });
+  const drag = useRef<{ id: number; x: number; y: number; from: Viewport; moved: boolean } | null>(null);
   const [cursor, setCursor] = useState<number | null>(null);
   const along = useMemo(() => neighbours(flow), [flow]);
   const sizes = useMemo(() => flow.nodes.map(sizeOf), [flow]);
@@ -46,7 +46,7 @@ export function Graph({ store, drawing, colours, hold }: Props) {
   const tab = cursor ?? selected ?? first;
 
   const room = (): Size => ({ width: view.current!.clientWidth || 600, height: view.current!.clientHeight || 400 });
-  const place = useCallback((to: Look): void => {
+  const place = useCallback((to: Viewport): void => {
     look.current = to;
     const { x, y, k } = to;
     moved.current!.style.transform = `translate(${x}px, ${y}px) scale(${k})`;

@@ -1,6 +1,6 @@
 // A flow as a list: each node in order with what it feeds. For where nothing can be laid out.
-import { shortType } from "../ui/format";
 import type { Flow } from "../kernel/protocol";
+import { shortType } from "../ui/format";
 import { ids } from "../ui/testids";
 import { titleOf } from "./Node";
 import { neighbours } from "./paths";

@@ -1,12 +1,12 @@
 // One node: name, type, sparkline and what is special about it. Its name for a screen reader says
 // what it gives and what it feeds. Invariant: text only; its place never depends on what is measured.
-import { memo } from "../ui/memo";
 import { Sparkline } from "../charts/Sparkline";
 import { sparkline } from "../kernel/decode";
-import { shortType } from "../ui/format";
 import type { FlowNode } from "../kernel/protocol";
 import { label } from "../kernel/sites";
 import type { Store } from "../store";
+import { shortType } from "../ui/format";
+import { memo } from "../ui/memo";
 import { ids } from "../ui/testids";
 import type { Point, Size } from "./layout/arrange";
 import { given, inWords, marks } from "./layout/sizes";

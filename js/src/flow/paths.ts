@@ -3,7 +3,7 @@
 import type { Flow } from "../kernel/protocol";
 import type { Arranged, Point } from "./layout/arrange";
 
-export interface Neighbours {
+interface Neighbours {
   readonly next: readonly (readonly number[])[];
   readonly before: readonly (readonly number[])[];
 }

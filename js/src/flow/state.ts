@@ -6,13 +6,13 @@ import { batch, computed, signal } from "@preact/signals";
 import type { Ask } from "../kernel/bridge";
 import type { Flow, LayoutLibrary } from "../kernel/protocol";
 import { label, type Sites } from "../kernel/sites";
-import { makeArranger, type Arranger } from "./layout/arranger";
 import type { Figure } from "./figures";
 import type { Arranged } from "./layout/arrange";
+import { makeArranger, type Arranger } from "./layout/arranger";
 import { linksOf, sizeOf } from "./layout/sizes";
 
 /** What it needs of the store and the bridge. */
-export interface Surroundings {
+interface Surroundings {
   sites(): Sites | null;
   ask(request: Ask, settle: (error: string | null) => void): void;
 }

@@ -2,7 +2,7 @@
 // never lost from view.
 import type { Point, Size } from "./layout/arrange";
 
-export interface Look {
+export interface Viewport {
   readonly x: number;
   readonly y: number;
   readonly k: number;
@@ -16,13 +16,13 @@ const READABLE = 0.66;
 const KEPT = 60;
 
 /** All of it, in the middle; never enlarged. */
-export function fit(drawing: Size, view: Size): Look {
+export function fit(drawing: Size, view: Size): Viewport {
   const k = Math.min(1, Math.max(LEAST, Math.min(view.width / drawing.width, view.height / drawing.height)));
   return { x: (view.width - drawing.width * k) / 2, y: Math.max((view.height - drawing.height * k) / 2, 0), k };
 }
 
 /** All of it where it can be read, else its beginning around a point (where things go in). */
-export function atFirst(drawing: Size, view: Size, around: Point | null): Look {
+export function atFirst(drawing: Size, view: Size, around: Point | null): Viewport {
   const whole = fit(drawing, view);
   if (whole.k >= READABLE) return whole;
   const k = READABLE;
@@ -32,19 +32,19 @@ export function atFirst(drawing: Size, view: Size, around: Point | null): Look {
 }
 
 /** Enlarge so that what is at a point of the view stays there. */
-export function zoom(look: Look, factor: number, at: Point): Look {
+export function zoom(look: Viewport, factor: number, at: Point): Viewport {
   const k = Math.min(Math.max(look.k * factor, LEAST), MOST);
   const by = k / look.k;
   return { x: at.x - (at.x - look.x) * by, y: at.y - (at.y - look.y) * by, k };
 }
 
-export function within({ x, y, k }: Look, drawing: Size, view: Size): Look {
+export function within({ x, y, k }: Viewport, drawing: Size, view: Size): Viewport {
   const hold = (at: number, length: number, room: number): number => Math.min(Math.max(at, KEPT - length), room - KEPT);
   return { x: hold(x, drawing.width * k, view.width), y: hold(y, drawing.height * k, view.height), k };
 }
 
 /** Move as little as possible so that a node is in view. */
-export function reveal(look: Look, middle: Point, size: Size, view: Size): Look {
+export function reveal(look: Viewport, middle: Point, size: Size, view: Size): Viewport {
   const edge = 14;
   const [w, h] = [(size.width / 2) * look.k + edge, (size.height / 2) * look.k + edge];
   const [x, y] = [look.x + middle.x * look.k, look.y + middle.y * look.k];

@@ -1,8 +1,8 @@
 // The top line: which model, where the run stands, whether training is perturbed, what was
 // found to be wrong, what it costs.
+import { Findings } from "../findings/Findings";
 import type { Store } from "../store";
 import { ids } from "../ui/testids";
-import { Findings } from "../findings/Findings";
 import { CostCorner } from "./CostCorner";
 import { RunProgress } from "./RunProgress";
 

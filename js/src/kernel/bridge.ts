@@ -20,6 +20,10 @@ export interface Model {
 /** Every message to the kernel that has a number, and so a reply; the bridge gives the number. */
 export type Ask = Request<ToKernel>;
 type Request<T> = T extends { readonly id: number } ? Omit<T, "id"> : never;
+/** Takes requests: gives the number of each, and says once how it ended, with a text where it failed. */
+export interface Kernel {
+  ask(request: Ask, settle?: (error: string | null) => void): number;
+}
 export type ValueMessage = Arrays | Values;
 export type Update = Exclude<ToBrowser, { type: "reply" }>;
 
@@ -29,15 +33,15 @@ export interface Receiver {
   refuse(text: string): void;
 }
 
-export const HELLO_MS = [0, 300, 1000];
+const HELLO_MS = [0, 300, 1000];
 /** Said again where changes are still heard after a cell only: the subshell may be late. */
 export const AGAIN_MS = [4000, 15_000];
 export const ABSENT_MS = 3000;
 /** So long after control the stream is there, or its front end makes no model of it. */
 export const ALONE_MS = 1000;
-export const LATE_MS = 10_000;
+const LATE_MS = 10_000;
 /** Frames that are acknowledged by one message, and how long one waits for another. */
-export const ACK_EVERY = 2;
+const ACK_EVERY = 2;
 export const ACK_MS = 50;
 export const UNREACHABLE = "this view is not connected to a kernel.";
 

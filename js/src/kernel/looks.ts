@@ -4,7 +4,7 @@
 // longer the kernel took, so that a loop is not held up by who watches it.
 import { signal, type Signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import type { Ask } from "./bridge";
+import type { Kernel } from "./bridge";
 import { decodeParameters, decodeUnits, type ParametersData, type UnitsData } from "./decode";
 import type { Code, Look, Parameters, UnitFigures } from "./protocol";
 
@@ -16,10 +16,6 @@ interface Seen<T> {
   /** Of an earlier moment while a newer one is under way; null before the first. */
   readonly data: T | null;
   readonly error: string;
-}
-
-interface Asker {
-  ask(request: Ask, settle?: (error: string | null) => void): void;
 }
 
 interface Wish {
@@ -41,7 +37,7 @@ export class Looks {
 
   private readonly wishes = new Map<What, Wish>();
 
-  constructor(private readonly kernel: Asker) {}
+  constructor(private readonly kernel: Kernel) {}
 
   /** Asks for what is there of a site now; soon, where it was asked for a moment ago. */
   look(what: What, site: string): void {

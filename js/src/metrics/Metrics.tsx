@@ -4,8 +4,8 @@ import { useCallback } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
 import { paintCurve } from "../charts/curve";
 import type { CurveData } from "../kernel/decode";
-import { exact, real } from "../ui/format";
 import type { Store } from "../store";
+import { exact, real } from "../ui/format";
 import { ids } from "../ui/testids";
 
 export function Metrics({ store }: { store: Store }) {

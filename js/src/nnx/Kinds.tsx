@@ -1,6 +1,6 @@
 // The Variables by type, with what they take: Param, BatchStat, RngKey, ..., the user's own.
-import { bytes, compact, count } from "../ui/format";
 import type { Nnx } from "../kernel/protocol";
+import { bytes, compact, count } from "../ui/format";
 import { ids } from "../ui/testids";
 
 export function Kinds({ page }: { page: Nnx }) {

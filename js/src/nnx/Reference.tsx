@@ -29,7 +29,7 @@ export function Reference({ store, shared }: { store: Store; shared: Shared }) {
   );
 }
 
-export function wordsOf({ first, also }: Shared): string {
+function wordsOf({ first, also }: Shared): string {
   const parts = ["one object under several paths"];
   if (first !== null) parts.push(`the same as ${first || "(model)"} above`);
   if (also.length > 0) parts.push(`also at ${also.join(", ")}`);

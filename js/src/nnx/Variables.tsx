@@ -1,8 +1,8 @@
 // The state: every Variable with its array, where it lies, and how far it moved.
 // Invariant: a Variable that is not compared has a dash, never a 0.
-import { NOT_MEASURED, bytes, count, exact, percent, real, shortType } from "../ui/format";
 import type { Nnx, NnxChange, NnxVariable } from "../kernel/protocol";
 import type { Store } from "../store";
+import { NOT_MEASURED, bytes, count, exact, percent, real, shortType } from "../ui/format";
 import { ids } from "../ui/testids";
 import { LeftOut } from "./LeftOut";
 import { Reference } from "./Reference";

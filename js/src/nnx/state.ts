@@ -2,12 +2,8 @@
 // Invariants: one question at a time, and after an answer a rest as long as it took, so that a fast
 // run asks no more than the kernel can tell; an answer to another question than the last is dropped.
 import { batch, signal } from "@preact/signals";
-import { UNREACHABLE, type Ask } from "../kernel/bridge";
+import { UNREACHABLE, type Kernel } from "../kernel/bridge";
 import type { Nnx } from "../kernel/protocol";
-
-interface Kernel {
-  ask(request: Ask, settle?: (error: string | null) => void): number;
-}
 
 /** Milliseconds between two questions at least. */
 export const REST_MS = 500;

@@ -1,8 +1,8 @@
 // Lines that a person should read: the kernel's notices, failed requests, answers that are late.
 // Invariant: every line says its level in words too, and goes away only when dismissed or solved.
 import type { Bridge } from "../kernel/bridge";
-import type { Line, Store } from "../store";
 import { label } from "../kernel/sites";
+import type { Line, Store } from "../store";
 import { ids } from "../ui/testids";
 
 const WORDS: Readonly<Record<string, string>> = { error: "Error", warning: "Warning", info: "Note" };

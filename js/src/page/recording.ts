@@ -131,11 +131,6 @@ export class Recorded {
     return "error" in found ? found.error : this.message(found);
   }
 
-  /** Whether histograms and the like are kept of a site. */
-  isDetailed(row: number): boolean {
-    return this.index.detailed.includes(row);
-  }
-
   /** The frame of a pass, with the histograms of a row. */
   frame(at: number, row: number, { seq, held, progress }: { seq: number; held: boolean; progress: Progress }): [Frame, DataView] {
     const one = this.index.frames[at];

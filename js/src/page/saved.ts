@@ -2,13 +2,13 @@
 // its own it shows the screen over what the output carries, in place of the plain HTML. Invariants:
 // it does nothing while a live view hides the output; the plain HTML goes only once there is a
 // screen; the frame can reach neither the notebook nor the network.
+import { shared } from "../kernel/shared";
 import { unpacked } from "./unpacked";
 
 /** So long an output must be in sight: a live view of the same inspector may be about to hide it. */
 const WAIT_MS = 700;
 /** What a host leaves where a widget was whose kernel is gone. */
 const GONE = new Set(["Loading widget...", "Error displaying widget: model not found", "Error displaying widget"]);
-const SHELLS = Symbol.for("nnx_inspector.shells");
 const PLACE = ".nni-saved[data-nni-page]";
 const NARROW = 760;
 
@@ -16,8 +16,7 @@ type Shell = Promise<readonly [before: string, after: string]>;
 
 /** Pages without their recordings, each unpacked once. */
 function shellOf(place: HTMLElement): Shell {
-  const shared = globalThis as unknown as Record<symbol, Map<string, Shell> | undefined>;
-  const shells = (shared[SHELLS] ??= new Map<string, Shell>());
+  const shells = shared<Shell>("nnx_inspector.shells");
   const name = String(place.dataset["nniPage"]);
   const known = shells.get(name);
   if (known) return known;

@@ -3,13 +3,13 @@
 import { useMemo } from "preact/hooks";
 import { toBars } from "../charts/bins";
 import { Histogram } from "../charts/Histogram";
-import { compact, count, exact, percent, real } from "../ui/format";
+import type { ParameterData } from "../kernel/decode";
+import { useLook } from "../kernel/looks";
 import type { Site, Statistic } from "../kernel/protocol";
 import { Python, quoted } from "../python/Python";
 import type { Store } from "../store";
+import { compact, count, exact, percent, real } from "../ui/format";
 import { ids } from "../ui/testids";
-import type { ParameterData } from "../kernel/decode";
-import { useLook } from "../kernel/looks";
 
 const FIGURES: readonly (readonly [Statistic, string])[] = [
   ["mean", "mean"],

@@ -2,9 +2,9 @@
 // Invariants: nothing acts before the button is pressed, for a training may be running; the choice
 // stays when another site is selected; the button and what is below keep their place.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { Choice } from "../ui/Choice";
 import { OFFERS, type Offer, type Perturb, type Site } from "../kernel/protocol";
 import type { Store } from "../store";
+import { Choice } from "../ui/Choice";
 import { ids } from "../ui/testids";
 import { Strength } from "./Strength";
 

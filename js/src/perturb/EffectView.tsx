@@ -3,10 +3,10 @@
 // person has asked for since; without a pair of passes it says what it waits for; what did not
 // change at all says so, and is not set like a change.
 import type { ComponentChildren } from "preact";
-import { NOT_MEASURED, exact, percent, real, signed } from "../ui/format";
 import type { Effect, State } from "../kernel/protocol";
 import { label, rowOf } from "../kernel/sites";
 import type { Store } from "../store";
+import { NOT_MEASURED, exact, percent, real, signed } from "../ui/format";
 import { ids } from "../ui/testids";
 
 export function EffectView({ state, store }: { state: State; store: Store }) {

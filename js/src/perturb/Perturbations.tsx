@@ -2,9 +2,9 @@
 // effect beside them. Invariants: what is on is always visible, whatever is selected or scrolled;
 // what comes and goes (pending, compiling, the effect) has a place kept for it.
 import type { Bridge } from "../kernel/bridge";
-import { count } from "../ui/format";
 import type { Perturbation, State } from "../kernel/protocol";
 import type { Store } from "../store";
+import { count } from "../ui/format";
 import { ids } from "../ui/testids";
 import { EffectView } from "./EffectView";
 import { Row } from "./Row";

@@ -1,11 +1,11 @@
 // One perturbation: its switch, what it is, where, how strong, what it waits for or what it does by
 // itself, and a cross.
 // Invariant: every part has a column of its own, so that nothing moves when one of them changes.
+import type { Perturbation } from "../kernel/protocol";
+import { label, rowOf } from "../kernel/sites";
+import type { Store } from "../store";
 import { useCopy } from "../ui/copy";
 import { NOT_MEASURED, count, exact, percent, real, signed } from "../ui/format";
-import { label, rowOf } from "../kernel/sites";
-import type { Perturbation } from "../kernel/protocol";
-import type { Store } from "../store";
 import { ids } from "../ui/testids";
 import { Strength } from "./Strength";
 

@@ -2,11 +2,11 @@
 // Invariants: nothing runs before Start is pressed, and one at a time; a bar is as long as the
 // figure's size, its sign is text; what could not be measured says why.
 import { useState } from "preact/hooks";
-import { Choice } from "../ui/Choice";
-import { NOT_MEASURED, count, exact, percent, real, signed } from "../ui/format";
 import { OFFERS, type Site, type Sweep, type SweepRow } from "../kernel/protocol";
 import { label, rowOf } from "../kernel/sites";
 import type { Store } from "../store";
+import { Choice } from "../ui/Choice";
+import { NOT_MEASURED, count, exact, percent, real, signed } from "../ui/format";
 import { ids } from "../ui/testids";
 
 const KINDS = OFFERS.filter((offer) => offer.group === "value");

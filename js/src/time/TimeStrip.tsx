@@ -2,12 +2,12 @@
 // the pass that is compared with. Invariants: nothing here changes its place as steps arrive; every
 // stop of the slider is a pass that exists, thinned ones are gone and counted.
 import { useMemo } from "preact/hooks";
-import { pinnedName } from "./names";
-import { count, exact } from "../ui/format";
 import type { Store } from "../store";
+import { count, exact } from "../ui/format";
 import { ids } from "../ui/testids";
-import { SPEEDS } from "./timeline";
+import { pinnedName } from "./names";
 import type { PassList } from "./passes";
+import { SPEEDS } from "./timeline";
 
 export function TimeStrip({ store }: { store: Store }) {
   const { timeline } = store;

@@ -1,7 +1,7 @@
 // What the pinned pass is called: a step of this run, or another run.
-import { count } from "../ui/format";
 import { OTHER } from "../kernel/protocol";
 import type { Store } from "../store";
+import { count } from "../ui/format";
 
 /** What the other run is called, with its step. */
 export function otherName(store: Store): string {

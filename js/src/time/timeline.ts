@@ -8,7 +8,7 @@ import { OTHER } from "../kernel/protocol";
 import { NO_PASSES, type PassList } from "./passes";
 
 /** What a timeline needs of the store. */
-export interface Screen {
+interface Screen {
   readonly frame: Signal<FrameData | null>;
   readonly selected: Signal<string | null>;
   showPass(number: number, site: string, settle: (error: string | null) => void): void;

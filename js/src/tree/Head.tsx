@@ -1,9 +1,9 @@
 // The heads of the columns: a click sorts by one, the largest first, then the smallest, then not.
 // Invariant: a head says what its column shows, the figure itself or its comparison.
-import { pinnedName } from "../time/names";
 import type { Store } from "../store";
-import { ids } from "../ui/testids";
 import { IN_HEAD, inWords } from "../time/compare";
+import { pinnedName } from "../time/names";
+import { ids } from "../ui/testids";
 import type { Column } from "./columns";
 
 export function Head({ store, columns }: { store: Store; columns: readonly Column[] }) {

@@ -1,8 +1,8 @@
 // Above the rows: the search, the menus of columns and filters, and in words what is left out.
 import type { ComponentChildren } from "preact";
 import { useRef, useState } from "preact/hooks";
-import { count } from "../ui/format";
 import type { Store } from "../store";
+import { count } from "../ui/format";
 import { ids } from "../ui/testids";
 import { COLUMNS } from "./columns";
 import type { Filter } from "./view";

@@ -1,9 +1,9 @@
 // The columns that the tree can show: what each says of a site, and how it is sorted and compared.
 // Invariant: a figure that was not measured is NaN here, whatever the reason.
 import { statistic, type FrameData } from "../kernel/decode";
-import { NOT_MEASURED, compact, count, percent, real } from "../ui/format";
 import { QUANTITIES, type Site, type Statistic } from "../kernel/protocol";
 import type { Comparison } from "../time/compare";
+import { NOT_MEASURED, compact, count, percent, real } from "../ui/format";
 
 export interface Column {
   readonly id: string;

@@ -2,7 +2,7 @@
 // Invariant: decides only; the caller acts. A key that is not the tree's gives null.
 import type { Sites } from "../kernel/sites";
 
-export type Action =
+type Action =
   | { do: "go"; index: number }
   | { do: "open" | "close"; index: number }
   | { do: "toggle"; index: number }

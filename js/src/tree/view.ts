@@ -2,8 +2,8 @@
 // Invariants: a sorted tree is a list of matches, what was not measured last; figures of a running
 // loop reorder and filter it once in REORDER_MS, so that rows can be read and clicked.
 import { computed, effect, signal, type ReadonlySignal, type Signal } from "@preact/signals";
-import { QUANTITIES } from "../kernel/protocol";
 import { statistic, type FrameData } from "../kernel/decode";
+import { QUANTITIES } from "../kernel/protocol";
 import type { Sites } from "../kernel/sites";
 import { compare } from "../time/compare";
 import { AT_FIRST, COLUMNS, zerosOf, type Column } from "./columns";
@@ -15,16 +15,15 @@ export interface Sort {
   readonly rising: boolean;
 }
 
-export const FILTERS = ["nonfinite", "perturbed", "below", "above", "unmeasured", "dead"] as const;
-export type Filter = (typeof FILTERS)[number];
+export type Filter = "nonfinite" | "perturbed" | "below" | "above" | "unmeasured" | "dead";
 
 /** The share of zeros from which on a site counts as dead. */
-export const DEAD = 0.99;
+const DEAD = 0.99;
 const REORDER_MS = 1000;
 const GRADIENT = QUANTITIES.indexOf("gradient");
 
 /** What the rows depend on besides what is chosen here. */
-export interface Sources {
+interface Sources {
   readonly sites: Signal<Sites | null>;
   readonly frame: Signal<FrameData | null>;
   readonly pinned: Signal<FrameData | null>;

@@ -4,12 +4,12 @@
 // its end; the line of numbers has its place whether it is empty or not.
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
-import { count, percent, real } from "../ui/format";
 import type { UnitFigure, UnitsData } from "../kernel/decode";
+import { count, percent, real } from "../ui/format";
 import { ids } from "../ui/testids";
 import { dark } from "../ui/theme";
-import type { Mask } from "./mask";
 import { cellAt, gridOf, isDead, paintStrip } from "./cells";
+import type { Mask } from "./mask";
 
 interface Props {
   data: UnitsData;

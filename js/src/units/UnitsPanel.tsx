@@ -1,17 +1,17 @@
 // The units of what the selected site returns: a strip of them, the dead ones counted, and the
 // mask that switches some of them off. Invariant: units are switched only after "Edit mask" was
 // pressed, for a training may be running.
-import { Choice } from "../ui/Choice";
-import { count, percent, real } from "../ui/format";
 import type { UnitFigure, UnitsData } from "../kernel/decode";
 import { useLook } from "../kernel/looks";
 import type { Site } from "../kernel/protocol";
 import { Python, quoted } from "../python/Python";
 import type { Store } from "../store";
+import { Choice } from "../ui/Choice";
+import { count, percent, real } from "../ui/format";
 import { ids } from "../ui/testids";
 import { ColourBar } from "../values/ColourBar";
-import { Strip } from "./Strip";
 import { isDead, rangeOf } from "./cells";
+import { Strip } from "./Strip";
 
 const WORDS = { mean: "mean", std: "std", zeros: "zero_fraction" } as const;
 type Word = keyof typeof WORDS;

@@ -6,7 +6,7 @@ import type { UnitsData, UnitFigure } from "../kernel/decode";
 import type { Range } from "../values/cells";
 import { colours, css, shade } from "../values/colour";
 
-export interface Grid {
+interface Grid {
   readonly columns: number;
   readonly rows: number;
   readonly width: number;

@@ -2,7 +2,7 @@
 // bit of the first byte. Invariants: one request for a site is under way at most, and the newest wish
 // follows it; what was asked for is shown at once, until a State says what is so.
 import { signal } from "@preact/signals";
-import type { Ask } from "../kernel/bridge";
+import type { Kernel } from "../kernel/bridge";
 import type { Perturbation } from "../kernel/protocol";
 
 /** One byte a unit: 1 is on, 0 is off. */
@@ -37,10 +37,6 @@ interface Wish {
   readonly mask: string;
   /** Sent, and answered: the next State settles it. */
   readonly state: "waiting" | "sent" | "answered";
-}
-
-interface Kernel {
-  ask(request: Ask, settle?: (error: string | null) => void): void;
 }
 
 export class Masks {

@@ -1,6 +1,6 @@
 // Which axes are shown as rows, columns and pictures, and for every other one a slider and a number.
-import { Choice } from "../ui/Choice";
 import type { HeldArray } from "../kernel/protocol";
+import { Choice } from "../ui/Choice";
 import { ids } from "../ui/testids";
 import { lengthOf, slid, TILES, type Shown } from "./layout";
 import type { ValuesState } from "./state";

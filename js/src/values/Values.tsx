@@ -2,10 +2,10 @@
 // Invariant: asks the kernel when it is first shown and when what it shows may be another; while a
 // loop runs only when a person asks, so that the loop is left alone.
 import { useEffect, useState } from "preact/hooks";
-import { Choice } from "../ui/Choice";
-import { useCopy } from "../ui/copy";
 import type { Site } from "../kernel/protocol";
+import { Python } from "../python/Python";
 import type { Store } from "../store";
+import { Choice } from "../ui/Choice";
 import { ids } from "../ui/testids";
 import { Axes } from "./Axes";
 import { possible } from "./layout";
@@ -92,7 +92,7 @@ export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
           <p class="nni-faint nni-small nni-told" data-testid={ids.valuesLeftOut}>
             {cells ? leftOut(array, shown, cells) : ""}
           </p>
-          <Expression text={expression(arrays, array)} />
+          <Python text={expression(arrays, array)} testid={ids.valuesExpression} />
         </>
       )}
     </section>
@@ -130,19 +130,5 @@ function Readout({ values }: { values: ValuesState }) {
         {said}
       </span>
     </div>
-  );
-}
-
-function Expression({ text }: { text: string }) {
-  const [copy, said] = useCopy(text);
-  return (
-    <p class="nni-values-python">
-      <code data-testid={ids.valuesExpression} data-value={text}>
-        {text}
-      </code>
-      <button type="button" class="nni-button nni-quiet" onClick={copy}>
-        {said || "copy"}
-      </button>
-    </p>
   );
 }

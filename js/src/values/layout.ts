@@ -2,7 +2,7 @@
 // Invariant: an axis is shown at most once, and every other one has an index within its length.
 import type { HeldArray, ReadValues, Values } from "../kernel/protocol";
 
-export const VIEWS = ["heatmap", "images", "attention", "tokens", "line"] as const;
+const VIEWS = ["heatmap", "images", "attention", "tokens", "line"] as const;
 export type View = (typeof VIEWS)[number];
 
 /** Axes by their place in the array's shape; -1 for none. `over`: the axis whose norms are shown. */
@@ -20,7 +20,7 @@ export interface Box {
   readonly rows: Span;
   readonly columns: Span;
 }
-export type Span = readonly [from: number, to: number];
+type Span = readonly [from: number, to: number];
 
 export const TILES = 64;
 

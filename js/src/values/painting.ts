@@ -2,19 +2,19 @@
 // from a place on the canvas to an element. Invariant: what is painted and what the pointer reads are
 // computed by the same `Places`.
 import type { Area } from "../charts/Canvas";
-import { css, colours, NOT_FINITE, shade } from "./colour";
 import { isBad, type Cells, type Range } from "./cells";
+import { css, colours, NOT_FINITE, shade } from "./colour";
 import type { Box, Shown } from "./layout";
 import type { Cursor } from "./state";
 
-export interface Rect {
+interface Rect {
   readonly x: number;
   readonly y: number;
   readonly width: number;
   readonly height: number;
 }
 
-export interface Places {
+interface Places {
   readonly box: Box;
   readonly tiles: readonly Rect[];
 }

@@ -1,14 +1,14 @@
 // What the panel says in words and numbers. Invariant: a value that is shown as exact is; a shape
 // that was reduced says so.
-import type { Cells } from "./cells";
-import { cellAt, digits } from "./cells";
 import type { Arrays, HeldArray } from "../kernel/protocol";
 import { bytes, compact, count, real } from "../ui/format";
+import type { Cells } from "./cells";
+import { cellAt, digits } from "./cells";
 import { lengthOf, type Shown } from "./layout";
 import type { Cursor } from "./state";
 
 /** Whether the cells themselves tell every digit of an element. */
-export function tellsExactly(array: HeldArray, shown: Shown, cells: Cells): boolean {
+function tellsExactly(array: HeldArray, shown: Shown, cells: Cells): boolean {
   const wide = shown.over < 0 && /^(u?int64|complex)/.test(array.dtype);
   return !wide && cells.header.block.every((n) => n === 1);
 }

@@ -1,13 +1,13 @@
 // The flow: which one is shown, where nodes go, what keys do, and the panel, in happy-dom.
 import { afterEach, beforeEach, describe, expect, it } from "vitest";
-import type { Ask } from "../../src/kernel/bridge";
 import { coloured, valueOf } from "../../src/flow/figures";
 import { arrange, type Link, type Size } from "../../src/flow/layout/arrange";
 import { REFUSED, makeArranger, type Arranger } from "../../src/flow/layout/arranger";
-import { head, line, neighbours, stepTo } from "../../src/flow/paths";
 import { edgeLabel, linksOf, marks, sizeOf } from "../../src/flow/layout/sizes";
+import { head, line, neighbours, stepTo } from "../../src/flow/paths";
 import { FlowState, scopeOf } from "../../src/flow/state";
 import { atFirst, fit, reveal, within, zoom } from "../../src/flow/viewport";
+import type { Ask } from "../../src/kernel/bridge";
 import { VERSION, type Flow, type FlowEdge, type FlowNode } from "../../src/kernel/protocol";
 import { toSites } from "../../src/kernel/sites";
 import { ids } from "../../src/ui/testids";

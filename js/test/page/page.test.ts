@@ -1,14 +1,14 @@
 // A saved page: what it carries is unpacked whole or not at all, and answers the screen as a kernel.
 import { gzipSync } from "node:zlib";
 import { afterEach, describe, expect, it } from "vitest";
+import { decodeFrame, decodeHistory, statistic } from "../../src/kernel/decode";
+import { HISTORY_BINS, HISTORY_QUANTILES, QUANTITIES, SPARK, STATISTICS, VERSION, type Frame, type History, type ToKernel } from "../../src/kernel/protocol";
+import { toBrowser } from "../../src/kernel/validate";
 import { comms, NEEDS_MODEL, Replay } from "../../src/page/kernel";
 import { show } from "../../src/page/page";
 import { Recorded } from "../../src/page/recording";
 import { unpacked } from "../../src/page/unpacked";
-import { decodeFrame, decodeHistory, statistic } from "../../src/kernel/decode";
-import { HISTORY_BINS, HISTORY_QUANTILES, QUANTITIES, SPARK, STATISTICS, VERSION, type Frame, type History, type ToKernel } from "../../src/kernel/protocol";
 import { ids } from "../../src/ui/testids";
-import { toBrowser } from "../../src/kernel/validate";
 import { EVIL } from "../helpers/injection";
 import { settle } from "../helpers/kernel";
 import { SITES, layout, passes, perturbation, site, state } from "../helpers/messages";

@@ -21,7 +21,7 @@ export interface Point {
   readonly y: number;
 }
 
-export interface Way {
+interface Way {
   readonly points: readonly Point[];
   /** The middle of its label. */
   readonly label: Point | null;

@@ -1,10 +1,10 @@
 // How big a node and an edge's label are, before they are drawn: the layout needs to know.
 // Invariant: what is longer is cut by an ellipsis; nothing here touches the page.
-import { shortType } from "../../ui/format";
 import type { Flow, FlowEdge, FlowNode } from "../../kernel/protocol";
+import { shortType } from "../../ui/format";
 import type { Link, Size } from "./arrange";
 
-export const NODE_HEIGHT = 44;
+const NODE_HEIGHT = 44;
 const [LEAST, MOST] = [112, 216];
 const SPARK = 62;
 const NAME_LETTER = 7.6;

@@ -3,17 +3,17 @@
 // itself where there is none to compare with; text only, never markup.
 import { Sparkline } from "../../charts/Sparkline";
 import { sparkline, type FrameData } from "../../kernel/decode";
+import type { Site } from "../../kernel/protocol";
+import { label, type Sites } from "../../kernel/sites";
+import { AddButton } from "../../perturb/AddButton";
+import type { Store } from "../../store";
+import { compare, compared } from "../../time/compare";
 import { pinnedName } from "../../time/names";
 import { NOT_MEASURED, exact, shortType } from "../../ui/format";
-import type { Site } from "../../kernel/protocol";
-import { AddButton } from "../../perturb/AddButton";
-import { label, type Sites } from "../../kernel/sites";
-import type { Store } from "../../store";
 import { ids } from "../../ui/testids";
-import { compare, compared } from "../../time/compare";
-import { Badges } from "./Badges";
 import { shown, type Column } from "../columns";
 import { ROW_HEIGHT } from "../visible";
+import { Badges } from "./Badges";
 
 interface Props {
   store: Store;

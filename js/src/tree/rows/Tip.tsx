@@ -3,12 +3,12 @@
 // hand, and with leaving the tree.
 import type { RefObject } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { EACH } from "../../ui/quantities";
 import { statistic } from "../../kernel/decode";
-import { NOT_MEASURED, compact, count, percent, real } from "../../ui/format";
 import type { Statistic } from "../../kernel/protocol";
 import { label, type Sites } from "../../kernel/sites";
 import type { Store } from "../../store";
+import { NOT_MEASURED, compact, count, percent, real } from "../../ui/format";
+import { EACH } from "../../ui/quantities";
 import { ids } from "../../ui/testids";
 import { HEAD_HEIGHT, ROW_HEIGHT } from "../visible";
 

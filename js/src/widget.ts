@@ -1,18 +1,14 @@
 // What anywidget calls: `initialize` once per model, `render` once per view.
 // Invariant: both are synchronous (an `initialize` of more than 2 s leaves a model deaf) and do
 // nothing but hand over to the session of the inspector that the model belongs to.
-import type { Model } from "./kernel/bridge";
+import type { Context } from "./kernel/shared";
 import { lighten } from "./saved";
 import { sessionOf } from "./session";
 
-interface Context {
-  model: Model;
-  signal?: AbortSignal;
-}
-
-function initialize({ model, signal }: Context): void {
+function initialize(context: Context): void {
+  const { model } = context;
   const role = model.get("role") === "stream" ? "stream" : "control";
-  sessionOf(String(model.get("inspector"))).attach(role, model, signal);
+  sessionOf(String(model.get("inspector"))).attach(role, context);
   lighten(model);
 }
 

@@ -1,33 +1,22 @@
 // The entry of page.js: a saved page shows the screen over what it carries. Invariant: what goes
 // wrong before there is a screen is text in its place.
-import { render } from "preact";
-import { App } from "../App";
-import { Bridge } from "../kernel/bridge";
-import { Store } from "../store";
-import { paletteOf, readTheme } from "../ui/theme";
+import { connected, mount } from "../App";
 import { comms } from "./kernel";
 import { Recorded } from "./recording";
 import { unpacked } from "./unpacked";
 
 export function show(recorded: Recorded, place: HTMLElement): () => void {
-  const store: Store = new Store({
-    ask: (request, settle) => bridge.ask(request, settle),
-    ack: (seq) => bridge.ack(seq),
-  });
-  const bridge = new Bridge(store);
+  const parts = connected();
+  const { store, bridge } = parts;
   store.replay.value = recorded.note;
   store.missing.value = recorded.missing;
   const { control, stream } = comms(recorded);
   bridge.attach("stream", stream);
   bridge.attach("control", control);
-  readTheme();
-  render(<App store={store} bridge={bridge} />, place);
-  const root = place.querySelector(".nni-root");
-  if (root) paletteOf(root);
+  const end = mount(parts, place);
   return () => {
-    bridge.close();
-    store.close();
-    render(null, place);
+    parts.close();
+    end();
   };
 }
 
