@@ -29,6 +29,7 @@ from nnx_inspector.findings.finding import Finding, and_others, named
 from nnx_inspector.findings.judged import Judged
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.passes import Pass
+from nnx_inspector.stats.bins import SIGN, bin_edges
 
 NEAR_LIMIT: Final = 8.0
 """float16: a value within this factor of 65504 is one layer's gain away from Inf. Loss scaling
@@ -134,12 +135,11 @@ def _limit_of(figures: Figures, site: str) -> float:
 
 def _is_mask(summary: object, limit: float) -> bool:
     """Whether all that is large is negative, and far from the rest: as a mask that is added."""
-    bins = summary.nonzero_bins()  # type: ignore[attr-defined]
-    words = bins[:, 0].astype(np.uint32) << 20
-    sizes = (words & 0x7FFFFFFF).view(np.float32)
+    bins = summary.nonzero_bins()[:, 0].astype(int)  # type: ignore[attr-defined]
+    sizes = np.abs(bin_edges()[bins]).min(axis=1)
     large = np.isfinite(sizes) & (sizes >= limit / 2)
     rest = np.isfinite(sizes) & ~large
-    negative = (words[large] >> 31 == 1).all()
+    negative = (bins[large] & SIGN != 0).all()
     return bool(rest.any() and negative and sizes[rest].max() < limit / GAP)
 
 

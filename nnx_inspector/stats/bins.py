@@ -14,7 +14,11 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-BINS: Final = 4096
+MANTISSA: Final = 3
+"""Bits of a float32's mantissa in the number of its bin, after the sign and the exponent."""
+SHIFT: Final = 23 - MANTISSA
+"""Bits of a float32 that its bin leaves out."""
+BINS: Final = 1 << 32 - SHIFT
 """Bins of the histogram: one for each value of a float32's upper 12 bits."""
 
 QUANTILE_ERROR: Final = 0.0625
@@ -28,15 +32,18 @@ of wider dtypes to the float32 by whose bits they are binned.
 SUBNORMAL_ERROR: Final = 2.0**-126
 """Largest absolute error of a quantile where it is below this, the smallest normal float32."""
 
-# No finite float32 has these bins; in a summary's field they hold what is counted apart.
-POSINF_BIN, ZERO_BIN, OPAQUE_BIN, NAN_BIN = 0x7F8, 0x7F9, 0x7FA, 0x7FF
-SIGN: Final = 0x800
+SIGN: Final = BINS // 2
 """The bit of a bin's number that says that its values are negative."""
+# No finite float32 has these bins; in a summary's field they hold what is counted apart.
+POSINF_BIN: Final = 0xFF << MANTISSA
+ZERO_BIN, OPAQUE_BIN, NAN_BIN = POSINF_BIN + 1, POSINF_BIN + 2, SIGN - 1
 NEGINF_BIN, MINUS_ZERO_BIN = SIGN | POSINF_BIN, SIGN | ZERO_BIN
 FINITE_BINS: Final = np.arange(BINS) & POSINF_BIN != POSINF_BIN
 """Which bins hold finite values, bool[4096]: the others but those of the zeros do not."""
 FINITE_BINS[[ZERO_BIN, MINUS_ZERO_BIN]] = True
-VALUE_ORDER: Final = np.concatenate([np.arange(0xFF7, SIGN - 1, -1), np.arange(0x7F8)])
+VALUE_ORDER: Final = np.concatenate(
+    [np.arange(NEGINF_BIN - 1, SIGN - 1, -1), np.arange(POSINF_BIN)]
+)
 """The 4080 bins of finite values but zero, the most negative first."""
 RANKS: Final = np.full(BINS, -1)
 """Where each bin is in `VALUE_ORDER`, int[4096]: zeros with the subnormals, -1 where it is not."""
@@ -82,10 +89,11 @@ def bin_edges() -> _Floats:
         [1.0, 1.125]
     """
     index = np.arange(SIGN)
-    exponent, mantissa = index >> 3, index & 7
-    normal = np.ldexp(1.0 + mantissa / 8, exponent - 127)
-    start = np.where(exponent == 0, np.ldexp(mantissa / 8.0, -126), normal)
-    width = np.ldexp(0.125, np.maximum(exponent, 1) - 127)
+    steps = 1 << MANTISSA
+    exponent, mantissa = index >> MANTISSA, index & (steps - 1)
+    normal = np.ldexp(1.0 + mantissa / steps, exponent - 127)
+    start = np.where(exponent == 0, np.ldexp(mantissa / steps, -126), normal)
+    width = np.ldexp(1.0 / steps, np.maximum(exponent, 1) - 127)
     positive = np.stack([start, start + width], axis=1)
     positive[POSINF_BIN:] = np.nan
     edges = np.concatenate([positive, -positive[:, ::-1]])

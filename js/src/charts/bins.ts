@@ -8,8 +8,10 @@ export interface Bar {
   readonly count: number;
 }
 
-const SIGN = 1 << 11;
-const LAST = 0x7f8; // the first of the bins of infinities and NaN, which are never filled
+const MANTISSA = 3; // bits of it in a bin, after sign and exponent
+const SHIFT = 23 - MANTISSA;
+const SIGN = 1 << (8 + MANTISSA);
+const LAST = 0xff << MANTISSA; // the first of the bins of infinities and NaN, which are never filled
 const LARGEST = 3.4028234663852886e38;
 const SMALLEST = 2 ** -126;
 
@@ -23,9 +25,9 @@ function float(bits: number): number {
 /** The values a bin covers. The bins of zero and of the subnormals are one range about 0. */
 export function edges(bin: number): [low: number, high: number] {
   const size = bin & (SIGN - 1);
-  if (size < 8) return [-SMALLEST, SMALLEST];
-  const low = size >= LAST ? LARGEST : float(size << 20);
-  const high = size + 1 >= LAST ? LARGEST : float((size + 1) << 20);
+  if (size < 1 << MANTISSA) return [-SMALLEST, SMALLEST];
+  const low = size >= LAST ? LARGEST : float(size << SHIFT);
+  const high = size + 1 >= LAST ? LARGEST : float((size + 1) << SHIFT);
   return bin & SIGN ? [-high, -low] : [low, high];
 }
 
