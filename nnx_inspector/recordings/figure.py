@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.recordings.history import HistoryArrays
+from nnx_inspector.recordings.history import HISTORY_QUANTILES, HistoryArrays
 from nnx_inspector.recordings.passes import Quantity
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.bins import Scale
-from nnx_inspector.stats.statistics import HISTORY_QUANTILES
 from nnx_inspector.stats.summary import Summary
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.recordings.history import figures_of
+from nnx_inspector.recordings.history import HISTORY_QUANTILES, figures_of
 from nnx_inspector.recordings.layers import layer_of
 from nnx_inspector.recordings.passes import Pass
-from nnx_inspector.stats.statistics import HISTORY_QUANTILES, STATISTICS
+from nnx_inspector.stats.summary import STATISTICS
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]

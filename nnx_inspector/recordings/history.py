@@ -13,8 +13,13 @@ import numpy.typing as npt
 
 from nnx_inspector.stats.bins import Binned, axis, quantiles, rebinned
 from nnx_inspector.stats.encoding import binned, decoded
-from nnx_inspector.stats.statistics import HISTORY_BINS, HISTORY_QUANTILES, STATISTICS
-from nnx_inspector.stats.summary import Summary
+from nnx_inspector.stats.summary import STATISTICS, Summary
+
+HISTORY_QUANTILES: Final = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+"""The quantiles of each pass that a history keeps."""
+
+HISTORY_BINS: Final = 48
+"""The bins of each pass that a history keeps."""
 
 _Floats = npt.NDArray[np.float64]
 _BATCH: Final = 256  # summaries unpacked at a time: some megabytes

@@ -17,8 +17,7 @@ import numpy as np
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import closest, split_escaped
 from nnx_inspector.records.call import Call, concrete, named_summaries
-from nnx_inspector.stats.statistics import STATISTICS
-from nnx_inspector.stats.summary import Summary, merge
+from nnx_inspector.stats.summary import STATISTICS, Summary, merge
 from nnx_inspector.stats.units import Units, merge_units
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 MANTISSA: Final = 3
 """Bits of a float32's mantissa in the number of its bin, after the sign and the exponent."""
-SHIFT: Final = 23 - MANTISSA
+LOW_BITS: Final = 23 - MANTISSA
 """Bits of a float32 that its bin leaves out."""
-BINS: Final = 1 << 32 - SHIFT
+BINS: Final = 1 << 32 - LOW_BITS
 """Bins of the histogram: one for each value of a float32's upper 12 bits."""
 
 QUANTILE_ERROR: Final = 0.0625

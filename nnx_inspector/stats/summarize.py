@@ -35,12 +35,12 @@ from nnx_inspector.stats.arithmetic import (
 from nnx_inspector.stats.bins import (
     BINS,
     FINITE_BINS,
+    LOW_BITS,
     MINUS_ZERO_BIN,
     NAN_BIN,
     NEGINF_BIN,
     OPAQUE_BIN,
     POSINF_BIN,
-    SHIFT,
     SIGN,
     ZERO_BIN,
 )
@@ -369,7 +369,7 @@ def _classes(value: jax.Array) -> tuple[jax.Array, jax.Array]:
     wide = value.dtype == np.float64
     top = np.finfo(np.float32).max
     single = (jnp.clip(value, -top, top) if wide else value).astype(jnp.float32)
-    index = lax.bitcast_convert_type(single, jnp.uint32) >> SHIFT
+    index = lax.bitcast_convert_type(single, jnp.uint32) >> LOW_BITS
     if not is_floating(value):
         index = jnp.where(value == 0, jnp.uint32(ZERO_BIN), index)
         return jnp.ones(value.shape, bool), index

@@ -35,6 +35,11 @@ from nnx_inspector.stats.bins import (
 )
 from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2, merged_moments
 
+STATISTICS: Final = (
+    "size", "mean", "std", "min", "max", "norm", "zeros", "nan", "posinf", "neginf"
+)  # fmt: skip
+"""The figures of one summary by name. Recordings, frames and messages keep this order."""
+
 _Array = npt.NDArray[Any]
 _Floats = npt.NDArray[np.float64]
 _MERGED: Final = [tuple(map(np.dtype, ("u8", "f8", p))) for p in ("f8", "i4", "u4", "i8", "u8")]

@@ -32,8 +32,7 @@ from nnx_inspector.stats.bins import (
 )
 from nnx_inspector.stats.encoding import Sparse, entries
 from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2
-from nnx_inspector.stats.statistics import STATISTICS
-from nnx_inspector.stats.summary import SATURATED
+from nnx_inspector.stats.summary import SATURATED, STATISTICS
 
 _Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.int64]

@@ -29,7 +29,7 @@ ROOMS = (
 
 WITHOUT_JAX = {
     "": {"background", "errors", "progress"},
-    "stats": {"bins", "encoding", "gauges", "moments", "statistics", "summary", "table"},
+    "stats": {"bins", "encoding", "gauges", "moments", "summary", "table"},
     "recordings": None,
     "findings": {
         "backward",

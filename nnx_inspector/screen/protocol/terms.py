@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from nnx_inspector.stats.statistics import HISTORY_BINS as HISTORY_BINS
-from nnx_inspector.stats.statistics import HISTORY_QUANTILES as HISTORY_QUANTILES
-from nnx_inspector.stats.statistics import STATISTICS as STATISTICS
+from nnx_inspector.recordings.history import HISTORY_BINS as HISTORY_BINS
+from nnx_inspector.recordings.history import HISTORY_QUANTILES as HISTORY_QUANTILES
+from nnx_inspector.stats.summary import STATISTICS as STATISTICS
 
 VERSION: Final = 5
 
