@@ -1,7 +1,7 @@
 """Writes what the front end knows of the protocol: `src/kernel/protocol.ts` and the golden messages.
 
-`nnx_inspector/screen/protocol` is the authority; nothing written here is edited by hand. It needs no jax.
-Invariant: the output depends on those files alone, byte for byte; `--check` says (exit 1) when what
+`nnx_inspector/screen/protocol` is the authority, and the kinds of perturbations for the menu; nothing
+written here is edited by hand. Invariant: the output depends on those files alone, byte for byte; `--check` says (exit 1) when what
 is on disk differs from it.
 
     python js/generate_protocol.py [--check]
@@ -17,12 +17,13 @@ import pathlib
 import sys
 import types
 import typing
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
-FILES = ("shown", "flow", "nnx", "panels", "compared", "values", "requests", "offers")
+FILES = ("shown", "flow", "nnx", "panels", "compared", "values", "requests")
 """Those with messages, in the order in which they are written."""
 SCALARS = {str: ("str", "string"), int: ("int", "number"), float: ("float", "number")}
 SCALARS[bool] = ("bool", "boolean")
@@ -66,7 +67,7 @@ def structs(protocol: types.ModuleType) -> list[type]:
     ]
 
 
-def typescript(protocol: types.ModuleType) -> str:
+def typescript(protocol: types.ModuleType, menu: Iterable[Any]) -> str:
     lines = [
         "// The messages between kernel and browser, as types, constants and a table of shapes.",
         "// Generated from nnx_inspector/screen/protocol by generate_protocol.py: never edit by hand.",
@@ -117,7 +118,7 @@ def typescript(protocol: types.ModuleType) -> str:
         ]
     lines += ["", "/** What a click can add, in the order of the menu. Python can do more. */"]
     lines.append("export const OFFERS: readonly Offer[] = [")
-    for offer in protocol.OFFERS:
+    for offer in menu:
         fields = ", ".join(f"{k}: {json.dumps(v)}" for k, v in dataclasses.asdict(offer).items())
         lines.append(f"  {{ {fields} }},")
     lines.append("];")
@@ -369,7 +370,8 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
 def outputs() -> dict[pathlib.Path, bytes]:
     sys.path.insert(0, str(HERE.parent))
     protocol = importlib.import_module("nnx_inspector.screen.protocol")
-    files = {HERE / "src" / "kernel" / "protocol.ts": typescript(protocol).encode()}
+    menu = importlib.import_module("nnx_inspector.screen.python_text").offers()
+    files = {HERE / "src" / "kernel" / "protocol.ts": typescript(protocol, menu).encode()}
     for name, (message, buffer) in goldens(protocol).items():
         files[HERE / "test" / "golden" / f"{name}.json"] = (
             protocol.to_json(message) + "\n"

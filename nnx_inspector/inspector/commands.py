@@ -17,10 +17,9 @@ from nnx_inspector.perturbations.values import Mask
 from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.assets import asset
-from nnx_inspector.screen.expressions import text_of
 from nnx_inspector.screen.flow import flow_of
 from nnx_inspector.screen.presenter import Presenter
-from nnx_inspector.screen.python_text import made, masked, tuned
+from nnx_inspector.screen.python_text import made, masked, text_of
 
 Request = protocol.Look | protocol.Compare | protocol.ShowValues | protocol.ReadValues
 """What takes long to answer: a pass, or a program of its own."""
@@ -76,7 +75,7 @@ def _perturbation(message: Any, handles: Handles) -> Any:
         old = handles.get(message.perturbation).perturbation
         return dataclasses.replace(old, mask=mask) if isinstance(old, Mask) else Mask(mask)
     if isinstance(message, protocol.Adjust) and message.strength is not None:
-        return tuned(handles.get(message.perturbation).perturbation, message.strength)
+        return handles.get(message.perturbation).perturbation.tuned(message.strength)
     return None
 
 

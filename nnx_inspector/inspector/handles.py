@@ -25,7 +25,6 @@ from nnx_inspector.perturbations.region import (
     require_known,
 )
 from nnx_inspector.perturbations.slots import PARAMETER, Data, Place, Setting, data_of, place_of
-from nnx_inspector.screen.python_text import strength_of, tuned
 
 
 class Handle:
@@ -96,11 +95,11 @@ class Handle:
         """The one number of the perturbation that a slider tunes; None where there is none. May be
         set: the same as a perturbation of that strength.
         """
-        return strength_of(self._perturbation)
+        return self._perturbation.tuned_to
 
     @strength.setter
     def strength(self, value: float) -> None:
-        self.perturbation = tuned(self._perturbation, value)
+        self.perturbation = self._perturbation.tuned(value)
 
     def _take(self, value: Known) -> None:
         self._perturbation = value
@@ -414,7 +413,7 @@ class Handles:
             as_row = is_live(handle.perturbation) and not handle.rows
             if not as_row or not taken.isdisjoint(handle.sites):
                 self._with_place.add(handle.id)  # for good: to and fro would compile anew
-            if handle.id in self._with_place and getattr(handle.perturbation, "at", "") == "output":
+            if handle.id in self._with_place and handle.perturbation.at == "output":
                 taken |= set(handle.sites)
         needs = self._needs()
         fitted = self._wanted.fitted(needs)

@@ -1,22 +1,29 @@
-"""What a kind of perturbation of values is: the base of all, and the checks that they share.
+"""What a kind of perturbation is: the base of all kinds, and the checks that they share.
 
 What a person drags or learns (a factor, a mask) is data of a pytree, what it means for code (an
-axis, a dtype) is static. Invariant: what does not fit an array is told before anything runs. Does
-not say what any kind does.
+axis, a dtype) is static. A kind's class says all there is to say of it: what it does to an array,
+its form on the screen, and the Python text of an instance. Invariants: what does not fit an array
+is told before anything runs; a text that is not `short` is valid Python, with every digit, or "".
+Does not say what any kind does.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
+from types import NoneType
+from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax.tree_util import GetAttrKey
 
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector.arrays import is_array, own_attribute, shape_of
 
 At = Literal["output", "input"]
 T = TypeVar("T")
@@ -71,10 +78,101 @@ def static(default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"static": True})
 
 
-class Perturbation:
-    """What every kind has. `at` says whether it acts on what a module returns or receives."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Form:
+    """How the screen offers a kind, and what its slider sets.
+
+    Attributes:
+        does: the end of the sentence "This will ..."; "" where the kind is not on the menu.
+        strength_name: the number that the slider sets, "" for none.
+        strength: what a click adds it with.
+        low: the slider's left end.
+        high: its right end.
+        least: the least that the number may be.
+        given: the other arguments that a click adds it with.
+    """
+
+    does: str = ""
+    strength_name: str = ""
+    strength: float | None = None
+    low: float = 0.0
+    high: float = 0.0
+    least: float | None = None
+    given: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+
+
+class Kind:
+    """What every kind has, of values, gradients or parameters."""
+
+    acts_on: ClassVar[Literal["value", "gradient", "parameter"]]
+    form: ClassVar[Form] = Form()
+
+    @classmethod
+    def clicked(cls, strength: float | None, at: At) -> Self:
+        """The perturbation that a click adds; without a strength that of its form."""
+        form = cls.form
+        number = form.strength if strength is None else strength
+        named = {form.strength_name: number} if form.strength_name else {}
+        return cls(**form.given, **named, at=at)
+
+    @property
+    def tuned_to(self) -> float | None:
+        """The number that the slider sets; None where there is no single one."""
+        name = self.form.strength_name
+        return one_number(getattr(self, name)) if name else None
+
+    def tuned(self, strength: float) -> Self:
+        """The same perturbation with another number, and nothing else.
+
+        Raises:
+            ValueError: it has no strength that is one number, or none as low as that.
+        """
+        if self.tuned_to is None:
+            text = self.python(short=True)
+            raise ValueError(f"{text} has no strength that is one number.")
+        return self._tuned(strength)
+
+    def _tuned(self, strength: float) -> Self:
+        return dataclasses.replace(self, **{self.form.strength_name: strength})  # type: ignore[type-var]
+
+    @property
+    def switches(self) -> npt.NDArray[np.bool_] | None:
+        """Which units are left on, bool[units], of a kind that switches units; else None."""
+        return None
+
+    def python(self, *, short: bool = False) -> str:
+        """The text that makes an equal perturbation, or "" where none can be written.
+
+        Args:
+            short: for reading: numbers are rounded, and what cannot be written (an array, a
+                function) is named.
+
+        Example:
+            >>> import nnx_inspector as nni
+            >>> nni.Mask([0.5, 1.0]).python(), nni.Mask([0.5, 1.0]).python(short=True)
+            ('', 'nni.Mask(mask=float64[2])')
+        """
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        values = {field: getattr(self, field.name) for field in fields}
+        changed = {f.name: v for f, v in values.items() if not _is_default(v, f.default)}
+        return self._written(type(self).__name__, [], changed, short=short)
+
+    def _written(
+        self, name: str, first: list[str], named: Mapping[str, Any], *, short: bool
+    ) -> str:
+        ours = type(self).__module__.startswith("nnx_inspector")
+        texts = {key: _text(value, short) for key, value in named.items()}
+        if not short and (not ours or "" in texts.values()):
+            return ""
+        parts = [*first, *(f"{key}={text}" for key, text in texts.items())]
+        return f"{'nni.' * ours}{name}({', '.join(parts)})"
+
+
+class Perturbation(Kind):
+    """A kind that acts on a value: what a module returns or, by `at`, what it receives."""
 
     at: At
+    acts_on = "value"
     floating_only: ClassVar[bool] = True
     numbers: ClassVar[Mapping[str, float | None]] = {}
     """The fields that are a number, each with the least it may be."""
@@ -172,3 +270,45 @@ def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 def like(value: Any, x: jax.Array) -> jax.Array:
     return jnp.asarray(value).astype(x.dtype)
+
+
+def one_number(value: Any) -> float | None:
+    """A value that is one number, or None."""
+    if isinstance(value, bool) or shape_of(value) != ():
+        return None
+    if isinstance(value, (int, float)):
+        return float(value)
+    return float(value) if is_array(value) and value.dtype.kind in "fiu" else None
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    plain = isinstance(value, (str, int, tuple, NoneType))  # a strength is always written
+    return plain and type(value) is type(default) and value == default
+
+
+def _text(value: Any, short: bool) -> str:
+    """A value as Python text; "" where there is none and it is not `short`."""
+    if isinstance(value, (bool, int, NoneType)):
+        return repr(value)
+    if isinstance(value, float):
+        return _rounded(value) if short else repr(value) if math.isfinite(value) else ""
+    if isinstance(value, str):
+        return repr(value) if short else json.dumps(value)
+    if isinstance(value, np.dtype):
+        return value.name if short else json.dumps(value.name)
+    if isinstance(value, tuple):
+        inner = [_text(one, short) for one in value]
+        return "" if "" in inner else f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
+    if is_array(value) and value.shape == () and value.dtype.kind in "fiub":
+        return _text(value.item(), short)
+    if not short:
+        return ""
+    if is_array(value):
+        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    name = own_attribute(value, "__name__") or own_attribute(value, "name")
+    return name if isinstance(name, str) else type(value).__name__
+
+
+def _rounded(number: float) -> str:
+    text = f"{number:.6g}"
+    return text if text != f"{number:.0f}" else f"{number:.1f}"

@@ -2,6 +2,7 @@
 
 Each is the identity going forward, and has a transpose of our own; tangents of forward mode pass
 as they are, so `jvp` and `hessian` go on working. Under vmap the gradient of each example is one.
+The menu of the screen has them in the order in which they stand here, after those of values.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from nnx_inspector.perturbations.base import At, Perturbation, Refusal, kind, static
+from nnx_inspector.perturbations.base import At, Form, Perturbation, Refusal, kind, static
 
 
 class GradientPerturbation(Perturbation):
     """What every kind has that acts on a cotangent."""
 
+    acts_on = "gradient"
     how: ClassVar[str]
 
     def apply(self, x: jax.Array) -> jax.Array:
@@ -43,11 +45,23 @@ class ScaleGradient(GradientPerturbation):
 
     factor: Any
     at: At = static("output")
+    form: ClassVar[Form] = Form(
+        does="multiply its gradient by the factor", strength_name="factor", strength=1.0, high=2.0
+    )
     how: ClassVar[str] = "scale"
     numbers: ClassVar[Mapping[str, float | None]] = {"factor": None}
 
     def _number(self) -> Any:
         return self.factor
+
+
+@kind(compared=True)
+class StopGradient(GradientPerturbation):
+    """Makes the gradient zero, NaN and Inf in it too, as `jax.lax.stop_gradient` would."""
+
+    at: At = static("output")
+    form: ClassVar[Form] = Form(does="let no gradient back through it")
+    how: ClassVar[str] = "stop"
 
 
 @kind(compared=True)
@@ -59,6 +73,9 @@ class ReverseGradient(GradientPerturbation):
 
     factor: Any = 1.0
     at: At = static("output")
+    form: ClassVar[Form] = Form(
+        does="multiply its gradient by −factor", strength_name="factor", strength=1.0, high=2.0
+    )
     how: ClassVar[str] = "scale"
     numbers: ClassVar[Mapping[str, float | None]] = {"factor": None}
 
@@ -67,19 +84,18 @@ class ReverseGradient(GradientPerturbation):
 
 
 @kind(compared=True)
-class StopGradient(GradientPerturbation):
-    """Makes the gradient zero, NaN and Inf in it too, as `jax.lax.stop_gradient` would."""
-
-    at: At = static("output")
-    how: ClassVar[str] = "stop"
-
-
-@kind(compared=True)
 class ClipGradient(GradientPerturbation):
     """Scales the gradient of each array down to a norm of at most `norm`."""
 
     norm: Any
     at: At = static("output")
+    form: ClassVar[Form] = Form(
+        does="limit its gradient to this norm",
+        strength_name="norm",
+        strength=1.0,
+        high=10.0,
+        least=0.0,
+    )
     how: ClassVar[str] = "clip"
     numbers: ClassVar[Mapping[str, float | None]] = {"norm": 0.0}
 

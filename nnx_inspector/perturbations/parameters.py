@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from nnx_inspector.perturbations.base import (
+    Form,
+    Kind,
     Refusal,
     check_numbers,
     first_misfit,
@@ -21,9 +23,11 @@ from nnx_inspector.perturbations.base import (
 from nnx_inspector.perturbations.values import noise
 
 
-class ParameterPerturbation:
+class ParameterPerturbation(Kind):
     """What every kind has that acts on a parameter."""
 
+    at: ClassVar[str] = "parameter"
+    acts_on = "parameter"
     arrays: ClassVar[tuple[str, ...]] = ()
     """The fields that are a number or an array."""
 
@@ -51,6 +55,7 @@ class ParameterNoise(ParameterPerturbation):
 
     std: Any
     seed: Any = 0
+    form: ClassVar[Form] = Form(strength_name="std", strength=0.1, high=1.0)
     arrays: ClassVar[tuple[str, ...]] = ("std",)
 
     def __post_init__(self) -> None:

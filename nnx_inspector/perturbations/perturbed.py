@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector.hooks.sites import Selection
-from nnx_inspector.perturbations.base import Perturbation, is_random
+from nnx_inspector.perturbations.base import Kind, Perturbation, is_random
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.region import nothing_to_perturb, refusal
 from nnx_inspector.perturbations.substitute import (
@@ -134,7 +134,7 @@ def _rules(perturbations: Perturbations) -> list[_Rule]:
 def _several(key: str, value: Any) -> tuple[Any, ...]:
     found = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     for one in found:
-        if not isinstance(one, (Perturbation, ParameterPerturbation)):
+        if not isinstance(one, Kind):
             name = one.__name__ if isinstance(one, type) else type(one).__name__
             raise TypeError(
                 f"At {key!r} there must be a perturbation such as nni.Scale(0.5), or several, "

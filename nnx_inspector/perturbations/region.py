@@ -50,11 +50,10 @@ Known = Perturbation | ParameterPerturbation
 
 def require_known(value: Any) -> Known:
     """`value` itself, or an error that says what a perturbation is."""
-    kinds = (Perturbation, ParameterPerturbation)
-    if isinstance(value, type) and issubclass(value, kinds):
-        name = value.__name__
-        raise TypeError(f"Pass an instance: nni.{name}({'0.5' if name == 'Scale' else ''}).")
-    if not isinstance(value, kinds):
+    if isinstance(value, type) and issubclass(value, Known):
+        one = value.clicked(None, OUTPUT).python(short=True) if value.form.does else ""
+        raise TypeError(f"Pass an instance: {one or f'nni.{value.__name__}(...)'}.")
+    if not isinstance(value, Known):
         raise TypeError(
             f"A perturbation is nni.Zero(), nni.Scale(factor) or another of the kinds, "
             f"got {type(value).__name__}."

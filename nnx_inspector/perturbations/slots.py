@@ -70,9 +70,10 @@ def place_of(perturbation: Any, sites: Sequence[str], rows: Sequence[int] = ()) 
         sites: the keys of the sites (parameters) that it acts on.
         rows: which layer of a stacked site, () for all.
     """
-    at = PARAMETER if isinstance(perturbation, ParameterPerturbation) else perturbation.at
     avals = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in data_of(perturbation))
-    return Place(tuple(sites), tuple(rows), jax.tree.structure(perturbation), avals, at)
+    return Place(
+        tuple(sites), tuple(rows), jax.tree.structure(perturbation), avals, perturbation.at
+    )
 
 
 def applied(place: Place, on: Any, leaves: Sequence[Any], x: jax.Array, name: str) -> jax.Array:

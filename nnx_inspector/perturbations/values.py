@@ -1,7 +1,8 @@
 """What may be done to an array: the kinds of perturbations of values, as pytrees.
 
-What is data (a factor, a mask, a direction) may be traced, vmapped over and differentiated.
-Invariant: shape and dtype of the array stay. Does not know sites, models or programs.
+What is data (a factor, a mask, a direction) may be traced, vmapped over and differentiated. The
+menu of the screen has those with a form that says what they do, in the order in which they stand
+here. Invariant: shape and dtype of the array stay. Does not know sites, models or programs.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from nnx_inspector.arrays import is_array
 from nnx_inspector.perturbations.base import (
     At,
+    Form,
     Perturbation,
     Refusal,
     broadcasts,
@@ -24,10 +27,9 @@ from nnx_inspector.perturbations.base import (
     dtype_of,
     kind,
     like,
+    one_number,
     static,
 )
-
-# -------------------------------------------------------------------- elementwise
 
 
 @kind(compared=True)
@@ -41,6 +43,7 @@ class Zero(Perturbation):
     """
 
     at: At = static("output")
+    form: ClassVar[Form] = Form(does="replace it by zeros")
     floating_only: ClassVar[bool] = False
 
     def apply(self, x: jax.Array) -> jax.Array:
@@ -48,6 +51,48 @@ class Zero(Perturbation):
 
     def __repr__(self) -> str:
         return "Zero()" if self.at == "output" else "Zero(at='input')"
+
+
+@kind()
+class Mean(Perturbation):
+    """Replaces the value by a mean ("mean ablation").
+
+    Args:
+        value: the mean of a recorded pass, a number or an array that broadcasts to the value
+            (`record[site].units.mean`); by default the mean of the value itself over `axis`.
+        axis: of the array as the module sees it, 0 for the batch.
+    """
+
+    value: Any = None
+    axis: int | tuple[int, ...] = static(0)
+    at: At = static("output")
+    form: ClassVar[Form] = Form(does="replace it by its mean over the batch")
+    arrays: ClassVar[tuple[str, ...]] = ("value",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.axis, list):
+            object.__setattr__(self, "axis", tuple(self.axis))
+        axes = self.axis if isinstance(self.axis, tuple) else (self.axis,)
+        if not all(isinstance(axis, (int, np.integer)) for axis in axes):
+            raise TypeError(f"Mean takes an axis or several, whole numbers, got {self.axis!r}.")
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        if self.value is not None:
+            return jnp.broadcast_to(like(self.value, x), x.shape)
+        wide = x.dtype if x.dtype.itemsize >= 4 else jnp.float32
+        mean = jnp.mean(x.astype(wide), self.axis, keepdims=True).astype(x.dtype)
+        return jnp.broadcast_to(mean, x.shape)
+
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
+        axes = self.axis if isinstance(self.axis, tuple) else (self.axis,)
+        ndim = len(x.shape)
+        if self.value is None:
+            if any(not -ndim <= axis < ndim for axis in axes):
+                return ValueError(f"it has no axis {self.axis}")
+            if len({axis % ndim for axis in axes}) < len(axes):
+                return ValueError(f"axis={self.axis} names one axis twice")
+        return super().why_not(x)
 
 
 @kind(compared=True)
@@ -66,6 +111,9 @@ class Scale(Perturbation):
 
     factor: Any
     at: At = static("output")
+    form: ClassVar[Form] = Form(
+        does="multiply it by the factor", strength_name="factor", strength=1.0, high=2.0
+    )
     numbers: ClassVar[Mapping[str, float | None]] = {"factor": None}
 
     def apply(self, x: jax.Array) -> jax.Array:
@@ -92,6 +140,14 @@ class Shift(Perturbation):
     offset: Any
     strength: Any = 1.0
     at: At = static("output")
+    form: ClassVar[Form] = Form(
+        does="add the strength to every number",
+        strength_name="strength",
+        strength=1.0,
+        low=-2.0,
+        high=2.0,
+        given={"offset": 1.0},
+    )
     numbers: ClassVar[Mapping[str, float | None]] = {"strength": None}
     arrays: ClassVar[tuple[str, ...]] = ("offset",)
 
@@ -112,6 +168,13 @@ class Noise(Perturbation):
     std: Any
     seed: Any = 0
     at: At = static("output")
+    form: ClassVar[Form] = Form(
+        does="add Gaussian noise of this std",
+        strength_name="std",
+        strength=0.1,
+        high=1.0,
+        least=0.0,
+    )
     numbers: ClassVar[Mapping[str, float | None]] = {"std": 0.0}
 
     def apply(self, x: jax.Array) -> jax.Array:
@@ -135,6 +198,9 @@ class Clamp(Perturbation):
     low: Any = None
     high: Any = None
     at: At = static("output")
+    form: ClassVar[Form] = Form(
+        does="cut it off at ± the limit", strength_name="limit", strength=1.0, high=4.0, least=0.0
+    )
     floating_only: ClassVar[bool] = False
     arrays: ClassVar[tuple[str, ...]] = ("low", "high")
 
@@ -146,6 +212,21 @@ class Clamp(Perturbation):
         low, high = (None if x is None else check_number(x, "Clamp") for x in bounds)
         if isinstance(low, float) and isinstance(high, float) and low > high:
             raise ValueError(f"Clamp takes low= of at most high=, got {low} and {high}.")
+
+    @classmethod
+    def clicked(cls, strength: float | None, at: At) -> Clamp:
+        limit = cls.form.strength if strength is None else strength
+        if limit is None or limit < 0:
+            raise ValueError(f"Clamp takes a limit of at least 0.0, got {limit}.")
+        return cls(-limit, limit, at=at)
+
+    @property
+    def tuned_to(self) -> float | None:
+        low, high = one_number(self.low), one_number(self.high)
+        return high if low is not None and high is not None and low == -high else None
+
+    def _tuned(self, strength: float) -> Clamp:
+        return self.clicked(strength, self.at)
 
     def apply(self, x: jax.Array) -> jax.Array:
         if self.low is not None:
@@ -178,6 +259,7 @@ class Cast(Perturbation):
 
     dtype: Any = static()
     at: At = static("output")
+    form: ClassVar[Form] = Form(does="round it to bfloat16 and back", given={"dtype": jnp.bfloat16})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,50 +278,6 @@ class Cast(Perturbation):
         )
         if complex_x != complex_d:
             return TypeError(f"a cast to {self.dtype} would lose its imaginary part or invent one")
-        return super().why_not(x)
-
-
-# ------------------------------------------------------------- of units and passes
-
-
-@kind()
-class Mean(Perturbation):
-    """Replaces the value by a mean ("mean ablation").
-
-    Args:
-        value: the mean of a recorded pass, a number or an array that broadcasts to the value
-            (`record[site].units.mean`); by default the mean of the value itself over `axis`.
-        axis: of the array as the module sees it, 0 for the batch.
-    """
-
-    value: Any = None
-    axis: int | tuple[int, ...] = static(0)
-    at: At = static("output")
-    arrays: ClassVar[tuple[str, ...]] = ("value",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.axis, list):
-            object.__setattr__(self, "axis", tuple(self.axis))
-        axes = self.axis if isinstance(self.axis, tuple) else (self.axis,)
-        if not all(isinstance(axis, (int, np.integer)) for axis in axes):
-            raise TypeError(f"Mean takes an axis or several, whole numbers, got {self.axis!r}.")
-
-    def apply(self, x: jax.Array) -> jax.Array:
-        if self.value is not None:
-            return jnp.broadcast_to(like(self.value, x), x.shape)
-        wide = x.dtype if x.dtype.itemsize >= 4 else jnp.float32
-        mean = jnp.mean(x.astype(wide), self.axis, keepdims=True).astype(x.dtype)
-        return jnp.broadcast_to(mean, x.shape)
-
-    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
-        axes = self.axis if isinstance(self.axis, tuple) else (self.axis,)
-        ndim = len(x.shape)
-        if self.value is None:
-            if any(not -ndim <= axis < ndim for axis in axes):
-                return ValueError(f"it has no axis {self.axis}")
-            if len({axis % ndim for axis in axes}) < len(axes):
-                return ValueError(f"axis={self.axis} names one axis twice")
         return super().why_not(x)
 
 
@@ -286,6 +324,22 @@ class Mask(Perturbation):
                 raise IndexError(f"There is no unit {unit} among {units}.")
             mask[unit] = False
         return cls(mask, axis=axis, at=at)
+
+    @property
+    def switches(self) -> npt.NDArray[np.bool_] | None:
+        mask = np.asarray(self.mask)
+        return mask if mask.dtype == np.bool_ and mask.ndim == 1 else None
+
+    def python(self, *, short: bool = False) -> str:
+        on = None if short else self.switches
+        if on is None:
+            return super().python(short=short)
+        named = {"units": len(on)}
+        named |= {} if self.axis == -1 else {"axis": self.axis}
+        named |= {} if self.at == "output" else {"at": self.at}
+        return self._written(
+            "Mask.without", [str(np.flatnonzero(~on).tolist())], named, short=False
+        )
 
     def _shape(self, ndim: int) -> tuple[int, ...]:
         shape, axis = jnp.shape(self.mask), self.axis % ndim

@@ -13,7 +13,6 @@ from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comm import InspectorWidget, Screen, asset
 from nnx_inspector.screen.presenter import Presenter
-from nnx_inspector.screen.python_text import expression, strength_of
 
 
 @dataclasses.dataclass
@@ -33,7 +32,7 @@ class Handle:
 
     @property
     def strength(self):
-        return strength_of(self.perturbation)
+        return self.perturbation.tuned_to
 
     def remove(self):
         self.removed = True
@@ -61,7 +60,7 @@ class Fake:
         self.asked.append(request)
 
     def start_sweep(self, only, perturbation):
-        self.asked.append((only, expression(perturbation)))
+        self.asked.append((only, perturbation.python(short=True)))
 
     def stop_sweep(self):
         self.asked.append("stop")
@@ -166,7 +165,7 @@ def adjust(number, *, enabled=True, strength=None):
 )
 def test_a_click_adds_what_it_says(fake, message, text):
     assert ask(fake, message) == ""
-    assert [(h.site, expression(h.perturbation)) for h in fake.made] == [("a", text)]
+    assert [(h.site, h.perturbation.python(short=True)) for h in fake.made] == [("a", text)]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +190,7 @@ def test_a_strength_that_cannot_be_changes_nothing(fake):
     ask(fake, perturb("Zero"))
     assert "at least 0.0" in ask(fake, adjust(1, enabled=False, strength=-1.0))
     assert "no strength that is one number" in ask(fake, adjust(2, enabled=False, strength=1.0))
-    assert [(expression(h.perturbation), h.enabled) for h in fake.made] == [
+    assert [(h.perturbation.python(short=True), h.enabled) for h in fake.made] == [
         ("nni.Clamp(low=-2.0, high=2.0)", True),
         ("nni.Zero()", True),
     ]
@@ -201,7 +200,10 @@ def test_adjusting_sets_strength_and_switch(fake):
     ask(fake, perturb("Shift", 1.0, "input"))
     assert ask(fake, adjust(1, enabled=False, strength=-0.25)) == ""
     (handle,) = fake.made
-    assert expression(handle.perturbation) == "nni.Shift(offset=1.0, strength=-0.25, at='input')"
+    assert (
+        handle.perturbation.python(short=True)
+        == "nni.Shift(offset=1.0, strength=-0.25, at='input')"
+    )
     assert not handle.enabled
     before = handle.perturbation
     assert ask(fake, adjust(1)) == ""

@@ -14,13 +14,14 @@ from nnx_inspector._compat import jit
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.inspector.passes.programs import Call, OwnedPasses, reach_of
 from nnx_inspector.perturbations.apply import chosen_layer, parameter_keys
+from nnx_inspector.perturbations.base import Kind
 from nnx_inspector.perturbations.gradients import (
     ClipGradient,
     ReverseGradient,
     ScaleGradient,
     StopGradient,
 )
-from nnx_inspector.perturbations.parameters import ParameterNoise, ParameterPerturbation, PruneMask
+from nnx_inspector.perturbations.parameters import ParameterNoise, PruneMask
 from nnx_inspector.perturbations.perturbed import perturbed
 from nnx_inspector.perturbations.slots import Setting, place_of
 from nnx_inspector.perturbations.values import (
@@ -285,8 +286,9 @@ def test_every_kind_is_tested():
 
     kinds = {
         cls
-        for base in (type(KINDS["zero"]).__mro__[1], ParameterPerturbation)
-        for cls in below(base)
-        if cls.__module__.endswith("kinds") and not cls.__subclasses__()
+        for cls in below(Kind)
+        if cls.__module__.startswith("nnx_inspector.")
+        and not cls.__subclasses__()
+        and not cls.__name__.startswith("_")
     }
     assert kinds == {type(one) for one in KINDS.values()}

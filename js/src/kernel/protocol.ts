@@ -530,7 +530,7 @@ export interface Select {
   readonly site: string;
 }
 
-/** Browser to kernel: add one of OFFERS on one site, switched on. Without a strength it has the offer's own. */
+/** Browser to kernel: add one of the menu on one site, switched on. Without a strength it has the offer's own. */
 export interface Perturb {
   readonly type: "perturb";
   readonly id: number;
@@ -666,7 +666,7 @@ export interface GetLayoutLibrary {
   readonly id: number;
 }
 
-/** A kind that the screen may add: no message, but a row of OFFERS. `does` ends the sentence "This will ...". `strength` is what it is added with at first (None: it has none); `low` and `high` are the slider's range; `least` is the least it may be. */
+/** A kind of perturbation that the screen may add: no message, but a row of its menu. `does` ends the sentence "This will ...". `strength` is what it is added with at first (None: it has none); `low` and `high` are the slider's range; `least` is the least it may be. */
 export interface Offer {
   readonly kind: string;
   readonly group: "value" | "gradient";

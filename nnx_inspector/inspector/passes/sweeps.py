@@ -24,7 +24,6 @@ from nnx_inspector.perturbations.values import Perturbation
 from nnx_inspector.program.donated import undisturbed
 from nnx_inspector.progress import Progress, shown
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.expressions import perturbation_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -164,7 +163,7 @@ def _of(asked: Asked, **more: Any) -> protocol.Sweep:
     return protocol.Sweep(
         version=protocol.VERSION,
         sites=asked.only if isinstance(asked.only, str) else "the chosen sites",
-        perturbation=perturbation_text(asked.perturbation) or type(asked.perturbation).__name__,
+        perturbation=asked.perturbation.python() or type(asked.perturbation).__name__,
         source=asked.source,
         **{**fields, **more},
     )

@@ -34,8 +34,6 @@ from nnx_inspector.screen.protocol.nnx import NnxKind as NnxKind
 from nnx_inspector.screen.protocol.nnx import NnxMode as NnxMode
 from nnx_inspector.screen.protocol.nnx import NnxNode as NnxNode
 from nnx_inspector.screen.protocol.nnx import NnxVariable as NnxVariable
-from nnx_inspector.screen.protocol.offers import OFFERS as OFFERS
-from nnx_inspector.screen.protocol.offers import Offer as Offer
 from nnx_inspector.screen.protocol.panels import Code as Code
 from nnx_inspector.screen.protocol.panels import Excerpt as Excerpt
 from nnx_inspector.screen.protocol.panels import Parameter as Parameter
@@ -49,6 +47,7 @@ from nnx_inspector.screen.protocol.requests import Compare as Compare
 from nnx_inspector.screen.protocol.requests import GetLayoutLibrary as GetLayoutLibrary
 from nnx_inspector.screen.protocol.requests import Hello as Hello
 from nnx_inspector.screen.protocol.requests import Look as Look
+from nnx_inspector.screen.protocol.requests import Offer as Offer
 from nnx_inspector.screen.protocol.requests import Perturb as Perturb
 from nnx_inspector.screen.protocol.requests import ReadValues as ReadValues
 from nnx_inspector.screen.protocol.requests import Remove as Remove

@@ -43,7 +43,7 @@ class Select:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Perturb:
-    """Browser to kernel: add one of OFFERS on one site, switched on. Without a strength it has
+    """Browser to kernel: add one of the menu on one site, switched on. Without a strength it has
     the offer's own.
     """
 
@@ -230,3 +230,21 @@ class GetLayoutLibrary:
 
     type: ClassVar[str] = "get_layout_library"
     id: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Offer:
+    """A kind of perturbation that the screen may add: no message, but a row of its menu.
+
+    `does` ends the sentence "This will ...". `strength` is what it is added with at first (None:
+    it has none); `low` and `high` are the slider's range; `least` is the least it may be.
+    """
+
+    kind: str
+    group: Literal["value", "gradient"]
+    does: str
+    strength_name: str = ""
+    strength: float | None = None
+    low: float = 0.0
+    high: float = 0.0
+    least: float | None = None
