@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import tracemalloc
 from typing import Any
@@ -227,13 +225,3 @@ def test_eight_threads_append_while_others_read() -> None:
     assert len(recording) + recording.thinned == 800
     assert sum(len(curve) for curve in recording.curves().values()) == 800
     assert all((c[:, 1] == np.arange(100)).all() for c in recording.curves().values())
-
-
-@pytest.mark.parametrize("module", ["recording", "findings", "figures"])
-def test_imports_neither_jax_nor_pandas_nor_plotly(module: str) -> None:
-    code = (
-        f"import sys, nnx_inspector.{module}; "
-        "print([m for m in ('jax', 'flax', 'pandas', 'plotly') if m in sys.modules])"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
