@@ -38,80 +38,19 @@ if TYPE_CHECKING:
     from nnx_inspector.records.capture import capture as capture
     from nnx_inspector.records.capture import value_and_grad as value_and_grad
 
-_WHERE = {
-    "Apply": "perturbations.values",
-    "capture": "records.capture",
-    "Cast": "perturbations.values",
-    "Clamp": "perturbations.values",
-    "ClipGradient": "perturbations.gradients",
-    "compare": "recordings.compare",
-    "diagnose": "findings.findings",
-    "Inspector": "inspector.inspector",
-    "InspectorError": "errors",
-    "InspectorWarning": "errors",
-    "intercept_methods": "hooks.intercept",
-    "load": "recordings.load",
-    "Mask": "perturbations.values",
-    "Mean": "perturbations.values",
-    "Noise": "perturbations.values",
-    "ParameterNoise": "perturbations.parameters",
-    "Patch": "perturbations.values",
-    "perturb": "perturbations.region",
-    "perturbed": "perturbations.perturbed",
-    "PruneMask": "perturbations.parameters",
-    "Recording": "recordings.recording",
-    "ReverseGradient": "perturbations.gradients",
-    "Scale": "perturbations.values",
-    "ScaleGradient": "perturbations.gradients",
-    "Shift": "perturbations.values",
-    "StopGradient": "perturbations.gradients",
-    "sweep": "perturbations.sweep",
-    "trace": "program.analysis.trace",
-    "value_and_grad": "records.capture",
-    "watch": "live.watch",
-    "Zero": "perturbations.values",
-}
-"""Public name -> module. Imported on first use: opening a file must not start jax."""
+with open(__file__, encoding="utf-8") as _own:
+    _LINES = [line.split() for line in _own if line.startswith("    from nnx_inspector.")]
+_HOMES = {name: module for _, module, _, name, _, _ in _LINES}
+"""Public name -> module, by the imports above, which only type checkers run: each is imported on
+first use, for opening a recording must not start jax."""
 
-__all__ = [
-    "Apply",
-    "Cast",
-    "Clamp",
-    "ClipGradient",
-    "Inspector",
-    "InspectorError",
-    "InspectorWarning",
-    "Mask",
-    "Mean",
-    "Noise",
-    "ParameterNoise",
-    "Patch",
-    "PruneMask",
-    "Recording",
-    "ReverseGradient",
-    "Scale",
-    "ScaleGradient",
-    "Shift",
-    "StopGradient",
-    "Zero",
-    "capture",
-    "compare",
-    "diagnose",
-    "intercept_methods",
-    "load",
-    "perturb",
-    "perturbed",
-    "sweep",
-    "trace",
-    "value_and_grad",
-    "watch",
-]
+__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 
