@@ -18,7 +18,8 @@ from nnx_inspector.errors import InspectorError, reply_text
 from nnx_inspector.hooks.sites import CALL, ModuleSite, Path, parse_key, site_key
 from nnx_inspector.hooks.variables import variables_by_path
 from nnx_inspector.inspector.commands import Answer
-from nnx_inspector.inspector.passes.programs import Call, OwnedPasses
+from nnx_inspector.inspector.passes.call import Call
+from nnx_inspector.inspector.passes.programs import OwnedPasses
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.perturbations.slots import Setting
 from nnx_inspector.program.analysis.trace import Trace

@@ -43,9 +43,18 @@ Values = list[Any]
 Rows = tuple[tuple[Any, int], ...]
 
 
-def layers_for(selection: Selection, places: Iterable[Place]) -> LayersOf:
-    """The layers that mark the outputs of what is selected, and the inputs that a place acts on."""
+def layers_for(
+    selection: Selection, places: Iterable[Place], received: Iterable[str] = ()
+) -> LayersOf:
+    """The layers that mark the outputs of what is selected, and the inputs that a place acts on.
+
+    Args:
+        selection: which outputs.
+        places: what is perturbed.
+        received: sites whose inputs are marked in any case.
+    """
     sites = [site for place in places if place.at == INPUT for site in place.sites]
+    sites += received
     inputs = Selection(list(dict.fromkeys(sites))) if sites else None
 
     def layers(scope: Scope, owner: Any) -> Sequence[Layer]:

@@ -57,7 +57,7 @@ def argument_number(function: Function, args: Sequence[Any], argnum: int) -> int
     return argnum % count
 
 
-def check_loss(stage: Staged, function: Function, has_aux: bool) -> None:
+def check_loss(stage: Staged, out: Any, *, function: Function, has_aux: bool) -> None:
     """Raise where what the function returns is no loss, or no `(loss, aux)`."""
     structure, name = stage.returned.treedef, name_of(function.call)
     pair = jax.tree_util.treedef_children(structure)
@@ -108,29 +108,39 @@ def differentiable(
     return Part(tuple(where), rebuild)
 
 
-def run_backward(
-    stage: Staged, parts: Sequence[Part], plan: Plan, check: Callable[[], None]
-) -> Any:
-    """The loss, the call's outputs, what was seen, the sinks' cotangents, and the gradient for
-    each differentiated input by its number. `check` raises where the call returns no loss.
-    """
-    where = sorted({i for part in parts for i in part.where})
-    return differentiated(stage, stage.inputs, plan, where, check=lambda out: check())
+def require_scalar(stage: Staged, out: Sequence[Any]) -> None:
+    """Raise where the first of some outputs is no loss."""
+    if not stage.outputs or jnp.shape(out[0]) != ():
+        shape = f"an array of shape {jnp.shape(out[0])}" if stage.outputs else "no array"
+        raise TypeError(
+            f"The loss function must return a scalar, or (scalar, aux); it returned {shape} first."
+        )
+    if not jnp.issubdtype(out[0].dtype, jnp.floating):
+        raise TypeError(f"The loss must be a floating-point scalar, got {out[0].dtype}.")
 
 
-def differentiated(
+def backward_pass(
     stage: Staged,
     inputs: Sequence[Any],
     plan: Plan,
-    numbers: Sequence[int],
+    numbers: Sequence[int] = (),
     *,
     sinks_of: SinksOf = sinks_for,
-    check: Callable[[list[Any]], None],
-) -> Any:
-    """As `run_backward`, with other inputs, by the inputs of these numbers, and other sinks.
+    check: Callable[[Staged, Sequence[Any]], None] = require_scalar,
+) -> tuple[list[Any], list[Any], Any, dict[int, Any]]:
+    """One forward and backward pass of a staged loss.
 
     Args:
-        check: called with the outputs; raises where the first is no loss.
+        stage: the call; its first output is the loss.
+        inputs: in place of the stage's own.
+        plan: what is measured.
+        numbers: those of the inputs that the loss is differentiated by.
+        sinks_of: makes the sinks of a survey.
+        check: called with the stage and the outputs; raises where the first is no loss.
+
+    Returns:
+        The outputs, what was seen, the cotangents that the sinks received, and the gradient by
+        each of those inputs.
     """
     sinks = None if stage.eager else sinks_of(stage.survey)
     seed = jnp.float32(0.0) if stage.eager else None
@@ -138,12 +148,11 @@ def differentiated(
     def loss_of(chosen: dict[int, Any], sinks: Any, seed: Any) -> Any:
         full = [chosen.get(i, value) for i, value in enumerate(inputs)]
         out, seen = stage.evaluate(full, plan=plan, sinks=sinks, seed=seed, sinks_of=sinks_of)
-        check(out)
+        check(stage, out)
         return out[0], (out, seen)
 
     transform = jax.value_and_grad(loss_of, argnums=(0, 1, 2), has_aux=True)
-    (value, (out, seen)), (grads, cotangents, _) = transform(
+    (_, (out, seen)), (grads, cotangents, _) = transform(
         {i: inputs[i] for i in numbers}, sinks, seed
     )
-    received = cotangents if stage.last is None else stage.last.received
-    return value, out, seen, received, grads
+    return out, seen, cotangents if stage.last is None else stage.last.received, grads

@@ -24,12 +24,12 @@ from nnx_inspector.program.stage import Function, Staged, as_function, name_of, 
 from nnx_inspector.program.survey import Marked, Survey, marks
 from nnx_inspector.records.backward import (
     argument_number,
+    backward_pass,
     check_loss,
     diff_state,
     differentiable,
     every_argument,
     numbers_as_arrays,
-    run_backward,
 )
 from nnx_inspector.records.nan_site import noting_where
 from nnx_inspector.records.parameters import Parameter, measure_parameters, updates_of
@@ -185,10 +185,11 @@ def value_and_grad(
             _require_model(stage)
             _check_selection(selection, stage)
             parts = [differentiable(stage, function, args, n, only) for n, only in parts_of]
-            check = functools.partial(check_loss, stage, function, has_aux)
-            run = functools.partial(run_backward, stage, parts, plan, check)
-            with noting_where(lambda: None if stage.eager else record_of(stage, *run()[2:4])):
-                value, out, seen, cotangents, flat = run()
+            where = sorted({i for part in parts for i in part.where})
+            check = functools.partial(check_loss, function=function, has_aux=has_aux)
+            run = functools.partial(backward_pass, stage, stage.inputs, plan, where, check=check)
+            with noting_where(lambda: None if stage.eager else record_of(stage, *run()[1:3])):
+                out, seen, cotangents, flat = run()
             _check_selection(selection, stage)
             grads = [part.rebuild([flat[i] for i in part.where]) for part in parts]
             measured = {}
@@ -198,7 +199,7 @@ def value_and_grad(
                 measured = measure_parameters(stage, flat, updates_of(optimizer, of))
             result = stage.finish(out, update=True)
             record = record_of(stage, seen, cotangents, parameters=measured)
-        head = (value, result[1], record) if has_aux else (value, record)
+        head = (out[0], result[1], record) if has_aux else (out[0], record)
         return head, (tuple(grads) if several else grads[0])
 
     return _named(graded, function)

@@ -51,7 +51,7 @@ WITH_JAX_IN_THEM = {"recordings": {"layers"}, "screen": {"layout", "layer_rows"}
 
 MOST_FILES = 12
 MOST_LINES = 500
-LONGER = {"inspector.py", "programs.py", "session.py", "stage.py"}
+LONGER = {"inspector.py", "session.py", "stage.py"}
 """Files that are still to be split."""
 
 

@@ -12,7 +12,8 @@ from models import batch, rngs
 
 from nnx_inspector._compat import jit
 from nnx_inspector.hooks.sites import Selection
-from nnx_inspector.inspector.passes.programs import Call, OwnedPasses, reach_of
+from nnx_inspector.inspector.passes.call import Call
+from nnx_inspector.inspector.passes.programs import OwnedPasses, reach_of
 from nnx_inspector.perturbations.apply import chosen_layer, parameter_keys
 from nnx_inspector.perturbations.base import Kind
 from nnx_inspector.perturbations.gradients import (

@@ -9,25 +9,21 @@ with everything off. The model, its RNG streams, statistics and optimizer stay a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
-from flax import nnx
 
 from nnx_inspector._compat import jit
-from nnx_inspector._compat.configuration import Configuration, unchecked
+from nnx_inspector._compat.configuration import unchecked
 from nnx_inspector.findings.facts import facts_of_call, facts_of_modules
-from nnx_inspector.hooks.content import key_of
 from nnx_inspector.hooks.layers import unwatched
-from nnx_inspector.hooks.pytrees import orders
 from nnx_inspector.hooks.sites import Selection
-from nnx_inspector.inspector.nnx.switches import Switches, viewed
-from nnx_inspector.inspector.passes.entry import Entry
+from nnx_inspector.inspector.nnx.switches import viewed
+from nnx_inspector.inspector.passes.call import Call, Form, Parts, blank
 from nnx_inspector.perturbations.apply import (
     Reach,
     are_random,
@@ -37,23 +33,20 @@ from nnx_inspector.perturbations.apply import (
 )
 from nnx_inspector.perturbations.effects import Differences, differences
 from nnx_inspector.perturbations.region import rows_of
-from nnx_inspector.perturbations.slots import CLEAN, Setting
+from nnx_inspector.perturbations.slots import CLEAN, Place, Setting
 from nnx_inspector.perturbations.substitute import with_own_parameters
-from nnx_inspector.program.eager import SinksOf, why_untraceable
-from nnx_inspector.program.harvest import NOTHING, Keep, Plan, sinks_for
+from nnx_inspector.program.eager import why_untraceable
+from nnx_inspector.program.harvest import Keep, Plan
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import OUTPUT
-from nnx_inspector.program.stage import Arguments, Function, Staged, staged
+from nnx_inspector.program.stage import Arguments, LayersOf, Staged, staged
 from nnx_inspector.recordings.facts import Facts
-from nnx_inspector.records.backward import differentiated
+from nnx_inspector.records.backward import backward_pass, require_scalar
 from nnx_inspector.records.capture import record_of
 from nnx_inspector.records.parameters import floats_of
 from nnx_inspector.records.record import Record
 from nnx_inspector.stats.gauges import VARIED
 from nnx_inspector.stats.measure_gauges import gauge, sampled, varied
-
-NONE = Switches()
-ITSELF = Entry()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,72 +72,6 @@ class Result:
     value: Any
     record: Record
     states: dict[str, Any] = dataclasses.field(default_factory=lambda: dict[str, Any]())
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Call:
-    """What is run: the model as its entry says, by default `model(*args, **kwargs)`; or with a loss
-    function `loss_fn(model, *args, **kwargs)`, forward and backward. It returns the loss, or
-    `(loss, aux)`.
-    Whichever thread makes the pass, the settings of jax are those of who asked for it.
-    """
-
-    model: nnx.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    loss_fn: Callable[..., Any] | None = None
-    switches: Switches = NONE
-    configuration: Configuration = dataclasses.field(default_factory=Configuration.here)
-    entry: Entry = ITSELF
-
-    @functools.cached_property
-    def parts(self) -> _Parts:
-        """It, taken apart: once, for several passes of one moment."""
-        arguments = Arguments.of((self.model, self.args, self.kwargs))
-        graphdef, state = nnx.split(arguments.take(arguments.nodes), graph=True)
-        leaves, treedef = jax.tree.flatten(state)
-        blank = dataclasses.replace(arguments, leaves=_blank(arguments))
-        code = key_of((self.loss_fn, self.entry, graphdef, blank.leaves))
-        form = _Form(graphdef, treedef, blank, self.loss_fn, self.switches, self.entry)
-        key = (code, blank.treedef, orders(blank.numbered), treedef, self.switches)
-        return _Parts(form, key, leaves, arguments.take(arguments.arrays))
-
-    def copied(self) -> Call:
-        """It, of a copy of the model (and of other modules among the arguments), in its modes:
-        whatever is done to the model meanwhile does not reach it.
-
-        Raises:
-            RuntimeError: an array of the model was donated to a program that runs.
-        """
-        leaves = [x.copy() if isinstance(x, jax.Array) else x for x in self.parts.leaves]
-        copy = self.parts.form.call(leaves, self.parts.arrays)
-        return dataclasses.replace(copy, switches=NONE, configuration=self.configuration)
-
-    def raise_theirs(self, found: str) -> None:
-        """Make it as the user would without us, of a copy: for the error that jax gives them.
-
-        Args:
-            found: what is known of it, a note for that error.
-        """
-        copy = self.copied()
-        (function, args, kwargs), of_a_loss = copy.function(), copy.loss_fn is not None
-
-        def loss(*args: Any, **kwargs: Any) -> Any:
-            value = function.call(*args, **kwargs)
-            return value[0] if isinstance(value, tuple) else value
-
-        try:
-            with self.configuration.held(), unwatched():
-                (nnx.value_and_grad(loss) if of_a_loss else function.call)(*args, **kwargs)
-        except FloatingPointError as error:
-            error.add_note(f"nnx_inspector: {found}")
-            raise
-
-    def function(self) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
-        """What is traced, with its arguments."""
-        if self.loss_fn is None:
-            return self.entry.call(self.model, self.args, self.kwargs)
-        return Function(self.loss_fn), (self.model, *self.args), self.kwargs
 
 
 @jax.tree_util.register_static
@@ -189,6 +116,49 @@ class Program:
         out = self.function(*args)
         self.ran_eagerly = True
         return out
+
+
+Code = tuple[Sequence[Place], Sequence[Place]]
+"""Of a setting: its places, and those of parameters."""
+Inputs = tuple[Any, ...]
+"""What a program is called with: leaves of the model, arrays of the arguments, numbers of the rows,
+data of the places and of the parameters.
+"""
+
+
+def inputs_of(parts: Parts, setting: Setting, keys: Sequence[str]) -> Inputs:
+    """What a program is called with for a call and a setting."""
+    numbers = rows_of(keys, setting.rows)
+    return parts.leaves, parts.arrays, numbers, setting.data, setting.parameter_data
+
+
+@contextlib.contextmanager
+def entered(
+    form: Form, code: Code, keys: Sequence[str], layers: LayersOf, inputs: Inputs
+) -> Generator[tuple[Staged, list[Any], Plan, dict[int, Any]]]:
+    """Within a program: its call staged, with what a setting does in it.
+
+    Args:
+        form: of the call.
+        code: of the setting.
+        keys: the sites that have a row.
+        layers: what is marked.
+        inputs: as of `inputs_of`.
+
+    Returns:
+        The stage, its inputs and a plan with what is perturbed, and the parameters that are
+        perturbed by the numbers of their inputs.
+    """
+    leaves, arrays, numbers, data, of_parameters = inputs
+    places, parameters = code
+    call = form.call(leaves, arrays)
+    function, args, kwargs = call.function()
+    roots = {(): call.model}
+    with staged(function, args, kwargs, layers, roots=roots, may_run=True) as stage:
+        replaced = parameters_under(stage, parameters, of_parameters)
+        perturb = at_marks(stage, keys, numbers, places, data)
+        plan = Plan(perturb=perturb, numbered=are_random(places))
+        yield stage, [replaced.get(i, x) for i, x in enumerate(stage.inputs)], plan, replaced
 
 
 class OwnedPasses:
@@ -340,26 +310,17 @@ class OwnedPasses:
             if key not in self._programs:
                 self._programs[key] = self._program(kind, parts.form, setting)
             program = self._programs[key]
-        numbers = rows_of(self._keys, setting.rows)
-        inputs = (parts.leaves, parts.arrays, numbers, setting.data, setting.parameter_data)
+        inputs = inputs_of(parts, setting, self._keys)
         avals = _avals(inputs)
         flat = None if avals is None else (key, call.configuration, *jax.tree.leaves(avals))
         return _Prepared(program, inputs, flat, avals or ())
 
-    def _program(self, kind: Kind, form: _Form, setting: Setting) -> Any:
-        keys, selection = self._keys, self._selection
-        places, parameters = setting.code
+    def _program(self, kind: Kind, form: Form, setting: Setting) -> Any:
+        keys, code = self._keys, setting.code
+        layers = layers_for(self._selection, setting.places)
 
-        def program(leaves: Any, arrays: Any, numbers: Any, data: Any, of_parameters: Any) -> Any:
-            call = form.call(leaves, arrays)
-            function, args, kwargs = call.function()
-            layers, roots = layers_for(selection, places), {(): call.model}
-            with staged(function, args, kwargs, layers, roots=roots, may_run=True) as stage:
-                keep = Keep(values=gauge, parts=(OUTPUT,)) if kind == "pass" else NOTHING
-                perturb = at_marks(stage, keys, numbers, places, data)
-                plan = Plan(perturb=perturb, numbered=are_random(places), keep=keep)
-                replaced = parameters_under(stage, parameters, of_parameters)
-                inputs = [replaced.get(i, x) for i, x in enumerate(stage.inputs)]
+        def program(*given: Any) -> Any:
+            with entered(form, code, keys, layers, given) as (stage, inputs, plan, replaced):
                 if kind == "compare":
                     return differences(stage, inputs, plan, root=form.entry.site)
                 if isinstance(kind, OfUnits):
@@ -367,8 +328,9 @@ class OwnedPasses:
                     plan = dataclasses.replace(plan, summarise=False, keep=keep)
                     seen = stage.evaluate(inputs, plan=plan)[1]
                     return record_of(stage, seen)
+                plan = dataclasses.replace(plan, keep=Keep(values=gauge, parts=(OUTPUT,)))
                 held, grads = floats_of(stage), dict[int, Any]()
-                if call.loss_fn is None:
+                if form.loss_fn is None:
                     (out, seen), cotangents = stage.evaluate(inputs, plan=plan), None
                 else:
                     out, seen, cotangents, grads = _graded(stage, inputs, plan, held)
@@ -378,39 +340,10 @@ class OwnedPasses:
                 # labels may differ where what the model receives does not
                 states[VARIED] = varied(stage.arrays, each=True)
             returned = Arguments.of(value).without_numpy()
-            structure = _Returned(dataclasses.replace(returned, leaves=_blank(returned)))
+            structure = _Returned(dataclasses.replace(returned, leaves=blank(returned)))
             return returned.take(returned.arrays), record, states, structure
 
         return Program(program)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Form:
-    """A call without its arrays."""
-
-    graphdef: Any
-    treedef: Any
-    arguments: Arguments
-    loss_fn: Callable[..., Any] | None
-    switches: Switches
-    entry: Entry
-
-    def call(self, leaves: Any, arrays: Any) -> Call:
-        """The call of a copy of the model, in its modes."""
-        nodes = nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, leaves))
-        model, args, kwargs = self.arguments.rebuild(nodes, arrays)
-        self.switches.apply(model)
-        return Call(model, args, kwargs, self.loss_fn, self.switches, entry=self.entry)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Parts:
-    """A call taken apart: what is code, with a key that is hashable, and its arrays."""
-
-    form: _Form
-    key: Any
-    leaves: list[Any]
-    arrays: tuple[Any, ...]
 
 
 def reach_of(call: Call, selection: Selection) -> Reach:
@@ -461,44 +394,8 @@ def _graded(
             return backward_pass(stage, inputs, plan, ())
     stage.eager += f"; there are no gradients, because in a derivative {why}"
     out, seen = stage.evaluate(inputs, plan=plan)
-    _require_loss(stage, out)
+    require_scalar(stage, out)
     return out, seen, None, {}
-
-
-def backward_pass(
-    stage: Staged,
-    inputs: list[Any],
-    plan: Plan,
-    numbers: Sequence[int] = (),
-    *,
-    sinks_of: SinksOf = sinks_for,
-) -> tuple[list[Any], list[Any], Any, dict[int, Any]]:
-    """Outputs, what was seen, and the gradients by the sinks and by inputs, of a staged loss."""
-    _, out, seen, cotangents, grads = differentiated(
-        stage,
-        inputs,
-        plan,
-        numbers,
-        sinks_of=sinks_of,
-        check=functools.partial(_require_loss, stage),
-    )
-    return out, seen, cotangents, grads
-
-
-def _require_loss(stage: Staged, out: Sequence[Any]) -> None:
-    if not stage.outputs or jnp.shape(out[0]) != ():
-        shape = f"an array of shape {jnp.shape(out[0])}" if stage.outputs else "no array"
-        raise TypeError(
-            f"The loss function must return a scalar, or (scalar, aux); it returned {shape} first."
-        )
-    if not jnp.issubdtype(out[0].dtype, jnp.floating):
-        raise TypeError(f"The loss must be a floating-point scalar, got {out[0].dtype}.")
-
-
-def _blank(arguments: Arguments) -> tuple[Any, ...]:
-    # a compiled program must not keep the first call's model and arrays alive
-    dynamic = {*arguments.nodes, *arguments.arrays}
-    return tuple(None if i in dynamic else leaf for i, leaf in enumerate(arguments.leaves))
 
 
 def _avals(inputs: Any) -> Any:

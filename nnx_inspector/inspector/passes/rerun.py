@@ -25,7 +25,8 @@ from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.inspector.handles import Handles
 from nnx_inspector.inspector.nnx.modes import Modes
 from nnx_inspector.inspector.nnx.switches import Switches
-from nnx_inspector.inspector.passes.programs import Call, OwnedPasses, reach_of
+from nnx_inspector.inspector.passes.call import Call
+from nnx_inspector.inspector.passes.programs import OwnedPasses, reach_of
 from nnx_inspector.inspector.passes.trials import Shown, Trial, each_alone, made
 from nnx_inspector.perturbations.apply import Reach
 from nnx_inspector.perturbations.gradients import GradientPerturbation

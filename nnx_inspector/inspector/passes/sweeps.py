@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from nnx_inspector.background import Worker
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import Only
-from nnx_inspector.inspector.passes.programs import Call
+from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.perturbations.effects import Logits
 from nnx_inspector.perturbations.sweep import swept
 from nnx_inspector.perturbations.values import Perturbation

@@ -20,8 +20,9 @@ from nnx_inspector._compat.configuration import Configuration
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.inspector.metrics import alone_of, effect_of, scalars_of
 from nnx_inspector.inspector.nnx.switches import Switches
+from nnx_inspector.inspector.passes.call import ITSELF, Call
 from nnx_inspector.inspector.passes.entry import Entry
-from nnx_inspector.inspector.passes.programs import ITSELF, Call, OwnedPasses, Result
+from nnx_inspector.inspector.passes.programs import OwnedPasses, Result
 from nnx_inspector.perturbations.effects import Differences
 from nnx_inspector.perturbations.slots import Setting
 from nnx_inspector.program.donated import Marks, are_there, require_there

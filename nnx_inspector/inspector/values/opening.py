@@ -21,7 +21,7 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.sites import Selection, parse_key, site_key
 from nnx_inspector.hooks.variables import contents
-from nnx_inspector.inspector.passes.programs import Call
+from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.values.axes import (
     CONVOLUTIONS,
     Around,

@@ -1,9 +1,9 @@
 """An owned pass that keeps the values of one site: what its calls returned or received, or the
 gradient of the loss by what they returned.
 
-One program a site and part, the last few of them; what is perturbed is an argument of it, as in
-`owned`. Invariant: nothing of the model changes, and the values are those that the pass on screen
-summarises: after perturbations. Chooses nothing to show.
+There is one program for each site and part, the last few of them; what is perturbed is an argument,
+as in `passes/programs.py`. Invariant: nothing of the model changes, and the values are those that
+the pass on screen summarises, after perturbations. Chooses nothing to show.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ import numpy as np
 
 from nnx_inspector._compat.configuration import unchecked
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.layers import Layer, unwatched
-from nnx_inspector.hooks.scope import Scope
+from nnx_inspector.hooks.layers import unwatched
 from nnx_inspector.hooks.sites import Selection
-from nnx_inspector.inspector.passes.programs import Call, Program, backward_pass
-from nnx_inspector.perturbations.apply import are_random, at_marks, parameters_under
+from nnx_inspector.inspector.passes.call import Call, Form
+from nnx_inspector.inspector.passes.programs import Program, entered, inputs_of
+from nnx_inspector.perturbations.apply import layers_for
 from nnx_inspector.perturbations.gates import passed
-from nnx_inspector.perturbations.region import rows_of
 from nnx_inspector.perturbations.slots import Setting
 from nnx_inspector.program.analysis.cost import available_bytes
 from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.harvest import Keep, Plan
-from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import INPUT, OUTPUT, Structure, mapped_first
-from nnx_inspector.program.stage import LayersOf, Staged, staged
+from nnx_inspector.program.stage import Staged
 from nnx_inspector.program.survey import Marked, Survey
+from nnx_inspector.records.backward import backward_pass
 
 GRADIENT = "gradient"
 Part = Literal["output", "input", "gradient"]
@@ -98,7 +97,7 @@ class ValuePasses:
             setting: what is perturbed.
             site: the site's key.
             part: what is kept.
-            keys: the sites that may have a row in a setting, see `owned.OwnedPasses`.
+            keys: the sites that may have a row in a setting, see `OwnedPasses`.
 
         Raises:
             InspectorError: the values need more memory than there is.
@@ -114,8 +113,7 @@ class ValuePasses:
                 self._programs.move_to_end(key)
                 while len(self._programs) > PROGRAMS:
                     self._programs.popitem(last=False)
-            numbers = rows_of(keys, setting.rows)
-            inputs = (parts.leaves, parts.arrays, numbers, setting.data, setting.parameter_data)
+            inputs = inputs_of(parts, setting, keys)
             if not program.ran_eagerly:
                 _check_room(program, inputs, site, part)
             arrays, ran, form = program(*inputs)
@@ -128,25 +126,15 @@ class ValuePasses:
         ]
 
     def _program(
-        self, form: Any, setting: Setting, site: str, part: Part, keys: tuple[str, ...]
+        self, form: Form, setting: Setting, site: str, part: Part, keys: tuple[str, ...]
     ) -> Any:
-        layers = _layers(self._selection, setting, site if part == INPUT else None)
-        places, parameters = setting.code
+        received, code = [site] if part == INPUT else [], setting.code
+        layers = layers_for(self._selection, setting.places, received)
+        keep = Keep(values=True, parts=(part,), sites=(site,))
 
-        def program(leaves: Any, arrays: Any, numbers: Any, data: Any, of_parameters: Any) -> Any:
-            call = form.call(leaves, arrays)
-            function, args, kwargs = call.function()
-            roots = {(): call.model}
-            with staged(function, args, kwargs, layers, roots=roots, may_run=True) as stage:
-                replaced = parameters_under(stage, parameters, of_parameters)
-                inputs = [replaced.get(i, x) for i, x in enumerate(stage.inputs)]
-                plan = Plan(
-                    summarise=False,
-                    perturb=at_marks(stage, keys, numbers, places, data),
-                    numbered=are_random(places),
-                    keep=Keep(values=True, parts=(part,), sites=(site,)),
-                    tap=_tied,
-                )
+        def program(*given: Any) -> Any:
+            with entered(form, code, keys, layers, given) as (stage, inputs, plan, _):
+                plan = dataclasses.replace(plan, summarise=False, keep=keep, tap=_tied)
                 if part == GRADIENT:
                     found = _gradients(stage, inputs, plan, site)
                 else:
@@ -161,21 +149,6 @@ class ValuePasses:
 
 _Found = list[tuple[Marked, list[Any], Any]]
 """For each call its mark, its values and how often it took place."""
-
-
-def _layers(selection: Selection, setting: Setting, received: str | None) -> LayersOf:
-    """Marks on the outputs of what is selected, on inputs that are perturbed or asked for."""
-    sites = [site for place in setting.places if place.at == INPUT for site in place.sites]
-    sites += [] if received is None else [received]
-    inputs = Selection(list(dict.fromkeys(sites))) if sites else None
-
-    def layers(scope: Scope, owner: Any) -> Sequence[Layer]:
-        of_outputs = marking_layers(selection, inputs=False)(scope, owner)
-        if inputs is None:
-            return of_outputs
-        return [*of_outputs, marking_layers(inputs, inputs=True)(scope, owner)[1]]
-
-    return layers
 
 
 def _kept(stage: Staged, inputs: list[Any], plan: Plan, site: str, part: Part) -> _Found:

@@ -9,7 +9,8 @@ from models import Table
 
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.inspector.nnx.switches import Switches
-from nnx_inspector.inspector.passes.programs import NONE, Call, OwnedPasses
+from nnx_inspector.inspector.passes.call import NONE, Call
+from nnx_inspector.inspector.passes.programs import OwnedPasses
 from nnx_inspector.perturbations.slots import CLEAN, Setting
 
 

@@ -1,0 +1,128 @@
+"""One pass that an inspector makes, as a call of the model, and taken apart into code and arrays.
+
+Invariant: calls whose parts have equal keys are the same code, and a form holds no array of the
+call that it was taken from. Compiles and measures nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from nnx_inspector._compat.configuration import Configuration
+from nnx_inspector.hooks.content import key_of
+from nnx_inspector.hooks.layers import unwatched
+from nnx_inspector.hooks.pytrees import orders
+from nnx_inspector.inspector.nnx.switches import Switches
+from nnx_inspector.inspector.passes.entry import Entry
+from nnx_inspector.program.stage import Arguments, Function
+
+NONE = Switches()
+ITSELF = Entry()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """What is run: the model as its entry says, by default `model(*args, **kwargs)`; or with a loss
+    function `loss_fn(model, *args, **kwargs)`, forward and backward, which returns the loss or
+    `(loss, aux)`. Whichever thread makes the pass, the settings of jax are those of the thread that
+    asked for it.
+    """
+
+    model: nnx.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    loss_fn: Callable[..., Any] | None = None
+    switches: Switches = NONE
+    configuration: Configuration = dataclasses.field(default_factory=Configuration.here)
+    entry: Entry = ITSELF
+
+    @functools.cached_property
+    def parts(self) -> Parts:
+        """Its parts, taken once for several passes of one moment."""
+        arguments = Arguments.of((self.model, self.args, self.kwargs))
+        graphdef, state = nnx.split(arguments.take(arguments.nodes), graph=True)
+        leaves, treedef = jax.tree.flatten(state)
+        empty = dataclasses.replace(arguments, leaves=blank(arguments))
+        code = key_of((self.loss_fn, self.entry, graphdef, empty.leaves))
+        form = Form(graphdef, treedef, empty, self.loss_fn, self.switches, self.entry)
+        key = (code, empty.treedef, orders(empty.numbered), treedef, self.switches)
+        return Parts(form, key, leaves, arguments.take(arguments.arrays))
+
+    def copied(self) -> Call:
+        """The same call of a copy of the model (and of other modules among the arguments), in its
+        modes. What is done to the model later does not reach the copy.
+
+        Raises:
+            RuntimeError: an array of the model was donated to a program that runs.
+        """
+        leaves = [x.copy() if isinstance(x, jax.Array) else x for x in self.parts.leaves]
+        copy = self.parts.form.call(leaves, self.parts.arrays)
+        return dataclasses.replace(copy, switches=NONE, configuration=self.configuration)
+
+    def raise_theirs(self, found: str) -> None:
+        """Make the call of a copy, as the user would without an inspector, for the error that jax
+        raises then.
+
+        Args:
+            found: what is known of the error, as a note on it.
+        """
+        copy = self.copied()
+        (function, args, kwargs), of_a_loss = copy.function(), copy.loss_fn is not None
+
+        def loss(*args: Any, **kwargs: Any) -> Any:
+            value = function.call(*args, **kwargs)
+            return value[0] if isinstance(value, tuple) else value
+
+        try:
+            with self.configuration.held(), unwatched():
+                (nnx.value_and_grad(loss) if of_a_loss else function.call)(*args, **kwargs)
+        except FloatingPointError as error:
+            error.add_note(f"nnx_inspector: {found}")
+            raise
+
+    def function(self) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
+        """What is traced, with its arguments."""
+        if self.loss_fn is None:
+            return self.entry.call(self.model, self.args, self.kwargs)
+        return Function(self.loss_fn), (self.model, *self.args), self.kwargs
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """A call without its arrays."""
+
+    graphdef: Any
+    treedef: Any
+    arguments: Arguments
+    loss_fn: Callable[..., Any] | None
+    switches: Switches
+    entry: Entry
+
+    def call(self, leaves: Any, arrays: Any) -> Call:
+        """The call of a copy of the model, in its modes."""
+        nodes = nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, leaves))
+        model, args, kwargs = self.arguments.rebuild(nodes, arrays)
+        self.switches.apply(model)
+        return Call(model, args, kwargs, self.loss_fn, self.switches, entry=self.entry)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """A call taken apart: what is code, with a key that is hashable, and its arrays."""
+
+    form: Form
+    key: Any
+    leaves: list[Any]
+    arrays: tuple[Any, ...]
+
+
+def blank(arguments: Arguments) -> tuple[Any, ...]:
+    """The leaves without models and arrays, of which a compiled program must keep none alive."""
+    dynamic = {*arguments.nodes, *arguments.arrays}
+    return tuple(None if i in dynamic else leaf for i, leaf in enumerate(arguments.leaves))
