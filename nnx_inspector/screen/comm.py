@@ -7,6 +7,7 @@ slow browser never holds a sender up; what is dropped is counted. Knows no model
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import uuid
@@ -164,9 +165,10 @@ class Screen:
         with self._lock:
             if self.closed:
                 return
-            self.bytes_sent += len(buffer or b"") + len(protocol.to_json(message))
+            header = protocol.to_header(message)
+            self.bytes_sent += len(buffer or b"") + len(json.dumps(header, ensure_ascii=False))
             widget = self.stream if self._streams else self.control
-            widget.send(protocol.to_header(message), [buffer] if buffer is not None else None)
+            widget.send(header, [buffer] if buffer is not None else None)
 
     def ready_for_frame(self) -> bool:
         """Whether a frame would be sent now; counts it as dropped if not."""

@@ -8,10 +8,8 @@ model is markup in it. Knows no jax, no model and no widget.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import functools
-import gzip
 import hashlib
 import time
 from collections.abc import Callable
@@ -22,7 +20,7 @@ from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.assets import asset
 from nnx_inspector.screen.export.page import shell_of
-from nnx_inspector.screen.export.replay import Told, evenly, replayed
+from nnx_inspector.screen.export.replay import Told, as_text, packed_passes
 from nnx_inspector.screen.export.snapshot import MOST_BYTES as MOST_PLAIN
 from nnx_inspector.screen.export.snapshot import snapshot
 from nnx_inspector.screen.timeline import metrics_at
@@ -121,28 +119,19 @@ def fitted(
     Returns:
         The text, or None where not even two passes with the details of one module fit.
     """
-    all_ = recording.passes
     most, details = _at_first(len(told.layout.sites), len(told.detailed), max_bytes)
     for _ in range(_TRIES):
         if stop():
             return None
-        chosen = evenly(all_, most)
-        raw = replayed(
-            recording,
-            chosen,
-            with_details(told, details),
-            left_out=len(all_) - len(chosen),
-            columns=COLUMNS,
-            points=POINTS,
-        )
-        text = base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()
+        kept = with_details(told, details)
+        text, _, shown = packed_passes(recording, kept, most, columns=COLUMNS, points=POINTS)
         over = len(text) / max_bytes
         if over <= 1:
             return text
-        if details <= 1 and len(chosen) <= 2:
+        if details <= 1 and shown <= 2:
             return None
-        most = max(2, int(len(chosen) / over))
-        if len(chosen) <= FEW_PASSES or over > 2:
+        most = max(2, int(shown / over))
+        if shown <= FEW_PASSES or over > 2:
             details = max(1, int(details / over))
     return None
 
@@ -193,10 +182,9 @@ def _front_end() -> _FrontEnd:
     loader, shell = asset("saved.js"), "\0".join(shell_of(_TITLE))
     if shell.count("\0") != 1 or any(breaker in loader.lower() for breaker in _BREAKERS):
         raise InspectorError("The built front end cannot stand in a notebook. Build it anew.")
-    packed = base64.b64encode(gzip.compress(shell.encode(), 9, mtime=0)).decode()
     return _FrontEnd(
         name=hashlib.sha256(shell.encode()).hexdigest()[:16],
-        markup=_PACKED.format(name="page", text=packed),
+        markup=_PACKED.format(name="page", text=as_text(shell.encode(), level=9)),
         loader=f"<script>{loader}</script>",
     )
 

@@ -7,7 +7,6 @@ of a model is markup in it, and it is either written whole or not at all. Knows 
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import html
 import math
@@ -19,7 +18,7 @@ from typing import Final
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen.assets import asset
-from nnx_inspector.screen.export.replay import Told, evenly, replayed
+from nnx_inspector.screen.export.replay import Told, packed_passes
 
 MAX_BYTES: Final = 16 * 2**20
 MOST_UNPACKED: Final = 256 * 2**20
@@ -74,21 +73,18 @@ def page_of(recording: Recording, told: Told, *, title: str, max_bytes: int = MA
     before, after = shell_of(title)
     shell = len((before + after).encode())
     room = max_bytes - shell
-    passes = recording.passes
-    most = min(len(passes), _at_first(recording, room))
+    most = min(len(recording.passes), _at_first(recording, room))
     while True:
-        chosen = evenly(passes, most)
-        raw = replayed(recording, chosen, told, left_out=len(passes) - len(chosen))
-        packed = base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()
-        over = max(len(packed) / max(room, 1), len(raw) / MOST_UNPACKED)
+        packed, size, shown = packed_passes(recording, told, most)
+        over = max(len(packed) / max(room, 1), size / MOST_UNPACKED)
         if over <= 1:
             return before + packed + after
-        if len(chosen) <= 2:
+        if shown <= 2:
             raise InspectorError(
                 f"A page of this recording takes {shell + len(packed):,} bytes even with "
-                f"{len(chosen)} of its passes, and max_bytes is {max_bytes:,}. Allow more."
+                f"{shown} of its passes, and max_bytes is {max_bytes:,}. Allow more."
             )
-        most = max(2, min(len(chosen) - 1, math.floor(len(chosen) / over * 0.95)))
+        most = max(2, min(shown - 1, math.floor(shown / over * 0.95)))
 
 
 def write_page(path: str | os.PathLike[str], text: str) -> int:

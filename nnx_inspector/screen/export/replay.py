@@ -8,7 +8,9 @@ no file, knows no jax, no widget and no model.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import gzip
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -135,6 +137,25 @@ def replayed(
         **_frames(recording, passes, keys, told.detailed, packing),
     }
     return packing.packed(index)
+
+
+def packed_passes(
+    recording: Recording, told: Told, most: int, *, columns: int = COLUMNS, points: int = POINTS
+) -> tuple[str, int, int]:
+    """A recording with at most so many of its passes, as text in the form that the page reads.
+
+    Returns:
+        The text, the number of bytes that the browser unpacks it to, and the number of passes.
+    """
+    chosen = evenly(recording.passes, most)
+    left_out = len(recording.passes) - len(chosen)
+    raw = replayed(recording, chosen, told, left_out=left_out, columns=columns, points=points)
+    return as_text(raw), len(raw), len(chosen)
+
+
+def as_text(data: bytes, *, level: int = 6) -> str:
+    """Bytes, deflated, as they stand in a page."""
+    return base64.b64encode(gzip.compress(data, level, mtime=0)).decode()
 
 
 def shade(fractions: np.ndarray) -> np.ndarray:

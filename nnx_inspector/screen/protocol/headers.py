@@ -160,5 +160,5 @@ def _either(words: Sequence[str]) -> str:
 
 
 def to_json(message: Any) -> str:
-    """The header as text, for size accounting and the golden messages."""
+    """The header as text, for the golden messages."""
     return json.dumps(to_header(message), allow_nan=False, ensure_ascii=False, sort_keys=True)
