@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.stats.bins import Binned, axis, quantiles, rebinned
+from nnx_inspector.stats.bins import Binned, axes, quantiles, ragged, rebinned
 from nnx_inspector.stats.encoding import binned, decoded
 from nnx_inspector.stats.summary import STATISTICS, Summary
 
@@ -51,13 +51,13 @@ def history_of(
         rows.bins, rows.counts.sum(axis=0, keepdims=True), np.array([low]), np.array([high])
     )
     anything = len(rows.bins) > 0
-    edges = axis(together, HISTORY_BINS, "symlog") if anything else _no_axis()
+    edges = axes(ragged(together), HISTORY_BINS, "symlog")[0] if anything else _no_axis()
     total = rows.counts.sum(axis=1, keepdims=True)
     return HistoryArrays(
         steps=np.array(steps, np.float64),
         quantiles=quantiles(rows, np.array(HISTORY_QUANTILES)),
         edges=edges,
-        fractions=rebinned(rows, edges) / np.where(total > 0, total, np.nan),
+        fractions=rebinned(ragged(rows), edges) / np.where(total > 0, total, np.nan),
     )
 
 

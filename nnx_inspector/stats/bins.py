@@ -1,7 +1,8 @@
 """The bins in which a summary counts values, and what can be said of values known only by bin.
 
-A bin is named by the upper 12 bits of a float32. Invariant: a figure lies within the range that
-the values are known to have. Imports NumPy only.
+A bin is named by the upper 12 bits of a float32. Here alone is decided which bins are shown: of one
+summary, of a quantity over the steps, of all sparklines of a frame. Invariant: a figure lies within
+the range that the values are known to have. Imports NumPy only.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ SMALLEST_NORMAL: Final = 2.0**-126
 """The smallest normal float32."""
 _Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.intp]
+_Int64s = npt.NDArray[np.int64]
 
 
 class Binned(NamedTuple):
@@ -72,6 +74,30 @@ class Binned(NamedTuple):
 
     bins: _Ints
     counts: _Floats
+    low: _Floats
+    high: _Floats
+
+
+class Ragged(NamedTuple):
+    """The finite values of some rows by bin, each row with bins of its own, in value order.
+
+    Attributes:
+        at: int[k], which row each bin in use belongs to, rising.
+        start: int[rows + 1], where each row's bins begin.
+        counts: float64[k].
+        below: float64[k], how many values of the row are in this bin or in lower ones.
+        lower: float64[k], the lower edge of each, within the range of its row.
+        upper: float64[k], the upper edge, likewise.
+        low: float64[rows], the smallest value, or a bound of it.
+        high: float64[rows], the largest, likewise.
+    """
+
+    at: _Int64s
+    start: _Int64s
+    counts: _Floats
+    below: _Floats
+    lower: _Floats
+    upper: _Floats
     low: _Floats
     high: _Floats
 
@@ -147,76 +173,87 @@ def quantiles(binned: Binned, fractions: _Floats) -> _Floats:
     return np.where(total > 0, found, np.nan)
 
 
-def rebinned(binned: Binned, edges: _Floats) -> _Floats:
-    """Counts of each row in the intervals between rising `edges`, [rows, len(edges) - 1].
+def ragged(binned: Binned) -> Ragged:
+    """The same values, of which each row has all the bins."""
+    bins, counts, low, high = binned
+    many, width = counts.shape
+    lower, upper = bounds(bins, low[:, None], high[:, None])
+    at, start = np.repeat(np.arange(many), width), np.arange(many + 1) * width
+    below = np.cumsum(counts, axis=1)
+    return Ragged(at, start, counts.ravel(), below.ravel(), lower.ravel(), upper.ravel(), low, high)
+
+
+def rebinned(ragged: Ragged, edges: _Floats) -> _Floats:
+    """Counts of each row in the intervals between rising `edges`, [rows, intervals].
 
     Each bin is spread evenly over the part of it that lies within the row's range. What lies
-    outside of the edges is counted in the outermost intervals.
+    outside of the edges is counted in the outermost intervals. Edges are one row's or all rows'.
     """
-    reached = _reached(binned, edges)
-    return np.maximum(reached[:, 1:] - reached[:, :-1], 0.0)  # rounding only
+    return np.maximum(np.diff(_reached(ragged, edges), axis=1), 0.0)  # rounding only
 
 
-def apportioned(binned: Binned, edges: _Floats) -> _Ints:
-    """As `rebinned` in whole numbers that add up to the row's values, [rows, len(edges) - 1].
+def apportioned(ragged: Ragged, edges: _Floats) -> _Int64s:
+    """As `rebinned` in whole numbers that add up to the row's values, [rows, intervals].
 
     How many values lie below an edge is rounded to a whole number, so that the bins that the edge
     does not cut are counted right. The smallest value is in the first interval, the largest in the
     last, where the edges are those of the row's range.
     """
-    reached = np.rint(_reached(binned, edges))
+    reached = np.rint(_reached(ragged, edges))
     total = reached[:, -1:]
-    at_ends = (edges[0] == binned.low) & (edges[-1] == binned.high) & (total[:, 0] > 1)
+    at_ends = (edges[..., 0] == ragged.low) & (edges[..., -1] == ragged.high) & (total[:, 0] > 1)
     inner = reached[at_ends, 1:-1]
     reached[at_ends, 1:-1] = np.clip(inner, 1.0, total[at_ends] - 1.0)
     return np.diff(np.maximum.accumulate(reached, axis=1).astype(np.int64), axis=1)
 
 
-def _reached(binned: Binned, edges: _Floats) -> _Floats:
-    """How many values of each row lie below each edge, [rows, len(edges)]."""
-    bins, counts, low, high = binned
-    if not len(bins):
-        return np.zeros((len(counts), len(edges)))
-    shape = (len(counts), 2 * len(bins))
-    value, below = np.empty(shape), np.empty(shape)  # at both edges of every bin
-    value[:, 0::2], value[:, 1::2] = bounds(bins, low[:, None], high[:, None])
-    np.cumsum(counts, axis=1, out=below[:, 1::2])
-    below[:, 0], below[:, 2::2] = 0.0, below[:, 1:-1:2]
-    # A value on an edge belongs to the interval above it.
-    inner = np.nextafter(edges[1:-1], -np.inf)
-    if max(-edges[0], edges[-1]) < FAINT:  # slopes would overflow
-        inner, value = inner * 2.0**900, value * 2.0**900
-    steep = value[:, 1::2] - value[:, 0::2] < FAINT**4
-    value[:, 1::2] = np.where(steep, value[:, 0::2], value[:, 1::2])
-    reached = np.zeros((len(counts), len(edges)))
-    for row, x, y in zip(reached, value, below, strict=True):
-        row[1:-1] = np.interp(inner, x, y)
-    reached[:, -1] = below[:, -1]
+def _reached(ragged: Ragged, edges: _Floats) -> _Floats:
+    """How many values of each row lie below each edge, [rows, edges]."""
+    edges = np.broadcast_to(edges, (len(ragged.low), edges.shape[-1]))
+    reached = np.zeros(edges.shape)
+    if not len(ragged.at):
+        return reached
+    # a value on an edge belongs to the interval above it; slopes of faint values would overflow
+    faint = np.maximum(-edges[:, 0], edges[:, -1]) < FAINT
+    scale = np.where(faint, 2.0**900, 1.0)
+    inner = np.nextafter(edges[:, 1:-1], -np.inf) * scale[:, None]
+    value, below = np.empty((2, 2 * len(ragged.at)))  # at both edges of every bin
+    value[0::2], value[1::2] = ragged.lower * scale[ragged.at], ragged.upper * scale[ragged.at]
+    steep = value[1::2] - value[0::2] < FAINT**4
+    value[1::2] = np.where(steep, value[0::2], value[1::2])
+    below[0::2], below[1::2] = ragged.below - ragged.counts, ragged.below
+    ends = (2 * ragged.start).tolist()
+    for row, x, begin, end in zip(reached, inner, ends[:-1], ends[1:], strict=True):
+        row[1:-1] = np.interp(x, value[begin:end], below[begin:end])
+    reached[:, -1] = ragged.below[ragged.start[1:] - 1]
     return reached
 
 
-def axis(everything: Binned, bins: int, scale: Scale) -> _Floats:
-    """`bins` + 1 rising edges from the smallest value of one row to its largest.
+def axes(ragged: Ragged, bins: int, scale: Scale) -> _Floats:
+    """Rising edges from the smallest value of each row to its largest, float64[rows, bins + 1].
 
     "linear" or "symlog": even in asinh(value / threshold), where seven tenths of the values that
     are not zero lie below the threshold. Around the value where there is but one.
     """
-    low, high = float(everything.low[0]), float(everything.high[0])
-    threshold = _threshold(everything) if scale == "symlog" else None
-    if threshold is None:  # of the halves, because the range may overflow
-        edges = 2.0 * evenly(low / 2, high / 2, bins)
-    else:
-        even = evenly(math.asinh(low / threshold), math.asinh(high / threshold), bins)
-        with np.errstate(over="ignore"):
-            edges = np.sinh(even) * threshold
-    edges[0], edges[-1] = low, high
-    edges = np.minimum(np.maximum(edges, low), high)
-    if (edges[1:] > edges[:-1]).all():
-        return edges
-    # One value, or a range too narrow for so many edges: an axis around it.
-    margin, largest = max(abs(low), abs(high)) / 16 or 0.5, sys.float_info.max
-    low, high = max(low - margin, -largest), min(high + margin, largest)
-    return 2.0 * evenly(low / 2, high / 2, bins)
+    low, high = ragged.low, ragged.high
+    edges = 2.0 * evenly(low / 2, high / 2, bins)  # of the halves: the range may overflow
+    thresholds = _thresholds(ragged) if scale == "symlog" else np.full(len(low), np.nan)
+    bent = np.flatnonzero(~np.isnan(thresholds))
+    ends = zip(low[bent].tolist(), high[bent].tolist(), thresholds[bent].tolist(), strict=True)
+    even = np.array([(math.asinh(a / t), math.asinh(b / t)) for a, b, t in ends]).reshape(-1, 2)
+    with np.errstate(over="ignore"):
+        edges[bent] = np.sinh(evenly(even[:, 0], even[:, 1], bins)) * thresholds[bent, None]
+    edges[:, 0], edges[:, -1] = low, high
+    edges = np.minimum(np.maximum(edges, low[:, None]), high[:, None])
+    # one value, or a range too narrow for so many edges: an axis around it
+    narrow = np.flatnonzero(~(edges[:, 1:] > edges[:, :-1]).all(axis=1))
+    low, high = low[narrow], high[narrow]
+    margin = np.maximum(np.abs(low), np.abs(high)) / 16
+    margin = np.where(margin == 0, 0.5, margin)
+    largest = sys.float_info.max
+    low, high = np.maximum(low - margin, -largest), np.minimum(high + margin, largest)
+    edges[narrow] = 2.0 * evenly(low / 2, high / 2, bins)
+    return edges
 
 
 def evenly(low: npt.ArrayLike, high: npt.ArrayLike, bins: int) -> _Floats:
@@ -239,15 +276,25 @@ def bounds(bins: _Ints, low: _Floats, high: _Floats) -> tuple[_Floats, _Floats]:
     return lower, upper
 
 
-def _threshold(everything: Binned) -> float | None:
-    """Where a symlog axis turns linear; None where there is nothing but zeros and subnormals."""
-    lower, upper = bounds(everything.bins, everything.low, everything.high)
-    magnitude = np.maximum(-lower, upper)
-    order = magnitude.argsort()
+def running(values: _Floats, start: _Ints, at: _Ints) -> _Floats:
+    """The cumulative sums of each row's values."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    return sums[1:] - sums[start[:-1]][at]
+
+
+def _thresholds(ragged: Ragged) -> _Floats:
+    """Where a symlog axis turns linear; NaN where a row has but zeros and subnormals."""
+    at, start = ragged.at, ragged.start
+    magnitude = np.maximum(-ragged.lower, ragged.upper)
+    order = np.lexsort((magnitude, at))
     rising = magnitude[order]
-    zeros = int(rising.searchsorted(SMALLEST_NORMAL))
-    if zeros == len(rising):
-        return None
-    below = everything.counts[0, order[zeros:]].cumsum()
-    tenths = float(rising[zeros + below.searchsorted(0.7 * below[-1])])
-    return max(tenths, float(rising[-1]) * 1e-30)  # so that asinh does not overflow
+    normal = rising >= SMALLEST_NORMAL
+    below = running(np.where(normal, ragged.counts[order], 0.0), start, at)
+    before = ~normal | (below < 0.7 * below[start[1:] - 1][at])
+    many = len(ragged.low)
+    tenths = start[:-1] + np.bincount(at, before, minlength=many).astype(np.int64)
+    faint = np.bincount(at, normal, minlength=many) == 0
+    largest = rising[start[1:] - 1]
+    # so that asinh does not overflow
+    found = np.maximum(rising[np.where(faint, start[:-1], tenths)], largest * 1e-30)
+    return np.where(faint, np.nan, found)

@@ -29,9 +29,10 @@ from nnx_inspector.stats.bins import (
     Binned,
     Scale,
     apportioned,
-    axis,
+    axes,
     bin_edges,
     quantiles,
+    ragged,
 )
 from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2, merged_moments
 
@@ -398,8 +399,9 @@ class Summary:
             )
         if not self.finite:
             return Histogram(np.linspace(0.0, 1.0, bins + 1), np.zeros(bins, np.int64))
-        edges = axis(self._binned, bins, scale)
-        return Histogram(edges, apportioned(self._binned, edges)[0])
+        values = ragged(self._binned)
+        edges = axes(values, bins, scale)
+        return Histogram(edges[0], apportioned(values, edges)[0])
 
     def sparkline(self, n: int = 32) -> npt.NDArray[np.uint8]:
         """Heights uint8[n] of the "symlog" histogram: the highest is 255, one in use never 0."""

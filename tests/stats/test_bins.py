@@ -17,9 +17,10 @@ from nnx_inspector.stats.bins import (
     Binned,
     Scale,
     apportioned,
-    axis,
+    axes,
     bin_edges,
     quantiles,
+    ragged,
     rebinned,
     tabulated,
 )
@@ -70,11 +71,11 @@ def test_many_rows_read_as_each_alone() -> None:
     rng = np.random.default_rng(0)
     rows = [rng.normal(size=500) * 10.0**i for i in range(-3, 4)] + [np.zeros(0), np.full(3, -2.5)]
     together, q = binned(*rows), np.linspace(0, 1, 23)
-    edges = axis(binned(np.concatenate(rows)), 48, "symlog")
-    values, counts = quantiles(together, q), rebinned(together, edges)
+    edges = axes(ragged(binned(np.concatenate(rows))), 48, "symlog")[0]
+    values, counts = quantiles(together, q), rebinned(ragged(together), edges)
     for i, x in enumerate(rows):
         np.testing.assert_array_equal(values[i], quantiles(binned(x), q)[0])
-        np.testing.assert_allclose(counts[i], rebinned(binned(x), edges)[0], atol=1e-9)
+        np.testing.assert_allclose(counts[i], rebinned(ragged(binned(x)), edges)[0], atol=1e-9)
         assert counts[i].sum() == pytest.approx(len(x))
         if len(x):
             exact = np.sort(x)[np.floor(q * (len(x) - 1)).astype(int)]
@@ -84,16 +85,16 @@ def test_many_rows_read_as_each_alone() -> None:
 
 def test_a_value_on_an_edge_belongs_to_the_interval_above_it() -> None:
     one = binned(np.full(4, 1.0))
-    assert rebinned(one, np.array([0.0, 1.0, 2.0])).tolist() == [[0, 4]]
-    assert rebinned(one, np.array([-2.0, 0.0, 1.5])).tolist() == [[0, 4]]
+    assert rebinned(ragged(one), np.array([0.0, 1.0, 2.0])).tolist() == [[0, 4]]
+    assert rebinned(ragged(one), np.array([-2.0, 0.0, 1.5])).tolist() == [[0, 4]]
 
 
 def test_whole_counts_are_the_fractions_rounded() -> None:
     rng = np.random.default_rng(1)
     rows = [rng.normal(size=n) * 10.0**i for i, n in enumerate((1, 2, 30, 500, 3000))]
     together = binned(*rows)
-    edges = axis(binned(np.concatenate(rows)), 48, "symlog")
-    fractions, counts = rebinned(together, edges), apportioned(together, edges)
+    edges = axes(ragged(binned(np.concatenate(rows))), 48, "symlog")[0]
+    fractions, counts = rebinned(ragged(together), edges), apportioned(ragged(together), edges)
     assert counts.dtype == np.int64
     assert (counts >= 0).all()
     assert counts.sum(axis=1).tolist() == [len(x) for x in rows]
@@ -104,7 +105,7 @@ def test_whole_counts_are_the_fractions_rounded() -> None:
 def test_the_outermost_values_are_in_the_outermost_intervals(scale: Scale) -> None:
     x = np.concatenate([[-7.3], np.random.default_rng(2).normal(size=999), [6.1]])
     one = binned(x)
-    counts = apportioned(one, axis(one, 64, scale))[0]
+    counts = apportioned(ragged(one), axes(ragged(one), 64, scale)[0])[0]
     assert counts[0] >= 1
     assert counts[-1] >= 1
     assert counts.sum() == 1001
@@ -113,8 +114,8 @@ def test_the_outermost_values_are_in_the_outermost_intervals(scale: Scale) -> No
 def test_nothing_has_no_figures() -> None:
     nothing = Binned(np.zeros(0, int), np.zeros((2, 0)), np.full(2, np.nan), np.full(2, np.nan))
     assert np.isnan(quantiles(nothing, np.array([0.5]))).all()
-    assert rebinned(nothing, np.arange(4.0)).tolist() == [[0, 0, 0]] * 2
-    assert apportioned(nothing, np.arange(4.0)).tolist() == [[0, 0, 0]] * 2
+    assert rebinned(ragged(nothing), np.arange(4.0)).tolist() == [[0, 0, 0]] * 2
+    assert apportioned(ragged(nothing), np.arange(4.0)).tolist() == [[0, 0, 0]] * 2
 
 
 def test_the_stated_error_is_that_of_the_edges() -> None:
@@ -130,8 +131,8 @@ def test_the_stated_error_is_that_of_the_edges() -> None:
 def test_ranges_too_small_for_slopes_are_spread_too(faint: float) -> None:
     counts = np.array([[4.0]])
     zeros = Binned(np.array([0]), counts, np.array([0.0]), np.array([faint]))
-    assert rebinned(zeros, np.linspace(0, faint, 5))[0] == pytest.approx([1] * 4)
+    assert rebinned(ragged(zeros), np.linspace(0, faint, 5))[0] == pytest.approx([1] * 4)
     step = Binned(np.array([0, 0x3F8]), np.array([[4.0, 2.0]]), np.zeros(1), np.array([1.0]))
-    assert rebinned(step, np.array([0.0, 0.5, 1.0])).tolist() == [[4, 2]]
+    assert rebinned(ragged(step), np.array([0.0, 0.5, 1.0])).tolist() == [[4, 2]]
     below = Binned(np.array([0xBF8, 0]), np.array([[2.0, 4.0]]), -np.ones(1), np.array([faint]))
-    assert rebinned(below, np.array([-1.0, -0.5, faint])).sum() == 6
+    assert rebinned(ragged(below), np.array([-1.0, -0.5, faint])).sum() == 6
