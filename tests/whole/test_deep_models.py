@@ -102,6 +102,22 @@ def test_a_deep_model_can_be_captured_and_differentiated():
     assert not isinstance(found, Exception), found
 
 
+@pytest.mark.parametrize("depth", [30, pytest.param(300, marks=pytest.mark.long)])
+def test_a_deep_model_is_inspected(depth: int, tmp_path: Any):
+    def work() -> Any:
+        insp = nni.Inspector(nested(depth), X, display=False)
+        assert insp.run().shape == (2,)
+        insp.save(tmp_path / "deep.nni")
+        insp.close()
+        return insp.recording, nni.load(tmp_path / "deep.nni")
+
+    found = on_a_stack_of_its_own(work)
+    assert not isinstance(found, Exception), found
+    for recording in found:
+        assert len(recording.sites) == depth
+        assert [p.kind for p in recording.passes] == ["run", "run"]
+
+
 def test_a_recursion_without_end_ends_in_python_s_own_error():
     def work() -> Any:
         with nni.intercept_methods(passing), nni.intercept_methods(passing):

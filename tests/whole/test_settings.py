@@ -149,7 +149,7 @@ USES = {"captured": captured, "perturbed": perturbed, "inspected": inspected, "w
 @contextlib.contextmanager
 def flag(name, value):
     """A setting without a context manager of its own."""
-    before = getattr(jax.config, name)
+    before = jax.config.read(name)
     jax.config.update(name, value)
     try:
         yield
@@ -257,6 +257,10 @@ def test_nothing_that_jax_may_forbid_is_done_by_us(use, tmp_path):
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("setting", ALIKE)
 def test_a_setting_changes_no_figure(setting, use, tmp_path):
+    if (setting, use) == ("no jit", "watched"):  # see limits.md
+        with pytest.raises(nni.InspectorWarning, match="None of the 2 measured steps"):
+            check(ALIKE[setting], use, tmp_path)
+        return
     check(ALIKE[setting], use, tmp_path)
 
 
