@@ -1,6 +1,6 @@
-"""`Finding`: one thing that is wrong, and how findings are ordered.
+"""`Finding`: one thing that is wrong, and the order of findings.
 
-Invariant: a finding never changes. Knows no rules.
+Invariant: a finding never changes. Does not know the rules.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 Severity = Literal["error", "warning", "info"]
-"""How bad it is, worst first."""
+"""How bad a finding is, worst first."""
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 
@@ -19,11 +19,11 @@ CAUSES_FIRST: Final = (
     "saturated-units", "constant", "collapse", "exploding-gradient", "vanishing-gradient",
     "no-gradient", "update-ratio",
 )  # fmt: skip
-"""The rules, what may be the cause of another before that: what is wrong in the model, then what
-is wrong going forward, going backward, and in the update."""
+"""The rules, each before those that it may be the cause of: faults of the model, then of the
+forward pass, the backward pass and the update."""
 
 GOING_FORWARD: Final = ("dead-units", "saturated-units", "constant", "collapse")
-"""Of these what comes first in the pass is the cause of what comes after."""
+"""Of findings by these rules, the one earliest in the pass causes the later ones."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,13 +32,13 @@ class Finding:
 
     Attributes:
         rule: the rule that found it, one of `CAUSES_FIRST`.
-        site: key of the site concerned, of a parameter that of its module.
+        site: the key of the site; for a parameter, the key of its module.
         step: the step at which it was first seen.
         severity: "error", "warning" or "info".
         evidence: the figures it rests on, by name; counts are numbers of values.
-        what: what was seen, a clause without a full stop.
-        advice: what it usually means and what mends it, likewise.
-        effects: other findings that this one explains, which are not listed beside it.
+        what: what was seen, as a clause without a full stop.
+        advice: what it usually means and what fixes it, as a clause without a full stop.
+        effects: other findings that this one explains and that are not listed separately.
     """
 
     rule: str
@@ -60,16 +60,16 @@ class Finding:
 
 
 def _inside(clause: str) -> str:
-    """A clause within a sentence; a name at its beginning stays as it is."""
+    """A clause in the middle of a sentence: lower case, unless it begins with a name."""
     lower = clause[:2].istitle() and clause[:3] not in ("Inf", "NaN")
     return clause[0].lower() + clause[1:] if lower else clause
 
 
 def named(site: str) -> str:
-    """A site in a message."""
+    """The name of a site in a message."""
     return repr(site) if site else "the model"
 
 
 def and_others(count: int, what: str = "site") -> str:
-    """`" (and 2 more sites)"`, nothing for none."""
+    """`" (and 2 more sites)"`, or `""` if the count is 0."""
     return f" (and {count} more {what}{'s' * (count > 1)})" if count else ""

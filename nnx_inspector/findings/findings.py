@@ -1,8 +1,7 @@
-"""`diagnose`: all rules over a recording, worst first, consequences with their cause.
+"""`diagnose`: runs all rules over a recording; worst findings first, consequences with their cause.
 
-Invariant: no false alarms. A finding states what the recording holds, with its figures as
-evidence; what it says of the cause it calls usual, not certain. Changes nothing, draws nothing,
-imports no jax.
+Invariant: no false alarms. A finding states what the recording holds, with the figures as
+evidence, and calls a cause usual, not certain. Changes nothing, draws nothing, imports no jax.
 """
 
 from __future__ import annotations
@@ -52,15 +51,16 @@ _RULES: Final[tuple[Callable[[Judged], Iterator[Finding]], ...]] = (
 
 
 def diagnose(recording: Recording) -> list[Finding]:
-    """What the rules find in a recording.
+    """List what the rules find wrong in a recording.
 
     Args:
-        recording: may be empty, and may be appended to meanwhile: all rules see one snapshot.
+        recording: the recording. It may be empty, and it may grow meanwhile: all rules see one
+            snapshot.
 
     Returns:
-        The findings, worst first; of equal severity what was first seen earlier. What one of them
-        explains is among its `effects`, and in its message. Empty where nothing is wrong as far as
-        the rules can tell.
+        The findings, worst first, and among those of equal severity the earliest first. A finding
+        that another one explains is listed in its `effects` and message instead. The list is
+        empty if the rules find nothing wrong.
 
     Example:
         >>> from nnx_inspector.stats.summary import empty

@@ -1,8 +1,8 @@
-"""Composes what is hooked around each call of a module: layers, their order, their selection.
+"""Composes the open layers around each call of a module, in order, if they select the call.
 
-`wrapping` sends the calls here, `layers` says what is open, `Scope` which path a module has.
-Invariant: a call that cannot be attributed is counted and told, never guessed. Does not know what
-a layer does with a call.
+`wrapping` sends the calls here, `layers` knows the open layers, and `Scope` knows the modules'
+paths. Invariant: a call that cannot be attributed is counted and reported, never guessed. Does not
+know what a layer does with a call.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class _Thread(threading.local):
         self.outermost: Scope | None = None
         self.calls: dict[Any, int] = {}
         self.executables = 0
-        self.borrowed = 0  # of Python's stack
-        self.roomy = 0  # for how many frames that is enough
+        self.borrowed = 0  # by how much Python's recursion limit is raised
+        self.roomy = 0  # the number of frames for which that is enough
 
 
 _thread = _Thread()
@@ -72,17 +72,17 @@ def hooked(*layers: Layer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Keep the wrappers on the classes; regions opened inside need not put them there again.
+    """Keep the wrappers on the classes, so that regions opened inside need not install them.
 
-    Without a region open they call straight through.
+    While no region is open the wrappers call straight through.
     """
     with wrapping.installed(_HOOKS):
         yield
 
 
 def executables_called(*, restart: int = 0) -> int:
-    """How many ahead-of-time compiled executables this thread called, since last asked, that were
-    made without the layers that were open: no hook sees inside them. Counts on from `restart`.
+    """How many calls of ahead-of-time compiled executables, made without the layers open at the
+    call, this thread made since the last time. No hook sees inside them. Resets to `restart`.
     """
     called, _thread.executables = _thread.executables, restart
     return called
@@ -95,8 +95,8 @@ def executables_called(*, restart: int = 0) -> int:
 class _Call:
     """A call on its way through the layers.
 
-    `below` is where it takes place under `owner`, the module whose path is known: () for a method
-    of it. `selected` is what a filter by type looks at.
+    `owner` is the module whose path is known, and `below` the rest of the path, () for a method of
+    the owner. `selected` is the object or type that a filter by type examines.
     """
 
     owner: Any
@@ -114,7 +114,7 @@ def _called(
 ) -> Any:
     original = function.__get__(module, type(module))
     if _is_within(name, function, module):
-        # super().name(...), or what a decorated method holds
+        # super().name(...), or the function inside a decorated method
         return _in_python(original)(*args, **kwargs)
     made_at = linen.made_here(module)
     if made_at is not None:
@@ -123,13 +123,13 @@ def _called(
     if isinstance(module, nnx.bridge.ToNNX) and name == CALL:
         original = functools.partial(_in_linen, module, original)
     call = _Call(module, (), module, name, original, "method", type(module).__name__, module)
-    # the call of what a ToLinen makes is the ToLinen's own, which was told
+    # the call of the module that a ToLinen makes was counted as the ToLinen's own
     ranks = () if made_at is not None and name == CALL else EVERY
     return _through_layers(call, function, args, kwargs, ranks)
 
 
 def _in_linen(owner: Any, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a ToNNX; what its Linen modules call goes through the layers too."""
+    """Call a ToNNX, and send the calls of its Linen modules through the layers too."""
     paths = [(scope.token, scope.path_of(owner)) for scope in _scopes()]
     key = tuple((token, path) for token, path in paths if path is not None)
     with linen.told(owner, linen.Listener(call_inside, _foreign, key)):
@@ -156,25 +156,25 @@ def call_inside(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Run a method that is no NNX module's own through the layers: a Linen submodule's.
+    """Run a method of a Linen submodule through the layers.
 
     Args:
         owner: the NNX module inside which it is called.
-        below: the rest of its path, under the owner's.
-        module: what it is a method of.
-        method: its name.
+        below: the submodule's path relative to the owner's.
+        module: the submodule.
+        method: the name of the method.
         original: the bound method.
-        args: what it is called with.
-        kwargs: likewise.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
     """
     call = _Call(owner, below, module, method, original, "linen", type(module).__name__, module)
     return _through_layers(call, original, args, kwargs, EVERY)
 
 
 def _sown(module: Any, name: str, kind: str, variable_type: Any, value: Any) -> Any:
-    """A value that the user's module hands to `sow`, or that `perturb` returns."""
+    """Run a value that the user's module passes to `sow` or `perturb` through the layers."""
     if name in methods(type(module)):
-        return value  # nnx.capture(method_outputs=...) sows what methods return: seen already
+        return value  # nnx.capture(method_outputs=...) sows method outputs, which are seen anyway
     below: Path = (name,)
     method = kind if any(_has_module(scope, module, name) for scope in _scopes()) else CALL
     type_name = variable_type if isinstance(variable_type, str) else variable_type.__name__
@@ -216,14 +216,14 @@ def _through_layers(
             _return()
 
 
-_AHEAD = 32  # module calls: the limit is raised for so many at a time
+_AHEAD = 32  # the limit is raised for this many module calls at a time
 
 
 def _borrow(depth: int) -> None:
-    """Let the user's calls have as much of Python's stack as without the layers.
+    """Raise Python's recursion limit by as much as the layers take from the user's calls.
 
-    Each module call goes through a few calls of `wrapping` and of this file, and through a few for
-    each layer. The innermost one also needs room for what a layer does with its values.
+    A module call takes a few calls in `wrapping` and this file, and a few for each layer. The
+    innermost call also needs room for what a layer does with its values.
     """
     ahead = _AHEAD * (5 + 4 * len(open_layers())) + (300 if depth == 1 else 0)
     headroom.borrow(ahead)
@@ -238,8 +238,8 @@ def _return() -> None:
 
 
 def _is_within(name: str, function: Any, module: Any) -> bool:
-    """Whether the innermost call is of this method of this module (or of what it stands in for),
-    and is done by another function: then both are one call of one site.
+    """Whether the innermost call is of the same method of this module (or of its original), but by
+    another function. Both are then one call of one site.
     """
     if not _thread.frames or _thread.frames[-1].method != name:
         return False
@@ -262,8 +262,8 @@ def _wrapped_in_layers(call: _Call, ranks: tuple[int, ...]) -> Callable[..., Any
 
 
 def _in_python(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A bound method as a function. Python calls a function from a function without going through
-    C, whose stack Python 3.12 limits apart; that limit cannot be raised.
+    """A bound method as a function. A function calls a function without going through C, whose
+    stack Python 3.12 limits separately; that limit cannot be raised.
     """
     if not isinstance(method, types.MethodType):
         return method
@@ -276,7 +276,7 @@ def _in_python(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrap_in_python(layer: Layer) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The function that a layer's `wrap` runs, and what goes before its arguments."""
+    """The function that a layer's `wrap` runs, and its leading arguments."""
     wrap = layer.wrap
     if isinstance(wrap, types.FunctionType):
         return wrap, ()
@@ -287,7 +287,7 @@ def _wrap_in_python(layer: Layer) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def _outermost_last(layers: tuple[Layer, ...]) -> list[int]:
-    # by rank, and among equals the context entered first is outermost
+    # by rank; of equal ranks the context entered first is outermost
     return sorted(reversed(range(len(layers))), key=lambda number: -layers[number].rank)
 
 
@@ -324,7 +324,7 @@ def _around(
 def _selects(only: Selection, path: Path | None, call: _Call) -> bool:
     if only.matches(path, call.method, call.selected):
         return True
-    # a sown value is no method's: where a method is asked for by default, it is meant too
+    # a sown value belongs to no method, so the default method selects it too
     return call.kind in ("sow", "perturb") and only.matches(path, CALL, call.selected)
 
 
@@ -352,7 +352,7 @@ def _tag_of(module: Any) -> Any:
         path = scope.leaves_with_tag(module)
         if path is not None or scope.doubts(module):
             tag[scope.token] = path
-    return tuple(tag.items())  # empty: of another model, for certain
+    return tuple(tag.items())  # empty: certainly a module of another model
 
 
 def _arrived(module: Any, tag: Any, moved: bool) -> None:
@@ -360,7 +360,7 @@ def _arrived(module: Any, tag: Any, moved: bool) -> None:
         return
     paths = None if tag is None else dict(tag)
     for scope in _scopes():
-        if paths is None:  # taken apart before the hooks
+        if paths is None:  # flattened before the hooks were open
             scope.arrives_with_tag(module, None, moved=False)
         elif scope.token in paths:
             scope.arrives_with_tag(module, paths[scope.token], moved=moved)

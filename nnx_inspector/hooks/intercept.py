@@ -1,7 +1,7 @@
 """`intercept_methods`, and how a context with a selection is opened, checked and closed.
 
-Invariant: on exit nothing is left, a selection that matched nothing is an error, and what could
-not be seen or attributed is a warning. Does not touch a class and decides no order.
+Invariant: nothing is left on exit; a selection that matched nothing is an error, and a call that
+could not be seen or attributed is a warning. Does not touch a class or decide any order.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ def intercept_methods(
     """Run `interceptor` around every call of a public module method, as Linen's
     `nn.intercept_methods` does.
 
-    `interceptor(next_fun, args, kwargs, context)` returns what the call returns;
-    `next_fun(*args, **kwargs)` goes on inward. It may change the arguments or the result, skip
-    the call, or call it twice. Of nested contexts the one entered first is outermost. Functions
-    that were jitted before are traced once more inside the context and go back to their old
-    program outside it; under jit the interceptor's Python runs once a trace. Holds for this
-    thread.
+    `interceptor(next_fun, args, kwargs, context)` returns the result of the call, and
+    `next_fun(*args, **kwargs)` makes the call. The interceptor may change the arguments or the
+    result, skip the call, or make it twice. When contexts are nested, the one entered first is
+    outermost. A function that was jitted before is traced again inside the context and uses its
+    old program outside it. Under jit the interceptor runs once for each trace. The context applies
+    to the current thread.
 
     Args:
-        interceptor: see above; `context` is a `Context`.
-        only: a glob over site keys (`"blocks/*/attn"`, `"**:encode"`), a module type, a predicate
-            `(path, module) -> bool`, or a sequence of these. Without it: every public method that
-            is not `nnx.Module`'s own.
-        model: paths are relative to it, and only calls of its modules are intercepted; without
-            it they are relative to the outermost module that is called.
+        interceptor: the function described above; `context` is a `Context`.
+        only: the sites to intercept: a glob over site keys (`"blocks/*/attn"`, `"**:encode"`), a
+            module type, a predicate `(path, module) -> bool`, or a sequence of these. By default
+            every public method except those of `nnx.Module` itself.
+        model: the model whose calls are intercepted, and to which paths are relative. By default
+            all calls are, and paths are relative to the outermost module called.
 
     Raises:
         TypeError: `interceptor` is not callable, or `model` is not an `nnx.Module`.
-        ValueError: `only` matches no site (of `model`, else of what was called inside).
+        ValueError: `only` matches no site of `model`, or without it of the modules called.
 
     Example:
         >>> import jax.numpy as jnp
@@ -80,7 +80,7 @@ def _is_hashable(x: Any) -> bool:
 
 
 class _Unhashable:
-    """An interceptor without a hash, which is itself and equal to nothing else."""
+    """An interceptor that cannot be hashed, compared by identity."""
 
     def __init__(self, interceptor: Interceptor):
         self.interceptor = interceptor
@@ -97,9 +97,9 @@ class _Unhashable:
 
 @contextlib.contextmanager
 def telling_what_was_not_seen(scope: Scope | None) -> Iterator[None]:
-    """Warn on leaving of calls that could not be attributed to the scope's model, or not be seen.
+    """Warn, on leaving, of calls that could not be attributed to the scope's model or seen at all.
 
-    Nothing is said where an exception passes: it says more.
+    An exception that leaves the context takes the place of the warnings.
     """
     earlier = executables_called()
     yield
@@ -107,8 +107,8 @@ def telling_what_was_not_seen(scope: Scope | None) -> Iterator[None]:
     if executables:
         warnings.warn(
             f"{executables} calls of executables that were compiled ahead of time, before this "
-            f"context was entered: what runs inside them cannot be seen or changed. Call the "
-            f"function itself, or compile it inside the context.",
+            f"context was entered, cannot be seen or changed inside. Call the function itself, or "
+            f"compile it inside the context.",
             InspectorWarning,
             stacklevel=_outside(),
         )
@@ -117,15 +117,15 @@ def telling_what_was_not_seen(scope: Scope | None) -> Iterator[None]:
 
 
 def warn_of_doubtful_calls(scope: Scope, way_out: str) -> None:
-    """Warn of calls that may be the scope's model's and could not be attributed; counts anew."""
+    """Warn of calls that may be the model's but could not be attributed, and reset their count."""
     counts = dict(scope.doubtful)
     scope.doubtful.clear()
     if counts:
         calls = ", ".join(f"{count} of {name}" for name, count in counts.items())
         warnings.warn(
-            f"Calls that may be the model's could not be attributed to it: {calls}. They are of a "
-            f"graphdef that was split before the hooks (as in nnx.cached_partial), or of a clone "
-            f"of the model. {way_out}",
+            f"Calls that may be the model's could not be attributed to it: {calls}. They go "
+            f"through a graphdef split before the hooks (as in nnx.cached_partial), or through a "
+            f"clone of the model. {way_out}",
             InspectorWarning,
             stacklevel=_outside(),
         )
@@ -141,8 +141,8 @@ def _outside() -> int:
 
 @contextlib.contextmanager
 def open_layer(layer: Layer, model: nnx.Module | None) -> Iterator[None]:
-    """Open one layer. Raises a ValueError where its selection matches nothing: at once where
-    `model` says so, else on leaving, from what was called.
+    """Open one layer. Raise ValueError if its selection matches nothing: at once if `model` shows
+    that, otherwise on leaving, judged by the modules that were called.
     """
     if layer.only is None:
         with telling_what_was_not_seen(layer.scope), hooked(layer):
@@ -157,7 +157,7 @@ def open_layer(layer: Layer, model: nnx.Module | None) -> Iterator[None]:
     with telling_what_was_not_seen(layer.scope), hooked(remember, layer):
         yield
     if layer.matched:
-        _matched.add(hash(layer))  # later its calls may sit in cached programs, unseen from here
+        _matched.add(hash(layer))  # later its calls may be in cached programs and go unseen
         return
     known = known or any(one.matches for one in called) or hash(layer) in _matched
     if called and not known:
@@ -165,12 +165,12 @@ def open_layer(layer: Layer, model: nnx.Module | None) -> Iterator[None]:
 
 
 _matched: set[int] = set()
-"""Hashes of layers that matched something once; an equal layer never is a misspelled one."""
+"""Hashes of layers that once matched something; the selection of an equal layer is not a typo."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _CalledModel:
-    """A model that was called: its sites, and whether the selection names one of them."""
+    """A model that was called: its sites, and whether the selection matches one of them."""
 
     keys: list[str]
     matches: bool
@@ -180,8 +180,8 @@ class _CalledModel:
 class _Remember:
     """Keeps the sites of the first model that is called, for the text of an error.
 
-    What is selected may sit in a jitted function that is cached, where no call is seen: the
-    selection is held against the model itself too.
+    The selection is also checked against the model itself, because calls inside a cached jitted
+    function go unseen.
     """
 
     only: Selection

@@ -1,7 +1,7 @@
-"""What is open in this thread: the layers around calls, and their part in jit cache keys.
+"""The layers around calls that are open in this thread, and their part in jit cache keys.
 
-Invariant: functions that were jitted before honour the layers, because a key that stands for them
-is part of every jit cache key; equal layers have one key. Does not run a layer.
+Invariant: a function that was jitted before honours the open layers, because a key for them is
+part of every jit cache key; equal layers share one key. Does not run a layer.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Selection
 
 TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT = range(4)
-"""Where a layer sits around a call: the smaller is the further out."""
+"""Where a layer sits around a call: smaller numbers are further out."""
 
 EVERY = (TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT)
 
 _key = jax.make_user_context(default_value=None)
-"""The part of every jit cache key that says which layers are open. Compared by identity only:
-jaxlib crashes where several threads look into a cache whose keys compare in Python.
+"""The part of every jit cache key that says which layers are open. It is compared by identity:
+jaxlib crashes if several threads use a cache whose keys compare in Python.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What an interceptor is told about a call, as Linen's `InterceptorContext`.
+    """What an interceptor is told about a call, like Linen's `InterceptorContext`.
 
     Attributes:
-        module: the module that is called (inside a transform: NNX's copy of it).
+        module: the module that is called; inside a transform, NNX's copy of it.
         method_name: `"__call__"` or another public method.
         orig_method: the bound method itself; calling it bypasses the remaining interceptors.
-        path: the module's path, `"blocks/0/attn"`; `None` where it cannot be known.
-        call: how often this site was called before within the outermost call, 0 for the first.
-            Under jit that is counted while tracing.
+        path: the module's path, `"blocks/0/attn"`, or None if it cannot be known.
+        call: the number of earlier calls of this site within the outermost call. Under jit calls
+            are counted while tracing.
         kind: `"method"`, or `"linen"` for a method of a Linen module inside `nnx.bridge.ToNNX`.
-            Layers of our own also see `"sow"` and `"perturb"`, a value that the user's module
-            hands to NNX: its path is that of the Variable.
-        type_name: of the module's class, or of the Variable's that is sown.
+            Internal layers also see `"sow"` and `"perturb"`, for a value that the user's module
+            passes to NNX; its path is that of the Variable.
+        type_name: the class name of the module, or the type name of the sown Variable.
     """
 
     module: Any
@@ -67,16 +67,16 @@ Interceptor = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Con
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """What one open context adds to the calls it selects.
+    """What one open context adds to the calls that it selects.
 
     Attributes:
-        wrap: `(next_fun, args, kwargs, context) -> output`. Equal `wrap`s must act alike: they
-            share compiled programs.
+        wrap: `(next_fun, args, kwargs, context) -> output`. Equal `wrap`s must act alike, because
+            they share compiled programs.
         rank: where it sits around a call.
-        only: which sites; None for all that `wrap` is asked about.
+        only: the selected sites; None for all.
         scope: the model that paths are relative to; None for the outermost module called.
-        unattributed: told the type of a module that looks like one of the scope's and is none.
-        watches: whether it watches the user's own loop, of which our passes are no part.
+        unattributed: called with the type of a module that only looks like one of the scope's.
+        watches: whether it watches the user's own loop, which our passes do not belong to.
     """
 
     wrap: Interceptor
@@ -96,25 +96,25 @@ _thread = _Thread()
 
 
 def open_layers() -> tuple[Layer, ...]:
-    """The layers that are open in this thread, in the order in which they were opened."""
+    """The layers that are open in this thread, in the order of opening."""
     return _thread.layers
 
 
 @contextlib.contextmanager
 def without(unwanted: Callable[[Layer], bool]) -> Iterator[None]:
-    """Close some of the open layers for a while: a pass of our own is not what they are for."""
+    """Close some of the open layers for a while, for a pass of our own."""
     with opened(tuple(layer for layer in _thread.layers if not unwanted(layer))):
         yield
 
 
 def unwatched() -> contextlib.AbstractContextManager[None]:
-    """No loop that is watched sees, or perturbs, what is called inside: it is a pass of our own."""
+    """Hide the calls inside from watched loops, which neither see nor perturb them."""
     return without(lambda layer: layer.watches)
 
 
 @contextlib.contextmanager
 def opened(layers: tuple[Layer, ...]) -> Iterator[None]:
-    """Let these layers be the open ones, whichever were open before."""
+    """Make these the open layers, in place of those open before."""
     outer = _thread.layers
     with _key(_key_of(layers)):
         _thread.layers = layers
@@ -125,9 +125,9 @@ def opened(layers: tuple[Layer, ...]) -> Iterator[None]:
 
 
 class _Key:
-    """Stands for layers in jit cache keys: one object for equal layers, as long as a cache has it.
+    """Stands for layers in jit cache keys; equal layers share it while a cache refers to it.
 
-    Equal layers act alike, so a program that was traced under them may be run under others.
+    Equal layers act alike, so a program that was traced under some runs under equal ones too.
     """
 
 

@@ -1,9 +1,9 @@
-"""Whose call is it: the paths of one model's modules, through every copy that a transform makes.
+"""The paths of one model's modules, followed through every copy that a transform makes.
 
-A scope knows the objects of one model by identity, and the stand-ins that NNX builds inside
-transforms by a tag that travels in graphdefs and treedefs. Invariant: a module whose path cannot
-be known has none; a look-alike (a twin, a clone, an older graphdef) never gets the model's.
-Holds no model and calls nothing.
+A scope recognises the objects of one model by identity, and the copies that NNX makes inside
+transforms by a tag that travels in graphdefs and treedefs. Invariant: a module whose path is not
+certain has none; a look-alike (a twin, a clone, an older graphdef) never gets a path of the model.
+Does not keep the model alive and calls nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from nnx_inspector.hooks.sites import Path, iter_modules, require_module
 
 
 class Scope:
-    """One model whose modules' paths are known: the objects themselves and the transforms' copies.
+    """The known paths of one model's modules: the objects themselves and the transforms' copies.
 
-    Two scopes over the same object are equal, so that entering the same hooks again is a jit
-    cache hit.
+    Two scopes of the same object are equal, so that entering equal hooks again hits the jit cache.
     """
 
     def __init__(self, roots: dict[Path, nnx.Module], token: Any):
-        self.token = token  # no model is kept: jit caches hold scopes as long as they live
+        self.token = token  # not the model: jit caches keep scopes alive
         self._paths: dict[int, tuple[weakref.ref[Any], Path]] = {}
         self._copies: dict[int, tuple[weakref.ref[Any], Path]] = {}
         self._flattened: dict[Path, list[Any]] = {}
@@ -50,7 +49,7 @@ class Scope:
         return hash(self.token)
 
     def path_of(self, module: Any) -> Path | None:
-        """The module's path; of a view (`nnx.view`: the same Variables) that of what it shows."""
+        """The module's path. A view (`nnx.view`: the same Variables) has that of its original."""
         known = self._known(module)
         if known is not None or type(module) not in self.types:
             return known
@@ -82,11 +81,11 @@ class Scope:
         return path
 
     def _shown_by(self, module: nnx.Module, mine: list[tuple[Path, int]]) -> Path | None:
-        """The path of what a module may be a view of: by its tag, else by its first Variable."""
+        """The path of the module that this one may be a view of, by its tag or first Variable."""
         ref, tag = self._doubted.get(id(module), (None, None))
         if ref is not None and ref() is module and tag is not None:
             return tag
-        if self._variables is None:  # may be out of date, so it is only a hint
+        if self._variables is None:  # only a hint, because it may be out of date
             roots = [(prefix, ref()) for prefix, ref in self._roots]
             self._variables = {
                 number: (*prefix, *path)
@@ -100,18 +99,18 @@ class Scope:
         return None if whole is None or whole[end:] != below else whole[:end]
 
     def holds(self, path: Path) -> bool:
-        """Whether one of the model's own modules is at `path`."""
+        """Whether the model itself has a module at `path`."""
         return any(known == path for _, known in self._paths.values())
 
     def doubts(self, module: Any) -> bool:
-        """Whether a module may be a copy of one of the model's: nothing says where it is from."""
+        """Whether a module may be a copy of one of the model's, but its origin is unknown."""
         known = self._doubted.get(id(module))
         return known is not None and known[0]() is module
 
     def note_unattributed(self, module: Any) -> None:
-        """Count a call of a module that looks like one of ours and is none.
+        """Count the call if the module looks like one of the model's but has no known path.
 
-        `unattributed` counts them all; `doubtful` those that may yet be the model's.
+        `unattributed` counts all such calls, `doubtful` those that may be the model's after all.
         """
         if type(module) in self.types and self.path_of(module) is None:
             name = type(module).__name__
@@ -120,18 +119,18 @@ class Scope:
                 self.doubtful[name] = self.doubtful.get(name, 0) + 1
 
     def count_unattributed(self, name: str) -> None:
-        """Count a call of a module of this type that is not the model's."""
+        """Count a call of a module of this type that could not be attributed to the model."""
         self.unattributed[name] = self.unattributed.get(name, 0) + 1
 
     def forget(self) -> None:
-        """Forget the copies that were met, and whose calls could not be attributed."""
+        """Forget the copies met so far and the calls that could not be attributed."""
         for known in (self._copies, self._flattened, self._arrived, self._doubted, self._no_views):
             known.clear()
         self.unattributed.clear()
         self.doubtful.clear()
 
     def adopt(self, module: nnx.Module, owner: nnx.Module, below: Path) -> None:
-        """Let a module that is made during a call stand below one of the model's own."""
+        """Give a module that is made during a call a path below one of the model's modules."""
         path = self.path_of(owner)
         if path is not None:
             for inner, part in iter_modules(module):
@@ -139,7 +138,7 @@ class Scope:
                 self.types.add(type(part))
 
     def follow(self, own: Any, copy: Any) -> None:
-        """Let the modules of a copy of NNX objects stand for those that they are copies of."""
+        """Give the modules of a copy of NNX objects the paths of their originals."""
         pairs = zip(nnx.iter_graph(own, graph=True), nnx.iter_graph(copy, graph=True), strict=True)
         for (_, module), (_, stand_in) in pairs:
             path = self._known(module) if isinstance(module, nnx.Module) else None
@@ -147,7 +146,7 @@ class Scope:
                 self._copies[id(stand_in)] = (weakref.ref(stand_in), path)
 
     def leaves_with_tag(self, module: Any) -> Path | None:
-        """The path to put into a graphdef or treedef; notes at which trace it was put there."""
+        """The path to put into a graphdef or treedef; note in which trace it was put there."""
         path = self.path_of(module)
         if path is not None:
             trace = jit.trace_state()
@@ -158,14 +157,14 @@ class Scope:
         return path
 
     def arrives_with_tag(self, module: Any, path: Path | None, *, moved: bool) -> None:
-        """A module was filled from a graphdef or treedef that carries `path`.
+        """Handle a module that was filled from a graphdef or treedef carrying `path`.
 
-        Within a trace in which it was taken apart it is a clone of the user's own, or what a
-        transform returned: a second model. In another trace it is a transform's stand-in for the
-        same module. A transform makes one stand-in a trace: a second is the user's own merge,
-        which may be of another model's state (unless it has the very Variables: a view). `moved`
-        says that a transform replaced its own stand-in by this one. A path of None says that
-        nobody knows (an older graphdef).
+        In the trace in which the original was flattened, the module is the user's own clone or the
+        result of a transform: a second model. In another trace it is a transform's stand-in for
+        the original. A transform makes one stand-in in each trace; a second one is the user's own
+        merge, perhaps of another model's state (unless it has the same Variables: a view). `moved`
+        says that a transform replaced its own stand-in by this module. A path of None means that
+        the origin is unknown (an older graphdef).
         """
         if self._known(module) is not None or type(module) not in self.types:
             return
@@ -184,11 +183,11 @@ class Scope:
 
 
 def variables_of(module: nnx.Module) -> list[tuple[Path, int]]:
-    """The Variables within a module: path and identity."""
+    """The path and `id` of each Variable within a module."""
     every: Any = nnx.iter_graph(module, graph=True)
     return [(tuple(p), id(node)) for p, node in every if isinstance(node, nnx.Variable)]
 
 
 def scope_of(model: nnx.Module, what: str = "model") -> Scope:
-    """The scope of one model (or submodule: that instance only)."""
+    """The scope of a model, or of a submodule (that instance only)."""
     return Scope({(): require_module(model, what)}, id(model))

@@ -1,9 +1,9 @@
-"""Which modules and methods a model has, how each is named, and how some of them are selected.
+"""The sites of a model: its modules and methods, their names, and how to select some of them.
 
-A site is one module's path and one of its methods. Invariant: a site's key can be read back
-(`parse_key(site_key(path, method)) == (path, method)` up to int/str of a segment), and a shared
-module is one site, under the path that NNX itself gives it, with its other paths as aliases.
-Knows nothing of hooks: it only looks.
+A site is a module's path and one of its methods. Invariant: a site's key can be parsed back
+(`parse_key(site_key(path, method)) == (path, method)`, except that int segments become str), and a
+shared module is one site, under the path that NNX gives it, with its other paths as aliases. Knows
+nothing of hooks.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ Only = Any
 
 
 def escape(segment: str | int) -> str:
-    """One segment of a path, with `/`, `:`, `[` and the backslash escaped by a backslash."""
+    """One segment of a path, with `/`, `:`, `[` and backslashes escaped by a backslash."""
     return re.sub(r"([\\/:\[])", r"\\\1", str(segment))
 
 
 def site_key(path: Sequence[str | int], method: str = CALL) -> str:
-    """The key of a site: `"blocks/0/attn"`, `"encoder:encode"`, `""` for the root's call."""
+    """The key of a site: `"blocks/0/attn"`, `"encoder:encode"`, or `""` for the root's call."""
     key = "/".join(escape(segment) for segment in path)
     return key if method == CALL else f"{key}:{method}"
 
 
 def split_escaped(text: str, separator: str) -> list[str]:
-    """Split at each separator that no backslash escapes; the parts stay escaped."""
+    """Split at each separator that is not escaped by a backslash; the parts stay escaped."""
     parts, current, i = [], "", 0
     while i < len(text):
         if text[i] == "\\" and i + 1 < len(text):
@@ -65,11 +65,11 @@ def parse_key(key: str) -> tuple[tuple[str, ...], str]:
 
 
 def methods(cls: type) -> dict[str, Any]:
-    """The public methods of a module class that are not `nnx.Module`'s own, by name.
+    """The public methods of a module class by name, without those of `nnx.Module` itself.
 
-    `__call__` counts as public. Static and class methods, properties and nested classes do not:
-    they have no module to speak of; nor does `set_view`, by which `nnx.view` switches modes. A
-    name's value is the raw attribute nearest in the MRO.
+    `__call__` counts as public. Static and class methods, properties and nested classes are left
+    out because they are not called on a module, and so is `set_view`, by which `nnx.view` switches
+    modes. Each value is the raw attribute of the first class in the MRO that has it.
     """
     own: dict[str, Any] = {}
     bases = (nnx.Module, nnx.List, nnx.Dict, nnx.bridge.Module)
@@ -96,8 +96,8 @@ def _is_method(value: Any) -> bool:
 
 
 def method_name(f: Any) -> str:
-    """The name of a method; for a bound one that by which the object's class has it, which a
-    decorator without `functools.wraps` does not tell.
+    """The name of a method. For a bound method it is the name in the object's class, which a
+    decorator without `functools.wraps` hides.
     """
     name, owner = own_attribute(f, "__name__", ""), own_attribute(f, "__self__")
     if isinstance(f, types.MethodType) and not hasattr(type(owner), name):
@@ -111,7 +111,7 @@ def ways_into(module: nnx.Module) -> str:
     """What to pass instead of a module that has no `__call__`."""
     names = [f"model.{name}" for name in methods(type(module))]
     if not names:
-        return "Pass a function of it."
+        return "Pass a function that uses it."
     one = f"its method {names[0]}"
     bound = one if len(names) == 1 else f"one of its methods, such as {_listed(names)}"
     return f"Pass {bound}, or a function that calls it."
@@ -124,7 +124,7 @@ def _listed(names: Sequence[str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ModuleSite:
-    """One module of a model: where it is, what it is, and where else it is."""
+    """One module of a model: its path, the module itself, and its other paths."""
 
     path: Path
     module: nnx.Module
@@ -136,7 +136,7 @@ class ModuleSite:
 
 
 def require_module(model: Any, what: str = "model") -> nnx.Module:
-    """`model` itself, or a TypeError that says what it is instead and what to pass."""
+    """Return `model`, or raise a TypeError that says what it is instead and what to pass."""
     if isinstance(model, nnx.Module):
         return model
     if isinstance(model, type) and issubclass(model, nnx.Module):
@@ -148,7 +148,7 @@ def require_module(model: Any, what: str = "model") -> nnx.Module:
 
 
 def _hint(given: Any) -> str:
-    """What to pass in place of something that is no module."""
+    """What to pass instead of an object that is not a module."""
     parts = given if isinstance(given, tuple) else (given,)
     if any(c.__module__.startswith("flax.linen") for c in inspect.getmro(type(given))):
         return (
@@ -156,19 +156,19 @@ def _hint(given: Any) -> str:
             "lazy_init(x) on that."
         )
     if any(isinstance(part, (nnx.GraphDef, nnx.State)) for part in parts):
-        return "Put the model together again: model = nnx.merge(graphdef, state)."
+        return "Merge the model first: model = nnx.merge(graphdef, state)."
     if isinstance(given, nnx.Optimizer):
         return "Pass the model that it updates."
     if any(isinstance(part, nnx.Module) for part in parts):
-        return "Pass one module at a time, without what stands beside it."
+        return "Pass one module by itself."
     return "Pass an instance of a class that derives from flax.nnx.Module."
 
 
 def require_arguments(f: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """A TypeError that says how to give the example, where `f` cannot be called with this one."""
+    """Raise a TypeError that says what to pass, if `f` cannot be called with these arguments."""
     try:
         signature = inspect.signature(f)
-    except (TypeError, ValueError):  # a callable that does not tell: the call itself will
+    except (TypeError, ValueError):  # no signature: an error will come from the call itself
         return
     try:
         signature.bind(*args, **kwargs)
@@ -190,13 +190,13 @@ def require_arguments(f: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
             ]
         )
         raise TypeError(
-            f"{name} is called with {', '.join(needed) or 'nothing'}, and {given}. Pass what it "
-            f"is called with: nni.Inspector({call})."
+            f"{name} takes {', '.join(needed) or 'no arguments'} ({given}). Pass its arguments: "
+            f"nni.Inspector({call})."
         ) from error
 
 
 def iter_modules(model: nnx.Module) -> Iterator[tuple[Path, nnx.Module]]:
-    """Every module of a model with its path, a shared one once, whichever mode NNX is set to."""
+    """Every module of a model with its path, a shared one once, in every mode of NNX."""
     every: Any = nnx.iter_modules(model, graph=True)
     return every
 
@@ -238,7 +238,7 @@ def module_sites(model: nnx.Module, prefix: Path = ()) -> list[ModuleSite]:
 
 def _parent(path: Path, found: Iterable[Path]) -> Path:
     for end in range(len(path) - 1, -1, -1):
-        if path[:end] in found:  # a plain list or dict between two modules is no module
+        if path[:end] in found:  # skips a plain list or dict between two modules
             return path[:end]
     return ()
 
@@ -252,7 +252,7 @@ def _natural(path: Path) -> tuple[Any, ...]:
 
 
 def site_keys(model: nnx.Module, prefix: Path = ()) -> list[str]:
-    """The key of every site that is known before a call, every public method included."""
+    """The keys of all sites that are known before a call, one for each public method."""
     return [
         key
         for site in module_sites(model, prefix)
@@ -264,8 +264,8 @@ def site_keys(model: nnx.Module, prefix: Path = ()) -> list[str]:
 
 
 def linen_parts(module: nnx.Module) -> dict[Path, dict[str, Any]]:
-    """The Linen modules that have Variables in a `nnx.bridge.ToNNX`: for the path below it the
-    Variables, children's included, sorted by name.
+    """The Linen modules with Variables in an `nnx.bridge.ToNNX`: path below it -> the Variables,
+    its children's included, sorted by name.
     """
     found: dict[Path, dict[str, Any]] = {}
 
@@ -284,19 +284,19 @@ def linen_parts(module: nnx.Module) -> dict[Path, dict[str, Any]]:
 
 
 class Selection:
-    """Which sites are meant. Equal selections are equal and hash alike (they key jit caches).
+    """A selection of sites. Selections compare and hash by value, because they key jit caches.
 
     Args:
-        only: a glob over site keys (`*` one segment, `**` none or more, the root included), a
-            module type, a predicate `(path, module) -> bool`, or a sequence of these. None means
-            every method in `default_methods`.
-        default_methods: a glob over method names that a pattern without `:` matches.
+        only: a glob over site keys (`*` matches one segment, `**` any number including none, so
+            the root too), a module type, a predicate `(path, module) -> bool`, or a sequence of
+            these. None selects every method in `default_methods`.
+        default_methods: a glob over the method names that a type, a predicate or None selects.
     """
 
     def __init__(self, only: Only, *, default_methods: str = CALL):
         terms = tuple(only) if isinstance(only, (list, tuple, set, frozenset)) else (only,)
         if not terms:
-            raise ValueError("only= is empty, so it selects nothing. Leave it out to select all.")
+            raise ValueError("only= is empty and selects nothing. Leave it out to select all.")
         for term in terms:
             if not (term is None or isinstance(term, (str, type)) or callable(term)):
                 raise TypeError(
@@ -306,8 +306,8 @@ class Selection:
             if isinstance(term, str) and re.search(r"(?<!\\)\[", term):
                 whole = re.sub(r"(?<!\\)\[[^]]*\]", "", term)
                 raise InspectorError(
-                    f"{term!r} chooses one layer of a stacked module, which nni.perturbed and an "
-                    f"Inspector's perturb do, and this does not. Select {whole!r} instead."
+                    f"{term!r} selects one layer of a stacked module, which only nni.perturbed and "
+                    f"Inspector.perturb can do. Select {whole!r} instead."
                 )
         self.terms = terms
         self.default_methods = default_methods
@@ -325,10 +325,10 @@ class Selection:
         return f"Selection({self.terms!r})"
 
     def matches(self, path: Path | None, method: str, module: Any) -> bool:
-        """Whether one site is selected. A path of None (unattributed) matches no glob.
+        """Whether a site is selected. A path of None (an unattributed call) matches no glob.
 
-        For a value that is sown `module` is the type of its Variable (or that type's name), which
-        a type selects and no predicate is asked about.
+        For a sown value, `module` is the type of its Variable (or the type's name). It can be
+        selected by a type, but not by a predicate.
         """
         return any(self._matches(term, path, method, module) for term in self.terms)
 
@@ -343,13 +343,13 @@ class Selection:
             return False
         if term is None:
             return True
-        sown = isinstance(module, (type, str))  # the type of Variable that is sown, not a module
+        sown = isinstance(module, (type, str))  # the type of a sown Variable, not a module
         if isinstance(term, type):
             return issubclass(module, term) if isinstance(module, type) else _is_a(module, term)
         return not sown and bool(term(path, module))
 
     def matches_any(self, model: nnx.Module, prefix: Path = ()) -> bool:
-        """Whether any site of a model is selected, of those that are known before a call."""
+        """Whether any site of a model that is known before a call is selected."""
         sites = module_sites(model, prefix)
         return any(
             self.matches(site.path, name, site.module)
@@ -362,7 +362,7 @@ class Selection:
         )
 
     def matches_key(self, key: str) -> bool:
-        """Whether a glob selects a site, of which nothing but the key is known."""
+        """Whether a glob selects the site with this key."""
         path, method = parse_key(key)
         globs = (term for term in self.terms if isinstance(term, str))
         return any(self._matches(glob, path, method, None) for glob in globs)
@@ -370,13 +370,12 @@ class Selection:
     def require_match(
         self, model: nnx.Module | Mapping[Path, nnx.Module], called: Sequence[str] | None = None
     ) -> None:
-        """Raise a ValueError that names the closest sites where nothing is selected, in a model or
-        in several, each under its prefix.
+        """Raise a ValueError that names the closest sites if no site is selected.
 
         Args:
-            model: the model, or several by prefix.
-            called: the keys of the selected sites that a call has revealed; None before a call.
-                Values that are sown and Linen submodules are not known before.
+            model: the model, or several models by prefix.
+            called: the keys of the selected sites that a call has revealed, or None before a call.
+                Sown values and Linen submodules are not known before a call.
         """
         roots = {(): model} if isinstance(model, nnx.Module) else model
         if called or any(self.matches_any(root, prefix) for prefix, root in roots.items()):
@@ -387,8 +386,8 @@ class Selection:
         raise ValueError(nothing_selected(self, keys))
 
     def _may_be_revealed(self, model: nnx.Module) -> bool:
-        """Whether only a call can tell what is selected: types that are no NNX module's, globs
-        where the model hands values to `sow` or `perturb`, anything where it holds Linen modules.
+        """Whether only a call can show what is selected: by a type that is not an NNX module's, by
+        a glob if the model calls `sow` or `perturb`, by anything if it holds Linen modules.
         """
         modules = [module for _, module in iter_modules(model)]
         if any(isinstance(module, nnx.bridge.ToNNX) for module in modules):
@@ -402,7 +401,7 @@ class Selection:
 
 
 def _is_a(module: Any, cls: type) -> bool:
-    """Whether a module is of a type, or wraps one that is: the two are one site."""
+    """Whether a module, or the module that it wraps, is of a type: the two are one site."""
     if isinstance(module, nnx.bridge.ToNNX) and isinstance(module.to_nnx__module, cls):
         return True
     made = module.nnx_class if isinstance(module, nnx.bridge.ToLinen) else None
@@ -410,7 +409,7 @@ def _is_a(module: Any, cls: type) -> bool:
 
 
 def _sows(module: nnx.Module) -> bool:
-    """Whether a module's code hands values to `sow` or `perturb`."""
+    """Whether a module's code calls `sow` or `perturb`."""
     functions = [inspect.unwrap(method) for method in methods(type(module)).values()]
     codes = [f.__code__ for f in functions if isinstance(f, types.FunctionType)]
     return any({"sow", "perturb"} & set(code.co_names) for code in codes)
@@ -427,7 +426,7 @@ def nothing_selected(selection: Selection, keys: Sequence[str]) -> str:
 
 
 def closest(key: str, keys: Sequence[str], n: int = 3) -> list[str]:
-    """The `n` site keys nearest to `key`; the first ones where none is near."""
+    """The `n` site keys closest to `key`, filled up with the first ones."""
     last = split_escaped(key, "/")[-1]
     by_path = difflib.get_close_matches(key, keys, n=n, cutoff=0.5)
     by_name = [k for k in keys if last and split_escaped(k, "/")[-1] == last]
@@ -435,7 +434,7 @@ def closest(key: str, keys: Sequence[str], n: int = 3) -> list[str]:
 
 
 def glob_matches(pattern: str, path: Path) -> bool:
-    """Whether a glob matches a path: `*` within one segment, `**` any number of segments."""
+    """Whether a glob matches a path: `*` matches within a segment, `**` any number of segments."""
     parts = split_escaped(pattern, "/") if pattern else []
     return _match(parts, [escape(s) for s in path])
 
@@ -464,7 +463,7 @@ def _segment_pattern(glob: str) -> re.Pattern[str]:
 
 
 def argument_name(fun: Callable[..., Any], index: int) -> str:
-    """The name of a function's positional argument, or its number where it has none."""
+    """The name of a function's positional argument, or its number if it has no name."""
     try:
         parameters = list(inspect.signature(fun).parameters.values())
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
 """`watch`: records a loop without a screen, in a script or on a cluster.
 
-Invariant: the loop goes on whatever happens to what is recorded; what was lost is told in a
-warning when the region is left.
+Invariant: a failure to record never stops the loop; a warning says what was lost when the region
+is left.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ def watch(
     gradients: bool = True,
     save: str | os.PathLike[str] | None = None,
 ) -> Iterator[Recording]:
-    """Record the passes that this thread makes of a model, jitted and unchanged.
+    """Record the passes that this thread makes through a model, which stays jitted and unchanged.
 
-    The passes 0, every, 2 every ... are measured: a pass is a call of the model, and its number
-    the recording's step. Sampling happens inside the program; what it costs is in the table of
-    benchmarks.
+    A pass is a call of the model, and its number is the step in the recording. Passes 0, `every`,
+    2 * `every` and so on are measured, inside the compiled program. The README has a table of
+    the costs.
 
     Args:
-        model: which model; another one of the same kind is not taken for it.
+        model: the model to record. Other models of the same class are not recorded.
         every: measure every `every`-th pass.
-        only: which sites; see `intercept_methods`.
+        only: the sites to record; see `intercept_methods`.
         gradients: whether to measure the gradients of activations too.
-        save: a file that each pass is written to when the next one begins, so that a process that
-            is killed loses one at most; `nni.load` reads it. What was there is replaced.
+        save: a file to write each pass to when the next one begins, so that a process that is
+            killed loses at most one. `nni.load` reads it. An existing file is replaced.
 
     Yields:
-        The recording; it may be read at any time, and is complete when the region is left.
+        The recording. It may be read at any time and is complete when the region is left.
 
     Raises:
         TypeError: `model` is not an `nnx.Module`.
         ValueError: `every` is less than 1, or `only` matches no site.
-        OSError: the file cannot be made. What fails later is told in a warning at the end.
+        OSError: the file cannot be created. Later failures are reported in a warning at the end.
 
     Example:
         >>> import jax.numpy as jnp
@@ -80,7 +80,7 @@ def watch(
         recording.learn(facts_of_modules(model))
         with Region(_Recorder(recording), session, check_every(every)):
             yield recording
-        is_over = True  # and all that it started: the region has waited for it
+        is_over = True  # everything that it started too: the region has waited for it
         attendance.note()
         uncalled = attendance.uncalled(over=True)
         if uncalled is not None:
@@ -97,13 +97,13 @@ def watch(
 
 
 _learnt: weakref.WeakKeyDictionary[WatchedCall, Facts] = weakref.WeakKeyDictionary()
-"""What is known of a call, which lives as long as a program that was traced for it."""
+"""The facts learnt from a call, kept as long as a program that was traced for it."""
 
 _free: dict[int, list[int]] = {}
 
 
 def _free_numbers(model: nnx.Module) -> list[int]:
-    """The numbers of this model's sessions that are over: the next one's programs are compiled."""
+    """The numbers of this model's finished sessions: the next session reuses their programs."""
     if id(model) not in _free:
         _free[id(model)] = []
         weakref.finalize(model, _free.pop, id(model), None)  # by identity: it may have no hash
@@ -113,12 +113,12 @@ def _free_numbers(model: nnx.Module) -> list[int]:
 def _taken(free: list[int]) -> int | None:
     try:
         return free.pop()
-    except IndexError:  # no look before: another thread may take the last
+    except IndexError:  # not checked beforehand: another thread may take the last number
         return None
 
 
 class _Recorder:
-    """The owner of a region that nobody looks at."""
+    """The owner of a region that is recorded without a screen."""
 
     def __init__(self, recording: Recording):
         self._recording = recording
@@ -155,12 +155,12 @@ class _Recorder:
                 self._learn(session, call)
 
     def _learn(self, session: Session, call: WatchedCall) -> None:
-        """Trace a pass as it was called: what the rules need of its program."""
+        """Trace a pass as it was called, for the facts that the rules need of its program."""
         facts = _learnt.get(call)
         if facts is None:
             try:
                 facts = facts_of_watched(session.model, call, session.selection)
-            except Exception:  # noqa: BLE001 - the user's own call has worked: less is told then
+            except Exception:  # noqa: BLE001 - the user's call itself worked: do without the facts
                 return
             _learnt[call] = facts
         self._recording.learn(facts)

@@ -1,8 +1,8 @@
 """`compare`: two runs, checkpoints or models, site by site, by the summaries of one pass of each.
 
-Invariant: sites are aligned by name and quantity alone (a layer of a scanned stack is the layer of
-that number of an unrolled one), and what only one has is said; a figure that is not known is NaN.
-Works on the host and knows no jax: a Record hands over its summaries itself.
+Invariant: sites are aligned by name and quantity alone (layer 3 of a scanned stack is aligned with
+layer 3 of an unrolled one); a site that only one side has is reported; an unknown figure is NaN.
+Works on the host and without jax: a Record hands over its own summaries.
 """
 
 from __future__ import annotations
@@ -61,39 +61,39 @@ def compare(
     *,
     at: int | tuple[int | None, int | None] | None = None,
 ) -> pd.DataFrame:
-    """How far apart the activations and gradients of two runs are, the farthest site first.
+    """Measure how far apart the activations and gradients of two runs are, farthest site first.
 
-    Of each Recording one pass is compared: the newest without a perturbation, or that of the step
-    `at`. Sites are aligned by their keys; where only one of the two has its layers stacked, the
-    layer `"blocks/attn[3]"` of a recording with `"blocks/3/attn"`, named as in `a`.
+    One pass of each recording is compared: the newest unperturbed one, or the one at step `at`.
+    Sites are aligned by their keys. If only one of the two has stacked layers, its layer
+    `"blocks/attn[3]"` is aligned with `"blocks/3/attn"` of the other and named as in `a`.
 
     Args:
-        a: a Recording (of a run, or out of a file), or a Record of `capture`.
-        b: likewise.
-        at: a step of both recordings, or a pair of a step of each; None for the newest. Of several
-            passes of that step the newest is taken, a clean one where there is one.
+        a: a Recording (of a run, or loaded from a file), or a Record of `capture`.
+        b: the Recording or Record to compare with `a`.
+        at: a step of both recordings, or a pair of steps; None for the newest. If a step has
+            several passes, the newest unperturbed one is compared, or else the newest.
 
     Returns:
-        A pandas frame, a row for each site and quantity, ordered by `total_variation`, then
-        `quantile_distance`, the largest first; then what only one has. Columns:
+        A pandas frame with a row for each site and quantity, ordered by `total_variation`, then
+        `quantile_distance`, largest first. Rows that only one side has come last. Columns:
 
-        - `site`, `quantity`; `in`: "both", or "a" or "b" where only that one has it, without
-          figures.
-        - `total_variation`, 0 to 1: half the sum over all bins of `|p_a - p_b|`, p being the
-          fractions of the values in the summaries' 4080 log bins and in those of zeros, NaN, +Inf
-          and -Inf. The part of the values that are not distributed alike.
-        - `quantile_distance`: the integral over u from 0 to 1 of `|Q_a(u) - Q_b(u)|`, Q being the
-          quantile functions of the finite values (Wasserstein's distance of order 1: Vallender
+        - `site`, `quantity`; `in`: "both", or "a" or "b" for a row that only that side has and
+          that has no figures.
+        - `total_variation`, 0 to 1: half the sum over all bins of `|p_a - p_b|`, where p is the
+          fraction of the values in each of the 4080 log bins and of the bins for zeros, NaN, +Inf
+          and -Inf. It is the fraction of the values that are distributed differently.
+        - `quantile_distance`: the integral over u from 0 to 1 of `|Q_a(u) - Q_b(u)|`, where Q is
+          the quantile function of the finite values (Wasserstein's distance of order 1: Vallender
           1974, "Calculation of the Wasserstein distance between probability distributions on the
-          line"), each bin spread evenly, divided by sqrt((std_a**2 + std_b**2) / 2). It differs
-          from that of the values by at most the mean width of the bins that they are in. Inf
-          where both are constant and differ.
-        - `mean_difference`, `std_difference`, `rms_difference`: b's minus a's, in the values'
-          unit; rms is the root mean square.
-        - `nan_a`, `nan_b`: how many NaNs there are.
+          line"), with each bin spread evenly, divided by sqrt((std_a**2 + std_b**2) / 2). It
+          differs from the distance of the values themselves by at most the mean width of their
+          bins. Inf if both are constant and differ.
+        - `mean_difference`, `std_difference`, `rms_difference`: b's figure minus a's, in the unit
+          of the values; rms is the root mean square.
+        - `nan_a`, `nan_b`: the number of NaNs.
 
     Raises:
-        TypeError: `a` or `b` is neither.
+        TypeError: `a` or `b` is neither a Recording nor a Record.
         ValueError: a recording has no such pass.
 
     Example:
@@ -116,7 +116,7 @@ def compare(
 
 
 def names_alike(a: Collection[str], b: Collection[str]) -> dict[str, str]:
-    """For layers in `b` their names in `a`, where only one of the two has them stacked."""
+    """Layer of `b` -> its name in `a`, for layers that are stacked in only one of the two."""
     names: dict[str, str] = {}
     for here, there, turned in ((a, b, False), (b, a, True)):
         for site in set(here) - set(there):
@@ -127,7 +127,7 @@ def names_alike(a: Collection[str], b: Collection[str]) -> dict[str, str]:
 
 
 def _unrolled(site: str) -> list[str]:
-    """What a layer of a stack may be called where the layers are modules of their own."""
+    """The possible names of a stacked layer in a model whose layers are separate modules."""
     layer = layer_of(site)
     if layer is None:
         return []
@@ -136,13 +136,13 @@ def _unrolled(site: str) -> list[str]:
 
 
 def differences(a: _Summaries, b: _Summaries) -> list[Difference]:
-    """The rows of `compare` for the summaries of two passes, by site and quantity, in its order."""
+    """The rows of `compare`, in its order, for the summaries of two passes."""
     rows = [Difference(*key, *_figures(a.get(key), b.get(key))) for key in dict.fromkeys((*a, *b))]
     return sorted(rows, key=_rank)
 
 
 def _rank(row: Difference) -> tuple[float, ...]:
-    """The farthest apart first, what is not known behind it, and last what only one has."""
+    """Sorts the farthest apart first, then unknown distances, then rows that one side lacks."""
     if row.where != "both":
         return (2.0, 2.0)
     figures = row.total_variation, row.quantile_distance
@@ -155,7 +155,7 @@ def _summaries(of: object, step: int | None, name: str) -> _Summaries:
         return {(site, quantity): summary for site, quantity, summary in one.items()}
     if not isinstance(of, Measured):
         raise TypeError(
-            f"compare takes two Recordings or Records, got {type(of).__name__} for {name}: load a "
+            f"compare takes two Recordings or Records, got {type(of).__name__} for {name}. Load a "
             "file with nni.load first."
         )
     found = of.merged()
@@ -163,10 +163,10 @@ def _summaries(of: object, step: int | None, name: str) -> _Summaries:
 
 
 def pass_of_run(recording: Recording, step: int | None, name: str) -> Pass:
-    """The pass of a recording that is compared; see `compare`. `name` tells it in errors.
+    """The pass of a recording to compare; see `compare`. Errors call the recording `name`.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such pass.
     """
     passes = recording.passes
     clean = [p for p in passes if not p.perturbed]
@@ -177,12 +177,12 @@ def pass_of_run(recording: Recording, step: int | None, name: str) -> Pass:
         return clean[-1]
     if step is None:
         raise ValueError(
-            f"Recording {name} has no pass without a perturbation: choose a step with at=, of "
-            f"those in its .steps, {_some(recording.steps)}."
+            f"Recording {name} has no unperturbed pass. Choose one of its .steps with at=: "
+            f"{_some(recording.steps)}."
         )
     near = sorted(dict.fromkeys(recording.steps), key=lambda s: abs(s - step))[:3]
     raise ValueError(
-        f"Recording {name} has no pass of step {step} (any more): the closest steps are "
+        f"Recording {name} has no pass at step {step}, or no longer has it. The closest steps are "
         f"{_some(sorted(near))}."
     )
 
@@ -196,7 +196,7 @@ def _figures(a: Summary | None, b: Summary | None) -> tuple[Any, ...]:
     if a is None or b is None:
         counts = [None if one is None or one.saturated else one.nan for one in (a, b)]
         return ("a" if b is None else "b", *5 * (nan,), *counts)
-    if a.saturated or b.saturated:  # how many there are of what is not known
+    if a.saturated or b.saturated:  # its counts, and hence its figures, are unknown
         return ("both", *5 * (nan,), *(None if one.saturated else one.nan for one in (a, b)))
     unit = math.hypot(a.std, b.std) / math.sqrt(2.0)
     distance = _wasserstein(_distribution(a), _distribution(b))
@@ -223,7 +223,7 @@ def _total_variation(a: Summary, b: Summary) -> float:
 
 
 class _Distribution(NamedTuple):
-    """Finite values, spread evenly over intervals that rise; [k] each."""
+    """Finite values, spread evenly over k ascending intervals; each array is [k]."""
 
     lower: _Floats
     upper: _Floats
@@ -244,7 +244,7 @@ def _distribution(summary: Summary) -> _Distribution:
 
 
 def _wasserstein(a: _Distribution, b: _Distribution) -> float:
-    """The integral of |F_a - F_b|, exactly: both are linear between neighbouring ends."""
+    """The exact integral of |F_a - F_b|: both are linear between neighbouring interval ends."""
     if not len(a.mass) or not len(b.mass):
         return 0.0 if len(a.mass) == len(b.mass) else math.nan
     grid = np.unique(np.concatenate([a.lower, a.upper, b.lower, b.upper]))
@@ -259,7 +259,7 @@ def _wasserstein(a: _Distribution, b: _Distribution) -> float:
 
 
 def _below(of: _Distribution, x: _Floats, side: Any) -> _Floats:
-    """The mass below each x, that at x itself included ("right") or not ("left")."""
+    """The mass below each x, including the mass at x itself ("right") or not ("left")."""
     before = np.searchsorted(of.upper, x, side=side)
     reached = np.concatenate([[0.0], np.cumsum(of.mass)])[before]
     at = np.minimum(before, len(of.mass) - 1)

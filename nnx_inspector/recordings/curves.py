@@ -1,6 +1,6 @@
-"""The curves of scalar metrics over the steps, bounded in points; what was thinned out is counted.
+"""The curves of scalar metrics over the steps, bounded in points; dropped points are counted.
 
-Not safe to use from several threads: the recording that owns them has the lock. Imports no jax.
+Not thread-safe: the recording that owns the curves has the lock. Imports no jax.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from nnx_inspector.arrays import shape_of
 
 
 def surplus(at: Sequence[float], keep: Sequence[bool]) -> set[int]:
-    """Which of the entries go: about every second of the older half, never the first or the last.
+    """The entries to drop: about every second of the older half, never the first or the last.
 
-    What stays of the older half is spaced evenly over `at` (rising), however often it was thinned
-    before: halving by position would in the end leave nothing of a long run's beginning. Entries
-    to `keep` go only when there is nothing else left to take. Not too few go at a time, so that
-    the work for each entry added is bounded.
+    The rest of the older half is spaced evenly over `at` (ascending), however often it was thinned
+    before; halving by position would in time leave nothing of a long run's beginning. Entries to
+    `keep` are dropped only if nothing else is left. Enough are dropped at a time to bound the work
+    for each entry added.
 
     Example:
         >>> surplus([0, 1, 2, 3, 4, 5], [False] * 6)
@@ -48,7 +48,7 @@ def scalar(name: str, value: Any) -> float:
     """A metric's value as a float.
 
     Raises:
-        TypeError: it is not one number.
+        TypeError: the value is not a single number.
 
     Example:
         >>> scalar("loss", np.float32(0.5))
@@ -61,7 +61,7 @@ def scalar(name: str, value: Any) -> float:
         pass
     raise TypeError(
         f"Metric {name!r} must be one number, got {type(value).__name__} of shape "
-        f"{list(shape_of(value) or ())}. Reduce it first, for instance with .mean()."
+        f"{list(shape_of(value) or ())}. Reduce it first, for example with .mean()."
     )
 
 
@@ -69,11 +69,11 @@ class Curves:
     """Points (step, value) by metric.
 
     Args:
-        max_points: most points kept of each metric.
-        max_bytes: most memory that all together take, but for two points of each.
+        max_points: the most points to keep of each metric.
+        max_bytes: the most memory to use for all points; two of each metric are always kept.
 
     Attributes:
-        thinned: how many points went to stay within the bounds.
+        thinned: how many points were dropped to stay within the bounds.
 
     Example:
         >>> curves = Curves(100, 2**20)
@@ -88,11 +88,11 @@ class Curves:
         self._max_bytes = max_bytes
         self._curves: dict[str, tuple[array.array[float], array.array[float]]] = {}
         self._points = 0
-        self._longest = 0  # or more than that
+        self._longest = 0  # an upper bound
         self._limit = max_points
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds one point to the curve of each metric; NaN and Inf are kept as they are."""
+        """Add one point to the curve of each metric. NaN and Inf are kept as they are."""
         for name, value in values.items():
             steps, curve = self._curves.setdefault(name, (array.array("d"), array.array("d")))
             steps.append(step)
@@ -101,7 +101,7 @@ class Curves:
         self._points += len(values)
         share = self._max_bytes // (_POINT_BYTES * max(len(self._curves), 1))
         limit = max(2, min(self._max_points, share))
-        lower = limit < self._limit and self._longest > limit  # a new name takes from the others
+        lower = limit < self._limit and self._longest > limit  # a new metric takes others' share
         for name in self._curves if lower else values:
             self._bound(name, limit)
         if lower:
@@ -111,10 +111,10 @@ class Curves:
     def _bound(self, name: str, limit: int) -> None:
         steps, curve = self._curves[name]
         while len(curve) > limit:
-            # where a curve leaves the finite numbers is the point one looks for later
+            # users look for the point where a curve becomes NaN or Inf
             finite = np.isfinite(curve)
             leaves = finite[:-1] & ~finite[1:]
-            keep = np.append(leaves, False) | np.append(False, leaves)  # the last before it, too
+            keep = np.append(leaves, False) | np.append(False, leaves)  # and the point before
             gone = surplus(np.maximum.accumulate(steps).tolist(), keep.tolist())
             left = [i for i in range(len(curve)) if i not in gone]
             steps = array.array("d", [steps[i] for i in left])
@@ -125,11 +125,11 @@ class Curves:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the points take."""
+        """The memory that the points take, in bytes."""
         return _POINT_BYTES * self._points
 
     def arrays(self) -> dict[str, npt.NDArray[np.float64]]:
-        """Each curve as float64[n, 2]: step and value, in the order of arrival."""
+        """The curves by name, each float64[n, 2]: step and value, in the order of arrival."""
         return {
             name: np.array([steps, curve], np.float64).T
             for name, (steps, curve) in self._curves.items()

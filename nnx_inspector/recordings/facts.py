@@ -1,9 +1,9 @@
-"""What rules need besides summaries: facts of the model, and a few figures of each pass.
+"""What the rules need besides summaries: facts about the model, and a few figures of each pass.
 
-Facts are read from the model and from its traced program; figures are those of `gauges`, thinned
-together with the passes that they are of. Facts turn into columns of numbers and text, to be kept
-in a file. Invariant: what is not known is "" or NaN (or -1 of a flag), never a guess; columns that
-do not belong together are refused. Imports no jax.
+Facts are read from the model and from its traced program. Figures come from `gauges` and are
+dropped together with their passes. In a file, facts are columns of numbers and text. Invariant: an
+unknown is "", NaN, or -1 for a flag, never a guess; columns that do not fit together are refused.
+Imports no jax.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ Array = npt.NDArray[Any]
 UNKNOWN: Final = -1
 
 KINDS: Final = ("", "relu", "tanh", "sigmoid", "gelu", "silu")
-"""Activation functions that are told apart."""
+"""The activation functions that are recognised."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SiteFacts:
-    """What is known of one site.
+    """What is known about one site.
 
     Attributes:
         site: its key.
         type: the name of the module's class.
-        order: its place in the order in which calls return; -1 where it was never seen called.
-        activation: the function that its output goes into and nothing else does, one of KINDS.
-        made_by: the activation function that its output comes out of, likewise.
+        order: its place in the order in which calls return; -1 if it was never seen called.
+        activation: the only function that its output goes into, one of KINDS.
+        made_by: the activation function that its output comes from, one of KINDS.
         entering: the dtype of the floating-point arrays that it receives; "" for none or several.
-        leaving: likewise of those that it returns.
+        leaving: the dtype of the floating-point arrays that it returns; "" for none or several.
         declared: the dtype that the module says it computes in; "" for none.
-        examples: how many values of its output a statistic over the batch is made of; -1 unknown.
-        running: of a module with running statistics whether it uses them (1) or the batch's (0).
-        deterministic: of a Dropout whether it is off (1) or on (0).
-        rate: a Dropout's rate, NaN for none.
+        examples: how many values of its output enter a statistic over the batch; -1 unknown.
+        running: whether a module with running statistics uses them (1) or the batch's (0).
+        deterministic: whether a Dropout is off (1) or on (0).
+        rate: the rate of a Dropout; NaN for other modules.
     """
 
     site: str
@@ -60,16 +60,16 @@ class SiteFacts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParameterFacts:
-    """What is known of one Variable that holds an array of floats.
+    """What is known about one Variable that holds an array of floats.
 
     Attributes:
         path: its key, `"blocks/0/attn/kernel"`.
         site: the key of the module that holds it.
-        type: of the Variable: "Param", "BatchStat".
-        dtype: of its array.
-        size: how many elements.
-        needed: whether what the pass returns depends on it (1) or not (0).
-        axes: how many axes its array has.
+        type: the type of the Variable: "Param", "BatchStat".
+        dtype: the dtype of its array.
+        size: the number of elements.
+        needed: whether the results of the pass depend on it (1) or not (0).
+        axes: the number of axes of its array.
         in_loss: whether the loss of a pass with gradients depends on it (1) or not (0).
     """
 
@@ -88,11 +88,11 @@ class Uncalled:
     """A watched loop that never called the model.
 
     Attributes:
-        step: the first that was measured.
-        steps: how many were.
+        step: the first measured step.
+        steps: how many steps were measured.
         calls: how many calls of other modules of the model's types were seen.
-        what: one clause that says so, and what was called instead.
-        advice: one clause with a way out.
+        what: a clause that says so and names what was called instead.
+        advice: a clause with a way out.
     """
 
     step: int
@@ -104,10 +104,10 @@ class Uncalled:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known of a model from its structure and its traced passes.
+    """What is known about a model from its structure and its traced passes.
 
     Attributes:
-        uncalled: set as long as the loop that was watched last has not called the model.
+        uncalled: set while the loop watched last has not called the model.
     """
 
     sites: tuple[SiteFacts, ...] = ()
@@ -115,8 +115,8 @@ class Facts:
     uncalled: Uncalled | None = None
 
     def joined(self, other: Facts) -> Facts:
-        """The facts of both. `other` has the last word, but a site that either saw called stays
-        called, and a parameter that either saw needed stays needed.
+        """The facts of both. `other` takes precedence, but a site that either saw called counts as
+        called, and a parameter that either saw needed counts as needed.
         """
         sites = {one.site: one for one in self.sites}
         for one in other.sites:
@@ -136,7 +136,7 @@ class Facts:
         )
 
     def to_columns(self) -> dict[str, Array]:
-        """As arrays of numbers and of UTF-8 bytes, of which `from_columns` makes facts again."""
+        """The facts as arrays of numbers and UTF-8 bytes, which `from_columns` reads."""
         out: dict[str, Array] = {}
         for prefix, cls, items in (
             ("site", SiteFacts, self.sites),
@@ -154,11 +154,11 @@ class Facts:
 
     @staticmethod
     def from_columns(columns: Mapping[str, Any]) -> Facts:
-        """The facts that `to_columns` was called on; other columns are left alone.
+        """The facts that `to_columns` was called on. Other columns are ignored.
 
         Raises:
-            InspectorError: a column is missing, is of another dtype or shape, or they do not
-                belong together.
+            InspectorError: a column is missing, has another dtype or shape, or does not fit the
+                others.
         """
         reader = _Columns(columns)
         sites = reader.items("site", SiteFacts)
@@ -174,7 +174,7 @@ class Figures:
     """The figures of one pass; see `gauges`.
 
     Attributes:
-        sites: site keys, single layers of stacks (`"blocks[3]"`) included.
+        sites: site keys, including single layers of stacks (`"blocks[3]"`).
         rows: float32[sites, SITE_FIGURES].
         masks: uint8[sites, MASKS, BYTES].
         parameters: paths of Variables.
@@ -197,17 +197,17 @@ class Figures:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory it takes; names are shared with the passes around it."""
+        """The memory that it takes, in bytes, without the names that it shares with passes."""
         return 400 + self.rows.nbytes + self.masks.nbytes + self.parameter_rows.nbytes
 
     def figure(self, site: str, name: str) -> float:
-        """One figure of a site, NaN where there is none."""
+        """One figure of a site, NaN if there is none."""
         if site not in self.sites:
             return float("nan")
         return float(self.rows[self.sites.index(site), SITE_FIGURES.index(name)])
 
     def parameter(self, path: str, name: str) -> float:
-        """One figure of a parameter, NaN where there is none."""
+        """One figure of a parameter, NaN if there is none."""
         if path not in self.parameters:
             return float("nan")
         return float(
@@ -220,7 +220,7 @@ _LOOKED, _UNITS = SITE_FIGURES.index("looked"), SITE_FIGURES.index("units")
 
 
 def flaw_in(figures: Figures) -> str:
-    """What is wrong with the figures of a pass, "" if nothing is: rules trust what a file says."""
+    """What is wrong with the figures of a pass, or "". The rules trust figures without checks."""
     counts = figures.rows[:, _COUNTS]
     with np.errstate(invalid="ignore"):  # a NaN is not a count
         whole = (counts >= 1) & (counts <= 2.0**53) & (counts == np.trunc(counts))
@@ -228,13 +228,13 @@ def flaw_in(figures: Figures) -> str:
         return "a count is not a whole number from 1 to 2**53"
     looked, there = figures.rows[:, _LOOKED], figures.rows[:, _UNITS]
     if (looked > there).any() or (looked > 8 * BYTES).any():
-        return "more units were looked at than there are"
+        return "more units were examined than there are"
     if (figures.rows < 0).any() or (figures.parameter_rows < 0).any():
         return "a figure is negative"
     if len(set(figures.sites)) < len(figures.sites) or len(set(figures.parameters)) < len(
         figures.parameters
     ):
-        return "a name comes twice"
+        return "a name occurs twice"
     return "" if figures.varied in (-1, 0, 1) else "a flag is not -1, 0 or 1"
 
 
@@ -250,24 +250,24 @@ def _put(out: dict[str, Array], name: str, values: Sequence[Any], kind: str) -> 
 def _require(condition: bool, what: str) -> None:
     if not condition:
         raise InspectorError(
-            f"These columns are not what rules need: {what}. Record the run again, or leave the "
-            f"columns out: then rules that need them say nothing."
+            f"These columns are not the facts that rules need: {what}. Record the run again, or "
+            f"leave the columns out; rules that need them are then skipped."
         )
 
 
 _LATER: Final = ("parameter_in_loss",)
-"""Columns that recordings saved before do not have."""
+"""Columns that older recordings do not have."""
 
 
 class _Columns:
-    """Reads columns of which nothing is trusted."""
+    """Reads columns, and checks everything about them."""
 
     def __init__(self, columns: Mapping[str, Any]):
         self._columns = columns
 
     def array(self, name: str, dtype: Any, shape: tuple[int | None, ...]) -> Array:
         found = self._columns.get(name)
-        _require(isinstance(found, np.ndarray), f"{name} is missing or no array")
+        _require(isinstance(found, np.ndarray), f"{name} is missing or not an array")
         assert isinstance(found, np.ndarray)
         _require(found.dtype == np.dtype(dtype), f"{name} is of dtype {found.dtype}")
         fits = len(found.shape) == len(shape) and all(
@@ -298,10 +298,10 @@ class _Columns:
 
     def uncalled(self) -> Uncalled | None:
         if "uncalled" not in self._columns:
-            return None  # of a file from before there was such a column
+            return None  # an older file without this column
         counts = self.array("uncalled", np.int64, (None, 3))
         what, advice = self.texts("uncalled_what"), self.texts("uncalled_advice")
-        _require(len(counts) == len(what) == len(advice) <= 1, "uncalled is not one")
+        _require(len(counts) == len(what) == len(advice) <= 1, "uncalled has more than one row")
         if not what:
             return None
         step, steps, calls = counts[0].tolist()

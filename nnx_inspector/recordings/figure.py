@@ -1,7 +1,7 @@
 """Plotly figures of a recording: one site's distribution now and over the steps.
 
-Invariant: every number drawn is one that a Summary or the recording's history gives; nothing is
-smoothed, and what was not measured is a gap. Measures nothing and imports no jax.
+Invariant: every number drawn comes from a Summary or the recording's history; nothing is smoothed,
+and a pass that did not measure is a gap. Does not measure anything and imports no jax.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ _Floats = npt.NDArray[np.float64]
 def figure(
     recording: Recording, site: str, *, quantity: Quantity = "output", scale: Scale = "symlog"
 ) -> go.Figure:
-    """Draws one site: histogram of the newest pass, heatmap and percentile bands over the steps.
+    """Draw one site: a histogram of the newest pass, a heatmap and percentile bands over the steps.
 
-    With the output comes the histogram of its gradient, where one was measured. Its intervals are
-    equally wide on the axis chosen; the height is the number of elements.
+    The output is drawn with a histogram of its gradient, if one was measured. The intervals of a
+    histogram are equally wide on the chosen axis; the height is the number of elements.
 
     Args:
-        recording: what was recorded.
+        recording: the recording to draw.
         site: a site key, as in `recording.sites`.
         quantity: "output", "gradient" or "input".
-        scale: axis of the histograms, "symlog" (the heatmap's: equal steps of the logarithm, linear
-            around zero) or "linear".
+        scale: the axis of the histograms: "symlog" (as in the heatmap: equal steps of the
+            logarithm, linear around zero) or "linear".
 
     Returns:
-        A plotly figure; `figure.show()`, or leave it as the last line of a cell.
+        A plotly figure; call `figure.show()`, or leave it as the last line of a cell.
 
     Raises:
-        ValueError: nothing was recorded for the site's quantity, or the quantity or the scale is
-            unknown.
+        ValueError: the quantity of the site was not recorded, or the quantity or the scale does
+            not exist.
 
     Example:
         >>> figure(Recording(), "blocks/0")
@@ -60,7 +60,7 @@ def figure(
     import plotly.graph_objects as go  # pyright: ignore[reportMissingTypeStubs]
 
     if scale not in ("symlog", "linear"):
-        raise ValueError(f"figure draws on a 'symlog' or a 'linear' axis, not on {scale!r}")
+        raise ValueError(f"scale must be 'symlog' or 'linear', got {scale!r}.")
     newest = _newest(recording, site, quantity)
     gradient = _newest_or_none(recording, site, "gradient") if quantity == "output" else None
     history = recording.history(site, quantity)
@@ -94,10 +94,10 @@ def _newest(recording: Recording, site: str, quantity: Quantity) -> tuple[int, S
     found = _newest_or_none(recording, site, quantity)
     if found is None:
         has = dict.fromkeys(q for p in recording.passes for s, q in p.keys if s == site)
-        names = ", ".join(map(repr, has)) or "nothing any more"
+        names = ", ".join(map(repr, has)) or "nothing"
         raise ValueError(
-            f"There is nothing to draw: no pass kept measured the {quantity} of {site!r}, only "
-            f"{names}. Choose one with quantity=, or for gradients run a backward pass."
+            f"There is nothing to draw: the passes kept did not measure the {quantity} of "
+            f"{site!r}, but {names}. Choose with quantity=, or run a backward pass for gradients."
         )
     return found
 
@@ -133,7 +133,7 @@ def _histogram(drawn: Any, go: Any, row: int, name: str, summary: Summary, scale
     if not summary.saturated and summary.finite:
         edges, counts = summary.histogram(_BINS, scale=scale)
         total = summary.finite
-    # Plotly has no symmetric-log axis: there the intervals stand side by side, named by value.
+    # Plotly has no symmetric-log axis: draw the intervals side by side, and label them by value.
     places = edges if scale == "linear" else np.arange(len(edges)) - 0.5
     drawn.add_trace(
         go.Bar(
@@ -184,13 +184,13 @@ def _heatmap(drawn: Any, go: Any, row: int, history: HistoryArrays) -> None:
 
 
 def _value_ticks(edges: _Floats) -> dict[str, Any]:
-    """Some of the edges, by value, on an axis on which their intervals stand side by side."""
+    """Ticks at some of the edges, on an axis on which the intervals stand side by side."""
     shown = np.unique(np.linspace(0, len(edges) - 1, 7).round().astype(int))
     return {"tickvals": shown - 0.5, "ticktext": [f"{edges[i]:.3g}" for i in shown]}
 
 
 def _step_axis(drawn: Any, row: int, history: HistoryArrays) -> None:
-    """Names the steps under columns that stand side by side: several passes may share a step."""
+    """Label the columns, which stand side by side, with steps: several passes may share a step."""
     last = len(history.steps) - 1
     shown = np.unique(np.linspace(0, last, 7).round().astype(int))
     drawn.update_xaxes(
@@ -243,9 +243,9 @@ def _bands(drawn: Any, go: Any, row: int, history: HistoryArrays, quantity: str)
 
 
 def _outline(x: _Floats, low: _Floats, high: _Floats) -> tuple[_Floats, _Floats]:
-    """Closed outlines of the stretches where something was measured, NaN between them.
+    """Closed outlines of the stretches that were measured, with NaN between them.
 
-    Plotly's fill between two curves would bridge the gaps, as though there were values.
+    Plotly's fill between two curves would bridge the gaps as if they had values.
     """
     parts: list[_Floats] = []
     for stretch in np.split(np.arange(len(x)), np.flatnonzero(np.diff(np.isnan(low))) + 1):

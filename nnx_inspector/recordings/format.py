@@ -1,8 +1,8 @@
-"""A file of sections: columns of numbers, each section checked and tied to all before it.
+"""A file of sections: columns of numbers, each section checked and chained to those before it.
 
-A section is a header, which has a check of its own, and a body in the safetensors format. The file
-grows by whole sections. Invariant: a section that is read is the one that was written, in its
-place; a short last one is a torn write and is told apart from damage. Knows nothing of what the
+A section is a header with a checksum of its own and a body in the safetensors format. The file
+grows by whole sections. Invariant: a section is read exactly as it was written, and in its place;
+a short last section is a torn write, which is distinguished from damage. Does not know what the
 columns mean, and imports no jax. The format is in notebooks/recording-format.md.
 """
 
@@ -23,12 +23,12 @@ MAGIC: Final = b"nnx_inspector recording 1\n"
 HEADER: Final = struct.Struct("<4sIQI")
 """Kind, flags, bytes of the body, CRC-32 of the body."""
 CHECK: Final = struct.Struct("<I")
-"""CRC-32 of the header, begun with the check of the section before."""
+"""CRC-32 of the header, seeded with the check of the section before."""
 FIRST_CHECK: Final = zlib.crc32(MAGIC)
 OPTIONAL: Final = 1
-"""The flag of a section that a reader which does not know its kind may skip."""
+"""The flag of a section that a reader may skip if it does not know the kind."""
 MOST_JSON: Final = 4096
-"""Largest JSON header of a body, in bytes."""
+"""The largest JSON header of a body, in bytes."""
 
 _CHUNK: Final = 2**20
 _TYPES: Final = ("uint8", "uint32", "int64", "float32", "float64")
@@ -37,7 +37,7 @@ Columns = Mapping[str, npt.NDArray[Any]]
 
 
 class DamagedError(ValueError):
-    """A section is not as it was written, or never was one."""
+    """A section is damaged, or was never a section."""
 
 
 class Section(NamedTuple):
@@ -45,8 +45,8 @@ class Section(NamedTuple):
 
     Attributes:
         kind: four bytes.
-        at: where its header begins, in bytes.
-        columns: what is in it.
+        at: the offset of its header, in bytes.
+        columns: its arrays, by name.
     """
 
     kind: bytes
@@ -55,10 +55,10 @@ class Section(NamedTuple):
 
 
 class Writer:
-    """Makes the sections of one file, in their order.
+    """Makes the sections of one file, in order.
 
     Attributes:
-        check: of the last one made.
+        check: the check of the last section made.
     """
 
     def __init__(self) -> None:
@@ -82,8 +82,8 @@ class Reader:
     """The sections of an open file.
 
     Attributes:
-        size: of the file in bytes, when it was opened.
-        torn: bytes of a last section that was not written to its end.
+        size: the size of the file in bytes when it was opened.
+        torn: the bytes of a last section that was not written to its end.
     """
 
     def __init__(self, file: BinaryIO):
@@ -95,10 +95,10 @@ class Reader:
         """The sections of known kinds, from the first to the last whole one.
 
         Raises:
-            DamagedError: this is no such file, or something in it does not check.
+            DamagedError: this is not such a file, or a checksum is wrong.
         """
         if self._file.read(len(MAGIC)) != MAGIC:
-            raise DamagedError("it does not begin as a recording does")
+            raise DamagedError("its first bytes are not those of a recording")
         at, check = len(MAGIC), FIRST_CHECK
         while (rest := self.size - at) > 0:
             if rest < HEADER.size + CHECK.size:
@@ -107,7 +107,7 @@ class Reader:
             head = self._file.read(HEADER.size)
             check = zlib.crc32(head, check)
             if self._file.read(CHECK.size) != CHECK.pack(check):
-                raise DamagedError(f"the header of the section at byte {at} does not check")
+                raise DamagedError(f"the section at byte {at} has a header with a wrong checksum")
             kind, flags, length, body_check = HEADER.unpack(head)
             if length > rest - HEADER.size - CHECK.size:
                 self.torn = rest
@@ -116,7 +116,7 @@ class Reader:
             if kind in known:
                 body = self._file.read(length)
                 if zlib.crc32(body) != body_check:
-                    raise DamagedError(f"{where} does not check")
+                    raise DamagedError(f"{where} has a wrong checksum")
                 try:
                     columns = columns_of(body)
                     del body
@@ -125,11 +125,11 @@ class Reader:
                     raise DamagedError(f"{where}: {error}") from error
             elif not flags & OPTIONAL:
                 raise DamagedError(
-                    f"{where} is of a kind that this version does not know: a newer nnx_inspector "
-                    "wrote it, and reads it"
+                    f"{where} is of a kind that only a newer nnx_inspector can read, such as the "
+                    "one that wrote it"
                 )
             elif self._skipped(length) != body_check:
-                raise DamagedError(f"{where} does not check")
+                raise DamagedError(f"{where} has a wrong checksum")
             at += HEADER.size + CHECK.size + length
 
     def _skipped(self, length: int) -> int:
@@ -143,27 +143,27 @@ def columns_of(body: bytes) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a section's body.
 
     Raises:
-        ValueError: it is no safetensors blob, or one with other types than sections have.
+        ValueError: it is not a safetensors blob, or has a dtype that sections do not have.
     """
     if len(body) < 8 or int.from_bytes(body[:8], "little") > MOST_JSON:
-        raise ValueError(f"its JSON is missing or longer than {MOST_JSON} bytes")
+        raise ValueError(f"its JSON header is missing or longer than {MOST_JSON} bytes")
     try:
         columns = safetensors.numpy.load(body)
     except (SafetensorError, KeyError, TypeError) as error:
-        raise ValueError(f"it is no safetensors blob of NumPy's types ({error})") from error
+        raise ValueError(f"it is not a safetensors blob of NumPy dtypes ({error})") from error
     for name, column in columns.items():
         if column.dtype.name not in _TYPES:
-            raise ValueError(f"column {name!r} is {column.dtype}")
+            raise ValueError(f"column {name!r} has dtype {column.dtype}, not one of {_TYPES}")
     return columns
 
 
 def column(
     columns: Columns, name: str, dtype: str, shape: tuple[int | None, ...] = (None,)
 ) -> npt.NDArray[Any]:
-    """One column, of which this is known; None in its shape is any length.
+    """One column, checked for dtype and shape; None in the shape stands for any length.
 
     Raises:
-        ValueError: it is missing or is not like that.
+        ValueError: the column is missing, or has another dtype or shape.
     """
     found = columns.get(name)
     if found is None:

@@ -1,7 +1,7 @@
 """The passes and the metrics of a recording as tidy pandas frames.
 
-Invariant: each figure is the one that the Summary itself gives. Imports pandas when called, never
-jax.
+Invariant: every number equals the one that the Summary itself gives. Imports pandas when called,
+never jax.
 """
 
 from __future__ import annotations

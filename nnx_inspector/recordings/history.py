@@ -1,6 +1,6 @@
-"""Many summaries of one quantity side by side, as the screen and the figures draw them over time.
+"""Many summaries of one quantity side by side, as the screen and the plots draw them over time.
 
-Invariant: each figure is the one that the Summary itself gives. Imports no jax.
+Invariant: every number equals the one that the Summary itself gives. Imports no jax.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class HistoryArrays(NamedTuple):
     Attributes:
         steps: float64[T], the step of each column, in the order of the passes.
         quantiles: float64[T, 7], at `HISTORY_QUANTILES`, in the values' unit.
-        edges: float64[49], rising, even on a symmetric-log axis, in the values' unit.
-        fractions: float64[T, 48], each row adds up to 1. A row is NaN, here and in `quantiles`,
-            where nothing finite was measured or the counts are unknown (saturated).
+        edges: float64[49], ascending, even on a symmetric-log axis, in the values' unit.
+        fractions: float64[T, 48]; each row adds up to 1. A row is NaN, here and in `quantiles`,
+            if nothing finite was measured or the counts are unknown (saturated).
     """
 
     steps: _Floats
@@ -62,12 +62,12 @@ def history_of(
 
 
 def _no_axis() -> _Floats:
-    """Some axis, where nothing finite was ever measured."""
+    """An arbitrary axis, for a history without any finite value."""
     return np.linspace(0.0, 1.0, HISTORY_BINS + 1)
 
 
 def figures_of(blobs: Sequence[bytes]) -> list[list[int | float | None]]:
-    """`STATISTICS` and the quantiles of each encoded summary; None where not known."""
+    """`STATISTICS` and the quantiles of each encoded summary; None for an unknown."""
     rows: list[list[int | float | None]] = []
     for start in range(0, len(blobs), _BATCH):
         parts = [decoded(blob) for blob in blobs[start : start + _BATCH]]

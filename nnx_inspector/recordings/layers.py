@@ -1,7 +1,7 @@
-"""The layers of stacked modules as sites of their own: `"blocks[3]"` of `"blocks"`.
+"""The layers of stacked modules as sites of their own: `"blocks[3]"` is a layer of `"blocks"`.
 
-Invariant: what was told in turns is given to layers only where turns and layers are one to one;
-where they are not, the whole stack's figures stand and a reason is given. Imports no jax.
+Invariant: the figures of a scan's turns are assigned to layers only if turns and layers correspond
+one to one; otherwise only the whole stack has figures, and a reason is given. Imports no jax.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Final
 from nnx_inspector.stats.summary import Summary, merge
 
 MOST_LAYERS: Final = 256
-"""Layers of one stack that have sites of their own: the first."""
+"""The most layers of one stack that have sites of their own, counted from the first."""
 MOST_ROWS: Final = 2048
-"""Layers of all stacked sites of a model that have sites of their own."""
+"""The most layers with sites of their own in all stacked sites of a model."""
 
 NOT_TOLD_APART: Final = (
-    "in the watched program its turns are not one to one with the layers, so that only the whole "
-    "stack is measured; insp.run and insp.step measure each"
+    "in the watched program the turns of its scan do not correspond one to one to its layers, so "
+    "only the whole stack is measured; insp.run and insp.step measure each layer"
 )
 
 _LAYER: Final = re.compile(r"((?:[^\\]|\\.)*?)\[(\d+)\]", re.DOTALL)
@@ -37,7 +37,7 @@ def layer_key(site: str, layer: int) -> str:
 
 
 def layer_of(key: str) -> tuple[str, int] | None:
-    """The stacked site and the number of a layer, None where a key is that of a whole site.
+    """The stacked site and the layer's number in a layer's key; None for another site's key.
 
     Example:
         >>> layer_of("blocks/attn[3]"), layer_of("blocks")
@@ -52,16 +52,16 @@ class Stack:
     """How the layers of one site run.
 
     Attributes:
-        layers: how many of them have sites of their own, the first ones.
-        turns: how many turns each scan around the site has, outermost first, which is the one over
-            the layers; negative where it goes backwards.
+        layers: how many of them, counted from the first, have sites of their own.
+        turns: the number of turns of each scan around the site, negative for a reverse scan. The
+            first is the outermost scan, which is over the layers.
     """
 
     layers: int
     turns: tuple[int, ...]
 
     def layers_in(self, turns: Sequence[int]) -> list[int] | None:
-        """The layer that each of these turns was in; None where that cannot be told.
+        """The layer that each of these turns ran; None if that cannot be determined.
 
         Example:
             >>> Stack(3, (-3,)).layers_in([0, 1, 2]), Stack(2, (2, 2)).layers_in([0, 1])
@@ -76,11 +76,11 @@ class Stack:
 
 
 Told = Iterable[Mapping[tuple[str, str], Sequence[tuple[int, Summary]]]]
-"""For each pass, site and quantity the turns, and what was measured in them."""
+"""For each pass: (site, quantity) -> the turns, each with what was measured in it."""
 
 
 def told_apart(told: Told, stacks: Mapping[str, Stack]) -> tuple[Summaries, set[str]]:
-    """The summaries of single layers, and the stacked sites whose layers cannot be told apart."""
+    """The summaries of single layers, and the sites whose layers cannot be told apart."""
     parts: dict[tuple[str, str], list[Summary]] = {}
     unknown: set[str] = set()
     for one in told:
@@ -104,7 +104,7 @@ def told_apart(told: Told, stacks: Mapping[str, Stack]) -> tuple[Summaries, set[
 
 
 def one_of(summaries: Sequence[Summary]) -> Summary:
-    """All of them as one; a lone one is itself: whoever keeps it merges its rows."""
+    """One summary of all. A single summary is returned as it is, with its rows unmerged."""
     return summaries[0] if len(summaries) == 1 else merge(summaries)
 
 

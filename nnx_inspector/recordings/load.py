@@ -1,7 +1,7 @@
-"""`load`: a recording out of a file, which anybody may have written.
+"""`load`: reads a recording from a file, which anybody may have written.
 
-Invariant: what comes back is what `Recording.append` would have accepted, or an InspectorError;
-never a crash, and never more memory than twice the file and some megabytes. Imports no jax.
+Invariant: the result is a recording that `Recording.append` could have made, or an InspectorError;
+never a crash, and never more memory than twice the file plus some megabytes. Imports no jax.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ from nnx_inspector.stats.encoding import checked
 from nnx_inspector.stats.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES, all_masks
 
 _SPARE: Final = 8 * 2**20
-"""Bytes of memory that a file may take beyond twice its size: only tiny summaries of very many
-sites would."""
+"""Bytes of memory that loading may take beyond twice the file's size; only tiny summaries of very
+many sites need them."""
 _NAME_BYTES: Final = 160
 """Bytes of memory that a name takes besides its letters."""
 _SUMMARY_BYTES: Final = 320
-"""Bytes of memory that a summary, its key and its place take besides its own."""
+"""Bytes of memory that a summary, its key and its place take besides its packed bytes."""
 _BATCH: Final = 2**14
 _MOST_FIRSTS: Final = 2 * len(QUANTITIES) * len(KINDS)
 
 
 def load(path: str | os.PathLike[str]) -> Recording:
-    """The recording that was saved to a file, on the host alone: no accelerator is touched.
+    """Load a recording from a file, on the host alone: no accelerator is touched.
 
-    The file may still be written on to, and the process that did may have been killed: what it
-    had not written to the end is left out.
+    The file may still be growing, or its process may have been killed. An incomplete section at
+    its end is left out.
 
     Args:
-        path: of a file by `Recording.save`, `Inspector.save` or `nni.watch(save=)`.
+        path: a file written by `Recording.save`, `Inspector.save` or `nni.watch(save=)`.
 
     Returns:
-        A Recording equal to the one that was saved; it may be appended to, and saved again.
+        A Recording equal to the one that was saved. It may be appended to and saved again.
 
     Raises:
-        InspectorError: the file is no recording, and what it looks like instead; or it is damaged,
-            and where.
-        TypeError: `path` is no path.
-        OSError: it cannot be opened.
+        InspectorError: the file is not a recording (the message says what it looks like), or it
+            is damaged (the message says where).
+        TypeError: `path` is not a path.
+        OSError: the file cannot be opened.
 
     Example:
         >>> import pathlib, tempfile
@@ -76,13 +76,13 @@ def load(path: str | os.PathLike[str]) -> Recording:
     """
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise TypeError(
-            f'load takes the path of a recording, nni.load("run.nni"), got {type(path).__name__}.'
+            f'nni.load("run.nni") takes the path of a recording, got {type(path).__name__}.'
         )
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
         raise _FolderError(f"{os.fspath(path)!r} is a folder{_IN_A_FOLDER} {_WAY_OUT}")
     if not stat.S_ISREG(mode):
-        raise InspectorError(f"{os.fspath(path)!r} is no file that can be read from end to end.")
+        raise InspectorError(f"{os.fspath(path)!r} is not a regular file. {_WAY_OUT}")
     with open(path, "rb") as file:
         head = file.read(_HEAD)
         if not head.startswith(MAGIC):
@@ -102,8 +102,8 @@ def load(path: str | os.PathLike[str]) -> Recording:
             return recording
         except DamagedError as error:
             raise InspectorError(
-                f"{os.fspath(path)!r} is no recording that can be read: {error}. What is before "
-                "that byte, if anything, is whole: a copy cut there can be read."
+                f"{os.fspath(path)!r} is a recording that cannot be read: {error}. The part before "
+                "that byte, if any, is whole: a copy of the file cut there can be read."
             ) from error
 
 
@@ -129,11 +129,11 @@ _BEGINNINGS: Final = (
 
 
 class _FolderError(InspectorError, IsADirectoryError):
-    """A folder in place of a file: still an OSError, as `open` would raise."""
+    """A folder in place of a file; also an OSError, as `open` would raise."""
 
 
 def _instead(head: bytes) -> str:
-    """What a file is that does not begin as a recording does, and the way out."""
+    """What a file that does not begin like a recording is instead, and the way out."""
     text = head.lstrip().lower()
     line = MAGIC.rpartition(b" ")[0]
     if not head:
@@ -143,26 +143,26 @@ def _instead(head: bytes) -> str:
     elif head.startswith(line):
         version = head.partition(b"\n")[0].rpartition(b" ")[2].decode("ascii", "replace")
         return (
-            f"is a recording in version {version} of the format, which this nnx_inspector does not "
-            f"read: a newer one wrote it. Upgrade: pip install --upgrade nnx_inspector."
+            f"is a recording in version {version} of the format, which only a newer nnx_inspector "
+            f"can read. Upgrade: pip install --upgrade nnx_inspector."
         )
     elif known := [what for beginning, what in _BEGINNINGS if head.startswith(beginning)]:
         what = known[0]
     elif head[8:9] == b"{" and head[4:8] == bytes(4):
-        what = "it is a safetensors file: arrays, of a checkpoint perhaps"
+        what = "it is a safetensors file, perhaps the arrays of a checkpoint"
     elif text.startswith((b"<!doctype html", b"<html")):
         what = "it is a web page; if insp.to_html wrote it, open it in a browser"
     elif text.startswith(b"{"):
         what = "it is JSON; if it is a notebook, open it in Jupyter"
     elif b"\0" not in head:
-        what = "it is a text"
+        what = "it is a text file"
     else:
-        what = "it begins with other bytes"
-    return f"is no recording, it does not begin as a recording does: {what}. {_WAY_OUT}"
+        what = "it begins with unknown bytes"
+    return f"is not a recording: {what}. {_WAY_OUT}"
 
 
 class _Marks(NamedTuple):
-    """What there is of a pass besides its summaries."""
+    """The properties of a pass besides its summaries."""
 
     number: int
     step: int
@@ -174,11 +174,11 @@ class _Marks(NamedTuple):
 
 
 class _Opened:
-    """What was read so far.
+    """What has been read so far.
 
     Attributes:
-        kinds: what is done with the columns of each kind of section. A kind that others may skip
-            is written by `Sections.section(..., optional=True)` and needs a line here.
+        kinds: the handler for the columns of each kind of section. A kind that other readers may
+            skip is written by `Sections.section(..., optional=True)` and needs an entry here.
     """
 
     def __init__(self, size: int):
@@ -204,7 +204,7 @@ class _Opened:
         self._figures: Figures | None = None  # of the pass that follows
 
     def recording(self, *, torn: bool) -> Recording:
-        """All of it, read to the end."""
+        """The whole recording, once the file is read to the end."""
         recording = self._begun()
         for marks, what in self._waiting.values():  # the process ended before they were complete
             state = recording.state()
@@ -215,20 +215,20 @@ class _Opened:
 
     def _begun(self) -> Recording:
         if self._found is None:
-            raise DamagedError("the section that says what is in it is missing")
+            raise DamagedError("the head section, which says what is in the file, is missing")
         return self._found
 
     def _head(self, columns: Columns) -> None:
         if self._found is not None:
-            raise ValueError("a file has one head")
+            raise ValueError("there is a second head section")
         max_steps, max_bytes = column(columns, "bounds", "int64", (2,)).tolist()
         appended, thinned_points = column(columns, "counts", "int64", (2,)).tolist()
         self._held = column(columns, "held", "int64", (2,)).tolist()
         if not (0 <= self._held[0] <= appended <= 2**53 and 0 <= thinned_points <= 2**53):
-            raise ValueError(f"{appended} passes and {thinned_points} points cannot be")
+            raise ValueError(f"{appended} passes and {thinned_points} points are out of range")
         firsts = column(columns, "firsts", "uint8", (None, 3))
         if len(firsts) > _MOST_FIRSTS or (firsts >= [2, len(QUANTITIES), len(KINDS)]).any():
-            raise ValueError("column 'firsts' names what there is not")
+            raise ValueError("column 'firsts' has too many rows or an unknown number")
         sites = self._named(column(columns, "sites", "uint32"))
         self._found = Recording(max_steps=max_steps, max_bytes=max_bytes)
         known = {(bool(p), QUANTITIES[q], KINDS[kind]) for p, q, kind in firsts.tolist()}
@@ -255,14 +255,14 @@ class _Opened:
             raise ValueError(f"pass {marks.number} does not follow the one before")
         self._firsts += marks.news
         if self._firsts > _MOST_FIRSTS:
-            raise ValueError("there are more passes with the first of a kind than kinds")
+            raise ValueError("more passes have the first value of a kind than there are kinds")
         self._take(marks, what)
         self._held[0] -= 1
 
     def _hold(self, columns: Columns) -> None:
         marks = self._marks(columns)
         if marks.ticket < 0 or marks.ticket in self._waiting:
-            raise ValueError(f"ticket {marks.ticket} cannot be, or is in use")
+            raise ValueError(f"ticket {marks.ticket} is negative or in use")
         what = self._measured(columns)
         self._waiting_bytes += _bytes_of(what)
         self._waiting[marks.ticket] = marks, what
@@ -272,7 +272,7 @@ class _Opened:
         numbers = column(columns, "pass", "int64", (6,)).tolist()
         number, step, setting, kind, flags, ticket = numbers
         if not 0 <= flags <= PERTURBED | NEWS or not 0 <= setting < 2**53 or ticket < -1:
-            raise ValueError(f"flags {flags}, setting {setting} or ticket {ticket} cannot be")
+            raise ValueError(f"flags {flags}, setting {setting} or ticket {ticket} is out of range")
         perturbed, news = bool(flags & PERTURBED), bool(flags & NEWS)
         return _Marks(
             number, step_number(step), setting, self._named([kind])[0], perturbed, news, ticket
@@ -283,7 +283,7 @@ class _Opened:
         packed = column(columns, "summary", "uint8")
         ends = _ends(columns, len(packed))
         if not len(sites) == len(quantities) == len(ends):
-            raise ValueError("its columns are not equally long")
+            raise ValueError("its columns have different lengths")
         self._require_room(len(packed) + _SUMMARY_BYTES * len(ends))
         keys, blobs = self._keys_of(sites, quantities), tuple(_parts(packed, ends))
         pairs = zip(keys, blobs, strict=True)
@@ -307,7 +307,7 @@ class _Opened:
         except InspectorError as error:
             raise ValueError(str(error)) from error
         self._begun().learn(facts)
-        self._begun().miss(facts.uncalled)  # the last that was written holds
+        self._begun().miss(facts.uncalled)  # the last one written counts
 
     def _take_figures(self, columns: Columns) -> None:
         sites = self._named(column(columns, "site", "uint32"))
@@ -320,7 +320,7 @@ class _Opened:
         [varied] = column(columns, "varied", "int64", (1,)).tolist()
         self._figures = Figures(
             sites=tuple(sites),
-            rows=rows.copy(),  # not the whole body with it
+            rows=rows.copy(),  # a view would keep the whole section in memory
             masks=masks.copy(),
             parameters=tuple(parameters),
             parameter_rows=states.copy(),
@@ -340,7 +340,7 @@ class _Opened:
     def _add(self, recording: Recording, points: npt.NDArray[np.float64]) -> None:
         whole = np.trunc(points[:, :2]) == points[:, :2]  # NaN is not
         if not whole.all() or (np.abs(points[:, :2]) > 2.0**53).any():
-            raise ValueError("the name of a metric, or a step, is no whole number")
+            raise ValueError("a metric's name number, or a step, is not a whole number")
         names = self._named(points[:, 0].astype(np.int64))
         for name, (step, value) in zip(names, points[:, 1:].tolist(), strict=True):
             recording.add_metrics(int(step), {name: value})
@@ -350,22 +350,22 @@ class _Opened:
         self, sites: npt.NDArray[np.uint32], quantities: npt.NDArray[np.uint8]
     ) -> tuple[tuple[str, str], ...]:
         raw = sites.tobytes() + quantities.tobytes()
-        if self._keys[0] != raw or not raw:  # most passes have the same as the one before
+        if self._keys[0] != raw or not raw:  # most passes have the keys of the one before
             if (quantities >= len(QUANTITIES)).any():
-                raise ValueError("there is no such quantity")
+                raise ValueError(f"quantity {quantities.max()} does not exist")
             names = self._named(sites)
             keys = tuple(
                 (s, QUANTITIES[q]) for s, q in zip(names, quantities.tolist(), strict=True)
             )
             if len(set(keys)) != len(keys):
-                raise ValueError("a pass has two summaries of one quantity")
+                raise ValueError("a pass has two summaries of one site and quantity")
             self._keys = raw, keys
         return self._keys[1]
 
     def _named(self, numbers: Any) -> list[str]:
         found = np.asarray(numbers, np.int64)
         if len(found) and not 0 <= found.min() <= found.max() < len(self._names):
-            raise ValueError("a name is used that was not given")
+            raise ValueError("the number of a name does not exist")
         return [self._names[number] for number in found.tolist()]
 
     def _require_room(self, more: int) -> None:
@@ -376,14 +376,14 @@ class _Opened:
             + (0 if self._found is None else self._found.nbytes)
         )
         if taken > self._most:
-            raise ValueError("what is in it would take more than twice the memory of the file")
+            raise ValueError("its content would take more memory than twice the file's size")
 
 
 def _ends(columns: Columns, size: int) -> npt.NDArray[np.int64]:
-    """Where each of the pieces ends that fill `size` bytes."""
+    """The end of each of the pieces that together fill `size` bytes."""
     ends = column(columns, "ends", "uint32").astype(np.int64)
     if (np.diff(ends, prepend=0) < 0).any() or (int(ends[-1]) if len(ends) else 0) != size:
-        raise ValueError("column 'ends' does not divide what is there")
+        raise ValueError(f"column 'ends' does not divide the {size} bytes that it belongs to")
     return ends
 
 
@@ -399,6 +399,6 @@ def _bytes_of(what: Measured) -> int:
 
 
 def _nonfinite(blob: bytes) -> list[str]:
-    """Which kinds of value that are no number a summary counts."""
+    """The kinds of non-finite value that a summary counts."""
     used = checked(blob).used
     return [name for name, number in NONFINITE.items() if number in used]

@@ -1,4 +1,4 @@
-"""One pass of a recording: which summaries it has, and those in their compact form.
+"""One pass of a recording: its summaries in compact form, and which they are.
 
 Invariant: a pass never changes, so that snapshots of a recording may share it. Imports no jax.
 """
@@ -17,7 +17,7 @@ from nnx_inspector.stats.encoding import Sparse, decoded, encoded
 from nnx_inspector.stats.summary import Summary
 
 NONFINITE: Final = {"nan": NAN_BIN, "posinf": POSINF_BIN, "neginf": NEGINF_BIN}
-"""The bins of what is no number, by kind."""
+"""The bins of non-finite values, by kind."""
 
 
 class Measured(NamedTuple):
@@ -25,8 +25,8 @@ class Measured(NamedTuple):
 
     Attributes:
         keys: (site, quantity) of each, in recorded order.
-        packed: each as `compact.encoded` makes it.
-        nonfinite: (quantity, kind) for each kind of value that is no number, where there is any.
+        packed: each as bytes, made by `stats.encoding.encoded`.
+        nonfinite: (quantity, kind) of each kind of non-finite value that occurs.
     """
 
     keys: tuple[tuple[str, str], ...]
@@ -45,7 +45,7 @@ class Measured(NamedTuple):
         news: bool = False,
         figures: Figures | None = None,
     ) -> Pass:
-        """The pass with these summaries; the layout has their keys. See `Pass` for the rest."""
+        """The pass with these summaries. The layout has their keys; for the rest see `Pass`."""
         kinds = frozenset(kind_of_value for _, kind_of_value in self.nonfinite)
         return Pass(
             number, step, kind, perturbed, kinds, news, layout, self.packed, setting, figures
@@ -53,11 +53,11 @@ class Measured(NamedTuple):
 
 
 def measured(summaries: Mapping[str, Mapping[str, Summary | None]]) -> Measured:
-    """Of site -> quantity -> Summary what there is, each merged.
+    """The summaries in site -> quantity -> Summary that are not None, each merged.
 
     Raises:
-        ValueError: a quantity is none of those that there are.
-        TypeError: a summary is none, or holds tracers.
+        ValueError: a quantity is not one of `QUANTITIES`.
+        TypeError: a value is not a Summary, or holds tracers.
     """
     merged = {
         (site, quantity): _on_host(site, quantity, summary)
@@ -80,8 +80,8 @@ def _on_host(site: str, quantity: str, summary: object) -> Summary:
     if not isinstance(summary, Summary):
         raise TypeError(
             f"The {quantity} of site {site!r} must be a Summary, got {type(summary).__name__}. "
-            "Merge the summaries of a pytree into one first, with "
-            "nnx_inspector.stats.summary.merge."
+            "Merge the summaries of a pytree into one with nnx_inspector.stats.summary.merge "
+            "first."
         )
     try:
         return summary.merged()
@@ -93,8 +93,8 @@ def step_number(step: Any) -> int:
     """A step as an int.
 
     Raises:
-        TypeError: it is no integer.
-        ValueError: it is too large to be drawn exactly.
+        TypeError: the step is not an integer.
+        ValueError: the step is too large to be drawn exactly.
     """
     number = operator.index(step)
     if not -(2**53) <= number <= 2**53:
@@ -109,7 +109,7 @@ QUANTITIES: Final[tuple[str, ...]] = get_args(Quantity)
 
 
 def check_quantity(quantity: str, site: str) -> None:
-    """Raises ValueError where `quantity` is none of the three."""
+    """Raise ValueError unless `quantity` is one of `QUANTITIES`."""
     if quantity not in QUANTITIES:
         names = ", ".join(map(repr, QUANTITIES))
         raise ValueError(f"There is no quantity {quantity!r} at site {site!r}; use one of {names}.")
@@ -117,14 +117,14 @@ def check_quantity(quantity: str, site: str) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
-    """Which summaries a pass has; shared by all passes that have the same."""
+    """Which summaries a pass has, and where; passes with the same summaries share one."""
 
     keys: tuple[tuple[str, str], ...]
     at: Mapping[tuple[str, str], int]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory it takes."""
+        """The memory that it takes, in bytes."""
         return 256 + 184 * len(self.keys)
 
 
@@ -133,17 +133,17 @@ class Pass:
     """One recorded pass; never changes.
 
     Attributes:
-        number: running index among all passes that were appended, thinned ones included.
+        number: its index among all passes appended, thinned ones included.
         step: the step it belongs to; several passes may share one.
-        kind: where it came from, for instance "watch".
+        kind: where it came from, for example "watch".
         perturbed: whether a perturbation was on.
-        nonfinite: which of "nan", "posinf" and "neginf" any of its summaries counts.
-        news: whether it has the recording's first NaN, +Inf or -Inf of a quantity, and so stays.
+        nonfinite: those of "nan", "posinf" and "neginf" that occur in its summaries.
+        news: whether it has the recording's first NaN, +Inf or -Inf of a quantity and is
+            therefore never thinned out.
         layout: which summaries it has; shared with other passes.
         packed: its summaries, compressed, in the order of `keys`.
-        setting: which perturbations were in force: passes with the same number had the same; 0
-            where there were none, or it is not known which.
-        figures: what rules need besides, None where it was not measured.
+        setting: equal numbers mean equal perturbations; 0 if there were none or they are unknown.
+        figures: further figures that the rules need, or None if they were not measured.
     """
 
     number: int
@@ -163,7 +163,7 @@ class Pass:
         return self.layout.keys
 
     def summary(self, site: str, quantity: Quantity = "output") -> Summary | None:
-        """The summary of a site's quantity, None where it was not measured in this pass."""
+        """The summary of a site's quantity, or None if this pass did not measure it."""
         at = self.layout.at.get((site, quantity))
         return None if at is None else decoded(self.packed[at]).summary()
 
@@ -173,11 +173,11 @@ class Pass:
             yield site, quantity, decoded(blob).summary()
 
     def parts(self) -> dict[tuple[str, str], Sparse]:
-        """Of each site and quantity what is kept of its summary, in recorded order."""
+        """The unpacked bytes of each summary by site and quantity, in recorded order."""
         return {key: decoded(blob) for key, blob in zip(self.keys, self.packed, strict=True)}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory it takes, apart from what it shares with other passes."""
+        """The memory that it takes, in bytes, without the layout that it shares."""
         figures = 0 if self.figures is None else self.figures.nbytes
         return 460 + 8 * len(self.packed) + sum(sys.getsizeof(b) + 8 for b in self.packed) + figures

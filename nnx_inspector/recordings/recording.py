@@ -1,9 +1,9 @@
-"""The bounded history of a run: the summaries of every pass, and metrics, over the steps.
+"""The bounded history of a run: the summaries of its passes, and metrics, over the steps.
 
-Invariants: a recording never grows beyond its bounds, what was thinned out is counted and said, and
-the first pass, the newest, and those with the first NaN and Inf stay. What was not measured is
-None or absent, never a zero. Safe to append to and read from any thread. Does not measure, does
-not draw, imports no jax.
+Invariants: a recording never grows beyond its bounds; thinned passes are counted; the first pass,
+the newest, and those with the first NaN and Inf stay. A quantity that was not measured is None or
+absent, never zero. A recording may be used from any thread. Does not measure, does not draw, and
+imports no jax.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ _POINTS_PER_PASS: Final = 10
 class Recording:
     """Summaries and metrics of a run, bounded in passes and in bytes.
 
-    When a bound is passed, about every second pass of the older half goes, so that the rest is
-    spaced evenly: the past becomes coarser, the recent past stays whole. The first pass, the
-    newest, and those with the first NaN, +Inf and -Inf of each quantity stay. `thinned` counts
-    what went.
+    When a bound is exceeded, about every second pass of the older half is dropped, so that the
+    rest stays evenly spaced: the distant past becomes coarser and the recent past stays whole.
+    The first pass, the newest, and those with the first NaN, +Inf and -Inf of each quantity are
+    never dropped. `thinned` counts the dropped passes.
 
     Args:
-        max_steps: most passes kept, at least 2.
-        max_bytes: most memory taken, in bytes; at least the first and the newest pass are kept,
+        max_steps: the most passes to keep, at least 2.
+        max_bytes: the most memory to use, in bytes. The first and the newest pass are kept
             whatever they take. Metrics take up to a quarter of it.
 
     Attributes:
-        cut_short: whether it was read from a file whose end is missing, so that passes may be
-            missing that are not counted as thinned.
-        name: what it is called where several are shown; that of its file, without the folder,
-            where it was read from one.
+        cut_short: whether it was read from a file whose end is missing. Passes may then be
+            missing that `thinned` does not count.
+        name: its name when several recordings are shown. A recording read from a file is named
+            after the file.
 
     Raises:
         ValueError: a bound is too small.
@@ -75,8 +75,8 @@ class Recording:
     def __init__(self, *, max_steps: int = 2000, max_bytes: int = 256 * 2**20):
         if max_steps < 2 or max_bytes < 4096:
             raise ValueError(
-                f"A recording keeps at least 2 passes and 4096 bytes, got max_steps={max_steps} "
-                f"and max_bytes={max_bytes}. Leave them out for 2000 passes and 256 MiB."
+                f"A recording needs at least 2 passes and 4096 bytes, got max_steps={max_steps} "
+                f"and max_bytes={max_bytes}. The defaults are 2000 passes and 256 MiB."
             )
         self.max_steps = max_steps
         self.max_bytes = max_bytes
@@ -106,22 +106,23 @@ class Recording:
         figures: Figures | None = None,
         held: int | None = None,
     ) -> None:
-        """Adds one pass. Nothing is added when an argument is refused.
+        """Add one pass. If an argument is invalid, nothing is added.
 
         Args:
-            step: any integer; passes of the same step are kept apart, in order.
+            step: any integer. Several passes may have the same step; they stay in order.
             summaries: site key -> "output", "gradient" or "input" -> Summary, in the order of
-                execution. Summaries with rows are merged; None is what was not measured.
+                execution. Summaries with rows are merged; None marks a quantity not measured.
             metrics: scalars of this step; see `add_metrics`.
             kind: where the pass came from, shown in the frame.
             perturbed: whether a perturbation was on.
-            setting: a number for the perturbations in force, equal where they are; see `Pass`.
-            figures: what rules need of this pass besides; see `observed`.
+            setting: a number that is equal for passes with equal perturbations; see `Pass`.
+            figures: further figures of this pass, which the rules need; see `Figures`.
             held: the ticket under which the pass was held; see `hold`.
 
         Raises:
-            ValueError: a quantity is none of the three.
-            TypeError: a summary holds tracers, a metric is no number, the step no integer.
+            ValueError: a quantity is not one of the three.
+            TypeError: a summary holds tracers, a metric is not a number, or the step is not an
+                integer.
         """
         at = step_number(step)
         what = measured(summaries)  # before the lock: it waits for the device
@@ -146,10 +147,10 @@ class Recording:
         perturbed: bool = False,
         setting: int = 0,
     ) -> None:
-        """Writes to the file, if there is one, a pass that may not be complete yet.
+        """Write to the attached file, if there is one, a pass that may be incomplete.
 
-        It is no pass of the recording before `append` with `held=ticket`. A process that is killed
-        before that has it in its file all the same. The other arguments are those of `append`.
+        The pass joins the recording when `append` is called with `held=ticket`. If the process is
+        killed before that, the file still has it. The other arguments are those of `append`.
         """
         if not self.attached:
             return
@@ -175,17 +176,17 @@ class Recording:
             journal.tell()
 
     def layout(self, keys: tuple[tuple[str, str], ...]) -> Layout:
-        """The layout of a pass with these summaries: the same one for all that have them."""
+        """The layout of a pass with these summaries; passes with the same summaries share it."""
         with self._lock:
             found = self._layouts.get(keys)
         return Layout(keys, {key: i for i, key in enumerate(keys)}) if found is None else found
 
     def take(self, item: Pass, found: Set[tuple[bool, str, str]]) -> None:
-        """Adds a pass that is made already, for `append` and for the reader of a file.
+        """Add a finished pass, for `append` and for the reader of a file.
 
         Args:
-            item: the pass; its number is that of no other, and above those of all others.
-            found: (perturbed, quantity, kind of value) of what it has that is no number.
+            item: the pass; its number is greater than those of all others.
+            found: (perturbed, quantity, kind) of each kind of non-finite value that it has.
         """
         with self._lock:
             if item.keys not in self._layouts:
@@ -199,14 +200,14 @@ class Recording:
             self._bound()
 
     def add_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds one point to the curve of each metric; NaN and Inf are kept as they are.
+        """Add one point to the curve of each metric. NaN and Inf are kept as they are.
 
         Args:
-            step: the step the values belong to.
+            step: the step that the values belong to.
             values: name -> number (a Python, NumPy or jax scalar).
 
         Raises:
-            TypeError: a value is no single number; then none is added.
+            TypeError: a value is not a single number. Nothing is added then.
         """
         at = step_number(step)
         numbers = {name: scalar(name, value) for name, value in values.items()}
@@ -231,7 +232,7 @@ class Recording:
             self._bytes += sum(layout.nbytes for layout in self._layouts.values())
 
     def state(self) -> State:
-        """All that there is now, to be saved."""
+        """Everything that there is to save."""
         with self._lock:
             return State(
                 max_steps=self.max_steps,
@@ -253,19 +254,19 @@ class Recording:
         sites: Iterable[str],
         firsts: Set[tuple[bool, str, str]],
     ) -> None:
-        """For the reader of a file: what there was besides the passes and points that follow."""
+        """Set what a file says besides the passes and points that follow, for its reader."""
         with self._lock:
             self._appended, self._curves.thinned = appended, thinned_points
             self._sites.update(dict.fromkeys(sites))
             self._firsts |= firsts
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Saves all that there is now; `nni.load` reads it.
+        """Save the recording to a file, which `nni.load` reads.
 
-        What is there under `path` is replaced in one piece, or stays as it is.
+        An existing file is replaced in one piece, or stays as it is if saving fails.
 
         Raises:
-            OSError: it cannot be written there.
+            OSError: the file cannot be written.
             InspectorError: a name is longer than 65,536 bytes.
         """
         with self._lock:
@@ -275,14 +276,14 @@ class Recording:
         save(path, self.state())
 
     def attach(self, path: str | os.PathLike[str], failed: Callable[[str], object]) -> None:
-        """As `save`, and from then on each pass and metric is written on as it comes.
+        """Save to a file, and from then on append each pass and metric to it.
 
-        A process that is killed loses none that was appended. The file stays within about twice
-        the recording's bytes: it is written anew when it has grown beyond.
+        A process that is killed loses nothing that was appended. The file stays within about
+        twice the recording's bytes: it is rewritten when it has grown beyond that.
 
         Args:
-            path: where; a file written on to before is left as it is then.
-            failed: told in words, once, where writing on fails.
+            path: the file. A file that was attached before is left as it is.
+            failed: called once, with a message, if appending fails.
         """
         with self._lock:
             before, self._journal = self._journal, Journal(path, self.state, failed)
@@ -290,7 +291,7 @@ class Recording:
                 before.close(retry=False)  # the new file may be in the same place
 
     def detach(self) -> None:
-        """Nothing more is written on."""
+        """Stop appending to the file."""
         with self._lock:
             before, self._journal = self._journal, None
             self._held = {}
@@ -300,17 +301,17 @@ class Recording:
 
     @property
     def attached(self) -> bool:
-        """Whether passes are written on to a file."""
+        """Whether passes are appended to a file."""
         return self._journal is not None
 
     def learn(self, facts: Facts) -> None:
-        """Adds what is known of the model to what was known of it before."""
+        """Add facts about the model to those already known."""
         with self._lock:
             self._know(facts if self._facts is None else self._facts.joined(facts))
         self._tell()
 
     def miss(self, uncalled: Uncalled | None) -> None:
-        """Notes that a watched loop never called the model; None that it does."""
+        """Note that a watched loop never called the model, or with None that it does."""
         with self._lock:
             self._know(dataclasses.replace(self._facts or Facts(), uncalled=uncalled))
         self._tell()
@@ -323,44 +324,44 @@ class Recording:
 
     @property
     def facts(self) -> Facts | None:
-        """What is known of the model, None where nothing is."""
+        """What is known about the model, or None."""
         with self._lock:
             return self._facts
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the passes and the metrics take.
+        """The memory that the passes and the metrics take, in bytes.
 
-        Apart from it at most 600 summaries of all recordings are cached unpacked, some 5 kB each.
+        A cache that all recordings share holds up to 600 unpacked summaries more, about 5 kB each.
         """
         with self._lock:
             return self._bytes + self._curves.nbytes
 
     @property
     def thinned(self) -> int:
-        """How many passes went to stay within the bounds."""
+        """How many passes were dropped to stay within the bounds."""
         with self._lock:
             return self._appended - len(self._passes)
 
     @property
     def thinned_points(self) -> int:
-        """How many points of metrics went to stay within the bounds."""
+        """How many points of metrics were dropped to stay within the bounds."""
         return self._curves.thinned
 
     @property
     def passes(self) -> tuple[Pass, ...]:
-        """The passes kept, oldest first: a snapshot that later appends do not change."""
+        """The passes kept, oldest first, as a snapshot that later appends do not change."""
         with self._lock:
             return tuple(self._passes)
 
     @property
     def steps(self) -> list[int]:
-        """The step of each pass, in order; a step with several passes occurs several times."""
+        """The step of each pass, in order. A step with several passes occurs several times."""
         return [p.step for p in self.passes]
 
     @property
     def perturbed(self) -> list[bool]:
-        """For each pass whether a perturbation was on."""
+        """Whether a perturbation was on, for each pass."""
         return [p.perturbed for p in self.passes]
 
     @property
@@ -370,7 +371,7 @@ class Recording:
             return tuple(self._sites)
 
     def __len__(self) -> int:
-        """How many passes are kept."""
+        """The number of passes kept."""
         return len(self._passes)
 
     def __repr__(self) -> str:
@@ -392,10 +393,10 @@ class Recording:
         Args:
             site: a site key.
             quantity: "output", "gradient" or "input".
-            index: which of the passes kept, as in `steps`.
+            index: the index of a pass, as in `steps`.
 
         Returns:
-            None where that pass did not measure it.
+            The summary, or None if that pass did not measure it.
 
         Raises:
             KeyError: no pass ever had this site.
@@ -404,11 +405,11 @@ class Recording:
         self._check(site, quantity)
         passes = self.passes
         if not -len(passes) <= index < len(passes):
-            raise IndexError(f"pass {index} of a recording with {len(passes)} passes")
+            raise IndexError(f"There is no pass {index} in a recording with {len(passes)} passes.")
         return passes[index].summary(site, quantity)
 
     def series(self, site: str, quantity: Quantity = "output") -> tuple[list[int], list[Summary]]:
-        """Steps and summaries of all passes which measured this, oldest first.
+        """The steps and summaries of all passes that measured this, oldest first.
 
         Raises:
             KeyError: no pass ever had this site.
@@ -421,21 +422,21 @@ class Recording:
     ) -> HistoryArrays:
         """A site's quantity over the steps, as the screen draws it.
 
-        The axis spans the finite values of all passes kept; passes that did not measure this have
+        The axis spans the finite values of all passes kept. A pass that did not measure this has
         no column.
 
         Args:
             site: a site key.
             quantity: "output", "gradient" or "input".
-            columns: most columns, at least 2. Where there are more passes, as many are picked,
-                evenly, the first and the newest among them.
+            columns: the most columns, at least 2. If there are more passes, this many are picked
+                evenly, including the first and the newest.
 
         Raises:
             KeyError: no pass ever had this site.
             ValueError: `columns` is below 2.
         """
         if columns < 2:
-            raise ValueError(f"history takes at least 2 columns, got {columns}")
+            raise ValueError(f"history needs at least 2 columns, got columns={columns}.")
         steps, blobs = self._series(site, quantity)
         ends = ranges(blobs)
         ends = ends[np.isfinite(ends).all(axis=1)]
@@ -460,20 +461,19 @@ class Recording:
             raise KeyError(f"{site!r} is not in this recording. The closest sites are {near}.")
 
     def curves(self) -> dict[str, _Floats]:
-        """The metrics, each as float64[n, 2]: step and value, in the order of arrival."""
+        """The metrics by name, each float64[n, 2]: step and value, in the order of arrival."""
         with self._lock:
             return self._curves.arrays()
 
     def to_frame(self, *, layers: bool = False) -> pd.DataFrame:
-        """A tidy pandas frame, one row a pass, site and quantity.
+        """A tidy pandas frame, one row for each pass, site and quantity.
 
-        Columns: `step, pass, kind, perturbed, site, quantity`, the protocol's statistics (counts
-        as Int64), and the quantiles `q01, q05, q25, q50, q75, q95, q99`. A figure that is not
-        known is missing.
+        Columns: `step, pass, kind, perturbed, site, quantity`, the statistics (counts as Int64),
+        and the quantiles `q01, q05, q25, q50, q75, q95, q99`. An unknown figure is missing.
 
         Args:
-            layers: whether there are rows for single layers of stacked modules, `"blocks[3]"`, too.
-                What they hold is in the row of the stack as well: do not add both up.
+            layers: whether to add rows for single layers of stacked modules (`"blocks[3]"`). The
+                row of the stack covers the same values: do not add both up.
         """
         return passes_frame(self.passes, layers=layers)
 

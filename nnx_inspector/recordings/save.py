@@ -1,9 +1,8 @@
-"""A recording as the sections of a file: written whole, and written on to while a run goes on.
+"""Writes a recording as the sections of a file: all at once, or bit by bit during a run.
 
-Invariant: a file is replaced in one piece or not at all, and what is written on to it is with the
-operating system before the writing returns, so that a process that is killed loses what it was
-writing and no more. Reads nothing, and imports no jax. The format is in
-notebooks/recording-format.md.
+Invariant: a file is replaced in one piece or not at all, and appended data has reached the
+operating system when the call returns, so that a process that is killed loses at most what it was
+writing. Reads nothing, and imports no jax. The format is in notebooks/recording-format.md.
 """
 
 from __future__ import annotations
@@ -28,30 +27,30 @@ FACTS, FIGURES = b"fact", b"figs"
 PERTURBED, NEWS = 1, 2
 """Bits of a pass's flags."""
 NONFINITE: Final = ("nan", "posinf", "neginf")
-"""Kinds of value that are no number, in the order of their numbers in a file."""
+"""The kinds of non-finite value, in the order of their numbers in a file."""
 MOST_NAME: Final = 2**16
-"""Longest name of a site, a metric or a kind of pass, in bytes."""
+"""The longest name of a site, a metric or a kind of pass, in bytes."""
 
 _POINTS_A_SECTION: Final = 2**14
 _SPARE: Final = 4 * 2**20
-"""Bytes that a file may have beyond twice its recording's before it is written anew."""
+"""How many bytes larger than twice its recording a file may be before it is rewritten."""
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """All that there is to a recording.
+    """Everything that makes up a recording.
 
     Attributes:
         max_steps: its bound in passes.
         max_bytes: its bound in bytes.
-        appended: passes that there were, those that went included.
-        thinned_points: points of metrics that went.
-        sites: all that it ever had, in order.
+        appended: how many passes were appended, dropped ones included.
+        thinned_points: how many points of metrics were dropped.
+        sites: all sites that it ever had, in order.
         firsts: (perturbed, quantity, kind of value) of the NaN and Inf it has seen.
-        passes: those kept.
-        held: by ticket, those that may not be complete yet; see `Recording.hold`.
+        passes: the passes kept.
+        held: ticket -> a pass that may still be incomplete; see `Recording.hold`.
         curves: metric -> float64[n, 2], step and value.
-        facts: what is known of the model, None where nothing is.
+        facts: what is known about the model, or None.
     """
 
     max_steps: int
@@ -67,14 +66,14 @@ class State:
 
 
 class Sections:
-    """Makes the sections of one recording's file; names are written when they are first used."""
+    """Makes the sections of one recording's file. A name is written when it is first used."""
 
     def __init__(self) -> None:
         self._writer = Writer()
         self._names: dict[str, int] = {}
 
     def of_state(self, state: State) -> Iterator[bytes]:
-        """A file with all that there is, from its first byte on."""
+        """A whole file, from its first byte on."""
         points = sum(len(curve) for curve in state.curves.values())
         yield MAGIC + self._named(state.sites)
         yield self.section(
@@ -105,9 +104,9 @@ class Sections:
 
         Args:
             item: the pass.
-            kind: PASS, or HELD of one that may not be complete.
-            ticket: under which it is, or was, held; -1 of one that never was.
-            like: what was written under this ticket; the same summaries are not written again.
+            kind: PASS, or HELD for a pass that may be incomplete.
+            ticket: the ticket under which it is or was held; -1 if it never was.
+            like: what was written under this ticket before; equal summaries are not repeated.
         """
         sites = [site for site, _ in item.keys]
         first = b"" if item.figures is None or kind != PASS else self._of_figures(item.figures)
@@ -126,11 +125,11 @@ class Sections:
         return names + self.section(kind, columns)
 
     def of_facts(self, facts: Facts) -> bytes:
-        """All that is known of the model now, in place of what was known before."""
+        """All facts known about the model; they replace those of earlier sections."""
         return self.section(FACTS, facts.to_columns(), optional=True)
 
     def _of_figures(self, figures: Figures) -> bytes:
-        """What rules need besides of the pass that follows."""
+        """The figures that the rules need of the pass that follows."""
         names = self._named(dict.fromkeys((*figures.sites, *figures.parameters)))
         columns: Columns = {
             "site": self._numbers(figures.sites),
@@ -143,7 +142,7 @@ class Sections:
         return names + self.section(FIGURES, columns, optional=True)
 
     def of_points(self, step: int, values: Mapping[str, float]) -> bytes:
-        """A point of each of these metrics."""
+        """One point for each of these metrics."""
         rows = np.array([[step, value] for value in values.values()], np.float64).reshape(-1, 2)
         return self._of_points(list(values), rows)
 
@@ -154,21 +153,21 @@ class Sections:
         return written + self.section(POINTS, {"points": np.ascontiguousarray(points)})
 
     def section(self, kind: bytes, columns: Columns, *, optional: bool = False) -> bytes:
-        """A section of any kind; an older reader skips it where it is `optional`."""
+        """A section of any kind. A reader that does not know the kind skips an `optional` one."""
         return self._writer.section(kind, columns, optional=optional)
 
     def _named(self, names: Iterable[str]) -> bytes:
-        """A section with those of the names that were not written yet; nothing without any."""
+        """A section with the names that were not written yet; `b""` if there are none."""
         new = [name for name in names if name not in self._names]
         if not new:
             return b""
-        # half a surrogate pair, which a str may have, is no UTF-8, but comes back
+        # a str may hold half a surrogate pair: not valid UTF-8, but this way it is read back
         texts = [name.encode("utf-8", "surrogatepass") for name in new]
         longest = max(texts, key=len)
         if len(longest) > MOST_NAME:
             raise InspectorError(
                 f"A recording with a name of {len(longest)} bytes cannot be saved: "
-                f"{longest[:40]!r}... Names of sites and metrics may have {MOST_NAME} bytes."
+                f"{longest[:40]!r}... Shorten it: a site or metric name may have {MOST_NAME} bytes."
             )
         for name in new:
             self._names[name] = len(self._names)
@@ -179,11 +178,11 @@ class Sections:
 
 
 def _packed(name: str, parts: Sequence[bytes]) -> dict[str, npt.NDArray[Any]]:
-    """Pieces one after the other, and where each ends."""
+    """The pieces joined, and where each ends."""
     ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
     if len(ends) and ends[-1] >= 2**32:
         raise InspectorError(
-            f"A pass of {ends[-1]} bytes cannot be saved, 2**32 is the most: record fewer sites "
+            f"A pass of {ends[-1]} bytes cannot be saved, the limit is 2**32. Record fewer sites "
             "with only=."
         )
     joined = np.frombuffer(b"".join(parts), np.uint8)
@@ -196,10 +195,10 @@ def _firsts(firsts: Iterable[tuple[bool, str, str]]) -> npt.NDArray[np.uint8]:
 
 
 def save(path: str | os.PathLike[str], state: State) -> None:
-    """Put a file with all of a recording in the place of `path`.
+    """Write a whole recording to `path`, replacing the file there.
 
     Raises:
-        OSError: it cannot be written; what was there before is as it was.
+        OSError: the file cannot be written; an existing file is left as it was.
         InspectorError: a name is too long, or a pass too large.
     """
     file, _, _ = _replaced(os.path.realpath(path), dataclasses.replace(state, held={}))
@@ -207,7 +206,7 @@ def save(path: str | os.PathLike[str], state: State) -> None:
 
 
 def _replaced(path: str, state: State) -> tuple[int, Sections, int]:
-    """A new file with all of a recording, open to be written on to, and its size."""
+    """Write a whole recording to a new file; return it, open for appending, and its size."""
     folder, name = os.path.split(path)
     new = os.path.join(folder, f".{name[:200]}.{secrets.token_hex(4)}.new")
     file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
@@ -216,7 +215,7 @@ def _replaced(path: str, state: State) -> tuple[int, Sections, int]:
         for part in sections.of_state(state):
             _write(file, part)
             size += len(part)
-        os.fsync(file)  # a name that outlives a power failure must not outlive what it names
+        os.fsync(file)  # after a power failure the name must not refer to an unwritten file
         os.replace(new, path)
     except BaseException:
         os.close(file)
@@ -233,23 +232,23 @@ def _write(file: int, data: bytes) -> None:
 
 
 class Journal:
-    """The file that a recording is written on to; its owner calls it under its own lock.
+    """A file that a recording is appended to. Its owner calls it under the owner's lock.
 
-    When the file has grown to more than twice what is kept, it is written anew. Where writing
-    fails, that is told once, what is there stays, and with the next passes (ever fewer of them) it
-    is tried to write all anew.
+    A file that has grown to more than twice the size of the recording is rewritten. If writing
+    fails, the failure is reported once and the file stays as it is; later passes, at growing
+    intervals, try to rewrite it.
 
     Args:
-        path: where.
-        state: all that there is now, whenever it is called.
-        failed: told in words of the first failure.
+        path: the path of the file.
+        state: returns the current state of the recording.
+        failed: called with a message at the first failure.
 
     Attributes:
-        path: without symbolic links.
-        errors: how many passes and points could not be written when they came.
+        path: the path without symbolic links.
+        errors: how many passes and points could not be written when they arrived.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be created.
     """
 
     def __init__(
@@ -275,9 +274,9 @@ class Journal:
         self._file = file
 
     def write(self, make: Callable[[Sections], bytes], kept: int) -> None:
-        """Write on what `make` makes; a recording takes `kept` bytes now. Never raises.
+        """Append what `make` returns; the recording now takes `kept` bytes. Never raises.
 
-        What is to be written is part of the state already: a file that is written anew has it.
+        The data is part of the state already, so a rewritten file has it too.
         """
         if os.getpid() != self._process:  # a fork: the file is the parent's
             return
@@ -298,40 +297,40 @@ class Journal:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        if self._file is not None:  # what was written of a section is cut off, or read as torn
+        if self._file is not None:  # cut off the incomplete section, or else it is read as torn
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._size)
             os.close(self._file)
             self._file, self.errors = None, self.errors + 1
         if not self._told:
-            self._tell(f"{error}. The run goes on; saving is tried again, less and less often.")
+            self._tell(f"{error}. The run goes on; saving is retried at growing intervals.")
 
     def _give_up(self, why: str) -> None:
         self._process = -1
         self.close()
-        self._tell(f"{why}. The run goes on; save again to write on to a file.")
+        self._tell(f"{why}. The run goes on; to keep saving it, save to a file again.")
 
     def _tell(self, text: str) -> None:
         self._told = True
         self._said = f"The recording could not be saved to {self.path!r}: {text}"
 
     def tell(self) -> None:
-        """Tell of a failure; its owner calls it without any lock."""
+        """Report a failure, if there is one. The owner calls this without any lock."""
         text, self._said = self._said, ""
         if text:
             self._failed(text)
 
     def anew(self) -> None:
-        """Write all that there is anew.
+        """Rewrite the file.
 
         Raises:
-            OSError: it cannot be written; what was there before is as it was.
+            OSError: the file cannot be written; the existing one is left as it was.
             InspectorError: a name is too long, or a pass too large.
         """
         self._open()
 
     def close(self, *, retry: bool = True) -> None:
-        """Nothing is written on any more; where the last could not be, it is tried once more."""
+        """Stop appending; if the last write failed, try to rewrite the file once more."""
         if retry and self._file is None and self._process == os.getpid():
             with contextlib.suppress(OSError, InspectorError):
                 self._open()

@@ -1,7 +1,7 @@
-"""Which arguments a loss is differentiated by, and its one backward pass over a staged call.
+"""The arguments that a loss is differentiated by, and its one backward pass over a staged call.
 
-Invariant: gradients are those of `nnx.value_and_grad`, in its structure; the sinks' cotangents
-come out of the same pass. Does not decide what is measured.
+Invariant: the gradients are those of `nnx.value_and_grad`, in the same structure, and the sinks'
+cotangents come from the same backward pass. Does not decide what is measured.
 """
 
 from __future__ import annotations
@@ -36,44 +36,44 @@ def numbers_as_arrays(argument: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One differentiated argument: where its leaves are among the inputs, how to put it back."""
+    """A differentiated argument: the input numbers of its leaves, and how to rebuild it."""
 
     where: tuple[int, ...]
     rebuild: Callable[[Sequence[Any]], Any]
 
 
 def every_argument(function: Function, args: Sequence[Any]) -> tuple[Any, ...]:
-    """The positional arguments as `argnums` counts them: the owner of a bound method is first."""
+    """The positional arguments as `argnums` counts them: a bound method's owner comes first."""
     return tuple(args) if function.owner is None else (function.owner, *args)
 
 
 def argument_number(function: Function, args: Sequence[Any], argnum: int) -> int:
-    """The number of an argument from the front."""
+    """The number of an argument, counted from the front."""
     count = len(every_argument(function, args))
     if not -count <= argnum < count:
         raise ValueError(
-            f"argnums names argument {argnum}, but there are {count} positional arguments."
+            f"argnums selects argument {argnum}, but there are {count} positional arguments."
         )
     return argnum % count
 
 
 def check_loss(stage: Staged, out: Any, *, function: Function, has_aux: bool) -> None:
-    """Raise where what the function returns is no loss, or no `(loss, aux)`."""
+    """Raise TypeError unless the function returns a loss, or `(loss, aux)` with `has_aux`."""
     structure, name = stage.returned.treedef, name_of(function.call)
     pair = jax.tree_util.treedef_children(structure)
     if has_aux and not (structure.node_data() == (tuple, None) and len(pair) == 2):
         raise TypeError(
-            f"With has_aux=True the loss function must return (loss, aux), "
+            f"With has_aux=True the loss function must return (loss, aux), but "
             f"{name} returned {structure}."
         )
     loss = pair[0] if has_aux else structure
     if not jax.tree_util.treedef_is_leaf(loss):
-        hint = "" if has_aux else " For a loss and something else pass has_aux=True."
-        raise TypeError(f"The loss must be one scalar array, {name} returned {loss}.{hint}")
+        hint = "" if has_aux else " To return more than the loss, pass has_aux=True."
+        raise TypeError(f"The loss must be one scalar array, but {name} returned {loss}.{hint}")
     if 0 not in stage.returned.arrays:
         raise TypeError(
-            f"The loss must be one scalar array, {name} returned a Python value, so there is "
-            f"nothing to differentiate."
+            f"The loss must be one scalar array, but {name} returned a Python value, which "
+            f"cannot be differentiated."
         )
 
 
@@ -109,7 +109,7 @@ def differentiable(
 
 
 def require_scalar(stage: Staged, out: Sequence[Any]) -> None:
-    """Raise where the first of some outputs is no loss."""
+    """Raise TypeError unless the first output is a floating-point scalar."""
     if not stage.outputs or jnp.shape(out[0]) != ():
         shape = f"an array of shape {jnp.shape(out[0])}" if stage.outputs else "no array"
         raise TypeError(

@@ -1,6 +1,6 @@
 """What one call of a site did, as a pytree of plain arrays.
 
-Invariant: what was not measured is None, never a zero. Does not measure anything.
+Invariant: a quantity that was not measured is None, never zero. Does not measure anything.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from nnx_inspector.stats.summary import Summary
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of a site: the summaries of each array that went in and came out.
+    """One call of a site: a summary of each array that it received and returned.
 
-    Summaries have leading row axes where the call sat inside a scan, one row an iteration.
+    Inside a scan the summaries have leading row axes, with one row for each iteration.
 
     Attributes:
-        outputs: one summary for each array of the output.
-        inputs: likewise of the arguments, or None where inputs were not measured.
-        gradients: for each array of the output the summary of its cotangent; None where it has
-            none (an integer, a while loop, a pass without gradients).
-        ran: how often the call took place; 0 in a branch that was not taken. Rows as above.
-        structure: of the output.
-        input_structure: of `(args, kwargs)`, or None.
-        changed: for each array of a Variable that the call changed the summary of the new value
-            less the old.
-        variables: what they are, by name, type, dtype and shape.
-        loops: how many row axes the pass itself has, one for each scan around the call. Those
-            before them are the user's (a scan over steps, a vmap over models).
-        kept: for each array of the output what was kept of it besides, where that was asked for.
-        input_kept: likewise of the arguments.
+        outputs: a summary of each array of the output.
+        inputs: a summary of each array of the arguments, or None if inputs were not measured.
+        gradients: a summary of the cotangent of each array of the output; None if it has no
+            cotangent (an integer, a while loop, a pass without gradients).
+        ran: how often the call took place; 0 in a branch that was not taken. Has the row axes.
+        structure: the structure of the output.
+        input_structure: the structure of `(args, kwargs)`, or None.
+        changed: for each array of a Variable that the call changed, a summary of the new value
+            minus the old.
+        variables: the name, type, dtype and shape of each array in `changed`.
+        loops: how many row axes the pass itself has, one for each scan around the call. The row
+            axes before them are the user's (a scan over steps, a vmap over models).
+        kept: the values and units kept of each array of the output, if they were asked for.
+        input_kept: the values and units kept of each array of the arguments.
     """
 
     outputs: list[Summary]
@@ -59,7 +59,7 @@ class Call:
 
     @property
     def leading(self) -> tuple[int, ...]:
-        """The shape of the row axes that are the user's."""
+        """The shape of the user's row axes."""
         shape = np.shape(self.ran)
         return tuple(shape[: len(shape) - self.loops])
 
@@ -70,15 +70,15 @@ class Call:
 
     @property
     def output(self) -> Any:
-        """A Summary, or for a pytree a pytree of them (None for what is no array).
+        """The Summary of the output; for a pytree, a pytree of them (None for a non-array leaf).
 
-        Of a PRNG key or a token it says dtype and shape (`Summary.opaque`), and has no figures.
+        The summary of a PRNG key or a token is `opaque`: a dtype and a shape, without statistics.
         """
         return self.structure.summaries(self.outputs)
 
     @property
     def input(self) -> Any:
-        """The summaries of `(args, kwargs)`; of a call with one array alone, its Summary."""
+        """The summaries of `(args, kwargs)`, or a single Summary if they hold one array."""
         if self.inputs is None or self.input_structure is None:
             return None
         whole = self.input_structure.summaries(self.inputs)
@@ -87,41 +87,41 @@ class Call:
 
     @property
     def gradient(self) -> Any:
-        """The summaries of the output's cotangent, or None where there is none."""
+        """The summaries of the output's cotangent, or None if it has no cotangent."""
         return _tree(self.structure, [_measured(g) for g in self.gradients])
 
     @property
     def values(self) -> Any:
-        """The output itself (a pytree of arrays), or what a reduction made of each of its arrays.
+        """The output itself (a pytree of arrays), or what the reduction made of each array.
 
-        None where `values=` did not ask for it, within a while loop, which runs a number of times
-        that only the data knows, and within `jax.shard_map`. Arrays have a leading axis for each
-        scan around the call (one row an iteration), and then one for each vmap.
+        None if `values=` did not ask for it, inside a while loop (whose number of iterations
+        depends on the data), and inside `jax.shard_map`. Arrays have a leading axis for each scan
+        around the call (one row for each iteration), then one for each vmap.
         """
         return _tree(self.structure, [k.value for k in self.kept])
 
     @property
     def input_values(self) -> Any:
-        """As `values`, of `(args, kwargs)`; of a call with one array alone, that array."""
+        """The `values` of `(args, kwargs)`, or a single array if they hold one array."""
         return _lone_or_tree(self.input_structure, [k.value for k in self.input_kept])
 
     @property
     def units(self) -> Any:
-        """The figures for each unit of the output (for a pytree a pytree of them), or None."""
+        """The Units of the output (for a pytree, a pytree of them), or None."""
         return _tree(self.structure, [k.units for k in self.kept])
 
     @property
     def input_units(self) -> Any:
-        """As `units`, of `(args, kwargs)`; of a call with one array alone, its Units."""
+        """The `units` of `(args, kwargs)`, or a single Units if they hold one array."""
         return _lone_or_tree(self.input_structure, [k.units for k in self.input_kept])
 
     @property
     def changes(self) -> dict[str, Summary]:
-        """By how much the call changed its module's Variables: name -> Summary of new less old.
+        """How the call changed its module's Variables: name -> Summary of new value minus old.
 
-        Names are relative to the module, children's Variables included (`"norm/mean"`,
-        `"dropout/rngs/count"`). A PRNG key, and a Variable that is new or has another shape, have
-        no difference; `trace` lists those too.
+        Names are relative to the module and include its children's Variables (`"norm/mean"`,
+        `"dropout/rngs/count"`). A PRNG key, a new Variable and one whose shape changed have no
+        difference and are left out; `trace` lists them too.
         """
         return {v.name: s for v, s in zip(self.variables, self.changed, strict=True)}
 
@@ -139,25 +139,25 @@ def _lone_or_tree(structure: Structure | None, values: list[Any]) -> Any:
 def concrete(x: Any) -> np.ndarray:
     if jit.is_tracer(x):
         raise InspectorError(
-            "A record inside jit cannot be read: its figures are not known yet. Return the record "
-            "from the jitted function and read it outside."
+            "A record inside jit cannot be read: its values are not computed yet. Return the "
+            "record from the jitted function and read it outside."
         )
     if isinstance(x, jax.ShapeDtypeStruct):
         raise InspectorError(
-            "A record out of jax.eval_shape has shapes and no figures. Call the function itself."
+            "A record from jax.eval_shape has shapes but no values. Call the function itself."
         )
     return np.asarray(jax.device_get(x))  # explicit: jax may forbid implicit transfers
 
 
 def _measured(gradient: Summary | None) -> Summary | None:
-    # no cotangent ever reached the tap: its sink is still zero, and says so by its size
+    # no cotangent reached the tap: its sink is still all zeros, the size included
     if gradient is None or not concrete(gradient.bins).any():
         return None
     return gradient
 
 
 def named_summaries(tree: Any) -> list[tuple[str, Summary]]:
-    """The summaries in an entry's output (or input, gradient), each with its path as text."""
+    """The summaries in a pytree such as an entry's output, each with its path as text."""
     is_leaf = lambda x: isinstance(x, Summary)  # noqa: E731
     flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in flat if is_leaf(leaf)]

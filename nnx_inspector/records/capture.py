@@ -1,8 +1,8 @@
-"""`capture` and `value_and_grad`: what a call does, and a record of what flowed through it.
+"""`capture` and `value_and_grad`: the result of a call, and a record of what flowed through it.
 
-Both trace the call once, take what is marked out of it (`harvest`) and hand back ordinary
-outputs, so they work inside the user's own jit and change the model exactly as the plain call
-does. Invariant: the call's results are those of the plain call. Never uses `nnx.capture`.
+Both trace the call once, harvest the marked values and return them as ordinary outputs. They
+therefore work inside the user's own jit and change the model exactly as the plain call does.
+Invariant: the results are those of the plain call. Never uses `nnx.capture`.
 """
 
 from __future__ import annotations
@@ -60,30 +60,32 @@ def capture(
     parameters: bool = False,
     sample: int = 1,
 ) -> Callable[..., tuple[Any, Record]]:
-    """`f`, returning also a record of what its modules received and returned.
+    """Wrap `f` so that it also returns a record of what its modules received and returned.
 
-    The values are reduced to summaries where they are computed; nothing of an activation's size
-    is kept. Called outside of jit, the forward pass runs equation by equation: wrap it in your
-    own `nnx.jit` to make it fast. The model changes as by the plain call (BatchNorm, RNG counts).
+    Each value is reduced to a summary where it is computed, and nothing of an activation's size
+    is kept. Outside jit the forward pass runs equation by equation; wrap it in your own `nnx.jit`
+    to make it fast. The call changes the model as usual (BatchNorm statistics, RNG counts).
 
     Args:
         f: a module, a bound method of one, or a function whose arguments hold modules.
-        only: which sites; see `intercept_methods`. By default `__call__` of every module.
+        only: the sites to record, by default `__call__` of every module; see
+            `intercept_methods`.
         inputs: whether to measure inputs too.
-        values: True keeps the arrays themselves, a function of one array whatever arrays it makes
-            of each: `record[site].values`. Under vmap the array holds every example.
-        units: an axis, -1 for the last: figures for each of its units, up to 65,536, without
-            keeping the array: `record[site].units`. Arrays without that axis have none.
-        parameters: whether to measure the parameters too: `record.parameters`.
-        sample: with 8, say, histograms, means and deviations are those of every eighth token (row,
-            slice), in a third of the time; counts, min and max stay exact. For the error see
-            `nnx_inspector.stats.summarize.summarize`.
+        values: True keeps the arrays themselves; a function of one array keeps what it returns
+            for each. Read them as `record[site].values`. Under vmap they hold every example.
+        units: an axis (-1 for the last) for whose units statistics are kept, up to 65,536 units,
+            without keeping the array. Read them as `record[site].units`; None for an array
+            without that axis.
+        parameters: whether to measure the parameters too, in `record.parameters`.
+        sample: 8, for example, takes histograms, means and deviations from every eighth token
+            (row, slice), in a third of the time; counts, min and max stay exact. For the error
+            see `nnx_inspector.stats.summarize.summarize`.
 
     Returns:
         A function that returns `(f's result, Record)`.
 
     Raises:
-        TypeError: `f` is no module and none of its arguments holds one.
+        TypeError: `f` is not a module and none of its arguments holds one.
         ValueError: `only` matches no site.
 
     Example:
@@ -126,33 +128,30 @@ def value_and_grad(
     optimizer: nnx.Optimizer[Any] | None = None,
     sample: int = 1,
 ) -> Callable[..., Any]:
-    """`nnx.value_and_grad`, returning also a record of every activation and of its gradient.
+    """Like `nnx.value_and_grad`, but also record every activation and its gradient.
 
-    One ordinary backward pass: the summary of a site's cotangent is the transpose of a tap whose
-    value is the identity. The gradients are those of `nnx.value_and_grad`.
+    There is one ordinary backward pass: a tap on each site's output is the identity, and its
+    transpose summarizes the cotangent. The gradients are those of `nnx.value_and_grad`.
 
     Args:
-        f: the loss, a function whose arguments hold modules (or a module, or a bound method).
-        argnums: which arguments to differentiate by; an int, an `nnx.DiffState`, or several.
-            Modules are differentiated by their parameters (`nnx.Param`) unless a DiffState says
-            otherwise.
-        has_aux: `f` returns `(loss, aux)`.
-        only: which sites; see `intercept_methods`. By default `__call__` of every module.
+        f: the loss: a function whose arguments hold modules (or a module, or a bound method).
+        argnums: the arguments to differentiate by: an int, an `nnx.DiffState`, or several of
+            them. A module is differentiated by its parameters (`nnx.Param`) unless a DiffState
+            selects others.
+        has_aux: whether `f` returns `(loss, aux)`.
+        only: the sites to record; see `capture`, also for `inputs`, `values` and `units`.
         inputs: whether to measure inputs too.
-        values: True keeps the arrays themselves, a function of one array whatever arrays it makes
-            of each: `record[site].values`. Under vmap the array holds every example.
-        units: an axis, -1 for the last: figures for each of its units, up to 65,536, without
-            keeping the array: `record[site].units`. Arrays without that axis have none.
-        parameters: whether to measure the parameters and their gradients too: `record.parameters`.
-        optimizer: an `nnx.Optimizer` of the model. The record's parameters then have the updates
-            that it would make, hence `update_ratio`; neither it nor the model is changed by that.
-        sample: with 8, say, histograms, means and deviations are those of every eighth token (row,
-            slice), in a third of the time; counts, min and max stay exact. For the error see
-            `nnx_inspector.stats.summarize.summarize`.
+        values: whether to keep the arrays themselves, or a function to reduce each of them.
+        units: the axis for whose units statistics are kept, or None.
+        parameters: whether to measure the parameters and their gradients, in `record.parameters`.
+        optimizer: an `nnx.Optimizer` of the model. The record's parameters then include the
+            updates that it would make, hence `update_ratio`. Neither the optimizer nor the model
+            is changed by measuring them.
+        sample: measure a part of the tokens only; see `capture`.
 
     Returns:
-        A function that returns `((loss, record), grads)`, with `has_aux`
-        `((loss, aux, record), grads)`.
+        A function that returns `((loss, record), grads)`, or `((loss, aux, record), grads)` with
+        `has_aux`.
 
     Raises:
         TypeError: no argument holds a module; the loss is not a scalar; an argument named by
@@ -215,7 +214,7 @@ def _named(wrapped: Callable[..., Any], function: Function) -> Any:
 
 @dataclasses.dataclass
 class _Passed:
-    """One mark as it was passed: its place in the program, and what was measured there."""
+    """One mark that the pass went through: its place in the program and its measurements."""
 
     mark: Marked
     seen: Seen
@@ -229,7 +228,7 @@ def record_of(
     *,
     parameters: Mapping[str, Parameter] | None = None,
 ) -> Record:
-    """The record of what `evaluate` saw, and of the cotangents that reached the sinks."""
+    """The record of what `evaluate` saw and of the cotangents that reached the sinks."""
     calls: dict[str, list[Call]] = {}
     waiting: dict[str, list[_Passed]] = {}
     changes: dict[str, list[_Passed]] = {}
@@ -259,8 +258,8 @@ def record_of(
     unseen = {**stage.survey.unseen, **unseen_references(stage.roots)}
     for name, count in stage.survey.unattributed.items():
         unseen[f"({name})"] = (
-            f"{count} calls of modules of this type are unattributed: they are not part of the "
-            f"model that was passed, but copies of it or modules made during the call"
+            f"{count} calls of modules of this type are unattributed: these modules are not part "
+            f"of the model that was passed, but copies of it or made during the call"
         )
     return Record(calls, unseen, parameters, eager=stage.eager)
 
@@ -278,7 +277,7 @@ def _in_order(found: Survey, seen: list[Any], cotangents: list[Any] | None) -> l
                 )
             )
         elif item.again:
-            continue  # of the first pass
+            continue  # a remat's recomputation, which is not measured again
         elif item.kind == "while":
             out.extend(_in_order(item.children[1], seen[number][0], None))
         else:

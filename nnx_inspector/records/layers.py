@@ -1,7 +1,7 @@
-"""A record's stacked sites, layer by layer, as the screen shows them.
+"""The stacked sites of a record, layer by layer, as the screen shows them.
 
-Invariant: the layers of a site are parts of its own summary; nothing is counted in two layers.
-Does not measure.
+Invariant: the layers of a site add up to its summary; no value is counted in two layers. Does not
+measure anything.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from nnx_inspector.stats.summary import Summary
 
 
 def layers_of(record: Record, stacks: Mapping[str, int]) -> Summaries:
-    """For single layers of stacked sites their output, gradient and input, as far as measured.
+    """The output, gradient and input of single layers of stacked sites, if they were measured.
 
     Args:
-        record: of one pass, on the host.
-        stacks: site -> how many of its layers, the first ones.
+        record: the record of one pass, on the host.
+        stacks: site -> how many of its layers to return, counted from the first.
     """
     out: Summaries = {}
     for site, most in stacks.items():
         calls = record[site].calls if site in record else ()
         lengths = {np.shape(c.ran)[0] if c.loops and not c.leading else 0 for c in calls}
-        length = lengths.pop() if len(lengths) == 1 else 0  # else some are in no layer
+        length = lengths.pop() if len(lengths) == 1 else 0  # else some calls belong to no layer
         found = {
             quantity: _measured(calls, quantity) for quantity in ("output", "gradient", "input")
         }
         for layer in range(min(most, length)):
             for quantity, summaries in found.items():
                 rows = [s.row(layer) for ran, s in summaries if np.any(ran[layer])]
-                # a cotangent that never reached a layer has left its row empty
+                # a layer that no cotangent reached has an empty row
                 parts = [s for s in rows if quantity != "gradient" or np.any(s.bins)]
                 if parts:
                     out.setdefault(layer_key(site, layer), {})[quantity] = one_of(parts)
@@ -42,7 +42,7 @@ def layers_of(record: Record, stacks: Mapping[str, int]) -> Summaries:
 
 
 def _measured(calls: tuple[Call, ...], quantity: str) -> list[tuple[np.ndarray, Summary]]:
-    """How often the layers ran, and their summaries, for each array of each call."""
+    """For each array of each call, how often the layers ran and their summaries."""
     return [
         (np.asarray(call.ran), summary)
         for call in calls

@@ -1,7 +1,7 @@
-"""Where a NaN arose that the user forbids (`jax_debug_nans`): a note for the error of theirs.
+"""Adds to the error of `jax_debug_nans` a note that names the module where the NaN arose.
 
-Where no equation names the module (a loop, a backward pass: see `error_notes`), the record of the
-same pass without the check does. Invariant: an error is raised as it came.
+If no equation names the module (a loop, a backward pass: see `error_notes`), the pass is recorded
+again without the check, and the record names it. Invariant: the original error is raised.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from nnx_inspector.records.record import Record
 
 @contextlib.contextmanager
 def noting_where(measure: Callable[[], Record | None]) -> Iterator[None]:
-    """Around a pass under the user's checks: where it raises, `measure` records it without them
-    (None of one that must not run twice).
+    """Surround a pass under the user's NaN checks; if it raises, `measure` records the pass without
+    the checks. It returns None for a pass that must not run twice.
     """
     try:
         yield
@@ -36,7 +36,7 @@ def noting_where(measure: Callable[[], Record | None]) -> Iterator[None]:
 
 
 def where(record: Record) -> str:
-    """What the finding says of the first value of a pass that is not finite; "" of a finite one."""
+    """The message of the finding on the first non-finite value of a pass; "" if all are finite."""
     recording = Recording()
     recording.append(0, jax.device_get(record).merged())
     found = [one for one in diagnose(recording) if one.rule == "nonfinite"]

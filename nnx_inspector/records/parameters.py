@@ -1,6 +1,6 @@
 """The parameters of a pass: their values, gradients and the updates that an optimizer would make.
 
-Invariant: neither the model nor the optimizer is changed. A shared parameter is measured once.
+Invariant: neither the model nor the optimizer is changed, and a shared parameter is measured once.
 Does not run the pass.
 """
 
@@ -22,8 +22,8 @@ from nnx_inspector.stats.summary import Summary
 
 
 def floats_of(stage: Staged) -> dict[str, tuple[int, bool]]:
-    """For each array of floats in a parameter or running statistic of a staged call's modules its
-    number among the inputs, and whether it is a parameter; by path, a shared one once.
+    """For each float array in the parameters and running statistics of a staged call, by path: its
+    number among the inputs and whether it is a parameter. A shared Variable is listed once.
     """
     found: dict[str, tuple[int, bool]] = {}
     seen: set[int] = set()
@@ -44,9 +44,9 @@ def measure_parameters(
     """The parameters of a staged call's modules, by path.
 
     Args:
-        stage: before it is finished.
-        grads: for the number of a differentiated input its gradient.
-        updates: for the id of a Variable the update of each of its arrays.
+        stage: the staged call, before it is finished.
+        grads: number of a differentiated input -> its gradient.
+        updates: id of a Variable -> the update of each of its arrays.
     """
     found: dict[str, Parameter] = {}
     seen: set[int] = set()
@@ -67,7 +67,7 @@ def measure_parameters(
 
 
 def _summary(x: Any) -> Summary | None:
-    # what cannot be differentiated has a gradient of no dtype
+    # an input that cannot be differentiated has a gradient of dtype float0
     if x is None or x.dtype == jax.dtypes.float0:
         return None
     return summarize(x)
@@ -76,25 +76,25 @@ def _summary(x: Any) -> Summary | None:
 def updates_of(
     optimizer: nnx.Optimizer[Any] | None, differentiated: Sequence[tuple[Any, Any]]
 ) -> dict[int, list[Any]]:
-    """For the id of each Variable of the model the updates of its arrays.
+    """The updates that an optimizer would make: id of a Variable -> the update of each array.
 
     Args:
-        optimizer: of the one module among the differentiated arguments, or None for no updates.
-        differentiated: the arguments, each with its gradients.
+        optimizer: the optimizer of the one differentiated module, or None for no updates.
+        differentiated: the differentiated arguments, each with its gradients.
 
     Raises:
-        ValueError: there is not one module among them.
+        ValueError: the differentiated arguments do not contain exactly one module.
     """
     if optimizer is None:
         return {}
     modules = [(arg, grads) for arg, grads in differentiated if isinstance(arg, nnx.Module)]
     if len(modules) != 1:
         raise ValueError(
-            f"optimizer= needs one differentiated argument that is a module, there are "
-            f"{len(modules)}. Name it by argnums, and leave the others to a call of their own."
+            f"optimizer= needs exactly one differentiated argument that is a module, got "
+            f"{len(modules)}. Select one with argnums, and call once for each other module."
         )
     ((model, grads),) = modules
-    # what Optimizer.update does, but for writing
+    # what Optimizer.update does, except that nothing is written
     params = nnx.state(model, optimizer.wrt, graph=True)
     updates, _ = optimizer.tx.update(
         nnx.as_pure(nnx.state(grads, optimizer.wrt, graph=True)),

@@ -1,8 +1,8 @@
-"""A record: what one pass saw, site by site. A mapping, and a JAX pytree of plain arrays.
+"""A record of one pass, site by site: a mapping, and a JAX pytree of plain arrays.
 
-Each call of a site is kept apart; `.output`, `.input` and `.gradient` merge them when they are
-read. Invariant: what was not measured is None (or absent from the mapping), never a zero.
-Does not measure anything and knows no model.
+The calls of a site are kept separately; `.output`, `.input` and `.gradient` merge them when read.
+Invariant: a quantity that was not measured is None (or absent from the mapping), never zero.
+Does not measure anything and does not know the model.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Parameter:
     """One parameter array of a model in one pass.
 
     Attributes:
-        value: its Summary before the step.
-        gradient: that of the loss's gradient, or None where it was not differentiated by.
-        update: that of what the optimizer would add to it, or None where none was given.
+        value: the Summary of its value before the step.
+        gradient: the Summary of the loss's gradient, or None if it was not differentiated by.
+        update: the Summary of what the optimizer would add, or None without an optimizer.
     """
 
     value: Summary
@@ -41,7 +41,7 @@ class Parameter:
 
     @property
     def update_ratio(self) -> float | None:
-        """Norm of the update over norm of the value, without unit; about 1e-3 is usual.
+        """The norm of the update divided by the norm of the value; about 1e-3 is usual.
 
         None without an optimizer, and for a parameter that is all zeros.
         """
@@ -50,7 +50,7 @@ class Parameter:
         return float(self.update.norm / self.value.norm)
 
     def summaries(self) -> dict[str, Summary]:
-        """What was measured, by name."""
+        """The measured summaries, by name."""
         named = {
             "parameter": self.value,
             "parameter gradient": self.gradient,
@@ -61,7 +61,7 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One site of a record. `.calls[i]` is each call apart; the rest is merged over them."""
+    """One site of a record. `.calls[i]` is a single call; the other attributes merge all calls."""
 
     key: str
     calls: tuple[Call, ...]
@@ -76,8 +76,8 @@ class Entry:
         if any(tree[1] != trees[0][1] for tree in trees):
             shapes = " and ".join(dict.fromkeys(str(c.structure) for c in self.calls))
             raise InspectorError(
-                f"The calls of {self.key!r} have {part}s of unlike structure ({shapes}), which "
-                f"do not add up. Read them apart: record[{self.key!r}].calls[0].{part}."
+                f"The calls of {self.key!r} have {part}s of different structures ({shapes}), which "
+                f"cannot be merged. Read each call: record[{self.key!r}].calls[0].{part}."
             )
         merged = [
             add([s for s in column if s is not None])
@@ -89,24 +89,24 @@ class Entry:
 
     @property
     def output(self) -> Any:
-        """The Summary of the outputs of all calls (a pytree of them for a pytree)."""
+        """The Summary of the outputs of all calls (for a pytree, a pytree of them)."""
         return self._merged("output")
 
     @property
     def input(self) -> Any:
-        """The Summary of what the method received, or None where inputs were not measured."""
+        """The Summary of what the method received, or None if inputs were not measured."""
         return self._merged("input")
 
     @property
     def gradient(self) -> Any:
-        """The Summary of the gradient of the output, or None where there is none."""
+        """The Summary of the gradient of the output, or None if there is none."""
         return self._merged("gradient")
 
     @property
     def changes(self) -> dict[str, Summary]:
-        """By how much a call changed its module's Variables, merged over the calls that did.
+        """How a call changed its module's Variables, merged over the calls that changed them.
 
-        For what all calls together changed, add up `calls[i].changes`.
+        The total change over all calls is the sum of `calls[i].changes`.
         """
         found: dict[str, list[Summary]] = {}
         for call in self.calls:
@@ -117,36 +117,36 @@ class Entry:
 
     @property
     def values(self) -> Any:
-        """What was kept of the output of the only call; see `Call.values`.
+        """The values kept of the output of the only call; see `Call.values`.
 
         Raises:
-            InspectorError: there were several calls, whose values do not add up, or no values.
+            InspectorError: the site was called several times, or no values were kept.
         """
         return self._lone("values")
 
     @property
     def input_values(self) -> Any:
-        """What was kept of the arguments of the only call; see `values`."""
+        """The values kept of the arguments of the only call; see `values`."""
         return self._lone("input_values")
 
     def _lone(self, part: str) -> Any:
         calls = [call for call in self.calls if call.took_place]
         if len(calls) > 1:
             raise InspectorError(
-                f"{self.key!r} was called {len(calls)} times, and values do not add up. Read each "
-                f"call's: record[{self.key!r}].calls[0].{part}."
+                f"{self.key!r} was called {len(calls)} times, and the values of several calls "
+                f"cannot be merged. Read each call: record[{self.key!r}].calls[0].{part}."
             )
         found = getattr(calls[0], part) if calls else None
         if found is None:
             raise InspectorError(
-                f"No {part} of {self.key!r} were kept. Ask for them with values=True (or a "
-                f"function of an array); within a while loop or jax.shard_map none are kept."
+                f"No {part} of {self.key!r} were kept. Pass values=True, or a function of an "
+                f"array, to keep them; inside a while loop or jax.shard_map none can be kept."
             )
         return found
 
     @property
     def units(self) -> Any:
-        """The Units of the outputs of all calls (a pytree of them for a pytree), or None."""
+        """The Units of the outputs of all calls (for a pytree, a pytree of them), or None."""
         return self._merged("units", Units, _merged_units)
 
     @property
@@ -156,19 +156,19 @@ class Entry:
 
     @property
     def rows(self) -> int:
-        """How many rows (iterations of a scan, layers of a stack) its calls have; 0: none.
+        """The number of rows (iterations of a scan, layers of a stack) of its calls, 0 for none.
 
-        Not those that the user's own scan or vmap adds to the record: see `Record.rows`.
+        The rows that the user's own scan or vmap adds are not counted: see `Record.rows`.
         """
         return max((np.shape(c.ran)[len(c.leading)] for c in self.calls if c.loops), default=0)
 
     def row(self, index: int) -> Entry:
         """The entry of one layer of a stacked module (one iteration of a scan).
 
-        Of calls outside of the scan nothing is known by layer: they are left out.
+        Calls outside the scan have no layers and are left out.
         """
         if not -self.rows <= index < self.rows:
-            raise IndexError(f"{self.key!r} has {self.rows} rows, there is no row {index}.")
+            raise IndexError(f"{self.key!r} has {self.rows} rows, but no row {index}.")
         calls = [c for c in self.calls if c.loops and np.shape(c.ran)[len(c.leading)] == self.rows]
         return Entry(f"{self.key}[{index}]", tuple(_row_of(c, index) for c in calls))
 
@@ -179,18 +179,18 @@ def _row_of(call: Call, index: int) -> Call:
 
 
 def _merged_units(parts: Sequence[Units]) -> Units:
-    return merge_units([part.merged() for part in parts])  # calls may have unlike rows
+    return merge_units([part.merged() for part in parts])  # the calls' rows may differ
 
 
 class Record(Mapping[str, Entry]):
     """One pass: site key -> entry. A pytree; `jax.device_get(record)` brings it to the host.
 
-    Out of a scan over steps or a vmap comes one record with `rows`, of which `row(i)` is one pass.
+    A scan over steps or a vmap returns one record with `rows`, and `row(i)` is one pass of it.
 
     Attributes:
-        unseen: sites that could not be read, each with the reason.
-        parameters: the model's parameters by path, `"blocks/0/attn/kernel"`, where asked for.
-        eager: why the pass ran line by line instead of being traced; `""` where it was traced.
+        unseen: the sites that could not be read, each with the reason.
+        parameters: the model's parameters by path (`"blocks/0/attn/kernel"`), if asked for.
+        eager: why the pass ran line by line instead of being traced; `""` if it was traced.
     """
 
     def __init__(
@@ -221,23 +221,23 @@ class Record(Mapping[str, Entry]):
     def rows(self) -> tuple[int, ...]:
         """The leading axes of a stacked record: the steps of a scan, the members of a vmap.
 
-        `()` for the record of one pass. A stacked record reads as all of its passes together.
+        `()` for the record of one pass. The figures of a stacked record cover all of its passes.
         """
         shapes = {call.leading for calls in self._calls.values() for call in calls}
         return shapes.pop() if len(shapes) == 1 else ()
 
     def row(self, index: int | tuple[int, ...]) -> Record:
-        """The record of one pass of a stacked record, or with fewer indices than axes of several.
+        """The record of one pass of a stacked record; of several, given fewer indices than axes.
 
         Raises:
-            IndexError: There is no such row.
+            IndexError: there is no such row.
         """
         indices = index if isinstance(index, tuple) else (index,)
         rows = self.rows
         if len(indices) > len(rows) or any(
             not -n <= i < n for i, n in zip(indices, rows, strict=False)
         ):
-            raise IndexError(f"row {index} of a record with rows {rows}")
+            raise IndexError(f"There is no row {index} in a record with rows {rows}.")
         return jax.tree.map(lambda x: x[indices], self)
 
     def __contains__(self, key: object) -> bool:
@@ -257,12 +257,12 @@ class Record(Mapping[str, Entry]):
         return f"Record({len(self)} sites: {sites}{more}{unseen}{eager})"
 
     def to_frame(self) -> pd.DataFrame:
-        """A tidy pandas frame, one row a site, quantity and array.
+        """A tidy pandas frame, one row for each site, quantity and array.
 
         Columns: `site, quantity, array, calls, size, mean, std, min, max, norm, zeros, nan,
-        posinf, neginf`; `quantity` is `output`, `input`, `gradient` or `change`; `array` is the
-        leaf's path within a pytree output, `""` for a lone array, of a change the Variable's name.
-        Parameters follow, where there are any: `site` is the module, `array` the name within it,
+        posinf, neginf`. `quantity` is `output`, `input`, `gradient` or `change`. `array` is the
+        leaf's path within a pytree, `""` for a single array, and a Variable's name for a change.
+        Parameters follow, if there are any: `site` is the module, `array` the name within it, and
         `quantity` is `parameter`, `parameter gradient` or `update`.
         """
         import pandas as pd
@@ -293,9 +293,9 @@ class Record(Mapping[str, Entry]):
         return pd.DataFrame(rows, columns=columns)
 
     def merged(self) -> dict[str, dict[str, Summary]]:
-        """For each site its output, gradient and input as one summary each, what is measured.
+        """Each site's measured output, gradient and input, as one summary each.
 
-        A pytree's arrays are merged into one: the site's figure on screen.
+        The arrays of a pytree are merged into one summary, which is what the screen shows.
         """
         out: dict[str, dict[str, Summary]] = {}
         for key in self:
@@ -313,7 +313,7 @@ class Record(Mapping[str, Entry]):
 
 
 def figures(summary: Summary | None) -> dict[str, Any]:
-    """The figures of a summary by name, in the order of `STATISTICS`."""
+    """The statistics of a summary by name, in the order of `STATISTICS`."""
     return {name: None if summary is None else getattr(summary, name) for name in STATISTICS}
 
 
@@ -335,7 +335,7 @@ def _unflatten(aux: Any, children: Any) -> Record:
     keys, unseen, eager = aux
     made = Record(dict(zip(keys, children, strict=False)), dict(unseen), eager=eager)
     for parameters in children[len(keys) :]:
-        made.parameters = parameters  # as it is: jax fills trees with what is no parameter, too
+        made.parameters = parameters  # unchecked: jax also fills trees with other objects
     return made
 
 

@@ -151,11 +151,11 @@ def test_the_newest_clean_pass_or_that_of_a_step() -> None:
     assert difference((None, 1)) == 1 - 2
     assert difference((2, 3)) == 1
     assert difference(1) == 0
-    with pytest.raises(ValueError, match=r"b has no pass of step 8 .*closest steps are 1, 2, 3"):
+    with pytest.raises(ValueError, match=r"b has no pass at step 8, .*closest steps are 1, 2, 3"):
         compare(recording, recording, at=(1, 8))
     only = Recording()
     only.append(5, {}, perturbed=True)
-    with pytest.raises(ValueError, match=r"choose a step with at=, of those in its .steps, 5"):
+    with pytest.raises(ValueError, match=r"Choose one of its .steps with at=: 5"):
         compare(only, recording)
     with pytest.raises(ValueError, match="nothing was recorded"):
         compare(recording, Recording())

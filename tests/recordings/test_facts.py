@@ -215,8 +215,8 @@ def test_figures_that_cannot_be_are_refused(tmp_path, name, value, flaw):
 @pytest.mark.parametrize(
     ("changed", "flaw"),
     [
-        ({"sites": ("a", "a")}, "a name comes twice"),
-        ({"parameters": ("x", "x")}, "a name comes twice"),
+        ({"sites": ("a", "a")}, "a name occurs twice"),
+        ({"parameters": ("x", "x")}, "a name occurs twice"),
         ({"varied": 2}, "a flag is not -1, 0 or 1"),
     ],
 )

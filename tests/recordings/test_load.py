@@ -41,7 +41,7 @@ def tried(path: pathlib.Path, data: bytes) -> Recording | None:
     except InspectorError as error:
         said = str(error)
     assert re.search(
-        r"at byte \d+|begin as a recording|in version .* of the format|what is in it is missing",
+        r"at byte \d+|is not a recording|in version .* of the format|the head section",
         said,
     )
     assert len(said) < 2000
@@ -299,7 +299,7 @@ def test_a_length_that_lies_is_a_torn_write_or_refused(path: pathlib.Path) -> No
 def test_what_is_no_file_is_refused_at_once(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     os.mkfifo(tmp_path / "fifo")  # to open it would wait for a writer
     for name in (tmp_path / "fifo", "/dev/zero"):
-        with pytest.raises(InspectorError, match="read from end to end"):
+        with pytest.raises(InspectorError, match="not a regular file"):
             load(name)
     for name in (tmp_path, tmp_path / "missing"):
         with pytest.raises(OSError, match=str(name)):
@@ -434,7 +434,7 @@ def _checkpoint(path: pathlib.Path) -> None:
         (_zip, "a zip archive"),
         (lambda path: path.write_bytes(safetensors.numpy.save({"a": np.ones(2)})), "safetensors"),
         (lambda path: path.write_bytes(b"\x80\x04\x95"), "a pickle"),
-        (lambda path: path.write_bytes(b"\x00\x01\x02\x03"), "other bytes"),
+        (lambda path: path.write_bytes(b"\x00\x01\x02\x03"), "unknown bytes"),
         (lambda path: path.write_bytes(MAGIC[:9]), "cut off before the first pass"),
         (_checkpoint, "a folder.*restore it with the library"),
     ],

@@ -209,7 +209,7 @@ def test_bad_places_are_the_systems_errors(tmp_path: pathlib.Path) -> None:
     with pytest.raises(IsADirectoryError):
         load(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InspectorError, match="no file"):
+    with pytest.raises(InspectorError, match="not a regular file"):
         load(tmp_path / "pipe")
     assert sorted(os.listdir(tmp_path)) == ["pipe"]
 

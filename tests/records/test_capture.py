@@ -766,7 +766,7 @@ def test_a_loss_that_is_no_scalar_is_an_error():
 
 
 def test_argnums_out_of_range_is_an_error():
-    with pytest.raises(ValueError, match=r"argnums names argument 5, but there are 2 positional"):
+    with pytest.raises(ValueError, match=r"argnums selects argument 5, but there are 2 positional"):
         value_and_grad(squares, argnums=5)(models.MLP(rngs()), batch(4, 3))
 
 

@@ -124,7 +124,7 @@ def test_rows_are_read_by_index(stacked):
 
 
 def test_a_row_that_is_not_there_is_an_error(stacked):
-    with pytest.raises(IndexError, match=r"'blocks' has 3 rows, there is no row 3"):
+    with pytest.raises(IndexError, match=r"'blocks' has 3 rows, but no row 3"):
         stacked["blocks[3]"]
 
 
@@ -148,7 +148,7 @@ def test_calls_of_unlike_structure_do_not_add_up_and_can_be_read_apart():
             return self.either(x, False)
 
     _, record = capture(Twice())(batch(4, 3))
-    with pytest.raises(InspectorError, match=r"outputs of unlike structure.*calls\[0\].output"):
+    with pytest.raises(InspectorError, match=r"outputs of different structures.*calls\[0\].output"):
         _ = record["either"].output
     assert record["either"].calls[1].output.size == 12
     assert record["either"].calls[0].output[1].size == 12

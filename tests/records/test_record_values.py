@@ -133,9 +133,9 @@ def test_the_shapes_of_a_record_are_known_without_running_and_have_no_figures(re
     for shape, leaf in zip(jax.tree.leaves(shapes), jax.tree.leaves(record), strict=True):
         assert (shape.shape, shape.dtype) == (leaf.shape, leaf.dtype)
     assert shapes["blocks"].rows == 2
-    with pytest.raises(InspectorError, match=r"jax.eval_shape has shapes and no figures"):
+    with pytest.raises(InspectorError, match=r"jax.eval_shape has shapes but no values"):
         shapes["blocks"].output  # noqa: B018
-    with pytest.raises(InspectorError, match=r"jax.eval_shape has shapes and no figures"):
+    with pytest.raises(InspectorError, match=r"jax.eval_shape has shapes but no values"):
         shapes.to_frame()
 
 
@@ -224,11 +224,11 @@ def test_a_vmap_over_models_and_batches_gives_a_row_each():
 
 def test_rows_that_are_not_there_are_an_error(record):
     assert record.rows == ()
-    with pytest.raises(IndexError, match=r"row 0 of a record with rows \(\)"):
+    with pytest.raises(IndexError, match=r"no row 0 in a record with rows \(\)"):
         record.row(0)
     stacked = jax.tree.map(lambda x: jnp.stack([x, x]), record)
     assert stacked.rows == (2,)
-    with pytest.raises(IndexError, match=r"row 2 of a record with rows \(2,\)"):
+    with pytest.raises(IndexError, match=r"no row 2 in a record with rows \(2,\)"):
         stacked.row(2)
 
 

@@ -156,7 +156,7 @@ def test_an_argument_that_is_neither_changes_nothing(browser, insp, other):
     insp.compare(other)
     with pytest.raises(TypeError, match=r"takes two Recordings or Records, got str for a"):
         insp.compare("run.nni")
-    with pytest.raises(ValueError, match=r"has no pass of step 12"):
+    with pytest.raises(ValueError, match=r"has no pass at step 12"):
         insp.compare(other, at=12)
     assert browser.ask(insp, ask(0))[0][0]["type"] == "compared"
 
