@@ -1,5 +1,5 @@
 """What is wrong with a model, worst first.
 
-Rules judge a recording and a few facts of the traced program. They measure nothing themselves,
-and they say nothing where the evidence is too thin.
+Rules judge a recording and a few facts about the traced program. They measure nothing themselves
+and report nothing if the evidence is too thin.
 """

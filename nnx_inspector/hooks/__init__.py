@@ -1,6 +1,6 @@
-"""Noticing the calls of modules.
+"""Intercepting the calls of modules.
 
-Sites and selections, whose call it is, the layers that are open around calls, and how methods are
-redirected to them. When the last layer closes, every class is what it was. This room does not
-know what a layer does with a call.
+This room names and selects sites, attributes calls to a model, keeps the layers that are open
+around calls, and redirects methods to them. When the last layer closes, every class is as it was.
+This room does not know what a layer does with a call.
 """

@@ -1,6 +1,6 @@
-"""The bins in which a summary counts values, and what can be said of values known only by bin.
+"""The bins in which a summary counts values, and the figures of values known only by bin.
 
-A bin is named by the upper 12 bits of a float32. Here alone is decided which bins are shown: of one
+A bin's number is the upper 12 bits of a float32. Only this file decides which bins are shown: of a
 summary, of a quantity over the steps, of all sparklines of a frame. Invariant: a figure lies within
 the range that the values are known to have. Imports NumPy only.
 """
@@ -20,34 +20,34 @@ MANTISSA: Final = 3
 LOW_BITS: Final = 23 - MANTISSA
 """Bits of a float32 that its bin leaves out."""
 BINS: Final = 1 << 32 - LOW_BITS
-"""Bins of the histogram: one for each value of a float32's upper 12 bits."""
+"""The number of bins: one for each value of a float32's upper 12 bits."""
 
 QUANTILE_ERROR: Final = 0.0625
-"""Largest relative error of a quantile of values that are normal float32 numbers.
+"""The largest relative error of a quantile of values that are normal float32 numbers.
 
-A bin's edges are at most a factor of 1.125 apart, so that their harmonic middle is within 1/17 of
-all that is between them (Masson, Rim and Lee 2019, "DDSketch: A fast and fully-mergeable quantile
-sketch with relative-error guarantees", VLDB 12(12), lemma 2). Up to 1/16 is room for the rounding
-of wider dtypes to the float32 by whose bits they are binned.
+A bin's edges are at most a factor of 1.125 apart, so their harmonic mean is within 1/17 of every
+value between them (Masson, Rim and Lee 2019, "DDSketch: A fast and fully-mergeable quantile sketch
+with relative-error guarantees", VLDB 12(12), lemma 2). The difference to 1/16 leaves room for
+rounding wider dtypes to the float32 that selects their bin.
 """
 SUBNORMAL_ERROR: Final = 2.0**-126
-"""Largest absolute error of a quantile where it is below this, the smallest normal float32."""
+"""The largest absolute error of a quantile below this, the smallest normal float32."""
 
 SIGN: Final = BINS // 2
-"""The bit of a bin's number that says that its values are negative."""
-# No finite float32 has these bins; in a summary's field they hold what is counted apart.
+"""The bit of a bin's number that is set for negative values."""
+# No finite float32 has these bins; a summary uses them for values that are counted separately.
 POSINF_BIN: Final = 0xFF << MANTISSA
 ZERO_BIN, OPAQUE_BIN, NAN_BIN = POSINF_BIN + 1, POSINF_BIN + 2, SIGN - 1
 NEGINF_BIN, MINUS_ZERO_BIN = SIGN | POSINF_BIN, SIGN | ZERO_BIN
 FINITE_BINS: Final = np.arange(BINS) & POSINF_BIN != POSINF_BIN
-"""Which bins hold finite values, bool[4096]: the others but those of the zeros do not."""
+"""Which bins hold finite values, zeros included, bool[4096]."""
 FINITE_BINS[[ZERO_BIN, MINUS_ZERO_BIN]] = True
 VALUE_ORDER: Final = np.concatenate(
     [np.arange(NEGINF_BIN - 1, SIGN - 1, -1), np.arange(POSINF_BIN)]
 )
-"""The 4080 bins of finite values but zero, the most negative first."""
+"""The 4080 bins of nonzero finite values, the most negative first."""
 RANKS: Final = np.full(BINS, -1)
-"""Where each bin is in `VALUE_ORDER`, int[4096]: zeros with the subnormals, -1 where it is not."""
+"""The index of each bin in `VALUE_ORDER`, int[4096]; that of the subnormals for zeros, else -1."""
 RANKS[VALUE_ORDER] = np.arange(len(VALUE_ORDER))
 RANKS[[MINUS_ZERO_BIN, ZERO_BIN]] = RANKS[[SIGN, 0]]
 
@@ -66,10 +66,10 @@ class Binned(NamedTuple):
     """The finite values of one or more rows, by bin.
 
     Attributes:
-        bins: int[k], the bins in use in any row, in value order, zeros in those of subnormals.
+        bins: int[k], the bins in use in any row, in value order; zeros are with the subnormals.
         counts: float64[rows, k].
-        low: float64[rows], the smallest value of each row, or a bound of it.
-        high: float64[rows], the largest, likewise.
+        low: float64[rows], the smallest value of each row, or a lower bound.
+        high: float64[rows], the largest value of each row, or an upper bound.
     """
 
     bins: _Ints
@@ -79,17 +79,17 @@ class Binned(NamedTuple):
 
 
 class Ragged(NamedTuple):
-    """The finite values of some rows by bin, each row with bins of its own, in value order.
+    """The finite values of several rows by bin, in value order; each row has its own bins.
 
     Attributes:
-        at: int[k], which row each bin in use belongs to, rising.
+        at: int[k], the row of each bin in use, ascending.
         start: int[rows + 1], where each row's bins begin.
         counts: float64[k].
         below: float64[k], how many values of the row are in this bin or in lower ones.
-        lower: float64[k], the lower edge of each, within the range of its row.
-        upper: float64[k], the upper edge, likewise.
-        low: float64[rows], the smallest value, or a bound of it.
-        high: float64[rows], the largest, likewise.
+        lower: float64[k], the lower edge of each bin, clipped to the range of its row.
+        upper: float64[k], the upper edge of each bin, clipped to the range of its row.
+        low: float64[rows], the smallest value of each row, or a lower bound.
+        high: float64[rows], the largest value of each row, or an upper bound.
     """
 
     at: _Int64s
@@ -104,11 +104,10 @@ class Ragged(NamedTuple):
 
 @functools.cache
 def bin_edges() -> _Floats:
-    """Lower and upper edge of every bin, float64[4096, 2], in the values' own unit.
+    """The lower and upper edge of every bin, float64[4096, 2], in the values' unit. Read-only.
 
-    Rows of the 16 bins that no finite float32 has (those of the zeros among them) are NaN. The
-    largest finite bin ends at 2**128; values of wider dtypes beyond it are counted there too.
-    Read-only.
+    The 16 bins that no finite float32 has, including those of the zeros, have NaN. The largest
+    finite bin ends at 2**128, but also counts the values of wider dtypes beyond.
 
     Example:
         >>> bin_edges()[0x3F8].tolist()  # 0x3F80_0000 is 1.0
@@ -150,7 +149,7 @@ def tabulated(rows: _Ints, bins: _Ints, counts: npt.ArrayLike, many: int) -> tup
 def quantiles(binned: Binned, fractions: _Floats) -> _Floats:
     """The order statistics number floor(fraction * (count - 1)) of each row, [rows, fractions].
 
-    See `Summary.quantile` for their precision. NaN where a row has no values.
+    For the precision see `Summary.quantile`. NaN for a row without values.
     """
     bins, counts, low, high = binned
     if not len(bins):
@@ -162,19 +161,19 @@ def quantiles(binned: Binned, fractions: _Floats) -> _Floats:
     at = np.stack([np.searchsorted(b, r, side="right") for b, r in zip(below, rank, strict=True)])
     at = np.minimum(at, len(bins) - 1)
     lower, upper = bounds(bins[at], lowest, highest)
-    # The harmonic middle of [a, b] is equally far, relatively, from both of its ends.
+    # The harmonic mean of a and b has the same relative distance from both.
     with np.errstate(all="ignore"):
         middle = np.where(lower == upper, lower, lower / (lower / 2 + upper / 2) * upper)
     crossing = (lower <= 0) & (upper >= 0)  # zeros and subnormals
     middle = np.where(crossing, np.clip(0.0, lowest, highest), middle)
-    # What wider dtypes have beyond float32 is in one bin: known to no relative precision.
+    # Values of wider dtypes beyond float32 share a bin, which gives them no relative precision.
     middle[(lower < -(2.0**128)) | (upper > 2.0**128)] = np.nan
     found = np.where(rank == 0, lowest, np.where(rank == total - 1, highest, middle))
     return np.where(total > 0, found, np.nan)
 
 
 def ragged(binned: Binned) -> Ragged:
-    """The same values, of which each row has all the bins."""
+    """The same values as `Ragged`, in which each row has all the bins."""
     bins, counts, low, high = binned
     many, width = counts.shape
     lower, upper = bounds(bins, low[:, None], high[:, None])
@@ -184,20 +183,20 @@ def ragged(binned: Binned) -> Ragged:
 
 
 def rebinned(ragged: Ragged, edges: _Floats) -> _Floats:
-    """Counts of each row in the intervals between rising `edges`, [rows, intervals].
+    """The counts of each row between ascending `edges`, [rows, intervals].
 
-    Each bin is spread evenly over the part of it that lies within the row's range. What lies
-    outside of the edges is counted in the outermost intervals. Edges are one row's or all rows'.
+    Each bin is spread evenly over its part within the row's range. Values outside the edges are
+    counted in the outermost intervals. Edges are the same for all rows, or one set for each row.
     """
     return np.maximum(np.diff(_reached(ragged, edges), axis=1), 0.0)  # rounding only
 
 
 def apportioned(ragged: Ragged, edges: _Floats) -> _Int64s:
-    """As `rebinned` in whole numbers that add up to the row's values, [rows, intervals].
+    """Like `rebinned`, in whole numbers that add up to the row's count, [rows, intervals].
 
-    How many values lie below an edge is rounded to a whole number, so that the bins that the edge
-    does not cut are counted right. The smallest value is in the first interval, the largest in the
-    last, where the edges are those of the row's range.
+    The number of values below an edge is rounded, so bins that the edge does not cut are counted
+    exactly. If the edges span the row's range, the first interval has the smallest value and the
+    last one the largest.
     """
     reached = np.rint(_reached(ragged, edges))
     total = reached[:, -1:]
@@ -208,7 +207,7 @@ def apportioned(ragged: Ragged, edges: _Floats) -> _Int64s:
 
 
 def _reached(ragged: Ragged, edges: _Floats) -> _Floats:
-    """How many values of each row lie below each edge, [rows, edges]."""
+    """The number of values of each row below each edge, [rows, edges]."""
     edges = np.broadcast_to(edges, (len(ragged.low), edges.shape[-1]))
     reached = np.zeros(edges.shape)
     if not len(ragged.at):
@@ -232,8 +231,8 @@ def _reached(ragged: Ragged, edges: _Floats) -> _Floats:
 def axes(ragged: Ragged, bins: int, scale: Scale) -> _Floats:
     """Rising edges from the smallest value of each row to its largest, float64[rows, bins + 1].
 
-    "linear" or "symlog": even in asinh(value / threshold), where seven tenths of the values that
-    are not zero lie below the threshold. Around the value where there is but one.
+    "symlog" is even in asinh(value / threshold), with 70 % of the nonzero values below the
+    threshold. If there is only one value, the edges lie around it.
     """
     low, high = ragged.low, ragged.high
     edges = 2.0 * evenly(low / 2, high / 2, bins)  # of the halves: the range may overflow
@@ -257,21 +256,21 @@ def axes(ragged: Ragged, bins: int, scale: Scale) -> _Floats:
 
 
 def evenly(low: npt.ArrayLike, high: npt.ArrayLike, bins: int) -> _Floats:
-    """As np.linspace along a new last axis, in a third of its time."""
+    """Like np.linspace along a new last axis, in a third of the time."""
     start, stop = np.asarray(low)[..., None], np.asarray(high)[..., None]
     return np.arange(bins + 1, dtype=np.float64) * ((stop - start) / bins) + start
 
 
 @functools.cache
 def _reaches() -> tuple[_Floats, _Floats]:
-    """Lower and upper edges of every bin; the outermost also hold what wider dtypes have beyond."""
+    """The lower and upper edges of every bin; infinite for wider dtypes in the outermost ones."""
     lower, upper = bin_edges().T.copy()
     lower[0xFF7], upper[0x7F7] = -np.inf, np.inf
     return lower, upper
 
 
 def bounds(bins: _Ints, low: _Floats, high: _Floats) -> tuple[_Floats, _Floats]:
-    """Lower and upper edges of bins within the range of their row."""
+    """The lower and upper edges of bins, clipped to the range of their row."""
     lower, upper = (np.minimum(np.maximum(reach[bins], low), high) for reach in _reaches())
     return lower, upper
 

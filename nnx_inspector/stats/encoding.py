@@ -1,7 +1,7 @@
-"""A merged summary in about 500 bytes: how a recording keeps thousands of them.
+"""A merged summary in about 500 bytes, so that a recording can keep thousands of them.
 
-Invariant: what comes back is what went in, bit for bit; of bytes from a file `checked` says first
-whether they are a summary. Imports no jax.
+Invariant: decoding returns what was encoded, bit for bit; bytes from a file are validated by
+`checked` first. Imports no jax.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from nnx_inspector.stats.summary import SATURATED, Summary
 
 _POINTS: Final[tuple[str, ...]] = ("<f8", "<i4", "<u4", "<i8", "<u8")
 _HEADER: Final = struct.Struct("<BBHdd")
-"""Dtype of the points, bytes a count, number of bins; lowest and highest value."""
+"""Dtype of the points, bytes for each count, number of bins, lowest and highest value."""
 
 
 class Sparse(NamedTuple):
-    """A merged summary, of its bins only those in use.
+    """A merged summary with only the bins in use.
 
     Attributes:
-        points: as `Summary.points`.
-        sums: as `Summary.sums`.
-        used: int64[k], the bins in use, rising.
+        points: see `Summary.points`.
+        sums: see `Summary.sums`.
+        used: int64[k], the bins in use, ascending.
         counts: uint64[k].
-        low: the smallest finite value, or where that is unknown a bound; NaN where there is none.
-        high: the largest, likewise.
+        low: the smallest finite value, or a bound if that is unknown; NaN if no value is finite.
+        high: the largest finite value, or a bound if that is unknown; NaN if no value is finite.
     """
 
     points: npt.NDArray[Any]
@@ -45,18 +45,18 @@ class Sparse(NamedTuple):
 
     @property
     def saturated(self) -> bool:
-        """As `Summary.saturated`."""
+        """See `Summary.saturated`."""
         return bool((self.counts == SATURATED).any())
 
     def summary(self) -> Summary:
-        """The summary in full."""
+        """The full summary."""
         bins = np.zeros(BINS, np.uint64)
         bins[self.used] = self.counts
         return Summary(bins=bins, points=self.points, sums=self.sums)
 
 
 def encoded(summary: Summary) -> bytes:
-    """A merged host summary: sparse bins, counts in byte planes, deflated.
+    """The bytes of a merged host summary: sparse bins, counts in byte planes, deflated.
 
     Example:
         >>> from nnx_inspector.stats.summary import empty
@@ -66,8 +66,8 @@ def encoded(summary: Summary) -> bytes:
     index = np.flatnonzero(summary.bins)
     count = summary.bins[index].astype("<u8")
     width = (int(count.max()).bit_length() + 7) // 8 if len(count) else 0
-    # Neighbouring bins differ by one and hold similar counts: bytes of equal weight side by side
-    # deflate three times better than the numbers one after the other.
+    # Neighbouring bins differ by one and hold similar counts, so storing bytes of equal
+    # significance together deflates three times better than storing number after number.
     planes = count.view(np.uint8).reshape(-1, 8)[:, :width].T
     apart = np.diff(index, prepend=0).astype("<u2").view(np.uint8).reshape(-1, 2).T
     low, high = _range(index, summary.points)
@@ -91,10 +91,10 @@ def _range(index: npt.NDArray[Any], points: npt.NDArray[Any]) -> tuple[float, fl
 
 
 def checked(blob: bytes) -> Sparse:
-    """As `decoded`, of bytes that anybody may have written; some 40 kB of memory at most.
+    """Decode bytes that anybody may have written, in about 40 kB of memory at most.
 
     Raises:
-        ValueError: `encoded` makes no such bytes of any summary.
+        ValueError: these are not the bytes of a summary.
 
     Example:
         >>> from nnx_inspector.stats.summary import empty
@@ -105,7 +105,7 @@ def checked(blob: bytes) -> Sparse:
         raise ValueError("a summary is too short")
     kind, width, used, low, high = _HEADER.unpack_from(blob)
     if kind >= len(_POINTS) or width > 8 or used > BINS or (width == 0) != (used == 0):
-        raise ValueError("a summary's header is none")
+        raise ValueError("a summary's header is invalid")
     start = _HEADER.size + 3 * np.dtype(_POINTS[kind]).itemsize + 24
     inflated = zlib.decompressobj()
     try:
@@ -113,11 +113,11 @@ def checked(blob: bytes) -> Sparse:
     except zlib.error as error:
         raise ValueError(f"the bins of a summary cannot be inflated ({error})") from error
     if size != used * (2 + width) or not inflated.eof or inflated.unused_data:
-        raise ValueError("the bins of a summary are not as many as its header says")
+        raise ValueError("the number of a summary's bins is not the one in its header")
     found = decoded.__wrapped__(blob)
     _check_figures(found)
     if np.array([low, high]).tobytes() != np.array(_range(found.used, found.points)).tobytes():
-        raise ValueError("a summary's range is not that of its values")
+        raise ValueError("a summary's range does not fit its values")
     return found
 
 
@@ -126,7 +126,7 @@ def _check_figures(found: Sparse) -> None:
         found.used[-1] < BINS and bool((np.diff(found.used) > 0).all())
     )
     if not rises or not found.counts.all():
-        raise ValueError("the bins of a summary do not rise, or are empty")
+        raise ValueError("the bins of a summary are not ascending, or one of them is empty")
     if not found.saturated and found.counts.sum(dtype=np.float64) >= 2.0**63:
         raise ValueError("a summary counts more than 2**63 values")
     points, scale = found.points, found.sums[SCALE]
@@ -136,9 +136,9 @@ def _check_figures(found: Sparse) -> None:
         raise ValueError("a summary's scale is negative or infinite")
 
 
-@functools.lru_cache(maxsize=600)  # the columns of two histories: they are redrawn all the time
+@functools.lru_cache(maxsize=600)  # the columns of two histories, which are redrawn all the time
 def decoded(blob: bytes) -> Sparse:
-    """What `encoded` made bytes of; its arrays are read-only."""
+    """Decode the bytes of `encoded`. The arrays are read-only."""
     kind, width, used, low, high = _HEADER.unpack_from(blob)
     points = np.frombuffer(blob, _POINTS[kind], 3, _HEADER.size)  # pyright: ignore
     sums = np.frombuffer(blob, "<f8", 3, _HEADER.size + points.nbytes)
@@ -155,12 +155,12 @@ def decoded(blob: bytes) -> Sparse:
 
 
 def ranges(blobs: Sequence[bytes]) -> npt.NDArray[np.float64]:
-    """`low` and `high` of each, float64[blobs, 2], without decoding the rest."""
+    """`low` and `high` of each summary, float64[blobs, 2], without decoding the rest."""
     return np.array([_HEADER.unpack_from(blob)[3:] for blob in blobs], np.float64).reshape(-1, 2)
 
 
 class Entries(NamedTuple):
-    """All bins in use of some summaries: of which row, which bin, how many values."""
+    """The bins in use of several summaries: the row, the bin and the count of each."""
 
     rows: npt.NDArray[np.int64]
     bins: npt.NDArray[np.int64]
@@ -168,7 +168,7 @@ class Entries(NamedTuple):
 
 
 def entries(parts: Sequence[Sparse]) -> Entries:
-    """The bins in use of all, one after the other."""
+    """The bins in use of all summaries, one summary after the other."""
     rows = np.repeat(np.arange(len(parts)), np.array([len(p.used) for p in parts], int))
     bins = np.concatenate([np.zeros(0, np.int64), *(p.used for p in parts)])
     counts = np.concatenate([np.zeros(0, np.uint64), *(p.counts for p in parts)])
@@ -176,7 +176,7 @@ def entries(parts: Sequence[Sparse]) -> Entries:
 
 
 def binned(parts: Sequence[Sparse]) -> Binned:
-    """The finite values of all, a row each; rows of saturated counts are zeros: not known."""
+    """The finite values of all summaries, one in each row. Saturated (unknown) rows are zeros."""
     rows, bins, counts = entries(parts)
     table = tabulated(rows, bins, counts, len(parts))
     table[1][np.unique(rows[counts == SATURATED])] = 0.0

@@ -1,7 +1,7 @@
-"""Extremes and scaled sums about a shift, the moments of a summary, added up without cancelling.
+"""The moments of a summary, extremes and scaled sums about a shift, merged without cancellation.
 
-`points` are smallest value, largest value and shift; `sums` are scale, and the sums of d and d*d
-where d = (x - shift) / scale. Imports NumPy only.
+`points` are the smallest value, the largest value and the shift. `sums` are the scale, and the
+sums of d and d*d, where d = (x - shift) / scale. Imports NumPy only.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _Floats = npt.NDArray[np.float64]
 
 
 def merged_moments(points: _Array, sums: _Floats, n: _Floats) -> tuple[_Array, _Floats]:
-    """The points [parts, 3] and sums [parts, 3] of parts of n > 0 finite values, as one of each.
+    """Merge the points [parts, 3] and sums [parts, 3] of parts with n > 0 finite values each.
 
     Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance". Integer extremes
-    stay integers; sums are about the largest part's shift. NaN where those of a part are unknown.
+    stay integers; sums are about the largest part's shift. NaN if those of a part are unknown.
 
     Example:
         >>> points, sums = np.array([[1.0] * 3, [3.0] * 3]), np.zeros((2, 3))  # a one and a three
@@ -32,12 +32,12 @@ def merged_moments(points: _Array, sums: _Floats, n: _Floats) -> tuple[_Array, _
     """
     if not len(n):
         return np.zeros(3, points.dtype), np.zeros(3)
-    if np.isnan(points).any():  # a part without known moments makes the whole unknown
+    if np.isnan(points).any():  # a part with unknown moments makes the whole unknown
         return np.full(3, np.nan), np.full(3, np.nan)
     if len(n) == 1:
         return points[0].copy(), sums[0].copy() if sums[0, SCALE] else np.zeros(3)
-    # About the largest part's shift, the mean is never much further from the shift than the merged
-    # standard deviation, so that sum2/n - (sum1/n)**2 does not cancel.
+    # The mean is never much further from the largest part's shift than the merged standard
+    # deviation, so that sum2/n - (sum1/n)**2 does not cancel.
     shift = points[int(np.argmax(n)), SHIFT]
     apart = float(np.max(np.abs(_difference(points[:, SHIFT], shift, 0.5))))
     reach = float(np.ldexp(1.0, min(max(math.frexp(apart)[1] + 1, -1000), 1000))) if apart else 0.0
@@ -53,10 +53,10 @@ def merged_moments(points: _Array, sums: _Floats, n: _Floats) -> tuple[_Array, _
 
 
 def _difference(a: _Array, b: Any, factor: float) -> _Floats:
-    """(a - b) * factor in float64, without overflow, and exact in the difference for integers."""
+    """(a - b) * factor in float64, without overflow; the difference of integers is exact."""
     if a.dtype.kind == "f":
         return a * factor - b * factor
-    # Two int64 can be 2**64 apart: subtract modulo 2**64 in the direction that is positive.
+    # Two int64 can be 2**64 apart: subtract the smaller from the larger, modulo 2**64.
     wide_a, wide_b = a.astype(np.uint64), np.asarray(b).astype(np.uint64)
     with np.errstate(over="ignore"):
         up, down = wide_a - wide_b, wide_b - wide_a

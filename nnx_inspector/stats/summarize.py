@@ -1,8 +1,8 @@
-"""From an array to its Summary on the device: moments, extremes and a log-binned histogram.
+"""Makes the Summary of an array on the device: moments, extremes and a log-binned histogram.
 
-Works eagerly and inside jit, vmap, scan and grad, for every dtype, without an exception and
-without differentiating. Invariant: what cannot be measured is NaN or counted apart, never guessed.
-Reading the figures is `nnx_inspector.stats.summary`'s.
+Works eagerly and inside jit, vmap, scan and grad, for every dtype, without raising and without
+being differentiated. Invariant: a value that cannot be measured is NaN or counted separately, never
+guessed. `nnx_inspector.stats.summary` reads the figures.
 """
 
 from __future__ import annotations
@@ -52,39 +52,39 @@ jax.tree_util.register_dataclass(
 
 _LARGEST: Final = 2**32 - 1
 _BY_NAME_ONLY: Final = frozenset(["int1", "uint1", "float6_e2m3fn", "float6_e3m2fn"])
-"""Dtypes that jax names and XLA compiles nothing for."""
+"""Dtypes that jax names but XLA does not compile."""
 _STEP: Final = 8
-"""Which part of the values the shift is the mean of: every eighth slice."""
+"""The shift is the mean of every eighth slice."""
 
 
 @ours()
 def summarize(x: Any, *, batch_rank: int = 0, sample: int = 1) -> Summary:
-    """Counts, moments and histogram of an array.
+    """Measure the counts, moments and histogram of an array.
 
     The shift is the mean of an eighth of the values, so that the variance does not cancel (Chan,
     Golub and LeVeque 1983); d is scaled by a power of two, so that nothing overflows. Sums are
-    float32, added in XLA's own tree (float64 for 64-bit dtypes). XLA's CPU arithmetic takes
-    subnormals for 0 in the moments; counts, min, max and bins see them.
+    float32 (float64 for 64-bit dtypes), added in XLA's own tree. XLA's CPU arithmetic treats
+    subnormals as 0 in the moments; counts, min, max and bins see them.
 
     Args:
-        x: An array of any dtype, a tracer, a NumPy array or a Python number. NumPy arrays of 64-bit
-            dtypes are summarised in 64 bits whatever `jax_enable_x64` says. Of complex values it is
-            the magnitude (of one below the smallest normal number, the larger part). Of PRNG keys,
-            float0 and tokens there is only `size` and `opaque`, which says dtype and shape.
-        batch_rank: Number of leading axes that become rows; the others are reduced.
-        sample: With k > 1 histogram, mean and standard deviation are those of every k-th slice
-            along one axis before the last (of tokens, of rows of an image), in a third of the time;
-            size, zeros, NaN, Inf, min and max stay exact. The mean is off by at most sqrt(k - 1)
-            standard deviations, and where slices are exchangeable a quantile of m of them has a
-            rank that is off by e with a probability of at most 2 exp(-2 m e**2) (Hoeffding 1963).
-            Arrays without an axis of 8 k slices are measured whole.
+        x: an array of any dtype, a tracer, a NumPy array or a Python number. NumPy arrays of 64-bit
+            dtypes are summarised in 64 bits whatever `jax_enable_x64` is. Complex values are
+            summarised by magnitude (below the smallest normal number, by the larger part). PRNG
+            keys, float0 and tokens have only `size` and `opaque`, which names dtype and shape.
+        batch_rank: the number of leading axes that become rows; the others are reduced.
+        sample: k > 1 takes the histogram, mean and standard deviation from every k-th slice along
+            one axis before the last (tokens, rows of an image), in a third of the time; size,
+            zeros, NaN, Inf, min and max stay exact. The mean is off by at most sqrt(k - 1)
+            standard deviations. If slices are exchangeable, the rank of a quantile of m of them is
+            off by e with a probability of at most 2 exp(-2 m e**2) (Hoeffding 1963). An array
+            without an axis of 8 k slices is measured whole.
 
     Returns:
-        A Summary whose rows are the first `batch_rank` axes; counts uint32, saturated at
+        A Summary whose rows are the first `batch_rank` axes, with uint32 counts that saturate at
         2**32 - 1.
 
     Raises:
-        TypeError: `x` is no array of numbers (of strings or Python objects, say).
+        TypeError: `x` is not an array of numbers (but of strings or Python objects, for example).
         ValueError: `x` has fewer than `batch_rank` axes, or `sample` is less than 1.
 
     Example:
@@ -95,10 +95,10 @@ def summarize(x: Any, *, batch_rank: int = 0, sample: int = 1) -> Summary:
         return _uncounted((), 0, np.dtype(np.float32), "token")
     x = as_array(x)
     if not 0 <= batch_rank <= x.ndim:
-        raise ValueError(f"batch_rank={batch_rank} of an array of shape {x.shape}")
+        raise ValueError(f"batch_rank={batch_rank} does not fit an array of shape {x.shape}.")
     if sample < 1:
         raise ValueError(
-            f"sample={sample} is no number of slices: 1 measures all values, 8 an eighth"
+            f"sample must be at least 1, got {sample}: 1 measures all values, 8 an eighth of them."
         )
     rows, n = x.shape[:batch_rank], math.prod(x.shape[batch_rank:])
     dtype = x.dtype
@@ -107,8 +107,8 @@ def summarize(x: Any, *, batch_rank: int = 0, sample: int = 1) -> Summary:
         return _uncounted(rows, n, np.dtype(np.float32), said)
     if not is_number(dtype):
         raise TypeError(
-            f"cannot summarise an array of dtype {dtype} and shape {x.shape}: it holds no numbers "
-            "that jax has a dtype for; convert it first"
+            f"Cannot summarise an array of dtype {dtype} and shape {x.shape}: jax has no such "
+            "dtype of numbers. Convert it first."
         )
     if n == 0 or math.prod(rows) == 0:
         return _uncounted(rows, 0, points_dtype(dtype))
@@ -160,12 +160,12 @@ def merge_in_trace(a: Summary, b: Summary) -> Summary:
 def merge_rows(s: Summary, *, axis: int = 0) -> Summary:
     """A summary whose rows along one axis are merged into one, inside jit.
 
-    Rows may lie on different devices: all that they exchange is counts and six numbers a row.
+    Rows may lie on different devices, which exchange only counts and six numbers for each row.
     Counts stop at 2**32 - 1, as in `merge_in_trace`.
 
     Args:
-        s: A summary with at least one row axis.
-        axis: Which of the row axes.
+        s: a summary with at least one row axis.
+        axis: the row axis to merge.
 
     Example:
         >>> merge_rows(summarize(jnp.arange(6.0).reshape(3, 2), batch_rank=1)).mean
@@ -175,7 +175,7 @@ def merge_rows(s: Summary, *, axis: int = 0) -> Summary:
 
 
 def as_array(x: Any) -> Any:
-    """A jax or NumPy array of the same values, in a dtype that XLA compiles where there is one."""
+    """A jax or NumPy array of the same values, if possible in a dtype that XLA compiles."""
     if not isinstance(x, jax.Array | np.ndarray):
         x = np.asarray(x)
     if x.dtype.name in _BY_NAME_ONLY and not is_tracer(x):
@@ -186,7 +186,7 @@ def as_array(x: Any) -> Any:
 
 
 def is_number(dtype: Any) -> bool:
-    """Whether XLA computes with values of this dtype: bool and every int, float and complex.
+    """Whether XLA computes with this dtype: bool and the int, float and complex dtypes.
 
     Example:
         >>> is_number(jnp.dtype(jnp.float8_e4m3fn)), is_number(np.dtype("U3"))
@@ -195,18 +195,18 @@ def is_number(dtype: Any) -> bool:
     if jnp.issubdtype(dtype, jax.dtypes.extended) or dtype.name in _BY_NAME_ONLY:
         return False
     if dtype in (np.longdouble, np.clongdouble):
-        return dtype in (np.float64, np.complex128)  # as they are on some systems
+        return dtype in (np.float64, np.complex128)  # as on some systems
     return dtype == jnp.bool_ or (jnp.issubdtype(dtype, jnp.number) and dtype.isnative)
 
 
 def is_opaque(dtype: Any) -> bool:
-    """Whether arrays of this dtype have a size and no figures: PRNG keys, float0 and the like."""
+    """Whether arrays of this dtype have a size but no figures: PRNG keys, float0 and the like."""
     extended = jnp.issubdtype(dtype, jax.dtypes.extended)
     return extended or dtype == jax.dtypes.float0 or dtype.name in _BY_NAME_ONLY
 
 
 def in_words(dtype: Any, shape: tuple[int, ...]) -> str:
-    """Dtype and shape as in `"float32[8,10]"`."""
+    """Dtype and shape as text, `"float32[8,10]"`."""
     name = "float0" if dtype == jax.dtypes.float0 else dtype
     return f"{name}[{','.join(map(str, shape))}]"
 
@@ -231,12 +231,12 @@ def _summarize(x: jax.Array, *, batch_rank: int, sample: int) -> Summary:
 
 
 def _measured(x: jax.Array, *, batch_rank: int, sample: int) -> Summary:
-    """x: of any numeric dtype, with at least one axis after its `batch_rank` rows, none empty.
+    """Summarise `x`, of any numeric dtype, with an axis after its `batch_rank` rows, none empty.
 
-    It keeps its shape: an array that is sharded could not be flattened where it lies. What is done
-    to it is elementwise, a reduction or a scatter of all axes, which the compiler splits by device.
+    `x` keeps its shape, because a sharded array could not be flattened in place. All operations are
+    elementwise, or reductions or scatters over all axes, which the compiler splits by device.
     """
-    # XLA would repeat in each pass what makes x, and compile each of those kernels for itself.
+    # Otherwise XLA would recompute x in each pass over it, and compile each of those kernels.
     x = lax.optimization_barrier(x)
     axes = tuple(range(batch_rank, x.ndim))
     value = real_values(x)
@@ -259,7 +259,7 @@ def _measured(x: jax.Array, *, batch_rank: int, sample: int) -> Summary:
 def _moments(
     value: jax.Array, part: jax.Array, axes: tuple[int, ...], low: jax.Array, high: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Points and sums of the values about the mean of a part of them; how many are finite there."""
+    """Points and sums of the values about the mean of `part`, and how many are finite in `part`."""
     shift, many = _near_mean(part, axes, low, high)
     scale, factor = scale_for(
         scaled_difference(high, shift, 0.5), scaled_difference(low, shift, 0.5)
@@ -271,12 +271,12 @@ def _moments(
 
 
 def _sampled(value: jax.Array, part: jax.Array, axes: tuple[int, ...]) -> Summary:
-    """The summary of the values, with histogram and moments of a part in the size of the whole."""
+    """The summary of the values, with histogram and moments scaled up from a part of them."""
     low, high, known = _census(value, axes)
     n = jnp.uint32(min(math.prod(value.shape[axis] for axis in axes), _LARGEST))
     others = known[NAN_BIN] + known[POSINF_BIN] + known[NEGINF_BIN]
     points, sums, many = _moments(part, part, axes, low, high)
-    weight = (n - others).astype(sums.dtype) / many  # NaN or Inf where the part has none
+    weight = (n - others).astype(sums.dtype) / many  # NaN or Inf if the part has no finite value
     weight = jnp.where(n > others, jnp.where(many > 0, weight, jnp.nan), 0)[..., None]
     sums = jnp.concatenate([sums[..., :1], sums[..., 1:] * weight], axis=-1)
 
@@ -285,7 +285,7 @@ def _sampled(value: jax.Array, part: jax.Array, axes: tuple[int, ...]) -> Summar
     bins = jnp.where(counted, _scatter(_classes(part)[1], axes[0]), jnp.uint32(0))
     values = n - others - known[ZERO_BIN] - known[MINUS_ZERO_BIN]
     taken = jnp.maximum(bins.sum(axis=-1, dtype=jnp.uint32), 1)
-    # Rounded down; what is left over goes to the fullest bin, or where an extreme is.
+    # Rounded down; the rest goes to the fullest bin, or to the bin of an extreme.
     grown = bins.astype(jnp.float32) * (values.astype(jnp.float32) / taken)[..., None]
     scaled = jnp.floor(grown + 1e-3).astype(jnp.uint32)
     extreme = _classes(jnp.where(high == 0, low, high))[1]
@@ -300,9 +300,9 @@ def _sampled(value: jax.Array, part: jax.Array, axes: tuple[int, ...]) -> Summar
 def _census(
     value: jax.Array, axes: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array, dict[int, jax.Array]]:
-    """Smallest and largest finite value, and how many there are of what is counted apart, by bin.
+    """The smallest and largest finite value, and the counts of zeros and non-finite values by bin.
 
-    In one pass: a reduction of integers alone, which XLA vectorises.
+    One pass suffices: a reduction of integers alone, which XLA vectorises.
     """
     finite, index = _classes(value)
     key = ordered_key(value) if is_floating(value) else value
@@ -335,7 +335,7 @@ def _near_mean(
     """The mean of the finite values of each row, within [low, high], and their number."""
     real, n = sum_dtype(value.dtype), math.prod(value.shape[axis] for axis in axes)
     finite, _ = _classes(value)
-    # Each is divided by (at least) n first, for their sum would overflow.
+    # Each value is first divided by at least n, because the sum of the values could overflow.
     share = math.ldexp(1.0, -max(n - 1, 1).bit_length())
     origin = jnp.zeros_like(low) if is_floating(value) else low
     shares = scaled_difference(value, _broadcastable(origin, axes), jnp.asarray(share, real))
@@ -346,13 +346,13 @@ def _near_mean(
 
 
 def _part(value: jax.Array, axes: tuple[int, ...], step: int) -> jax.Array:
-    """Every `step`-th slice along one axis; all values where no axis has many slices.
+    """Every `step`-th slice along one axis; all values if no axis has enough slices.
 
-    The mean of m of n values is at most sqrt(n / m - 1) standard deviations from that of all: of
-    an eighth of them sqrt(7), so that sums about it lose at most 3 bits of the variance.
+    The mean of m of n values is at most sqrt(n / m - 1) standard deviations from the mean of all;
+    for an eighth of them that is sqrt(7), so sums about it lose at most 3 bits of the variance.
     """
-    # Slices along an axis before the last are contiguous in memory, and of a long one between
-    # first and last no device needs what another has, however the array is usually sharded.
+    # Slices along an axis before the last are contiguous in memory. Along a long axis between the
+    # first and the last, devices need no data of each other with the usual shardings.
     long = [axis for axis in axes[:-1] if value.shape[axis] >= 8 * step]
     if not long or step == 1:
         return value
@@ -360,12 +360,12 @@ def _part(value: jax.Array, axes: tuple[int, ...], step: int) -> jax.Array:
 
 
 def _broadcastable(figure: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """A figure of each row, with axes of length one for those that were reduced."""
+    """A figure of each row, with axes of length 1 in place of the reduced ones."""
     return lax.expand_dims(figure, axes)
 
 
 def _classes(value: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Which values are finite, and the bin of each: uint32, in the values' shape."""
+    """Whether each value is finite, and the bin of each (uint32), in the values' shape."""
     wide = value.dtype == np.float64
     top = np.finfo(np.float32).max
     single = (jnp.clip(value, -top, top) if wide else value).astype(jnp.float32)
@@ -397,11 +397,11 @@ def _scatter(index: jax.Array, batch_rank: int) -> jax.Array:
 def _extremes(
     value: jax.Array, finite: jax.Array, axes: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """Smallest and largest finite value of each row; anything where there is none."""
+    """The smallest and largest finite value of each row; arbitrary if there is none."""
     key = ordered_key(value) if is_floating(value) else value
     info = np.iinfo(key.dtype)
     first, last = (np.array(limit, key.dtype) for limit in (info.min, info.max))
-    # One reduction of both; integers, unlike floats, XLA may reorder and hence vectorise.
+    # One reduction for both. XLA may reorder integers, unlike floats, and hence vectorise them.
     low, high = lax.reduce(
         (jnp.where(finite, key, last), jnp.where(finite, key, first)),
         (last, first),
@@ -420,7 +420,7 @@ def _merge_rows(s: Summary, *, axis: int) -> Summary:
 
 
 def _merged(s: Summary, *, axis: int) -> Summary:
-    """One row axis of a summary merged: about the largest row's shift first, then the mean."""
+    """Merge one row axis of a summary, first about the largest row's shift, then about the mean."""
     bins = _sum_saturating(s.bins, axis)
     points, sums = (jnp.moveaxis(field, axis, -2) for field in (s.points, s.sums))
     real = sums.dtype
@@ -431,7 +431,7 @@ def _merged(s: Summary, *, axis: int) -> Summary:
     largest = many.argmax(axis=-1, keepdims=True)
     origin = jnp.take_along_axis(points[..., 2], largest, axis=-1)
     apart = jnp.where(used, scaled_difference(points[..., 2], origin, 0.5), 0)
-    # A quarter of a scale has that scale: it must not grow from merge to merge.
+    # A quarter of a scale gives that scale again, so the scale does not grow with each merge.
     spread = jnp.where(used, sums[..., 0] * 0.25, 0)
     scale, factor = scale_for(jnp.abs(apart).max(axis=-1), spread.max(axis=-1))
     unit = factor[..., None]
@@ -451,7 +451,7 @@ def _merged(s: Summary, *, axis: int) -> Summary:
 
 
 def _sum_saturating(counts: jax.Array, axis: int) -> jax.Array:
-    """The sum of counts, uint32; 2**32 - 1 where it is larger. Of 65,536 at most."""
+    """The sum of at most 65,536 counts, uint32; 2**32 - 1 if it is larger."""
     add = functools.partial(jnp.sum, axis=axis, dtype=jnp.uint32)
     upper, lower = add(counts >> 16), add(counts & 0xFFFF)
     upper = upper + (lower >> 16)
@@ -459,7 +459,7 @@ def _sum_saturating(counts: jax.Array, axis: int) -> jax.Array:
 
 
 def _about(sums: jax.Array, n: jax.Array, delta: Any, factor: jax.Array) -> tuple[Any, Any]:
-    """sum1 and sum2 of n values in the unit 1 / factor, about a shift that lies delta lower."""
+    """sum1 and sum2 of n values, in the unit 1 / factor, about a shift that is lower by delta."""
     ratio = sums[..., 0] * factor
     sum1, sum2 = sums[..., 1] * ratio, sums[..., 2] * ratio * ratio
     return sum1 + n * delta, sum2 + 2 * delta * sum1 + n * delta * delta

@@ -1,8 +1,8 @@
 """Fixed-size statistics of an array, read on the host: counts, moments, a log-binned histogram.
 
-Invariant: `finite + nan + posinf + neginf == size` (opaque dtypes apart, see `finite`), and a
-figure that is not known is NaN or an error, never a guess. Summaries add up (`merge`). Imports no
-jax: `nnx_inspector.stats.summarize` makes summaries, this module only reads them.
+Invariant: `finite + nan + posinf + neginf == size` (except for opaque dtypes, see `finite`), and
+an unknown figure is NaN or an error, never a guess. Summaries can be merged (`merge`). Imports no
+jax: `nnx_inspector.stats.summarize` makes summaries, and this module only reads them.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _Array = npt.NDArray[Any]
 _Floats = npt.NDArray[np.float64]
 _MERGED: Final = [tuple(map(np.dtype, ("u8", "f8", p))) for p in ("f8", "i4", "u4", "i8", "u8")]
 SATURATED: Final = np.iinfo(np.uint64).max
-"""A count that stopped at its largest value, after merging: how many there are is not known."""
+"""The merged value of a count that stopped at its maximum: the true count is unknown."""
 _APART: Final = np.flatnonzero(~FINITE_BINS)
 _UNREADABLE = "a summary inside jit cannot be read: return it from the function and read it outside"
 
 
 class Histogram(NamedTuple):
-    """Intervals and how many values each has: see `Summary.histogram`."""
+    """Intervals and the number of values in each: see `Summary.histogram`."""
 
     edges: _Floats
     counts: npt.NDArray[np.int64]
@@ -69,7 +69,7 @@ def empty(rows: tuple[int, ...] = ()) -> Summary:
 
 
 def opaque(said: str, size: int) -> Summary:
-    """The summary of `size` values of which only dtype and shape are known.
+    """The summary of `size` values of which only the dtype and shape are known.
 
     Example:
         >>> opaque("key<fry>[3]", 3)
@@ -81,9 +81,9 @@ def opaque(said: str, size: int) -> Summary:
 
 
 def merge(summaries: Sequence[Summary]) -> Summary:
-    """The summary of all the values of `summaries` (and of all their rows) together.
+    """The summary of all the values of `summaries`, and of all their rows, together.
 
-    Counts add in uint64, moments in float64; integer extremes stay integers in like dtypes.
+    Counts add in uint64, moments in float64. Integer extremes of one dtype stay integers.
 
     Args:
         summaries: Summaries of concrete arrays; may be empty.
@@ -92,7 +92,7 @@ def merge(summaries: Sequence[Summary]) -> Summary:
         A Summary without row axes, on the host.
 
     Raises:
-        TypeError: A summary holds tracers.
+        TypeError: a summary holds tracers.
 
     Example:
         >>> merge([empty(), empty()]).size
@@ -124,7 +124,7 @@ def merge(summaries: Sequence[Summary]) -> Summary:
 
 
 def _widened(one: Summary) -> Summary:
-    """What `merge` makes of a single summary without rows, at a fifth of the time."""
+    """What `merge` returns for a single summary without rows, in a fifth of the time."""
     bins = one.bins.astype(np.uint64)
     finite = np.array([float(bins.sum()) - float(bins[_APART].sum())])
     if one.saturated:
@@ -138,23 +138,23 @@ def _widened(one: Summary) -> Summary:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Summary:
-    """Statistics of one array, or one row of them for each index of the leading axes.
+    """Statistics of one array, or a row of them for each index of its leading axes.
 
-    The fields are NumPy arrays, jax arrays or tracers; everything else reads them on the host and
-    raises TypeError for tracers. A summary with rows reads as its `merged()`. For complex arrays
-    the magnitude is summarised; NaN and Inf are counted and take part in no other figure.
+    The fields are NumPy arrays, jax arrays or tracers. Figures are read on the host: they raise
+    TypeError for tracers, and describe the `merged()` summary if there are rows. Complex arrays
+    are summarised by magnitude. NaN and Inf are counted and enter no other figure.
 
     Attributes:
         bins: uint32 or uint64, rows + (4096,): how many values have these upper 12 bits (sign, 8
             of exponent, 3 of mantissa) in float32. Zeros, NaN, +-Inf and opaque values are counted
             in bins that no finite value has (`ZERO_BIN` and the like); see `nonzero_bins`.
-        points: rows + (3,): smallest and largest finite value, and the shift, in a dtype that holds
-            the values exactly (float32, float64 or a 32- or 64-bit integer). 0 where there are
-            none, NaN where only counts are known.
-        sums: float32 or float64, rows + (3,): scale (a power of two, 0 where all values are equal)
-            and the sums of d and d*d over the finite values, where d = (x - shift) / scale.
-        opaque: dtype and shape of an array that has no figures, as `"key<fry>[3]"`; "" of numbers.
-            A static part of the pytree.
+        points: rows + (3,): the smallest and largest finite value, and the shift, in a dtype that
+            holds the values exactly (float32, float64, or an integer of 32 or 64 bits). 0 if no
+            value is finite, NaN if only counts are known.
+        sums: float32 or float64, rows + (3,): the scale (a power of two, 0 if all values are
+            equal), and the sums of d and d*d over the finite values, d = (x - shift) / scale.
+        opaque: dtype and shape of an array without figures, such as `"key<fry>[3]"`; "" for
+            numbers. A static part of the pytree.
 
     Example:
         >>> Summary(bins=np.bincount([NAN_BIN], minlength=BINS), points=np.zeros(3),
@@ -194,10 +194,10 @@ class Summary:
     def _merged(self) -> Summary:
         return merge([self])
 
-    # Neither is cached where it is the summary itself: that would be a reference cycle.
+    # Neither caches the summary itself, which would be a reference cycle.
     @property
     def _host(self) -> Summary:
-        """The same with NumPy fields: the one place that waits for the device."""
+        """The summary with NumPy fields: the one place that waits for the device."""
         return self if self._is_host else self._fetched
 
     @property
@@ -206,39 +206,39 @@ class Summary:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The shape of the row axes, () for one summary; known under jit as well."""
+        """The shape of the row axes, () for a single summary. Also known under jit."""
         return tuple(self.bins.shape[:-1])
 
     def row(self, index: int | tuple[int, ...]) -> Summary:
-        """One row, or with fewer indices than row axes the rows under it.
+        """One row; or several rows, given fewer indices than row axes.
 
         Raises:
-            IndexError: There is no such row.
+            IndexError: there is no such row.
         """
         indices = index if isinstance(index, tuple) else (index,)
         rows = self.rows
         if len(indices) > len(rows) or any(
             not -n <= i < n for i, n in zip(indices, rows, strict=False)
         ):
-            raise IndexError(f"row {index} of a summary with rows {rows}")
+            raise IndexError(f"There is no row {index} in a summary with rows {rows}.")
         bins, points, sums = self.bins[index], self.points[index], self.sums[index]
         return Summary(bins=bins, points=points, sums=sums, opaque=self.opaque)
 
     def merged(self) -> Summary:
-        """All rows as one, on the host: uint64 counts, float64 moments."""
+        """All rows merged into one, on the host: uint64 counts, float64 moments."""
         return self._one
 
     @functools.cached_property
     def saturated(self) -> bool:
-        """Whether a count stopped at its largest value while merging inside jit (2**32 - 1)."""
+        """Whether a count stopped at its maximum, 2**32 - 1, inside jit."""
         bins = self._host.bins
         return bool(bins.size) and bool(bins.max() == np.iinfo(bins.dtype).max)
 
     def _check(self) -> None:
         if self.saturated:
             raise OverflowError(
-                "a count of this summary reached 2**32 - 1 inside jit and stopped there, so its "
-                "figures are unknown; return summaries of fewer values and merge them outside jit"
+                "A count of this summary reached its maximum of 2**32 - 1 inside jit, so its "
+                "figures are unknown. Return summaries of fewer values and merge them outside jit."
             )
 
     def _count(self, number: int) -> int:
@@ -247,7 +247,7 @@ class Summary:
 
     @functools.cached_property
     def size(self) -> int:
-        """Number of values, whatever they are."""
+        """Number of values of every kind."""
         self._check()
         return int(self._one.bins.sum())
 
@@ -258,7 +258,7 @@ class Summary:
 
     @property
     def zeros(self) -> int:
-        """Number of values that are +0 or -0; subnormals are not."""
+        """Number of values that are +0 or -0; subnormals do not count."""
         return self._count(ZERO_BIN) + self._count(MINUS_ZERO_BIN)
 
     @property
@@ -278,27 +278,27 @@ class Summary:
 
     @functools.cached_property
     def min(self) -> float:
-        """The smallest finite value; NaN where there is none. Integers beyond 2**53 round."""
+        """The smallest finite value, NaN if there is none. Integers beyond 2**53 are rounded."""
         return float(self._one.points[MINIMUM]) if len(self._used[0]) else math.nan
 
     @functools.cached_property
     def max(self) -> float:
-        """The largest finite value; NaN where there is none. Integers beyond 2**53 round."""
+        """The largest finite value, NaN if there is none. Integers beyond 2**53 are rounded."""
         return float(self._one.points[MAXIMUM]) if len(self._used[0]) else math.nan
 
     @functools.cached_property
     def mean(self) -> float:
-        """The mean of the finite values; NaN where there is none."""
+        """The mean of the finite values, NaN if there are none."""
         n, one = self.finite, self._one
         if not n:
             return math.nan
         mean = float(one.points[SHIFT]) + float(one.sums[SCALE]) * (float(one.sums[SUM1]) / n)
-        # Rounding only: no mean lies outside.
+        # Only rounding can put the mean outside.
         return mean if math.isnan(mean) else min(max(mean, self.min), self.max)
 
     @functools.cached_property
     def std(self) -> float:
-        """The standard deviation of the finite values (divided by n); NaN where there is none."""
+        """The standard deviation of the finite values (divided by n), NaN if there are none."""
         n, sums = self.finite, self._one.sums
         if not n:
             return math.nan
@@ -313,12 +313,12 @@ class Summary:
 
     @property
     def norm(self) -> float:
-        """The L2 norm of the finite values, sqrt(sum of x * x); NaN where there is none."""
+        """The L2 norm of the finite values, sqrt(sum of x * x), NaN if there are none."""
         return math.hypot(self.mean, self.std) * math.sqrt(self.finite)
 
     @functools.cached_property
     def _used(self) -> tuple[_Array, _Array]:
-        """The bins of `VALUE_ORDER` in use, and their counts, zeros among the subnormals'."""
+        """The bins of `VALUE_ORDER` in use, and their counts; zeros count with the subnormals."""
         bins = self._one.bins
         counts = bins[VALUE_ORDER]
         half = len(VALUE_ORDER) // 2
@@ -329,7 +329,7 @@ class Summary:
 
     @functools.cached_property
     def _binned(self) -> Binned:
-        """The finite values by bin; where moments are unknown, the outermost bins bound them."""
+        """The finite values by bin. If moments are unknown, the outermost bins bound the values."""
         self._check()
         index, counts = self._used
         low, high = self.min, self.max
@@ -345,48 +345,48 @@ class Summary:
         return pairs
 
     def quantile(self, q: npt.ArrayLike) -> Any:
-        """The order statistic number floor(q * (finite - 1)), from the histogram.
+        """The order statistic number floor(q * (finite - 1)), estimated from the histogram.
 
-        Within `QUANTILE_ERROR` (6.25 %) of it, relatively, where that is a normal float32 number
-        (Masson, Rim and Lee 2019, "DDSketch"; also after any merging), within `SUBNORMAL_ERROR`
-        below, and exact for the first and the last. NaN where it may be a value of a wider dtype
-        beyond float32's range: those share the outermost bin.
+        The relative error is at most `QUANTILE_ERROR` (6.25 %) for a normal float32 number, also
+        after merging (Masson, Rim and Lee 2019, "DDSketch"); below the normal range the absolute
+        error is at most `SUBNORMAL_ERROR`. The first and the last are exact. The result is NaN if
+        it may be a value of a wider dtype beyond float32's range: these share the outermost bin.
 
         Args:
-            q: One or many fractions from 0 to 1.
+            q: one or many fractions from 0 to 1.
 
         Returns:
-            A float for a scalar `q`, else float64 of its shape; NaN where nothing is finite.
+            A float for a scalar `q`, else float64 of its shape; NaN if no value is finite.
 
         Raises:
-            ValueError: A fraction is not within 0 and 1.
+            ValueError: a fraction is not between 0 and 1.
         """
         fractions = np.asarray(q, np.float64)
         if not ((fractions >= 0) & (fractions <= 1)).all():
-            raise ValueError(f"quantile takes fractions from 0 to 1, got {q!r}")
+            raise ValueError(f"quantile takes fractions from 0 to 1, got {q!r}.")
         values = quantiles(self._binned, fractions.ravel()).reshape(fractions.shape)
         return float(values) if values.ndim == 0 else values
 
     def histogram(self, bins: int = 64, *, scale: Scale = "linear") -> Histogram:
         """The finite values in `bins` intervals from min to max.
 
-        Each of the 4080 log bins is spread evenly over the part of it that lies within [min, max];
-        how many values lie below each edge is then rounded to a whole number. So counts add up to
-        `finite` exactly, and an edge divides no bin but the one that it cuts: the error of the
-        count below it is less than that bin's count.
+        Each of the 4080 log bins is spread evenly over its part within [min, max]. The number of
+        values below each edge is then rounded to a whole number. The counts therefore add up to
+        `finite` exactly, and the error of the number below an edge is less than the count of the
+        log bin that the edge cuts.
 
         Args:
-            bins: Number of intervals, at least 1.
-            scale: "linear", or "symlog": even in asinh(value / threshold), linear below the
-                magnitude that seven tenths of the nonzero values stay below, logarithmic above it.
+            bins: number of intervals, at least 1.
+            scale: "linear" or "symlog". "symlog" is even in asinh(value / threshold): linear below
+                the magnitude that 70 % of the nonzero values lie below, logarithmic above it.
 
         Returns:
-            A named tuple of `edges`, float64[bins + 1], rising, and `counts`, int64[bins]; an
-            interval has its lower edge, the last one both, as in NumPy. Where all values are equal
-            the edges lie around that value; where nothing is finite they are 0 to 1.
+            A named tuple of `edges`, float64[bins + 1], ascending, and `counts`, int64[bins]. As in
+            NumPy, an interval includes its lower edge, and the last one both. If all values are
+            equal the edges lie around that value; if none is finite they go from 0 to 1.
 
         Raises:
-            ValueError: `bins` or `scale` is none of the above.
+            ValueError: `bins` is less than 1, or `scale` is neither of the two.
 
         Example:
             >>> empty().histogram(2, scale="symlog").counts.tolist()
@@ -394,8 +394,8 @@ class Summary:
         """
         if bins < 1 or scale not in ("linear", "symlog"):
             raise ValueError(
-                f"histogram takes bins >= 1 and scale linear or symlog, not bins={bins!r} and "
-                f"scale={scale!r}"
+                f"histogram takes bins >= 1 and scale 'linear' or 'symlog', got bins={bins!r} and "
+                f"scale={scale!r}."
             )
         if not self.finite:
             return Histogram(np.linspace(0.0, 1.0, bins + 1), np.zeros(bins, np.int64))
@@ -404,7 +404,7 @@ class Summary:
         return Histogram(edges[0], apportioned(values, edges)[0])
 
     def sparkline(self, n: int = 32) -> npt.NDArray[np.uint8]:
-        """Heights uint8[n] of the "symlog" histogram: the highest is 255, one in use never 0."""
+        """Heights of the "symlog" histogram, uint8[n]: the highest is 255, 0 means no values."""
         _, counts = self.histogram(n, scale="symlog")
         highest = float(counts.max())
         if highest == 0:

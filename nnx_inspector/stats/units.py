@@ -1,8 +1,8 @@
 """Statistics of each unit of an array: of every channel, neuron or head along one axis.
 
-Made on the device like a Summary (stable sums about a shift, exact counts), without its histogram:
-44 bytes a unit. Invariant: Units add up (`merge_units`), all zeros is the neutral element, and a
-figure of nothing finite is NaN. Does not decide which sites are measured.
+Like a Summary, Units are made on the device (stable sums about a shift, exact counts), but have no
+histogram: 44 bytes for each unit. Invariant: Units can be merged (`merge_units`), all zeros is the
+neutral element, and a figure without finite values is NaN. Does not decide what is measured.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
 MAX_UNITS: Final = 65_536
-"""The most units that are measured at once."""
+"""The largest number of units that can be measured at once."""
 
 ZEROS, NAN, POSINF, NEGINF, FINITE = range(5)
 """What the rows of `Units.counts` count; zeros are finite too."""
 
 _LARGEST: Final = 2**32 - 1
 _CHUNK: Final = 128
-"""So many values are added up before their sum is: float32 sums stay exact to 1e-6, and what is
-read stays in the cache."""
+"""Sums are added in chunks of this many values: float32 sums stay exact to 1e-6, and the data that
+is read stays in the cache."""
 
 _Floats = npt.NDArray[np.float64]
 _Counts = npt.NDArray[np.int64]
@@ -58,16 +58,16 @@ _Counts = npt.NDArray[np.int64]
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Units:
-    """Statistics of each of k units, or rows of them for each index of the leading axes.
+    """Statistics of each of k units, or a row of them for each index of the leading axes.
 
     The fields are NumPy arrays, jax arrays or tracers. The figures are NumPy arrays with one
-    element a unit, over the finite values only, merged over all rows; reading one waits for the
-    device and raises TypeError under jit.
+    element for each unit, taken over the finite values and merged over all rows. Reading one waits
+    for the device, and raises TypeError under jit.
 
     Attributes:
         counts: uint32, rows + (5, k): zeros, NaN, +Inf, -Inf and finite values.
-        points: rows + (3, k): smallest and largest finite value, and the shift, as of a Summary.
-        sums: float32 or float64, rows + (3, k): scale, and sums of d and d * d, as of a Summary.
+        points: rows + (3, k): smallest and largest finite value, and the shift, as in a Summary.
+        sums: float32 or float64, rows + (3, k): scale, and sums of d and d * d, as in a Summary.
 
     Example:
         >>> measure_units(jnp.array([[0.0, 3.0], [0.0, 4.0]])).dead.tolist()
@@ -80,25 +80,25 @@ class Units:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The shape of the row axes, () for one measurement; known under jit as well."""
+        """The shape of the row axes, () for one measurement. Also known under jit."""
         return tuple(self.counts.shape[:-2])
 
     def __len__(self) -> int:
-        """How many units there are; known under jit as well."""
+        """The number of units. Also known under jit."""
         return int(self.counts.shape[-1])
 
     def row(self, index: int) -> Units:
         """One index of the first row axis.
 
         Raises:
-            IndexError: There is no such row.
+            IndexError: there is no such row.
         """
         if not self.rows or not -self.rows[0] <= index < self.rows[0]:
-            raise IndexError(f"row {index} of units with rows {self.rows}")
+            raise IndexError(f"There is no row {index} in units with rows {self.rows}.")
         return Units(counts=self.counts[index], points=self.points[index], sums=self.sums[index])
 
     def merged(self) -> Units:
-        """All rows as one. Works inside jit, where counts stop at 2**32 - 1."""
+        """All rows merged into one. Works inside jit, where counts saturate at 2**32 - 1."""
         if not self.rows:
             return self
         if 0 in self.rows:
@@ -114,13 +114,13 @@ class Units:
             counts = np.asarray(one.counts)
         except TypeError as error:  # jax's TracerArrayConversionError is one
             raise TypeError(
-                "units inside jit cannot be read: return them from the function and read them "
-                "outside"
+                "Units inside jit cannot be read. Return them from the function and read them "
+                "outside."
             ) from error
         if counts.size and counts.max() == _LARGEST:
             raise OverflowError(
-                "a count of these units reached 2**32 - 1 and stopped there, so their figures are "
-                "unknown; measure fewer values at once"
+                "A count of these units reached its maximum of 2**32 - 1, so their figures are "
+                "unknown. Measure fewer values at once."
             )
         return counts.astype(np.int64), np.asarray(one.points), np.asarray(one.sums)
 
@@ -129,42 +129,42 @@ class Units:
 
     @property
     def zeros(self) -> _Counts:
-        """How many values of each unit are +0 or -0; subnormals are not."""
+        """How many values of each unit are +0 or -0; subnormals do not count."""
         return self._count(ZEROS)
 
     @property
     def nan(self) -> _Counts:
-        """How many are NaN."""
+        """How many values of each unit are NaN."""
         return self._count(NAN)
 
     @property
     def posinf(self) -> _Counts:
-        """How many are +Inf."""
+        """How many values of each unit are +Inf."""
         return self._count(POSINF)
 
     @property
     def neginf(self) -> _Counts:
-        """How many are -Inf."""
+        """How many values of each unit are -Inf."""
         return self._count(NEGINF)
 
     @property
     def finite(self) -> _Counts:
-        """How many are finite."""
+        """How many values of each unit are finite."""
         return self._count(FINITE)
 
     @property
     def size(self) -> _Counts:
-        """How many values each unit has, whatever they are."""
+        """How many values of every kind each unit has."""
         return self._host[0][NAN:].sum(axis=0)
 
     @property
     def dead(self) -> npt.NDArray[np.bool_]:
-        """Which units never were anything but exactly 0; none is where nothing was measured."""
+        """Which units were always exactly 0; False for a unit without values."""
         return (self.zeros == self.size) & (self.size > 0)
 
     @property
     def zero_fraction(self) -> _Floats:
-        """Zeros among all values of each unit; NaN where there are none."""
+        """The fraction of zeros among all values of each unit, NaN for a unit without values."""
         return self._known(self.zeros / np.maximum(self.size, 1), self.size)
 
     @property
@@ -182,7 +182,7 @@ class Units:
         """The mean of the finite values of each unit."""
         _, points, sums = self._host
         mean = points[SHIFT] + sums[SCALE].astype(np.float64) * self._first()
-        # Rounding only: no mean lies outside.
+        # Only rounding can put the mean outside.
         return self._known(np.clip(mean, points[MINIMUM], points[MAXIMUM]), self.finite)
 
     @property
@@ -206,14 +206,14 @@ class Units:
         return np.where(many > 0, figure.astype(np.float64), np.nan)
 
     def to_frame(self) -> pd.DataFrame:
-        """A pandas frame, one row a unit, its columns the figures above; the index is the unit."""
+        """A pandas frame with a row for each unit and a column for each figure above."""
         import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
         frame: Any = pd.DataFrame({name: getattr(self, name) for name in _FIGURES})
         return frame.rename_axis("unit")
 
     def __repr__(self) -> str:
-        """One line; under jit only how many units there are is known."""
+        """One line; under jit only the number of units and rows is known."""
         rows = f", rows={self.rows}" if self.rows else ""
         try:
             nonfinite = int((self.nan + self.posinf + self.neginf > 0).sum())
@@ -230,21 +230,21 @@ _FIGURES: Final = (
 
 @ours()
 def measure_units(x: Any, *, axis: int = -1) -> Units:
-    """Counts, moments and extremes of each unit along an axis, over all other axes.
+    """Measure the counts, moments and extremes of each unit along an axis, over all other axes.
 
-    Two passes over `x`, and no copy of it: sums of 128 values are all that is stored. As in
-    `summarize`, XLA's CPU arithmetic takes subnormals for 0 in the moments, not in the counts and
-    extremes, of complex values it is the magnitude, and no gradient flows through it.
+    This takes two passes over `x` and stores sums of 128 values each, not a copy of `x`. As in
+    `summarize`, XLA's CPU arithmetic treats subnormals as 0 in the moments (not in counts and
+    extremes), complex values are measured by magnitude, and no gradient flows through.
 
     Args:
-        x: An array of numbers with at least one axis, a tracer or a NumPy array.
-        axis: Which axis has the units; up to `MAX_UNITS` of them.
+        x: an array of numbers with at least one axis, a tracer or a NumPy array.
+        axis: the axis of the units, of which there may be up to `MAX_UNITS`.
 
     Returns:
-        Units without rows; under vmap or scan those add rows.
+        Units without rows; vmap and scan add rows.
 
     Raises:
-        TypeError: `x` holds no numbers (PRNG keys, tokens, strings).
+        TypeError: `x` does not hold numbers (but PRNG keys, tokens or strings).
         ValueError: `x` has no such axis, or too many units.
 
     Example:
@@ -252,23 +252,23 @@ def measure_units(x: Any, *, axis: int = -1) -> Units:
         [2.0, 0.0]
     """
     if is_token(x):
-        raise TypeError("a token has no units: measure an array of numbers")
+        raise TypeError("A token has no units. Measure an array of numbers.")
     x = as_array(x)
     if not is_number(x.dtype):
         raise TypeError(
-            f"cannot measure the units of {in_words(x.dtype, x.shape)}: it holds no numbers"
+            f"Cannot measure the units of {in_words(x.dtype, x.shape)}: it holds no numbers."
         )
     if not -x.ndim <= axis < x.ndim:
         raise ValueError(
-            f"an array of shape {x.shape} has no axis {axis} whose units could be measured; choose "
-            f"one of its {x.ndim} axes"
+            f"An array of shape {x.shape} has no axis {axis} of units. Choose one of its {x.ndim} "
+            f"axes."
         )
     axis %= x.ndim
     units = x.shape[axis]
     if units > MAX_UNITS:
         raise ValueError(
-            f"axis {axis} of an array of shape {x.shape} has {units} units, more than {MAX_UNITS}; "
-            "choose another axis"
+            f"Axis {axis} of an array of shape {x.shape} has {units} units, more than {MAX_UNITS}. "
+            "Choose another axis."
         )
     if x.size == 0:
         return no_units(units, dtype=x.dtype)
@@ -280,11 +280,11 @@ def measure_units(x: Any, *, axis: int = -1) -> Units:
 
 @ours()
 def no_units(count: int, *, dtype: Any = np.float32) -> Units:
-    """`count` units of which nothing was seen: the neutral element of `merge_units`.
+    """`count` units without values: the neutral element of `merge_units`.
 
     Args:
-        count: How many units.
-        dtype: That of the arrays which are measured, or of `Units.points`.
+        count: the number of units.
+        dtype: the dtype of the arrays that are measured, or of `Units.points`.
 
     Example:
         >>> no_units(3).size.tolist()
@@ -301,32 +301,32 @@ def no_units(count: int, *, dtype: Any = np.float32) -> Units:
 
 @ours()
 def merge_units(parts: Sequence[Units]) -> Units:
-    """The units of the values of all parts, row by row. Works inside jit, scan and while loops.
+    """Merge the units of all parts, row by row. Works inside jit, scan and while loops.
 
-    Counts stop at 2**32 - 1 instead of wrapping, which makes the result unreadable.
+    Counts saturate at 2**32 - 1 instead of wrapping; the result can then not be read.
 
     Args:
-        parts: At least one; all with the same rows, number of units and dtypes.
+        parts: at least one; all with the same rows, number of units and dtypes.
 
     Returns:
-        Units of the same structure: fit for a loop's carry.
+        Units of the same structure, which can be the carry of a loop.
 
     Raises:
-        ValueError: There is none, or they differ.
+        ValueError: there are no parts, or they differ in rows, number of units or dtypes.
 
     Example:
         >>> merge_units([measure_units(jnp.ones((2, 3))), no_units(3)]).size.tolist()
         [2, 2, 2]
     """
     if not parts:
-        raise ValueError("merge_units takes at least one part; of nothing there is no_units(count)")
+        raise ValueError("merge_units takes at least one part. Units of nothing: no_units(count).")
     kinds = {tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(p)) for p in parts}
     if len(kinds) > 1:
         found = " and ".join(
             dict.fromkeys(f"{in_words(p.points.dtype, p.rows)} of {len(p)}" for p in parts)
         )
         raise ValueError(
-            f"units of unlike rows, dtypes or numbers do not add up: {found}; measure the same axis"
+            f"Units with different rows, dtypes or sizes do not add up: {found}. Measure one axis."
         )
     if len(parts) == 1:
         return parts[0]
@@ -343,9 +343,9 @@ def _measured(x: jax.Array, axis: int) -> Units:
     value = real_values(x)
     real, floating = sum_dtype(value.dtype), is_floating(value)
     n = x.size // x.shape[axis]
-    # Pass 1: counts, extremes, and the mean of the finite values, which is the shift. Each is
-    # divided by (at least) n first, for their sum would overflow; of integers the first is
-    # subtracted.
+    # Pass 1: counts, extremes, and the mean of the finite values, which is the shift. Each value
+    # is first divided by at least n, because their sum could overflow; the first integer is
+    # subtracted from integers.
     share = math.ldexp(1.0, -max(n - 1, 1).bit_length())
     first = value[tuple(slice(None) if a == axis else 0 for a in range(x.ndim))]
     origin = jnp.zeros_like(first) if floating else first
@@ -404,7 +404,7 @@ _Operand = tuple[jax.Array, Any, Callable[[Any, Any], Any]]
 def _reduced(operands: Sequence[_Operand], axis: int) -> tuple[Any, ...]:
     """Each of (values, neutral element, operation) reduced to its units, in one loop.
 
-    Axis by axis, because an array that is sharded could not be flattened where it lies.
+    The axes are reduced one by one, because a sharded array could not be flattened in place.
     """
     values = [value for value, _, _ in operands]
     for other in reversed([a for a in range(values[0].ndim) if a != axis]):
@@ -414,7 +414,7 @@ def _reduced(operands: Sequence[_Operand], axis: int) -> tuple[Any, ...]:
 
 
 def _without(operands: Sequence[_Operand], axis: int) -> list[Any]:
-    """Each reduced over one axis: first in chunks, and their results likewise."""
+    """Each operand reduced over one axis: in chunks, whose results are reduced in the same way."""
     values, neutral, operations = (list(column) for column in zip(*operands, strict=True))
 
     def combine(a: Any, b: Any) -> Any:
@@ -444,7 +444,7 @@ def _without(operands: Sequence[_Operand], axis: int) -> list[Any]:
 
 @jax.jit
 def _merged(s: Units) -> Units:
-    """The first row axis merged, about the mean of all: Chan, Golub and LeVeque 1983."""
+    """Merge the first row axis, about the mean of all values: Chan, Golub and LeVeque 1983."""
     counts = lax.reduce(s.counts, np.uint32(0), _added, (0,))
     real = s.sums.dtype
     n = s.counts[..., FINITE, :].astype(real)
@@ -458,13 +458,13 @@ def _merged(s: Units) -> Units:
         back = functools.partial(lax.bitcast_convert_type, new_dtype=s.points.dtype)
         low, high = back(ordered_key(low)), back(ordered_key(high))
     low, high = (jnp.where(seen.any(axis=0), end, jnp.zeros_like(end)) for end in (low, high))
-    # About the largest part's shift first: then about the mean itself.
+    # First about the largest part's shift, then about the mean itself.
     largest = jnp.argmax(n, axis=0, keepdims=True)
     shifts = s.points[..., SHIFT, :]
     base = jnp.take_along_axis(shifts, largest, axis=0)
     shifts = jnp.where(seen, shifts, base)
     apart = jnp.abs(scaled_difference(shifts, base, 0.5)).max(axis=0)
-    # A quarter of a scale has that scale: it must not grow from merge to merge.
+    # A quarter of a scale gives that scale again, so the scale does not grow with each merge.
     scale, factor = scale_for(apart, s.sums[..., SCALE, :].max(axis=0) * 0.25)
     ratio = s.sums[..., SCALE, :] * factor
     ones, twos = s.sums[..., SUM1, :] * ratio, s.sums[..., SUM2, :] * ratio * ratio

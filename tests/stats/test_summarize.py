@@ -180,7 +180,7 @@ def test_what_is_no_array_of_numbers_is_an_error() -> None:
     with pytest.raises(TypeError, match="dtype"):
         summarize(np.array([object()]))
     for dtype in (np.longdouble, [("a", "f4")], "M8[s]"):
-        with pytest.raises(TypeError, match="convert it first"):
+        with pytest.raises(TypeError, match="Convert it first"):
             summarize(np.zeros(3, dtype))
     with pytest.raises(ValueError, match="batch_rank=2"):
         summarize(jnp.ones(3), batch_rank=2)
