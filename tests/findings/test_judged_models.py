@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import optax
 import pytest
+from borderline import FAULTY as BORDERLINE_FAULTY
+from borderline import HEALTHY as BORDERLINE_HEALTHY
+from borderline import ON_PURPOSE
+from borderline import ONLY_TRAINING as BORDERLINE_ONLY_TRAINING
 from faulty import FAULTY, HEALTHY, ONLY_TRAINING
-from faulty_too import FAULTY as FAULTY_TOO
-from faulty_too import HEALTHY as HEALTHY_TOO
-from faulty_too import ON_PURPOSE
-from faulty_too import ONLY_TRAINING as ONLY_TRAINING_TOO
 from flax import nnx
 from judging import looped, stepped, watched
 
 import nnx_inspector as nni
 
-ALL_FAULTY = {**FAULTY, **FAULTY_TOO}
-ALL_HEALTHY = {**HEALTHY, **HEALTHY_TOO}
-ALL_ONLY_TRAINING = {**ONLY_TRAINING, **ONLY_TRAINING_TOO}
+ALL_FAULTY = {**FAULTY, **BORDERLINE_FAULTY}
+ALL_HEALTHY = {**HEALTHY, **BORDERLINE_HEALTHY}
+ALL_ONLY_TRAINING = {**ONLY_TRAINING, **BORDERLINE_ONLY_TRAINING}
 
 
 def rules(findings):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-import strange_faults_too  # noqa: F401 - it adds to the tables of faults
+import strange_miswired  # noqa: F401 - it adds to the tables of faults
 from judging import looped, stepped, watched
 from strange_faults import FAULTS, ONLY_AFTER_TRAINING
 from strange_healthy import FROZEN, HEALTHY

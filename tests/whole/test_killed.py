@@ -14,7 +14,7 @@ import pytest
 
 from nnx_inspector.recordings.load import load
 
-HELPERS = pathlib.Path(__file__).parents[1] / "helpers"
+TESTS = pathlib.Path(__file__).parents[1]
 LONG = [pytest.mark.long]
 
 
@@ -32,8 +32,9 @@ def cases() -> list[object]:
 def test_a_killed_run_loses_at_most_one_step(kind: str, seed: int, tmp_path: pathlib.Path) -> None:
     done = -1
     source, path = random.Random(seed), tmp_path / "run.nni"
-    command = [sys.executable, str(HELPERS / "killed.py"), kind, str(path)]
-    where = {**os.environ, "PYTHONPATH": f"{HELPERS}{os.pathsep}{HELPERS.parents[1]}"}
+    command = [sys.executable, str(TESTS / "helpers" / "killed.py"), kind, str(path)]
+    modules = os.pathsep.join(map(str, (TESTS / "models", TESTS.parent)))
+    where = {**os.environ, "PYTHONPATH": modules}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=where)
     assert process.stdout is not None
     try:

@@ -1,4 +1,4 @@
-"""More models with one fault built in: constant outputs, dtypes, modes, unused parts, collapse."""
+"""Faults in how a model is put together: constants, dtypes, modes, unused parts, collapse."""
 
 # pyright: reportUnknownMemberType=false
 

@@ -1,4 +1,4 @@
-"""More faulty and healthy models, unlike those of `faulty`, written afterwards."""
+"""Healthy models that come close to a fault, and faults that are easily missed; see `faulty`."""
 
 # pyright: reportUnknownMemberType=false
 
