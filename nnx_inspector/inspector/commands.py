@@ -1,67 +1,159 @@
-"""What the browser may ask of an inspector: each command gets exactly one reply.
+"""What the browser may ask of an inspector: each request gets exactly one reply.
 
 Invariant: nothing that a browser sends raises into the thread that received it; what goes wrong
-is the reply. Knows no model: it turns messages into the calls that a person would make.
+is the reply. What may take long is answered in one thread, in the order of the requests. Knows no
+model: it turns messages into the calls that a person would make.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from nnx_inspector.background import Worker
+from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import reply_text
-from nnx_inspector.inspector.handles import Handle, Handles
+from nnx_inspector.inspector.core import Answer, Core
+from nnx_inspector.inspector.handles import Handles
+from nnx_inspector.inspector.nnx.page import Pages
+from nnx_inspector.inspector.panels import look
+from nnx_inspector.inspector.passes.sweeps import Sweeps
+from nnx_inspector.inspector.targets import Targets
+from nnx_inspector.inspector.values.opening import Opening
+from nnx_inspector.inspector.values.reading import read_values
 from nnx_inspector.perturbations.values import Mask
-from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.assets import asset
 from nnx_inspector.screen.flow import flow_of
-from nnx_inspector.screen.presenter import Presenter
 from nnx_inspector.screen.python_text import made, masked, text_of
 
-Request = protocol.Look | protocol.Compare | protocol.ShowValues | protocol.ReadValues
-"""What takes long to answer: a pass, or a program of its own."""
+
+class Commands:
+    """Does what messages of the browser ask, on any thread, and replies."""
+
+    def __init__(
+        self, core: Core, *, targets: Targets, sweeps: Sweeps, pages: Pages, opening: Opening
+    ):
+        self._core, self._targets, self._sweeps = core, targets, sweeps
+        self._pages, self._opening = pages, opening
+        self._worker = Worker("nnx_inspector.answers", lambda error: None)
+        self.wait = self._worker.wait
+        core.asked = self.answer
+        core.closing.callback(self._worker.close)
+        core.closing.callback(weakly(pages.forget))
+        core.closing.callback(opening.shelf.clear)
+
+    def answer(self, message: Any) -> None:
+        """Do what a message asks, and reply; at once, or in the thread."""
+        if isinstance(message, protocol.Hello):
+            self._core.view.welcome()
+        elif type(message) not in _LATER:
+            self._answer(message)
+        elif not self._worker.do(lambda: self._answer(message)):
+            self._core.view.screen.reply(message.id, "This inspector was closed.")
+
+    def _answer(self, message: Any) -> None:
+        handles, view = self._core.handles, self._core.view
+        try:
+            one = _perturbation(message, handles)
+            text = text_of(message, handles.all(), one)
+            found = _REQUESTS[type(message)](self, message, one)
+            if found is not None:
+                view.screen.send(*found)
+        except Exception as error:  # noqa: BLE001 - it is the reply
+            view.screen.reply(message.id, reply_text(error))
+            return
+        if text:
+            view.python = text
+            view.state_changed()
+        view.screen.reply(message.id)
+
+    # ------------------------------------------------------------ perturbations
+
+    def _perturb(self, message: protocol.Perturb, one: Any) -> None:
+        self._targets.perturb(message.site, one)
+
+    def _set_mask(self, message: protocol.SetMask, one: Any) -> None:
+        if message.perturbation is None:
+            self._targets.perturb(message.site, one)
+        else:
+            self._core.handles.get(message.perturbation).perturbation = one
+
+    def _adjust(self, message: protocol.Adjust, one: Any) -> None:
+        handle = self._core.handles.get(message.perturbation)
+        if one is not None:
+            handle.perturbation = one
+        handle.enabled = message.enabled
+
+    def _switch_all(self, message: protocol.SwitchAll, _: Any) -> None:
+        self._core.handles.switch_all(message.enabled)
+
+    def _remove(self, message: protocol.Remove, _: Any) -> None:
+        self._core.handles.get(message.perturbation).remove()
+
+    def _start_sweep(self, message: protocol.StartSweep, one: Any) -> None:
+        self._sweeps.start(self._sweeps.wanted(message.sites, one))
+
+    def _stop_sweep(self, _: protocol.StopSweep, __: Any) -> None:
+        self._sweeps.stop()
+
+    def _switch_mode(self, message: protocol.SwitchMode, _: Any) -> None:
+        self._pages.switch(message.module, message.name, message.value)
+
+    # ----------------------------------------------------------------- looking
+
+    def _select(self, message: protocol.Select, _: Any) -> None:
+        self._core.select(message.site)
+
+    def _show_pass(self, message: protocol.ShowPass, _: Any) -> None:
+        self._core.view.show_pass(message.number, message.site)
+
+    def _show_flow(self, message: protocol.ShowFlow, _: Any) -> Answer | None:
+        layout = self._core.view.layout
+        if layout is None:
+            return None
+        return flow_of(self._core.trace, layout, message.site, number=message.id), None
+
+    def _layout_library(self, _: protocol.GetLayoutLibrary, __: Any) -> Answer:
+        return protocol.LayoutLibrary(version=protocol.VERSION), asset("layout.js").encode()
+
+    def _show_nnx(self, message: protocol.ShowNnx, _: Any) -> Answer:
+        return self._pages.page(message.site, message.id), None
+
+    def _look(self, message: protocol.Look, _: Any) -> Answer:
+        return look(self._core, message)
+
+    def _compare(self, message: protocol.Compare, _: Any) -> Answer | None:
+        found = self._core.view.compared(message)
+        return None if found is None else (found, None)
+
+    def _read_values(self, message: protocol.ShowValues | protocol.ReadValues, _: Any) -> Answer:
+        return read_values(self._core, self._opening, message)
 
 
-class Commanded(Protocol):
-    """What a command may call."""
-
-    @property
-    def selected(self) -> str: ...
-    @selected.setter
-    def selected(self, site: str) -> None: ...
-    @property
-    def trace(self) -> Trace: ...
-    def perturb(self, only: Any, perturbation: Any) -> Handle: ...
-    def switch_all(self, enabled: bool) -> None: ...
-    def ask(self, request: Request) -> None: ...
-    def start_sweep(self, only: Any, perturbation: Any) -> None: ...
-    def stop_sweep(self) -> None: ...
-    def _show_nnx(self, site: str, number: int) -> None: ...
-    def _switch_mode(self, module: str, name: str, value: bool | None) -> None: ...
-
-
-def answer(message: Any, inspector: Commanded, handles: Handles, view: Presenter) -> None:
-    """Do what a message asks, on any thread, and reply."""
-    if isinstance(message, protocol.Hello):
-        view.welcome()
-        return
-    if isinstance(message, Request):
-        inspector.ask(message)  # which replies when it has been answered
-        return
-    try:
-        one = _perturbation(message, handles)
-        text = text_of(message, handles.all(), one)
-        _do(message, one, inspector, handles, view)
-    except Exception as error:  # noqa: BLE001 - it is the reply
-        view.screen.reply(message.id, reply_text(error))
-        return
-    if text:
-        view.python = text
-        view.state_changed()
-    view.screen.reply(message.id)
+_REQUESTS: Final[Mapping[type, Callable[[Commands, Any, Any], Answer | None]]] = {
+    protocol.Select: Commands._select,
+    protocol.Perturb: Commands._perturb,
+    protocol.SetMask: Commands._set_mask,
+    protocol.Adjust: Commands._adjust,
+    protocol.SwitchAll: Commands._switch_all,
+    protocol.Remove: Commands._remove,
+    protocol.StartSweep: Commands._start_sweep,
+    protocol.StopSweep: Commands._stop_sweep,
+    protocol.SwitchMode: Commands._switch_mode,
+    protocol.ShowPass: Commands._show_pass,
+    protocol.ShowFlow: Commands._show_flow,
+    protocol.GetLayoutLibrary: Commands._layout_library,
+    protocol.ShowNnx: Commands._show_nnx,
+    protocol.Look: Commands._look,
+    protocol.Compare: Commands._compare,
+    protocol.ShowValues: Commands._read_values,
+    protocol.ReadValues: Commands._read_values,
+}
+"""What does what a request asks. It is given the message and the perturbation that the message
+makes, and returns what is sent before the reply."""
+_LATER: Final = (protocol.Look, protocol.Compare, protocol.ShowValues, protocol.ReadValues)
+"""Requests that may take long."""
 
 
 def _perturbation(message: Any, handles: Handles) -> Any:
@@ -77,81 +169,3 @@ def _perturbation(message: Any, handles: Handles) -> Any:
     if isinstance(message, protocol.Adjust) and message.strength is not None:
         return handles.get(message.perturbation).perturbation.tuned(message.strength)
     return None
-
-
-def _do(message: Any, one: Any, inspector: Commanded, handles: Handles, view: Presenter) -> None:
-    if isinstance(message, protocol.Select):
-        inspector.selected = message.site
-    elif isinstance(message, protocol.Perturb):
-        inspector.perturb(message.site, one)
-    elif isinstance(message, protocol.SetMask):
-        if message.perturbation is None:
-            inspector.perturb(message.site, one)
-        else:
-            handles.get(message.perturbation).perturbation = one
-    elif isinstance(message, protocol.Adjust):
-        handle = handles.get(message.perturbation)
-        if one is not None:
-            handle.perturbation = one
-        handle.enabled = message.enabled
-    elif isinstance(message, protocol.SwitchAll):
-        inspector.switch_all(message.enabled)
-    elif isinstance(message, protocol.Remove):
-        handles.get(message.perturbation).remove()
-    elif isinstance(message, protocol.ShowFlow):
-        if view.layout is not None:
-            flow = flow_of(inspector.trace, view.layout, message.site, number=message.id)
-            view.screen.send(flow)
-    elif isinstance(message, protocol.GetLayoutLibrary):
-        library = protocol.LayoutLibrary(version=protocol.VERSION)
-        view.screen.send(library, asset("layout.js").encode())
-    elif isinstance(message, protocol.ShowPass):
-        view.show_pass(message.number, message.site)
-    elif isinstance(message, protocol.StartSweep):
-        inspector.start_sweep(message.sites, one)
-    elif isinstance(message, protocol.StopSweep):
-        inspector.stop_sweep()
-    elif isinstance(message, protocol.ShowNnx):
-        inspector._show_nnx(message.site, message.id)
-    elif isinstance(message, protocol.SwitchMode):
-        inspector._switch_mode(message.module, message.name, message.value)
-
-
-Answer = tuple[Any, bytes | None]
-"""A message and its buffer."""
-
-
-class Answering:
-    """The queue of requests: it answers them in their order, in a thread.
-
-    Args:
-        make: makes the answer to a request; None where there is none to send.
-        send: one message over the stream.
-        reply: to a request, with the text of what is wrong.
-    """
-
-    def __init__(
-        self,
-        make: Callable[[Request], Answer | None],
-        send: Callable[[Any, bytes | None], None],
-        reply: Callable[[int, str], None],
-    ):
-        self._make, self._send, self._reply = make, send, reply
-        self._worker = Worker("nnx_inspector.answers", lambda error: None)
-        self.close = self._worker.close
-        self.wait = self._worker.wait
-
-    def ask(self, request: Request) -> None:
-        """Answer a request later, and reply."""
-        if not self._worker.do(lambda: self._answer(request)):
-            self._reply(request.id, "This inspector was closed.")
-
-    def _answer(self, request: Request) -> None:
-        try:
-            found = self._make(request)
-            if found is not None:
-                self._send(*found)
-        except Exception as error:  # noqa: BLE001 - it is the reply
-            self._reply(request.id, reply_text(error))
-            return
-        self._reply(request.id, "")

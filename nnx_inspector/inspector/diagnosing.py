@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from nnx_inspector.background import Worker
-from nnx_inspector.findings.findings import Finding
+from nnx_inspector.background import Worker, weakly
+from nnx_inspector.findings.findings import Finding, diagnose
+from nnx_inspector.inspector.core import Core
+from nnx_inspector.inspector.loops import Loops
 from nnx_inspector.screen import protocol
 
 RESTS = 4
@@ -20,49 +21,48 @@ RESTS = 4
 
 
 class Diagnosing:
-    """Applies rules again and again.
+    """Applies rules again and again."""
 
-    Args:
-        diagnose: what is wrong now; None where there is nobody any more who could say.
-        tell: the screen.
-        failed: told what a rule raised.
-    """
-
-    def __init__(
-        self,
-        diagnose: Callable[[], Sequence[Finding] | None],
-        tell: Callable[[Any], object],
-        failed: Callable[[Exception], None],
-    ):
-        self._diagnose, self._tell = diagnose, tell
+    def __init__(self, core: Core, loops: Loops):
+        self._core, self._loops = core, loops
         self._lock = threading.Lock()
         self._waiting = False
         self._rests_until = 0.0
         self._told = message_of(())
-        self._worker = Worker("nnx_inspector.findings.findings", failed)
-        self.close = self._worker.close
+        self._worker = Worker("nnx_inspector.diagnosing", weakly(self._failed))
         self.wait = self._worker.wait
+        core.view.presented = weakly(self._presented)
+        core.closing.callback(self._worker.close)
+
+    def found(self) -> list[Finding]:
+        """What is wrong now, worst first."""
+        self._loops.take_up()
+        return diagnose(self._core.recording)
+
+    def _presented(self, forced: bool) -> None:
+        self.look(now=forced)
+
+    def _failed(self, error: Exception) -> None:
+        text = f"Looking for what is wrong failed: {type(error).__name__}: {error}"
+        self._core.notice("warning", text)
 
     def look(self, *, now: bool = True) -> None:
         """Look, in the thread; unless `now`, not while it rests."""
         with self._lock:
             if self._waiting or not (now or time.monotonic() >= self._rests_until):
                 return
-            self._waiting = self._worker.do(self._find)
+            self._waiting = self._worker.do(weakly(self._find))
 
     def _find(self) -> None:
         with self._lock:
             self._waiting = False  # what comes from here on is looked at again
         began = time.monotonic()
-        found = self._diagnose()
+        message = message_of(self.found())
         took = time.monotonic() - began
         self._rests_until = began + (1 + RESTS) * took
-        if found is None:
-            return
-        message = message_of(found)
         if message != self._told:
             self._told = message
-            self._tell(message)
+            self._core.view.keep(message)
 
 
 def message_of(found: Sequence[Finding]) -> protocol.Findings:

@@ -6,16 +6,22 @@ Invariant: nothing of the model changes, nor of what its screen remembers. Write
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from nnx_inspector.background import weakly
 from nnx_inspector.errors import reply_text
-from nnx_inspector.inspector.panels import look
-from nnx_inspector.program.analysis.trace import Trace
+from nnx_inspector.findings.findings import Finding
+from nnx_inspector.inspector.core import Core
+from nnx_inspector.inspector.diagnosing import message_of
+from nnx_inspector.inspector.nnx.page import Pages
+from nnx_inspector.inspector.panels import look, units_messages
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.assets import asset
 from nnx_inspector.screen.export.last_state import MOST_SITES
+from nnx_inspector.screen.export.page import page_of, write_page
 from nnx_inspector.screen.export.replay import Answer, Told
 from nnx_inspector.screen.flow import flow_of
 
@@ -23,47 +29,46 @@ MOST_DETAILED = 300
 """Sites of which a page keeps histograms, histories, flows, parameters, units, code and state."""
 
 
-class Telling(Protocol):
-    """What is asked of an inspector."""
+def write_html(
+    core: Core, path: str | os.PathLike[str], findings: Sequence[Finding], *, max_bytes: int
+) -> int:
+    """Write a page with what is recorded and found; see `Inspector.to_html`."""
+    title = f"{type(core.model).__name__} - nnx_inspector"
+    told = told_by(core, [message_of(findings), core.view.kept("sweep")])
+    return write_page(path, page_of(core.recording, told, title=title, max_bytes=max_bytes))
 
-    @property
-    def trace(self) -> Trace: ...
-    def units(self, site: str) -> Any: ...
-    def source_of_pass(self) -> str: ...
 
-
-def told_by(
-    inspector: Telling,
-    *,
-    layout: protocol.Layout,
-    state: protocol.State,
-    kept: Sequence[Any],
-    nnx: Callable[[str], protocol.Nnx],
-    units: Callable[[Sequence[str]], Mapping[str, Answer]],
-) -> Told:
+def told_by(core: Core, kept: Sequence[Any]) -> Told:
     """Everything but the recording.
 
     Args:
-        inspector: whose screen it is.
-        layout: its rows.
-        state: its state; on the page nothing runs.
-        kept: its findings, its sweep.
-        nnx: gives the page of a module as NNX sees it.
-        units: gives the figures of the units of some sites.
+        core: whose screen it is; on the page nothing runs.
+        kept: findings and sweep; None is left out.
     """
+    layout, state = core.view.layout, core.view.state_at_rest()
+    assert layout is not None  # both are from the beginning on
+    assert state is not None
     detailed = detailed_of(layout, state.selected)
+    pages = Pages(core)  # that of the screen remembers what it has shown
     answers = {
-        "flow": _each(
-            detailed, lambda site: (flow_of(inspector.trace, layout, site, number=0), None)
-        ),
-        "nnx": _each(detailed, lambda site: (nnx(site), None)),
-        "units": units(detailed),
+        "flow": _each(detailed, lambda site: (flow_of(core.trace, layout, site, number=0), None)),
+        "nnx": _each(detailed, lambda site: (pages.page(site, 0), None)),
+        "units": units_messages(core, detailed),
     }
     for what in ("code", "parameters"):
         answers[what] = _each(
-            detailed,
-            lambda site, what=what: look(protocol.Look(id=0, what=what, site=site), inspector),
+            detailed, lambda site, what=what: look(core, protocol.Look(id=0, what=what, site=site))
         )
+    return _told(layout, state, [one for one in kept if one is not None], answers, detailed)
+
+
+def _told(
+    layout: protocol.Layout,
+    state: protocol.State,
+    kept: Sequence[Any],
+    answers: dict[str, dict[str, Answer]],
+    detailed: tuple[str, ...],
+) -> Told:
     return Told(
         layout=layout,
         state=state,
@@ -71,7 +76,7 @@ def told_by(
         answers=answers,
         detailed=detailed,
         library=asset("layout.js").encode(),
-        note=_note(),
+        note=f"Saved {time.strftime('%Y-%m-%d %H:%M')}, with {{passes}}.",
     )
 
 
@@ -81,37 +86,27 @@ class Brief:
     Flows and code are made once for a layout.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, core: Core):
+        self._core = core
+        core.view.tell = weakly(self.told)
         self._layout: protocol.Layout | None = None
         self._made: dict[str, dict[str, Answer]] = {}
 
-    def told(
-        self,
-        inspector: Telling,
-        layout: protocol.Layout,
-        state: protocol.State,
-        kept: Sequence[Any],
-    ) -> Told:
+    def told(self, layout: protocol.Layout, state: protocol.State, kept: Sequence[Any]) -> Told:
         """As `told_by`, with the details of at most MOST_SITES sites."""
+        core = self._core
         if layout is not self._layout:
             self._layout, self._made = layout, {"flow": {}, "code": {}}
         detailed = detailed_of(layout, state.selected)[:MOST_SITES]
         made: dict[str, Callable[[str], Answer]] = {
-            "flow": lambda site: (flow_of(inspector.trace, layout, site, number=0), None),
-            "code": lambda site: look(protocol.Look(id=0, what="code", site=site), inspector),
+            "flow": lambda site: (flow_of(core.trace, layout, site, number=0), None),
+            "code": lambda site: look(core, protocol.Look(id=0, what="code", site=site)),
         }
         for what, make in made.items():
             new = [site for site in detailed if site not in self._made[what]]
             self._made[what].update(_each(new, make))
-        return Told(
-            layout=layout,
-            state=state,
-            kept=tuple(kept),
-            answers={what: {s: self._made[what][s] for s in detailed} for what in made},
-            detailed=detailed,
-            library=asset("layout.js").encode(),
-            note=_note(),
-        )
+        answers = {what: {s: self._made[what][s] for s in detailed} for what in made}
+        return _told(layout, state, kept, answers, detailed)
 
 
 def detailed_of(layout: protocol.Layout, selected: str) -> tuple[str, ...]:
@@ -129,7 +124,3 @@ def _each(sites: Sequence[str], made: Callable[[str], Answer]) -> dict[str, Answ
         except Exception as error:  # noqa: BLE001 - it is the answer
             found[site] = reply_text(error)
     return found
-
-
-def _note() -> str:
-    return f"Saved {time.strftime('%Y-%m-%d %H:%M')}, with {{passes}}."

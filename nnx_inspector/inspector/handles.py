@@ -225,25 +225,19 @@ def _meet(a: Place, b: Place) -> bool:
 class Handles:
     """All perturbations of one inspector, in the order in which they were made.
 
-    Args:
-        changed: called after each change.
-        check: raises where a handle cannot have another value.
-
     Attributes:
+        on_change: called after each change.
+        check: raises where a handle cannot have another value.
         elsewhere: whether the running loop's program for a handle is being compiled; None where
             no loop runs.
     """
 
-    def __init__(
-        self,
-        changed: Callable[[], None],
-        check: Callable[[Known, Handle], None] = lambda value, handle: None,
-    ):
+    def __init__(self) -> None:
         self._lock = threading.RLock()
         self._live: dict[int, Handle] = {}
         self._last = 0
-        self._changed = changed
-        self.check = check
+        self.on_change: Callable[[], object] = lambda: None
+        self.check: Callable[[Known, Handle], object] = lambda value, handle: None
         self._with_place: set[int] = set()
         self._wanted = _Layout()
         self._armed = _Layout()
@@ -265,7 +259,7 @@ class Handles:
             handle = Handle(self._last, site, sites, perturbation, self, rows)
             self._live[handle.id] = handle
             self._give_places()
-        self._changed()
+        self.on_change()
         return handle
 
     def changed(self, handle: Handle) -> None:
@@ -277,7 +271,7 @@ class Handles:
                 self._live.pop(handle.id, None)
                 self._with_place.discard(handle.id)
             self._give_places()
-        self._changed()
+        self.on_change()
 
     def switch_all(self, enabled: bool) -> None:
         """Switch every handle on, or off; one change."""
@@ -288,7 +282,7 @@ class Handles:
                 self._idle.pop(handle.id, None)
             self._give_places()
         if others:
-            self._changed()
+            self.on_change()
 
     def place_in_use(self, handle: Handle) -> Place | None:
         """The place that a handle acts at, None for a row."""

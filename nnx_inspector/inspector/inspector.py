@@ -6,67 +6,45 @@ user's training loop; it is counted and shown. Measures, draws and formats nothi
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
-import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import jax
 from flax import nnx
 
-from nnx_inspector._compat.configuration import Configuration
-from nnx_inspector.background import weakly
-from nnx_inspector.errors import InspectorError
-from nnx_inspector.findings.findings import Finding, diagnose
-from nnx_inspector.hooks.layers import unwatched
+from nnx_inspector.findings.findings import Finding
 from nnx_inspector.hooks.sites import (
     Only,
     Selection,
-    module_sites,
-    nothing_selected,
 )
-from nnx_inspector.inspector.commands import Answer, Answering, Request, answer
-from nnx_inspector.inspector.diagnosing import Diagnosing, message_of
-from nnx_inspector.inspector.export import Brief, told_by
-from nnx_inspector.inspector.handles import Handle, Handles
-from nnx_inspector.inspector.loops import Loops, Parts
-from nnx_inspector.inspector.metrics import Meter, Metrics
+from nnx_inspector.inspector.commands import Commands
+from nnx_inspector.inspector.core import Core
+from nnx_inspector.inspector.diagnosing import Diagnosing
+from nnx_inspector.inspector.export import Brief, write_html
+from nnx_inspector.inspector.handles import Handle
+from nnx_inspector.inspector.loops import Loops
 from nnx_inspector.inspector.nnx.modes import Modes
 from nnx_inspector.inspector.nnx.page import Pages
-from nnx_inspector.inspector.nnx.switches import Switches
-from nnx_inspector.inspector.panels import look, parameters_at, units_at, units_messages
+from nnx_inspector.inspector.panels import compare_with, parameters_at, units_at
 from nnx_inspector.inspector.passes.entry import entry_of, others_in_words, say_if_ensemble
-from nnx_inspector.inspector.passes.programs import OwnedPasses
-from nnx_inspector.inspector.passes.rerun import Around, Evaluating
-from nnx_inspector.inspector.passes.sweeps import Asked, Sweeps
-from nnx_inspector.inspector.passes.trials import Shown, Trial
+from nnx_inspector.inspector.passes.rerun import Evaluating
+from nnx_inspector.inspector.passes.sweeps import Sweeps
+from nnx_inspector.inspector.passes.trials import Trial
 from nnx_inspector.inspector.passes.update import renewed
-from nnx_inspector.inspector.values.opening import Look, Opening, Part, opened_tree
-from nnx_inspector.inspector.values.reading import read_values
-from nnx_inspector.live.figures import Observer, gauges_of
+from nnx_inspector.inspector.targets import Targets
+from nnx_inspector.inspector.values.opening import Opening, Part, opened_tree
+from nnx_inspector.inspector.values.reading import look_of
 from nnx_inspector.live.steps import Region
-from nnx_inspector.perturbations.apply import chosen_layer, parameter_keys
-from nnx_inspector.perturbations.parameters import ParameterPerturbation
-from nnx_inspector.perturbations.perturbed import without_layers
-from nnx_inspector.perturbations.region import Known, check_applies, is_live, require_known
-from nnx_inspector.perturbations.slots import CLEAN, Setting, place_of
+from nnx_inspector.perturbations.region import Known
+from nnx_inspector.perturbations.slots import CLEAN
 from nnx_inspector.perturbations.values import Perturbation, Zero
-from nnx_inspector.program.analysis.trace import Trace, traced
-from nnx_inspector.program.eager import why_untraceable
-from nnx_inspector.recordings.compare import compare
-from nnx_inspector.recordings.layers import Stack
+from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.records.layers import layers_of
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.comparison import other_pass, recording_of
-from nnx_inspector.screen.export.page import MAX_BYTES, page_of, write_page
-from nnx_inspector.screen.export.replay import Told
-from nnx_inspector.screen.layout import layout_of, shown_of, stacks_of
-from nnx_inspector.screen.presenter import Presenter
-from nnx_inspector.screen.timeline import Settings
+from nnx_inspector.screen.export.page import MAX_BYTES
 from nnx_inspector.stats.summary import Summary
 
 if TYPE_CHECKING:
@@ -129,81 +107,37 @@ class Inspector:
         display: bool = True,
         **kwargs: Any,
     ):
-        self._entry, model, args, kwargs = entry_of(f, args, kwargs)
-        self._watched = self._model = model
-        self._selection = Selection(self._entry.selecting(only))
-        self._selection.require_match(model)
-        self._lock = threading.RLock()
-        self._closed = False
-        self._eager = ""  # why the pass on screen was not traced
+        entry, model, args, kwargs = entry_of(f, args, kwargs)
+        selection = Selection(entry.selecting(only))
+        selection.require_match(model)
         try:
-            self._trace = self._traced_of(model, args, kwargs)
+            self._core = core = Core(model, selection, Trial(args, kwargs, entry=entry))
         except Exception as error:
             say_if_ensemble(error, model)
             raise
-        self._modes = Modes(model, self._modes_changed)
-        self._pages = Pages(model, self._modes)
-        self._recording = Recording()
-        self._passes = OwnedPasses((), self._selection)
-        self._handles = Handles(self._perturbations_changed, self._check_value)
-        self._sweeps = Sweeps(weakly(self._sweep_moved))
-        weakref.finalize(self, self._sweeps.close)
-        self._settings = Settings()
-        self._observer = Observer()
-        self._meter = Meter()
-        self._metrics = Metrics(self._recording, self._notice)
-        self._view = Presenter(weakly(self._asked), self._snapshot)
-        self._opening = Opening(self._selection)
-        weakref.finalize(self, self._opening.shelf.clear)
-        # widget registries must not keep an inspector that nobody holds
-        weakref.finalize(self, self._view.close)
-        self._diagnosing = Diagnosing(weakly(self._found), self._view.keep, weakly(self._not_found))
-        weakref.finalize(self, self._diagnosing.close)
-        self._view.presented = weakly(self._diagnose)
-        self._brief = Brief()
-        self._view.tell = weakly(self._told_briefly)
-        reply = self._view.screen.reply
-        self._looks = Answering(weakly(self._answer), self._view.send, reply)
-        weakref.finalize(self, self._looks.close)
-        around = Around(
-            lock=self._lock,
-            selection=self._selection,
-            passes=self._passes,
-            handles=self._handles,
-            modes=self._modes,
-            view=self._view,
-            looping=weakly(self._is_looping),
-            step=weakly(self._step),
-            show=weakly(self._show_own),
-            before=weakly(self._show_modes),
-            notice=weakly(self._notice),
+        self._rerun = Evaluating(core)
+        self._loops = Loops(core, self._rerun)
+        self._targets = Targets(core, self._rerun)
+        self._sweeps = Sweeps(core)
+        self._pages, self._opening = Pages(core), Opening(selection)
+        self._commands = Commands(
+            core,
+            targets=self._targets,
+            sweeps=self._sweeps,
+            pages=self._pages,
+            opening=self._opening,
         )
-        self._evaluating = Evaluating(model, Trial(args, kwargs, entry=self._entry), around)
-        parts = Parts(
-            lock=self._lock,
-            recording=self._recording,
-            metrics=self._metrics,
-            meter=self._meter,
-            view=self._view,
-            handles=self._handles,
-            refresh=self._evaluating.refresh,
-            reach=self._evaluating.reached,
-            unseen=weakly(self._new_layout),
-            stacks=weakly(self._stacks_told),
-            settings=self._settings,
-        )
-        self._loops = Loops(parts)
-        self._handles.elsewhere = self._loops.is_compiling
-        self._take_trace(self._trace)
+        self._diagnosing = Diagnosing(core, self._loops)
+        core.parts = (self._diagnosing, Brief(core))
         if others := others_in_words(args, kwargs):
-            self._notice("info", others)
+            core.notice("info", others)
         try:
-            self.run(*args, **kwargs)
+            self.run()
         except BaseException:
             self.close()
             raise
         if display:
-            self._view.display_in_notebook()
+            core.view.display_in_notebook()
 
     # ------------------------------------------------------------- one pass
 
@@ -219,10 +153,10 @@ class Inspector:
         Returns:
             What the module, method or function returns.
         """
-        self._require_open()
-        if not args and not kwargs:
-            return self._evaluating.run(self._evaluating.example)
-        return self._evaluating.run(Trial(args, kwargs, entry=self._entry))
+        self._core.require_open()
+        core = self._core
+        given = args or kwargs
+        return self._rerun.run(Trial(args, kwargs, entry=core.entry) if given else core.example)
 
     def update(self, *new: Any) -> None:
         """Give the inspector the model's new state; the user's own objects stay as they are.
@@ -257,15 +191,13 @@ class Inspector:
             0.0
             >>> insp.close()
         """
-        self._require_open()
-        model = renewed(self._watched, new)
-        of_a_model = any(model is one for one in new)
-        with self._lock:
-            if of_a_model:
-                self._loops.forget()
-                self._watched = model
-            self._model = self._evaluating.model = self._modes.model = self._pages.model = model
-        self._take_trace(self._trace)
+        self._core.require_open()
+        core = self._core
+        model = renewed(core.watched, new)
+        with core.lock:
+            if any(model is one for one in new):
+                self._loops.update(model)
+            core.update(model)
 
     def step(self, loss_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """One forward and backward pass of `loss_fn(model, *args, **kwargs)` on screen.
@@ -282,26 +214,12 @@ class Inspector:
         Returns:
             What `loss_fn` returns, with what is perturbed.
         """
-        self._require_open()
+        self._core.require_open()
         if not callable(loss_fn):
             raise TypeError(
                 f"step takes a function loss_fn(model, *args), got {type(loss_fn).__name__}."
             )
-        return self._evaluating.run(Trial(args, kwargs, loss_fn, entry=self._entry))
-
-    def _show_own(self, shown: Shown) -> None:
-        # a loss is not among the metrics' curves: those are the training's, this is an evaluation
-        outcome = shown.outcome
-        self._eager = outcome.perturbed.record.eager
-        self._show_modes(shown.switches)
-        self._recording.learn(self._passes.facts(shown.trial.call(self._model, shown.switches)))
-        self._show(
-            outcome.perturbed.record,
-            {},
-            shown.trial.kind,
-            setting=shown.setting,
-            states=outcome.perturbed.states,
-        )
+        return self._rerun.run(Trial(args, kwargs, loss_fn, entry=self._core.entry))
 
     def push(self, record: Record, *, step: int | None = None, **metrics: Any) -> None:
         """Put a record of your own (from `nni.capture` or `nni.value_and_grad`) on screen.
@@ -311,47 +229,16 @@ class Inspector:
             step: which step it belongs to; by default the one after the last.
             metrics: scalars to go with it.
         """
-        self._require_open()
+        self._core.require_open()
         if not isinstance(record, Record):
             raise TypeError(
                 f"push takes a Record, as nni.capture returns it, got {type(record).__name__}."
             )
-        with self._lock:
-            self._loops.step = self._loops.step + 1 if step is None else int(step)
-        self._show(jax.device_get(record), metrics, "push", setting=CLEAN)
-
-    def _show(
-        self,
-        record: Record,
-        metrics: Mapping[str, Any],
-        kind: str,
-        *,
-        setting: Setting,
-        states: Mapping[str, Any] | None = None,
-    ) -> None:
-        with self._lock:
-            stacks = shown_of(stacks_of(self._trace))
-            summaries = {**record.merged(), **layers_of(record, stacks)}
-            figures = None
-            if states is not None:
-                figures = self._observer.figures(gauges_of(record, stacks), states, follow=False)
-            self._recording.append(
-                self._loops.step,
-                summaries,
-                kind=kind,
-                perturbed=setting.active,
-                setting=self._settings.number_of(setting),
-                figures=figures,
-            )
-            self._metrics.add(self._loops.step, metrics)
-            self._metrics.settle()
-            if not self._loops.running:
-                self._loops.pending = False
-            if self._view.progress.kind != "watch":  # a loop's progress stays on screen
-                self._view.progress = protocol.Progress(
-                    kind=kind, running=False, step=self._loops.step, total=None, rate=None
-                )
-        self._view.present(force=True)
+        core = self._core
+        with core.lock:
+            core.step = core.step + 1 if step is None else int(step)
+        record = jax.device_get(record)
+        core.show_record(record, kind="push", setting=CLEAN, metrics=metrics)
 
     # ---------------------------------------------------------------- loops
 
@@ -403,18 +290,8 @@ class Inspector:
             ValueError: `every` is less than 1, or `only` matches no site.
             InspectorError: a loop is being watched already.
         """
-        self._require_open()
-        modules = {site.key for site in self._trace.modules}
-        besides = tuple(c.site for c in self._trace.calls if c.site not in modules)
-        return self._loops.watch(
-            self._watched,
-            batches,
-            every=every,
-            selected=self._selection.terms,
-            only=only,
-            gradients=gradients,
-            besides=besides,
-        )
+        self._core.require_open()
+        return self._loops.watch(batches, every=every, only=only, gradients=gradients)
 
     def tick(self) -> None:
         """A step begins, in a loop inside of `with insp.watch(every=10):`; call it once a step.
@@ -425,7 +302,7 @@ class Inspector:
         Raises:
             InspectorError: not inside of such a region.
         """
-        self._require_open()
+        self._core.require_open()
         self._loops.tick()
 
     def metrics(self, **values: Any) -> None:
@@ -434,12 +311,13 @@ class Inspector:
         Arrays on the device are fetched when they are ready, without holding the loop up. What is
         no scalar is left out: an InspectorWarning says so once for each name, and the screen does.
         """
-        self._require_open()
-        with self._lock:
-            self._metrics.add(self._loops.step, values)
-            if not self._loops.running:
-                self._metrics.settle(wait=True)
-                self._view.present(force=True)
+        self._core.require_open()
+        core = self._core
+        with core.lock:
+            core.metrics.add(core.step, values)
+            if not core.looping:
+                core.metrics.settle(wait=True)
+                core.view.present(force=True)
 
     def background(self, train: Callable[[], Any]) -> threading.Thread:
         """Run a loop in a thread, so that the notebook (and the widget) stay responsive.
@@ -451,25 +329,10 @@ class Inspector:
         Returns:
             The started thread. What `train` raises is shown in the widget.
         """
-        self._require_open()
+        self._core.require_open()
         if not callable(train):
             raise TypeError(f"background takes a function, got {type(train).__name__}.")
-
-        configuration = Configuration.here()
-
-        def work() -> None:
-            try:
-                with configuration.held():
-                    train()
-            except Exception as error:  # noqa: BLE001 - there is no caller: it is shown
-                self._notice(
-                    "error", f"The background loop stopped: {type(error).__name__}: {error}"
-                )
-                self._view.state_changed()
-
-        thread = threading.Thread(target=work, name="nnx_inspector.background", daemon=True)
-        thread.start()
-        return thread
+        return self._loops.background(train)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the recording, and from then on each pass and metric as it comes.
@@ -483,12 +346,8 @@ class Inspector:
         Raises:
             OSError: the file cannot be made.
         """
-        self._require_open()
-        self._recording.attach(path, weakly(self._not_saved))
-
-    def _not_saved(self, text: str) -> None:
-        self._metrics.errors += 1
-        self._notice("error", text)
+        self._core.require_open()
+        self._core.keep_file(path)
 
     # --------------------------------------------------------- perturbations
 
@@ -513,61 +372,19 @@ class Inspector:
                 there is no such layer.
             InspectorError: a traced value.
         """
-        self._require_open()
-        require_known(perturbation)
-        only, rows = chosen_layer(only)
-        if isinstance(perturbation, ParameterPerturbation):
-            sites = parameter_keys(self._model, only)
-        else:
-            sites = self._called_sites(only)
-        self._check(perturbation, sites, rows)
-        name = only if isinstance(only, str) else ", ".join(sites)
-        name += "".join(f"[{i}]" for i in rows)
-        return self._handles.add(name, sites, perturbation, rows)
-
-    def _called_sites(self, only: Only) -> list[str]:
-        selection = Selection(only)
-        called = dict.fromkeys(call.site for call in self._trace.calls)
-        modules = {site.key: site for site in self._trace.modules}
-        sites = [
-            key
-            for key in called
-            if (  # what only a call reveals has no module here
-                selection.matches(modules[key].path, "__call__", modules[key].module)
-                if key in modules
-                else selection.matches_key(key)
-            )
-        ]
-        if not sites:
-            raise ValueError(nothing_selected(selection, sorted(called)))
-        return sites
-
-    def _check(self, one: Known, sites: Sequence[str], rows: tuple[int, ...]) -> None:
-        """Raise where a perturbation has no meaning in the pass that is on screen."""
-        if isinstance(one, ParameterPerturbation):
-            self._evaluating.reached().check_parameters(one, sites, rows)
-        elif is_live(one) and not rows:
-            outputs = {call.site: call.output for call in self._trace.calls}
-            for site in sites:
-                check_applies(one, site, outputs[site])
-        else:
-            self._evaluating.reached().check(one, sites, rows)
-
-    def _check_value(self, value: Known, handle: Handle) -> None:
-        if place_of(value, handle.sites, handle.rows) != handle.place:
-            self._check(value, handle.sites, handle.rows)
+        return self._targets.perturb(only, perturbation)
 
     @property
     def perturbations(self) -> list[Handle]:
         """The perturbations there are, oldest first."""
-        return self._handles.all()
+        return self._core.handles.all()
 
     def switch_all(self, enabled: bool) -> None:
         """Switch every perturbation on, or off: one change, from the next pass on."""
         if not isinstance(enabled, bool):
             raise TypeError(f"switch_all takes True or False, got {enabled!r}.")
-        self._require_open()
-        self._handles.switch_all(enabled)
+        self._core.require_open()
+        self._core.handles.switch_all(enabled)
 
     def sweep(
         self,
@@ -591,33 +408,16 @@ class Inspector:
             InspectorError: a sweep runs already, or a training step has taken the model's arrays.
             TypeError, ValueError: as of `nni.sweep`.
         """
-        return self._sweeps.run(self._to_sweep(only, perturbation, layers, logits, chunk), progress)
+        sweeps = self._sweeps
+        return sweeps.run(sweeps.wanted(only, perturbation, layers, logits, chunk), progress)
 
     def start_sweep(self, only: Only = "**", perturbation: Perturbation = _ZERO) -> None:
         """As `sweep`, in a thread: the result is on screen."""
-        self._sweeps.start(self._to_sweep(only, perturbation))
+        self._sweeps.start(self._sweeps.wanted(only, perturbation))
 
     def stop_sweep(self) -> None:
         """End the sweep that runs; what is measured so far stays."""
         self._sweeps.stop()
-
-    def _to_sweep(self, only: Only, perturbation: Perturbation, *how: Any) -> Asked:
-        self._require_open()
-        Selection(only).require_match(self._model)
-        trial, read = self._evaluating.trial, self._evaluating.call
-        source = f"{trial.name.lower()}, at step {self._loops.step}"
-        return Asked(read, source, trial.loss_fn is not None, only, perturbation, *how)
-
-    def _sweep_moved(self, message: protocol.Sweep) -> None:
-        self._view.keep(message)
-
-    def _perturbations_changed(self) -> None:
-        with self._lock:
-            self._loops.changed()
-            looping = self._loops.running
-        if not looping:
-            self._evaluating.refresh()
-        self._view.state_changed()
 
     # ----------------------------------------------------------------- modes
 
@@ -626,70 +426,29 @@ class Inspector:
         """What the modules let you switch (deterministic, use_running_average ...) for `run`,
         `step` and the effect, without touching the model.
         """
-        return self._modes
-
-    def _modes_changed(self, view: nnx.Module) -> None:
-        self._require_open()
-        args, kwargs, runs = self._evaluating.example.args, self._evaluating.example.kwargs, True
-        try:
-            self._take_trace(self._traced(view, args, kwargs))
-        except Exception as error:  # noqa: BLE001 - shown: another example may well run
-            text = f"The example cannot be run in these modes: {type(error).__name__}: {error}"
-            self._notice("warning", text)
-            runs = self._evaluating.trial is not self._evaluating.example
-        if runs and not self._loops.running:
-            self._evaluating.refresh()
-        self._show_modes(self._modes.switches())
-        self._view.state_changed()
-
-    def _traced(self, view: nnx.Module, args: Any, kwargs: Any) -> Trace:
-        """The calls of the example in other modes; a view has shapes, and no array to be read."""
-        with unwatched():
-            try:
-                return self._traced_of(view, args, kwargs)
-            except Exception as error:
-                if not why_untraceable(error):
-                    raise
-            copy = self._evaluating.example.call(self._model, self._modes.switches()).copied()
-            return self._traced_of(copy.model, args, kwargs)
-
-    def _traced_of(self, model: nnx.Module, args: Any, kwargs: Any) -> Trace:
-        call = self._entry.call(model, args, kwargs)
-        return traced(*call, selection=self._selection, roots={(): model})
-
-    def _show_modes(self, switches: Switches) -> None:
-        text = f"Modes for inspected passes: {switches.in_words()}. A watched loop has the model's."
-        standing = [text] if switches else []
-        if self._eager:
-            standing.append(
-                f"The pass ran eagerly, line by line: {self._eager}. FLOPs and dataflow are not "
-                f"known, and findings that need the program are not judged."
-            )
-        notices = (protocol.Notice(level="info", text=text, site=None) for text in standing)
-        self._view.standing = tuple(notices)
+        return self._core.modes
 
     # ------------------------------------------------------------- reading
 
     @property
     def model(self) -> nnx.Module:
         """The model, as it was given (to `update` last, where that was a model)."""
-        return self._watched
+        return self._core.watched
 
     @property
     def trace(self) -> Trace:
         """The calls of the example."""
-        return self._trace
+        return self._core.trace
 
     @property
     def recording(self) -> Recording:
         """What was measured so far."""
-        return self._recording
+        return self._core.recording
 
     @property
     def findings(self) -> list[Finding]:
         """What is wrong, worst first."""
-        self._loops.take_up()
-        return diagnose(self._recording)
+        return self._diagnosing.found()
 
     @property
     def effect(self) -> protocol.Effect | None:
@@ -700,21 +459,18 @@ class Inspector:
         Waits for what is being compiled for it, unless a loop is watched: there each measured step
         measures it. `source` says which pass it is of, and of which step's model.
         """
-        if not self._loops.running:
-            self._evaluating.wait()
-        return self._evaluating.effect()[0]
+        if not self._core.looping:
+            self._rerun.wait()
+        return self._rerun.effect()[0]
 
     @property
     def selected(self) -> str:
         """The site on screen. May be set."""
-        return self._view.selected
+        return self._core.view.selected
 
     @selected.setter
     def selected(self, site: str) -> None:
-        if site not in self._view.keys:
-            selection = Selection(site)
-            raise ValueError(nothing_selected(selection, self._view.keys))
-        self._view.select(site)
+        self._core.select(site)
 
     def parameters(self, site: str) -> dict[str, Summary]:
         """The Summary of each `nnx.Param` of a module (and of what is in it) as it is now, by
@@ -724,7 +480,7 @@ class Inspector:
             ValueError: there is no such site.
             InspectorError: a training step that still runs has taken the arrays.
         """
-        rows, _ = parameters_at(self._trace, self._known(site))
+        rows, _ = parameters_at(self._core.trace, self._core.known(site))
         return {row.path: row.summary for row in rows}
 
     def units(self, site: str) -> Any:
@@ -736,31 +492,8 @@ class Inspector:
             ValueError: there is no such site.
             InspectorError: it returns no array with units, or as of `parameters`.
         """
-        self._require_open()
-        setting = self._handles.setting()
-        return units_at(self._passes, self._evaluating.call, setting, self._known(site))
-
-    def _known(self, site: str) -> str:
-        if without_layers(site)[0] not in self._view.keys:
-            raise ValueError(nothing_selected(Selection(site), self._view.keys))
-        return site
-
-    def source_of_pass(self) -> str:
-        """What was run last, in words."""
-        return self._evaluating.trial.name.lower()
-
-    def ask(self, request: Request) -> None:
-        """Answer what the screen asks, in a thread."""
-        self._looks.ask(request)
-
-    def _answer(self, request: Request) -> Answer | None:
-        if isinstance(request, protocol.ShowValues | protocol.ReadValues):
-            return read_values(request, self._opening, self._to_look_at)
-        if isinstance(request, protocol.Compare):
-            found = self._view.compared(request)
-            return None if found is None else (found, None)
-        self._known(request.site)
-        return look(request, self)
+        self._core.require_open()
+        return units_at(self._core, self._core.known(site))
 
     def compare(
         self,
@@ -799,21 +532,11 @@ class Inspector:
             ['', '']
             >>> insp.close()
         """
-        self._require_open()
+        self._core.require_open()
         if other is None:
-            self._view.show_other(None, "", step=None)
+            self._core.view.show_other(None, "", step=None)
             return None
-        theirs, ours = at if isinstance(at, tuple) else (at, at)
-        of_no_step = isinstance(other, Record)
-        if of_no_step:
-            record, theirs = jax.device_get(other), None
-            layers = layers_of(record, shown_of(stacks_of(self._trace)))
-            other = recording_of({**record.merged(), **layers})
-        frame = compare(other, self._recording, at=(theirs, ours))
-        shown = other_pass(other, theirs, sites=self._recording.sites)
-        called = name or other.name or "another run"
-        self._view.show_other(shown, called, step=None if of_no_step else shown.step)
-        return frame
+        return compare_with(self._core, other, at if isinstance(at, tuple) else (at, at), name)
 
     def figure(self, site: str, *, quantity: str = "output", scale: Scale = "symlog") -> go.Figure:
         """A plotly figure of one site: its histogram now and over the steps.
@@ -822,7 +545,7 @@ class Inspector:
         """
         from nnx_inspector.recordings.figure import figure
 
-        return figure(self._recording, site, quantity=quantity, scale=scale)  # type: ignore[arg-type]
+        return figure(self._core.recording, site, quantity=quantity, scale=scale)  # type: ignore[arg-type]
 
     def to_html(self, path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> int:
         """Write one page that shows what was recorded, without a kernel and without a network.
@@ -854,42 +577,9 @@ class Inspector:
             True
             >>> insp.close()
         """
-        title = f"{type(self._model).__name__} - nnx_inspector"
-        return write_page(
-            path, page_of(self._recording, self._told(), title=title, max_bytes=max_bytes)
-        )
-
-    def _told(self) -> Told:
-        """What a page tells besides the recording."""
-        if not self._loops.running:
-            self._evaluating.wait()  # for the effect
-        layout, state = self._view.layout, self._view.state_at_rest()
-        assert layout is not None  # both are from the beginning on
-        assert state is not None
-        shown, pages = self._evaluating.shown, Pages(self._model, self._modes)
-        return told_by(
-            self,
-            layout=layout,
-            state=state,
-            kept=[x for x in (message_of(self.findings), self._view.kept("sweep")) if x],
-            nnx=lambda site: pages.page(
-                site,
-                0,
-                step=self._loops.step,
-                passed="" if shown is None else shown.trial.kind,
-                record=None if shown is None else shown.outcome.perturbed.record,
-            ),
-            units=lambda sites: units_messages(
-                self._passes,
-                self._evaluating.call,
-                self._handles.setting(),
-                sites,
-                self.source_of_pass(),
-            ),
-        )
-
-    def _told_briefly(self, *shown: Any) -> Told:
-        return self._brief.told(self, *shown)
+        if not self._core.looping:
+            self._rerun.wait()  # for the effect
+        return write_html(self._core, path, self.findings, max_bytes=max_bytes)
 
     def values(
         self, site: str, *, part: Part = "output", call: int | None = None, clean: bool = False
@@ -926,126 +616,18 @@ class Inspector:
             ['bias', 'kernel']
             >>> insp.close()
         """
-        self._require_open()
-        if site not in self._view.keys:
-            raise ValueError(nothing_selected(Selection(site), self._view.keys))
-        opened = self._opening.open(self._to_look_at(), site, part, clean=clean)
+        self._core.require_open()
+        self._core.known(site, layers=False)
+        opened = self._opening.open(look_of(self._core), site, part, clean=clean)
         return opened_tree(opened, site, call)
-
-    def _to_look_at(self) -> Look:
-        """The pass that is on screen, with what its sites are."""
-        shown, looping = self._evaluating.shown, self._loops.running
-        trial, switches = self._evaluating.trial, self._modes.switches()
-        setting = self._handles.setting()
-        if shown is not None and not looping and shown.trial is trial:
-            switches, setting = shown.switches, shown.setting
-        of = f"{trial.name}, with the parameters that the model had when this was read"
-        return Look(
-            call=trial.call(self._model, switches),
-            setting=setting,
-            modules={site.key: site.module for site in module_sites(self._model)},
-            stacked={call.site: call.stacked for call in self._trace.calls},
-            keys=self._passes.keys,
-            trial=trial,
-            source=f"{of}; a loop is running." if looping else f"{of}.",
-        )
-
-    # ------------------------------------------------------------ the screen
-
-    def _asked(self, message: Any) -> None:
-        answer(message, self, self._handles, self._view)
-
-    def _diagnose(self, forced: bool) -> None:
-        self._diagnosing.look(now=forced)
-
-    def _found(self) -> list[Finding]:
-        return self.findings
-
-    def _not_found(self, error: Exception) -> None:
-        text = f"Looking for what is wrong failed: {type(error).__name__}: {error}"
-        self._notice("warning", text)
-
-    def _show_nnx(self, site: str, number: int) -> None:
-        """The page of one module as NNX sees it, onto the screen."""
-        shown = self._evaluating.shown
-        page = self._pages.page(
-            site,
-            number,
-            step=self._loops.step,
-            passed="" if shown is None else shown.trial.kind,
-            record=None if shown is None else shown.outcome.perturbed.record,
-        )
-        self._view.screen.send(page)
-
-    def _switch_mode(self, module: str, name: str, value: bool | None) -> None:
-        self._pages.switch(module, name, value)
-
-    def _snapshot(self) -> dict[str, Any]:
-        return {
-            "recording": self._recording,
-            "handles": self._handles.all(),
-            "pending": self._loops.pending and self._loops.running,
-            "metrics": self._metrics.latest,
-            "meter": self._meter,
-            "effect": self._evaluating.effect,
-            "errors": self._metrics.errors,
-        }
-
-    def _take_trace(self, found: Trace) -> None:
-        # what was traced may be a view with other modes: the rows are the model's own modules
-        own = {site.path: site for site in module_sites(self._model)}
-        modules = (*own.values(), *(site for site in found.modules if site.path not in own))
-        self._trace = dataclasses.replace(found, modules=modules)
-        self._passes.extend([*(c.site for c in found.calls), *(site.key for site in modules)])
-        self._new_layout({})
-
-    def _new_layout(self, unseen: Mapping[str, str]) -> None:
-        layout = layout_of(self._model, self._trace, number=self._view.layouts + 1, unseen=unseen)
-        self._view.set_layout(layout)
-
-    def _stacks_told(self) -> dict[str, Stack]:
-        stacks = stacks_of(self._trace)
-        found = {
-            site: Stack(count, self._evaluating.reached().turns(site))
-            for site, count in shown_of(stacks).items()
-        }
-        return {s: one for s, one in found.items() if one.turns and abs(one.turns[0]) == stacks[s]}
-
-    def _is_looping(self) -> bool:
-        return self._loops.running
-
-    def _step(self) -> int:
-        return self._loops.step
-
-    def _notice(self, level: str, text: str, site: str | None = None) -> None:
-        self._view.notice(protocol.Notice(level=level, text=text, site=site))
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise InspectorError(
-                "This inspector was closed. Make a new one: nni.Inspector(model, x)."
-            )
 
     def close(self) -> None:
         """Free the widget, the programs and the hooks. What was recorded stays readable."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._evaluating.close()
-            self._sweeps.close()
-            self._looks.close()
-            self._diagnosing.close()
-            self._opening.shelf.clear()
-            self._pages.forget()
-            self._loops.close()
-            self._meter.close()
-        self._recording.detach()
-        self._view.close()
+        self._core.close()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        return self._view.mimebundle(repr(self), **kwargs)
+        return self._core.view.mimebundle(repr(self), **kwargs)
 
     def __repr__(self) -> str:
-        state = ", closed" if self._closed else ""
-        return f"Inspector({type(self._model).__name__}, {self._recording!r}{state})"
+        state = ", closed" if self._core.closed else ""
+        return f"Inspector({type(self._core.model).__name__}, {self._core.recording!r}{state})"

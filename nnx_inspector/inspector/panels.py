@@ -1,14 +1,13 @@
-"""What the screen asks of one site on demand: its parameters, its units, its code.
+"""What the screen shows on demand: the parameters, units and code of one site, and another run.
 
-Each answer names its request; `answering` makes it in a thread. Invariant: nothing of the model
-changes. Draws nothing.
+Each answer names its request. Invariant: nothing of the model changes. Draws nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -17,21 +16,26 @@ from flax import nnx
 from nnx_inspector.errors import InspectorError, reply_text
 from nnx_inspector.hooks.sites import CALL, ModuleSite, Path, parse_key, site_key
 from nnx_inspector.hooks.variables import variables_by_path
-from nnx_inspector.inspector.commands import Answer
-from nnx_inspector.inspector.passes.call import Call
-from nnx_inspector.inspector.passes.programs import OwnedPasses
+from nnx_inspector.inspector.core import Answer, Core
 from nnx_inspector.perturbations.perturbed import without_layers
-from nnx_inspector.perturbations.slots import Setting
 from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.program.donated import undisturbed
 from nnx_inspector.program.marks import describe
 from nnx_inspector.program.stage import array_names
+from nnx_inspector.recordings.compare import compare
+from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.records.layers import layers_of
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
+from nnx_inspector.screen.comparison import other_pass, recording_of
+from nnx_inspector.screen.layout import shown_of, stacks_of
 from nnx_inspector.screen.source import documentation_of, excerpts_of
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.stats.units import Units
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,23 +114,21 @@ MOST_PARAMETERS = 24
 """So many are measured for the screen; the root of a large model has thousands."""
 
 
-class Looked(Protocol):
-    """What is asked of an inspector."""
+def look(core: Core, request: protocol.Look) -> Answer:
+    """The answer to a request.
 
-    @property
-    def trace(self) -> Trace: ...
-    def units(self, site: str) -> Any: ...
-    def source_of_pass(self) -> str: ...
-
-
-def look(request: protocol.Look, inspector: Looked) -> Answer:
-    """The answer to a request: a message and its buffer."""
+    Raises:
+        ValueError: there is no such site.
+        InspectorError: it has no such figures, or a training step has taken the model's arrays.
+    """
+    core.known(request.site)
     if request.what == "parameters":
-        rows, more = parameters_at(inspector.trace, request.site, most=MOST_PARAMETERS)
+        rows, more = parameters_at(core.trace, request.site, most=MOST_PARAMETERS)
         return parameters_message(rows, more=more, request=request.id, site=request.site)
     if request.what == "units":
-        return _units_message(request, inspector)
-    return _code_message(request, inspector.trace), None
+        units = units_at(core, request.site)
+        return _message_of(core, units, request.site, number=request.id)
+    return _code_message(request, core.trace), None
 
 
 # ----------------------------------------------------------------- parameters
@@ -146,22 +148,23 @@ def _module_at(trace: Trace, site: str) -> ModuleSite | None:
 # ----------------------------------------------------------------------- units
 
 
-def units_at(passes: OwnedPasses, call: Callable[[], Call], setting: Setting, site: str) -> Any:
+def units_at(core: Core, site: str) -> Any:
     """The Units of what a site returns in a pass (a pytree of them for a pytree).
 
     Args:
-        passes: of the inspector.
-        call: reads the model as it is now.
-        setting: what is perturbed.
+        core: what was asked for last is run, with what is perturbed.
         site: a key, `"layers[3]"` for one layer of a stacked module.
 
     Raises:
         KeyError: the pass does not show the site.
         InspectorError: it returns no array with units, or a training step has taken the model.
     """
-    head, _ = without_layers(site)
-    record = undisturbed(lambda: passes.units(call(), setting, head), "The units")
-    return _units_in(record, site)
+    return _units_in(_record_of_units(core, without_layers(site)[0]), site)
+
+
+def _record_of_units(core: Core, *sites: str) -> Record:
+    setting = core.handles.setting()
+    return undisturbed(lambda: core.programs.units(core.call(), setting, *sites), "The units")
 
 
 def _units_in(record: Record, site: str) -> Any:
@@ -178,40 +181,25 @@ def _leaves(units: Any) -> list[Units]:
     return [x for x in jax.tree.leaves(units, is_leaf=is_leaf) if isinstance(x, Units)]
 
 
-def _units_message(request: protocol.Look, inspector: Looked) -> Answer:
-    units = inspector.units(request.site)
-    return _message_of(units, request.site, inspector.source_of_pass(), number=request.id)
-
-
-def units_messages(
-    passes: OwnedPasses,
-    call: Callable[[], Call],
-    setting: Setting,
-    sites: Sequence[str],
-    source: str,
-) -> dict[str, Answer | str]:
-    """For each of some sites the message that tells its units, from one pass; or why there is none.
-
-    Args:
-        passes, call, setting: as of `units_at`.
-        sites: their keys.
-        source: the pass in words.
+def units_messages(core: Core, sites: Sequence[str]) -> dict[str, Answer | str]:
+    """For each of some sites the message that tells its units, from one pass; or why there is
+    none.
     """
     heads = dict.fromkeys(without_layers(site)[0] for site in sites)
     try:
-        record = undisturbed(lambda: passes.units(call(), setting, *heads), "The units")
+        record = _record_of_units(core, *heads)
     except Exception as error:  # noqa: BLE001 - it is the answer
         return dict.fromkeys(sites, reply_text(error))
     found: dict[str, Answer | str] = {}
     for site in sites:
         try:
-            found[site] = _message_of(_units_in(record, site), site, source, number=0)
+            found[site] = _message_of(core, _units_in(record, site), site, number=0)
         except (InspectorError, KeyError) as error:
             found[site] = reply_text(error)
     return found
 
 
-def _message_of(units: Any, site: str, source: str, *, number: int) -> Answer:
+def _message_of(core: Core, units: Any, site: str, *, number: int) -> Answer:
     one = _leaves(units)[0]
     figures = np.stack([_figure(one, name) for name in protocol.UNIT_FIGURES])
     shown = figures[:, : protocol.MOST_UNITS]
@@ -220,7 +208,7 @@ def _message_of(units: Any, site: str, source: str, *, number: int) -> Answer:
         id=number,
         site=site,
         each=int(np.max(one.size, initial=0)),
-        source=source,
+        source=core.trial.name.lower(),
         units=shown.shape[1],
         more=figures.shape[1] - shown.shape[1],
         why="",
@@ -266,3 +254,23 @@ def sown_at(trace: Trace, site: str) -> tuple[str, ...]:
         if apart and segments[:-1] == path and segments and call.inputs == "nothing":
             found[call.site] = None
     return tuple(found)
+
+
+# ----------------------------------------------------------------- another run
+
+
+def compare_with(
+    core: Core, other: Recording | Record, at: tuple[int | None, int | None], name: str
+) -> pd.DataFrame:
+    """Put another run beside this one on screen; see `Inspector.compare`."""
+    theirs, ours = at
+    of_no_step = isinstance(other, Record)
+    if of_no_step:
+        record, theirs = jax.device_get(other), None
+        layers = layers_of(record, shown_of(stacks_of(core.trace)))
+        other = recording_of({**record.merged(), **layers})
+    frame = compare(other, core.recording, at=(theirs, ours))
+    shown = other_pass(other, theirs, sites=core.recording.sites)
+    called = name or other.name or "another run"
+    core.view.show_other(shown, called, step=None if of_no_step else shown.step)
+    return frame

@@ -44,8 +44,8 @@ def stream():
     global pushed
     end = time.monotonic() + {seconds}
     while time.monotonic() < end:
-        insp._loops.step += 1
-        insp._view.present() if pushed % 50 else insp.push(record)
+        insp._core.step += 1
+        insp._core.view.present() if pushed % 50 else insp.push(record)
         pushed += 1
         time.sleep(1 / 120)
 insp.background(stream)
@@ -79,7 +79,7 @@ def measure(notebook: Notebook, minutes: float) -> list[tuple[str, str]]:
     notebook.run(0, seconds=300)
     view = View(notebook.cell(0))
     view.wait("nni-stat-output-size", "value > 0")
-    comm = notebook.ask("insp._view.screen.control.comm.comm_id")
+    comm = notebook.ask("insp._core.view.screen.control.comm.comm_id")
     notebook.evaluate(COUNT, comm)
     notebook.run(notebook.append(STREAM.format(seconds=minutes * 60)))
     heaps, backlogs, clicks = [], [], []
@@ -87,7 +87,7 @@ def measure(notebook: Notebook, minutes: float) -> list[tuple[str, str]]:
     for i in range(rounds):
         page.wait_for_timeout(minutes * 60_000 / rounds * 0.9)
         sent, drawn, dropped = notebook.ask(
-            "[insp._view.screen._seq, insp._view.screen._acknowledged, insp._view.screen.dropped]"
+            "(lambda s: [s._seq, s._acknowledged, s.dropped])(insp._core.view.screen)"
         )
         backlogs.append(sent - drawn)
         heaps.append(page.evaluate(HEAP))

@@ -144,7 +144,7 @@ def assert_perturbed_as_toggled(
     notebook: Notebook, times: int, until: float = float("inf")
 ) -> None:
     """The losses say which steps were perturbed; the recording says the same up to a step."""
-    zeroed, losses, flags, last = notebook.ask(f"[zeroed, losses, {FLAGS}, insp._loops.step]")
+    zeroed, losses, flags, last = notebook.ask(f"[zeroed, losses, {FLAGS}, insp._core.step]")
     perturbed = [abs(loss - zeroed) < 1e-5 * zeroed for loss in losses]
     assert sum(a != b for a, b in itertools.pairwise(perturbed)) == times
     first = last - (len(losses) - 1)

@@ -64,7 +64,7 @@ for batch in insp.watch(UntilStopped(), every=1):
     on = any(handle.enabled for handle in insp.perturbations)
     loss, aux = counted_step(model, optimizer, batch)
     insp.metrics(loss=loss, accuracy=aux["accuracy"])
-    seen.append((on, insp._meter.compilations, traces))
+    seen.append((on, insp._core.meter.compilations, traces))
 """
 
 FIGURES = """{
@@ -104,7 +104,7 @@ def story(lab: Lab) -> Iterator[Story]:
                 total = progress.get_by_role("progressbar").get_attribute("aria-valuemax")
                 story.trained = {"steps": view.value("nni-progress"), "total": total}
             if index in (STEP, PERTURB):
-                compilations = notebook.ask("insp._meter.compilations")
+                compilations = notebook.ask("insp._core.meter.compilations")
                 story.compilations.append(compilations)
         notebook.run(notebook.append(LOOP))
         yield story
@@ -179,7 +179,7 @@ def test_zero_shows_loss_and_accuracy_beside_the_clean_ones(notebook: Notebook, 
     clean = dict(zip(("loss", "accuracy"), _values(notebook, STEP), strict=True))
     view.select("conv1")
     before = view.figures()
-    compilations = notebook.ask("insp._meter.compilations")
+    compilations = notebook.ask("insp._core.meter.compilations")
 
     view.perturb("Zero")
     view.part("nni-effect-loss-perturbed").wait_for()
@@ -209,7 +209,7 @@ def test_zero_shows_loss_and_accuracy_beside_the_clean_ones(notebook: Notebook, 
     assert notebook.ask_until("len(insp.perturbations)", 0) == 0
     notebook.run(PERTURB)  # the same in Python
     assert f"without conv1: {effect[1]['loss']} " in notebook.outputs(PERTURB)[0]["text"]
-    assert notebook.ask("insp._meter.compilations") == compilations
+    assert notebook.ask("insp._core.meter.compilations") == compilations
 
 
 def test_detail_follows_a_click_while_a_cell_trains(lab: Lab, notebook: Notebook, view: View):
@@ -340,7 +340,7 @@ def test_nothing_went_wrong_on_the_page(notebook: Notebook, view: View):
     assert notebook.foreign == []
     for testid in ("nni-error", "nni-notice", "nni-banner"):
         assert view.root.get_by_test_id(testid).all_inner_texts() == []
-    assert notebook.ask("insp._view.failures + insp._metrics.errors") == 0
+    assert notebook.ask("insp._core.view.failures + insp._core.metrics.errors") == 0
 
 
 def _values(notebook: Notebook, index: int) -> list[float]:

@@ -148,7 +148,7 @@ def test_malformed_commands_get_one_readable_reply_and_change_nothing(notebook: 
         " [float(v) for v in insp.recording.summary('first').quantile([0, 0.5, 1])]]"
     )
     before = notebook.ask(state)
-    comm = notebook.ask("insp._view.screen.control.comm.comm_id")
+    comm = notebook.ask("insp._core.view.screen.control.comm.comm_id")
     notebook.evaluate(COLLECT, comm)
     perturb = {"type": "perturb", "site": "first", "kind": "Zero", "strength": None, "at": "output"}
     adjust = {"type": "adjust", "perturbation": 1, "enabled": True, "strength": None}

@@ -17,8 +17,8 @@ class Browser:
 
     def ask(self, insp, message):
         self.sent.clear()
-        insp._view.screen._received(None, protocol.to_header(message), None)
-        insp._looks.wait()  # some are answered in a thread
+        insp._core.view.screen._received(None, protocol.to_header(message), None)
+        insp._commands.wait()  # some are answered in a thread
         return list(self.sent)
 
     def of(self, kind):

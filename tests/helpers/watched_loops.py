@@ -100,7 +100,7 @@ def watched(name: str, way: str, *, perturbed: bool = False) -> tuple[Ran, Any]:
             if perturbed:
                 insp.perturb("a", nni.Scale(FACTOR))
             losses = WAYS[way](insp, loop)
-            noticed = tuple(n.text for n in insp._view._notices)
+            noticed = tuple(n.text for n in insp._core.view._notices)
             recording = insp.recording
             insp.close()
         left = set(threading.enumerate()) - threads

@@ -673,7 +673,7 @@ def inspector():
 def layout(inspector) -> dict[str, Any]:
     from nnx_inspector.screen.layout import layout_of
 
-    message = layout_of(inspector._model, inspector.trace, number=1, unseen={})
+    message = layout_of(inspector._core.model, inspector.trace, number=1, unseen={})
     return {site.key: site for site in message.sites}
 
 
@@ -707,7 +707,7 @@ def test_the_inspector_measures_and_perturbs_linen_sites(inspector):
     assert len(entry)
     with inspector.perturb("wrapped/mlp", nni.Zero()):
         out = inspector.run(X)
-        bias = inspector._model.wrapped.out["bias"][...]
+        bias = inspector._core.model.wrapped.out["bias"][...]
         np.testing.assert_allclose(out, jnp.broadcast_to(bias, (5, 3)), atol=1e-6)
     np.testing.assert_allclose(inspector.run(X), plain, rtol=1e-6)
     with pytest.raises(ValueError, match="wrapped/mlp"):
@@ -715,7 +715,7 @@ def test_the_inspector_measures_and_perturbs_linen_sites(inspector):
 
 
 def test_a_watched_train_step_sees_and_perturbs_linen_sites(inspector):
-    model = inspector._model
+    model = inspector._core.model
     optimizer = nnx.Optimizer(model, optax.sgd(0.0), wrt=nnx.Param)
 
     @nnx.jit

@@ -1,5 +1,6 @@
 """What the browser asks, against a model that is not there: calls made, and one reply each."""
 
+import contextlib
 import dataclasses
 import itertools
 import threading
@@ -8,7 +9,7 @@ import types
 import pytest
 
 import nnx_inspector as nni
-from nnx_inspector.inspector.commands import answer
+from nnx_inspector.inspector.commands import _REQUESTS, Commands
 from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comm import InspectorWidget, Screen, asset
@@ -39,10 +40,9 @@ class Handle:
 
 
 class Fake:
-    """What a command may call, and the handles."""
+    """The handles, and what else a command may call."""
 
     def __init__(self):
-        self.selected = ""
         self.made: list[Handle] = []
         self.asked: list[object] = []
 
@@ -56,14 +56,21 @@ class Fake:
         for handle in self.all():
             handle.enabled = enabled
 
-    def ask(self, request):
-        self.asked.append(request)
+    def wanted(self, only, perturbation):
+        return only, perturbation.python(short=True)
 
-    def start_sweep(self, only, perturbation):
-        self.asked.append((only, perturbation.python(short=True)))
+    def start(self, sweep):
+        self.asked.append(sweep)
 
-    def stop_sweep(self):
+    def stop(self):
         self.asked.append("stop")
+
+    def forget(self):
+        """Nothing is remembered."""
+
+    @property
+    def shelf(self):
+        return types.SimpleNamespace(clear=self.forget)
 
     def all(self):
         return [handle for handle in self.made if not handle.removed]
@@ -91,6 +98,12 @@ class Replies:
         self.said.append((number, error))
 
 
+def commands(fake, view):
+    core = types.SimpleNamespace(handles=fake, view=view, closing=contextlib.ExitStack())
+    core.trace, core.known = Trace((), (), (), (), {}), lambda site: site
+    return Commands(core, targets=fake, sweeps=fake, pages=fake, opening=fake)
+
+
 @pytest.fixture
 def fake():
     return Fake()
@@ -99,7 +112,7 @@ def fake():
 def ask(fake, message):
     """The error of the one reply, "" where there was none."""
     view = Replies()
-    answer(message, fake, fake, view)
+    commands(fake, view).answer(message)
     ((number, error),) = view.said
     assert number == message.id
     return error
@@ -117,8 +130,7 @@ def shown(message):
         flops=None, calls=0, stacked=0, aliases=(), source="", perturbable=False, unseen="",
     )  # fmt: skip
     layout = protocol.Layout(version=protocol.VERSION, layout=4, model="M", sites=(row,))
-    inspector = types.SimpleNamespace(trace=Trace((), (), (), (), {}))
-    answer(message, inspector, Fake(), types.SimpleNamespace(screen=screen, layout=layout))
+    commands(Fake(), types.SimpleNamespace(screen=screen, layout=layout)).answer(message)
     *sent, (number, error) = said
     assert number == message.id
     return sent, error
@@ -255,20 +267,49 @@ def test_a_sweep_is_started_and_stopped(fake):
     assert fake.asked == [("a/**", "nni.Scale(factor=0.5)"), "stop"]
 
 
-def test_a_look_is_not_answered_before_it_was_looked(fake):
-    view, request = Replies(), protocol.Look(id=7, what="units", site="a")
-    answer(request, fake, fake, view)
-    assert fake.asked == [request]
-    assert view.said == []
+def test_what_may_take_long_is_answered_in_order_before_its_reply_in_a_thread(fake, monkeypatch):
+    said, threads = [], set()
+
+    def look(core, request):
+        threads.add(threading.current_thread())
+        if request.site == "bad":
+            raise KeyError("'bad' is not there.")
+        return (request.site, None)
+
+    monkeypatch.setattr("nnx_inspector.inspector.commands.look", look)
+    view = Replies()
+    view.screen = types.SimpleNamespace(
+        send=lambda *sent: said.append(sent),
+        reply=lambda number, error="": said.append((number, error)),
+    )
+    view.compared = lambda request: None
+    one = commands(fake, view)
+    for number, site in enumerate(("a", "bad", "b")):
+        one.answer(protocol.Look(id=number, what="code", site=site))
+    one.answer(protocol.Compare(id=3, number=1, pinned=2))
+    one.wait()
+    assert said == [
+        ("a", None), (0, ""), (1, "'bad' is not there."), ("b", None), (2, ""), (3, ""),
+    ]  # fmt: skip
+    assert threading.current_thread() not in threads
     assert view.python == "", "a panel looks by itself: nothing was clicked"
+    one._core.closing.close()
+    one.answer(protocol.Look(id=9, what="code", site="a"))
+    assert said[-1] == (9, "This inspector was closed.")
+
+
+def test_every_request_has_its_handler():
+    without_reply = {protocol.Hello, protocol.Ack}
+    assert set(_REQUESTS) == set(protocol.TO_KERNEL) - without_reply
 
 
 def test_what_was_clicked_last_is_told_in_python_and_what_failed_is_not_sent(fake):
     view = Replies()
-    answer(perturb("Scale", 0.5), fake, fake, view)
-    answer(protocol.SwitchAll(id=1, enabled=False), fake, fake, view)
-    answer(protocol.StopSweep(id=2), fake, fake, view)
-    answer(perturb("Zero", site="nowhere"), fake, fake, view)
+    one = commands(fake, view)
+    one.answer(perturb("Scale", 0.5))
+    one.answer(protocol.SwitchAll(id=1, enabled=False))
+    one.answer(protocol.StopSweep(id=2))
+    one.answer(perturb("Zero", site="nowhere"))
     assert view.states == ['insp.perturb("a", nni.Scale(factor=0.5))', "insp.switch_all(False)"]
     assert view.python == "insp.switch_all(False)"
 

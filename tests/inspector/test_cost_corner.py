@@ -36,7 +36,7 @@ def streamed(sent):
 
 
 def state_of(insp, sent):
-    insp._view.state_changed()
+    insp._core.view.state_changed()
     return protocol.from_header(sent[-1][1])
 
 
@@ -48,9 +48,9 @@ def test_bytes_compilations_and_drops_are_what_was_counted(sent):
         jax.jit(lambda x: x * 2 + 1).lower(jax.ShapeDtypeStruct((size,), "float32")).compile()
     drops = 0
     for _ in range(CREDITS):  # under way: nobody acknowledges them
-        insp._view.screen.next_seq()
+        insp._core.view.screen.next_seq()
     for _ in range(10):
-        drops += not insp._view.screen.ready_for_frame()
+        drops += not insp._core.view.screen.ready_for_frame()
     assert drops >= 1
     after = state_of(insp, sent)
     assert after.cost.compilations == before.cost.compilations + 3
@@ -80,8 +80,10 @@ def test_states_are_fewer_than_frames_unless_something_is_done(sent, monkeypatch
 
     def sent_now(**how):
         before = len(sent)
-        insp._view.screen._received(None, {"type": "ack", "seq": insp._view.screen._seq}, None)
-        insp._view.present(**how)
+        insp._core.view.screen._received(
+            None, {"type": "ack", "seq": insp._core.view.screen._seq}, None
+        )
+        insp._core.view.present(**how)
         types = [content["type"] for _, content, _ in sent[before:]]
         return types.count("frame"), types.count("state")
 
@@ -141,7 +143,7 @@ def test_a_loop_says_which_of_its_steps_are_alike(monkeypatch):
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     insp = nni.Inspector(model, jnp.ones((4, 2)), display=False)
     told = []
-    monkeypatch.setattr(insp._meter, "step_ends", lambda seconds, **of: told.append(of))
+    monkeypatch.setattr(insp._core.meter, "step_ends", lambda seconds, **of: told.append(of))
     handle = insp.perturb("", nni.Scale(0.5))
     for i in insp.watch(range(4), every=2):
         if i == 1:

@@ -1,6 +1,8 @@
 """What is wrong reaches the screen: in a thread, once for many passes, and changes alone."""
 
+import contextlib
 import threading
+import types
 
 import jax.numpy as jnp
 import pytest
@@ -25,11 +27,16 @@ def finding(site="a", rule="nonfinite", severity="error"):
     )
 
 
-def raising(error):
-    raise error
+def diagnosing(monkeypatch, diagnose, keep=lambda message: None, notice=print):
+    """One that applies `diagnose` in place of the rules."""
+    monkeypatch.setattr("nnx_inspector.inspector.diagnosing.diagnose", lambda recording: diagnose())
+    view = types.SimpleNamespace(keep=keep)
+    closing = contextlib.ExitStack()
+    core = types.SimpleNamespace(view=view, notice=notice, recording=None, closing=closing)
+    return Diagnosing(core, types.SimpleNamespace(take_up=lambda: None))
 
 
-def test_whoever_asks_never_waits_and_what_comes_meanwhile_is_looked_at_once_more():
+def test_whoever_asks_never_waits_and_what_comes_meanwhile_is_looked_at_once_more(monkeypatch):
     go, begun, threads = threading.Event(), threading.Event(), []
 
     def diagnose():
@@ -38,7 +45,7 @@ def test_whoever_asks_never_waits_and_what_comes_meanwhile_is_looked_at_once_mor
         go.wait(60)
         return []
 
-    one = Diagnosing(diagnose, lambda message: None, raising)
+    one = diagnosing(monkeypatch, diagnose)
     one.look()
     assert begun.wait(60)  # what is asked for from here on is not in it
     for _ in range(100):
@@ -49,9 +56,9 @@ def test_whoever_asks_never_waits_and_what_comes_meanwhile_is_looked_at_once_mor
     assert threading.current_thread() not in threads
 
 
-def test_the_screen_is_told_of_changes_alone():
+def test_the_screen_is_told_of_changes_alone(monkeypatch):
     told, found = [], []
-    one = Diagnosing(lambda: list(found), told.append, raising)
+    one = diagnosing(monkeypatch, lambda: list(found), told.append)
 
     def look():
         one.look()
@@ -78,7 +85,7 @@ def test_it_rests_after_it_has_looked_unless_it_is_asked_to_look_now(monkeypatch
         clock[0] += 1.0
         return []
 
-    one = Diagnosing(diagnose, lambda message: None, raising)
+    one = diagnosing(monkeypatch, diagnose)
     for at, now in [(0.0, False), (4.9, False), (4.95, True), (9.9, False), (9.96, False)]:
         clock[0] = at
         one.look(now=now)
@@ -86,7 +93,7 @@ def test_it_rests_after_it_has_looked_unless_it_is_asked_to_look_now(monkeypatch
     assert looked == [0.0, 4.95, 9.96]
 
 
-def test_what_a_rule_raises_is_told_and_the_next_time_it_looks_again():
+def test_what_a_rule_raises_is_told_and_the_next_time_it_looks_again(monkeypatch):
     failures, looked = [], []
 
     def diagnose():
@@ -96,11 +103,12 @@ def test_what_a_rule_raises_is_told_and_the_next_time_it_looks_again():
         return [finding()]
 
     told = []
-    one = Diagnosing(diagnose, told.append, failures.append)
+    one = diagnosing(monkeypatch, diagnose, told.append, lambda *said: failures.append(said))
     for _ in range(2):
         one.look()
         one.wait()
-    assert [str(error) for error in failures] == ["a rule is wrong"]
+    text = "Looking for what is wrong failed: ValueError: a rule is wrong"
+    assert failures == [("warning", text)]
     assert len(told) == 1
 
 
@@ -122,7 +130,7 @@ def insp():
 def test_an_inspector_tells_what_it_finds_in_its_own_passes(insp):
     insp.run(jnp.ones((4, 3)).at[0, 0].set(jnp.nan))
     insp._diagnosing.wait()
-    message = insp._view._kept["findings"]
+    message = insp._core.view._kept["findings"]
     assert (message.findings[0].rule, message.findings[0].site) == ("nonfinite", "a")
     assert [row.message for row in message.findings] == [one.message for one in insp.findings]
 
@@ -132,4 +140,4 @@ def test_and_in_a_watched_loop(insp):
     for x in insp.watch([jnp.ones((4, 3)), jnp.full((4, 3), jnp.nan)], every=1):
         step(insp.model, x)
     insp._diagnosing.wait()
-    assert insp._view._kept["findings"].findings[0].rule == "nonfinite"
+    assert insp._core.view._kept["findings"].findings[0].rule == "nonfinite"

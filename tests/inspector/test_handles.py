@@ -14,7 +14,7 @@ UNITS = np.array([1.0, 0.0], np.float32)
 
 @pytest.fixture
 def handles():
-    return Handles(lambda: None)
+    return Handles()
 
 
 def kinds(setting):
@@ -169,7 +169,8 @@ def test_another_kind_a_wrong_type_and_use_after_removal_are_refused(handles):
 
 def test_all_are_switched_by_one_change():
     changes = []
-    handles = Handles(lambda: changes.append(1))
+    handles = Handles()
+    handles.on_change = lambda: changes.append(1)
     several = [handles.add(site, [site], Scale(2.0)) for site in "abc"]
     several[1].enabled = False
     changes.clear()
@@ -186,7 +187,7 @@ def test_all_are_switched_by_one_change():
 
 
 def test_the_strength_is_the_number_that_a_slider_sets():
-    handles = Handles(lambda: None)
+    handles = Handles()
     scale = handles.add("a", ["a"], Scale(2.0))
     scale.strength = 0.25
     assert (scale.perturbation.factor, scale.strength) == (0.25, 0.25)

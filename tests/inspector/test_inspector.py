@@ -55,7 +55,7 @@ class Browser:
         """Send a message (a dataclass or a raw header); the replies it got."""
         header = message if isinstance(message, dict) else protocol.to_header(message)
         before = len(self.of("reply"))
-        insp._view.screen._received(None, header, [])
+        insp._core.view.screen._received(None, header, [])
         return [header for header, _ in self.of("reply")[before:]]
 
 
@@ -84,9 +84,9 @@ def arrays(model):
 
 def table(browser, insp):
     header, buffer = browser.of("frame")[-1]
-    shape = len(insp._view.keys), len(protocol.QUANTITIES), len(protocol.STATISTICS)
+    shape = len(insp._core.view.keys), len(protocol.QUANTITIES), len(protocol.STATISTICS)
     flat = np.frombuffer(buffer, "<f8", int(np.prod(shape)))
-    return header, dict(zip(insp._view.keys, flat.reshape(shape), strict=True))
+    return header, dict(zip(insp._core.view.keys, flat.reshape(shape), strict=True))
 
 
 # ------------------------------------------------------------------- passes
@@ -124,11 +124,11 @@ def test_the_effect_is_the_clean_pass_beside_the_perturbed_one(insp, model):
     clean = insp.effect.clean
     handle = insp.perturb("b", nni.Zero())
     assert insp.effect.clean == clean
-    compiled = insp._meter.compilations
+    compiled = insp._core.meter.compilations
     assert insp.effect.perturbed == {"loss": 0.0, "largest": 0.0}
     handle.enabled = False
     assert insp.effect.perturbed == clean, "the old figures are back, exactly"
-    assert insp._meter.compilations == compiled, "no toggle compiles anything"
+    assert insp._core.meter.compilations == compiled, "no toggle compiles anything"
 
 
 def test_the_effect_on_the_example_is_the_change_of_the_output(insp):
@@ -142,11 +142,11 @@ def test_a_thousand_toggles_compile_nothing(insp):
     insp.step(loss_fn, X)
     first, second = insp.perturb("a", nni.Scale(0.5)), insp.perturb("b", nni.Zero())
     assert insp.effect is not None, "the comparison is compiled"
-    compiled, rng = insp._meter.compilations, np.random.default_rng(0)
+    compiled, rng = insp._core.meter.compilations, np.random.default_rng(0)
     for _ in range(100):
         first.enabled, second.enabled = map(bool, rng.integers(0, 2, 2))
         first.perturbation = nni.Scale(float(rng.normal()))
-    assert insp._meter.compilations == compiled
+    assert insp._core.meter.compilations == compiled
 
 
 def test_static_arguments_stay_static(browser):
@@ -226,7 +226,7 @@ def test_a_perturbation_acts_from_the_next_step_and_is_flagged(insp, model):
     seen = []
 
     def toggle(i):
-        seen.append(insp._view.training_perturbed)
+        seen.append(insp._core.view.training_perturbed)
         handle.enabled = 3 <= i < 6
 
     losses, traces = train(insp, model, n=10, every=1, toggle=toggle)
@@ -235,7 +235,7 @@ def test_a_perturbation_acts_from_the_next_step_and_is_flagged(insp, model):
     assert traces == 1, "every step is measured: one program, perturbed or not"
     watched = [p.perturbed for p in insp.recording.passes if p.kind == "watch"]
     assert watched == [4 <= i <= 6 for i in range(10)]
-    assert not insp._view.training_perturbed
+    assert not insp._core.view.training_perturbed
 
 
 def test_toggling_during_training_uses_the_two_programs_there_are(insp, model):
@@ -269,7 +269,7 @@ def test_leaving_a_loop_early_leaves_no_hook(insp, model, leave):
     gc.collect()
     assert dict(vars(nnx.Linear)) == methods
     assert nnx.graphdef(model) == graphdef
-    assert not insp._view.progress.running
+    assert not insp._core.view.progress.running
     assert len(list(insp.watch([X, X]))) == 2
 
 
@@ -282,7 +282,7 @@ def test_metrics_that_are_no_scalars_are_reported_not_raised(insp, model):
     with pytest.warns(nni.InspectorWarning, match="'loss' is no real scalar"):
         loop()
     assert list(insp.recording.curves()) == ["accuracy"]
-    texts = [n.text for n in insp._view._notices]
+    texts = [n.text for n in insp._core.view._notices]
     assert any("'loss' is no real scalar (float32[6,3])" in t for t in texts)
 
 
@@ -309,7 +309,7 @@ def test_a_broken_comm_is_counted_and_does_not_stop_the_loop(insp, model, monkey
     monkeypatch.setattr(InspectorWidget, "send", broken)
     _, traces = train(insp, model, n=6, every=1)
     assert traces == 1
-    assert insp._view.failures > 0
+    assert insp._core.view.failures > 0
 
 
 def test_a_background_loop_reports_what_it_raises(insp):
@@ -317,7 +317,7 @@ def test_a_background_loop_reports_what_it_raises(insp):
         raise ZeroDivisionError("mine")
 
     insp.background(loop).join()
-    assert "ZeroDivisionError: mine" in insp._view._notices[-1].text
+    assert "ZeroDivisionError: mine" in insp._core.view._notices[-1].text
 
 
 def test_run_without_arguments_runs_what_was_run_last_and_at_first_the_example(insp, model):
@@ -389,7 +389,7 @@ def test_a_click_selects_and_sends_that_sites_histogram(insp, browser):
     ]
     assert insp.selected == "a"
     header, _ = browser.of("frame")[-1]
-    index = insp._view.keys.index("a")
+    index = insp._core.view.keys.index("a")
     assert [(h["site"], h["quantity"]) for h in header["histograms"]] == [(index, 0)]
 
 
@@ -442,15 +442,15 @@ def test_a_bad_command_gets_one_readable_reply_and_changes_nothing(insp, browser
 
 @pytest.mark.parametrize("junk", [None, 3, "text", [], {}, {"type": None}, {"id": "x"}])
 def test_junk_is_ignored(insp, browser, junk):
-    insp._view.screen._received(None, junk, [])
+    insp._core.view.screen._received(None, junk, [])
 
 
 def test_a_browser_that_does_not_draw_gets_few_frames_and_the_rest_is_counted(insp, model, browser):
     frames = len(browser.of("frame"))
     train(insp, model, n=40, every=1)
     sent = len(browser.of("frame")) - frames
-    assert insp._view.screen.dropped > 0
-    assert sent + insp._view.screen.dropped >= 40
+    assert insp._core.view.screen.dropped > 0
+    assert sent + insp._core.view.screen.dropped >= 40
 
 
 # ------------------------------------------------------------------ bad input
@@ -548,7 +548,8 @@ def test_close_frees_both_widgets_and_a_dropped_inspector_is_freed(model, browse
     insp.close()
     assert set(_instances) == before
     dropped = nni.Inspector(model, X)
-    alive = weakref.ref(dropped)
+    dropped._diagnosing.wait()  # a thread that looks at it holds it meanwhile
+    alive = weakref.ref(dropped._core)
     del dropped
     gc.collect()
     assert alive() is None
@@ -630,7 +631,7 @@ def test_modes_are_for_inspected_passes_not_for_the_watched_loop(insp, model):
         if i == 2:
             insp.modes.set(nnx.Dropout, deterministic=False)
         steps.append(np.asarray(nnx.jit(lambda m, x: m(x))(model, batch)))
-        calls = insp._trace.calls
+        calls = insp._core.trace.calls
     bare = [np.asarray(nnx.jit(lambda m, x: m(x))(twin, X)) for _ in range(4)]
     np.testing.assert_allclose(steps, bare, rtol=1e-5, atol=1e-6)
     assert [c.site for c in calls] == ["", "a", "norm", "drop", "b"]
@@ -691,7 +692,7 @@ def test_a_step_that_was_compiled_ahead_of_time_is_told(insp, model):
 
     with pytest.warns(nni.InspectorWarning, match="compiled ahead of time"):
         loop()
-    texts = [notice.text for notice in insp._view._notices]
+    texts = [notice.text for notice in insp._core.view._notices]
     assert sum("The step is an executable" in text for text in texts) == 1
 
 

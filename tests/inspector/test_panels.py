@@ -50,7 +50,7 @@ def arrays(model):
 
 
 def seen(insp, what, site):
-    return look(protocol.Look(id=4, what=what, site=site), insp)
+    return look(insp._core, protocol.Look(id=4, what=what, site=site))
 
 
 # ------------------------------------------------------------------- parameters
@@ -201,7 +201,7 @@ def test_what_has_no_units_and_what_is_not_there_is_told(insp):
     with pytest.raises(ValueError, match="'nowhere'"):
         insp.units("nowhere")
     with pytest.raises(ValueError, match="'nowhere'"):
-        insp._answer(protocol.Look(id=1, what="code", site="nowhere"))
+        look(insp._core, protocol.Look(id=1, what="code", site="nowhere"))
     scalar = nni.Inspector(Scalar(), jnp.ones(3), display=False)
     with pytest.raises(nni.InspectorError, match="returns no array of numbers with an axis"):
         scalar.units("")

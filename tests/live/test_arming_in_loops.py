@@ -192,7 +192,7 @@ def test_an_interrupt_while_a_summary_is_received_reaches_the_loop(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         loop()
     assert done == [0, 1, 2]
-    assert not insp._loops.running
+    assert not insp._core.looping
     insp.close()
 
 

@@ -189,7 +189,7 @@ def test_a_loop_that_fails_says_only_what_it_raises(insp, model):
 
 
 def shown(insp):
-    return [one.not_acting for one in insp._view._state().perturbations]
+    return [one.not_acting for one in insp._core.view._state().perturbations]
 
 
 @pytest.mark.parametrize("name", ["a clone", "a split", "an executable"])

@@ -234,7 +234,7 @@ def test_flips_from_another_thread_during_500_donated_steps_act_on_whole_passes(
     for one in watched:
         expected = scaled if one.perturbed else clean
         np.testing.assert_allclose(one.summary("").norm, np.linalg.norm(expected), rtol=1e-4)
-    assert not insp._loops.running
+    assert not insp._core.looping
 
 
 def _both(model):

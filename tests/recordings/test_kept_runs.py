@@ -97,7 +97,9 @@ def test_a_disk_that_fails_stops_no_training(
     insp = Inspector(model, X, display=False)
     insp.save(path)
     notices: list[str] = []
-    monkeypatch.setattr(insp, "_notice", lambda level, text: notices.append(f"{level}: {text}"))
+    monkeypatch.setattr(
+        insp._core, "notice", lambda level, text: notices.append(f"{level}: {text}")
+    )
     for i in insp.watch(range(8), every=1):
         if i == 3:
             monkeypatch.setattr(os, "write", refused)

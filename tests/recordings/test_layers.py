@@ -111,13 +111,13 @@ def test_each_layer_has_its_own_figures_in_our_passes_and_in_a_loop(reverse, rem
     (_, record), _ = nni.value_and_grad(loss_fn)(model, X)
     insp.push(record, step=9)
     check_layers(recording, model)
-    assert not any(site.unseen for site in insp._view._layout.sites)
+    assert not any(site.unseen for site in insp._core.view._layout.sites)
     insp.close()
 
 
 def test_the_tree_has_the_layers_below_the_stack_and_its_parts_below_each():
     insp = nni.Inspector(Deep(nnx.Rngs(0)), X, display=False)
-    sites = insp._view._layout.sites
+    sites = insp._core.view._layout.sites
     at = {site.key: site for site in sites}
     assert [s.key for s in sites[:4]] == ["", "blocks", "blocks/linear", "blocks/drop"]
     for i in range(N):
@@ -140,7 +140,7 @@ def test_a_layer_can_be_selected_and_perturbed_by_its_key():
     norms = [insp.recording.summary(f"blocks[{i}]").norm for i in range(N)]
     assert norms[3] == 0, "and what follows is the bias of the next layer, which is zero"
     assert [norm == 0 for norm in norms[:3]] == [False] * 3
-    (shown,) = insp._view._state().perturbations
+    (shown,) = insp._core.view._state().perturbations
     assert (shown.site, shown.sites) == ("blocks[3]", ("blocks[3]",))
     handle.remove()
     insp.close()
@@ -174,13 +174,13 @@ def test_layers_that_cannot_be_told_apart_in_a_loop_say_so():
     size = insp.recording.summary("blocks").size
     assert size == N * X.size, "the whole stack's figures are there"
     assert insp.recording.summary("blocks[0]") is None
-    rows = {site.key: site for site in insp._view._layout.sites}
+    rows = {site.key: site for site in insp._core.view._layout.sites}
     assert rows["blocks[0]"].unseen == NOT_TOLD_APART
     assert rows["blocks"].unseen == ""
-    number = insp._view.layouts
+    number = insp._core.view.layouts
     for _ in insp.watch(range(3), every=1):
         layer_by_layer(model, X)
-    assert insp._view.layouts == number, "said once, not with every step"
+    assert insp._core.view.layouts == number, "said once, not with every step"
     insp.close()
 
 
@@ -216,7 +216,7 @@ class Ensemble(nnx.Module):
 
 def test_members_of_an_ensemble_are_measured_as_a_whole_and_the_row_says_so():
     insp = nni.Inspector(Ensemble(nnx.Rngs(0)), X, display=False)
-    rows = {site.key: site for site in insp._view._layout.sites}
+    rows = {site.key: site for site in insp._core.view._layout.sites}
     assert rows["members"].stacked == N
     assert "vmapped" in rows["members"].note
     assert not any("[" in key for key in rows)

@@ -75,9 +75,9 @@ def test_the_frame_is_returned_and_the_other_pass_can_be_asked_for(browser, insp
     assert [h["type"] for h, _ in shown] == ["frame", "reply"]
     frame, buffer = shown[0]
     assert (frame["number"], frame["held"], frame["metrics"]) == (protocol.OTHER, True, {})
-    shape = (len(insp._view.keys), len(protocol.QUANTITIES), len(protocol.STATISTICS))
+    shape = (len(insp._core.view.keys), len(protocol.QUANTITIES), len(protocol.STATISTICS))
     table = np.frombuffer(buffer[: 8 * math.prod(shape)], "<f8").reshape(shape)
-    at = insp._view.keys.index("b"), 0, protocol.STATISTICS.index("norm")
+    at = insp._core.view.keys.index("b"), 0, protocol.STATISTICS.index("norm")
     assert table[at] == other.summary("b").norm != insp.recording.summary("b").norm
 
 

@@ -11,7 +11,6 @@ import pytest
 from flax import nnx
 
 import nnx_inspector as nni
-from nnx_inspector.inspector.commands import answer
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.python_text import (
     Showing,
@@ -356,12 +355,12 @@ def test_a_mode_whose_name_is_no_keyword_is_set_by_one(name):
 def test_each_click_and_its_text_do_the_same(twins, monkeypatch):
     clicked, typed = twins
     replies = []
-    monkeypatch.setattr(clicked._view.screen, "reply", lambda *said: replies.append(said))
+    monkeypatch.setattr(clicked._core.view.screen, "reply", lambda *said: replies.append(said))
     for click in CLICKS:
-        answer(click, clicked, clicked._handles, clicked._view)
-        exec(clicked._view.python, {"insp": typed, "nni": nni})
-        assert seen(typed) == seen(clicked), clicked._view.python
+        clicked._commands.answer(click)
+        exec(clicked._core.view.python, {"insp": typed, "nni": nni})
+        assert seen(typed) == seen(clicked), clicked._core.view.python
     assert replies == [(click.id,) for click in CLICKS]
-    assert clicked._view._state().python == "insp.perturbations[1].enabled = True"
-    (state,) = [p.python for p in clicked._view._state().perturbations][:1]
+    assert clicked._core.view._state().python == "insp.perturbations[1].enabled = True"
+    (state,) = [p.python for p in clicked._core.view._state().perturbations][:1]
     assert state == 'insp.perturb("first", nni.Scale(factor=0.1))'

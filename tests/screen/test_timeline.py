@@ -26,7 +26,7 @@ def browser(monkeypatch):
 
 
 def table(insp, frame, buffer):
-    sites = len(insp._view.keys)
+    sites = len(insp._core.view.keys)
     shape = (sites, len(protocol.QUANTITIES), len(protocol.STATISTICS))
     return np.frombuffer(buffer[: 8 * np.prod(shape)], "<f8").reshape(shape)
 
@@ -45,7 +45,7 @@ def test_a_pass_comes_whole_with_the_histograms_of_a_site_and_before_the_reply(b
     assert sent[1][0] == {"type": "reply", "id": 7, "ok": True, "error": ""}
     frame, buffer = sent[0]
     assert (frame["number"], frame["held"]) == (1, True)
-    index = insp._view.keys.index("b")
+    index = insp._core.view.keys.index("b")
     assert {h["site"] for h in frame["histograms"]} == {index}
     norm = table(insp, frame, buffer)[index, 0, protocol.STATISTICS.index("norm")]
     assert norm == insp.recording.passes[1].summary("b").norm

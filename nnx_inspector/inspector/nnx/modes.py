@@ -79,7 +79,9 @@ class Modes(Mapping[str, Mapping[str, Any]]):
 
     Args:
         model: the model; it is never changed.
-        changed: called after each change with `view()`; what it raises undoes the change.
+
+    Attributes:
+        on_change: called after each change with `view()`; what it raises undoes the change.
 
     Example:
         >>> import jax.numpy as jnp
@@ -92,9 +94,9 @@ class Modes(Mapping[str, Mapping[str, Any]]):
         >>> insp.close()
     """
 
-    def __init__(self, model: nnx.Module, changed: Callable[[nnx.Module], None]):
+    def __init__(self, model: nnx.Module):
         self.model = model
-        self._changed = changed
+        self.on_change: Callable[[nnx.Module], object] = lambda view: None
         self._rules: tuple[_Rule, ...] = ()
 
     # ------------------------------------------------------------- switching
@@ -156,7 +158,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
         before, self._rules = self._rules, rules
         try:
             view = self.view()  # what set_view raises is raised here, not by a later pass
-            self._changed(view)
+            self.on_change(view)
         except BaseException:
             self._rules = before
             raise

@@ -15,6 +15,7 @@ from flax import nnx
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import CALL, Path, iter_modules, parse_key, site_key
+from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.nnx.graph import (
     Leaf,
     Node,
@@ -27,7 +28,7 @@ from nnx_inspector.inspector.nnx.graph import (
     variable_row,
 )
 from nnx_inspector.inspector.nnx.looks import Look, look_at, moved, norm_of, of_norms
-from nnx_inspector.inspector.nnx.modes import Mode, Modes
+from nnx_inspector.inspector.nnx.modes import Mode
 from nnx_inspector.inspector.nnx.switches import Offer
 from nnx_inspector.program.analysis.describe import value_in_words
 from nnx_inspector.records.record import Record
@@ -46,47 +47,38 @@ class _Looked:
 
 
 class Pages:
-    """What the screen asks about one inspector's model.
+    """What the screen asks about one inspector's model, which is only read."""
 
-    Args:
-        model: the model; it is only read.
-        modes: its modes for inspected passes.
-    """
-
-    def __init__(self, model: nnx.Module, modes: Modes):
-        self.model = model
-        self._modes = modes
+    def __init__(self, core: Core):
+        self._core = core
         self._lock = threading.Lock()
         self._looked: _Looked | None = None
 
-    def page(
-        self, site: str, number: int, *, step: int, passed: str, record: Record | None
-    ) -> protocol.Nnx:
+    def page(self, site: str, number: int) -> protocol.Nnx:
         """The page of a site's module, in answer to the request of this number.
 
         Args:
             site: its key; of a method other than `__call__` the module is shown.
             number: of the request.
-            step: the step that the model is at.
-            passed: the kind of the inspector's last pass, "" for none.
-            record: of that pass.
 
         Raises:
             ValueError: there is no module there.
             InspectorError: another thread keeps changing the model.
         """
+        step, shown = self._core.step, self._core.shown
+        record = None if shown is None else shown.outcome.perturbed.record
         path, module = self._module_at(site)
         found = _read(module, path)
         leaves = [one for one in found if isinstance(one, Leaf)]
         nodes = [one for one in found if isinstance(one, Node)]
-        references = References(found, _read(self.model, ()) if path else [])
-        shown = leaves[: protocol.MOST_VARIABLES]
+        references = References(found, _read(self._core.model, ()) if path else [])
+        first = leaves[: protocol.MOST_VARIABLES]
         key = site_key(path)
-        changes, since, uncompared = self._changes(key, shown, step)
+        changes, since, uncompared = self._changes(key, first, step)
         of_pass = _changed_in_pass(record, path)
         rows = [
             variable_row(leaf, references, change, _passed(leaf, len(path), of_pass))
-            for leaf, change in zip(shown, changes, strict=True)
+            for leaf, change in zip(first, changes, strict=True)
         ]
         modes = self._modes_below(key, leaves)
         return protocol.Nnx(
@@ -102,7 +94,7 @@ class Pages:
             modes_total=len(modes),
             step=step,
             since=since,
-            passed=passed if record is not None else "",
+            passed="" if shown is None else shown.trial.kind,
             uncompared=uncompared,
         )
 
@@ -112,7 +104,7 @@ class Pages:
         Raises:
             ValueError: the module has no such mode, or it is not True or False.
         """
-        here = {mode.mode: mode for mode in self._modes.table() if mode.site == module}
+        here = {mode.mode: mode for mode in self._core.modes.table() if mode.site == module}
         if name not in here:
             raise ValueError(
                 f"{module or '(root)'!r} has no mode {name!r}. "
@@ -123,7 +115,7 @@ class Pages:
                 f"{name!r} takes {here[name].accepts or 'any value'}, not True or False alone: "
                 f"use insp.modes.set({module!r}, {name}=...)."
             )
-        self._modes.set(module, **{name: value})
+        self._core.modes.set(module, **{name: value})
 
     def forget(self) -> None:
         """Let go of the copies."""
@@ -131,7 +123,7 @@ class Pages:
             self._looked = None
 
     def _module_at(self, site: str) -> tuple[Path, nnx.Module]:
-        found = {site_key(path): (path, module) for path, module in iter_modules(self.model)}
+        found = {site_key(path): (path, module) for path, module in iter_modules(self._core.model)}
         segments, method = parse_key(site)
         key = site if method == CALL else site_key(segments)
         if key not in found:
@@ -168,7 +160,7 @@ class Pages:
         if any(held_as(leaf.value) == "traced" for leaf in leaves):
             return []  # its modes are told by a trace of our own, where its tracers cannot go
         inner = f"{key}/" if key else ""
-        return [m for m in self._modes.table() if m.site == key or m.site.startswith(inner)]
+        return [m for m in self._core.modes.table() if m.site == key or m.site.startswith(inner)]
 
 
 def _read(module: nnx.Module, path: Path) -> list[Node | Leaf]:

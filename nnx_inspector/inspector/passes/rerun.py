@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,16 +19,15 @@ from nnx_inspector._compat.configuration import forbids_nan
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.layers import unwatched
-from nnx_inspector.hooks.sites import Selection
-from nnx_inspector.inspector.handles import Handles
-from nnx_inspector.inspector.nnx.modes import Modes
+from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.nnx.switches import Switches
 from nnx_inspector.inspector.passes.call import Call
-from nnx_inspector.inspector.passes.programs import OwnedPasses, reach_of
+from nnx_inspector.inspector.passes.programs import reach_of
 from nnx_inspector.inspector.passes.trials import Shown, Trial, each_alone, made
 from nnx_inspector.perturbations.apply import Reach
 from nnx_inspector.perturbations.gradients import GradientPerturbation
 from nnx_inspector.perturbations.slots import PARAMETER, Setting
+from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.program.donated import (
     are_these,
     marks_of,
@@ -38,9 +35,9 @@ from nnx_inspector.program.donated import (
     require_whole,
     undisturbed,
 )
+from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.records.nan_site import where
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.presenter import Presenter
 
 NOTHING = "Nothing is perturbed."
 NEW_PROGRAM = "The effect is measured when the program that is being compiled is there."
@@ -49,80 +46,41 @@ MEASURE_AGAIN = "The effect has not been measured: insp.run() or insp.step(...) 
 FAILED = "The effect could not be measured: see the messages."
 
 
-@dataclasses.dataclass(frozen=True)
-class Around:
-    """What an Evaluating works with, and what it calls.
-
-    Attributes:
-        looping: whether a loop is watched now: it has the screen, and only the effect is ours.
-        step: where the run stands.
-        show: put a pass on screen.
-        before: called with the modes before each pass.
-        notice: `(level, text)` onto the screen.
-    """
-
-    lock: threading.RLock
-    selection: Selection
-    passes: OwnedPasses
-    handles: Handles
-    modes: Modes
-    view: Presenter
-    looping: Callable[[], Any]
-    step: Callable[[], Any]
-    show: Callable[[Shown], Any]
-    before: Callable[[Switches], Any]
-    notice: Callable[[str, str], Any]
-
-
 class Evaluating:
     """The passes of one model that are made for the screen.
 
-    Args:
-        model: never changed.
-        example: what is run at first.
-
     Attributes:
-        model: may be set to another of an equal structure.
-        example: the last forward pass that was asked for.
-        trial: the last pass that was asked for.
-        shown: the one on screen.
         failed: whether the last pass that nobody asked for failed.
     """
 
-    def __init__(self, model: nnx.Module, example: Trial, around: Around):
-        self.model, self._around = model, around
-        self.example = self.trial = example
-        self.shown: Shown | None = None
+    def __init__(self, core: Core):
+        self._core = core
         self.failed = False
         self._measured: Shown | None = None  # whose effect is the newest
-        self._closed = False
         self._reach: tuple[Trial, Switches, Reach] | None = None
         self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))
         self._apart = Worker("nnx_inspector.apart", weakly(self._not_apart))
-        weakref.finalize(self, self._arming.close)
-        weakref.finalize(self, self._apart.close)
-
-    def call(self) -> Call:
-        """What was asked for last, of the model as it is now, in its modes."""
-        return self.trial.call(self.model, self._around.modes.switches())
+        core.effect, core.modes.on_change = self.effect, self._modes_changed
+        for close in (self._arming.close, self._apart.close, weakly(self._forget)):
+            core.closing.callback(close)
 
     def _call_of(self, shown: Shown) -> Call:
         """What was run for a pass, of the model as it is now."""
-        return shown.trial.call(self.model, shown.switches)
+        return shown.trial.call(self._core.model, shown.switches)
 
     def run(self, trial: Trial) -> Any:
         """A pass that was asked for: it waits for its program. What the function returns."""
-        setting, switches = self._around.handles.setting(), self._around.modes.switches()
+        setting, switches = self._core.handles.setting(), self._core.modes.switches()
         trial.require_there()
 
         def make() -> Shown:
-            require_there(trial.call(self.model, switches).parts.leaves)
+            require_there(trial.call(self._core.model, switches).parts.leaves)
             return self._make(trial, switches, setting)
 
         shown = undisturbed(make, "The model")
-        with self._around.lock:
-            self.trial = trial
-            self.example = trial if trial.loss_fn is None else self.example
+        with self._core.lock:
+            self._core.trial = trial
+            self._core.example = trial if trial.loss_fn is None else self._core.example
         self._took_place(shown)
         if forbids_nan() and (found := where(shown.outcome.perturbed.record)):
             self._call_of(shown).raise_theirs(found)
@@ -130,10 +88,10 @@ class Evaluating:
 
     def reached(self) -> Reach:
         """What of the pass on screen can be perturbed; traced once."""
-        trial, switches = self.trial, self._around.modes.switches()
+        trial, switches = self._core.trial, self._core.modes.switches()
         if self._reach is None or self._reach[:2] != (trial, switches):
             with trial.configuration.held(), unwatched():
-                reach = reach_of(trial.call(self.model, switches), self._around.selection)
+                reach = reach_of(trial.call(self._core.model, switches), self._core.selection)
             self._reach = (trial, switches, reach)
         return self._reach[2]
 
@@ -144,13 +102,13 @@ class Evaluating:
         Args:
             step: of a watched loop, which has just been measured.
         """
-        trial, switches = self.trial, self._around.modes.switches()
-        handles, passes = self._around.handles, self._around.passes
+        trial, switches = self._core.trial, self._core.modes.switches()
+        handles, passes = self._core.handles, self._core.programs
         self.failed = False
         try:
             setting = handles.setting()
             old = handles.setting(armed=True)
-            call = trial.call(self.model, switches)
+            call = trial.call(self._core.model, switches)
             trial.require_there()
             require_whole(call.parts.leaves, "The model")
             missing = passes.missing("pass", call, setting)
@@ -159,7 +117,7 @@ class Evaluating:
             if later:
                 self._compile(missing)
                 setting = old
-            if self._around.looping():
+            if self._core.looping:
                 if not later:
                     handles.arm(setting)
                     if setting.active:  # the screen shows the loop, and beside it the effect
@@ -171,23 +129,24 @@ class Evaluating:
         except Exception as error:  # noqa: BLE001 - shown instead
             self.failed = True
             text = f"{trial.name} could not be run again: {type(error).__name__}: {error}"
-            self._around.notice("error", text)
+            self._core.notice("error", text)
 
     def effect(self) -> tuple[protocol.Effect | None, str]:
         """The effect of what is perturbed now, or None and what it waits for.
 
         Of a step there is one without a perturbation too.
         """
-        handles, measured, looping = self._around.handles, self._measured, self._around.looping()
+        handles, measured, looping = self._core.handles, self._measured, self._core.looping
         wanted = handles.setting()
         if not wanted.active and looping:
             return None, NOTHING
         if (
             measured is not None
-            and (measured.trial, measured.switches) == (self.trial, self._around.modes.switches())
+            and measured.trial is self._core.trial
+            and measured.switches == self._core.modes.switches()
             and measured.setting.does_as(wanted)
         ):
-            source = measured.source(self._around.step(), looping=looping)
+            source = measured.source(self._core.step, looping=looping)
             effect = measured.outcome.effect(source)
             return effect, "" if effect is not None else NOTHING
         if not wanted.active:
@@ -198,46 +157,79 @@ class Evaluating:
             return None, NEW_PROGRAM
         return None, NEXT_STEP if looping else MEASURE_AGAIN
 
+    def _modes_changed(self, view: nnx.Module) -> None:
+        """Trace the example in other modes, and run again what was run last."""
+        core, runs = self._core, True
+        core.require_open()
+        try:
+            core.take_trace(self._traced(view))
+        except Exception as error:  # noqa: BLE001 - shown: another example may well run
+            text = f"The example cannot be run in these modes: {type(error).__name__}: {error}"
+            core.notice("warning", text)
+            runs = core.trial is not core.example
+        if runs and not core.looping:
+            self.refresh()
+        core.show_modes(core.modes.switches())
+        core.view.state_changed()
+
+    def _traced(self, view: nnx.Module) -> Trace:
+        """The calls of the example in other modes; a view has shapes, and no array to be read."""
+        core = self._core
+        with unwatched():
+            try:
+                return core.traced_of(view)
+            except Exception as error:
+                if not why_untraceable(error):
+                    raise
+            copy = core.example.call(core.model, core.modes.switches()).copied()
+            return core.traced_of(copy.model)
+
     def wait(self) -> None:
         """Return when nothing is being compiled or measured for the effect any more."""
         self._arming.wait()
         self._apart.wait()
 
-    def close(self) -> None:
-        """Begin nothing more, and let go of what was run."""
-        self._closed = True
-        self._arming.close()
-        self._apart.close()
-        self.shown = self._reach = self._measured = None
+    def _forget(self) -> None:
+        self._reach = self._measured = None
 
     def _make(
         self, trial: Trial, switches: Switches, setting: Setting, *, step: int | None = None
     ) -> Shown:
-        self._around.before(switches)
-        call, looping = trial.call(self.model, switches), self._around.looping()
-        at, marks = self._around.step() if step is None else step, marks_of(call.parts.leaves)
-        outcome = made(self._around.passes, call, setting)
+        self._core.show_modes(switches)
+        call, looping = trial.call(self._core.model, switches), self._core.looping
+        at, marks = self._core.step if step is None else step, marks_of(call.parts.leaves)
+        outcome = made(self._core.programs, call, setting)
         return Shown(trial, switches, setting, outcome, at, looping, marks)
 
     def _took_place(self, shown: Shown) -> None:
         """Show a pass, unless another was asked for meanwhile."""
-        with self._around.lock:
-            if self.trial is not shown.trial or self._closed:
+        with self._core.lock:
+            if self._core.trial is not shown.trial or self._core.closed:
                 return
-            self.shown = self._measured = shown
-            self._around.handles.arm(shown.setting)
-            if not self._around.looping():
-                self._around.handles.tell_idle(self._idle_in(shown))
-        self._around.show(shown)
+            self._core.shown = self._measured = shown
+            self._core.handles.arm(shown.setting)
+            if not self._core.looping:
+                self._core.handles.tell_idle(self._idle_in(shown))
+        self._show(shown)
         if shown.setting.active and shown.outcome.differences is None:
             self._want_comparison(self._call_of(shown), shown.setting)
         self._want_each_alone(shown)
+
+    def _show(self, shown: Shown) -> None:
+        # a loss is not among the metrics' curves: those are the training's, this is an evaluation
+        core, found = self._core, shown.outcome.perturbed
+        core.eager = found.record.eager
+        core.show_modes(shown.switches)
+        core.recording.learn(core.programs.facts(self._call_of(shown)))
+        core.show_record(
+            found.record, kind=shown.trial.kind, setting=shown.setting, states=found.states
+        )
 
     def _idle_in(self, shown: Shown) -> dict[int, str]:
         """For the number of each perturbation why it does nothing in a pass, "" where it acts."""
         record, found = shown.outcome.perturbed.record, dict[int, str]()
         called = {site for site in record if any(call.took_place for call in record[site].calls)}
-        for handle in self._around.handles.all():
+        for handle in self._core.handles.all():
             of_parameters = handle.place.at == PARAMETER
             if not handle.enabled or handle.compiling:
                 continue
@@ -255,7 +247,7 @@ class Evaluating:
         return found
 
     def _want_comparison(self, call: Call, setting: Setting) -> None:
-        self._compile(self._around.passes.missing("compare", call, setting))
+        self._compile(self._core.programs.missing("compare", call, setting))
 
     def _compile(self, missing: Callable[[Callable[[], bool]], None] | None) -> None:
         """Compile a program that is missing, in place of any other."""
@@ -264,7 +256,7 @@ class Evaluating:
             arming.do_instead(lambda: missing(lambda: arming.closed))
 
     def _is_shown(self, trial: Trial, switches: Switches, setting: Setting) -> bool:
-        shown = self.shown
+        shown = self._core.shown
         return (
             shown is not None
             and (shown.trial, shown.switches) == (trial, switches)
@@ -275,41 +267,41 @@ class Evaluating:
 
     def _armed(self) -> None:
         """Called in the thread that compiles: what was missing is there."""
-        if self._closed:
+        if self._core.closed:
             return
-        if self._around.looping():  # which measures the effect again at its next measured step
-            self._around.view.state_changed()
+        if self._core.looping:  # which measures the effect again at its next measured step
+            self._core.view.state_changed()
             return
-        shown, switches = self.shown, self._around.modes.switches()
+        shown, switches = self._core.shown, self._core.modes.switches()
         if shown is None or not self._is_shown(
-            self.trial, switches, self._around.handles.setting()
+            self._core.trial, switches, self._core.handles.setting()
         ):
             self.refresh()
         elif shown.outcome.differences is None and shown.setting.active:
             call = self._call_of(shown)
             if are_these(shown.marks, call.parts.leaves):  # else they would be of another model
-                found = self._around.passes.compare(call, shown.setting)
+                found = self._core.programs.compare(call, shown.setting)
                 self._supplement(shown, differences=found)
             self._want_each_alone(shown)
-        self._around.view.state_changed()
+        self._core.view.state_changed()
 
     def _not_armed(self, error: Exception) -> None:
-        self._around.handles.give_up(f"{type(error).__name__}: {error}")
+        self._core.handles.give_up(f"{type(error).__name__}: {error}")
         self.failed = True
         what = "What is perturbed could not be compiled"
-        self._around.notice("error", f"{what}: {type(error).__name__}: {error}")
-        self._around.view.state_changed()
+        self._core.notice("error", f"{what}: {type(error).__name__}: {error}")
+        self._core.view.state_changed()
 
     def _want_each_alone(self, shown: Shown) -> None:
         """Of one perturbation the effect is its own; of several each is measured by itself."""
-        if len([h for h in self._around.handles.all() if h.enabled]) > 1:
+        if len([h for h in self._core.handles.all() if h.enabled]) > 1:
             measure = weakly(self._measure_each)
             self._apart.do(lambda: measure(shown))
 
     def _measure_each(self, shown: Shown) -> None:
-        setting, apart = self._around.handles.each_alone()
+        setting, apart = self._core.handles.each_alone()
         call = functools.partial(self._call_of, shown)
-        passes, clean = self._around.passes, shown.outcome.clean
+        passes, clean = self._core.programs, shown.outcome.clean
         ready = passes.missing("compare", call(), setting) is None  # else it is asked for again
         if ready and clean is not None and setting.is_like(shown.setting) and len(apart) > 1:
             still = functools.partial(self._still, shown)
@@ -317,24 +309,24 @@ class Evaluating:
             found = undisturbed(lambda: measure(call(), wanted=still), "The model")
             if found is not None:
                 self._supplement(shown, alone=found)
-                self._around.view.state_changed()
+                self._core.view.state_changed()
 
     def _not_apart(self, error: Exception) -> None:
         if not isinstance(error, InspectorError):  # a step that has taken the model's arrays
             what = "The effect of each perturbation alone could not be measured"
-            self._around.notice("warning", f"{what}: {type(error).__name__}: {error}")
+            self._core.notice("warning", f"{what}: {type(error).__name__}: {error}")
 
     def _still(self, shown: Shown) -> bool:
         """Whether a pass is on screen, perhaps with more told of its effect."""
-        now = self.shown
+        now = self._core.shown
         same = now is not None and now.outcome.perturbed is shown.outcome.perturbed
-        return same and not self._closed and not self._around.looping()
+        return same and not self._core.closed and not self._core.looping
 
     def _supplement(self, shown: Shown, **found: Any) -> None:
-        with self._around.lock:
-            if self.shown is not None and self._still(shown):
-                before = self.shown
+        with self._core.lock:
+            if self._core.shown is not None and self._still(shown):
+                before = self._core.shown
                 outcome = dataclasses.replace(before.outcome, **found)
-                self.shown = dataclasses.replace(before, outcome=outcome)
+                self._core.shown = dataclasses.replace(before, outcome=outcome)
                 if self._measured is before:
-                    self._measured = self.shown
+                    self._measured = self._core.shown

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from nnx_inspector.background import Worker
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.sites import Only
+from nnx_inspector.hooks.sites import Only, Selection
+from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.perturbations.effects import Logits
 from nnx_inspector.perturbations.sweep import swept
@@ -57,22 +58,28 @@ class Asked:
 
 
 class Sweeps:
-    """Runs sweeps, one at a time.
+    """Runs sweeps, one at a time."""
 
-    Args:
-        show: puts a message on screen, from any thread.
-    """
-
-    def __init__(self, show: Callable[[protocol.Sweep], None]):
-        self._show = show
+    def __init__(self, core: Core):
+        self._core, self._show = core, core.view.keep
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._busy = False
-        self._closed = False
         self._shown_at = 0.0
         # what goes wrong is on screen by then
         self._worker = Worker("nnx_inspector.sweep", lambda error: None)
         self.wait = self._worker.wait
+        core.closing.callback(self._worker.close)
+        core.closing.callback(self._stop.set)
+
+    def wanted(self, only: Only, perturbation: Perturbation, *how: Any) -> Asked:
+        """A sweep over what was run last; `how` is layers, logits and chunk."""
+        core = self._core
+        core.require_open()
+        Selection(only).require_match(core.model)
+        trial = core.trial
+        source = f"{trial.name.lower()}, at step {core.step}"
+        return Asked(core.call, source, trial.loss_fn is not None, only, perturbation, *how)
 
     def run(self, asked: Asked, progress: Progress) -> pd.DataFrame:
         """Sweep in this thread; the screen shows it too.
@@ -97,11 +104,6 @@ class Sweeps:
     def stop(self) -> None:
         """End the sweep that runs after the chunk that is being computed."""
         self._stop.set()
-
-    def close(self) -> None:
-        self._closed = True
-        self._stop.set()
-        self._worker.close()
 
     def _begin(self) -> None:
         with self._lock:

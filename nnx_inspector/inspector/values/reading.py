@@ -6,14 +6,14 @@ itself, sends nothing, and begins no thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnx_inspector.inspector.commands import Answer
+from nnx_inspector.hooks.sites import module_sites
+from nnx_inspector.inspector.core import Answer, Core
 from nnx_inspector.inspector.values.blocks import Window, exact_values, reduce_blocks
 from nnx_inspector.inspector.values.opening import Look, Opening
 from nnx_inspector.screen import protocol
@@ -23,17 +23,11 @@ MOST_BLOCKS = 1 << 17
 
 
 def read_values(
-    request: protocol.ShowValues | protocol.ReadValues, opening: Opening, look: Callable[[], Look]
+    core: Core, opening: Opening, request: protocol.ShowValues | protocol.ReadValues
 ) -> Answer:
-    """The answer to a request.
-
-    Args:
-        request: which arrays there are, or what a window shows of one.
-        opening: what opens arrays.
-        look: gives what there is to look at now.
-    """
+    """The answer to a request: which arrays there are, or what a window shows of one."""
     if isinstance(request, protocol.ShowValues):
-        return _arrays(request, opening, look()), None
+        return _arrays(request, opening, look_of(core)), None
     return _values(request, opening.shelf.get(request.array, request.norm_over))
 
 
@@ -88,6 +82,24 @@ def _values(request: protocol.ReadValues, array: jax.Array) -> tuple[protocol.Va
         encoding=encoding,
     )
     return message, protocol.values_buffer(list(planes.values()), encoding)
+
+
+def look_of(core: Core) -> Look:
+    """The pass that is on screen, with what its sites are."""
+    shown, trial, switches = core.shown, core.trial, core.modes.switches()
+    setting = core.handles.setting()
+    if shown is not None and not core.looping and shown.trial is trial:
+        switches, setting = shown.switches, shown.setting
+    of = f"{trial.name}, with the parameters that the model had when this was read"
+    return Look(
+        call=trial.call(core.model, switches),
+        setting=setting,
+        modules={site.key: site.module for site in module_sites(core.model)},
+        stacked={call.site: call.stacked for call in core.trace.calls},
+        keys=core.programs.keys,
+        trial=trial,
+        source=f"{of}; a loop is running." if core.looping else f"{of}.",
+    )
 
 
 def _source(look: Look, part: str) -> str:

@@ -52,8 +52,9 @@ class Net(nnx.Module):
 
 def quietly(model):
     """The modes of a model, with a list of the views that each change gave."""
-    views = []
-    return Modes(model, views.append), views
+    modes, views = Modes(model), []
+    modes.on_change = views.append
+    return modes, views
 
 
 @pytest.fixture
@@ -262,7 +263,8 @@ def test_an_interrupt_while_a_change_is_shown_undoes_it(model):
     def interrupted(view):
         raise KeyboardInterrupt
 
-    modes = Modes(model, interrupted)
+    modes = Modes(model)
+    modes.on_change = interrupted
     with pytest.raises(KeyboardInterrupt):
         modes.eval()
     assert not modes.switches()
@@ -383,13 +385,13 @@ def test_the_clean_pass_of_an_effect_runs_in_the_modes_too(insp, model):
 def test_switching_there_and_back_compiles_nothing_more(insp):
     insp.modes.eval()
     insp.modes.reset()
-    compiled = insp._meter.compilations
+    compiled = insp._core.meter.compilations
     for _ in range(3):
         insp.modes.eval()
         insp.run(X)
         insp.modes.reset()
         insp.run(X)
-    assert insp._meter.compilations == compiled
+    assert insp._core.meter.compilations == compiled
 
 
 def test_the_next_run_follows_the_model_unless_a_mode_is_set(insp, model):
@@ -418,12 +420,12 @@ class Branching(nnx.Module):
 def test_the_trace_and_the_rows_are_those_of_the_modes():
     model = Branching(nnx.Rngs(0))
     insp = nni.Inspector(model, X)
-    layout = insp._view._layout
+    layout = insp._core.view._layout
     assert {s.key for s in layout.sites if s.unseen} == {"long"}
     insp.modes.set(deep=True)
     assert [c.site for c in insp.trace.calls] == ["", "long"]
     assert insp.recording.summary("long").size == 18
-    layout = insp._view._layout
+    layout = insp._core.view._layout
     assert {s.key: s.output for s in layout.sites} == {
         "": "float32[6,3]", "long": "float32[6,3]", "short": ""
     }  # fmt: skip
@@ -438,12 +440,12 @@ def test_the_trace_and_the_rows_are_those_of_the_modes():
 
 def test_the_screen_says_which_modes_are_in_force(insp):
     def said():
-        return [n.text for n in insp._view._state().notices]
+        return [n.text for n in insp._core.view._state().notices]
 
     insp.modes.set(nnx.Dropout, deterministic=True)
     assert said()[0].startswith("Modes for inspected passes: deterministic=True on 2 modules.")
     for i in range(30):
-        insp._notice("info", f"another {i}")
+        insp._core.notice("info", f"another {i}")
     assert "deterministic=True on 2 modules" in said()[0], "it stands for as long as it holds"
     insp.modes.reset()
     assert not any("Modes" in text for text in said())
@@ -463,7 +465,7 @@ def test_decoding_without_a_cache_is_shown_then_raised_readably_and_taken_back()
     insp = nni.Inspector(model, x)
     y, recorded, tree = insp.run(x), len(insp.recording), insp.trace
     insp.modes.set(decode=True)
-    (text,) = [n.text for n in insp._view._notices]
+    (text,) = [n.text for n in insp._core.view._notices]
     assert "cannot be run in these modes: ValueError: Autoregressive cache" in text
     assert insp.trace is tree
     with pytest.raises(ValueError, match="call ``init_cache`` first") as caught:

@@ -41,7 +41,7 @@ class Asked:
         self.number += 1
         self.sent.clear()
         header = {**message, "id": self.number}
-        self.insp._view.screen._received(None, header, [])
+        self.insp._core.view.screen._received(None, header, [])
         got = [protocol.from_header(h) for h in self.sent]
         replies = [m for m in got if isinstance(m, protocol.Reply)]
         assert [r.id for r in replies] == [self.number]

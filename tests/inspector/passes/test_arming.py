@@ -65,7 +65,7 @@ def held():
     yield model, insp, let_go
     let_go.set()
     insp.close()
-    insp._evaluating._arming.join()
+    insp._rerun._arming.join()
 
 
 class Gate(threading.Event):
@@ -79,7 +79,7 @@ def insp():
     inspector = nni.Inspector(Net(nnx.Rngs(0)), X, display=False)
     yield inspector
     inspector.close()
-    inspector._evaluating._arming.join()
+    inspector._rerun._arming.join()
 
 
 # ---------------------------------------------------------------- an inspector
@@ -99,7 +99,7 @@ def test_the_old_program_goes_on_until_the_new_one_is_there(held):
     )
     assert handle.compiling
     let_go.set()
-    insp._evaluating._arming.wait()
+    insp._rerun._arming.wait()
     assert not handle.compiling
     y = np.asarray(model.b(jnp.tanh(model.a(X) * UNITS)))
     np.testing.assert_allclose(insp.recording.summary("b").mean, 3 * y.mean(), rtol=1e-4, atol=1e-6)
@@ -138,7 +138,7 @@ def test_another_shape_or_kind_of_number_arms_again(insp):
     handle = insp.perturb("a", nni.Shift(1.0))
     insp.run(X)
     handle.perturbation = nni.Shift(UNITS)
-    insp._evaluating._arming.wait()
+    insp._rerun._arming.wait()
     assert not handle.compiling
     np.testing.assert_allclose(
         insp.recording.summary("a").mean, (insp.model.a(X) + UNITS).mean(), rtol=1e-4, atol=1e-6
@@ -155,8 +155,8 @@ def test_what_cannot_be_compiled_is_shown_and_the_old_program_stays(insp):
         return x
 
     handle = insp.perturb("a", nni.Apply(fails_when_run))
-    insp._evaluating._arming.wait()
-    assert any("ZeroDivisionError: mine" in n.text for n in insp._view._notices)
+    insp._rerun._arming.wait()
+    assert any("ZeroDivisionError: mine" in n.text for n in insp._core.view._notices)
     assert not handle.compiling
     handle.remove()
     np.testing.assert_allclose(insp.run(X), insp.model(X), rtol=1e-6)
@@ -333,7 +333,7 @@ def test_toggles_strengths_and_masks_trace_and_compile_nothing(name, toggles, co
             handles[which].enabled = not handles[which].enabled
         else:
             handles[which].perturbation = others()[which]
-        shown.append(insp._evaluating.shown)
+        shown.append(insp._core.shown)
     assert len(set(map(id, shown))) == toggles, "each is a pass of its own"
     assert not counted, "0 retraces, 0 compilations"
     insp.close()
@@ -352,7 +352,7 @@ def test_an_interrupted_step_leaves_nothing(insp):
 
     insp.perturb("a", nni.Mask(UNITS))
     insp.run(X)
-    insp._evaluating._arming.wait()  # while a thread traces, the hooks are on the classes
+    insp._rerun._arming.wait()  # while a thread traces, the hooks are on the classes
     with nothing_left(), pytest.raises(KeyboardInterrupt):
         insp.step(interrupted, X)
     assert dict(vars(nnx.Linear)) == methods
@@ -365,20 +365,20 @@ def test_closing_while_something_is_compiled_is_clean(held):
     _, insp, let_go = held
     with nothing_left():
         insp.perturb("a", nni.Mask(UNITS))
-        assert insp._evaluating._arming.busy
+        assert insp._rerun._arming.busy
         recorded = len(insp.recording)
         insp.close()
         let_go.set()
-        insp._evaluating._arming.join()
+        insp._rerun._arming.join()
         assert len(insp.recording) == recorded
-    assert insp._view._notices == []
+    assert insp._core.view._notices == []
 
 
 def test_a_dropped_inspector_is_freed_while_something_is_compiled():
     let_go = Gate()
     insp = nni.Inspector(Net(nnx.Rngs(0), let_go), X, display=False)
     insp.perturb("a", nni.Mask(UNITS))
-    arming, alive = insp._evaluating._arming, weakref.ref(insp)
+    arming, alive = insp._rerun._arming, weakref.ref(insp._core)
     del insp
     gc.collect()
     assert alive() is None
@@ -393,7 +393,7 @@ from flax import nnx
 import nnx_inspector as nni
 insp = nni.Inspector(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 3)), display=False)
 insp.perturb("", nni.Noise(0.1))
-assert insp._evaluating._arming.busy
+assert insp._rerun._arming.busy
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
@@ -419,6 +419,6 @@ def test_a_model_is_traced_in_the_background_while_its_own_loop_runs():
 
     found = trained(model, perturbs)
     np.testing.assert_allclose(found, trained(twin, lambda i: None), rtol=1e-5)
-    insp._evaluating._arming.wait()
+    insp._rerun._arming.wait()
     assert not any(h.compiling for h in insp.perturbations)
     insp.close()

@@ -310,7 +310,7 @@ def test_with_two_models_the_first_is_on_screen():
     np.testing.assert_allclose(insp.run(), student(X) - teacher(X), rtol=1e-5, atol=1e-6)
     assert insp.model is student
     np.testing.assert_allclose(insp.values(""), student(X), rtol=1e-5)
-    assert any("not shown: Called" in notice.text for notice in insp._view._notices)
+    assert any("not shown: Called" in notice.text for notice in insp._core.view._notices)
     np.testing.assert_allclose(insp.run(student, X), np.zeros((4, 3)), atol=1e-6)
     insp.close()
 

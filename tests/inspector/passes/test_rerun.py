@@ -89,10 +89,10 @@ def test_measuring_each_alone_compiles_nothing_more(insp):
     first = insp.perturb("a", nni.Scale(0.5))
     insp.perturb("b", nni.Shift(0.5))
     assert len(insp.effect.alone) == 2
-    before = insp._meter.compilations
+    before = insp._core.meter.compilations
     first.strength = 0.25
     assert len(insp.effect.alone) == 2
-    assert insp._meter.compilations == before
+    assert insp._core.meter.compilations == before
 
 
 def with_two_on(insp):
@@ -101,25 +101,25 @@ def with_two_on(insp):
     insp.perturb("a", nni.Scale(0.5))
     insp.perturb("b", nni.Scale(0.5))
     assert len(insp.effect.alone) == 2
-    return insp._evaluating.shown
+    return insp._core.shown
 
 
 def test_of_another_state_of_the_model_nothing_is_told_beside_the_effect(insp):
     shown = with_two_on(insp)
     without = dataclasses.replace(shown, outcome=dataclasses.replace(shown.outcome, alone=()))
-    insp._evaluating.shown = without
+    insp._core.shown = without
     insp.model.b.bias[...] += 1.0  # somebody trains it meanwhile
-    insp._evaluating._measure_each(without)
-    assert insp._evaluating.shown.outcome.alone == ()
+    insp._rerun._measure_each(without)
+    assert insp._core.shown.outcome.alone == ()
     insp.model.b.bias[...] -= 1.0
-    insp._evaluating._measure_each(without)
-    assert len(insp._evaluating.shown.outcome.alone) == 2
+    insp._rerun._measure_each(without)
+    assert len(insp._core.shown.outcome.alone) == 2
 
 
 def test_a_model_whose_arrays_are_gone_is_no_fault_of_the_screen(insp):
     shown = with_two_on(insp)
     for leaf in jax.tree.leaves(nnx.state(insp.model)):
         leaf.delete()
-    insp._evaluating._want_each_alone(shown)
-    insp._evaluating.wait()
-    assert "could not be measured" not in " ".join(n.text for n in insp._view._notices)
+    insp._rerun._want_each_alone(shown)
+    insp._rerun.wait()
+    assert "could not be measured" not in " ".join(n.text for n in insp._core.view._notices)

@@ -55,9 +55,9 @@ def insp(monkeypatch, request):
     model = getattr(request, "param", Plain)(nnx.Rngs(0))
     made = nni.Inspector(model, X, display=False)
     made.said = []
-    send = made._view.screen.send
+    send = made._core.view.screen.send
     monkeypatch.setattr(
-        made._view.screen,
+        made._core.view.screen,
         "send",
         lambda m, b=None: (made.said.append(m) if m.type == "sweep" else None, send(m, b)),
     )
@@ -123,7 +123,7 @@ def test_what_is_shown_is_the_frame(insp):
     assert last.source == "the last step, at step 0"
     assert protocol.from_header(protocol.to_header(last)) == last
     insp.said.clear()
-    insp._view.welcome()
+    insp._core.view.welcome()
     assert insp.said == [last], "a view that comes later is shown it"
 
 
@@ -149,7 +149,7 @@ def test_what_is_not_finite_is_none_first_and_what_cannot_be_measured_says_why()
     insp = nni.Inspector(Inf(nnx.Rngs(0)), X, display=False)
     insp.step(lambda m, x: m(x).sum(), X)
     frame = insp.sweep(progress=False)
-    message = insp._view._kept["sweep"]
+    message = insp._core.view._kept["sweep"]
     assert message.rows[0].site == "child"
     assert (message.rows[0].loss_change, message.rows[0].why_not) == (None, "")
     assert not np.isfinite(frame["loss_change"][0])
@@ -183,7 +183,7 @@ def test_in_a_thread_it_is_one_at_a_time_and_stops_between_two_chunks(insp, monk
 
 
 def test_stopped_after_the_first_chunk_it_shows_what_there_is(insp):
-    asked = insp._to_sweep("**", nni.Zero(), True, None, 1)
+    asked = insp._sweeps.wanted("**", nni.Zero(), True, None, 1)
     insp._sweeps.run(asked, lambda done, total: done >= 2)
     last = insp.said[-1]
     assert (last.stopped, last.measured, last.done) == (True, 2, 2)

@@ -64,7 +64,7 @@ def test_what_needs_no_model_goes_on(donated, tell, tmp_path, monkeypatch):
 def test_a_pass_that_nobody_asked_for_tells_it_on_screen(donated):
     insp, _ = donated
     insp.perturb("a", nni.Zero()).remove()
-    assert any("insp.update(state)" in notice.text for notice in insp._view._notices)
+    assert any("insp.update(state)" in notice.text for notice in insp._core.view._notices)
 
 
 def twice(x):

@@ -11,6 +11,7 @@ from flax import nnx
 import nnx_inspector as nni
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.inspector.values import blocks, shelf
+from nnx_inspector.inspector.values.reading import look_of
 
 
 def inspected(model, *args):
@@ -18,7 +19,7 @@ def inspected(model, *args):
 
 
 def opened(insp, site, part="output", clean=False):
-    return insp._opening.open(insp._to_look_at(), site, part, clean=clean)
+    return insp._opening.open(look_of(insp._core), site, part, clean=clean)
 
 
 def axes(insp, site, part="output"):
@@ -311,7 +312,7 @@ def test_a_watched_loop_is_not_disturbed(net):
     for number, _ in enumerate(net.watch(range(6), every=2)):
         step(net.model, optimizer, x)
         close(net.values("first"), by_hand(net.model, x)[0])
-        assert "a loop is running" in net._to_look_at().source
+        assert "a loop is running" in look_of(net._core).source
         if number == 1:
             before = len(traces)
     assert len(traces) == before

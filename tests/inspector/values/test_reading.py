@@ -9,7 +9,6 @@ import pytest
 from flax import nnx
 
 import nnx_inspector as nni
-from nnx_inspector.inspector.commands import Answering
 from nnx_inspector.inspector.values import reading
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.protocol import ReadValues, ShowValues
@@ -36,15 +35,11 @@ class Screen:
 def asked():
     insp = nni.Inspector(models.CNN(nnx.Rngs(0)), models.batch(4, 5, 5, 1), display=False)
     screen = Screen()
-    reader = Answering(
-        lambda request: reading.read_values(request, insp._opening, insp._to_look_at),
-        screen.send,
-        screen.reply,
-    )
+    of_insp, insp._core.view.screen = insp._core.view.screen, screen
 
     def ask(message):
         before = len(screen.sent)
-        reader.ask(message)
+        insp._commands.answer(message)
         with screen.replied:
             assert screen.replied.wait_for(lambda: any(s[0] == message.id for s in screen.said), 60)
         ((_, error, sent),) = [s for s in screen.said if s[0] == message.id]
@@ -53,7 +48,7 @@ def asked():
 
     ask.insp = insp
     yield ask
-    reader.close()
+    insp._core.view.screen = of_insp
     insp.close()
 
 

@@ -1,0 +1,73 @@
+"""Where a perturbation is to act: which sites a selection means, and whether it can act there.
+
+Invariant: what has no meaning at a site of the pass on screen is refused before anything changes.
+Applies nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nnx_inspector.hooks.sites import Only, Selection, nothing_selected
+from nnx_inspector.inspector.core import Core
+from nnx_inspector.inspector.handles import Handle
+from nnx_inspector.inspector.passes.rerun import Evaluating
+from nnx_inspector.perturbations.apply import chosen_layer, parameter_keys
+from nnx_inspector.perturbations.parameters import ParameterPerturbation
+from nnx_inspector.perturbations.region import Known, check_applies, is_live, require_known
+from nnx_inspector.perturbations.slots import place_of
+
+
+class Targets:
+    """Adds perturbations, and checks what they are set to."""
+
+    def __init__(self, core: Core, rerun: Evaluating):
+        self._core, self._rerun = core, rerun
+        core.handles.check = self._check_value
+
+    def perturb(self, only: Only, perturbation: Known) -> Handle:
+        """See `Inspector.perturb`."""
+        self._core.require_open()
+        require_known(perturbation)
+        only, rows = chosen_layer(only)
+        if isinstance(perturbation, ParameterPerturbation):
+            sites = parameter_keys(self._core.model, only)
+        else:
+            sites = self._called(only)
+        self._check(perturbation, sites, rows)
+        name = only if isinstance(only, str) else ", ".join(sites)
+        name += "".join(f"[{i}]" for i in rows)
+        return self._core.handles.add(name, sites, perturbation, rows)
+
+    def _called(self, only: Only) -> list[str]:
+        """The keys of the sites that are selected, and called."""
+        selection, trace = Selection(only), self._core.trace
+        called = dict.fromkeys(call.site for call in trace.calls)
+        modules = {site.key: site for site in trace.modules}
+        sites = [
+            key
+            for key in called
+            if (  # what only a call reveals has no module here
+                selection.matches(modules[key].path, "__call__", modules[key].module)
+                if key in modules
+                else selection.matches_key(key)
+            )
+        ]
+        if not sites:
+            raise ValueError(nothing_selected(selection, sorted(called)))
+        return sites
+
+    def _check(self, one: Known, sites: Sequence[str], rows: tuple[int, ...]) -> None:
+        """Raise where a perturbation has no meaning in the pass that is on screen."""
+        if isinstance(one, ParameterPerturbation):
+            self._rerun.reached().check_parameters(one, sites, rows)
+        elif is_live(one) and not rows:
+            outputs = {call.site: call.output for call in self._core.trace.calls}
+            for site in sites:
+                check_applies(one, site, outputs[site])
+        else:
+            self._rerun.reached().check(one, sites, rows)
+
+    def _check_value(self, value: Known, handle: Handle) -> None:
+        if place_of(value, handle.sites, handle.rows) != handle.place:
+            self._check(value, handle.sites, handle.rows)

@@ -1,0 +1,58 @@
+"""What the parts of an inspector share."""
+
+import pathlib
+
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from models import TwoLayers
+
+import nnx_inspector as nni
+
+ROOM = pathlib.Path(nni.__file__).parent / "inspector"
+X = jnp.ones((4, 3))
+
+
+def test_passes_reach_the_recording_through_one_door(monkeypatch):
+    for path in ROOM.rglob("*.py"):
+        assert ("recording.append(" in path.read_text()) == (path.name == "core.py"), path
+    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    record, through = insp._core.record_pass, []
+
+    def told(step, summaries, **about):
+        through.append((step, about["kind"], about["setting"].active))
+        record(step, summaries, **about)
+
+    monkeypatch.setattr(insp._core, "record_pass", told)
+    insp.run()
+    insp.step(lambda model, x: model(x).sum(), X)
+    insp.push(nni.capture(insp.model)(X)[1])
+    insp.perturb("a", nni.Zero())
+    step = nnx.jit(lambda model, x: model(x).sum())
+    for x in insp.watch([X, X], every=1):
+        step(insp.model, x)
+    with insp.watch(every=2):
+        step(insp.model, X)
+    kinds = [(0, "run", False), (0, "step", False), (1, "push", False), (1, "step", True)]
+    assert through[:4] == kinds
+    assert [kind for _, kind, _ in through[4:]] == ["watch"] * 3
+    assert [(p.step, p.kind, p.perturbed) for p in insp.recording.passes[1:]] == through
+    insp.close()
+
+
+def test_whoever_holds_a_handle_or_a_loop_holds_the_inspector():
+    model = TwoLayers(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer, x):
+        grads = nnx.grad(lambda model: model(x).sum())(model)
+        optimizer.update(model, grads)
+
+    handle = nni.Inspector(model, X, display=False).perturb("a", nni.Zero())
+    core = handle._owner.on_change.__self__._core
+    passes = len(core.recording)
+    handle.enabled = False
+    assert len(core.recording) == passes + 1
+    for x in nni.Inspector(model, X, display=False).watch([X] * 3, every=1):
+        step(model, optimizer, x)
