@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 from flax import nnx
 
 from nnx_inspector.background import weakly
@@ -29,7 +30,7 @@ from nnx_inspector.inspector.passes.programs import OwnedPasses
 from nnx_inspector.inspector.passes.trials import Shown, Trial
 from nnx_inspector.live.figures import Observer, gauges_of
 from nnx_inspector.perturbations.perturbed import without_layers
-from nnx_inspector.perturbations.slots import Setting
+from nnx_inspector.perturbations.slots import CLEAN, Setting
 from nnx_inspector.program.analysis.trace import Trace, traced
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.recording import Recording
@@ -115,12 +116,13 @@ class Core:
         """Put a text on screen."""
         self.view.notice(protocol.Notice(level=level, text=text, site=site))
 
-    def require_open(self) -> None:
-        """Raise where the inspector was closed."""
+    def require_open(self) -> Core:
+        """The core itself; raises where the inspector was closed."""
         if self.closed:
             raise InspectorError(
                 "This inspector was closed. Make a new one: nni.Inspector(model, x)."
             )
+        return self
 
     def close(self) -> None:
         """End what is in threads, and the widget."""
@@ -255,6 +257,24 @@ class Core:
                     kind=kind, running=False, step=self.step, total=None, rate=None
                 )
         self.view.present(force=True)
+
+    def push(self, record: Record, step: int | None, metrics: Mapping[str, Any]) -> None:
+        """See `Inspector.push`."""
+        if not isinstance(record, Record):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"push takes a Record, as nni.capture returns it, got {type(record).__name__}."
+            )
+        with self.lock:
+            self.step = self.step + 1 if step is None else int(step)
+        self.show_record(jax.device_get(record), kind="push", setting=CLEAN, metrics=metrics)
+
+    def add_metrics(self, values: Mapping[str, Any]) -> None:
+        """See `Inspector.metrics`."""
+        with self.lock:
+            self.metrics.add(self.step, values)
+            if not self.looping:
+                self.metrics.settle(wait=True)
+                self.view.present(force=True)
 
     def keep_file(self, path: Any) -> None:
         """Save the recording, and each pass as it comes."""

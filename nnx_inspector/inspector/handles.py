@@ -275,6 +275,8 @@ class Handles:
 
     def switch_all(self, enabled: bool) -> None:
         """Switch every handle on, or off; one change."""
+        if not isinstance(enabled, bool):
+            raise TypeError(f"switch_all takes True or False, got {enabled!r}.")
         with self._lock:
             others = [h for h in self._live.values() if h.enabled != enabled]
             for handle in others:

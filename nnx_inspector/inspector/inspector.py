@@ -11,14 +11,10 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-import jax
 from flax import nnx
 
 from nnx_inspector.findings.findings import Finding
-from nnx_inspector.hooks.sites import (
-    Only,
-    Selection,
-)
+from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.commands import Commands
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.diagnosing import Diagnosing
@@ -27,7 +23,7 @@ from nnx_inspector.inspector.handles import Handle
 from nnx_inspector.inspector.loops import Loops
 from nnx_inspector.inspector.nnx.modes import Modes
 from nnx_inspector.inspector.nnx.page import Pages
-from nnx_inspector.inspector.panels import compare_with, parameters_at, units_at
+from nnx_inspector.inspector.panels import At, compare_with, parameters_at, units_at
 from nnx_inspector.inspector.passes.entry import entry_of, others_in_words, say_if_ensemble
 from nnx_inspector.inspector.passes.rerun import Evaluating
 from nnx_inspector.inspector.passes.sweeps import Sweeps
@@ -38,7 +34,6 @@ from nnx_inspector.inspector.values.opening import Opening, Part, opened_tree
 from nnx_inspector.inspector.values.reading import look_of
 from nnx_inspector.live.steps import Region
 from nnx_inspector.perturbations.region import Known
-from nnx_inspector.perturbations.slots import CLEAN
 from nnx_inspector.perturbations.values import Perturbation, Zero
 from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.recordings.recording import Recording
@@ -99,13 +94,7 @@ class Inspector:
     """
 
     def __init__(
-        self,
-        f: Any,
-        /,
-        *args: Any,
-        only: Only = None,
-        display: bool = True,
-        **kwargs: Any,
+        self, f: Any, /, *args: Any, only: Only = None, display: bool = True, **kwargs: Any
     ):
         entry, model, args, kwargs = entry_of(f, args, kwargs)
         selection = Selection(entry.selecting(only))
@@ -153,8 +142,7 @@ class Inspector:
         Returns:
             What the module, method or function returns.
         """
-        self._core.require_open()
-        core = self._core
+        core = self._core.require_open()
         given = args or kwargs
         return self._rerun.run(Trial(args, kwargs, entry=core.entry) if given else core.example)
 
@@ -191,8 +179,7 @@ class Inspector:
             0.0
             >>> insp.close()
         """
-        self._core.require_open()
-        core = self._core
+        core = self._core.require_open()
         model = renewed(core.watched, new)
         with core.lock:
             if any(model is one for one in new):
@@ -214,12 +201,8 @@ class Inspector:
         Returns:
             What `loss_fn` returns, with what is perturbed.
         """
-        self._core.require_open()
-        if not callable(loss_fn):
-            raise TypeError(
-                f"step takes a function loss_fn(model, *args), got {type(loss_fn).__name__}."
-            )
-        return self._rerun.run(Trial(args, kwargs, loss_fn, entry=self._core.entry))
+        core = self._core.require_open()
+        return self._rerun.run(Trial.of_a_loss(loss_fn, args, kwargs, entry=core.entry))
 
     def push(self, record: Record, *, step: int | None = None, **metrics: Any) -> None:
         """Put a record of your own (from `nni.capture` or `nni.value_and_grad`) on screen.
@@ -229,37 +212,18 @@ class Inspector:
             step: which step it belongs to; by default the one after the last.
             metrics: scalars to go with it.
         """
-        self._core.require_open()
-        if not isinstance(record, Record):
-            raise TypeError(
-                f"push takes a Record, as nni.capture returns it, got {type(record).__name__}."
-            )
-        core = self._core
-        with core.lock:
-            core.step = core.step + 1 if step is None else int(step)
-        record = jax.device_get(record)
-        core.show_record(record, kind="push", setting=CLEAN, metrics=metrics)
+        self._core.require_open().push(record, step, metrics)
 
     # ---------------------------------------------------------------- loops
 
     @overload
     def watch(
-        self,
-        batches: Iterable[T],
-        *,
-        every: int = 10,
-        only: Only = None,
-        gradients: bool = True,
+        self, batches: Iterable[T], *, every: int = 10, only: Only = None, gradients: bool = True
     ) -> Generator[T, Any, None]: ...
 
     @overload
     def watch(
-        self,
-        batches: None = None,
-        *,
-        every: int = 10,
-        only: Only = None,
-        gradients: bool = True,
+        self, batches: None = None, *, every: int = 10, only: Only = None, gradients: bool = True
     ) -> Region: ...
 
     def watch(
@@ -311,13 +275,7 @@ class Inspector:
         Arrays on the device are fetched when they are ready, without holding the loop up. What is
         no scalar is left out: an InspectorWarning says so once for each name, and the screen does.
         """
-        self._core.require_open()
-        core = self._core
-        with core.lock:
-            core.metrics.add(core.step, values)
-            if not core.looping:
-                core.metrics.settle(wait=True)
-                core.view.present(force=True)
+        self._core.require_open().add_metrics(values)
 
     def background(self, train: Callable[[], Any]) -> threading.Thread:
         """Run a loop in a thread, so that the notebook (and the widget) stay responsive.
@@ -330,8 +288,6 @@ class Inspector:
             The started thread. What `train` raises is shown in the widget.
         """
         self._core.require_open()
-        if not callable(train):
-            raise TypeError(f"background takes a function, got {type(train).__name__}.")
         return self._loops.background(train)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -346,8 +302,7 @@ class Inspector:
         Raises:
             OSError: the file cannot be made.
         """
-        self._core.require_open()
-        self._core.keep_file(path)
+        self._core.require_open().keep_file(path)
 
     # --------------------------------------------------------- perturbations
 
@@ -381,10 +336,7 @@ class Inspector:
 
     def switch_all(self, enabled: bool) -> None:
         """Switch every perturbation on, or off: one change, from the next pass on."""
-        if not isinstance(enabled, bool):
-            raise TypeError(f"switch_all takes True or False, got {enabled!r}.")
-        self._core.require_open()
-        self._core.handles.switch_all(enabled)
+        self._core.require_open().handles.switch_all(enabled)
 
     def sweep(
         self,
@@ -418,8 +370,6 @@ class Inspector:
     def stop_sweep(self) -> None:
         """End the sweep that runs; what is measured so far stays."""
         self._sweeps.stop()
-
-    # ----------------------------------------------------------------- modes
 
     @property
     def modes(self) -> Modes:
@@ -459,8 +409,7 @@ class Inspector:
         Waits for what is being compiled for it, unless a loop is watched: there each measured step
         measures it. `source` says which pass it is of, and of which step's model.
         """
-        if not self._core.looping:
-            self._rerun.wait()
+        self._rerun.wait_unless_looping()
         return self._rerun.effect()[0]
 
     @property
@@ -492,15 +441,11 @@ class Inspector:
             ValueError: there is no such site.
             InspectorError: it returns no array with units, or as of `parameters`.
         """
-        self._core.require_open()
-        return units_at(self._core, self._core.known(site))
+        core = self._core.require_open()
+        return units_at(core, core.known(site))
 
     def compare(
-        self,
-        other: Recording | Record | None,
-        *,
-        at: int | tuple[int | None, int | None] | None = None,
-        name: str = "",
+        self, other: Recording | Record | None, *, at: At = None, name: str = ""
     ) -> pd.DataFrame | None:
         """Compare this run with another one, and put that beside it on screen.
 
@@ -532,11 +477,7 @@ class Inspector:
             ['', '']
             >>> insp.close()
         """
-        self._core.require_open()
-        if other is None:
-            self._core.view.show_other(None, "", step=None)
-            return None
-        return compare_with(self._core, other, at if isinstance(at, tuple) else (at, at), name)
+        return compare_with(self._core.require_open(), other, at, name)
 
     def figure(self, site: str, *, quantity: str = "output", scale: Scale = "symlog") -> go.Figure:
         """A plotly figure of one site: its histogram now and over the steps.
@@ -577,8 +518,7 @@ class Inspector:
             True
             >>> insp.close()
         """
-        if not self._core.looping:
-            self._rerun.wait()  # for the effect
+        self._rerun.wait_unless_looping()  # for the effect
         return write_html(self._core, path, self.findings, max_bytes=max_bytes)
 
     def values(
@@ -616,9 +556,9 @@ class Inspector:
             ['bias', 'kernel']
             >>> insp.close()
         """
-        self._core.require_open()
-        self._core.known(site, layers=False)
-        opened = self._opening.open(look_of(self._core), site, part, clean=clean)
+        core = self._core.require_open()
+        core.known(site, layers=False)
+        opened = self._opening.open(look_of(core), site, part, clean=clean)
         return opened_tree(opened, site, call)
 
     def close(self) -> None:

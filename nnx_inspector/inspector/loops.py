@@ -107,6 +107,8 @@ class Loops:
 
     def background(self, train: Callable[[], Any]) -> threading.Thread:
         """See `Inspector.background`."""
+        if not callable(train):
+            raise TypeError(f"background takes a function, got {type(train).__name__}.")
         configuration = Configuration.here()
 
         def work() -> None:

@@ -259,11 +259,18 @@ def sown_at(trace: Trace, site: str) -> tuple[str, ...]:
 # ----------------------------------------------------------------- another run
 
 
+At = int | tuple[int | None, int | None] | None
+"""A step of both runs, or of each."""
+
+
 def compare_with(
-    core: Core, other: Recording | Record, at: tuple[int | None, int | None], name: str
-) -> pd.DataFrame:
+    core: Core, other: Recording | Record | None, at: At, name: str
+) -> pd.DataFrame | None:
     """Put another run beside this one on screen; see `Inspector.compare`."""
-    theirs, ours = at
+    if other is None:
+        core.view.show_other(None, "", step=None)
+        return None
+    theirs, ours = at if isinstance(at, tuple) else (at, at)
     of_no_step = isinstance(other, Record)
     if of_no_step:
         record, theirs = jax.device_get(other), None

@@ -189,6 +189,11 @@ class Evaluating:
         self._arming.wait()
         self._apart.wait()
 
+    def wait_unless_looping(self) -> None:
+        """As `wait`; a watched loop measures the effect at each measured step."""
+        if not self._core.looping:
+            self.wait()
+
     def _forget(self) -> None:
         self._reach = self._measured = None
 

@@ -91,6 +91,17 @@ class Trial:
     configuration: Configuration = dataclasses.field(default_factory=Configuration.here)
     entry: Entry = ITSELF
 
+    @classmethod
+    def of_a_loss(
+        cls, loss_fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, entry: Entry
+    ) -> Trial:
+        """A forward and backward pass, as `Inspector.step` is asked for."""
+        if not callable(loss_fn):
+            raise TypeError(
+                f"step takes a function loss_fn(model, *args), got {type(loss_fn).__name__}."
+            )
+        return cls(args, kwargs, loss_fn, entry=entry)
+
     @property
     def name(self) -> str:
         return "The example" if self.loss_fn is None else "The last step"
