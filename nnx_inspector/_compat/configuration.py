@@ -1,9 +1,9 @@
 """The settings of jax: those that our own arithmetic runs under, and the user's in our threads.
 
-A person may forbid NaN, implicit promotion, transfers or compilation. That is said of their code:
-ours makes NaN on purpose (what was not measured), and is jitted whatever they debug. Invariant:
-what the settings mean for numbers (64 bits, matmul precision, random bits, mesh, device) is the
-user's everywhere, and nothing is set beyond the `with`. Knows no model.
+A user may forbid NaN, implicit promotion, transfers or compilation. This concerns their code: ours
+makes NaN on purpose (for an unknown), and is jitted whatever they debug. Invariant: settings that
+determine numbers (64 bits, matmul precision, random bits, mesh, device) are the user's everywhere,
+and nothing stays set after the `with`. Knows no model.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _OURS = _UNCHECKED | _PROMOTION
 
 @contextlib.contextmanager
 def unchecked() -> Iterator[None]:
-    """Around a program of ours that holds the user's code: it is compiled, and its results are
-    theirs and ours together. Whether theirs are finite has to be asked apart.
+    """Surround a program of ours that contains the user's code: it is compiled, and its results
+    are theirs and ours. Whether theirs are finite must be checked separately.
     """
     with _holding(_UNCHECKED):
         yield
@@ -46,15 +46,15 @@ def unchecked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ours() -> Iterator[None]:
-    """Around arithmetic that is ours alone; within a trace too. Also a decorator."""
+    """Surround arithmetic that is only ours, also within a trace. Works as a decorator too."""
     with _holding(_OURS):
         yield
 
 
 @contextlib.contextmanager
 def jitted() -> Iterator[None]:
-    """Around a trace of the user's code that we made, and what is done with it: it is a program,
-    and its constants may move to the device. What the user's equations make is checked.
+    """Surround our trace of the user's code, and its evaluation: the program is compiled, and its
+    constants may move to the device. The results of the user's equations are checked.
     """
     with _holding(_PROGRAMS):
         yield
@@ -64,7 +64,7 @@ def jitted() -> Iterator[None]:
 def _holding(wanted: dict[str, tuple[Any, Any]]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, (setting, value) in wanted.items():
-            # most often all is as it should be, and a context would cost each eager call some time
+            # usually the setting is right already, and a context would slow down each eager call
             if getattr(jax.config, name) not in (value, None):
                 stack.enter_context(setting(value))
         yield
@@ -77,15 +77,15 @@ def forbids_nan() -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """What the settings of one thread are beyond the global ones, to hold in another thread."""
+    """The settings of one thread that differ from the global ones, for use in another thread."""
 
     local: tuple[tuple[Any, Any], ...] = ()
 
     @staticmethod
     def here() -> Configuration:
-        """That of this thread, now."""
+        """The current settings of this thread."""
         return Configuration(jit.local_settings())
 
     def held(self) -> contextlib.AbstractContextManager[None]:
-        """Around what is to run under it, in whatever thread."""
+        """A context under which code runs with these settings, in any thread."""
         return jit.with_local_settings(self.local)

@@ -1,6 +1,6 @@
-"""The rule over what a loop calls: the model that is watched, or something else.
+"""The rule `uncalled`: a watched loop calls something else instead of the watched model.
 
-Invariant: it speaks of the loop that was watched last, and is silent from its first pass on.
+Invariant: it judges the loop that was watched last, and finds nothing from its first pass on.
 """
 
 from __future__ import annotations

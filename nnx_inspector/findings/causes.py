@@ -1,9 +1,9 @@
-"""Which finding explains which: a consequence is listed under its cause, not beside it.
+"""Which finding explains which: a consequence is listed under its cause, not separately.
 
-What is wrong early makes more wrong later: forward, backward, in the update, in the next steps.
-Whether one explains another is decided by what kinds they are, by which comes first in the pass and
-in time, and by figures, so that two faults which are there at once stay two. Invariant: no finding
-is lost; each is in the list or among the effects of one that is.
+An early fault causes later ones: forward, backward, in the update, in the next steps. Whether one
+finding explains another depends on their rules, their order in the pass and in time, and their
+figures, so that two independent faults stay two. Invariant: no finding is lost; each is in the list
+or among the effects of one that is.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from nnx_inspector.findings.finding import (
 from nnx_inspector.findings.judged import Judged
 
 LOST: Final = 5e-3
-"""A gradient of this part of the last layers' is what a vanishing one leaves."""
+"""A gradient below this fraction of the last layers' gradient is explained by a vanishing one."""
 
 Explains = Callable[[Judged, Finding, Finding], bool]
 
 
 def by_cause(judged: Judged, found: Sequence[Finding]) -> list[Finding]:
-    """Findings of which none explains another; those that are explained are among the effects."""
+    """The findings that no other one explains, with those that they explain as their effects."""
     causes = {
         i: j
         for i, effect in enumerate(found)
@@ -48,7 +48,7 @@ def by_cause(judged: Judged, found: Sequence[Finding]) -> list[Finding]:
 
 
 def _cause(judged: Judged, found: Sequence[Finding], i: int) -> int | None:
-    """The first in the order of causes which explains a finding."""
+    """The first finding, in the order of causes, that explains a finding."""
     effect = found[i]
     able = [
         j
@@ -71,7 +71,7 @@ def _rank(finding: Finding) -> int:
 
 
 def _with_effects(cause: Finding, effects: list[Finding]) -> Finding:
-    """A cause as grave as the gravest of what it explains; what is harmless makes that harmless."""
+    """A cause as severe as its most severe effect, unless it is harmless ("info") itself."""
     if not effects:
         return cause
     grave = [one.severity for one in (cause, *effects)]
@@ -80,7 +80,7 @@ def _with_effects(cause: Finding, effects: list[Finding]) -> Finding:
 
 
 def _together(found: list[Finding]) -> list[Finding]:
-    """Parameters that do not learn for the same reason, in one finding."""
+    """Merge the findings on parameters that do not learn for the same reason."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for number, one in enumerate(found):
         alone = () if one.rule == "no-gradient" else (str(number),)
@@ -118,8 +118,8 @@ def _not_after(judged: Judged, one: Finding, other: Finding) -> bool:
 
 
 def _of_nonfinite(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """An Inf that came first explains a NaN; either explains that nothing moves any more, and that
-    a ReLU or a mask after it turns its gradient to 0.
+    """An earlier Inf explains a NaN. Either explains that nothing changes any more, and that a ReLU
+    or a mask after it makes its gradient 0.
     """
     if cause.severity == "info":  # a mask
         return False
@@ -132,7 +132,7 @@ def _of_nonfinite(judged: Judged, cause: Finding, effect: Finding) -> bool:
 
 
 def _of_overflow(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """What is large is squared to Inf, drives functions into saturation, and so its gradient."""
+    """A large value is squared to Inf, saturates functions, and makes gradients explode."""
     if cause.step > effect.step:
         return False
     if effect.rule == "nonfinite":
@@ -145,7 +145,7 @@ def _of_overflow(judged: Judged, cause: Finding, effect: Finding) -> bool:
 
 
 def _of_mode(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """A norm over one value returns the same for all: nothing passes it, forward or back."""
+    """A norm over one value returns the same for all: nothing passes it, forward or backward."""
     if cause.evidence.get("examples") != 1:
         return False
     if effect.rule in GOING_FORWARD:
@@ -154,15 +154,15 @@ def _of_mode(judged: Judged, cause: Finding, effect: Finding) -> bool:
 
 
 def _of_dtype(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """A layer that is in float16 by mistake overflows."""
+    """A layer that is in float16 by mistake explains its own overflow."""
     in_float16 = judged.site(cause.site).leaving == "float16"
     own = effect.rule == "overflow" and effect.evidence["limit"] < 1e6
     return in_float16 and own and cause.site == effect.site
 
 
 def _of_forward(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """Units that let nothing pass: nothing tells examples apart behind them, and what is before
-    them gets no gradient.
+    """Units that let nothing pass make all examples alike after them, and leave the layers before
+    them without a gradient.
     """
     if cause.step > effect.step and effect.rule != "no-gradient":
         return False
@@ -176,7 +176,7 @@ def _of_forward(judged: Judged, cause: Finding, effect: Finding) -> bool:
 
 
 def _is_before(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """Whether a parameter that takes part lies before what lets no gradient pass."""
+    """Whether a parameter that takes part lies before the site that lets no gradient pass."""
     return (
         effect.rule == "no-gradient"
         and effect.severity == "warning"
@@ -186,7 +186,7 @@ def _is_before(judged: Judged, cause: Finding, effect: Finding) -> bool:
 
 
 def _of_vanishing(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """What gets hardly a gradient does not move, or is too small for its dtype."""
+    """A parameter with hardly any gradient does not change, or changes too little for its dtype."""
     if effect.rule != "no-gradient":
         return _is_late_alright(effect)
     if "takes no part" in effect.what or not judged.graded:
@@ -197,7 +197,7 @@ def _of_vanishing(judged: Judged, cause: Finding, effect: Finding) -> bool:
 
 
 def _of_exploding(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """Gradients that grow make steps that are too large, where others are not; or overflow."""
+    """Exploding gradients overflow, or make some layers' updates too large."""
     if cause.step > effect.step:
         return False
     if effect.rule == "nonfinite":
@@ -206,7 +206,7 @@ def _of_exploding(judged: Judged, cause: Finding, effect: Finding) -> bool:
 
 
 def _of_update(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """Steps that are too large wreck what was sound before them."""
+    """Updates that are too large break what was sound before them."""
     wrecked = (*GOING_FORWARD, "overflow", "nonfinite", "exploding-gradient", "vanishing-gradient")
     return _is_too_large(cause) and effect.rule in wrecked and cause.step < effect.step
 
@@ -222,8 +222,8 @@ def _is_too_small(finding: Finding) -> bool:
 
 
 def _is_late_alright(finding: Finding) -> bool:
-    """Whether steps are too small only where the gradient is: the last layers move as they ought,
-    so it is not the learning rate.
+    """Whether updates are too small only because gradients are: the last layers change as they
+    should, so the learning rate is not the cause.
     """
     return _is_too_small(finding) and finding.evidence["late"] > finding.evidence["limit"]
 

@@ -1,8 +1,8 @@
-"""Rules over what flows forward: overflow, dead, saturated and constant units, collapse.
+"""Rules for the forward pass: overflow, dead, saturated and constant units, collapse.
 
-Each says something only where it holds in all of the last passes, and nothing where a figure that
-it needs was not measured. Invariant: one finding a rule, at the first site in the order of the
-pass; how many others there are is evidence.
+A rule reports only what holds in all of the last passes, and nothing if a figure that it needs was
+not measured. Invariant: each rule makes one finding, at the first site in the order of the pass;
+the number of other sites is part of the evidence.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ NEAR_LIMIT: Final = 8.0
 """float16: a value within this factor of 65504 is one layer's gain away from Inf. Loss scaling
 halves at each overflow (Micikevicius et al. 2018, "Mixed precision training"); three halvings."""
 SMALL_DTYPE: Final = 1e6
-"""float16 and float8 end before it."""
+"""The largest numbers of float16 and float8 are below this."""
 GAP: Final = 16.0
-"""What overflows comes near the limit by and by; a mask leaves all numbers between out."""
+"""An overflow approaches the limit gradually; a mask leaves a gap of at least this factor."""
 SQUARE_LIMIT: Final = 0.5
 """Wider dtypes: a value beyond limit ** 0.5 (1.8e19) has no square, so a norm or variance of it
 is Inf."""
@@ -46,8 +46,8 @@ SATURATED: Final = 0.5
 """Glorot and Bengio 2010, section 3: sigmoid networks whose top layer saturates stop learning;
 their healthy ones keep the bulk of each layer off the flat parts."""
 BY_CHANCE: Final = 0.05
-"""What goes into a function under Glorot's initialisation has a deviation of 1: of one unit in 20
-at most it lies beyond 2.65, whatever the number of examples."""
+"""Under Glorot's initialisation the input of a function has a deviation of 1: at most one unit in
+20 lies beyond 2.65, whatever the number of examples."""
 
 RANK_ONE: Final = 1.01
 """Participation ratio 1 + 2 (s2 / s1)**2 of a layer whose second direction has less than 7 % of
@@ -57,7 +57,7 @@ RANK_BEFORE: Final = 2.0
 WIDE: Final = 8
 """Fewer units than this are a bottleneck by design."""
 USUAL: Final = 0.1
-"""Size of a weight times the root of the number of inputs: common initialisations have 0.5 to 2."""
+"""Weight size times the square root of the number of inputs; usual initialisations: 0.5 to 2."""
 WHY_COLLAPSED: Final = {
     "rank": "usually a weight matrix of rank one or units that are copies of each other (a "
     "constant initialisation); initialise it at random",
@@ -68,10 +68,10 @@ DROP: Final = 1e-2
 """From one layer to the next the deviation stays within a factor of a few under every common
 initialisation (He et al. 2015, "Delving deep into rectifiers", keeps it at 1)."""
 SMALL: Final = 3e-3
-"""A deviation above it is an ordinary scale, whatever it was before (a normalised input, say)."""
+"""A deviation above this is ordinary, whatever it was before (that of a normalised input, say)."""
 FADED: Final = 3e-4
-"""As much over all layers, a little each, is what He et al. 2015 show to keep 30 layers from
-learning."""
+"""Shrinking by this factor over all layers, a little in each, is what He et al. 2015 show to keep
+30 layers from learning."""
 
 
 def overflow(judged: Judged) -> Iterator[Finding]:
@@ -134,7 +134,7 @@ def _limit_of(figures: Figures, site: str) -> float:
 
 
 def _is_mask(summary: object, limit: float) -> bool:
-    """Whether all that is large is negative, and far from the rest: as a mask that is added."""
+    """Whether all large values are negative and far from the rest, as an added mask makes them."""
     bins = summary.nonzero_bins()[:, 0].astype(int)  # type: ignore[attr-defined]
     sizes = np.abs(bin_edges()[bins]).min(axis=1)
     large = np.isfinite(sizes) & (sizes >= limit / 2)
@@ -149,13 +149,13 @@ def dead_units(judged: Judged) -> Iterator[Finding]:
     for site in judged.measured:
         kind, (_, last) = judged.site(site).activation, judged.with_figures(site)[-1]
         if not judged.parameters_in(site) or judged.is_all_zero(site, last, of=any):
-            continue  # without parameters it passes on what it gets; zeros (LoRA) are yet to learn
+            continue  # no parameters: it passes on its input; zeros (LoRA) have not learnt yet
         if site in _surrounding(judged):
             continue
         if kind == "relu" and last.varied == 1 and last.figure(site, "flat") == 1:
-            continue  # what it gets is the same for all: that comes first
+            continue  # its input is the same for all examples, which is the cause
         if kind != "relu" and "Norm" in judged.site(site).type:
-            continue  # it turns nothing off: of what is the same for all it makes its bias
+            continue  # a norm turns nothing off: a constant input becomes its bias
         off = off_units(judged, site)
         if off is not None:
             found.append((site, off))
@@ -211,7 +211,7 @@ def _how_units_died(judged: Judged, off: Off, step: int, kind: str) -> str:
 
 
 def _surrounding(judged: Judged) -> set[str]:
-    """Sites of which another returns the same: what is around a last layer repeats it."""
+    """Sites that return the output of another one: the model repeats its last layer's."""
     return {""} if len(judged.measured) > 1 else set()
 
 
@@ -223,7 +223,7 @@ def saturated_units(judged: Judged) -> Iterator[Finding]:
         mask = {"tanh": "tanh", "sigmoid": "sigmoid"}.get(facts.activation)
         mask = mask or {"tanh": "top", "sigmoid": "ends"}.get(facts.made_by)
         if mask is None or site in (judged.last_with_parameters, ""):
-            continue  # a last layer that is sure of its answer is what training wants
+            continue  # training wants a last layer to be sure of its answer
         if judged.samples(site) < LEAST:
             continue
         each = judged.masked(site, mask)
@@ -266,7 +266,7 @@ def constant(judged: Judged) -> Iterator[Finding]:
 def _in_a_window(
     judged: Judged, look: Callable[[Judged, list[Pass]], Finding | None]
 ) -> Iterator[Finding]:
-    """What is found in the first of the windows in which anything is."""
+    """The finding in the first window that has one."""
     for window in judged.windows([p for p in judged.clean if p.figures is not None]):
         finding = look(judged, window)
         if finding is not None:
@@ -281,12 +281,12 @@ def _constant(judged: Judged, window: list[Pass]) -> Finding | None:
     sites = judged.in_order(s for figures in each for s in figures.sites)
     tested = [s for s in sites if all(f.figure(s, "examples") > 1 for f in each)]
     flat: list[str] = []
-    for site in reversed(tested):  # from the end: of a branch that joins others nothing is said
+    for site in reversed(tested):  # from the end: a branch that joins others is not judged
         if min(f.figure(site, "flat") for f in each) < 1:
             break
         flat.append(site)
     flat.reverse()
-    # what begins at 0 (a last layer, often) makes all after it constant until it has learnt
+    # a layer that begins at 0 (often the last) makes all after it constant until it has learnt
     begins = (
         i
         for i, s in enumerate(flat)
@@ -318,7 +318,7 @@ def _constant(judged: Judged, window: list[Pass]) -> Finding | None:
 
 
 def _stays_zero(judged: Judged, site: str) -> bool:
-    """Whether weights that are all zeros get no gradient either, so that they never learn."""
+    """Whether weights that are all zeros also get no gradient, so that they never learn."""
     held = judged.parameters_of(site)
     paths = [p.path for p in held if p.axes == max(q.axes for q in held)]
     told = [
@@ -329,7 +329,7 @@ def _stays_zero(judged: Judged, site: str) -> bool:
 
 
 def _fades(judged: Judged, figures: Figures, before: list[str]) -> bool:
-    """Whether the examples grew alike bit by bit, as their gradients vanish on the way back."""
+    """Whether the examples became alike gradually, as gradients vanish on the way back."""
     if not before or not judged.graded:
         return False
     relative = figures.figure(before[-1], "spread") / max(figures.figure(before[-1], "rms"), 1e-30)
@@ -337,7 +337,7 @@ def _fades(judged: Judged, figures: Figures, before: list[str]) -> bool:
 
 
 def collapse(judged: Judged) -> Iterator[Finding]:
-    """Rank or variance that is lost from one layer to the next, or bit by bit."""
+    """Rank or variance that is lost from one layer to the next, or gradually."""
     return _in_a_window(judged, _collapse)
 
 
@@ -409,7 +409,7 @@ def _collapsed(judged: Judged, figures: Figures) -> list[tuple[str, str, float, 
 
 
 def _shrinks_by_luck(judged: Judged, figures: Figures, before: str, site: str) -> bool:
-    """Whether few units pass something on, and weights of an ordinary size may take them away."""
+    """Whether so few units pass a value on that ordinary weights may cancel it by chance."""
     units = figures.figure(site, "units")
     sizes = [
         figures.parameter(p.path, "norm") * math.sqrt(p.size / units)

@@ -1,7 +1,7 @@
-"""What rules look at: the passes of a recording, the facts, and sites in the order they ran.
+"""What the rules examine: the passes of a recording, the facts, and sites in the order of running.
 
-Invariant: passes that were perturbed on purpose are no evidence against the model; one recording
-gives every rule the same snapshot. Judges nothing.
+Invariant: passes that were perturbed on purpose are not evidence against the model, and all rules
+see the same snapshot of a recording. Does not judge anything.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.stats.gauges import bits_of
 
 LAST: Final = 5
-"""So many of the last passes are looked at for what must hold in all of them."""
+"""How many of the last passes are examined for what must hold in all of them."""
 
 FEW: Final = 3
-"""Likewise, for what one pass nearly proves."""
+"""How many are examined for what a single pass nearly proves."""
 
 
 class Judged:
     """A snapshot of a recording.
 
     Attributes:
-        passes: all of them.
-        clean: those without a perturbation.
-        facts: empty where nothing is known.
+        passes: all passes.
+        clean: the passes without a perturbation.
+        facts: what is known about the model; empty if nothing is.
     """
 
     def __init__(self, passes: Sequence[Pass], facts: Facts | None):
@@ -44,7 +44,7 @@ class Judged:
     # ---------------------------------------------------------------- the model
 
     def site(self, key: str) -> SiteFacts:
-        """The facts of a site; of one layer those of its stack."""
+        """The facts about a site; for a single layer, those about its stack."""
         layer = layer_of(key)
         known = self._sites.get(key) or self._sites.get(layer[0] if layer else key)
         return known or SiteFacts(site=key)
@@ -64,15 +64,15 @@ class Judged:
         return self.held.get(layer[0] if layer else key.partition(":")[0], [])
 
     def parameters_in(self, key: str) -> list[ParameterFacts]:
-        """The parameters of a site's module and of what is in it."""
+        """The parameters of a site's module and of the modules in it."""
         layer = layer_of(key)
         path = layer[0] if layer else key.partition(":")[0]
         return [p for s, ps in self.held.items() for p in ps if not path or _in(s, path)]
 
     @functools.cached_property
     def order(self) -> dict[str, tuple[int, int, int]]:
-        """Where each site that was ever measured comes in the order of returning: a number, then
-        within a stack the layer, then its place in a layer.
+        """The place of each measured site in the order of returning: a number, then the layer in a
+        stack, then the place in a layer.
         """
         found = dict.fromkeys(site for one in self.passes for site, _ in one.keys)
         for one in self.passes:
@@ -84,12 +84,12 @@ class Judged:
             order = self.site(key).order
             return order if known and order != UNKNOWN else place[key]
 
-        depth: dict[str, int] = {}  # of a stacked site how many layers
+        depth: dict[str, int] = {}  # stacked site -> number of layers
         for key in found:
             layer = layer_of(key)
             if layer is not None:
                 depth[layer[0]] = max(depth.get(layer[0], 0), layer[1] + 1)
-        first: dict[int, int] = {}  # of all sites of one stack the first
+        first: dict[int, int] = {}  # number of layers -> the first place of its stack's sites
         for head, layers in depth.items():
             at = rank(head) if head in place else rank(layer_key(head, 0))
             first[layers] = min(first.get(layers, at), at)
@@ -104,18 +104,18 @@ class Judged:
         return out
 
     def at(self, key: str) -> tuple[int, int, int]:
-        """Where a site comes in the order of returning."""
+        """The place of a site in the order of returning."""
         return self.order.get(key, (self.site(key).order, 0, 0))
 
     def in_order(self, sites: Iterable[str]) -> list[str]:
-        """Sites as they returned; of a stack whose layers are told apart the layers."""
+        """Sites in the order of returning; a stack whose layers are known is replaced by them."""
         keys = list(dict.fromkeys(sites))
         stacks = {layer[0] for key in keys if (layer := layer_of(key)) is not None}
         return sorted((key for key in keys if key not in stacks), key=self.at)
 
     @functools.cached_property
     def last_with_parameters(self) -> str | None:
-        """The head: of the sites that hold parameters themselves the one that returns last."""
+        """The head: the last site to return whose module holds parameters itself."""
         called = [s for s in self.held if self.site(s).order != UNKNOWN]
         return max(called, key=lambda s: self.site(s).order) if called else None
 
@@ -123,9 +123,9 @@ class Judged:
 
     @functools.cached_property
     def trains(self) -> bool:
-        """Whether the model was trained meanwhile: a loop with gradients, which moves parameters.
+        """Whether the model was trained: a loop with gradients that changed its parameters.
 
-        A pass of the inspector's own (`step`) has gradients, and moves nothing.
+        A pass of the inspector itself (`step`) has gradients but changes nothing.
         """
         held = [p.path for ps in self.held.values() for p in ps]
         same = [
@@ -139,7 +139,7 @@ class Judged:
 
     @functools.cached_property
     def evaluates(self) -> bool:
-        """Whether the modules that have two modes are all set to that of evaluation."""
+        """Whether all modules with a training and an evaluation mode are set to evaluation."""
         modes = {one.running for one in self.facts.sites}
         modes |= {one.deterministic for one in self.facts.sites if one.rate > 0}
         return modes - {UNKNOWN} == {1}
@@ -158,31 +158,31 @@ class Judged:
         return self.in_order(keys)
 
     def windows(self, passes: Sequence[Pass]) -> list[list[Pass]]:
-        """The first of some passes, and the last few: what holds in all of either is a finding,
-        for training may mend what a model began with.
+        """The first pass, and the last few. Whatever holds throughout either window is a finding,
+        because training may fix what a model began with.
         """
         passes = list(passes)
         return [w for w in (passes[:1], passes[-FEW:]) if w]
 
     @functools.cached_property
     def graded(self) -> list[Pass]:
-        """The clean passes with a gradient of anything."""
+        """The clean passes with any gradient."""
         return [p for p in self.clean if any(q == "gradient" for _, q in p.keys)]
 
     def masked(self, site: str, mask: str) -> npt.NDArray[np.bool_]:
-        """Which of the units that are looked at are so in all of the last passes."""
+        """Which of the examined units have this mask set in all of the last passes."""
         found = self.with_figures(site)
         units = min(int(f.figure(site, "looked")) for _, f in found)
         each = [bits_of(f.masks[f.sites.index(site)], mask)[:units] for _, f in found]
         return np.logical_and.reduce(each)
 
     def part_of(self, figures: Figures, site: str, mask: str) -> float:
-        """What part of the units that are looked at is so in one pass."""
+        """The fraction of the examined units that have this mask set in one pass."""
         units = int(figures.figure(site, "looked"))
         return float(bits_of(figures.masks[figures.sites.index(site)], mask)[:units].mean())
 
     def samples(self, site: str) -> int:
-        """How many different values of a unit were looked at in a pass: a batch may come again."""
+        """The most values of a unit examined in one pass, not over passes: batches may repeat."""
         each = [
             (f.figure(site, "examples") if f.varied else 1) * f.figure(site, "positions")
             for _, f in self.with_figures(site)
@@ -190,7 +190,7 @@ class Judged:
         return int(max(each))
 
     def since(self, site: str, mask: str, part: float) -> int:
-        """The step from which on so many units are masked in every pass, to the last one."""
+        """The step since which this fraction of the units is masked in every pass."""
         found = [(p, f) for p in self.clean if (f := p.figures) is not None and site in f.sites]
         step = found[-1][0].step
         for one, figures in reversed(found):
@@ -200,14 +200,14 @@ class Judged:
         return step
 
     def is_all_zero(self, site: str, figures: Figures, *, of: Callable[..., bool] = all) -> bool:
-        """Whether all (or any) of what a site's module multiplies by is zeros in a pass."""
+        """Whether all (or any) weights that a site's module multiplies by are zeros in a pass."""
         held = self.parameters_of(site)
         most = max((p.axes for p in held), default=0)
         norms = [figures.parameter(p.path, "norm") for p in held if p.axes == most]
         return bool(norms) and of(norm == 0 for norm in norms)
 
     def gradients(self, one: Pass) -> dict[str, float]:
-        """Site -> L2 norm of the gradient of its output, where it is finite and not 0; in order."""
+        """Site -> L2 norm of its output's gradient, if finite and not 0, in order of returning."""
         out: dict[str, float] = {}
         sites = [s for s, q in one.keys if q == "gradient"]
         for site in self.in_order(sites):

@@ -1,6 +1,6 @@
-"""The rule `nonfinite`: the first NaN or Inf in the order of the pass, and what led there.
+"""The rule `nonfinite`: the first NaN or Inf in the order of the pass, and what led to it.
 
-Invariant: an Inf never hides the first NaN, and clean and perturbed passes are told apart.
+Invariant: an Inf never hides the first NaN, and clean and perturbed passes are judged separately.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KINDS: Final = {
 
 
 def nonfinite(judged: Judged) -> Iterator[Finding]:
-    """The first NaN, and an Inf that came before it; clean and perturbed passes each apart.
+    """The first NaN, and an Inf before it; clean and perturbed passes are judged separately.
 
     An Inf may be on purpose (a mask is often -Inf), so it never hides the first NaN.
     """
@@ -34,7 +34,7 @@ def nonfinite(judged: Judged) -> Iterator[Finding]:
     for perturbed in (False, True):
         same = [item for item in passes if item.perturbed == perturbed]
         end = len(passes) and passes[-1].number + 1
-        for kind in _KINDS:  # NaN first: an Inf in the same pass or later says nothing new
+        for kind in _KINDS:  # NaN first: an Inf in the same pass or later adds nothing
             first = next((p for p in same if p.number < end and kind in p.nonfinite), None)
             if first is not None:
                 site, quantity, summary = _origin(judged, first, kind)
@@ -45,10 +45,10 @@ def nonfinite(judged: Judged) -> Iterator[Finding]:
 
 
 def _origin(judged: Judged, item: Pass, kind: str) -> tuple[str, str, Summary]:
-    """Site, quantity and summary where a kind of value arose in a pass which has it.
+    """The site, quantity and summary where a kind of value arose in a pass that has it.
 
-    Values arise forward: in the order of the sites, what goes in before what comes out, and out of
-    a module after out of those within it. Gradients come later, and in the reverse order.
+    Values arise in forward order: sites in their order, a site's input before its output, and a
+    module's output after those of the modules in it. Gradients follow, in reverse order.
     """
     bad = [
         (s, q, summary)

@@ -1,8 +1,8 @@
-"""Whether a watched loop calls the model that is watched, and where it perturbs what is set.
+"""Whether a watched loop calls the watched model, and which of its perturbations act.
 
-Both are concluded from measured steps alone, whose programs have ended, and only after several of
-them: a model may be called now and then. Invariant: what is said was seen to be so in the steps
-that it speaks of; where it is not known, nothing is said. Records and shows nothing.
+Both are concluded only from measured steps whose programs have ended, and only after several of
+them, because a model may be called now and then. Invariant: every statement was observed in the
+steps that it names; an unknown is not stated. Does not record or show anything.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from nnx_inspector.perturbations.slots import PARAMETER, Place
 from nnx_inspector.recordings.facts import Uncalled
 
 MEASURED = 3
-"""So many measured steps without a call of the model are needed to say so while a loop runs."""
+"""How many measured steps without a call of the model it takes to say so while a loop runs."""
 STEPS = 20
-"""Likewise so many steps: another model, or an evaluation, may come before."""
+"""How many steps it takes in all: another model, or an evaluation, may come first."""
 
 OF_PARAMETERS = "a perturbation of parameters acts in insp.run and insp.step, not in a watched loop"
 
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """A perturbation that the steps were to take over.
+    """A perturbation that the steps should apply.
 
     Attributes:
-        number: of its handle.
-        place: the place it needs, unless it is a row.
-        in_use: the place it acts at, None for a row.
+        number: the number of its handle.
+        place: the place that it needs, unless it is a row.
+        in_use: the place where it acts, None for a row.
         sites: the keys of its sites.
         of_gradient: whether it changes a gradient.
     """
@@ -45,11 +45,11 @@ class Expected:
 
 @dataclasses.dataclass
 class Seen:
-    """What the loop called besides the model, as far as programs were traced for it.
+    """The other calls of the loop, counted while its programs are traced.
 
     Attributes:
         others: type -> calls of modules of the model's types that are not the model's.
-        doubtful: of these, those that may be the model's.
+        doubtful: type -> those of the calls in `others` that may be the model's after all.
         executables: calls of executables that were compiled ahead of time.
     """
 
@@ -58,18 +58,18 @@ class Seen:
     executables: int = 0
 
     def in_words(self, model: str, every: int) -> tuple[str, str]:
-        """Two clauses: what was called instead of the model, and what to do."""
+        """Two clauses: what was called instead of the model, and what to do about it."""
         count = sum(self.others.values())
         them = f"{count} call{'s' * (count > 1)} of modules"
         if self.executables:
             return (
-                "it calls an executable that was compiled ahead of time, and no Python runs inside",
+                "it calls an executable that was compiled ahead of time, which runs no Python",
                 "call the jitted function itself, or compile it inside the watched loop",
             )
         if model in self.doubtful:
             return (
-                f"{them} of a {model} were seen that could not be attributed to it: its graphdef "
-                f"was split off before the loop, or it is a clone",
+                f"{them} of a {model} were seen that could not be attributed to it: their graphdef "
+                f"was split before the loop, or they belong to a clone",
                 f"split inside the watched loop (nnx.split in the step), or pass the {model} that "
                 f"the step calls: insp.update(that), or nni.watch(model=that)",
             )
@@ -91,11 +91,11 @@ class Attendance:
     """What was seen in the measured steps (passes) of one loop.
 
     Args:
-        session: of the loop.
-        every: how many steps from one that is measured to the next.
-        first: the number of its first step.
+        session: the session of the loop.
+        every: the number of steps from one measured step to the next.
+        first: the number of the first step.
         before: how many passes the session had seen when the loop began.
-        in_region: whether it is a region, which has steps only where `insp.tick` marks them.
+        in_region: whether it is a region, which has steps only if `insp.tick` marks them.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Attendance:
         self.called = False
 
     def note(self) -> None:
-        """Take over what the session has seen, before somebody else takes it away."""
+        """Take over what the session has seen, before other code clears it."""
         session, seen = self._session, self._seen
         for found, into in (
             (session.unattributed, seen.others),
@@ -133,10 +133,10 @@ class Attendance:
         self.called |= self._now
 
     def step(self, step: int) -> None:
-        """A measured step has ended, and `note` was called."""
+        """Count a measured step that has ended; `note` must have been called."""
         self._last = step
         self._steps += 1
-        if self._now:  # it counts anew: another object may be trained from here on
+        if self._now:  # start counting again: another object may be trained from here on
             self._steps, self._first, self._seen = 0, step + 1, Seen()
 
     @property
@@ -149,8 +149,8 @@ class Attendance:
         return bool(self._seen.executables or self._model in self._seen.doubtful)
 
     def uncalled(self, *, over: bool) -> Uncalled | None:
-        """What to say where no measured step has called the model; None where one has, or where
-        that is not certain yet.
+        """What to say if no measured step has called the model; None if one has, or if that is not
+        certain yet.
 
         Args:
             over: whether the loop has ended.
@@ -159,15 +159,15 @@ class Attendance:
         if not (long or (over and not self.called)):
             return None
         if self._steps == 0 and not self._in_region:
-            return None  # it was left in its first step
+            return None  # the loop was left in its first step
         if not (self._seen.others or self._seen.executables):
-            # nothing is called in its place: it may be called in other steps
+            # nothing was called in the model's place: other steps may call the model
             few = self._steps < MEASURED and not (self._in_region and self._steps == 0)
             if self.called or few:
                 return None
         since = f" since step {self._first - 1}" if self.called else ""
         so_far = "" if over or since else " so far"
-        # of a region the passes are counted inside the program: all of them
+        # a region counts its passes inside the program, so it counts all of them
         instead, advice = self._seen.in_words(self._model, self._every if self._steps else 1)
         of = {0: "Nothing in the watched region", 1: "No measured step"}
         which = of.get(self._steps, f"None of the {self._steps} measured steps{so_far}{since}")
@@ -187,13 +187,13 @@ class Attendance:
     def idle(
         self, expected: Iterable[Expected], reached: Reached, passes: list[Taken]
     ) -> dict[int, str]:
-        """For the number of each handle what keeps it from acting, "" where it acts; those of
+        """Number of a handle -> why its perturbation does not act, "" if it acts. Handles about
         which nothing is known are missing.
 
         Args:
-            expected: to act in these steps.
-            reached: by the steps since this was last asked.
-            passes: that were measured in the last of them.
+            expected: the perturbations that should act in these steps.
+            reached: what the steps since the last call reached.
+            passes: the passes that were measured in the last of them.
         """
         found: dict[int, str] = {}
         graded = {site for one in passes for site, what in one.arrived if what == GRADIENT}
@@ -209,21 +209,19 @@ class Attendance:
     def _why_not(self, one: Expected) -> str:
         if self._away:
             instead, advice = self._seen.in_words(self._model, self._every)
-            return (
-                f"the loop does not call the {self._model} that is inspected, {instead}; {advice}"
-            )
+            return f"the loop does not call the inspected {self._model}: {instead}; {advice}"
         for site in one.sites:
             if site in self._session.unseen:
                 return self._session.unseen[site]
         if one.place not in self._session.places and self._session.lacks_room:
-            return "the programs of this region have no place for it; enter insp.watch again"
+            return "the programs of this region have no room for it; enter insp.watch again"
         types = {name for name in self._seen.others if name in self._types_of(one)}
         if types:
             return (
                 f"the steps call a {', '.join(sorted(types))} that could not be attributed to the "
-                f"model (a clone, or a graphdef that was split off before the loop)"
+                f"model (a clone, or a graphdef that was split before the loop)"
             )
-        return "no call of it was seen in the steps that were measured last"
+        return "no call of its site was seen in the steps measured last"
 
     def _types_of(self, one: Expected) -> set[str]:
         modules = {site.key: site.module for site in module_sites(self._session.model)}
@@ -231,26 +229,26 @@ class Attendance:
         return {type(modules[key]).__name__ for key in heads if key in modules}
 
     def _without_gradient(self, one: Expected, passes: list[Taken], graded: set[str]) -> str:
-        """Why a perturbation of a gradient has none to act on, "" where it has, or may have."""
+        """Why a perturbation has no gradient to act on, "" if it has one or may have one."""
         if not one.of_gradient or not self._session.gradients or not any(p.arrived for p in passes):
             return ""
         if not graded:
             return "the step computes no gradients"
         measured = {site for p in passes for site, _ in p.arrived}
         dropped = measured.issuperset(one.sites) and graded.isdisjoint(one.sites)
-        return "no gradient comes back to it in this step" if dropped else ""
+        return "no gradient reaches its site in this step" if dropped else ""
 
     def certainly_idle(self, idle: Mapping[int, str], step: int, *, over: bool) -> dict[int, str]:
-        """Of the handles those that have not acted in this loop for long enough to say so, and why.
+        """The handles that have not acted for long enough to say so, and why.
 
         Args:
-            idle: as of `idle`, since this was last asked.
-            step: the last that was measured.
+            idle: what `idle` returned since the last call.
+            step: the last measured step.
             over: whether the loop has ended.
         """
         self._acted |= {number for number, why in idle.items() if not why}
         for number, why in idle.items():
-            # a step that was left half way shows nothing of what was added just before it
+            # a step that was left halfway says nothing about a handle added just before it
             if number in self._idle or not over or self._away:
                 self._idle[number] = (self._idle.get(number, (step, ""))[0], why)
         strange = self._strange and self._steps >= MEASURED

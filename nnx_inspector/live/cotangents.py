@@ -1,9 +1,9 @@
-"""Cotangents of many values, told to the host in few messages.
+"""Cotangents of many values, sent to the host in few messages.
 
-Each watched value passes a tap. A collector sits at one of the first taps, so that the backward
-pass reaches it last; the summaries of the cotangents travel to it as the gradients of sinks that
-it hands out, and it tells them all at once. A tap whose collector is not differentiated tells its
-own. Invariant: bitwise the identity, forward and backward; every cotangent is told once.
+Each watched value passes through a tap. A collector sits at one of the first taps, so that the
+backward pass reaches it last. It hands out sinks, receives the summaries of the cotangents as the
+sinks' gradients, and sends them all at once. A tap whose collector is not differentiated sends its
+own. Invariant: bitwise the identity, forward and backward; every cotangent is sent once.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from nnx_inspector.stats.packing import pack, packed_size
 from nnx_inspector.stats.summarize import summarize
 
 SLOTS = 64
-"""Sinks that a collector has."""
+"""The number of sinks of a collector."""
 
 SIZE = packed_size(jnp.float32)
 
 
 @jax.custom_batching.custom_vmap
 def measured_if(gate: Any, x: Any) -> Any:
-    """The summary of `x` and its gauge where `gate` is true, else those of nothing. Of a batch:
-    of all of it.
+    """The summary of `x` and its gauge if `gate` is true, else those of nothing. Under vmap they
+    cover the whole batch.
     """
     return jax.lax.cond(gate, _measured, _nothing_of, x)
 
 
 @ours()
 def beginning(held: Any, arguments: Any) -> Any:
-    """What is sent as a pass begins: of its parameters, and whether its arguments vary."""
+    """The data sent as a pass begins: samples of its parameters, and whether its arguments vary."""
     return jnp.stack([*map(sampled, held), varied(arguments)])
 
 
 @jax.custom_batching.custom_vmap
 def beginning_if(gate: Any, held: Any, arguments: Any) -> Any:
-    """As `beginning` where `gate` is true, else zeros. Of a batch once: of all its arguments,
-    and of its first model's parameters.
+    """`beginning` if `gate` is true, else zeros. Under vmap it is made once, from all arguments of
+    the batch and the first model's parameters.
     """
 
     def nothing(held: Any, arguments: Any) -> Any:
@@ -74,7 +74,7 @@ def _beginning_batch(
 
 @jax.custom_batching.custom_vmap
 def packed_if(gate: Any, x: Any) -> Any:
-    """The summary of `x`, packed, where `gate` is true, else that of nothing."""
+    """The packed summary of `x` if `gate` is true, else that of nothing."""
     return jax.lax.cond(gate, _packed, _nothing_packed, x)
 
 
@@ -109,8 +109,8 @@ class Collectors:
     """The collectors of one trace level; `tap` passes a value through.
 
     Args:
-        gate: bool[], whether anything is told.
-        ticket: int32[...], told with every message.
+        gate: bool[], whether anything is sent.
+        ticket: int32[...], sent with every message.
         told: `(names, rows) -> host`: called with the ticket and one packed summary for each name.
     """
 
@@ -120,12 +120,12 @@ class Collectors:
         self._open: list[_Collector] = []
 
     def tap(self, x: jax.Array, name: Any) -> jax.Array:
-        """`x`; the summary of its cotangent will be told under `name`."""
+        """Return `x`, and send the summary of its cotangent under `name` in the backward pass."""
         sinks: list[Any] = []
         if points_dtype(x.dtype) == np.float32 and not jaxprs.varying_axes(x):
             self._open = [c for c in self._open if c.names_left()]
             if not self._open or self._taps & (self._taps + 1) == 0:
-                # at the taps 0, 1, 3, 7 ...: whichever is the first that is differentiated
+                # at taps 0, 1, 3, 7 ...: any of them may be the first that is differentiated
                 x, collector = self._collector(x)
                 self._open.append(collector)
             sinks = [collector.hand_out(name) for collector in self._open]
@@ -192,7 +192,7 @@ def _gather_transpose(cts: Any, t: Any, gate: Any, ticket: Any, *, host: Any) ->
 
 
 class _Some:
-    """A host function that is told which of the sinks received anything."""
+    """A host function that also receives the numbers of the sinks with a gradient."""
 
     def __init__(self, host: Callable[..., None], used: tuple[int, ...]):
         self._host, self._used = host, used

@@ -1,7 +1,7 @@
-"""From what a pass has sent to its figures: of sites, single layers, and parameters.
+"""Turns the data that a pass has sent into figures of sites, single layers and parameters.
 
-Invariant: a layer's figures are its own, and of a parameter that was not sent twice no change is
-told. Runs nothing on a device.
+Invariant: a layer's figures are its own, and a parameter that was sent only once has no change.
+Runs nothing on a device.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from nnx_inspector.stats.gauges import (
 )
 
 AT = len(STATE_HEAD)
-"""Where the first element of a parameter is."""
+"""The index of a parameter's first element."""
 Gauges = Mapping[str, Sequence[Any]]
 """Site -> the gauges of its calls, each `[..., LENGTH]`."""
 States = Mapping[str, Any]
-"""Path of a parameter -> what was sent of it, `[STATE_LENGTH]`."""
+"""Path of a parameter -> its state, `[STATE_LENGTH]`."""
 
 
 def gauges_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[Any]]:
-    """The gauges of a record whose `values` are gauges, single layers of stacks included.
+    """The gauges of a record whose `values` are gauges, including single layers of stacks.
 
     Args:
-        record: on the host, of one pass.
+        record: the record of one pass, on the host.
         stacks: site -> how many of its layers have sites of their own.
     """
     out: dict[str, list[Any]] = {}
@@ -59,7 +59,7 @@ def gauges_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[Any]]
 def told_gauges(
     told: Mapping[str, Sequence[tuple[int, Any]]], stacks: Mapping[str, Stack]
 ) -> dict[str, list[Any]]:
-    """The gauges of a watched pass, with the turns in which they were told; layers included."""
+    """The gauges of a watched pass, including single layers, from gauges with their turns."""
     out: dict[str, list[Any]] = {site: [g for _, g in pairs] for site, pairs in told.items()}
     for site, pairs in told.items():
         stack = stacks.get(site)
@@ -73,7 +73,7 @@ def told_gauges(
 
 
 class Observer:
-    """Makes the figures of one pass after another, and remembers the last parameters."""
+    """Makes the figures of successive passes, and remembers the last parameters."""
 
     def __init__(self) -> None:
         self._before: dict[str, Any] = {}
@@ -84,9 +84,9 @@ class Observer:
 
         Args:
             gauges: see `gauges_of` and `told_gauges`.
-            states: of its parameters.
-            follow: whether the parameters may have been updated since the pass before; False
-                for a pass outside of a loop, which is no part of its history.
+            states: the states of its parameters.
+            follow: whether to compare the parameters with those of the pass before; False for a
+                pass outside the loop, which is not part of its history.
         """
         sites: list[str] = []
         rows: list[Any] = []

@@ -1,8 +1,8 @@
-"""What watched passes have told: which pass is under way, and the summaries of each.
+"""The watched passes: which one is under way, and the summaries that arrived of each.
 
-A pass begins when a program gets to the outermost call of the model; all that it does and tells
-is settled then. Invariant: whatever arrives is kept under the number of its own pass, however
-late, and passes that are not sampled keep nothing. Knows no jax.
+A pass begins when a program reaches the outermost call of the model; what it does and sends is
+fixed from then on. Invariant: data is kept under the number of its own pass, however late it
+arrives, and nothing is kept of a pass that is not sampled. Imports no jax.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nnx_inspector.stats.bins import NAN_BIN
 from nnx_inspector.stats.summary import Summary, merge
 
 Arrived = dict[tuple[str, str], list[Summary]]
-"""(site, quantity) -> a summary for each call, in the order in which they arrived."""
+"""(site, quantity) -> a summary for each call, in order of arrival."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Begun:
     """The pass that is under way.
 
     Attributes:
-        number: of passes that began before it.
-        sampled: whether what it tells is kept.
-        setting: what is done in it, from its beginning to its end.
+        number: how many passes began before it.
+        sampled: whether the data that it sends is kept.
+        setting: the perturbations in force, from its beginning to its end.
     """
 
     number: int
@@ -37,13 +37,13 @@ class Begun:
 
 
 class Inbox:
-    """The passes of one session; used by any thread.
+    """The passes of one session. Any thread may use it.
 
     Attributes:
-        every: passes 0, every, 2 every ... are sampled; 0 for none.
-        late: how many summaries came after their pass was taken.
-        next_begins: told, where it is there, of a sampled pass when the next one begins: what has
-            arrived of it by then. It must not raise.
+        every: passes 0, `every`, 2 * `every` and so on are sampled; 0 samples none.
+        late: how many summaries arrived after their pass was taken.
+        next_begins: if set, called when the pass after a sampled one begins, with what has arrived
+            of the sampled pass. It must not raise.
     """
 
     def __init__(self, setting: Any):
@@ -60,7 +60,7 @@ class Inbox:
         self._besides: dict[int, Besides] = {}
 
     def begin(self, setting: Any) -> Begun:
-        """A pass begins, with what is set now."""
+        """Begin a pass, with this setting."""
         with self._lock:
             before = self._now_arrived() if self.next_begins is not None else None
             number = self._count
@@ -80,7 +80,7 @@ class Inbox:
         return now
 
     def _now_arrived(self) -> Taken | None:
-        """What there is of the pass under way, where it is sampled; it stays here."""
+        """A copy of what has arrived of the pass under way, or None if it is not sampled."""
         number = self._now.number
         if number not in self._arrived:
             return None
@@ -89,25 +89,25 @@ class Inbox:
         return Taken(number, self._settings[number], arrived, turns)
 
     def restart(self, every: int) -> None:
-        """Count passes from 0 again, and sample every `every`-th."""
+        """Count passes from 0 again, and sample every `every`-th one."""
         with self._lock:
             self.every, self._count = every, 0
             self._arrived, self._turns_of, self._settings = {}, {}, {}
             self._besides = {}
 
     def wait_for_more_than(self, number: int, over: Callable[[], bool]) -> bool:
-        """Wait until more sampled passes than that have begun; False once it is over."""
+        """Wait until more than `number` sampled passes have begun; return False if `over` first."""
         with self._lock:
             self._lock.wait_for(lambda: over() or len(self._arrived) > number)
             return not over()
 
     def wake(self) -> None:
-        """Let those who wait look whether it is over."""
+        """Let waiting threads check whether it is over."""
         with self._lock:
             self._lock.notify_all()
 
     def turn(self, of: Hashable) -> tuple[Begun, int]:
-        """The pass under way, and how often it was asked for by this part of its program before."""
+        """The pass under way, and how often this part of its program asked for it before."""
         with self._lock:
             before = self._turns.get(of, 0)
             self._turns[of] = before + 1
@@ -116,7 +116,7 @@ class Inbox:
     def receive(
         self, number: int, site: str, quantity: str, summary: Summary, turn: int = 0
     ) -> None:
-        """A summary of a pass has arrived, from this turn of the part that sends it."""
+        """Take in a summary of a pass, sent in this turn of its part of the program."""
         with self._lock:
             arrived = self._arrived.get(number)
             if arrived is None:
@@ -126,13 +126,13 @@ class Inbox:
             self._turns_of[number].setdefault((site, quantity), []).append(turn)
 
     def receive_gauge(self, number: int, site: str, gauge: Any, turn: int = 0) -> None:
-        """What a gauge of a site's output says in a pass, from this turn of its part."""
+        """Take in a gauge of a site's output, sent in this turn of its part of the program."""
         with self._lock:
             if number in self._besides:
                 self._besides[number].gauges.setdefault(site, []).append((turn, gauge))
 
     def receive_states(self, number: int, states: Mapping[str, Any], call: Any) -> None:
-        """What a pass says of its parameters as it begins, and which call it is of."""
+        """Take in the parameters' states that a pass sends as it begins, and its outermost call."""
         with self._lock:
             if number in self._besides:
                 self._besides[number].states.update(states)
@@ -140,17 +140,17 @@ class Inbox:
 
     @property
     def count(self) -> int:
-        """How many passes have begun."""
+        """The number of passes that have begun."""
         return self._count
 
     def holds_nan(self) -> bool:
-        """Whether a summary that has arrived, and was not taken, counts a NaN."""
+        """Whether a summary that has arrived and was not yet taken counts a NaN."""
         with self._lock:
             summaries = [s for of in self._arrived.values() for found in of.values() for s in found]
         return any(np.any(np.asarray(s.bins)[..., NAN_BIN]) for s in summaries)
 
     def take(self, *, besides: int = 0) -> list[Taken]:
-        """The sampled passes, oldest first; the newest `besides` of them are left for later."""
+        """Take the sampled passes, oldest first, and leave the newest `besides` for later."""
         with self._lock:
             numbers = list(self._arrived)
             numbers = numbers[: max(0, len(numbers) - besides)]
@@ -168,12 +168,12 @@ class Inbox:
 
 @dataclasses.dataclass
 class Besides:
-    """What a pass told besides summaries.
+    """What a pass sent besides summaries.
 
     Attributes:
         gauges: site -> the turn and the gauge of each call.
-        states: parameter's path -> what was sent of it.
-        calls: what the outermost calls looked like, None where that cannot be told.
+        states: parameter's path -> its state.
+        calls: the outermost calls in shapes, None for a call that cannot be described.
     """
 
     gauges: dict[str, list[tuple[int, Any]]] = dataclasses.field(default_factory=lambda: {})
@@ -186,11 +186,11 @@ class Taken:
     """One pass that was taken out of an inbox.
 
     Attributes:
-        number: of passes that began before it.
-        setting: what was done in it.
+        number: how many passes began before it.
+        setting: the perturbations that were in force.
         arrived: its summaries.
-        turns: for each of them the turn in which it was told.
-        besides: what else it told.
+        turns: the turn in which each summary was sent.
+        besides: what else it sent.
     """
 
     number: int
@@ -201,7 +201,7 @@ class Taken:
 
     @property
     def perturbed(self) -> bool:
-        """Whether something was perturbed in it."""
+        """Whether a perturbation was on."""
         return bool(self.setting.active)
 
     def told(self) -> dict[tuple[str, str], list[tuple[int, Summary]]]:
@@ -213,7 +213,7 @@ class Taken:
 
 
 def merged(passes: list[Taken], keys: tuple[str, ...] = ()) -> dict[str, dict[str, Summary]]:
-    """Site -> quantity -> summary over all calls of some passes; `keys` come first."""
+    """Site -> quantity -> the summary over all calls of some passes, with `keys` first."""
     parts: Arrived = {}
     for one in passes:
         for what, summaries in one.arrived.items():

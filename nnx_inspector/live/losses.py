@@ -1,4 +1,4 @@
-"""What a watched loop could not show, in words."""
+"""Warnings about what a watched loop could not show."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ NAMED = 5
 
 
 def losses_of(session: Session) -> Iterator[str]:
-    """What was lost since this was last asked; each is told once."""
+    """The losses since the last call, as warnings; each loss is reported once."""
     errors, session.errors = session.errors, []
     for text in errors:
-        yield f"A summary was lost on its way: {text}"
+        yield f"A summary was lost on its way to the host: {text}"
     late, session.inbox.late = session.inbox.late, 0
     if late:
         yield (
-            f"{late} summaries came after their pass was recorded and are not shown: gradients of "
-            f"several calls that are computed after the last of these. Iterate over "
+            f"{late} summaries arrived after their pass was recorded and are not shown: gradients "
+            f"of several calls that were computed after the last call. Iterate over "
             f"insp.watch(batches), which knows where a step ends."
         )
     unattributed, session.unattributed = session.unattributed, {}
@@ -37,6 +37,6 @@ def losses_of(session: Session) -> Iterator[str]:
     executables, session.executables = session.executables, 0
     if executables:
         yield (
-            "The step is an executable that was compiled ahead of time, before watching: what "
-            "runs inside it cannot be seen. Watch the jitted function itself."
+            "The step is an executable that was compiled ahead of time, before watching, so its "
+            "modules cannot be seen. Watch the jitted function itself."
         )

@@ -1,10 +1,10 @@
-"""The jitted calls of a watched step, so that they can be compiled anew before they are made.
+"""The jitted calls of a watched step, so that they can be recompiled before they are made again.
 
-A call is noted when jax has no program for it under a session's layer, without its arrays. To
-compile it once more under other layers, and under the settings of jax that it was made with, fills
-the caches that the user's own next call looks into. Invariant: no array is kept alive, and nothing
-is noted of what other layers (or none) see. A bare primitive outside of jit is jax's own affair: it
-compiles anew, in its caller's thread.
+A call is noted, without its arrays, when jax has no program for it under a session's layer.
+Compiling it again under other layers, and under the jax settings that it was made with, fills the
+caches that the user's next call uses. Invariant: no array is kept alive, and only calls under the
+session's layer are noted. A bare primitive outside jit is not covered: jax recompiles it in the
+caller's thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nnx_inspector.hooks.dispatch import installed
 from nnx_inspector.hooks.layers import Layer, open_layers, opened
 
 CALLS = 64
-"""How many different calls are kept; the oldest go."""
+"""How many different calls are kept; the oldest are dropped."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,18 +34,18 @@ class Noted:
     configuration: Configuration
 
     def same(self, other: Noted) -> bool:
-        """Whether another would be compiled to the same program."""
+        """Whether another call would be compiled to the same program."""
         return self.call.same(other.call) and self.configuration == other.configuration
 
     def compile(self, instead: Callable[[Layer], Layer]) -> None:
-        """Compile it with other layers: `instead` gives for one that was open the one to be."""
+        """Compile it with other layers: `instead` maps each layer to its replacement."""
         layers = tuple(map(instead, self.layers))
         with self.configuration.held(), installed(), opened(layers):
             self.call.compile()
 
 
 class JitCalls:
-    """The different calls that are made under one session's layer; used by any thread.
+    """The different calls made under one session's layer. Any thread may use it.
 
     Args:
         mine: whether a layer is the session's.
@@ -59,7 +59,7 @@ class JitCalls:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Note the calls that are made meanwhile."""
+        """Note the calls made inside the context."""
         _listen(self)
         try:
             yield
@@ -73,17 +73,17 @@ class JitCalls:
             return
         with self._lock:
             if variant in self._known.get(program, ()):
-                return  # a step makes the same call again and again: it must cost next to nothing
+                return  # a step repeats the same call, which must cost next to nothing
         new = Noted(made(), layers, Configuration.here())
         with self._lock:
             kept = [one for one in self._noted if not one.same(new)]
             if len(kept) >= CALLS:
-                self._known.clear()  # whichever goes may be made again
+                self._known.clear()  # a dropped call may be made again
             self._noted = [*kept, new][-CALLS:]
             self._known.setdefault(program, set()).add(variant)
 
     def all(self) -> list[Noted]:
-        """Those there are, oldest first."""
+        """The noted calls, oldest first."""
         with self._lock:
             return list(self._noted)
 

@@ -1,10 +1,10 @@
-"""Watching somebody else's step: summaries leave a program that we do not own by host callbacks.
+"""Watching the user's own step: summaries leave a program that we do not own by host callbacks.
 
 A session has one hook for each set of places. While it is open, every selected site is perturbed
-as the session's setting says, its output reduced to a summary where it is computed, and what sits
-at one trace level is told to the host in one message; the cotangents follow in another. Each pass
-asks once, at its outermost call, for its number, whether it is sampled, and what is done in it.
-Invariant: a callback never raises (its errors are counted), and equal hooks share programs.
+as the setting says, and its output is reduced to a summary where it is computed. One message sends
+all summaries of a trace level to the host; the cotangents follow in another. Each pass asks once,
+at its outermost call, for its number, whether it is sampled, and its setting. Invariant: a callback
+never raises (its errors are counted), and equal hooks share programs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _numbers = itertools.count(1)
 GRADIENT = "gradient"
 
 Reached = set[tuple[str, Place | None]]
-"""What a program does at the sites that it calls: each with the place, None for a row."""
+"""The sites that a program calls, each with the place that acts there, None for a row."""
 
 IN_A_WHILE_LOOP = (
     "it is called inside a while loop, where a watched program cannot send from without "
@@ -69,24 +69,24 @@ IN_A_WHILE_LOOP = (
 
 
 class Session:
-    """What one model's watched passes tell.
+    """The watched passes of one model.
 
     Args:
-        model: the model that is watched; its structure is read again by `refresh`.
-        only: which sites.
+        model: the watched model; `refresh` reads its structure again.
+        only: the selected sites.
         gradients: whether cotangents are measured.
         besides: sites that only a call reveals (a sown value, a Linen submodule) and that may be
-            perturbed; others of these are measured too.
-        measured: which of these sites are measured; the others can be perturbed only.
-        number: of an earlier session of this model that is over, and none of whose programs runs
-            any more: where the rest is alike too, its programs are used again.
+            perturbed; other such sites are measured too.
+        measured: the selected sites that are measured; the others can only be perturbed.
+        number: the number of a finished session of this model, of which no program is running. Its
+            programs are used again if the hooks are equal.
 
     Attributes:
-        turns: for a site within scans how many turns each has, outermost first, negative where it
-            goes backwards; so that one layer of a stack can be told from the others.
-        blurred: of these, those where they could not be.
-        stacks: sites whose layers are measured each apart too, where they can be.
-        places: what the programs have room for, from the next `open` on.
+        turns: site within scans -> the number of turns of each scan, outermost first, negative for
+            a reverse scan; they distinguish the layers of a stack.
+        blurred: the stacks whose layers could not be told apart.
+        stacks: sites whose layers are also measured separately, if they can be.
+        places: the places that programs have room for, from the next `open` on.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Session:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the model's modules again (one may have been added or removed)."""
+        """Read the model's modules again: one may have been added or removed."""
         self._scope = scope_of(self.model)
         # sorted: an NNX transform reorders the attributes of the objects that it updates
         self.keys = sorted({*self.besides, *self._selected(self.selection)})
@@ -153,11 +153,11 @@ class Session:
         }
 
     def perturb(self, setting: Setting | Mapping[str, tuple[float, float]]) -> None:
-        """Set what is done from the next pass on: a setting, or its rows alone."""
+        """Set the perturbations of the next pass and later ones: a setting, or its rows alone."""
         self.setting = setting if isinstance(setting, Setting) else Setting(rows=dict(setting))
 
     def hook(self, places: tuple[Place, ...]) -> Layer:
-        """The layer that watches, with room for these places."""
+        """The watching layer, with room for these places."""
         rows = sorted({site for place in places if place.rows for site in place.sites})
         turns = tuple((site, self.turns[site]) for site in rows if site in self.turns)
         keys = tuple(self.keys)
@@ -166,25 +166,25 @@ class Session:
 
     @property
     def lacks_room(self) -> bool:
-        """Whether something is set that the programs have no place for yet."""
+        """Whether the setting needs a place that the programs have no room for yet."""
         return not has_room(self.places, self.setting.places)
 
     @property
     def compiling(self) -> bool:
-        """Whether programs with room for it are being compiled."""
+        """Whether programs with room for the setting are being compiled."""
         return self.lacks_room and self._arming.busy
 
     def make_room(self) -> None:
-        """Have room for what is set; the next step compiles whatever is missing."""
+        """Make room for the setting; the next step compiles the programs that are missing."""
         if self.lacks_room:
             self.places = self.setting.places
 
     def arm(self) -> bool:
-        """Make room for what is set: at once where no program is compiled yet, else in a thread.
+        """Make room for the setting: at once if no program is compiled yet, else in a thread.
 
         Returns:
-            Whether something is being compiled; until then the old programs go on. From the first
-            `open` after that there is room.
+            Whether something is being compiled. The old programs run until that is done, and the
+            first `open` afterwards has room.
         """
         places = self.setting.places
         if not self.lacks_room:
@@ -218,7 +218,7 @@ class Session:
         self.on_armed()
 
     def _not_armed(self, error: Exception) -> None:
-        # the user's own call will compile it in its own thread, or say better what is wrong
+        # the user's own call will compile it in its own thread, or raise a better error
         self.places = self._wanted
         self.errors.append(f"compiling ahead: {type(error).__name__}: {error}")
         self.on_armed()
@@ -228,7 +228,7 @@ class Session:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Watch every pass that this thread makes inside, with room for what is armed."""
+        """Watch every pass that this thread makes inside, with room for the armed places."""
         scope = self._scope
         executables_called()
         try:
@@ -248,44 +248,44 @@ class Session:
         scope.doubtful.clear()
 
     def reached(self) -> Reached:
-        """What the perturbed passes could do since this was last asked, and at which sites.
+        """The sites and places that perturbed passes have reached since the last call.
 
-        Waits until programs that were started have finished.
+        Waits until started programs have finished.
         """
         jax.effects_barrier()
         ran, self._ran = self._ran, {}
         return {one for sites in ran.values() for one in sites}
 
     def take(self) -> dict[str, dict[str, Summary]]:
-        """What the passes told since the last `take`: site -> quantity -> summary over all calls.
+        """The passes since the last `take`: site -> quantity -> summary over all calls.
 
-        Waits until programs that were started have finished.
+        Waits until started programs have finished.
         """
         return self.measured_in(self.take_passes())
 
     def measured_in(self, passes: list[Taken]) -> dict[str, dict[str, Summary]]:
-        """Site -> quantity -> summary of some passes, single layers of stacks included."""
+        """Site -> quantity -> summary of some passes, including single layers of stacks."""
         found, unknown = self.summaries_in(passes)
         self.blurred |= unknown
         return found
 
     def summaries_in(self, passes: list[Taken]) -> tuple[dict[str, dict[str, Summary]], set[str]]:
-        """As `measured_in`, and the stacks whose layers cannot be told apart; notes nothing."""
+        """`measured_in` and the stacks whose layers cannot be told apart. Changes nothing."""
         layers, unknown = told_apart([one.told() for one in passes], self.stacks)
         return {**merged(passes, tuple(self.keys)), **layers}, unknown
 
     def figures_in(self, passes: list[Taken]) -> Figures:
-        """What rules need of some passes besides."""
+        """The figures of some passes that the rules need."""
         gauges: dict[str, list[Any]] = {}
         states: dict[str, Any] = {}
         for one in passes:
-            states = {**one.besides.states, **states}  # as they were when the first began
+            states = {**one.besides.states, **states}  # those of the first pass take precedence
             for site, vectors in told_gauges(one.besides.gauges, self.stacks).items():
                 gauges.setdefault(site, []).extend(vectors)
         return self._observer.figures(gauges, states)
 
     def take_passes(self) -> list[Taken]:
-        """As `take`, each pass apart."""
+        """Like `take`, but each pass separately."""
         jax.effects_barrier()
         return self.inbox.take()
 
@@ -296,7 +296,7 @@ class Session:
         self.inbox.receive(number, key, quantity, summary, turn)
 
     def close(self) -> None:
-        """Programs that are still compiled with the hook tell nobody from here on."""
+        """Close the session; what programs compiled with its hook still send is ignored."""
         self._arming.close()
         _sessions.pop(self.number, None)
 
@@ -305,7 +305,7 @@ class Session:
 
 
 def _safely(number: int, what: Callable[[Session], Any], otherwise: Callable[[], Any]) -> Any:
-    """`what` of a session; nothing may rise into the user's training step."""
+    """Call `what` with a session; no error may reach the user's training step."""
     found = _sessions.get(number)
     if found is None:
         return otherwise()
@@ -318,7 +318,7 @@ def _safely(number: int, what: Callable[[Session], Any], otherwise: Callable[[],
 
 
 class _Asked:
-    """The numbers of a pass, as a program asks for them at one of its trace levels."""
+    """Answers a program that asks, at one of its trace levels, for the numbers of a pass."""
 
     def __init__(self, watch: _Watch, *, begins: bool):
         self._watch, self._begins = watch, begins
@@ -347,7 +347,7 @@ class _Asked:
 
 
 class _Told:
-    """Receives summaries of one quantity, of the sites in `names`."""
+    """Receives summaries of one quantity for the sites in `names`."""
 
     def __init__(self, session: int, names: list[str], quantity: str, begun: _Begun | None = None):
         self._session, self.names, self._quantity = session, names, quantity
@@ -377,7 +377,7 @@ class _Told:
 
 @dataclasses.dataclass(frozen=True)
 class _Begun:
-    """What the message of an outermost call says besides: of which parameters, and its call."""
+    """The extra data in an outermost call's message: the paths of its states, and the call."""
 
     states: tuple[str, ...]
     call: WatchedCall | None
@@ -387,7 +387,7 @@ class _Begun:
 
 
 class _Frame:
-    """What the outermost call at one trace level of one session gathers."""
+    """Gathers what the outermost call at one trace level of a session sends."""
 
     def __init__(
         self,
@@ -428,10 +428,10 @@ def _frames_of(session: int) -> list[_Frame]:
 
 @dataclasses.dataclass(frozen=True)
 class _Watch:
-    """The hook of a session. Only names, numbers and places: equal hooks share programs.
+    """The hook of a session. It has only names, numbers and places: equal hooks share programs.
 
-    `inside` is the hook of what is called within a pass: a block that is jitted by itself has one
-    program there and another where it is called directly, which is a pass of its own.
+    `inside` marks the hook for calls within a pass: a block that is jitted by itself has one
+    program there and another one where it is called directly, as a pass of its own.
     """
 
     session: int
@@ -493,7 +493,7 @@ class _Watch:
 
     @ours()
     def _sample(self, frame: _Frame, args: Any, kwargs: Any, context: Context) -> None:
-        """Look at the parameters and arguments of a pass as it begins, if it is measured."""
+        """Sample the parameters and arguments of a pass as it begins, if it is measured."""
         idle = not jit.is_tracer(frame.gate) and not bool(frame.gate)
         if idle or context.kind != "method" or context.path is None:
             return
@@ -509,7 +509,7 @@ class _Watch:
         operands = jax.lax.stop_gradient((list(held.values()), arrays))
         if any(map(jit.is_tracer, (frame.gate, *jax.tree.leaves(operands)))):
             states = beginning_if(frame.gate, *operands)
-        else:  # nothing is traced, and a cond would be compiled for each call
+        else:  # nothing is traced, and a cond would be compiled anew for each call
             states = beginning(*operands)
         frame.begun = _Begun((*held, VARIED), call_in_shapes(context, args, kwargs))
         frame.states = [states]
@@ -558,15 +558,15 @@ class _Watch:
 
     @ours()
     def _in_this_turn(self, place: Place, on: Any, frame: _Frame, site: str | None) -> Any:
-        """Whether a place acts in this turn of the scans around, which run one after another."""
+        """Whether a place acts in this turn of the scans around its site."""
         lengths = dict(self.turns).get(site or "")
         if not place.rows or not lengths:
             return on
         if self._in_no_turn(place, frame, site):
             self._unseen(
                 site or "",
-                "which layer is called cannot be told here, outside of a call of the model: "
-                "one that is chosen by its number is not perturbed",
+                "its layer cannot be identified here, outside a call of the model, so a "
+                "perturbation of a single layer does not act",
             )
             return jnp.zeros((), jnp.bool_)
         turn = frame.ticket[1]
@@ -580,7 +580,7 @@ class _Watch:
         return on
 
     def _in_no_turn(self, place: Place, frame: _Frame, site: str | None) -> bool:
-        # the scan, if it is one, is around the pass: nothing counts its turns
+        # a scan, if there is one, is around the pass, and nothing counts its turns
         return frame.begins and bool(place.rows and dict(self.turns).get(site or ""))
 
     def _unseen(self, site: str, why: str) -> None:
@@ -618,7 +618,7 @@ class _Watch:
 
 
 def _after(ticket: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments, known to the program only when the ticket is: a pass begins with it."""
+    """The arguments, made to depend on the ticket, so that a pass begins with it."""
     leaves = list(jax.tree.leaves((args, kwargs), is_leaf=is_whole))
     arrays = [i for i, x in enumerate(leaves) if is_observable(x) and jit.is_tracer(x)]
     if arrays and jit.is_tracer(ticket):

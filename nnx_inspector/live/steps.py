@@ -1,9 +1,9 @@
 """A watched training loop: which steps are sampled, and what happens between two steps.
 
-As an iterator, or by `tick`, it knows where steps begin: one that is not sampled runs exactly the
-program that runs without us, unless a perturbation is on. As a plain region it cannot know: the
-passes of the model are counted inside the program, which sends those that are sampled. Invariant:
-leaving by any way (break, exception, interrupt) leaves no hook open. Measures nothing itself.
+An iterator, or a region with `tick`, knows where steps begin: a step that is not sampled runs
+exactly the user's own program, unless a perturbation is on. A plain region does not know, so its
+programs count the passes of the model and send the sampled ones. Invariant: no way of leaving
+(break, exception, interrupt) leaves a hook open. Does not measure anything itself.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from nnx_inspector.live.session import Session
 T = TypeVar("T")
 
 KEPT_BACK = 2
-"""Passes whose gradients may still be on their way when the next ones have begun."""
+"""How many passes may still lack gradients when later passes have begun."""
 
 
 class Owner(Protocol):
-    """What a loop asks of whoever has begun it."""
+    """The object that begins a loop and receives its steps and passes."""
 
     def loop_begins(self, total: int | None) -> int: ...
     def step_begins(self, session: Session) -> bool: ...
@@ -42,9 +42,9 @@ class Owner(Protocol):
 
 
 def check_every(every: Any) -> int:
-    """`every` itself, or a ValueError."""
+    """Return `every`, or raise a ValueError."""
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ValueError(f"every is a number of steps, 1 or more, got {every!r}.")
+        raise ValueError(f"every must be a number of steps, 1 or more, got {every!r}.")
     return every
 
 
@@ -52,7 +52,7 @@ def check_every(every: Any) -> int:
 
 
 class Steps:
-    """The steps of one loop, one after another; the session is open in those that need it."""
+    """The steps of one loop. The session is open in the steps that need it."""
 
     def __init__(self, owner: Owner, session: Session, every: int, step: int):
         self._owner, self._session, self._every, self._step = owner, session, every, step
@@ -62,7 +62,7 @@ class Steps:
         self._sampled = self._perturbed = False
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._perturbed = self._owner.step_begins(self._session)
         self._sampled = self._step % self._every == 0
         self._session.inbox.every = 1 if self._sampled else 0
@@ -72,13 +72,13 @@ class Steps:
         self._layers = open_layers()
 
     def end(self) -> None:
-        """The step that has begun, if any, is over."""
+        """End the step that has begun, if any."""
         if self._began is None:
             return
         if open_layers() != self._layers:
             raise InspectorError(
-                "A step must end in the block it began in: call insp.tick() in the body of the "
-                "loop itself, outside of nni.perturb and nni.intercept_methods."
+                "A step must end in the block where it began. Call insp.tick() in the body of the "
+                "loop itself, outside nni.perturb and nni.intercept_methods."
             )
         seconds, self._began = time.perf_counter() - self._began, None
         self._open.close()
@@ -93,7 +93,7 @@ class Steps:
         raise_interrupt(self._session)
 
     def leave(self) -> None:
-        """The loop is left, perhaps in a step: by a `break` at its end, or by an error within."""
+        """Leave the loop, perhaps within a step: by a `break` or an error."""
         began, self._began = self._began, None
         self._open.close()
         if began is not None:
@@ -101,7 +101,7 @@ class Steps:
 
 
 def raise_interrupt(session: Session) -> None:
-    """Raise what a person's interrupt would have, had it not hit the receiving of a summary."""
+    """Raise the KeyboardInterrupt that a callback caught while it received a summary."""
     interrupted, session.interrupted = session.interrupted, False
     if interrupted:
         raise KeyboardInterrupt
@@ -110,7 +110,7 @@ def raise_interrupt(session: Session) -> None:
 def watched(
     owner: Owner, session: Session, batches: Iterable[T], every: int
 ) -> Generator[T, Any, None]:
-    """The batches, one by one, with the session open around the caller's work on some of them."""
+    """Yield the batches, with the session open around the caller's work on some of them."""
     steps = Steps(owner, session, every, owner.loop_begins(_how_many(batches)))
     try:
         session.refresh()
@@ -127,21 +127,21 @@ def watched(
 
 
 def _how_many(batches: Iterable[Any]) -> int | None:
-    """The number of batches, None where that is not known."""
+    """The number of batches, or None if it is unknown."""
     try:
         return len(batches) if isinstance(batches, Sized) else None
-    except Exception:  # noqa: BLE001 - shown instead: a progress without its end
-        return None  # a data set without an end has a `__len__` that raises
+    except Exception:  # noqa: BLE001 - the progress is shown without an end
+        return None  # the `__len__` of an endless data set may raise
 
 
 # --------------------------------------------------------------------- regions
 
 
 class Region:
-    """`with insp.watch(every=10):` around a loop that is out of reach.
+    """`with insp.watch(every=10):` around a loop that cannot iterate over `insp.watch(batches)`.
 
-    The passes 0, every, 2 every ... of the model are measured. What is perturbed acts from the
-    next pass on, wherever in a step that is. `tick` once a step makes steps of it.
+    Passes 0, `every`, 2 * `every` and so on of the model are measured. A perturbation acts from
+    the next pass on, wherever in a step that is. A `tick` in each step marks the steps.
     """
 
     def __init__(self, owner: Owner, session: Session, every: int):
@@ -168,11 +168,11 @@ class Region:
 
     @property
     def ticks(self) -> bool:
-        """Whether steps are told apart by `tick`."""
+        """Whether `tick` marks the steps."""
         return self._steps is not None
 
     def tick(self) -> None:
-        """A step begins; what was since the last `tick` was a step."""
+        """End the step since the last `tick`, and begin the next."""
         if self._steps is None:
             self._end_plain()
             self._stack.enter_context(installed())
@@ -209,12 +209,12 @@ class Region:
     def __iter__(self) -> NoReturn:
         raise TypeError(
             "insp.watch(every=...) without batches is a context: with insp.watch(every=10): "
-            "train(). To iterate, pass what to iterate over: insp.watch(batches, every=10)."
+            "train(). To iterate, pass the batches: insp.watch(batches, every=10)."
         )
 
 
 class _Receiver:
-    """Hands passes on as they are complete, in a thread of its own."""
+    """Hands on the passes that are complete, in a thread of its own."""
 
     def __init__(self, owner: Owner, session: Session, first: int):
         self._owner, self._session, self._first = owner, session, first
@@ -235,14 +235,14 @@ class _Receiver:
             self._owner.pass_ends(self._session, self._first + one.number, one)
 
     def _hold(self, one: Taken) -> None:
-        """A pass is over but may lack a gradient: whoever saves it need not wait for that."""
+        """Hand on a pass that may still lack a gradient, so that it can be saved early."""
         try:
             self._owner.pass_held(self._session, self._first + one.number, one)
         except Exception as error:  # noqa: BLE001 - within the user's step: counted and shown
             self._session.errors.append(f"saving a pass: {type(error).__name__}: {error}")
 
     def finish(self) -> None:
-        """All passes have been made: hand on the rest."""
+        """Hand on the remaining passes, once all have been made."""
         self._over = True
         self._session.inbox.wake()
         self._thread.join()

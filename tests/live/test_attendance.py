@@ -82,7 +82,7 @@ def of_a_clone(model):
 
 INSTEAD = {
     "a clone": (of_a_clone, "3 calls of modules of another TwoLayers were seen", "insp.update"),
-    "a split": (split_before, "graphdef was split off before the loop", "split inside"),
+    "a split": (split_before, "graphdef was split before the loop", "split inside"),
     "an executable": (ahead_of_time, "compiled ahead of time", "call the jitted function"),
     "nothing": (lambda model: lambda _: None, "no call of any module", "own thread"),
 }
@@ -212,8 +212,13 @@ def test_a_perturbation_of_another_object_is_not_acting_until_the_model_is_calle
 
 
 CASES = {
-    "a site that is not called": ("b", nni.Zero(), only_a, "no call of it was seen"),
-    "a place that is not called": ("b", nni.Clamp(-1.0, 1.0), only_a, "no call of it was seen"),
+    "a site that is not called": ("b", nni.Zero(), only_a, "no call of its site was seen"),
+    "a place that is not called": (
+        "b",
+        nni.Clamp(-1.0, 1.0),
+        only_a,
+        "no call of its site was seen",
+    ),
     "parameters": ("a", nni.ParameterNoise(0.1), forward, "acts in insp.run and insp.step"),
     "no gradients": ("a", nni.StopGradient(), forward, "computes no gradients"),
     "a row": ("a", nni.Zero(), forward, ""),
@@ -259,7 +264,7 @@ def test_a_dropped_gradient_is_told(insp, model):
     stopped = insp.perturb("a", nni.ScaleGradient(2.0))
     passed = insp.perturb("b", nni.ScaleGradient(2.0))
     loop(insp, lambda _: step(model, X))
-    assert "no gradient comes back" in stopped.not_acting
+    assert "no gradient reaches" in stopped.not_acting
     assert passed.not_acting == ""
 
 
