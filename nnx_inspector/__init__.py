@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from nnx_inspector.records.capture import capture as capture
     from nnx_inspector.records.capture import value_and_grad as value_and_grad
 
-with open(__file__, encoding="utf-8") as _own:
-    _LINES = [line.split() for line in _own if line.startswith("    from nnx_inspector.")]
+_OWN = __loader__.get_data(__file__).decode().splitlines()  # from a zip archive too
+_LINES = [line.split() for line in _OWN if line.startswith("    from nnx_inspector.")]
 _HOMES = {name: module for _, module, _, name, _, _ in _LINES}
 """Public name -> module, by the imports above, which only type checkers run: each is imported on
 first use, for opening a recording must not start jax."""

@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -160,6 +161,16 @@ def test_opening_a_recording_imports_neither_jax_nor_flax():
 def test_importing_the_package_imports_nothing_heavy():
     code = "import sys, nnx_inspector\nassert not {'jax', 'flax', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
+
+
+def test_the_package_may_lie_in_a_zip_archive(tmp_path: pathlib.Path):
+    path = shutil.make_archive(str(tmp_path / "package"), "zip", PACKAGE.parent, PACKAGE.name)
+    code = (
+        f"import sys; sys.path.insert(0, {path!r})\n"
+        "import nnx_inspector as nni\n"
+        "assert nni.InspectorError in nni.InspectorError.__mro__ and '.zip' in nni.__file__"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
 
 def test_private_parts_of_flax_and_jax_are_touched_in_one_room_only():
