@@ -1,8 +1,8 @@
-"""The watched loops of one inspector: between two steps changes are taken over, measured steps
-are recorded and shown.
+"""The watched loops of one inspector: between two steps they take changes over, and record and show
+what was measured.
 
 Invariant: one loop at a time; what goes wrong with the screen never reaches the training. Does not
-decide which steps are sampled (`loop`), nor what is measured (`watching`).
+decide which steps are sampled (`live.steps`), nor what is measured (`live.session`).
 """
 
 from __future__ import annotations
