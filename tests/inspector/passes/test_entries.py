@@ -324,7 +324,7 @@ def test_what_cannot_be_entered_says_what_to_pass():
         ),
         ((model, X), r"has no __call__"),
         ((model.encode,), r"Coder.encode takes x .no example .*\(model.encode, x\)"),
-        ((forward, model), r"forward is called with model, x.*nni.Inspector\(forward, model, x\)"),
+        ((forward, model), r"forward takes model, x .*nni.Inspector\(forward, model, x\)"),
         ((lambda x: model.encode(x), X), r"Pass the model as an argument, not through a closure"),
         ((lambda d, x: d["m"].encode(x), {"m": model}, X), r"within a container"),
         ((Coder, X), r"model is the class Coder, not an instance"),
