@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector._compat import jaxprs
+from nnx_inspector.program.equations import is_call
 from nnx_inspector.program.marks import mark
 
 Floats = npt.NDArray[np.float64]
@@ -44,7 +45,6 @@ _EACH: Final[dict[str, Callable[..., Any]]] = {
     "or": np.logical_or, "pow": np.power, "clamp": lambda low, x, high: np.clip(x, low, high),
     "select_n": lambda which, *of: np.where(which, of[1], of[0]) if len(of) == 2 else None,
 }  # fmt: skip
-_CALLS: Final = {"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "closed_call", "core_call"}
 
 
 def kind_after(
@@ -155,7 +155,7 @@ def _value(variable: Any, known: dict[Any, Any], made: Mapping[Any, Any], near: 
 
 def _is_elementwise(equation: Any) -> bool:
     name = equation.primitive.name
-    return equation.primitive is mark or name in _EACH or name in _CALLS or name == "integer_pow"
+    return equation.primitive is mark or name in _EACH or is_call(equation) or name == "integer_pow"
 
 
 def _outputs(
@@ -191,7 +191,7 @@ def _applied(equation: Any, values: list[Any]) -> list[Any] | None:
     name = equation.primitive.name
     if equation.primitive is mark:
         return values
-    if name in _CALLS:
+    if is_call(equation):
         inner = next(jaxprs.sub_jaxprs(equation), None)
         return None if inner is None else _of_program(inner, values)
     if any(getattr(v.aval, "dtype", np.dtype(int)).kind in "iu" for v in equation.outvars):

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from nnx_inspector._compat import jaxprs
 from nnx_inspector.hooks.layers import Layer
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Only, Selection, module_sites
@@ -37,7 +36,7 @@ from nnx_inspector.perturbations.values import Perturbation
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.stage import LayersOf, Staged
-from nnx_inspector.program.survey import Marked, Survey
+from nnx_inspector.program.survey import Marked, lengths_of
 
 Values = list[Any]
 Rows = tuple[tuple[Any, int], ...]
@@ -181,8 +180,9 @@ class Reach:
         shapes = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in stage.inputs]
         self._stage = dataclasses.replace(stage, inputs=list(shapes), arrays=(), last=None)
         self._marks: dict[tuple[str, str], list[tuple[Marked, tuple[int, ...]]]] = {}
-        for mark, lengths in _with_lengths(stage.survey):
-            self._marks.setdefault((mark.site, mark.part), []).append((mark, lengths))
+        for mark, around in stage.survey.walk():
+            here = (mark, lengths_of(around))
+            self._marks.setdefault((mark.site, mark.part), []).append(here)
 
     def check(self, one: Perturbation, sites: Iterable[str], rows: tuple[int, ...]) -> None:
         """Raise where a perturbation has no meaning for what one of the sites returns (receives).
@@ -220,23 +220,6 @@ class Reach:
             return list(perturbed_parameters(stage, rules).values())
 
         jax.eval_shape(replaced, self._stage.inputs)
-
-
-def _with_lengths(
-    found: Survey, lengths: tuple[int, ...] = ()
-) -> Iterable[tuple[Marked, tuple[int, ...]]]:
-    """Every mark, with the lengths of the scans around it, outermost first; negative where one
-    goes backwards.
-    """
-    for number, item in found.items.items():
-        if item.mark is not None:
-            yield item.mark, lengths
-        inner = lengths
-        if item.kind == "scan":
-            backwards = jaxprs.goes_backwards(found.jaxpr.eqns[number])
-            inner = (*lengths, -item.length if backwards else item.length)
-        for child in item.children:
-            yield from _with_lengths(child, inner)
 
 
 # -------------------------------------------------------------------- places

@@ -18,7 +18,6 @@ import numpy as np
 
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector.arrays import is_array, shape_of
-from nnx_inspector.perturbations.gates import passed
 from nnx_inspector.program.harvest import Keep, Plan
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.stage import Staged
@@ -81,8 +80,8 @@ def _values(stage: Staged, seen: list[Any]) -> dict[str, list[Any]]:
     that only the data knows.
     """
     found: dict[str, list[Any]] = {}
-    for mark, one in passed(stage.survey, seen):
-        if one.kept:
+    for mark, _, one in stage.survey.walk(seen):
+        if one is not None and one.kept:
             found.setdefault(mark.site, []).extend(kept.value for kept in one.kept)
     return found
 

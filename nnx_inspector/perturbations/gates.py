@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,10 +19,8 @@ import numpy as np
 from nnx_inspector.hooks.sites import Selection, escape, parse_key, site_key
 from nnx_inspector.perturbations.perturbed import applied, check_fits, why_unseen
 from nnx_inspector.perturbations.values import Perturbation
-from nnx_inspector.program.harvest import Seen
-from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.stage import Staged
-from nnx_inspector.program.survey import Marked, Survey, call_numbers, marks
+from nnx_inspector.program.survey import Marked, Survey, lengths_of
 
 NONE = -1
 """The number of no gate."""
@@ -77,8 +75,8 @@ class Gates:
     def reached(self, found: Survey, seen: list[Any], gates: Open) -> Any:
         """Whether the call went through an open gate, bool: a branch may not be taken."""
         counts: dict[str, Any] = dict.fromkeys(self.first, 0)
-        for mark, one in passed(found, seen):
-            if mark.part == self.part and mark.site in self.first:
+        for mark, _, one in found.walk(seen):
+            if one is not None and mark.part == self.part and mark.site in self.first:
                 counts[mark.site] += one.ran if self.first[mark.site][1] else one.ran.sum()
         through = [((n > 0) & gates[site]).any() for site, n in counts.items()]
         return jnp.stack(through).any()
@@ -98,14 +96,13 @@ def gates_of(stage: Staged, terms: Sequence[Any], one: Perturbation, *, layers: 
         TypeError, ValueError: `one` has no meaning at any of the sites.
         ValueError: a glob meets no site that the call reaches.
     """
-    every = [m for m in marks(stage.survey) if m.part in (OUTPUT, INPUT)]
     depths = _depths(stage.survey)
     here: dict[str, list[Marked]] = {}
     around: dict[str, list[tuple[int, ...]]] = {}
-    for mark, lengths in _in_loops(stage.survey):
+    for mark, within in stage.survey.walk():
         if mark.part == one.at:
             here.setdefault(mark.site, []).append(mark)
-            around.setdefault(mark.site, []).append(lengths)
+            around.setdefault(mark.site, []).append(tuple(map(abs, lengths_of(within))))
     lost = {s: r for s, r in stage.survey.unseen.items() if s not in here}
     _require_reached(stage, terms, [*here, *lost])
     refused = {site: f"it cannot be perturbed here: {why}" for site, why in lost.items()}
@@ -129,7 +126,7 @@ def gates_of(stage: Staged, terms: Sequence[Any], one: Perturbation, *, layers: 
         raise error
     if not names:
         raise ValueError(why_unseen(next(iter(lost)), stage))
-    return Gates(tuple(names), refused, one.at, first, call_numbers(every))
+    return Gates(tuple(names), refused, one.at, first, stage.calls)
 
 
 def _require_reached(stage: Staged, terms: Sequence[Any], sites: Sequence[str]) -> None:
@@ -164,32 +161,8 @@ def _name(
 def _depths(found: Survey) -> dict[tuple[str, ...], int]:
     """For each path the fewest scans around a call of it or of what is below it."""
     depths: dict[tuple[str, ...], int] = {}
-    for mark, lengths in _in_loops(found):
-        path, _ = parse_key(mark.site)
+    for mark, around in found.walk():
+        (path, _), scans = parse_key(mark.site), len(lengths_of(around))
         for n in range(1, len(path) + 1):
-            depths[path[:n]] = min(len(lengths), depths.get(path[:n], len(lengths)))
+            depths[path[:n]] = min(scans, depths.get(path[:n], scans))
     return depths
-
-
-def _in_loops(found: Survey, lengths: tuple[int, ...] = ()) -> Iterator[tuple[Marked, Any]]:
-    """Every mark at which something can be done, with the lengths of the scans around it."""
-    for item in found.items.values():
-        if item.mark is not None:
-            if item.mark.part in (OUTPUT, INPUT):
-                yield item.mark, lengths
-            continue
-        inner = (*lengths, item.length) if item.kind == "scan" else lengths
-        for child in item.children[1:] if item.kind == "while" else item.children:
-            yield from _in_loops(child, inner)
-
-
-def passed(found: Survey, seen: list[Any]) -> Iterator[tuple[Marked, Seen]]:
-    """Every mark with what `evaluate` saw of it, the second pass of a remat left out."""
-    for item, one in zip(found.items.values(), seen, strict=True):
-        if item.mark is not None:
-            yield item.mark, one
-        elif item.kind == "while":
-            yield from passed(item.children[1], one[0])
-        elif not item.again:
-            for child, inner in zip(item.children, one, strict=True):
-                yield from passed(child, inner)

@@ -31,7 +31,7 @@ from nnx_inspector.program.harvest import Plan
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import INPUT, OUTPUT, mapped_first
 from nnx_inspector.program.stage import Staged, as_function, staged
-from nnx_inspector.program.survey import Marked, marks
+from nnx_inspector.program.survey import Marked
 
 Perturbations = Mapping[str, Any]
 """A glob over site keys (parameter paths) -> a perturbation, or several in the order in which they
@@ -173,7 +173,7 @@ def _check(stage: Staged, rules: Sequence[_Rule]) -> None:
     """Raise where a rule meets no call, or what it does has no meaning there. Of an eager call the
     first is known once it has run; the second is then said at the mark.
     """
-    found = marks(stage.survey)
+    found = stage.survey.marks
     for rule in rules:
         selection = Selection(rule.pattern)
         for part in (OUTPUT, INPUT):

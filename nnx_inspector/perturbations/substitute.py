@@ -27,6 +27,7 @@ from nnx_inspector.hooks.sites import (
 from nnx_inspector.hooks.variables import variables_by_path
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.region import refusal
+from nnx_inspector.program.equations import ROW, bodies_of
 from nnx_inspector.program.identity import Values
 from nnx_inspector.program.marks import describe
 from nnx_inspector.program.stage import Staged, array_names
@@ -138,32 +139,17 @@ def _stack_lengths(jaxpr: Any, number: int) -> tuple[int, ...]:
     values, var = Values(bare), bare.invars[number]
     found: tuple[int, ...] = ()
     for equation in bare.eqns:
-        inner = list(jaxprs.sub_jaxprs(equation))
-        if not inner:
-            continue
-        for position, operand in enumerate(equation.invars):
+        entered = [
+            (body, inside, position)
+            for body in bodies_of(equation)
+            for inside, position in enumerate(body.operands or ())
+        ]
+        for body, inside, position in entered:
+            operand = equation.invars[position]
             if not jaxprs.is_literal(operand) and values.same(operand, var):
-                found = max(found, _inside(equation, inner, position), key=len)
+                rows = () if body.taken[inside] != ROW else (body.times or 0,)
+                found = max(found, (*rows, *_stack_lengths(body.jaxpr, inside)), key=len)
     return found
-
-
-def _inside(equation: Any, inner: Sequence[Any], position: int) -> tuple[int, ...]:
-    """As `_stack_lengths`, of what an equation does with one of its operands."""
-    name, params = equation.primitive.name, equation.params
-    if name == "scan":
-        _, _, xs = jaxprs.scan_parts(equation, range(len(equation.invars)))
-        taken = (params["length"],) if position in xs else ()
-        return (*taken, *_stack_lengths(inner[0], position))
-    if name == "cond":
-        if position == 0:
-            return ()
-        return max((_stack_lengths(branch, position - 1) for branch in inner), key=len)
-    if name == "while":
-        own = position - params["cond_nconsts"]
-        return _stack_lengths(params["body_jaxpr"], own) if own >= 0 else ()
-    bare, _ = jaxprs.open_jaxpr(inner[0])
-    alike = len(inner) == 1 and len(bare.invars) == len(equation.invars)
-    return _stack_lengths(bare, position) if alike else ()
 
 
 def with_own_parameters(

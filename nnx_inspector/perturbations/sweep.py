@@ -32,7 +32,7 @@ from nnx_inspector.perturbations.effects import (
     relative_change_in_trace,
     top1_changed_in_trace,
 )
-from nnx_inspector.perturbations.gates import NONE, Gates, Open, gates_of, passed
+from nnx_inspector.perturbations.gates import NONE, Gates, Open, gates_of
 from nnx_inspector.perturbations.gradients import GradientPerturbation
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.values import Perturbation, Zero
@@ -42,7 +42,7 @@ from nnx_inspector.program.harvest import Keep, Plan, evaluate
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import INPUT, mark_tree
 from nnx_inspector.program.stage import Function, Staged, staged
-from nnx_inspector.program.survey import Marked, marks
+from nnx_inspector.program.survey import Marked
 from nnx_inspector.progress import Progress, Report, shown
 from nnx_inspector.stats.summarize import is_number
 
@@ -284,8 +284,8 @@ class _Pass:
             sites = {mark.site for mark in self._results}
             results = [
                 [kept.value for kept in one.kept]
-                for mark, one in passed(survey, seen)
-                if mark.part == RESULT and mark.site in sites
+                for mark, _, one in survey.walk(seen)
+                if one is not None and mark.part == RESULT and mark.site in sites
             ]
         else:
             results = [[x for x in out[: self.stage.outputs] if is_number(x.dtype)]]
@@ -294,7 +294,7 @@ class _Pass:
     @property
     def _results(self) -> list[Marked]:
         """The marks on what the model returns."""
-        found = [mark for mark in marks(self.stage.survey) if mark.part == RESULT]
+        found = [mark for mark in self.stage.survey.marks if mark.part == RESULT]
         return [mark for mark in found if mark.site == self.root] or found
 
     def _output(self, values: list[Any]) -> Any:

@@ -8,6 +8,7 @@ read from the program (`forwarding`). Does not write to any Variable.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -100,9 +101,16 @@ def pair_of(equation: Any) -> list[Any]:
     return list(equation.invars[: len(equation.params["structure"].arrays)])
 
 
-def is_number(aval: Any) -> bool:
-    """Whether a value can be subtracted: a PRNG key cannot."""
-    return not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+def says_nothing(equation: Any, same: Callable[[Any, Any], bool]) -> bool:
+    """Whether an equation marks a change that has no figures: of no number (a PRNG key), of no pair
+    of values, or of a value that is the same as before.
+    """
+    if equation.params.get("part") != CHANGE:
+        return False
+    pair = pair_of(equation)
+    if not pair or jnp.issubdtype(pair[0].aval.dtype, jax.dtypes.extended):
+        return True
+    return same(*pair)
 
 
 @ours()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import linecache
+import operator
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +23,11 @@ import jax.numpy as jnp
 from flax import errors
 
 from nnx_inspector._compat import interpreter, jaxprs, jit, sources
-from nnx_inspector.program.changes import is_number
+from nnx_inspector.program.changes import says_nothing
 from nnx_inspector.program.harvest import Plan, run_item
 from nnx_inspector.program.identity import handed_on
-from nnx_inspector.program.marks import CHANGE, mark
-from nnx_inspector.program.survey import Item, Survey, item_of, marks
+from nnx_inspector.program.marks import mark
+from nnx_inspector.program.survey import Item, Survey, item_of
 
 PROGRAMS = 64
 """Programs of inner transforms that are kept."""
@@ -118,14 +119,14 @@ class EagerPass:
                 return bind()
         elif not any(_holds_marks(j, self._owner) for j in jaxprs.sub_jaxprs(_of(params))):
             return bind()
-        atoms = [Atom(jax.typeof(x)) for x in values]
+        known = {id(x): Atom(jax.typeof(x)) for x in values}
+        atoms = [known[id(x)] for x in values]
         source = "" if primitive is mark else sources.source_of_caller()[0]
         equation = Equation(primitive, params, atoms, source=source)
         if primitive is mark:
             item = item_of(equation, self._owner, self._unseen, self._unattributed)
-            if item is None or _says_nothing(params, values):
-                if not _is_same(params, values):
-                    self._equations.append(equation)
+            if item is None or says_nothing(equation, operator.is_):
+                self._equations.append(equation)
                 return list(values)
             return self._take(item, equation, list(values), None)
         program = self._program(_Code(primitive, _frozen(params)))
@@ -172,7 +173,7 @@ class EagerPass:
         return self._programs[code]
 
     def _count(self, item: Item) -> None:
-        for one in marks(_alone(item)):
+        for one in _alone(item).marks:
             key = (one.site, one.part)
             self._calls[id(one)] = self._numbers.get(key, 0)
             self._numbers[key] = self._calls[id(one)] + 1
@@ -193,20 +194,6 @@ class EagerPass:
 
 def _of(params: dict[str, Any]) -> Any:
     return types.SimpleNamespace(params=params)
-
-
-def _says_nothing(params: dict[str, Any], values: Sequence[Any]) -> bool:
-    """Whether a mark of a change is of none, or of what is no number."""
-    if params["part"] != CHANGE:
-        return False
-    pair = values[: len(params["structure"].arrays)]
-    return not pair or not is_number(jax.typeof(pair[0])) or pair[0] is pair[1]
-
-
-def _is_same(params: dict[str, Any], values: Sequence[Any]) -> bool:
-    """Whether a mark of a change is of a value that did not change."""
-    pair = values[: len(params["structure"].arrays)]
-    return params["part"] == CHANGE and bool(pair) and pair[0] is pair[1]
 
 
 def _alone(item: Item) -> Survey:

@@ -23,6 +23,7 @@ from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.sharding import a_row_each, counted_once, on_this_mesh, placed, zeros_of
 from nnx_inspector.program.changes import difference
+from nnx_inspector.program.equations import bodies_of
 from nnx_inspector.program.error_notes import note_equation
 from nnx_inspector.program.marks import (
     CHANGE,
@@ -34,7 +35,7 @@ from nnx_inspector.program.marks import (
     sink_like,
     sinks_apart,
 )
-from nnx_inspector.program.survey import Item, Marked, Survey
+from nnx_inspector.program.survey import Around, Item, Marked, Survey, lengths_of
 from nnx_inspector.stats.summarize import merge_in_trace, merge_rows, summarize
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.stats.units import MAX_UNITS, Units, measure_units, merge_units
@@ -136,29 +137,18 @@ class Plan:
 
 
 @ours()
-def sinks_for(found: Survey, rows: tuple[int, ...] = ()) -> list[Any]:
+def sinks_for(found: Survey) -> list[Any]:
     """Zeros for every output that may receive a cotangent, in the shape of the survey."""
-    out: list[Any] = []
-    for item in found.items.values():
-        if item.kind == "mark":
-            assert item.mark is not None
-            out.append(
-                [
-                    sink_like(aval, rows) if differentiable else None
-                    for aval, differentiable in zip(
-                        item.mark.avals, item.mark.differentiable, strict=True
-                    )
-                ]
-                if item.mark.part == OUTPUT
-                else []
-            )
-        elif item.kind == "while":
-            out.append([])  # reverse mode does not go through a while loop
-        elif item.kind == "scan":
-            out.append([sinks_for(item.children[0], (*rows, item.length))])
-        else:
-            out.append([sinks_for(child, rows) for child in item.children])
-    return out
+
+    def zeros(mark: Marked, around: Around) -> list[Any]:
+        # reverse mode does not go through a while loop
+        if mark.part != OUTPUT or any(item.kind == "while" for item in around):
+            return []
+        rows = tuple(map(abs, lengths_of(around)))
+        pairs = zip(mark.avals, mark.differentiable, strict=True)
+        return [sink_like(aval, rows) if able else None for aval, able in pairs]
+
+    return found.nested(zeros)
 
 
 def evaluate(
@@ -173,8 +163,8 @@ def evaluate(
         sinks: of `sinks_for`, or None to leave cotangents alone.
 
     Returns:
-        The outputs, and what was seen: for each item of the survey, in its shape, a list of
-        `Seen`.
+        The outputs, and what was seen: in the shape of the survey a `Seen` for each mark, nothing
+        for the second pass of a remat.
     """
     env: dict[Any, Any] = {}
     memo: dict[int, tuple[Any, Summary]] = {}
@@ -268,24 +258,25 @@ def _run_mark(
 def _run_scan(
     item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
 ) -> Any:
-    child, params = item.children[0], equation.params
-    consts, init, xs = jaxprs.scan_parts(equation, values)
+    (form,), child = bodies_of(equation), item.children[0]
+    start = form.consts + form.carry
+    consts, init, xs = values[: form.consts], values[form.consts : start], values[start:]
 
     def body(carry: Any, x: Any) -> Any:
         elements, one, row = x
-        within = dataclasses.replace(plan, rows=(*plan.rows, (row, params["length"])))
+        within = dataclasses.replace(plan, rows=(*plan.rows, (row, form.times)))
         out, seen = evaluate(child, [*consts, *carry, *elements], plan=within, sinks=one)
         return out[: len(init)], (out[len(init) :], seen)
 
     inner = None if sink is None else sink[0]
-    rows = None if plan.perturb is None else jnp.arange(params["length"])
+    rows = None if plan.perturb is None else jnp.arange(form.times)
     carry, (ys, seen) = jax.lax.scan(
         body,
         init,
         (xs, inner, rows),
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
+        length=form.times,
+        reverse=form.backwards,
+        unroll=equation.params["unroll"],
     )
     return [*carry, *ys], [seen]
 
@@ -294,8 +285,7 @@ def _run_while(
     item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
 ) -> Any:
     test, body = item.children
-    n_test = equation.params["cond_nconsts"]
-    n_body = equation.params["body_nconsts"]
+    n_test, n_body = (form.consts for form in bodies_of(equation))
     test_consts, body_consts = values[:n_test], values[n_test : n_test + n_body]
     init = values[n_test + n_body :]
     plan = dataclasses.replace(plan, keep=plan.keep.additive())
@@ -313,7 +303,7 @@ def _run_while(
         return evaluate(test, [*test_consts, *state[0]], plan=Plan(summarise=False))[0][0]
 
     out, seen = jax.lax.while_loop(proceed, advance, (init, nothing))
-    return out, [seen]
+    return out, [[], seen]
 
 
 @ours()
@@ -364,7 +354,7 @@ def _run_remat(
 
     again = jax.checkpoint(body, prevent_cse=params["prevent_cse"], policy=params["policy"])
     out, seen = again(values, None if sink is None else sink[0])
-    return out, [seen]
+    return out, [] if item.again else [seen]
 
 
 def _run_jit(

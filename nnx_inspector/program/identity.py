@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nnx_inspector._compat import jaxprs
+from nnx_inspector.program.equations import Body, bodies_of
 
 Order = tuple[int, ...] | None
 """A permutation of axes; None for none."""
@@ -70,40 +71,29 @@ class Values:
         if name in _SAME_IF_ALIKE:
             a, b = equation.invars[0].aval, equation.outvars[0].aval
             return (0, None) if (a.shape, a.dtype) == (b.shape, b.dtype) else None
-        inner = list(jaxprs.sub_jaxprs(equation))
-        if not inner:
-            return None
-        if name == "scan":
-            _, carry, xs = jaxprs.scan_parts(equation, range(len(equation.invars)))
-            found = self._results(inner[0])[position]
-            if position < len(carry):
-                return found if found == (carry[position], None) else None
-            return found if found is not None and found[0] in xs and found[1] is None else None
-        if name == "while":
-            first = params["cond_nconsts"]
-            found = self._results(params["body_jaxpr"])[position]
-            own = params["body_nconsts"] + position
-            return (first + own, None) if found == (own, None) else None
-        if name == "cond":
-            branches = {self._results(branch)[position] for branch in inner}
-            found = branches.pop() if len(branches) == 1 else None
-            return None if found is None else (found[0] + 1, found[1])
-        return self._call(equation, inner, position)
+        found = {
+            self._handed_on(body, number)
+            for body in bodies_of(equation)
+            for number, result in enumerate(body.results or ())
+            if result == position
+        }
+        return found.pop() if len(found) == 1 else None
 
-    def _call(self, equation: Any, inner: list[Any], position: int) -> tuple[int, Order] | None:
-        """A call of one jaxpr: jit, remat, custom derivatives, shard_map."""
-        bare, _ = jaxprs.open_jaxpr(inner[0])
-        counts = (len(equation.invars), len(equation.outvars))
-        if len(inner) != 1 or counts != (len(bare.invars), len(bare.outvars)):
+    def _handed_on(self, body: Body, number: int) -> tuple[int, Order] | None:
+        """Which operand of its equation an output of a body is, if it is one unchanged."""
+        found = self._results(body.jaxpr)[number]
+        if found is None or body.operands is None:
             return None
-        found = self._results(inner[0])[position]
-        if found is None or not _alike(equation, position, *found):
-            return None  # a jaxpr of scalars, as a reduction has, says nothing of arrays
-        specs = equation.params.get("in_specs"), equation.params.get("out_specs")
-        if specs == (None, None):
-            return found
-        placed_alike = found[1] is None and specs[0][found[0]] == specs[1][position]
-        return found if placed_alike else None
+        i, order = found
+        carried = number + body.consts if number < body.carry else None
+        in_parts = body.taken[i] is not None or body.given[number] is not None
+        if (
+            body.taken[i] != body.given[number]
+            or (in_parts and order is not None)
+            or (carried is not None and found != (carried, None))
+        ):
+            return None
+        return body.operands[i], order
 
     def _results(self, jaxpr: Any) -> Sequence[tuple[int, Order] | None]:
         """For each result of an inner jaxpr the number of its input that it is, or None."""
@@ -125,12 +115,6 @@ def handed_on(equation: Any) -> list[int | None]:
     values = Values(equation)
     found = [values.passed_through(equation, i) for i in range(len(equation.outvars))]
     return [None if one is None or one[1] is not None else one[0] for one in found]
-
-
-def _alike(equation: Any, position: int, operand: int, order: Order) -> bool:
-    given = equation.invars[operand].aval.shape
-    shape = given if order is None else tuple(given[i] for i in order)
-    return equation.outvars[position].aval.shape == shape
 
 
 def _after(order: Order, first: Order) -> Order:

@@ -38,7 +38,7 @@ from nnx_inspector.program.eager import (
 )
 from nnx_inspector.program.harvest import Plan, evaluate
 from nnx_inspector.program.marks import describe, is_node, is_whole
-from nnx_inspector.program.survey import Survey, call_numbers, marks, survey
+from nnx_inspector.program.survey import Survey, call_numbers, survey
 from nnx_inspector.stats.summarize import is_number
 
 _TAG = "nnx_inspector"
@@ -370,7 +370,7 @@ def staged(
             finish,
             call,
             why,
-            calls=call_numbers(marks(found)),
+            calls=call_numbers(found.marks),
         )
         # What is traced under layers is kept under their key, and these are of this call alone:
         # each jnp function that measures would be traced, and kept by jax, anew for each model.

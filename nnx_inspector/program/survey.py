@@ -7,15 +7,16 @@ done at the marks is for `harvest`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector.program.changes import is_number, pair_of
+from nnx_inspector.program.changes import says_nothing
+from nnx_inspector.program.equations import bodies_of, kind_of
 from nnx_inspector.program.identity import Values
-from nnx_inspector.program.marks import CHANGE, INPUT, OUTPUT, Structure, mark
+from nnx_inspector.program.marks import INPUT, OUTPUT, Structure, mark
 
 UNATTRIBUTED = "unattributed"
 """Marks a call that looks like the model's and is none; its site is the name of the type."""
@@ -45,8 +46,11 @@ class Marked:
 class Item:
     """One equation that holds marks: the mark itself, or an equation with jaxprs inside.
 
-    `kind` is "mark", "scan", "while", "cond", "jit", "remat", "shard_map" or "inline". `again` says
-    that it is the second pass of a remat: perturbed like the first, and not measured again.
+    Attributes:
+        kind: "mark", or that of the equation, see `equations.kind_of`.
+        children: of each of its jaxprs; the condition of a while loop has no items.
+        length: the turns of a scan, negative where it goes backwards.
+        again: it is the second pass of a remat: perturbed like the first, and not measured again.
     """
 
     kind: str
@@ -71,8 +75,43 @@ class Survey:
     unseen: Mapping[str, str]
     unattributed: Mapping[str, int]
 
+    def walk(self, *results: Any, around: Around = ()) -> Iterator[tuple[Any, ...]]:
+        """Each mark in the order of the program, loop bodies once: `(mark, around, *results)`.
 
-_INLINE = {"closed_call", "core_call", "custom_lin"}
+        Args:
+            results: nested as `nested` does it. A mark has None where there is nothing, as where
+                `evaluate` saw nothing.
+            around: the equations that this survey lies in, outermost first.
+        """
+        for number, item in enumerate(self.items.values()):
+            here = [result[number] if result else None for result in results]
+            if item.mark is not None:
+                yield item.mark, around, *here
+            for i, child in enumerate(item.children):
+                inner = [result[i] if result else None for result in here]
+                yield from child.walk(*inner, around=(*around, item))
+
+    def nested(self, make: Callable[[Marked, Around], Any], around: Around = ()) -> list[Any]:
+        """`make(mark, around)` of each mark, in the shape of the survey."""
+        return [
+            [child.nested(make, (*around, item)) for child in item.children]
+            if item.mark is None
+            else make(item.mark, around)
+            for item in self.items.values()
+        ]
+
+    @property
+    def marks(self) -> list[Marked]:
+        return [mark for mark, _ in self.walk()]
+
+
+Around = tuple[Item, ...]
+"""The equations that something lies in, outermost first."""
+
+
+def lengths_of(around: Around) -> tuple[int, ...]:
+    """The lengths of the scans among them; negative where one goes backwards."""
+    return tuple(item.length for item in around if item.kind == "scan")
 
 
 def survey(jaxpr: Any, owner: Any) -> Survey:
@@ -87,7 +126,7 @@ def survey(jaxpr: Any, owner: Any) -> Survey:
     values = Values(bare)
     for number, equation in enumerate(bare.eqns):
         item = item_of(equation, owner, unseen, unattributed)
-        if item is not None and not _says_nothing(item, equation, values):
+        if item is not None and not says_nothing(equation, values.same):
             items[number] = item
     return Survey(bare, tuple(consts), items, unseen, unattributed)
 
@@ -115,58 +154,31 @@ def item_of(
             params.get("mapped", ((),) * len(avals)),
         )
         return Item("mark", marked)
-    inner = [survey(j, owner) for j in jaxprs.sub_jaxprs(equation)]
-    for child in inner:
+    kind, bodies = kind_of(equation), bodies_of(equation)
+    children: list[Survey] = []
+    for body in bodies:
+        child = survey(body.jaxpr, owner)
+        unseen.update(child.unseen)
         for name_of_type, count in child.unattributed.items():
             unattributed[name_of_type] = unattributed.get(name_of_type, 0) + count
-    if not any(child.items or child.unseen for child in inner):
+        if body.tests or not kind:
+            for marked in child.marks:
+                where = "in the condition of a while loop"
+                if not body.tests:
+                    where = f"inside a {name} equation, which cannot be entered"
+                unseen.setdefault(marked.site, f"it is called {where}")
+            child = dataclasses.replace(child, items={})
+        children.append(child)
+    if not any(child.items for child in children):
         return None
-    for child in inner:
-        unseen.update(child.unseen)
-    if name == "scan":
-        return Item("scan", None, (inner[0],), params["length"])
-    if name == "while":
-        test, body = (survey(params[name], owner) for name in ("cond_jaxpr", "body_jaxpr"))
-        _lose(test, "it is called in the condition of a while loop", unseen)
-        return Item("while", None, (test, body)) if body.items else None
-    if name == "cond":
-        return Item("cond", None, tuple(survey(branch, owner) for branch in params["branches"]))
-    if name in ("jit", "pjit"):
-        return Item("jit", None, (inner[0],))
-    if name in jaxprs.REMAT:
-        again = jaxprs.is_recomputation(equation)
-        return Item("remat", None, (inner[0],), again=again)
-    if name == "shard_map":
-        return Item("shard_map", None, (inner[0],))
-    if name in _INLINE:
-        return Item("inline", None, (inner[0],))
-    for child in inner:
-        _lose(child, f"it is called inside a {name} equation, which cannot be entered", unseen)
-    return None
-
-
-def _says_nothing(item: Item, equation: Any, values: Values) -> bool:
-    """Whether an item marks a change that is none, or is no number."""
-    if item.mark is None or item.mark.part != CHANGE:
-        return False
-    pair = pair_of(equation)
-    return not pair or not is_number(pair[0].aval) or values.same(*pair)
-
-
-def _lose(child: Survey, reason: str, unseen: dict[str, str]) -> None:
-    for marked in marks(child):
-        unseen.setdefault(marked.site, reason)
-
-
-def marks(found: Survey) -> list[Marked]:
-    """Every mark of a survey in the order of the program, loop bodies once."""
-    out: list[Marked] = []
-    for item in found.items.values():
-        if item.mark is not None:
-            out.append(item.mark)
-        for child in item.children:
-            out.extend(marks(child))
-    return out
+    length = bodies[0].times or 0 if kind == "scan" else 1
+    return Item(
+        kind,
+        None,
+        tuple(children),
+        -length if bodies[0].backwards else length,
+        again=jaxprs.is_recomputation(equation),
+    )
 
 
 def call_numbers(found: Sequence[Marked]) -> dict[int, int]:

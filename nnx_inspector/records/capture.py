@@ -21,7 +21,7 @@ from nnx_inspector.program.harvest import Keep, Plan, Reduce, Seen
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import CHANGE, OUTPUT
 from nnx_inspector.program.stage import Function, Staged, as_function, name_of, staged
-from nnx_inspector.program.survey import Marked, Survey, marks
+from nnx_inspector.program.survey import Marked
 from nnx_inspector.records.backward import (
     argument_number,
     backward_pass,
@@ -46,7 +46,7 @@ def _require_model(stage: Staged) -> None:
 def _check_selection(selection: Selection, stage: Staged) -> None:
     known = not stage.eager or stage.last is not None
     if known and selection.terms != (None,):
-        called = [marked.site for marked in marks(stage.survey)]
+        called = [marked.site for marked in stage.survey.marks]
         selection.require_match(stage.roots, [*called, *stage.survey.unseen])
 
 
@@ -232,8 +232,11 @@ def record_of(
     calls: dict[str, list[Call]] = {}
     waiting: dict[str, list[_Passed]] = {}
     changes: dict[str, list[_Passed]] = {}
-    for passed in _in_order(stage.survey, seen, cotangents):
-        site = passed.mark.site
+    for mark, _, here, back in stage.survey.walk(seen, cotangents):
+        if here is None:
+            continue
+        gradients = [None if g is None else unpack(g) for g in back or [None] * len(mark.avals)]
+        passed, site = _Passed(mark, here, gradients), mark.site
         if passed.mark.part != OUTPUT:
             kept = changes if passed.mark.part == CHANGE else waiting
             kept.setdefault(site, []).append(passed)
@@ -262,25 +265,3 @@ def record_of(
             f"of the model that was passed, but copies of it or made during the call"
         )
     return Record(calls, unseen, parameters, eager=stage.eager)
-
-
-def _in_order(found: Survey, seen: list[Any], cotangents: list[Any] | None) -> list[_Passed]:
-    out: list[_Passed] = []
-    for number, item in enumerate(found.items.values()):
-        back = None if cotangents is None else cotangents[number]
-        if item.mark is not None:
-            count = len(item.mark.avals)
-            gradients = back if back else [None] * count
-            out.append(
-                _Passed(
-                    item.mark, seen[number], [None if g is None else unpack(g) for g in gradients]
-                )
-            )
-        elif item.again:
-            continue  # a remat's recomputation, which is not measured again
-        elif item.kind == "while":
-            out.extend(_in_order(item.children[1], seen[number][0], None))
-        else:
-            for i, child in enumerate(item.children):
-                out.extend(_in_order(child, seen[number][i], None if not back else back[i]))
-    return out

@@ -11,7 +11,7 @@ from models import batch
 from nnx_inspector.program import harvest
 from nnx_inspector.program.harvest import Plan, evaluate, sinks_for
 from nnx_inspector.program.marks import mark_tree
-from nnx_inspector.program.survey import marks, survey
+from nnx_inspector.program.survey import survey
 
 X = batch(4, 3)
 
@@ -104,7 +104,7 @@ def test_the_gradient_of_an_evaluation_with_sinks_is_the_plain_one(f):
     [(scan, ["s"]), (loop, ["s"]), (branches, ["a", "b"]), (remat, ["s"]), (scan_of_scan, ["s"])],
 )
 def test_every_mark_is_found_once(f, sites):
-    assert [m.site for m in marks(survey(jax.make_jaxpr(f)(X), "us"))] == sites
+    assert [m.site for m in survey(jax.make_jaxpr(f)(X), "us").marks] == sites
 
 
 def test_without_marks_nothing_is_found():

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -27,14 +27,13 @@ from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.inspector.passes.call import Call, Form
 from nnx_inspector.inspector.passes.programs import Program, entered, inputs_of
 from nnx_inspector.perturbations.apply import layers_for
-from nnx_inspector.perturbations.gates import passed
 from nnx_inspector.perturbations.slots import Setting
 from nnx_inspector.program.analysis.cost import available_bytes
 from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.harvest import Keep, Plan
 from nnx_inspector.program.marks import INPUT, OUTPUT, Structure, mapped_first
 from nnx_inspector.program.stage import Staged
-from nnx_inspector.program.survey import Marked, Survey
+from nnx_inspector.program.survey import Around, Marked, Survey, lengths_of
 from nnx_inspector.records.backward import backward_pass
 
 GRADIENT = "gradient"
@@ -155,8 +154,8 @@ def _kept(stage: Staged, inputs: list[Any], plan: Plan, site: str, part: Part) -
     _, seen = stage.evaluate(inputs, plan=plan)
     found: _Found = []
     entered: list[tuple[int, Any]] = []
-    for mark, one in passed(stage.survey, seen):
-        if mark.site != site:
+    for mark, _, one in stage.survey.walk(seen):
+        if one is None or mark.site != site:
             continue
         this = (mark, [kept.value for kept in one.kept] or [None] * len(mark.avals), one.ran)
         if part == OUTPUT and mark.part == OUTPUT:
@@ -183,11 +182,10 @@ def _gradients(stage: Staged, inputs: list[Any], plan: Plan, site: str) -> _Foun
         _, seen, cotangents, _ = backward_pass(stage, inputs, plan, sinks_of=sinks_of)
     else:
         (_, seen), cotangents = stage.evaluate(inputs, plan=plan), sinks_of(stage.survey)
-    taken = dict(_by_mark(stage.survey, cotangents))
     found: _Found = []
-    for mark, one in passed(stage.survey, seen):
-        if mark.site == site and mark.part == OUTPUT:
-            back = taken.get(id(mark)) or [None] * len(mark.avals)
+    for mark, _, one, back in stage.survey.walk(seen, cotangents):
+        if one is not None and mark.site == site and mark.part == OUTPUT:
+            back = back or [None] * len(mark.avals)
             values = [
                 None if g is None else _in_front(g, mapped, one.ran.ndim)
                 for g, mapped in zip(back, mark.mapped, strict=True)
@@ -205,43 +203,23 @@ def _in_front(gradient: jax.Array, mapped: Sequence[int], loops: int) -> jax.Arr
     return move(gradient)
 
 
-def _probes(found: Survey, *, site: str, rows: tuple[int, ...] = ()) -> list[Any]:
+def _probes(found: Survey, *, site: str) -> list[Any]:
     """As `harvest.sinks_for`, with -0.0 (which adding leaves every value as it is) of the size of
     each output of one site, and nothing for all others.
     """
-    out: list[Any] = []
-    for item in found.items.values():
-        if item.mark is not None:
-            mark = item.mark
-            out.append(
-                [
-                    jnp.full((*rows, *aval.shape), -0.0, aval.dtype)
-                    if mark.site == site and differentiable
-                    else None
-                    for aval, differentiable in zip(mark.avals, mark.differentiable, strict=True)
-                ]
-                if mark.part == OUTPUT
-                else []
-            )
-        elif item.kind == "while":
-            out.append([])
-        elif item.kind == "shard_map":  # each device has a part: of which there is no whole here
-            out.append(
-                [jax.tree.map(lambda _: None, _probes(item.children[0], site=site, rows=rows))]
-            )
-        else:
-            inner = (*rows, item.length) if item.kind == "scan" else rows
-            out.append([_probes(child, site=site, rows=inner) for child in item.children])
-    return out
 
+    def probe(mark: Marked, around: Around) -> list[Any]:
+        # no gradient comes out of a while loop, and of what devices share there is no whole here
+        apart = any(item.kind in ("while", "shard_map") for item in around)
+        if mark.part != OUTPUT or mark.site != site or apart:
+            return [None] * len(mark.avals)
+        rows = tuple(map(abs, lengths_of(around)))
+        return [
+            jnp.full((*rows, *aval.shape), -0.0, aval.dtype) if able else None
+            for aval, able in zip(mark.avals, mark.differentiable, strict=True)
+        ]
 
-def _by_mark(found: Survey, cotangents: list[Any]) -> Iterator[tuple[int, Any]]:
-    for item, back in zip(found.items.values(), cotangents, strict=True):
-        if item.mark is not None:
-            yield id(item.mark), back
-        elif back and not item.again:
-            for child, inner in zip(item.children, back, strict=True):
-                yield from _by_mark(child, inner)
+    return found.nested(probe)
 
 
 def _check_room(program: Program, inputs: Any, site: str, part: str) -> None:

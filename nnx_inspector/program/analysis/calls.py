@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,10 +21,11 @@ from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks import linen
 from nnx_inspector.hooks.layers import Context
 from nnx_inspector.hooks.variables import Contents, byte_count, contents, parameter_arrays
-from nnx_inspector.program.analysis.cost import equation_flops, is_arithmetic, is_foreign
+from nnx_inspector.program.analysis.cost import equation_flops, is_arithmetic
 from nnx_inspector.program.analysis.describe import in_words, value_in_words
 from nnx_inspector.program.changes import ChangedVariable, mark_changes, pair_of
 from nnx_inspector.program.eager import Equation
+from nnx_inspector.program.equations import Body, bodies_of
 from nnx_inspector.program.identity import Values
 from nnx_inspector.program.marks import (
     BEGIN,
@@ -186,9 +187,9 @@ class _Walk:
                 if equation.params["owner"] == self.owner and not where.again:
                     self._mark(equation, values, where)
                 continue
-            inner = [] if is_arithmetic(equation) else list(jaxprs.sub_jaxprs(equation))
-            if inner:
-                self._control(equation, inner, where)
+            bodies = () if is_arithmetic(equation) else bodies_of(equation)
+            if bodies:
+                self._control(equation, bodies, where)
             else:
                 self._add(_times(equation_flops(equation), where.times))
         while len(self.open) > outside:  # a call that does not return within this jaxpr
@@ -250,34 +251,25 @@ class _Walk:
         self.calls[number] = dataclasses.replace(self.calls[number], flops=flops)
         self._add(flops)
 
-    def _control(self, equation: Any, inner: list[Any], where: _Where) -> None:
-        name = equation.primitive.name
-        within = dataclasses.replace(
-            where,
-            known=True,
-            source=_source_of(equation) or where.source,
-            again=where.again or jaxprs.is_recomputation(equation),
-        )
-        if name == "scan" and within.times is not None:
-            within = dataclasses.replace(within, times=within.times * equation.params["length"])
-        elif name == "shard_map" and within.times is not None:
-            within = dataclasses.replace(within, times=within.times * jaxprs.devices_of(equation))
-        elif name == "while":
-            within = dataclasses.replace(within, times=None)
-        elif name == "cond":
-            within = dataclasses.replace(within, conditional=True)
-            branches: list[float | None] = []
-            for branch in inner:
-                self.flops.append(0.0)
-                self.enter(branch, within)
-                branches.append(self.flops.pop())
-            known = [flops for flops in branches if flops is not None]
+    def _control(self, equation: Any, bodies: Sequence[Body], where: _Where) -> None:
+        source = _source_of(equation) or where.source
+        again = where.again or jaxprs.is_recomputation(equation)
+        branches: list[float | None] = []
+        for body in bodies:
+            times = where.times
+            if times is not None:
+                times = None if body.times is None else times * body.times
+            conditional = where.conditional or body.conditional
+            within = _Where(times, conditional=conditional, source=source, again=again)
+            if not body.conditional:
+                self.enter(body.jaxpr, within)
+                continue
+            self.flops.append(0.0)
+            self.enter(body.jaxpr, within)
+            branches.append(self.flops.pop())
+        known = [flops for flops in branches if flops is not None]
+        if branches:
             self._add(max(known) if len(known) == len(branches) else None)
-            return
-        for jaxpr in inner:
-            self.enter(jaxpr, within)
-        if is_foreign(equation):
-            self._add(None)
 
 
 def _times(flops: float | None, times: int | None) -> float | None:

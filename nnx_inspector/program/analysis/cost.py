@@ -145,11 +145,6 @@ _KNOWN: dict[str, Callable[[Any], float | None]] = {
 }
 
 
-def is_foreign(equation: Any) -> bool:
-    """Whether an equation that holds jaxprs does other arithmetic than is written there."""
-    return equation.primitive.name in ("pallas_call", "custom_linear_solve", "custom_root")
-
-
 _MEMINFO = pathlib.Path("/proc/meminfo")
 _GROUP = pathlib.Path("/sys/fs/cgroup")
 _UNKNOWN = 4 << 30

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from nnx_inspector._compat import jaxprs
+from nnx_inspector.program.equations import Body, bodies_of
 from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, mark
 
 
@@ -190,35 +191,32 @@ class _Follow:
             results = here.mark(equation, stems) if own else stems
             here.rename(equation)
             return results
-        inner = list(jaxprs.sub_jaxprs(equation))
         everything = frozenset().union(*stems)
-        if not inner or jaxprs.is_recomputation(equation):
-            return [everything] * len(equation.outvars)
-        name = equation.primitive.name
-        if name == "scan":
-            consts, carry, _ = jaxprs.scan_parts(equation, stems)
-            return self._loop(inner[0], stems, len(consts), len(carry), here)
-        if name == "while":
-            test, body = equation.params["cond_nconsts"], equation.params["body_nconsts"]
-            rest = stems[test:]
-            out = self._loop(equation.params["body_jaxpr"], rest, body, len(rest) - body, here)
-            carried = [
-                a | b for a, b in zip(rest[body:], out, strict=True)
-            ]  # it may not run at all
-            self._enter(equation.params["cond_jaxpr"], [*stems[:test], *carried], here)
-            return carried
-        if name == "cond":
-            branches = [self._enter(branch, stems[1:], here) for branch in inner]
-            return [frozenset().union(*column) for column in zip(*branches, strict=True)]
-        results = [self._enter(jaxpr, stems, here) for jaxpr in inner]
-        if len(inner) == 1 and len(results[0]) == len(equation.outvars):
-            return results[0]
-        return [everything.union(*(s for out in results for s in out))] * len(equation.outvars)
+        bodies = () if jaxprs.is_recomputation(equation) else bodies_of(equation)
+        if not any(body.results for body in bodies):  # how values come out is not known
+            through = [everything, *(s for b in bodies for s in self._enter(b, stems, here))]
+            return [frozenset().union(*through)] * len(equation.outvars)
+        results = [_NONE] * len(equation.outvars)
+        for body in sorted(bodies, key=lambda body: body.tests):
+            entering, start = [stems[i] for i in body.operands or ()], body.consts
+            if body.tests:
+                entering[start:] = results
+            for number, out in zip(
+                body.results or (), self._enter(body, entering, here), strict=True
+            ):
+                if number is not None:
+                    results[number] |= out
+            if not body.times:  # it may not run at all
+                for i, had in enumerate(entering[start : start + body.carry]):
+                    results[i] |= had
+        return results
 
-    def _enter(self, jaxpr: Any, stems: Sequence[_Stems], here: _Here) -> list[_Stems]:
-        bare, _ = jaxprs.open_jaxpr(jaxpr)
-        if len(bare.invars) != len(stems):  # how the operands go in is not known: all of them do
+    def _enter(self, body: Body, stems: Sequence[_Stems], here: _Here) -> list[_Stems]:
+        bare, _ = jaxprs.open_jaxpr(body.jaxpr)
+        if body.operands is None:  # how the operands go in is not known: all of them do
             stems = [frozenset().union(*stems)] * len(bare.invars)
+        if body.carry and not body.tests:
+            return self._loop(bare, stems, body.consts, body.carry, here)
         flow = self.flow(bare, tuple(bool(s) for s in stems))
         here.take(flow, stems)
         return [_resolved(here.placed(out), stems) for out in flow.results]

@@ -1,0 +1,149 @@
+"""Equations that hold jaxprs: for each primitive of JAX how values go in, come out, and how often.
+
+A new primitive with a body is one entry in `_FORMS`; who follows values, counts, or looks for marks
+asks `bodies_of` and knows no primitive by name. Invariant: of a primitive without an entry the
+jaxprs are known and nothing else, neither where its operands go nor how often it runs. Evaluates
+nothing: that is for `harvest`, which has one way for each `kind_of`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from nnx_inspector._compat import jaxprs
+
+ROW = "row"
+"""Of an array what one turn of a scan has: an entry along the first axis."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """One jaxpr of an equation.
+
+    Attributes:
+        jaxpr: as the equation holds it.
+        operands: for each input the number of the operand that it is, or is a part of; None where
+            that is not known.
+        results: for each output the number of the result that it becomes, or None for an output
+            that becomes none; None where that is not known.
+        taken: for each input what it has of the operand: None for the whole, `ROW`, or the spec
+            of a device's part.
+        given: for each output likewise what of the result it is.
+        consts: how many inputs come before those that are carried.
+        carry: how many inputs a later turn gets from the first outputs of the turn before.
+        times: how often it runs; None where that is not known, and may be never.
+        backwards: its first turn has the last row.
+        tests: it decides whether there is another turn, and sees what is carried.
+        conditional: it runs in place of the equation's other bodies, or they in place of it.
+    """
+
+    jaxpr: Any
+    operands: tuple[int, ...] | None = None
+    results: tuple[int | None, ...] | None = None
+    taken: tuple[Any, ...] = ()
+    given: tuple[Any, ...] = ()
+    consts: int = 0
+    carry: int = 0
+    times: int | None = 1
+    backwards: bool = False
+    tests: bool = False
+    conditional: bool = False
+
+
+def bodies_of(equation: Any) -> tuple[Body, ...]:
+    """The jaxprs of an equation, in the order of its parameters; none where it holds none."""
+    _, bodies = _FORMS.get(equation.primitive.name, _UNKNOWN)
+    return bodies(equation)
+
+
+def kind_of(equation: Any) -> str:
+    """How an equation with bodies is evaluated, a name that `harvest` knows; "" where it is not
+    known how to.
+    """
+    return _FORMS.get(equation.primitive.name, _UNKNOWN)[0]
+
+
+def is_call(equation: Any) -> bool:
+    """Whether an equation only calls a function: its body computes its results."""
+    return _FORMS.get(equation.primitive.name, _UNKNOWN)[1] is _call
+
+
+def _unknown(equation: Any) -> tuple[Body, ...]:
+    return tuple(Body(jaxpr, times=None) for jaxpr in jaxprs.sub_jaxprs(equation))
+
+
+def _counts(jaxpr: Any) -> tuple[int, int]:
+    bare, _ = jaxprs.open_jaxpr(jaxpr)
+    return len(bare.invars), len(bare.outvars)
+
+
+def _whole(jaxpr: Any, first: int = 0, **fields: Any) -> Body:
+    """A body whose inputs are the operands from the `first` on, and whose outputs the results."""
+    inputs, outputs = _counts(jaxpr)
+    operands = tuple(range(first, first + inputs))
+    nothing = ((None,) * inputs, (None,) * outputs)
+    return Body(jaxpr, operands, tuple(range(outputs)), *nothing, **fields)
+
+
+def _call(equation: Any) -> tuple[Body, ...]:
+    return tuple(map(_whole, jaxprs.sub_jaxprs(equation)))
+
+
+def _scan(equation: Any) -> tuple[Body, ...]:
+    (jaxpr,), length = jaxprs.sub_jaxprs(equation), equation.params["length"]
+    inputs, outputs = _counts(jaxpr)
+    consts, carry, xs = map(len, jaxprs.scan_parts(equation, range(inputs)))
+    taken = (*(None,) * (consts + carry), *(ROW,) * xs)
+    given = (*(None,) * carry, *(ROW,) * (outputs - carry))
+    body = _whole(
+        jaxpr,
+        consts=consts,
+        carry=carry,
+        times=length,
+        backwards=bool(equation.params["reverse"]),
+    )
+    return (dataclasses.replace(body, taken=taken, given=given),)
+
+
+def _while(equation: Any) -> tuple[Body, ...]:
+    params = equation.params
+    of_test, of_body = params["cond_nconsts"], params["body_nconsts"]
+    body = _whole(params["body_jaxpr"], of_test, consts=of_body, times=None)
+    body = dataclasses.replace(body, carry=len(body.taken) - of_body)
+    test = _whole(params["cond_jaxpr"], consts=of_test, carry=body.carry, times=None, tests=True)
+    first = of_test + of_body
+    operands = (*range(of_test), *range(first, first + body.carry))
+    return dataclasses.replace(test, operands=operands, results=(None,)), body
+
+
+def _cond(equation: Any) -> tuple[Body, ...]:
+    return tuple(_whole(one, 1, conditional=True) for one in equation.params["branches"])
+
+
+def _shard_map(equation: Any) -> tuple[Body, ...]:
+    (jaxpr,), params = jaxprs.sub_jaxprs(equation), equation.params
+    body = _whole(jaxpr, times=jaxprs.devices_of(equation))
+    specs = tuple(params["in_specs"]), tuple(params["out_specs"])
+    return (dataclasses.replace(body, taken=specs[0], given=specs[1]),)
+
+
+_Form = tuple[str, Callable[[Any], tuple[Body, ...]]]
+_UNKNOWN: _Form = ("", _unknown)
+_CALLS = """
+    call composite custom_jvp_call custom_partitioning custom_vjp_call custom_vjp_call_jaxpr
+    custom_vmap_call linear_call
+"""
+_FORMS: dict[str, _Form] = {
+    "scan": ("scan", _scan),
+    "while": ("while", _while),
+    "cond": ("cond", _cond),
+    "shard_map": ("shard_map", _shard_map),
+    "jit": ("jit", _call),
+    "pjit": ("jit", _call),
+    **dict.fromkeys(jaxprs.REMAT, ("remat", _call)),
+    **dict.fromkeys(["closed_call", "core_call"], ("inline", _call)),
+    **dict.fromkeys(_CALLS.split(), ("", _call)),
+}
+"""Name of a primitive -> its kind, and its bodies."""
