@@ -11,8 +11,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from nnx_inspector.hooks.sites import module_sites
+from nnx_inspector.live.hook import GRADIENT, Reached
 from nnx_inspector.live.inbox import Taken
-from nnx_inspector.live.session import GRADIENT, Reached, Session
+from nnx_inspector.live.session import Session
 from nnx_inspector.perturbations.slots import PARAMETER, Place
 from nnx_inspector.recordings.facts import Uncalled
 

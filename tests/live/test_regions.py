@@ -16,7 +16,7 @@ from leftovers import nothing_left
 from models import TwoLayers
 
 import nnx_inspector as nni
-from nnx_inspector.live import session as watching
+from nnx_inspector.live import hook as watching
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 SGD = optax.sgd(0.1)

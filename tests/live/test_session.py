@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from models import TwoLayers
 
-from nnx_inspector.live import session as watching
+from nnx_inspector.live import hook as watching
 from nnx_inspector.live.session import Session
 from nnx_inspector.perturbations.region import SCALE, ZERO
 
@@ -298,7 +298,7 @@ def test_a_program_that_outlives_its_session_still_runs():
         expected = f(model, X)
         session.close()
         np.testing.assert_array_equal(f(model, X), expected)
-    assert session.number not in watching._sessions
+    assert session.number not in watching.listeners
 
 
 def test_a_dropped_session_is_freed():
@@ -311,7 +311,7 @@ def test_a_dropped_session_is_freed():
     import gc
 
     gc.collect()
-    assert number not in watching._sessions
+    assert number not in watching.listeners
 
 
 def test_flips_from_another_thread_during_donated_steps():
