@@ -21,10 +21,10 @@ from nnx_inspector.findings.activations import kind_after, kind_before
 from nnx_inspector.hooks.layers import unwatched
 from nnx_inspector.hooks.sites import CALL, ModuleSite, Path, Selection, module_sites, site_key
 from nnx_inspector.hooks.variables import float_arrays, variables_by_path
+from nnx_inspector.program.function import Function, WatchedCall, as_function
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import CHANGE, INPUT, OUTPUT, mark
-from nnx_inspector.program.stage import Function, Staged, array_names, as_function, staged
-from nnx_inspector.program.watched_call import WatchedCall
+from nnx_inspector.program.stage import Staged, array_names, staged
 from nnx_inspector.recordings.facts import UNKNOWN, Facts, ParameterFacts, SiteFacts
 
 _DTYPE = re.compile(r"(float64|float32|float16|bfloat16|float8\w*)\[")

@@ -36,9 +36,9 @@ from nnx_inspector.live.inbox import Inbox
 from nnx_inspector.perturbations.region import ROW, apply, rows_of
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, applied
 from nnx_inspector.program.error_notes import note_site
+from nnx_inspector.program.function import WatchedCall, call_in_shapes
 from nnx_inspector.program.host import ask, tell, tied
 from nnx_inspector.program.marks import INPUT, OUTPUT, is_observable, is_whole
-from nnx_inspector.program.watched_call import WatchedCall, call_in_shapes
 from nnx_inspector.stats.gauges import VARIED
 from nnx_inspector.stats.measure_gauges import is_sampled
 from nnx_inspector.stats.packing import unpack

@@ -21,7 +21,7 @@ from nnx_inspector.live.inbox import Taken, merged
 from nnx_inspector.live.losses import losses_of
 from nnx_inspector.live.session import Session
 from nnx_inspector.live.steps import Region, check_every
-from nnx_inspector.program.watched_call import WatchedCall
+from nnx_inspector.program.function import WatchedCall
 from nnx_inspector.recordings.facts import Facts
 from nnx_inspector.recordings.recording import Recording
 

@@ -27,10 +27,11 @@ from nnx_inspector.perturbations.substitute import (
     perturbed_parameters,
     with_own_parameters,
 )
+from nnx_inspector.program.function import as_function
 from nnx_inspector.program.harvest import Plan
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import INPUT, OUTPUT, mapped_first
-from nnx_inspector.program.stage import Staged, as_function, staged
+from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.program.survey import Marked
 
 Perturbations = Mapping[str, Any]

@@ -38,10 +38,11 @@ from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.values import Perturbation, Zero
 from nnx_inspector.program.analysis.cost import available_bytes, peak_bytes
 from nnx_inspector.program.eager import why_untraceable
+from nnx_inspector.program.function import Function
 from nnx_inspector.program.harvest import Keep, Plan, evaluate
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import INPUT, mark_tree
-from nnx_inspector.program.stage import Function, Staged, staged
+from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.progress import Progress, Report, shown
 from nnx_inspector.stats.summarize import is_number

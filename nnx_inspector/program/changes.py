@@ -2,7 +2,7 @@
 
 Invariant: a Variable whose value object is the same after a call leaves no mark and costs
 nothing; whether a marked one is another value, or the same one that came through a transform, is
-read from the program (`forwarding`). Does not write to any Variable.
+read from the program (`analysis.identity`). Does not write to any Variable.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ import jax.numpy as jnp
 from flax import errors
 
 from nnx_inspector._compat import interpreter, jaxprs, jit, sources
+from nnx_inspector.program.analysis.identity import handed_on
 from nnx_inspector.program.changes import says_nothing
 from nnx_inspector.program.harvest import Plan, run_item
-from nnx_inspector.program.identity import handed_on
 from nnx_inspector.program.marks import mark
 from nnx_inspector.program.survey import Item, Survey, item_of
 
@@ -256,7 +256,7 @@ class _Program:
         self.run = jax.jit(program)
 
     def handed_on(self, equation: Equation) -> list[int | None]:
-        """See `forwarding.handed_on`; it holds for each call of the program."""
+        """See `identity.handed_on`; it holds for each call of the program."""
         if self._handed_on is None:
             self._handed_on = handed_on(equation)
         return self._handed_on

@@ -13,9 +13,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from nnx_inspector._compat import jaxprs
+from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.changes import says_nothing
 from nnx_inspector.program.equations import bodies_of, kind_of
-from nnx_inspector.program.identity import Values
 from nnx_inspector.program.marks import INPUT, OUTPUT, Structure, mark
 
 UNATTRIBUTED = "unattributed"

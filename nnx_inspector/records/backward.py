@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector.program.eager import SinksOf
+from nnx_inspector.program.function import Arguments, Function, name_of
 from nnx_inspector.program.harvest import Plan, sinks_for
 from nnx_inspector.program.marks import is_node
-from nnx_inspector.program.stage import Arguments, Function, Staged, name_of, variables_of_state
+from nnx_inspector.program.stage import Staged, variables_of_state
 
 
 def diff_state(argnum: Any) -> tuple[int, Any]:

@@ -17,10 +17,11 @@ from flax import nnx
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.hooks.variables import unseen_references
 from nnx_inspector.program.donated import require_whole
+from nnx_inspector.program.function import Function, as_function, name_of
 from nnx_inspector.program.harvest import Keep, Plan, Reduce, Seen
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import CHANGE, OUTPUT
-from nnx_inspector.program.stage import Function, Staged, as_function, name_of, staged
+from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.records.backward import (
     argument_number,

@@ -52,7 +52,7 @@ WITH_JAX_IN_THEM = {"recordings": {"layers"}, "screen": {"layout", "layer_rows"}
 
 MOST_FILES = 12
 MOST_LINES = 500
-LONGER = {"inspector.py", "session.py", "stage.py"}
+LONGER = {"inspector.py"}
 """Files that are still to be split."""
 
 

@@ -20,7 +20,7 @@ from nnx_inspector.hooks.layers import unwatched
 from nnx_inspector.hooks.pytrees import orders
 from nnx_inspector.inspector.nnx.switches import Switches
 from nnx_inspector.inspector.passes.entry import Entry
-from nnx_inspector.program.stage import Arguments, Function
+from nnx_inspector.program.function import Arguments, Function
 
 NONE = Switches()
 ITSELF = Entry()

@@ -23,8 +23,8 @@ from nnx_inspector.hooks.sites import (
     require_module,
     site_key,
 )
+from nnx_inspector.program.function import Function, as_function, name_of, roots_of
 from nnx_inspector.program.marks import is_node
-from nnx_inspector.program.stage import Function, as_function, name_of, roots_of
 
 _ARRAYS: dict[type, str] = {
     nnx.Linear: "kernel",

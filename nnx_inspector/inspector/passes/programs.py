@@ -36,10 +36,11 @@ from nnx_inspector.perturbations.region import rows_of
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting
 from nnx_inspector.perturbations.substitute import with_own_parameters
 from nnx_inspector.program.eager import why_untraceable
+from nnx_inspector.program.function import Arguments
 from nnx_inspector.program.harvest import Keep, Plan
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import OUTPUT
-from nnx_inspector.program.stage import Arguments, LayersOf, Staged, staged
+from nnx_inspector.program.stage import LayersOf, Staged, staged
 from nnx_inspector.recordings.facts import Facts
 from nnx_inspector.records.backward import backward_pass, require_scalar
 from nnx_inspector.records.capture import record_of

@@ -32,7 +32,7 @@ from nnx_inspector.inspector.values.programs import CallValues, ValuePasses
 from nnx_inspector.inspector.values.shelf import Held, Moment, Opened, Shelf, is_shown
 from nnx_inspector.perturbations.slots import Setting
 from nnx_inspector.program.donated import require_whole
-from nnx_inspector.program.stage import Arguments
+from nnx_inspector.program.function import Arguments
 
 Part = Literal["output", "input", "gradient", "parameter"]
 ATTENDS_WITHIN = 0.02

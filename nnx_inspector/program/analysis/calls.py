@@ -23,10 +23,10 @@ from nnx_inspector.hooks.layers import Context
 from nnx_inspector.hooks.variables import Contents, byte_count, contents, parameter_arrays
 from nnx_inspector.program.analysis.cost import equation_flops, is_arithmetic
 from nnx_inspector.program.analysis.describe import in_words, value_in_words
+from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.changes import ChangedVariable, mark_changes, pair_of
 from nnx_inspector.program.eager import Equation
 from nnx_inspector.program.equations import Body, bodies_of
-from nnx_inspector.program.identity import Values
 from nnx_inspector.program.marks import (
     BEGIN,
     CHANGE,

@@ -38,9 +38,10 @@ from nnx_inspector.program.analysis.calls import (
     error_in_words,
 )
 from nnx_inspector.program.analysis.dataflow import Arrival, Edge, dataflow
+from nnx_inspector.program.function import Function, as_function, roots_of
 from nnx_inspector.program.harvest import Plan
 from nnx_inspector.program.mark_layers import MarkUnattributed
-from nnx_inspector.program.stage import Function, LayersOf, as_function, roots_of, staged
+from nnx_inspector.program.stage import LayersOf, staged
 
 if TYPE_CHECKING:
     import pandas as pd

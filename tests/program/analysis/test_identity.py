@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from nnx_inspector.program.identity import Values
+from nnx_inspector.program.analysis.identity import Values
 
 
 def same(f, *args) -> list[bool]:

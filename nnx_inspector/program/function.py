@@ -1,0 +1,185 @@
+"""What is staged: a function over modules, and its arguments taken apart.
+
+A module or a bound method is a function of that module. Invariant: what is put together again is
+what was taken apart, but for the modules and arrays that take the place of the old ones. Calls
+nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from nnx_inspector.arrays import own_attribute
+from nnx_inspector.hooks.layers import Context
+from nnx_inspector.hooks.pytrees import plain_key, rebuilt, with_arguments
+from nnx_inspector.hooks.sites import Path, argument_name, method_name, require_module, ways_into
+from nnx_inspector.program.marks import is_node, is_whole
+from nnx_inspector.stats.summarize import is_number
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """What is traced: `call(*args, **kwargs)`, with the modules that are no argument of its own.
+
+    For a module or a bound method `owner` is the module; it then counts as the one argument whose
+    name is not part of the keys.
+    """
+
+    call: Callable[..., Any]
+    owner: nnx.Module | None = None
+    method: str | None = None
+
+    def bind(self, owner: Any) -> Callable[..., Any]:
+        if self.owner is None:
+            return self.call
+        return getattr(owner, self.method) if self.method else owner
+
+
+def as_function(f: Any, what: str) -> Function:
+    """A module, a bound method of one, or a plain function over modules."""
+    if isinstance(f, nnx.Module):
+        if not callable(f):
+            raise TypeError(
+                f"{what} got a {type(f).__name__}, which has no __call__. {ways_into(f)}"
+            )
+        return Function(f, f)
+    owner, name = own_attribute(f, "__self__"), method_name(f)
+    if isinstance(f, functools.partial) and len(f.args) == 1 and not f.keywords:
+        # how a method that nnx.jit decorates is bound
+        owner, name = f.args[0], own_attribute(f.func, "__name__", "")
+        bound = own_attribute(owner, name)
+        name = name if isinstance(bound, functools.partial) and bound.func is f.func else ""
+    if isinstance(owner, nnx.bridge.ToNNX) and "method" in own_attribute(f, "keywords", ()):
+        name = f.keywords["method"].__name__  # how it binds a method of its Linen module
+    if isinstance(owner, nnx.Module) and name:
+        return Function(f, owner, name)
+    if isinstance(f, type) or not callable(f):
+        require_module(f, what)
+    return Function(f)
+
+
+def roots_of(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[Path, Any]:
+    """The outermost modules of a call, each with the prefix of its keys.
+
+    With one module the prefix is empty; with several it is the argument's name (and the place
+    within the argument, where that is a container).
+    """
+    if function.owner is not None:
+        return {(): function.owner}
+    found: dict[Path, nnx.Module] = {}
+    named = [(argument_name(function.call, i), a) for i, a in enumerate(args)]
+    for name, argument in [*named, *kwargs.items()]:
+        for path, leaf in _nodes(argument):
+            for inner, module in _outermost_modules(leaf):
+                if not any(module is known for known in found.values()):
+                    found[(name, *path, *inner)] = module
+    if not found:
+        raise TypeError(
+            f"None of the arguments of {name_of(function.call)} holds an nnx.Module, so there is "
+            f"nothing to look into. Pass the model as an argument, not through a closure."
+        )
+    return {(): next(iter(found.values()))} if len(found) == 1 else found
+
+
+def name_of(call: Any) -> str:
+    return own_attribute(call, "__name__", type(call).__name__)
+
+
+def _nodes(tree: Any) -> list[tuple[Path, Any]]:
+    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_node)[0]
+    return [(tuple(plain_key(k) for k in path), leaf) for path, leaf in flat if is_node(leaf)]
+
+
+def _outermost_modules(node: Any) -> list[tuple[Path, nnx.Module]]:
+    if isinstance(node, nnx.Module):
+        return [((), node)]
+    every: list[tuple[Any, Any]] = list(nnx.iter_graph(node, graph=True))
+    found = [(tuple(p), m) for p, m in every if isinstance(m, nnx.Module)]
+    paths = {p for p, _ in found}
+    return [(p, m) for p, m in found if not any(p[:n] in paths for n in range(len(p)))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """The arguments of a call, taken apart into NNX objects, arrays and everything else.
+
+    `numbered` is the tree with its leaves' numbers: a treedef does not tell the order of a dict.
+    """
+
+    treedef: Any
+    leaves: tuple[Any, ...]
+    nodes: tuple[int, ...]
+    arrays: tuple[int, ...]
+    numbered: Any
+
+    @staticmethod
+    def of(tree: Any) -> Arguments:
+        leaves, treedef = jax.tree.flatten(tree, is_leaf=is_whole)
+        nodes = tuple(i for i, leaf in enumerate(leaves) if is_node(leaf))
+        # a Variable has a shape and a dtype too
+        arrays = tuple(i for i, leaf in enumerate(leaves) if i not in nodes and is_input(leaf))
+        numbered = rebuilt(tree, range(len(leaves)), is_whole)
+        return Arguments(treedef, tuple(leaves), nodes, arrays, numbered)
+
+    def without_numpy(self) -> Arguments:
+        """The same, with NumPy's arrays among everything else: as results they stay NumPy's."""
+        arrays = tuple(i for i in self.arrays if isinstance(self.leaves[i], jax.Array))
+        return dataclasses.replace(self, arrays=arrays)
+
+    def take(self, which: tuple[int, ...]) -> tuple[Any, ...]:
+        return tuple(self.leaves[i] for i in which)
+
+    def rebuild(self, nodes: Sequence[Any], arrays: Sequence[Any]) -> Any:
+        leaves = list(self.leaves)
+        for i, value in [
+            *zip(self.nodes, nodes, strict=True),
+            *zip(self.arrays, arrays, strict=True),
+        ]:
+            leaves[i] = value
+        return rebuilt(self.numbered, leaves)
+
+
+def is_input(leaf: Any) -> bool:
+    """Whether a leaf becomes an input of the program. A NumPy array of texts, say, or an array of
+    another library, cannot: the call has it as it is.
+    """
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return is_number(leaf.dtype)
+    return isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WatchedCall:
+    """The outermost call of a pass as a program was traced for it: shapes in place of arrays.
+
+    Attributes:
+        path: of the module that was called.
+    """
+
+    path: str
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def call_in_shapes(context: Context, args: Any, kwargs: Any) -> WatchedCall | None:
+    """A call without its arrays; None where it holds more than arrays and plain Python values."""
+
+    def shape_of(leaf: Any) -> Any:
+        is_array = isinstance(leaf, jax.Array | np.ndarray)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array else leaf
+
+    leaves = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
+    plain = (jax.Array, np.ndarray, bool, int, float, complex, str, type(None))
+    if context.path is None or not all(isinstance(leaf, plain) for leaf in leaves):
+        return None
+    new = [shape_of(leaf) for leaf in leaves]
+    args, kwargs = with_arguments(args, kwargs, new, is_whole)
+    return WatchedCall(context.path, context.method_name, args, kwargs)
