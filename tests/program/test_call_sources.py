@@ -16,6 +16,7 @@ from flax import nnx
 from models import batch, rngs
 
 import nnx_inspector as nni
+from nnx_inspector.program.analysis.trace import Trace
 
 X = batch(4, 3)
 
@@ -32,7 +33,7 @@ def comment_at(source: str) -> str:
     return found.group(1) if found else ""
 
 
-def check(trace: nni.tracing.Trace) -> None:
+def check(trace: Trace) -> None:
     """Every call but those that the test itself makes comes from a line that names it."""
     named = {c.site: comment_at(c.source).split() for c in trace.calls if c.depth}
     assert named

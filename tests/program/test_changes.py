@@ -15,6 +15,7 @@ from models import ZOO, batch, rngs
 import nnx_inspector as nni
 from nnx_inspector.hooks.sites import site_key
 from nnx_inspector.hooks.variables import contents
+from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.changes import difference
 
 X = batch(4, 3)
@@ -138,7 +139,7 @@ def check_summary(summary, expected: np.ndarray) -> None:
     assert summary.size == expected.size
 
 
-def named(call: nni.tracing.TracedCall) -> set[str]:
+def named(call: TracedCall) -> set[str]:
     return {variable.name for variable in call.changed}
 
 

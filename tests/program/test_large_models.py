@@ -11,11 +11,12 @@ import pytest
 from flax import nnx
 
 import nnx_inspector as nni
+from nnx_inspector.program.analysis.trace import Trace
 
 TOKENS = jax.ShapeDtypeStruct((1, 4096), jnp.int32)
 
 
-def check(layers: int, stacked: bool) -> nni.tracing.Trace:
+def check(layers: int, stacked: bool) -> Trace:
     model = large.language_model(layers, stacked=stacked)
     gc.collect()
     held = sum(a.nbytes for a in jax.live_arrays())

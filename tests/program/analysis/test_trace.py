@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 import nnx_inspector as nni
+from nnx_inspector.program.analysis.trace import Trace
 
 
 class Block(nnx.Module):
@@ -135,7 +136,7 @@ def test_the_frame_has_a_row_a_call():
         "flops times conditional stacked source changed error"
     )
     assert list(frame.columns) == columns.split()
-    assert all(f"{name}," in nni.tracing.Trace.to_frame.__doc__ for name in columns.split()[:-1])
+    assert all(f"{name}," in Trace.to_frame.__doc__ for name in columns.split()[:-1])
     assert list(frame.site) == [c.site for c in trace.calls]
     norm = frame[frame.site == "first/norm"].iloc[0]
     assert norm.changed == "mean (BatchStat), var (BatchStat)"
