@@ -18,14 +18,14 @@ from flax import nnx
 from nnx_inspector.hooks.layers import Layer
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Only, Selection, module_sites
-from nnx_inspector.perturbations import slots as at_places
+from nnx_inspector.perturbations import perturbed, slots
 from nnx_inspector.perturbations.base import is_random
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import (
-    applied,
+    Act,
+    Rows,
     check_fits,
     check_layers,
-    is_chosen,
     why_unseen,
     without_layers,
 )
@@ -37,9 +37,6 @@ from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.stage import LayersOf, Staged
 from nnx_inspector.program.survey import Marked, lengths_of
-
-Values = list[Any]
-Rows = tuple[tuple[Any, int], ...]
 
 
 def layers_for(
@@ -68,7 +65,7 @@ def layers_for(
 
 def at_marks(
     stage: Staged, keys: Sequence[str], numbers: Any, places: Sequence[Place], data: Sequence[Any]
-) -> Callable[[Marked, Values, Rows], Values]:
+) -> Callable[[Marked, list[Any], Rows], list[Any]]:
     """What to do at each mark of a stage, for `Plan.perturb`.
 
     Args:
@@ -79,25 +76,17 @@ def at_marks(
         data: of each place, as in `Setting.data`.
     """
     index = {key: i for i, key in enumerate(keys)}
-    acting: dict[tuple[str, str], list[tuple[Place, Any]]] = {}
-    for place, of_place in zip(places, data, strict=True):
+    acting: dict[tuple[str, str], list[Act]] = {}
+    for place, (on, *leaves) in zip(places, data, strict=True):
+        act = Act(jax.tree.unflatten(place.treedef, leaves), place.rows, on)
         for site in place.sites:
-            acting.setdefault((site, place.at), []).append((place, of_place))
-    calls = stage.calls
+            acting.setdefault((site, place.at), []).append(act)
+    at_places = perturbed.at_marks(stage, lambda mark: acting.get((mark.site, mark.part), ()))
 
-    def perturb(mark: Marked, values: Values, rows: Rows) -> Values:
+    def perturb(mark: Marked, values: list[Any], rows: Rows) -> list[Any]:
         if mark.part == OUTPUT and mark.site in index:
             values = [apply(value, numbers[index[mark.site]]) for value in values]
-        for place, (on, *leaves) in acting.get((mark.site, mark.part), ()):
-            check_fits(jax.tree.unflatten(place.treedef, leaves), mark)
-            here = _here(mark.site, place.rows, rows, on)
-            one: Any = _Switched(place, here, tuple(leaves))
-            name = f"{mark.site}/{calls[id(mark)]}"
-            values = [
-                applied(one, x, mapped, f"{name}/{number}")
-                for number, (x, mapped) in enumerate(zip(values, mark.mapped, strict=True))
-            ]
-        return values
+        return at_places(mark, values, rows)
 
     return perturb
 
@@ -106,14 +95,6 @@ def are_random(places: Sequence[Place]) -> bool:
     """Whether what is done at places depends on how many calls of a site were before."""
     kinds = [jax.tree.unflatten(p.treedef, [0] * p.treedef.num_leaves) for p in places]
     return any(map(is_random, kinds))
-
-
-def _here(site: str, wanted: tuple[int, ...], rows: Rows, on: Any) -> Any:
-    """Whether a place is on in this iteration of the scans around."""
-    if not wanted:
-        return on
-    check_rows(site, wanted, tuple(length for _, length in rows))
-    return jnp.logical_and(on, is_chosen(wanted, rows))
 
 
 # ----------------------------------------------------------------- selections
@@ -158,17 +139,6 @@ def parameter_keys(model: nnx.Module, only: Only) -> list[str]:
 # -------------------------------------------------------------------- checks
 
 
-def check_rows(site: str, wanted: tuple[int, ...], lengths: tuple[int, ...]) -> None:
-    """Raise where a layer is chosen that a site has not."""
-    if not lengths:
-        chosen = "".join(f"[{i}]" for i in wanted)
-        raise ValueError(
-            f"{site!r} is no stacked module (no scan runs over its layers), so {chosen} chooses "
-            f"none of its calls. Leave it out, or name the module of a list by its path."
-        )
-    check_layers(site, wanted, lengths)
-
-
 class Reach:
     """What of one traced call can be perturbed. Holds no array.
 
@@ -200,7 +170,7 @@ class Reach:
             for mark, lengths in found:
                 check_fits(one, mark)
                 if rows:
-                    check_rows(site, rows, tuple(map(abs, lengths)))
+                    check_layers(site, rows, tuple(map(abs, lengths)))
 
     def turns(self, site: str) -> tuple[int, ...]:
         """How many turns the scans around a site have, outermost first, negative where one goes
@@ -227,16 +197,14 @@ class Reach:
 
 @dataclasses.dataclass(frozen=True)
 class _Switched(ParameterPerturbation):
-    """A place with its data, as a perturbation of values or of parameters."""
+    """A place with its data, as a perturbation of parameters."""
 
     place: Place
     on: Any
     leaves: tuple[Any, ...]
 
     def apply(self, x: jax.Array, name: str) -> jax.Array:
-        return at_places.applied(self.place, self.on, self.leaves, x, name)
-
-    apply_at = apply
+        return slots.applied(self.place, self.on, self.leaves, x, name)
 
     def why_not(self, x: Any) -> Any:
         return jax.tree.unflatten(self.place.treedef, self.leaves).why_not(x)

@@ -2,8 +2,8 @@
 
 Whether each is open is data, an array of its own a site, so a program is vmapped over it (and like
 modules stay like programs, which XLA compiles once). Invariant: with a gate open the call is the
-one that `perturbed` makes with that site's perturbation, with none it is the plain one: what is
-behind a closed gate is computed and dropped, NaN or not. Measures nothing.
+one that `perturbed` makes with that site's perturbation, with none it is the plain one: what
+would be behind a closed gate, NaN or not, reaches nothing. Measures nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector.hooks.sites import Selection, escape, parse_key, site_key
-from nnx_inspector.perturbations.perturbed import applied, check_fits, why_unseen
+from nnx_inspector.perturbations.perturbed import Act, at_marks, check_fits, why_unseen
 from nnx_inspector.perturbations.values import Perturbation
 from nnx_inspector.program.stage import Staged
 from nnx_inspector.program.survey import Marked, Survey, lengths_of
@@ -38,14 +38,12 @@ class Gates:
         part: which marks they act on.
         first: for each site the number of its first gate, and of the scans around it the lengths
             (none where the site has one gate for all its calls).
-        calls: see `call_numbers`.
     """
 
     names: tuple[str, ...]
     refused: Mapping[str, str]
     part: str
     first: Mapping[str, tuple[int, tuple[int, ...]]]
-    calls: Mapping[int, int]
 
     def only(self, numbers: np.ndarray) -> Open:
         """For each of some numbers that gate open and all others closed, on a leading axis."""
@@ -55,22 +53,14 @@ class Gates:
             gates[site] = np.asarray(numbers).reshape(-1, *(1,) * len(lengths)) == own
         return gates
 
-    def perturb(self, one: Perturbation, gates: Open) -> Any:
+    def perturb(self, stage: Staged, one: Perturbation, gates: Open) -> Any:
         """For a `Plan`: perturb by `one` what is behind the gates that are open."""
 
-        def at_mark(mark: Marked, values: list[Any], rows: Sequence[tuple[Any, int]]) -> list[Any]:
-            if mark.part != self.part or mark.site not in self.first:
-                return values
-            is_open = gates[mark.site]
-            if self.first[mark.site][1]:
-                is_open = is_open[tuple(row for row, _ in rows)]
-            name = f"{mark.site}/{self.calls[id(mark)]}"
-            return [
-                jnp.where(is_open, applied(one, x, mapped, f"{name}/{number}"), x)
-                for number, (x, mapped) in enumerate(zip(values, mark.mapped, strict=True))
-            ]
+        def acts(mark: Marked) -> list[Act]:
+            acts_here = mark.part == self.part and mark.site in self.first
+            return [Act(one, on=gates[mark.site])] if acts_here else []
 
-        return at_mark
+        return at_marks(stage, acts)
 
     def reached(self, found: Survey, seen: list[Any], gates: Open) -> Any:
         """Whether the call went through an open gate, bool: a branch may not be taken."""
@@ -126,7 +116,7 @@ def gates_of(stage: Staged, terms: Sequence[Any], one: Perturbation, *, layers: 
         raise error
     if not names:
         raise ValueError(why_unseen(next(iter(lost)), stage))
-    return Gates(tuple(names), refused, one.at, first, stage.calls)
+    return Gates(tuple(names), refused, one.at, first)
 
 
 def _require_reached(stage: Staged, terms: Sequence[Any], sites: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.perturbations.base import Kind, Perturbation, is_random
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.region import nothing_to_perturb, refusal
+from nnx_inspector.perturbations.slots import switched
 from nnx_inspector.perturbations.substitute import (
     ParameterRule,
     perturbed_parameters,
@@ -37,6 +38,9 @@ from nnx_inspector.program.survey import Marked
 Perturbations = Mapping[str, Any]
 """A glob over site keys (parameter paths) -> a perturbation, or several in the order in which they
 act. `[3]` behind a segment chooses one layer of a stacked module."""
+
+Rows = tuple[tuple[Any, int], ...]
+"""Of the scans around, outermost first, the number of the turn and how many there are."""
 
 _INDEX = re.compile(r"(?<!\\)\[(-?\d+)\]")
 
@@ -111,7 +115,8 @@ def perturbed(f: Any) -> Callable[..., Any]:
             if not stage.eager:
                 _check(stage, rules)
             numbered = any(is_random(one) for rule in rules for one in rule.perturbations)
-            plan = Plan(summarise=False, perturb=_at_marks(stage, rules), numbered=numbered)
+            perturb = at_marks(stage, _by_rules(rules))
+            plan = Plan(summarise=False, perturb=perturb, numbered=numbered)
             replaced = perturbed_parameters(
                 stage, [rule.of_parameters for rule in rules if rule.of_parameters.perturbations]
             )
@@ -147,27 +152,66 @@ def _several(key: str, value: Any) -> tuple[Any, ...]:
 # ----------------------------------------------------------------- values
 
 
-def _at_marks(stage: Staged, rules: Sequence[_Rule]) -> Callable[..., list[Any]]:
-    """What to do at each mark."""
-    calls, at = stage.calls, dict[tuple[str, str], list[tuple[tuple[int, ...], Perturbation]]]()
+@dataclasses.dataclass(frozen=True)
+class Act:
+    """One thing that is done at a mark.
 
-    def rules_at(mark: Marked) -> list[tuple[tuple[int, ...], Perturbation]]:
-        found = at.get((mark.site, mark.part))
-        if found is None:
-            here = [r for r in rules if Selection(r.pattern).matches_key(mark.site)]
-            found = [(rule.rows, one) for rule in here for one in rule.of(mark.part)]
-            at[mark.site, mark.part] = found
-        return found
+    Attributes:
+        one: the perturbation.
+        rows: which layer of each stack around, outermost first; () for all.
+        on: whether it is done, bool[]; or an array with an entry for each turn of all the scans
+            around.
+    """
 
-    def perturb(mark: Marked, values: list[Any], rows: tuple[tuple[Any, int], ...]) -> list[Any]:
-        for wanted, one in rules_at(mark):
-            check_fits(one, mark)
-            name = f"{mark.site}/{calls[id(mark)]}"
-            change = functools.partial(_all_applied, one, mapped=mark.mapped, name=name)
-            values = _in_rows(mark.site, wanted, rows, change, values)
+    one: Perturbation
+    rows: tuple[int, ...] = ()
+    on: Any = True
+
+
+def at_marks(
+    stage: Staged, acts: Callable[[Marked], Iterable[Act]]
+) -> Callable[[Marked, list[Any], Rows], list[Any]]:
+    """What to do at each mark of a stage, for `Plan.perturb`: the acts in their order."""
+    calls = stage.calls  # of an eager call they are counted as it runs
+
+    def perturb(mark: Marked, values: list[Any], rows: Rows) -> list[Any]:
+        for act in acts(mark):
+            check_fits(act.one, mark)
+            on, name = _is_on(act, mark.site, rows), f"{mark.site}/{calls[id(mark)]}"
+            changes = [
+                functools.partial(applied, act.one, mapped=mapped, name=f"{name}/{number}")
+                for number, mapped in enumerate(mark.mapped)
+            ]
+            values = [switched(on, *pair) for pair in zip(changes, values, strict=True)]
         return values
 
     return perturb
+
+
+@ours()
+def _is_on(act: Act, site: str, rows: Rows) -> Any:
+    """Whether an act is done in this turn of the scans around."""
+    on = act.on[tuple(row for row, _ in rows)] if jnp.ndim(act.on) else act.on
+    if not act.rows:
+        return on
+    check_layers(site, act.rows, [length for _, length in rows])
+    pairs = zip(act.rows, rows, strict=False)
+    chosen = [row == index % length for index, (row, length) in pairs]
+    return jnp.all(jnp.array([on, *chosen]))
+
+
+def _by_rules(rules: Sequence[_Rule]) -> Callable[[Marked], list[Act]]:
+    at: dict[tuple[str, str], list[Act]] = {}
+
+    def acts(mark: Marked) -> list[Act]:
+        found = at.get((mark.site, mark.part))
+        if found is None:
+            here = [r for r in rules if Selection(r.pattern).matches_key(mark.site)]
+            found = [Act(one, rule.rows) for rule in here for one in rule.of(mark.part)]
+            at[mark.site, mark.part] = found
+        return found
+
+    return acts
 
 
 def _check(stage: Staged, rules: Sequence[_Rule]) -> None:
@@ -196,44 +240,22 @@ def why_unseen(pattern: str, stage: Staged) -> str:
     return f"{pattern!r} cannot be perturbed here: {why}."
 
 
-def _in_rows(
-    site: str,
-    wanted: tuple[int, ...],
-    rows: tuple[tuple[Any, int], ...],
-    change: Callable[[list[Any]], list[Any]],
-    values: list[Any],
-) -> list[Any]:
-    if not wanted:
-        return change(values)
-    check_layers(site, wanted, tuple(length for _, length in rows))
-    # not `where`: a NaN in the gradient of a layer that is left alone would come through
-    return jax.lax.cond(is_chosen(wanted, rows), change, lambda values: values, values)
-
-
 def check_layers(site: str, wanted: Sequence[int], lengths: Sequence[int]) -> None:
     """Raise where a layer is chosen that the scans around a site, of these lengths, have not."""
+    chosen = "".join(f"[{i}]" for i in wanted)
+    if not lengths:
+        raise ValueError(
+            f"{site!r} is no stacked module (no scan runs over its layers), so {chosen} chooses "
+            f"none of its calls. Leave it out, or name the module of a list by its path."
+        )
     if len(wanted) > len(lengths):
         raise ValueError(
-            f"{site!r} is called within {len(lengths)} scans, so "
-            f"{''.join(f'[{i}]' for i in wanted)} chooses none of its calls."
+            f"{site!r} is called within {len(lengths)} scans, so {chosen} chooses none of its "
+            f"calls."
         )
     for index, length in zip(wanted, lengths, strict=False):
         if not -length <= index < length:
             raise ValueError(f"{site!r} has {length} layers, there is no layer {index}.")
-
-
-@ours()
-def is_chosen(wanted: Sequence[int], rows: Sequence[tuple[Any, int]]) -> Any:
-    """Whether this turn of the scans around, `Plan.rows`, is that of the chosen layer."""
-    pairs = zip(wanted, rows, strict=False)
-    return jnp.all(jnp.array([row == index % length for index, (row, length) in pairs]))
-
-
-def _all_applied(
-    one: Perturbation, values: list[Any], *, mapped: Sequence[tuple[int, ...]], name: str
-) -> list[Any]:
-    pairs = enumerate(zip(values, mapped, strict=True))
-    return [applied(one, x, axes, f"{name}/{number}") for number, (x, axes) in pairs]
 
 
 def applied(one: Perturbation, x: Any, mapped: tuple[int, ...], name: str) -> Any:

@@ -9,7 +9,7 @@ first, then the places in their order. Knows no program and no model.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -77,10 +77,7 @@ def place_of(perturbation: Any, sites: Sequence[str], rows: Sequence[int] = ()) 
 
 
 def applied(place: Place, on: Any, leaves: Sequence[Any], x: jax.Array, name: str) -> jax.Array:
-    """`x` as a place changes it where `on` is true, else `x` itself.
-
-    Only the side that is taken is computed, forward and backward: what the other would make of the
-    value (a NaN, say) reaches neither the value nor its gradient.
+    """`x` as a place changes it where `on` is true, else `x` itself; see `switched`.
 
     Args:
         place: what is done.
@@ -99,6 +96,20 @@ def applied(place: Place, on: Any, leaves: Sequence[Any], x: jax.Array, name: st
             return one.apply(x, name)
         return one.apply_at(x, name)
 
+    return switched(on, change, x)
+
+
+def switched(on: Any, change: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """`change(x)` where `on` is true, else `x` itself.
+
+    Only the side that is taken is computed, forward and backward: what the other would make of the
+    value (a NaN, say) reaches neither the value nor its gradient.
+
+    Args:
+        on: bool[], traced or not. Where a vmap makes it differ, both sides are computed.
+        change: gives an array of the same shape and dtype.
+        x: the array.
+    """
     if not jit.is_tracer(on):  # lax.cond would compile anew in every eager call
         return change(x) if bool(on) else x
 

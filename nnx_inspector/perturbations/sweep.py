@@ -278,7 +278,9 @@ class _Pass:
         one = jax.tree.unflatten(jax.tree.structure(self.perturbation), leaves)
         survey = dataclasses.replace(self.stage.survey, consts=tuple(consts))
         keep = Keep(values=True, parts=(RESULT,))
-        plan = Plan(summarise=False, perturb=self.gates.perturb(one, is_open), keep=keep)
+        plan = Plan(
+            summarise=False, perturb=self.gates.perturb(self.stage, one, is_open), keep=keep
+        )
         out, seen = evaluate(survey, inputs, plan=plan)
         scalars = [jnp.asarray(x) for x in self._scalars(out).values()]
         if self.of_a_loss:
