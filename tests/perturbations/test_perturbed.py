@@ -175,6 +175,27 @@ def test_one_layer_of_a_stack_can_be_chosen():
         perturbed(model)({"layers[0][0]": Zero()}, x)
 
 
+def test_one_layer_of_a_stack_can_be_chosen_where_devices_share_the_batch():
+    model, x = Stack(rngs()), batch(2, 4)
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("d")
+    specs = {"in_specs": (jax.sharding.PartitionSpec(), spec), "out_specs": spec}
+    run = nnx.shard_map(lambda model, x: model(x), mesh=mesh, **specs)
+    found = perturbed(run)({"layers[1]": Zero()}, model, x)
+    expected = stack_by_hand(model, x, lambda layer, a: 0 * a if layer == 1 else a)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_what_only_decides_whether_a_loop_goes_on_cannot_be_perturbed():
+    model, x = nnx.Linear(3, 3, rngs=rngs()), batch(2, 3)
+
+    def run(model, x):
+        return jax.lax.while_loop(lambda y: model(y).sum() < -1e9, lambda y: y + 1, x)
+
+    with pytest.raises(ValueError, match="it is called in the condition of a while loop"):
+        perturbed(run)({"": Zero()}, model, x)
+
+
 def test_several_act_in_the_order_in_which_they_are_given():
     model = models.MLP(rngs())
     first = perturbed(model)({"up": [Shift(1.0), Scale(2.0)]}, X)

@@ -11,7 +11,7 @@ from models import batch
 from nnx_inspector.program import harvest
 from nnx_inspector.program.harvest import Plan, evaluate, sinks_for
 from nnx_inspector.program.marks import mark_tree
-from nnx_inspector.program.survey import survey
+from nnx_inspector.program.survey import lengths_of, survey
 
 X = batch(4, 3)
 
@@ -105,6 +105,33 @@ def test_the_gradient_of_an_evaluation_with_sinks_is_the_plain_one(f):
 )
 def test_every_mark_is_found_once(f, sites):
     assert [m.site for m in survey(jax.make_jaxpr(f)(X), "us").marks] == sites
+
+
+def both_in_scans(x):
+    body = lambda c, _: (branches(loop(c)), None)  # noqa: E731
+    return jax.lax.scan(body, mark(x, "out"), None, length=3, reverse=True)[0]
+
+
+def test_a_walk_gives_each_mark_with_what_is_around_it_and_what_was_seen_of_it():
+    found = survey(jax.make_jaxpr(both_in_scans)(X), "us")
+    _, seen = evaluate(found, [X], plan=Plan())
+    walked = [(m.site, lengths_of(around), one.ran) for m, around, one in found.walk(seen)]
+    assert [(site, lengths, ran.shape) for site, lengths, ran in walked] == [
+        ("out", (), ()),
+        ("s", (-3,), (3,)),
+        ("a", (-3,), (3,)),
+        ("b", (-3,), (3,)),
+    ]
+    assert [int(ran.sum()) for *_, ran in walked[2:]] == [0, 3]
+    sites = found.nested(lambda m, around: m.site)
+    assert [site for *_, site in found.walk(sites)] == ["out", "s", "a", "b"]
+
+
+def test_of_the_second_pass_of_a_remat_nothing_is_seen():
+    f = jax.checkpoint(lambda x: jnp.sin(mark(jnp.sin(x))).sum())
+    found = survey(jax.make_jaxpr(jax.grad(f))(X), "us")
+    _, seen = evaluate(found, [X], plan=Plan())
+    assert [one is None for *_, one in found.walk(seen)] == [False, True]
 
 
 def test_without_marks_nothing_is_found():
