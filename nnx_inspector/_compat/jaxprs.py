@@ -171,11 +171,6 @@ def scan_parts(equation: Any, values: Sequence[Any]) -> tuple[list[Any], list[An
     return consts, carry, xs
 
 
-def goes_backwards(equation: Any) -> bool:
-    """Whether a scan begins with the last of what it scans over."""
-    return bool(equation.params.get("reverse", False))
-
-
 def effect(name: str) -> Any:
     """An effect for primitives of our own that talk to the host.
 
