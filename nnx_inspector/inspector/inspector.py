@@ -11,50 +11,39 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from flax import nnx
-
-from nnx_inspector.findings.findings import Finding
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.commands import Commands
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.diagnosing import Diagnosing
-from nnx_inspector.inspector.export import Brief, write_html
+from nnx_inspector.inspector.export import Brief
 from nnx_inspector.inspector.handles import Handle
 from nnx_inspector.inspector.loops import Loops
 from nnx_inspector.inspector.nnx.modes import Modes
 from nnx_inspector.inspector.nnx.page import Pages
-from nnx_inspector.inspector.panels import At, compare_with, parameters_at, units_at
 from nnx_inspector.inspector.passes.entry import entry_of, others_in_words, say_if_ensemble
 from nnx_inspector.inspector.passes.rerun import Evaluating
 from nnx_inspector.inspector.passes.sweeps import Sweeps
 from nnx_inspector.inspector.passes.trials import Trial
 from nnx_inspector.inspector.passes.update import renewed
+from nnx_inspector.inspector.readings import Readings
 from nnx_inspector.inspector.targets import Targets
-from nnx_inspector.inspector.values.opening import Opening, Part, opened_tree
-from nnx_inspector.inspector.values.reading import look_of
+from nnx_inspector.inspector.values.opening import Opening
 from nnx_inspector.live.steps import Region
 from nnx_inspector.perturbations.region import Known
 from nnx_inspector.perturbations.values import Perturbation, Zero
-from nnx_inspector.program.analysis.trace import Trace
-from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.record import Record
-from nnx_inspector.screen import protocol
-from nnx_inspector.screen.export.page import MAX_BYTES
-from nnx_inspector.stats.summary import Summary
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
-    import plotly.graph_objects as go
 
     from nnx_inspector.perturbations.effects import Logits
     from nnx_inspector.progress import Progress
-    from nnx_inspector.stats.bins import Scale
 
 T = TypeVar("T")
 _ZERO = Zero()
 
 
-class Inspector:
+class Inspector(Readings):
     """A live view of one model. In a notebook it displays itself.
 
     Making one traces the example and runs one forward pass; the model is not changed.
@@ -377,189 +366,6 @@ class Inspector:
         `step` and the effect, without touching the model.
         """
         return self._core.modes
-
-    # ------------------------------------------------------------- reading
-
-    @property
-    def model(self) -> nnx.Module:
-        """The model, as it was given (to `update` last, where that was a model)."""
-        return self._core.watched
-
-    @property
-    def trace(self) -> Trace:
-        """The calls of the example."""
-        return self._core.trace
-
-    @property
-    def recording(self) -> Recording:
-        """What was measured so far."""
-        return self._core.recording
-
-    @property
-    def findings(self) -> list[Finding]:
-        """What is wrong, worst first."""
-        return self._diagnosing.found()
-
-    @property
-    def effect(self) -> protocol.Effect | None:
-        """What the perturbations that are on change, against the clean pass; None as long as that
-        is not measured.
-
-        After `step` it is there without a perturbation too, with equal figures on both sides.
-        Waits for what is being compiled for it, unless a loop is watched: there each measured step
-        measures it. `source` says which pass it is of, and of which step's model.
-        """
-        self._rerun.wait_unless_looping()
-        return self._rerun.effect()[0]
-
-    @property
-    def selected(self) -> str:
-        """The site on screen. May be set."""
-        return self._core.view.selected
-
-    @selected.setter
-    def selected(self, site: str) -> None:
-        self._core.select(site)
-
-    def parameters(self, site: str) -> dict[str, Summary]:
-        """The Summary of each `nnx.Param` of a module (and of what is in it) as it is now, by
-        path.
-
-        Raises:
-            ValueError: there is no such site.
-            InspectorError: a training step that still runs has taken the arrays.
-        """
-        rows, _ = parameters_at(self._core.trace, self._core.known(site))
-        return {row.path: row.summary for row in rows}
-
-    def units(self, site: str) -> Any:
-        """The Units of what a site returns (a pytree of them for a pytree): figures for each unit
-        of the last axis, from a pass of what was run last, with what is perturbed. Compiled once a
-        site.
-
-        Raises:
-            ValueError: there is no such site.
-            InspectorError: it returns no array with units, or as of `parameters`.
-        """
-        core = self._core.require_open()
-        return units_at(core, core.known(site))
-
-    def compare(
-        self, other: Recording | Record | None, *, at: At = None, name: str = ""
-    ) -> pd.DataFrame | None:
-        """Compare this run with another one, and put that beside it on screen.
-
-        The other's pass is pinned there: its figures and histograms stand beside those of the pass
-        on screen, and the panel "Compare" ranks the sites.
-
-        Args:
-            other: a Recording, for instance `nni.load("run.nni")`, or a Record of `nni.capture`,
-                of this model or of one with sites of the same names. None takes it away.
-            at: as of `nni.compare`: a step of both, or a pair of a step of the other's and one of
-                this run's.
-            name: what the other run is called on screen; its file's name where there is one.
-
-        Returns:
-            The frame of `nni.compare(other, insp.recording)`, the farthest apart first: its `a` is
-            the other run. None without one.
-
-        Raises:
-            TypeError, ValueError: as of `nni.compare`.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from flax import nnx
-            >>> import nnx_inspector as nni
-            >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-            >>> insp = nni.Inspector(model, jnp.ones((4, 2)))
-            >>> _, record = nni.capture(model)(2 * jnp.ones((4, 2)))
-            >>> insp.compare(record, name="doubled").site.tolist()
-            ['', '']
-            >>> insp.close()
-        """
-        return compare_with(self._core.require_open(), other, at, name)
-
-    def figure(self, site: str, *, quantity: str = "output", scale: Scale = "symlog") -> go.Figure:
-        """A plotly figure of one site: its histogram now and over the steps.
-
-        `scale` is the axis of the histograms, "symlog" or "linear".
-        """
-        from nnx_inspector.recordings.figure import figure
-
-        return figure(self._core.recording, site, quantity=quantity, scale=scale)  # type: ignore[arg-type]
-
-    def to_html(self, path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> int:
-        """Write one page that shows what was recorded, without a kernel and without a network.
-
-        It is the same screen: tree, flow, distributions, time, parameters, units, code and state
-        as they are now. What needs the model (perturbing, sweeps, values) is not on it. Of large
-        models the details of 300 modules are kept, the selected one and those nearest to the root.
-
-        Args:
-            path: of the file; one that is there is replaced, once the new one is complete.
-            max_bytes: how large it may be; where the recording does not fit, passes are left out,
-                evenly, and the page says so.
-
-        Returns:
-            The size of the file in bytes.
-
-        Raises:
-            InspectorError: it does not fit with two passes.
-            OSError: the file cannot be written.
-
-        Example:
-            >>> import pathlib, tempfile
-            >>> import jax.numpy as jnp
-            >>> from flax import nnx
-            >>> import nnx_inspector as nni
-            >>> insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)))
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     insp.to_html(pathlib.Path(folder) / "run.html") < 500_000
-            True
-            >>> insp.close()
-        """
-        self._rerun.wait_unless_looping()  # for the effect
-        return write_html(self._core, path, self.findings, max_bytes=max_bytes)
-
-    def values(
-        self, site: str, *, part: Part = "output", call: int | None = None, clean: bool = False
-    ) -> Any:
-        """The arrays of one site in the pass on screen: what the panel "Values" shows.
-
-        Makes that pass (the example's, or the last `run`'s or `step`'s) with the model's present
-        parameters, in a program of its own, and keeps this site's arrays alone.
-
-        Args:
-            site: its key.
-            part: "output", "input", "gradient" (of the loss by the output, after `step`), or
-                "parameter".
-            call: which call of the site, where it was called several times.
-            clean: without what is perturbed.
-
-        Returns:
-            What the module returned (for inputs its only array, or `(args, kwargs)`), as arrays
-            on the device, None for what is none. In front they have an axis for each scan around
-            the call, then one for each vmap. Of parameters a dict from name to array.
-
-        Raises:
-            InspectorError: there are no such values; the text says why.
-            IndexError: there is no such call.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from flax import nnx
-            >>> import nnx_inspector as nni
-            >>> insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)))
-            >>> insp.values("").shape
-            (4, 3)
-            >>> sorted(insp.values("", part="parameter"))
-            ['bias', 'kernel']
-            >>> insp.close()
-        """
-        core = self._core.require_open()
-        core.known(site, layers=False)
-        opened = self._opening.open(look_of(core), site, part, clean=clean)
-        return opened_tree(opened, site, call)
 
     def close(self) -> None:
         """Free the widget, the programs and the hooks. What was recorded stays readable."""

@@ -52,8 +52,6 @@ WITH_JAX_IN_THEM = {"recordings": {"layers"}, "screen": {"layout", "layer_rows"}
 
 MOST_FILES = 12
 MOST_LINES = 500
-LONGER = {"inspector.py"}
-"""Files that are still to be split."""
 
 
 def files() -> dict[str, pathlib.Path]:
@@ -125,7 +123,7 @@ def test_a_folder_has_at_most_a_dozen_files_of_at_most_500_lines():
     for path in files().values():
         if path.name != "__init__.py":
             folders[path.parent] = folders.get(path.parent, 0) + 1
-            assert len(path.read_text().splitlines()) <= MOST_LINES or path.name in LONGER, path
+            assert len(path.read_text().splitlines()) <= MOST_LINES, path
     assert {folder.name: n for folder, n in folders.items() if n > MOST_FILES} == {}
 
 
