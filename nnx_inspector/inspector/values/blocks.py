@@ -138,7 +138,8 @@ def reduce_blocks(
     Example:
         >>> import jax.numpy as jnp
         >>> x = jnp.arange(16.0).reshape(4, 4)
-        >>> reduce_blocks(x, whole(x.shape, (None, 0, 1)), (1, 2, 2)).mean[0].tolist()
+        >>> window = Window(axes=(None, 0, 1), spans=((0, 1), (0, 4), (0, 4)), index=(0, 0))
+        >>> reduce_blocks(x, window, (1, 2, 2)).mean[0].tolist()
         [[2.5, 4.5], [10.5, 12.5]]
     """
     if min(most) < 1:
