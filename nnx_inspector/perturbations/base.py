@@ -111,9 +111,10 @@ class Kind:
     def clicked(cls, strength: float | None, at: At) -> Self:
         """The perturbation that a click adds; without a strength that of its form."""
         form = cls.form
-        number = form.strength if strength is None else strength
-        named = {form.strength_name: number} if form.strength_name else {}
-        return cls(**form.given, **named, at=at)
+        given: dict[str, Any] = {**form.given, "at": at}
+        if form.strength_name:
+            given[form.strength_name] = form.strength if strength is None else strength
+        return cls(**given)
 
     @property
     def tuned_to(self) -> float | None:
