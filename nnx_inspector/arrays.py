@@ -1,7 +1,7 @@
-"""What a value of somebody's program is, found without asking it what it has.
+"""Classify the values of a user's program without reading their attributes.
 
 An object may answer to any attribute: an `nnx.Rngs` makes a stream named `shape` when it is asked
-for one, a proxy passes the question on, a lazy object raises. Invariant: these functions look at
+for one, a proxy forwards the lookup, a lazy object raises. Invariant: these functions look at
 types, run no `__getattr__` of the user's, and import jax only for a value that is not NumPy's.
 """
 
@@ -14,8 +14,8 @@ import numpy as np
 
 
 def is_array(x: Any) -> bool:
-    """Whether a value has a shape and a dtype: an array of jax or NumPy, a NumPy scalar, a tracer,
-    a reference to an array, or the shape of an array without its numbers.
+    """Whether a value has a shape and a dtype: a jax or NumPy array, a NumPy scalar, a tracer, a
+    reference to an array, or an abstract array (a shape and dtype without numbers).
 
     Example:
         >>> is_array(np.float32(1)), is_array(1.0)
@@ -35,14 +35,14 @@ def _of_jax() -> tuple[type, ...]:
 
 
 def shape_of(x: Any) -> tuple[int, ...] | None:
-    """The shape of an array, () of a Python number, None of anything else."""
+    """The shape of an array, () for a Python number, None for anything else."""
     if isinstance(x, (bool, int, float, complex)):
         return ()
     return tuple(x.shape) if is_array(x) else None
 
 
 def own_attribute(x: Any, name: str, default: Any = None) -> Any:
-    """An attribute that an object or its class has, and none that its `__getattr__` makes up.
+    """An attribute that an object or its class really has, ignoring its `__getattr__`.
 
     Example:
         >>> own_attribute(len, "__name__"), own_attribute(1, "__name__")

@@ -1,9 +1,8 @@
-"""Work in other threads: one thread that does jobs, and callbacks that keep their owner alive no
-longer than it lives.
+"""Work in other threads: a thread that runs jobs, and callbacks that do not keep their owner alive.
 
-Invariant: a job raises nothing into anybody, and neither closing nor leaving the interpreter waits
-for more than the stage that is under way; the interpreter does not go away under a thread that is
-inside XLA. Knows no model.
+Invariant: no exception of a job reaches other code. Closing a worker and leaving the interpreter
+wait at most for the stage under way, and the interpreter never exits while a thread is inside XLA.
+Knows no model.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ Job = Callable[[], object]
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls a bound method for as long as the method's object lives, and does
-    nothing afterwards: for registries and threads that outlive the object.
+    """A function that calls a bound method while the method's object lives, and does nothing
+    afterwards. For registries and threads that outlive the object.
     """
     reference = weakref.WeakMethod(method)
 
@@ -31,15 +30,15 @@ def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Worker:
-    """Does jobs one after the other, in a thread that lives for as long as there are any.
+    """Runs jobs one after the other, in a thread that lives as long as there are jobs.
 
     Args:
-        name: of the thread.
-        failed: called in that thread with what a job raised; not once the worker is closed.
-        done: called in that thread when no job is left; likewise. It may ask for more.
+        name: the thread's name.
+        failed: called in that thread with the exception of a job, unless the worker is closed.
+        done: called in that thread when no job is left, unless closed. It may add more jobs.
 
     Attributes:
-        closed: whether nothing more is wanted; a long job asks between its stages.
+        closed: whether no more work is wanted; a long job checks it between its stages.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Worker:
         self._condition = threading.Condition()
         self._jobs: list[Job] = []
         self._thread: threading.Thread | None = None
-        self._superseded = False  # the job under way: what it raises concerns nobody
+        self._superseded = False  # an error of the job under way is not reported
         self.closed = False
 
     @property
@@ -62,7 +61,7 @@ class Worker:
         return self._thread is not None
 
     def do(self, job: Job) -> bool:
-        """Do a job after the jobs before it; False where the worker is closed."""
+        """Queue a job; returns False if the worker is closed."""
         with self._condition:
             if self.closed:
                 return False
@@ -74,22 +73,22 @@ class Worker:
             return True
 
     def do_instead(self, job: Job) -> bool:
-        """Do a job in place of all that were asked for before. One that is under way goes on, but
-        nobody is told if it fails.
+        """Queue a job in place of all jobs queued before. A job under way continues, but a failure
+        of it is not reported.
         """
         with self._condition:
-            # its own thread still wants what it does
+            # a job that queues its successor is still wanted itself
             self._jobs, self._superseded = [], self._thread is not threading.current_thread()
             return self.do(job)
 
     def wait(self) -> None:
-        """Return when all jobs are done; in the worker's own thread, return at once."""
+        """Return when all jobs are done; from the worker's own thread, return at once."""
         with self._condition:
             if self._thread is not threading.current_thread():
                 self._condition.wait_for(lambda: self._thread is None)
 
     def close(self) -> None:
-        """Begin nothing more, and tell nobody how the job under way ends."""
+        """Start no more jobs, and do not report how the job under way ends."""
         with self._condition:
             self.closed, self._jobs = True, []
 
@@ -106,7 +105,7 @@ class Worker:
                 job()
                 if not self._jobs and not self.closed:
                     self._done()
-            except Exception as error:  # noqa: BLE001 - there is no caller: it is shown
+            except Exception as error:  # noqa: BLE001 - no caller to raise to: reported
                 if not self._superseded and not self.closed:
                     self._failed(error)
             del job  # it may hold a model

@@ -1,4 +1,4 @@
-"""The exception and the warning of our own. Bad arguments raise the built-in exceptions."""
+"""This package's exception and warning. Bad arguments raise the built-in exceptions."""
 
 import contextlib
 import os
@@ -9,20 +9,20 @@ _OURS = (os.path.dirname(__file__) + os.sep, contextlib.__file__)
 
 
 class InspectorError(Exception):
-    """What was asked for cannot be done; the text says what, where, and one way out."""
+    """A request that cannot be met; the text says what, where, and one way out."""
 
 
 class InspectorWarning(UserWarning):
-    """Something could not be seen, or not be attributed to a site; the text says what and why."""
+    """Something could not be seen or attributed to a site; the text says what and why."""
 
 
 def reply_text(error: Exception) -> str:
-    """What an error says, in the reply to who asked; never "", which would say that all is well."""
+    """The text of an error for a reply to a request; never "", which would mean success."""
     return f"{error.args[0] if error.args else error}" or type(error).__name__
 
 
 def warn(text: str) -> None:
-    """An InspectorWarning at the line of the user's that is furthest in."""
+    """Issue an InspectorWarning at the innermost line of the user's code."""
     frame, level = sys._getframe(1), 2  # warnings has skip_file_prefixes from Python 3.12 on
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         frame, level = frame.f_back, level + 1

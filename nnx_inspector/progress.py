@@ -1,7 +1,7 @@
-"""How far a long piece of work is, and whether to stop it: in a notebook, a terminal, a function.
+"""Progress of a long piece of work, and a way to stop it: in a notebook, a terminal, a function.
 
-Invariant: what is shown never changes what is computed; a stop is taken over where the work asks,
-between two parts of it. Knows nothing of the work.
+Invariant: the display never changes what is computed; a stop takes effect between two parts of the
+work, when it reports its progress. Knows nothing of the work.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 Report = Callable[[int, int], bool]
 """`(done, total) -> whether to stop`."""
 Progress = bool | Callable[[int, int], Any]
-"""True: a bar where there is a screen. A function `(done, total)` that returns True to stop."""
+"""True for a bar if there is a screen, or a function `(done, total)` that returns True to stop."""
 
 
 @contextlib.contextmanager
 def shown(progress: Progress, what: str) -> Iterator[Report]:
-    """Show the progress of the work in this context.
+    """A context that shows the progress of the work in it, and yields the function to report by.
 
     Args:
         progress: see `Progress`; False shows nothing.
@@ -61,10 +61,10 @@ def in_notebook() -> bool:
 
 
 class Bar:
-    """A progress bar with a button that says Stop.
+    """A progress bar with a Stop button.
 
-    The button has a comm of its own, on which a running cell never sends: ipykernel 7 handles what
-    arrives on it beside the cell (`screen.InspectorWidget.answer_where_asked`), older ones after.
+    The button has its own comm, and a running cell never sends on it: ipykernel 7 handles its
+    messages during the cell (`screen.InspectorWidget.answer_where_asked`), older ones after it.
 
     Args:
         what: the name of the work.
@@ -91,14 +91,14 @@ class Bar:
         display(self._box)
 
     def report(self, done: int, total: int) -> bool:
-        """See `Report`. A stop may come from any thread."""
+        """Show the progress; see `Report`. A stop may come from any thread."""
         self.bar.max, self.bar.value = max(total, 1), done
         stopped = self._stop.is_set() and done < total
         self.text.value = f"{self._what}: {done} of {total}{', stopped' if stopped else ''}"
         return self._stop.is_set()
 
     def close(self) -> None:
-        """Leave bar and text on the page, without a button that does nothing any more."""
+        """Leave bar and text on the page, without the button, which has no use any more."""
         self._box.children = (self.bar, self.text)
         layout, style = self.button.layout, self.button.style
         self.button.close()

@@ -1,5 +1,5 @@
-"""What may be done to a value, a gradient or a parameter, and its effect.
+"""Perturbations of values, gradients and parameters, and the measures of their effect.
 
-A kind is a pytree: its numbers are data, what it does is code, so that switching and tuning
-compile nothing. The model is never changed. This room does not know the screen.
+A kind is a pytree: its numbers are data and its operation is code, so switching and tuning compile
+nothing. The model is never changed. This package does not know the screen.
 """

@@ -1,8 +1,8 @@
-"""What a setting does in a traced call: at its marks, and to its parameters.
+"""Apply a setting to a traced call: at its marks, and to its parameters.
 
-Invariant: everything is checked against the shapes and dtypes that the modules see before anything
-runs, and random numbers are those of `nni.perturbed` at the same arrays. On one site the rows act
-first, then the places in their order. Does not trace or compile the call.
+Invariant: every perturbation is checked against the shapes and dtypes that the modules see before
+anything runs; random numbers equal those of `nni.perturbed` at the same arrays. At a site the row
+acts first, then the places in their order. Does not trace or compile the call.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from nnx_inspector.program.survey import Marked, lengths_of
 def layers_for(
     selection: Selection, places: Iterable[Place], received: Iterable[str] = ()
 ) -> LayersOf:
-    """The layers that mark the outputs of what is selected, and the inputs that a place acts on.
+    """The layers that mark the selected outputs, and the inputs that a place acts on.
 
     Args:
-        selection: which outputs.
-        places: what is perturbed.
-        received: sites whose inputs are marked in any case.
+        selection: the sites whose outputs are marked.
+        places: the places of the perturbations.
+        received: further sites whose inputs are marked.
     """
     sites = [site for place in places if place.at == INPUT for site in place.sites]
     sites += received
@@ -66,14 +66,14 @@ def layers_for(
 def at_marks(
     stage: Staged, keys: Sequence[str], numbers: Any, places: Sequence[Place], data: Sequence[Any]
 ) -> Callable[[Marked, list[Any], Rows], list[Any]]:
-    """What to do at each mark of a stage, for `Plan.perturb`.
+    """The function for `Plan.perturb` that applies rows and places at each mark of a stage.
 
     Args:
         stage: the traced call.
         keys: the sites that have a row of `numbers`, in order.
         numbers: float32 `[keys, ROW]`.
-        places: that act on outputs and inputs.
-        data: of each place, as in `Setting.data`.
+        places: the places that act on outputs and inputs.
+        data: the data of each place, as in `Setting.data`.
     """
     index = {key: i for i, key in enumerate(keys)}
     acting: dict[tuple[str, str], list[Act]] = {}
@@ -92,7 +92,7 @@ def at_marks(
 
 
 def are_random(places: Sequence[Place]) -> bool:
-    """Whether what is done at places depends on how many calls of a site were before."""
+    """Whether the effect of any place depends on the number of the call at its site."""
     kinds = [jax.tree.unflatten(p.treedef, [0] * p.treedef.num_leaves) for p in places]
     return any(map(is_random, kinds))
 
@@ -101,11 +101,11 @@ def are_random(places: Sequence[Place]) -> bool:
 
 
 def chosen_layer(only: Only) -> tuple[Only, tuple[int, ...]]:
-    """A selection without the layers that it chooses, and those: `("layers", (3,))` of
+    """A selection without its layer indices, and those indices: `("layers", (3,))` for
     `"layers[3]"`.
 
     Raises:
-        ValueError: its terms choose unlike layers.
+        ValueError: its terms choose different layers.
     """
     several = isinstance(only, (list, tuple, set, frozenset))
     terms: list[Any] = list(only) if several else [only]  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ def chosen_layer(only: Only) -> tuple[Only, tuple[int, ...]]:
 
 
 def parameter_keys(model: nnx.Module, only: Only) -> list[str]:
-    """For a selection the globs over parameter paths: of modules, all their parameters."""
+    """A selection as globs over parameter paths; a module stands for all its parameters."""
     several = isinstance(only, (list, tuple, set, frozenset))
     terms: list[Any] = list(only) if several else [only]  # type: ignore[arg-type]
     found: dict[str, None] = {}
@@ -140,7 +140,7 @@ def parameter_keys(model: nnx.Module, only: Only) -> list[str]:
 
 
 class Reach:
-    """What of one traced call can be perturbed. Holds no array.
+    """What can be perturbed in one traced call. Holds no array.
 
     Args:
         stage: the call, with the outputs and inputs of all its sites marked.
@@ -155,11 +155,11 @@ class Reach:
             self._marks.setdefault((mark.site, mark.part), []).append(here)
 
     def check(self, one: Perturbation, sites: Iterable[str], rows: tuple[int, ...]) -> None:
-        """Raise where a perturbation has no meaning for what one of the sites returns (receives).
+        """Raise if a perturbation has no meaning for what one of the sites returns or receives.
 
         Raises:
             TypeError: its kind has no meaning for the dtype, or there is no array.
-            ValueError: an array does not fit, there is no such layer, or the site is not seen.
+            ValueError: an array does not fit, a layer does not exist, or a site has no mark.
         """
         for site in sites:
             found = self._marks.get((site, one.at), [])
@@ -173,8 +173,8 @@ class Reach:
                     check_layers(site, rows, tuple(map(abs, lengths)))
 
     def turns(self, site: str) -> tuple[int, ...]:
-        """How many turns the scans around a site have, outermost first, negative where one goes
-        backwards.
+        """The number of iterations of each scan around a site, outermost first; negative for a
+        reversed scan.
         """
         found = self._marks.get((site, OUTPUT), [])
         return found[0][1] if found else ()
@@ -182,7 +182,7 @@ class Reach:
     def check_parameters(
         self, one: ParameterPerturbation, keys: Iterable[str], rows: tuple[int, ...]
     ) -> None:
-        """Raise where a key names no parameter, or one that does not fit."""
+        """Raise if a key names no parameter, or one that the perturbation does not fit."""
         rules = [parameter_rule(key, rows, one) for key in keys]
 
         def replaced(inputs: list[Any]) -> Any:
@@ -197,7 +197,7 @@ class Reach:
 
 @dataclasses.dataclass(frozen=True)
 class _Switched(ParameterPerturbation):
-    """A place with its data, as a perturbation of parameters."""
+    """A place and its data, as a perturbation of parameters."""
 
     place: Place
     on: Any
@@ -215,7 +215,7 @@ def parameter_rule(key: str, rows: tuple[int, ...], one: ParameterPerturbation) 
 
 
 def parameters_under(stage: Staged, places: Sequence[Place], data: Sequence[Any]) -> dict[int, Any]:
-    """For the number of an input that holds a perturbed parameter, that parameter."""
+    """The perturbed parameters, by the number of the stage's input that holds each."""
     rules = [
         parameter_rule(key, place.rows, _Switched(place, on, tuple(leaves)))
         for place, (on, *leaves) in zip(places, data, strict=True)

@@ -1,10 +1,10 @@
-"""What a kind of perturbation is: the base of all kinds, and the checks that they share.
+"""The base of all kinds of perturbation, and the checks that they share.
 
-What a person drags or learns (a factor, a mask) is data of a pytree, what it means for code (an
-axis, a dtype) is static. A kind's class says all there is to say of it: what it does to an array,
-its form on the screen, and the Python text of an instance. Invariants: what does not fit an array
-is told before anything runs; a text that is not `short` is valid Python, with every digit, or "".
-Does not say what any kind does.
+The numbers that a person drags or learns (a factor, a mask) are pytree data; the settings that
+change the code (an axis, a dtype) are static. A kind's class is its whole definition: what it does
+to an array, its form on the screen, and the Python text of an instance. Invariants: a misfit with
+an array is reported before anything runs; a text that is not `short` is valid Python, with every
+digit, or "". Defines no kind.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from nnx_inspector.arrays import is_array, own_attribute, shape_of
 At = Literal["output", "input"]
 T = TypeVar("T")
 Refusal = TypeError | ValueError
-"""Of a dtype that has no meaning for a kind, and of everything else that does not fit."""
+"""TypeError if a kind has no meaning for a dtype, ValueError for any other misfit."""
 
 
 @dataclass_transform(frozen_default=True)
 def kind(*, compared: bool = False, checked: bool = False) -> Callable[[type[T]], type[T]]:
-    """Make a class a frozen dataclass and a pytree; compared by its numbers, or by identity.
+    """Make a class a frozen dataclass and a pytree; `compared` by its numbers, else by identity.
 
-    What it does to an array is our arithmetic, unless it is `checked`: a function of the user's.
+    `apply` runs under our jax configuration, or, if `checked`, the user's: it calls user code.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -48,10 +48,10 @@ def kind(*, compared: bool = False, checked: bool = False) -> Callable[[type[T]]
 
 
 def _as_pytree(cls: type[T]) -> type[T]:
-    """Register a dataclass; anything may stand in place of its numbers.
+    """Register a dataclass as a pytree whose leaves may be anything.
 
-    Not by `jax.tree_util.register_dataclass`: that calls `__init__` with whatever a `tree.map`
-    made of the leaves (None, labels, shardings), which is not for the checks there.
+    `jax.tree_util.register_dataclass` does not serve: it calls `__init__`, whose checks would
+    reject what a `tree.map` may put in place of the numbers (None, labels, shardings).
     """
     fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
     data = [f.name for f in fields if not f.metadata.get("static")]
@@ -83,13 +83,13 @@ class Form:
     """How the screen offers a kind, and what its slider sets.
 
     Attributes:
-        does: the end of the sentence "This will ..."; "" where the kind is not on the menu.
-        strength_name: the number that the slider sets, "" for none.
-        strength: what a click adds it with.
+        does: the end of the sentence "This will ..."; "" if the kind is not on the menu.
+        strength_name: the field that the slider sets, "" for none.
+        strength: its value when a click adds the kind.
         low: the slider's left end.
-        high: its right end.
-        least: the least that the number may be.
-        given: the other arguments that a click adds it with.
+        high: the slider's right end.
+        least: the smallest value allowed.
+        given: the other arguments when a click adds the kind.
     """
 
     does: str = ""
@@ -102,14 +102,14 @@ class Form:
 
 
 class Kind:
-    """What every kind has, of values, gradients or parameters."""
+    """The base of every kind, for values, gradients and parameters alike."""
 
     acts_on: ClassVar[Literal["value", "gradient", "parameter"]]
     form: ClassVar[Form] = Form()
 
     @classmethod
     def clicked(cls, strength: float | None, at: At) -> Self:
-        """The perturbation that a click adds; without a strength that of its form."""
+        """The perturbation that a click adds; `strength` defaults to that of the form."""
         form = cls.form
         given: dict[str, Any] = {**form.given, "at": at}
         if form.strength_name:
@@ -118,15 +118,15 @@ class Kind:
 
     @property
     def tuned_to(self) -> float | None:
-        """The number that the slider sets; None where there is no single one."""
+        """The number that the slider sets; None if it is not a single number."""
         name = self.form.strength_name
         return one_number(getattr(self, name)) if name else None
 
     def tuned(self, strength: float) -> Self:
-        """The same perturbation with another number, and nothing else.
+        """A copy that differs only in the number that the slider sets.
 
         Raises:
-            ValueError: it has no strength that is one number, or none as low as that.
+            ValueError: the strength is not one number, or `strength` is below the least allowed.
         """
         if self.tuned_to is None:
             text = self.python(short=True)
@@ -138,15 +138,15 @@ class Kind:
 
     @property
     def switches(self) -> npt.NDArray[np.bool_] | None:
-        """Which units are left on, bool[units], of a kind that switches units; else None."""
+        """For a kind that switches units: which stay on, bool[units]. Otherwise None."""
         return None
 
     def python(self, *, short: bool = False) -> str:
-        """The text that makes an equal perturbation, or "" where none can be written.
+        """Python text that makes an equal perturbation, or "" if there is none.
 
         Args:
-            short: for reading: numbers are rounded, and what cannot be written (an array, a
-                function) is named.
+            short: write a text for reading instead: numbers are rounded, and an array or a
+                function is named.
 
         Example:
             >>> import nnx_inspector as nni
@@ -170,15 +170,15 @@ class Kind:
 
 
 class Perturbation(Kind):
-    """A kind that acts on a value: what a module returns or, by `at`, what it receives."""
+    """A kind that acts on a value: what a module returns or, with `at="input"`, receives."""
 
     at: At
     acts_on = "value"
     floating_only: ClassVar[bool] = True
     numbers: ClassVar[Mapping[str, float | None]] = {}
-    """The fields that are a number, each with the least it may be."""
+    """The fields that are a number, each with the smallest value allowed."""
     arrays: ClassVar[tuple[str, ...]] = ()
-    """The fields that are a number or an array."""
+    """The fields that may be a number or an array."""
 
     def __post_init__(self) -> None:
         if self.at not in ("output", "input"):
@@ -187,28 +187,28 @@ class Perturbation(Kind):
         lists_as_arrays(self, self.arrays)
 
     def apply(self, x: jax.Array) -> jax.Array:
-        """The array, perturbed. Of the same shape and dtype."""
+        """The perturbed array, of the same shape and dtype."""
         raise NotImplementedError
 
     def apply_at(self, x: jax.Array, name: str) -> jax.Array:
-        """As `apply`, where the array has a name, on which random numbers depend."""
+        """As `apply`, for an array with a name, on which random numbers depend."""
         return self.apply(x)
 
     def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
-        """Why it has no meaning for such an array (not to be raised as it is), or None."""
+        """Why it does not apply to such an array, or None. `refusal` makes the error to raise."""
         if self.floating_only and not jnp.issubdtype(x.dtype, jnp.inexact):
             return TypeError(f"{type(self).__name__} needs floating-point values")
         return first_misfit(self, (*self.numbers, *self.arrays), x)
 
 
 def is_random(one: Any) -> bool:
-    """Whether what a perturbation does to an array depends on the array's name."""
+    """Whether the effect of a perturbation on an array depends on the array's name."""
     of = getattr(type(one), "apply_at", None)
     return of is not Perturbation.apply_at
 
 
 def first_misfit(one: Any, names: Iterable[str], x: Any) -> Refusal | None:
-    """Why the first of some fields that does not fit an array does not, or None."""
+    """Why one of the named fields, the first that fails, does not fit an array; or None."""
     for name in names:
         value = getattr(one, name)
         if value is None:
@@ -224,7 +224,7 @@ _RANKS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
 def _rank(dtype: Any) -> int:
-    """Of what kind a dtype's numbers are: those of a lower one are among those of a higher one."""
+    """The rank of a dtype's kind of number; each kind includes those of lower rank."""
     return next(i for i, kind in enumerate(_RANKS) if jnp.issubdtype(dtype, kind))
 
 
@@ -233,8 +233,8 @@ def dtype_of(value: Any) -> Any:
 
 
 def lists_as_arrays(one: Any, names: Iterable[str]) -> None:
-    """Make arrays of the fields of a frozen object that are lists: a pytree would take a list for
-    many numbers.
+    """Turn the named fields of a frozen object that are lists into arrays: a pytree would take a
+    list as many leaves.
     """
     for name in names:
         if isinstance(value := getattr(one, name), (list, tuple)):
@@ -242,14 +242,14 @@ def lists_as_arrays(one: Any, names: Iterable[str]) -> None:
 
 
 def check_numbers(one: Any, numbers: Mapping[str, float | None]) -> None:
-    """Hold the named fields of a frozen object to be numbers, and make floats of them."""
+    """Require the named fields of a frozen object to be numbers, and convert them to floats."""
     for name, low in numbers.items():
         number = check_number(getattr(one, name), type(one).__name__, low=low)
         object.__setattr__(one, name, number)
 
 
 def check_number(value: Any, kind: str, *, low: float | None = None) -> Any:
-    """A finite float32 number as a float; arrays and traced values pass: they may be vmapped."""
+    """A finite float32 number as a float. Arrays and traced values, which may be vmapped, pass."""
     if isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
         return value
     try:
@@ -274,7 +274,7 @@ def like(value: Any, x: jax.Array) -> jax.Array:
 
 
 def one_number(value: Any) -> float | None:
-    """A value that is one number, or None."""
+    """The value as a float if it is one real number, otherwise None."""
     if isinstance(value, bool) or shape_of(value) != ():
         return None
     if isinstance(value, (int, float)):
@@ -288,7 +288,7 @@ def _is_default(value: Any, default: Any) -> bool:
 
 
 def _text(value: Any, short: bool) -> str:
-    """A value as Python text; "" where there is none and it is not `short`."""
+    """A value as Python text; without `short`, "" if there is none."""
     if isinstance(value, (bool, int, NoneType)):
         return repr(value)
     if isinstance(value, float):

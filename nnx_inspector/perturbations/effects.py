@@ -1,8 +1,8 @@
-"""The measures of an effect: how far a perturbed result is from the clean one.
+"""Measures of an effect: how far a perturbed result is from the clean one.
 
 Each measure is written once, for NumPy in float64 on the host and for jax in a traced program.
-Invariant: what cannot be told is None (in a program NaN), a result that is not finite stays so,
-and neither is ever 0. Knows no model, pass or record.
+Invariant: an undefined measure is None (NaN in a program), a result that is not finite stays so,
+and neither ever becomes 0. Knows no model, pass or record.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ROOT = ""
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Differences:
-    """A perturbed pass against the clean one.
+    """A perturbed pass compared with the clean one.
 
     Attributes:
         sites: for each site whose values can be kept, `|perturbed - clean| / |clean|` over all
             floating-point arrays that its calls return.
-        kl: where the model returns one array of logits, the mean divergence of the perturbed from
-            the clean distribution, in nats; NaN elsewhere.
-        top1_changed: likewise the fraction of predictions that are others.
+        kl: if the model returns one array of logits, the mean KL(clean || perturbed) in nats;
+            otherwise NaN.
+        top1_changed: likewise, the fraction of predictions that changed.
     """
 
     sites: dict[str, Any]
@@ -44,13 +44,13 @@ class Differences:
 
 
 def differences(stage: Staged, inputs: list[Any], plan: Plan, *, root: str = ROOT) -> Differences:
-    """Evaluate a stage clean, and perturbed: with other inputs (parameters) and a plan.
+    """Evaluate a stage twice, clean and perturbed, and compare the two.
 
     Args:
         stage: the traced call, its outputs marked.
-        inputs: those of the perturbed pass; the clean one has the stage's own.
-        plan: whose `perturb` is what is done.
-        root: the site that returns what the model returns; `""` where it is not called.
+        inputs: inputs (parameters) of the perturbed pass; the clean pass has the stage's own.
+        plan: its `perturb` is the perturbation.
+        root: the site that returns the model's result; `""` is used if it is not called.
     """
     keep = Keep(values=True, parts=(OUTPUT,))
     nothing = Plan(summarise=False, keep=keep)
@@ -60,7 +60,7 @@ def differences(stage: Staged, inputs: list[Any], plan: Plan, *, root: str = ROO
     moved = _values(stage, seen)
     pairs: dict[str, list[tuple[Any, Any]]] = {}
     for site in clean:
-        # an eager call may have taken another way, with other calls
+        # an eager call may have taken another path, with other calls
         if [x.shape for x in clean[site]] == [x.shape for x in moved.get(site, [])]:
             pairs[site] = list(zip(clean[site], moved[site], strict=True))
     return _figures(pairs, root if root in pairs else ROOT)
@@ -76,8 +76,8 @@ def _figures(pairs: dict[str, list[tuple[Any, Any]]], root: str) -> Differences:
 
 
 def _values(stage: Staged, seen: list[Any]) -> dict[str, list[Any]]:
-    """The arrays that the calls of each site returned; none where a call runs a number of times
-    that only the data knows.
+    """The arrays that the calls of each site returned, without calls in loops whose number of
+    turns depends on data.
     """
     found: dict[str, list[Any]] = {}
     for mark, _, one in stage.survey.walk(seen):
@@ -87,8 +87,8 @@ def _values(stage: Staged, seen: list[Any]) -> dict[str, list[Any]]:
 
 
 Logits = bool | Callable[[Any], Any] | None
-"""What of an output are logits: True its one array, a function of it, False nothing; None: its
-array if that is the only one, floating-point and of rank 2 or more."""
+"""Which part of an output is logits. True: its one array; a function: what it returns for the
+output; False: none; None: its one array, if that is floating-point and of rank 2 or more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,11 +97,11 @@ class OutputChange:
 
     Attributes:
         relative: `|perturbed - clean| / |clean|`, Euclidean norms over all floating-point (and
-            complex) arrays of the output together. None without such arrays and where the clean
-            ones are all zero or not finite; NaN or Inf where the perturbed ones have such.
+            complex) arrays of the output together. None if there are none, or if the clean ones
+            are all zero or not finite; NaN or Inf if the perturbed arrays contain one.
         kl: mean KL divergence of the class probabilities, KL(clean || perturbed), in nats.
-        top1_changed: the share, 0 to 1, of places where another class is the likeliest.
-            Both are None without logits, and NaN where the perturbed logits have NaN.
+        top1_changed: the fraction, 0 to 1, of positions whose most likely class changed.
+            Both are None without logits, and NaN if the perturbed logits contain NaN.
     """
 
     relative: float | None = None
@@ -114,13 +114,13 @@ def output_change(clean: Any, perturbed: Any, *, logits: Logits = None) -> Outpu
     """Compare two results of one call on the host, in float64.
 
     Args:
-        clean: a pytree of arrays; leaves that are no arrays do not count.
-        perturbed: the same with the perturbation.
-        logits: which part of the output are logits, `[..., classes]`; see `Logits`.
+        clean: a pytree of arrays; other leaves are ignored.
+        perturbed: the result of the same call with the perturbation.
+        logits: which part of the output is logits, `[..., classes]`; see `Logits`.
 
     Raises:
-        TypeError: what `logits` names is no floating-point array with classes.
-        ValueError: the two have not the same structure and shapes.
+        TypeError: `logits` does not name a floating-point array with two classes or more.
+        ValueError: the two results differ in structure or shapes.
 
     Example:
         >>> import numpy as np
@@ -158,17 +158,17 @@ def top1_changed(clean: Any, perturbed: Any) -> float | None:
 
 
 def _nothing(arrays: Sequence[Any]) -> bool:
-    """Whether arrays are nothing that a change could be relative to."""
+    """Whether no change can be relative to these arrays: all are zero, or one is not finite."""
     return not all(np.isfinite(x).all() for x in arrays) or not any(np.any(x) for x in arrays)
 
 
 def _no_logits(arrays: Sequence[Any]) -> bool:
-    """Whether logits say nothing of their classes; -Inf hides one, which is all right."""
+    """Whether logits are empty or contain NaN. -Inf, which rules a class out, is allowed."""
     return any(x.size == 0 or np.isnan(x).any() for x in arrays)
 
 
 def _known(measure: Any, pairs: Any, *, of: Callable[[Any], bool] = _nothing) -> float | None:
-    """None where a measure is NaN for want of something clean to compare with."""
+    """The measure, or None if it is NaN because the clean arrays are unusable (by `of`)."""
     with np.errstate(all="ignore"):
         number = float(measure(np, pairs))
         return None if np.isnan(number) and of([a for a, _ in pairs]) else number
@@ -179,7 +179,7 @@ def _known(measure: Any, pairs: Any, *, of: Callable[[Any], bool] = _nothing) ->
 
 @ours()
 def relative_change_in_trace(clean: Any, perturbed: Any) -> jax.Array:
-    """`OutputChange.relative` as a scalar of at least float32; NaN where that is None."""
+    """`OutputChange.relative` as a scalar of at least float32; NaN stands for None."""
     pairs = _pairs(jnp, clean, perturbed)
     return _relative(jnp, pairs) if pairs else jnp.float32(jnp.nan)
 
@@ -200,10 +200,10 @@ def top1_changed_in_trace(clean: Any, perturbed: Any) -> jax.Array:
 
 
 def logits_of(output: Any, logits: Logits = None) -> Any:
-    """The part of an output that are logits, `[..., classes]`, or None; see `Logits`.
+    """The part of an output that is logits, `[..., classes]`, or None; see `Logits`.
 
     Raises:
-        TypeError: what `logits` names is no floating-point array with two classes or more.
+        TypeError: `logits` does not name a floating-point array with two classes or more.
     """
     if logits is False:
         return None
@@ -254,7 +254,7 @@ def _pairs(xp: Any, clean: Any, perturbed: Any) -> list[tuple[Any, Any]]:
 
 
 def _wide(xp: Any, x: Any) -> Any:
-    """On the host float64, in a program at least float32: bfloat16 squares and sums badly."""
+    """The array as float64 on the host, at least float32 in a program: bfloat16 sums are poor."""
     is_complex = jnp.issubdtype(x.dtype, jnp.complexfloating)
     if xp is np:
         return np.asarray(x).astype(np.complex128 if is_complex else np.float64)
@@ -262,7 +262,7 @@ def _wide(xp: Any, x: Any) -> Any:
 
 
 def _relative(xp: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
-    """Scaled by the largest elements: their squares, and a difference, may be out of range."""
+    """Scaled by the largest elements: squares and differences may overflow otherwise."""
     clean, perturbed = [a for a, _ in pairs], [b for _, b in pairs]
     of_clean, of_perturbed = _largest(xp, clean), _largest(xp, perturbed)
     scale = xp.maximum(of_clean, xp.where(xp.isfinite(of_perturbed), of_perturbed, 0))
@@ -279,7 +279,7 @@ def _relative(xp: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
 
 
 def _largest(xp: Any, arrays: Sequence[Any]) -> Any:
-    """NaN where there is one, else Inf where there is one."""
+    """The largest magnitude; NaN if there is a NaN, otherwise Inf if there is an Inf."""
     return xp.max(xp.stack([xp.max(xp.abs(x), initial=0.0) for x in arrays]))
 
 
@@ -288,8 +288,8 @@ def _root_of_squares(xp: Any, arrays: Sequence[Any], scale: Any) -> Any:
 
 
 def _kl(xp: Any, clean: Any, perturbed: Any) -> Any:
-    """The sum of q - p - p log(q/p), each term of which is at least 0, so that a small divergence
-    is no difference of large numbers. A class of probability 0 takes part by its q alone.
+    """The mean over rows of the sum of q - p - p log(q/p). Each term is at least 0, so a small
+    divergence is not a difference of large numbers. A class with p = 0 contributes its q.
     """
     log_p, log_q = _log_softmax(xp, clean), _log_softmax(xp, perturbed)
     p, q = xp.exp(log_p), xp.exp(log_q)
@@ -299,7 +299,7 @@ def _kl(xp: Any, clean: Any, perturbed: Any) -> Any:
     series = p * near**2 * (1 / 2 + near * (1 / 6 + near * (1 / 24 + near / 120)))
     far = xp.where(p > 0, q - p - p * xp.where(small, 0, t), q)
     series = xp.where(small, series, xp.maximum(far, 0))
-    # NaN, and not the mean of what is left, where any class of a row has no probability
+    # NaN, not the mean of the rest, if any class of a row has an undefined probability
     return _mean(xp, xp.sum(xp.where(xp.isnan(log_p + q), xp.nan, series), axis=-1))
 
 

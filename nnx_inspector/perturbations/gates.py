@@ -1,9 +1,9 @@
-"""A gate for each selected site of a traced call, and for each layer of a stacked one.
+"""A gate for each selected site of a traced call, and for each layer of a stacked site.
 
-Whether each is open is data, an array of its own a site, so a program is vmapped over it (and like
-modules stay like programs, which XLA compiles once). Invariant: with a gate open the call is the
-one that `perturbed` makes with that site's perturbation, with none it is the plain one: what
-would be behind a closed gate, NaN or not, reaches nothing. Measures nothing.
+Which gates are open is data, one array for each site, so a program can be vmapped over it (and
+equal modules stay equal code, which XLA compiles once). Invariant: with one gate open the call is
+that of `perturbed` with that site's perturbation; with none open it is the plain call. The
+perturbation behind a closed gate, even a NaN, affects nothing. Measures nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from nnx_inspector.program.stage import Staged
 from nnx_inspector.program.survey import Marked, Survey, lengths_of
 
 NONE = -1
-"""The number of no gate."""
+"""The gate number that stands for no gate."""
 Open = Mapping[str, Any]
-"""For each site with gates whether they are open: bool, of the shape of the loops around it."""
+"""For each site with gates, whether each is open: bool, shaped like the loops around the site."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Gates:
     """The gates of one traced call.
 
     Attributes:
-        names: for each gate the site, `"blocks[1]"` for one layer of a stacked one.
-        refused: sites that have no gate, each with the reason.
-        part: which marks they act on.
-        first: for each site the number of its first gate, and of the scans around it the lengths
-            (none where the site has one gate for all its calls).
+        names: the site of each gate; `"blocks[1]"` for one layer of a stacked site.
+        refused: the sites without a gate, each with the reason.
+        part: the part (output or input) of the marks that the gates act on.
+        first: for each site the number of its first gate, and the lengths of the scans around it
+            (empty if the site has one gate for all its calls).
     """
 
     names: tuple[str, ...]
@@ -46,7 +46,7 @@ class Gates:
     first: Mapping[str, tuple[int, tuple[int, ...]]]
 
     def only(self, numbers: np.ndarray) -> Open:
-        """For each of some numbers that gate open and all others closed, on a leading axis."""
+        """For each number, along a leading axis: that gate open and all others closed."""
         gates: dict[str, Any] = {}
         for site, (first, lengths) in self.first.items():
             own = first + np.arange(math.prod(lengths)).reshape(lengths)
@@ -54,7 +54,7 @@ class Gates:
         return gates
 
     def perturb(self, stage: Staged, one: Perturbation, gates: Open) -> Any:
-        """For a `Plan`: perturb by `one` what is behind the gates that are open."""
+        """The function for `Plan.perturb` that applies `one` at the open gates."""
 
         def acts(mark: Marked) -> list[Act]:
             acts_here = mark.part == self.part and mark.site in self.first
@@ -63,7 +63,7 @@ class Gates:
         return at_marks(stage, acts)
 
     def reached(self, found: Survey, seen: list[Any], gates: Open) -> Any:
-        """Whether the call went through an open gate, bool: a branch may not be taken."""
+        """Whether the call passed an open gate, bool[]: a branch may not have been taken."""
         counts: dict[str, Any] = dict.fromkeys(self.first, 0)
         for mark, _, one in found.walk(seen):
             if one is not None and mark.part == self.part and mark.site in self.first:
@@ -77,10 +77,10 @@ def gates_of(stage: Staged, terms: Sequence[Any], one: Perturbation, *, layers: 
 
     Args:
         stage: the traced call, with the marks of the selected sites.
-        terms: of the selection; each glob must meet a site that the call reaches.
-        one: what is to be done there.
-        layers: whether each layer of a stacked site, and each step of a loop that is a scan, has
-            a gate of its own.
+        terms: the terms of the selection; each glob must meet a site that the call reaches.
+        one: the perturbation behind the gates.
+        layers: whether each layer of a stacked site, and each step of a scan, has a gate of its
+            own.
 
     Raises:
         TypeError, ValueError: `one` has no meaning at any of the sites.
@@ -132,7 +132,7 @@ def _require_reached(stage: Staged, terms: Sequence[Any], sites: Sequence[str]) 
 def _name(
     site: str, layer: int, lengths: tuple[int, ...], depths: Mapping[tuple[str, ...], int]
 ) -> str:
-    """The site with the layer's number behind the module that is stacked, `"blocks[1]/attn"`."""
+    """The site with the layer's index after the stacked module, `"blocks[1]/attn"`."""
     indices: list[int] = []
     for length in reversed(lengths):
         indices.append(layer % length)
@@ -149,7 +149,7 @@ def _name(
 
 
 def _depths(found: Survey) -> dict[tuple[str, ...], int]:
-    """For each path the fewest scans around a call of it or of what is below it."""
+    """For each path, the smallest number of scans around a call of it or of anything below it."""
     depths: dict[tuple[str, ...], int] = {}
     for mark, around in found.walk():
         (path, _), scans = parse_key(mark.site), len(lengths_of(around))

@@ -1,8 +1,8 @@
-"""What may be done to the gradient of a value, while the value stays bitwise what it is.
+"""The kinds of perturbation that act on gradients, while the value stays bitwise the same.
 
-Each is the identity going forward, and has a transpose of our own; tangents of forward mode pass
-as they are, so `jvp` and `hessian` go on working. Under vmap the gradient of each example is one.
-The menu of the screen has them in the order in which they stand here, after those of values.
+Each is the identity in the forward pass and has its own transpose. Tangents of forward mode pass
+unchanged, so `jvp` and `hessian` still work. Under vmap each example's gradient is treated alone.
+The screen's menu lists these kinds after those of values, in the order of their definition here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nnx_inspector.perturbations.base import At, Form, Perturbation, Refusal, ki
 
 
 class GradientPerturbation(Perturbation):
-    """What every kind has that acts on a cotangent."""
+    """The base of every kind that acts on a cotangent."""
 
     acts_on = "gradient"
     how: ClassVar[str]
@@ -41,7 +41,7 @@ class GradientPerturbation(Perturbation):
 
 @kind(compared=True)
 class ScaleGradient(GradientPerturbation):
-    """Multiplies the gradient that comes back through the value by `factor`."""
+    """Multiplies the gradient that flows back through the value by `factor`."""
 
     factor: Any
     at: At = static("output")
@@ -57,7 +57,7 @@ class ScaleGradient(GradientPerturbation):
 
 @kind(compared=True)
 class StopGradient(GradientPerturbation):
-    """Makes the gradient zero, NaN and Inf in it too, as `jax.lax.stop_gradient` would."""
+    """Makes the gradient zero, including NaN and Inf in it, as `jax.lax.stop_gradient` would."""
 
     at: At = static("output")
     form: ClassVar[Form] = Form(does="let no gradient back through it")
@@ -109,13 +109,13 @@ def _cotangent(ct: jax.Array, number: jax.Array, how: str) -> jax.Array:
     if how == "scale":
         return ct * number.astype(ct.dtype)
     wide = ct if ct.dtype.itemsize >= 4 else ct.astype(jnp.float32)
-    # scaled by the largest element first: its square may be out of range. In two steps, for one
-    # over it may be too, and XLA divides by multiplying
+    # first scaled by the largest element, whose square may overflow; in two steps, because its
+    # reciprocal may overflow too, and XLA divides by multiplying with it
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(wide), initial=0.0))
     step = 1.0 / jnp.sqrt(jnp.where(largest > 0, largest, 1.0))
     scaled = wide * step * step
     total = jnp.sum((scaled * jnp.conj(scaled)).real)
-    # the root of 0 has no derivative, which second derivatives ask for
+    # the root of 0 has no derivative, which second derivatives need
     norm = jnp.sqrt(jnp.where(total > 0, total, 1.0))
     too_long = (total > 0) & (norm > number * step * step)
     return jnp.where(too_long, scaled * (number / norm), wide).astype(ct.dtype)

@@ -1,6 +1,6 @@
-"""What may be done to parameters for one pass, while the user's model keeps its own.
+"""Kinds that perturb parameters for one pass, while the user's model keeps its own.
 
-Invariant: shape and dtype stay. Does not know models or programs.
+Invariant: shape and dtype stay the same. Does not know models or programs.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from nnx_inspector.perturbations.values import noise
 
 
 class ParameterPerturbation(Kind):
-    """What every kind has that acts on a parameter."""
+    """The base of every kind that acts on a parameter."""
 
     at: ClassVar[str] = "parameter"
     acts_on = "parameter"
     arrays: ClassVar[tuple[str, ...]] = ()
-    """The fields that are a number or an array."""
+    """The fields that may be a number or an array."""
 
     def apply(self, x: jax.Array, name: str) -> jax.Array:
         """The parameter called `name`, perturbed."""
         raise NotImplementedError
 
     def why_not(self, x: Any) -> Refusal | None:
-        """As that of a perturbation of a value."""
+        """As `Perturbation.why_not`."""
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             return TypeError(f"{type(self).__name__} needs floating-point values")
         return first_misfit(self, self.arrays, x)
@@ -47,8 +47,8 @@ class ParameterNoise(ParameterPerturbation):
     """Adds Gaussian noise to parameters, the same in every pass with the same seed.
 
     Args:
-        std: its standard deviation.
-        seed: a whole number. Every parameter has noise of its own.
+        std: the standard deviation of the noise.
+        seed: an integer. Each parameter gets different noise.
 
     Source: Plappert et al. 2018, "Parameter Space Noise for Exploration".
     """
@@ -70,7 +70,7 @@ class PruneMask(ParameterPerturbation):
     """Multiplies a parameter by a mask.
 
     Args:
-        mask: an array that broadcasts to the parameter, of 0 and 1 or booleans.
+        mask: an array that broadcasts to the parameter: 0 and 1, or booleans.
     """
 
     mask: Any

@@ -1,9 +1,9 @@
-"""`perturbed`: a call that takes what is done to its sites as an argument.
+"""`perturbed`: turns a call into one that takes perturbations of its sites as an argument.
 
-The call is traced once and its jaxpr run again with the perturbations at the marks (`harvest`), so
-strengths may be traced, vmapped over, scanned over and differentiated by. Invariant: everything is
-checked against shapes and dtypes before anything runs (of an eager call: before it is done); with
-no perturbation it is the plain call.
+The call is traced once and its jaxpr is run again with the perturbations at the marks (`harvest`).
+Strengths may be traced, vmapped, scanned over and differentiated. Invariant: every perturbation is
+checked against shapes and dtypes before anything runs (in an eager call, before it is applied);
+without perturbations the result is that of the plain call.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.program.survey import Marked
 
 Perturbations = Mapping[str, Any]
-"""A glob over site keys (parameter paths) -> a perturbation, or several in the order in which they
-act. `[3]` behind a segment chooses one layer of a stacked module."""
+"""A glob over site keys (or parameter paths) -> a perturbation, or several in the order in which
+they act. `[3]` after a segment chooses one layer of a stacked module."""
 
 Rows = tuple[tuple[Any, int], ...]
-"""Of the scans around, outermost first, the number of the turn and how many there are."""
+"""For each enclosing scan, outermost first: the index of the iteration, and their number."""
 
 _INDEX = re.compile(r"(?<!\\)\[(-?\d+)\]")
 
 
 def without_layers(key: str) -> tuple[str, tuple[int, ...]]:
-    """A key as a glob, and the layers that it chooses: `("layers", (3,))` of `"layers[3]"`."""
+    """A key as a glob, and the layers that it chooses: `("layers", (3,))` for `"layers[3]"`."""
     return _INDEX.sub("", key), tuple(int(i) for i in _INDEX.findall(key))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Rule:
-    """What is done at the sites that one key selects."""
+    """The perturbations of the sites that one key selects."""
 
     key: str
     perturbations: tuple[Any, ...]
@@ -75,22 +75,22 @@ class _Rule:
 
 
 def perturbed(f: Any) -> Callable[..., Any]:
-    """`f`, taking also what to do to what its modules receive, compute and hold.
+    """Make a version of `f` that takes perturbations of values, gradients and parameters.
 
     Args:
         f: a module, a bound method of one, or a function whose arguments hold modules.
 
     Returns:
-        A function `(perturbations, *args, **kwargs)` of the result of `f`. `perturbations` maps a
-        glob over site keys (for `ParameterNoise` and `PruneMask` over parameter paths; a module's
-        path means each `nnx.Param` of it) to a perturbation, or to a sequence of several, which act
-        in that order; where several keys select one site, those of the alphabetically first key
-        act first (jax keeps no other order of a dict). `"layers[3]"` chooses one layer of a
-        stacked module. It is a pytree: trace it, vmap over it, differentiate by it. The model
-        changes as by the plain call, and its parameters stay its own.
+        A function `(perturbations, *args, **kwargs)` that returns what `f` returns.
+        `perturbations` maps globs over site keys to a perturbation, or to a sequence of several,
+        which act in that order. For `ParameterNoise` and `PruneMask` the globs are over parameter
+        paths; a module's path means each `nnx.Param` in it. If several keys select one site, the
+        alphabetically first key acts first (jax sorts the keys of a dict). `"layers[3]"` chooses
+        one layer of a stacked module. The mapping is a pytree: trace it, vmap it, differentiate
+        it. The call updates the model as the plain call does; its parameters stay its own.
 
     Raises:
-        TypeError: not a perturbation, or one that has no meaning for an array of the site.
+        TypeError: a value is not a perturbation, or has no meaning for an array of the site.
         ValueError: a key selects nothing, or an array does not fit.
 
     Example:
@@ -133,7 +133,7 @@ def _rules(perturbations: Perturbations) -> list[_Rule]:
     for key in perturbations:
         if not isinstance(key, str):
             raise TypeError(f"A key is a site key or a glob over them, got {type(key).__name__}.")
-    # a dict that goes through jit comes out sorted: the order must not depend on whether it did
+    # a dict that passes through jit comes out sorted: the order must not depend on that
     return [_Rule(key, _several(key, perturbations[key])) for key in sorted(perturbations)]
 
 
@@ -154,13 +154,13 @@ def _several(key: str, value: Any) -> tuple[Any, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Act:
-    """One thing that is done at a mark.
+    """One perturbation at a mark.
 
     Attributes:
         one: the perturbation.
-        rows: which layer of each stack around, outermost first; () for all.
-        on: whether it is done, bool[]; or an array with an entry for each turn of all the scans
-            around.
+        rows: the chosen layer of each enclosing stack, outermost first; () for all layers.
+        on: whether it is active: bool[], or an array with an axis for each enclosing scan and an
+            entry for each iteration.
     """
 
     one: Perturbation
@@ -171,8 +171,8 @@ class Act:
 def at_marks(
     stage: Staged, acts: Callable[[Marked], Iterable[Act]]
 ) -> Callable[[Marked, list[Any], Rows], list[Any]]:
-    """What to do at each mark of a stage, for `Plan.perturb`: the acts in their order."""
-    calls = stage.calls  # of an eager call they are counted as it runs
+    """The function for `Plan.perturb` that does the acts of each mark, in their order."""
+    calls = stage.calls  # an eager call counts them as it runs
 
     def perturb(mark: Marked, values: list[Any], rows: Rows) -> list[Any]:
         for act in acts(mark):
@@ -190,7 +190,7 @@ def at_marks(
 
 @ours()
 def _is_on(act: Act, site: str, rows: Rows) -> Any:
-    """Whether an act is done in this turn of the scans around."""
+    """Whether an act is active in this iteration of the enclosing scans."""
     on = act.on[tuple(row for row, _ in rows)] if jnp.ndim(act.on) else act.on
     if not act.rows:
         return on
@@ -215,8 +215,8 @@ def _by_rules(rules: Sequence[_Rule]) -> Callable[[Marked], list[Act]]:
 
 
 def _check(stage: Staged, rules: Sequence[_Rule]) -> None:
-    """Raise where a rule meets no call, or what it does has no meaning there. Of an eager call the
-    first is known once it has run; the second is then said at the mark.
+    """Raise if a rule meets no call, or a perturbation has no meaning at its site. In an eager call
+    the former is known only once it has run; the latter is raised at the mark.
     """
     found = stage.survey.marks
     for rule in rules:
@@ -233,7 +233,7 @@ def _check(stage: Staged, rules: Sequence[_Rule]) -> None:
 
 
 def why_unseen(pattern: str, stage: Staged) -> str:
-    """The text of the error for a glob whose sites the call does not show."""
+    """The error text for a glob whose sites have no marks in the call."""
     selection = Selection(pattern)
     reasons = {r for site, r in stage.survey.unseen.items() if selection.matches_key(site)}
     why = "; ".join(sorted(reasons)) or "the call does not reach it"
@@ -241,7 +241,7 @@ def why_unseen(pattern: str, stage: Staged) -> str:
 
 
 def check_layers(site: str, wanted: Sequence[int], lengths: Sequence[int]) -> None:
-    """Raise where a layer is chosen that the scans around a site, of these lengths, have not."""
+    """Raise if a chosen layer does not exist in the scans, of these lengths, around a site."""
     chosen = "".join(f"[{i}]" for i in wanted)
     if not lengths:
         raise ValueError(
@@ -259,7 +259,7 @@ def check_layers(site: str, wanted: Sequence[int], lengths: Sequence[int]) -> No
 
 
 def applied(one: Perturbation, x: Any, mapped: tuple[int, ...], name: str) -> Any:
-    """A marked array perturbed, each example of a vmap on its own."""
+    """A marked array, perturbed; each example of a vmap separately."""
     apply: Callable[[Any], Any] = functools.partial(one.apply_at, name=name)
     if not mapped:
         return apply(x)
@@ -272,7 +272,7 @@ def applied(one: Perturbation, x: Any, mapped: tuple[int, ...], name: str) -> An
 
 
 def check_fits(one: Perturbation, mark: Marked) -> None:
-    """Raise where a perturbation has no meaning for what a module returns or receives."""
+    """Raise if a perturbation has no meaning for what a module returns or receives."""
     if not mark.avals:
         raise nothing_to_perturb(mark.site, mark.part)
     for aval, mapped in zip(mark.avals, mark.mapped, strict=True):

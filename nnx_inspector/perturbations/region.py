@@ -1,8 +1,8 @@
-"""`perturb`: perturbs the modules that are called in a region, and the rows that programs read.
+"""`perturb`: perturbs the modules called in a region. Also defines the rows that programs read.
 
-For an Inspector a site's perturbation is one row of two numbers, (mode, strength), for `apply`: a
-program with a place for a row can be switched and tuned without being compiled again. Invariant: a
-row of zeros leaves the value bitwise as it is. Several on one site: strengths multiply, Zero wins.
+For an Inspector, a site's `Zero` or `Scale` is one row of two numbers, (mode, strength), read by
+`apply`: it is switched and tuned without compiling again. Invariant: a row of zeros leaves the
+value bitwise as it is. If a site has several, their factors multiply, and Zero wins.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from nnx_inspector.program.marks import OUTPUT, describe, is_observable, is_whol
 
 OFF, ZERO, SCALE = range(3)
 ROW = 2
-"""Numbers in a row: mode and strength."""
+"""The number of entries of a row: mode and strength."""
 
 _ARRAYS = re.compile(r"[\w<>]+\[[\d,]*\]")
 
 Live = Zero | Scale
-"""Where it is on outputs, what every program has room for at every site: a row."""
+"""The kinds that fit a row; on outputs, every program has a row for every site."""
 
 
 Known = Perturbation | ParameterPerturbation
-"""Any kind, with numbers that are known on the host."""
+"""Any kind, its numbers known on the host."""
 
 
 def require_known(value: Any) -> Known:
-    """`value` itself, or an error that says what a perturbation is."""
+    """Return `value`; raise if it is not a perturbation with known numbers."""
     if isinstance(value, type) and issubclass(value, Known):
         one = value.clicked(None, OUTPUT).python(short=True) if value.form.does else ""
         raise TypeError(f"Pass an instance: {one or f'nni.{value.__name__}(...)'}.")
@@ -68,21 +68,21 @@ def require_known(value: Any) -> Known:
 
 
 def is_live(value: Any) -> TypeGuard[Live]:
-    """Whether it is a row: every program has room for it at every site."""
+    """Whether a value is a perturbation that fits a row."""
     if isinstance(value, Scale):
         return value.at == OUTPUT and isinstance(value.factor, float)
     return isinstance(value, Zero) and value.at == OUTPUT
 
 
 def row_of(perturbation: Live) -> tuple[float, float]:
-    """(mode, strength)."""
+    """The row of one perturbation: (mode, strength)."""
     if isinstance(perturbation, Zero):
         return (ZERO, 0.0)
     return (SCALE, float(perturbation.factor))
 
 
 def rows_of(keys: Sequence[str], rows: Mapping[str, tuple[float, float]]) -> np.ndarray:
-    """The rows of some sites, float32[sites, ROW], as programs read them; OFF where none is."""
+    """The rows of some sites as programs read them, float32[sites, ROW]; OFF for sites without."""
     found = np.zeros((len(keys), ROW), np.float32)
     for index, key in enumerate(keys):
         found[index] = rows.get(key, (OFF, 0.0))
@@ -103,9 +103,9 @@ def combine(perturbations: Iterable[Live]) -> tuple[float, float]:
 
 @ours()
 def apply(x: Any, row: Any) -> Any:
-    """`x` perturbed by a row, float32[2]. Keeps shape and dtype; `row` may be traced.
+    """`x` perturbed by a row, float32[2]; keeps shape and dtype. `row` may be traced.
 
-    A scaled integer is rounded towards zero, as by a cast.
+    A scaled integer is rounded towards zero, like a cast.
     """
     if not is_observable(x):
         return x
@@ -114,18 +114,18 @@ def apply(x: Any, row: Any) -> Any:
         scaled = x * strength.astype(x.dtype)
     else:
         scaled = (x * strength).astype(x.dtype)
-    # The outer choice is between two arrays: XLA then makes the result once, where it would repeat
-    # a choice between an array and a number in every kernel that reads it, and compile each anew.
+    # The outer choice is between two arrays, so XLA computes the result once. It would repeat a
+    # choice between an array and a number in every kernel that reads it, and compile each anew.
     return jnp.where(mode == OFF, x, jnp.where(mode == ZERO, jnp.zeros_like(x), scaled))
 
 
 def check_applies(perturbation: Live, site: str, output: str) -> None:
-    """Raise a TypeError where a perturbation has no meaning for a site's output.
+    """Raise a TypeError if a perturbation has no meaning for a site's output.
 
     Args:
-        perturbation: what is to be done.
-        site: the site's key, for the text.
-        output: what it returns, in words (`"(float32[8], {mask: bool[4]})"`).
+        perturbation: the perturbation to check.
+        site: the site's key, for the error text.
+        output: the description of its output (`"(float32[8], {mask: bool[4]})"`).
     """
     arrays = _ARRAYS.findall(output)
     if not arrays:
@@ -141,13 +141,13 @@ def check_applies(perturbation: Live, site: str, output: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Perturb:
-    """The hook of `perturb`: equal hooks share compiled programs, the numbers are on the board."""
+    """The hook of `perturb`. Equal hooks share compiled programs; the numbers are on the board."""
 
     token: Any
     treedef: Any
     avals: tuple[jax.ShapeDtypeStruct, ...]
     fixed: tuple[bytes, ...] | None = None
-    """In a region within a trace the numbers themselves: the program runs when it is over."""
+    """For a region within a trace, the numbers themselves: the program runs after the region."""
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
         on, *leaves = self._numbers()
@@ -170,18 +170,18 @@ class _Perturb:
 
 
 def refusal(one: Any, site: str, x: Any, why: Refusal) -> Refusal:
-    """The error for what `why_not` says of an array of a site, or of a parameter."""
+    """The error to raise for what `why_not` returned for an array of a site, or a parameter."""
     return type(why)(f"{type(one).__name__} at {site or '(root)'!r}, {describe(x)}: {why}.")
 
 
 def nothing_to_perturb(site: str, part: str) -> TypeError:
-    """The error for a module that returns (or receives) no array."""
+    """The error for a module that returns or receives no array."""
     verb = "returns" if part == OUTPUT else "receives"
     return TypeError(f"{site or '(root)'!r} {verb} no array, so there is nothing to perturb.")
 
 
 def _each(one: Perturbation, on: Any, leaves: list[Any], site: str, call: int) -> list[Any]:
-    """The leaves of what a module returns or receives, its arrays perturbed."""
+    """The leaves of what a module returns or receives, with the arrays perturbed."""
     if not any(map(is_observable, leaves)):
         raise nothing_to_perturb(site, one.at)
     new, number = list(leaves), 0
@@ -192,7 +192,7 @@ def _each(one: Perturbation, on: Any, leaves: list[Any], site: str, call: int) -
             if why is not None:
                 raise refusal(one, site, x, why)
             changed = one.apply_at(x, f"{site}/{call}/{number}")
-            # off only where a program outlives its region: a board that is gone reads zeros
+            # off only if a program outlives its region: a retired board reads as zeros
             new[index] = jnp.where(on, changed, x) if jit.is_tracer(on) else changed
             number += 1
     return new
@@ -205,23 +205,23 @@ _open: threading.local = threading.local()
 def perturb(
     only: Only, perturbation: Perturbation, *, model: nnx.Module | None = None
 ) -> Iterator[None]:
-    """Perturb what the selected modules return (or receive), in every call of this thread.
+    """Perturb what the selected modules return or receive, in every call of this thread.
 
-    Holds for functions that were jitted before. Numbers and arrays are read when the program runs:
-    a second `perturb` of the same sites and kind with other ones compiles nothing. Entered inside
-    of a traced function its numbers are part of that program.
+    Functions jitted before the region are perturbed too. Numbers and arrays are read when a program
+    runs: another `perturb` of the same sites and kind, with other numbers, compiles nothing. Within
+    a traced function, the numbers become part of its program.
 
     Args:
         only: which sites; see `intercept_methods`.
-        perturbation: any kind for values or gradients, `Scale(0.5)`, `Mask(units)`,
+        perturbation: any kind for values or gradients, such as `Scale(0.5)`, `Mask(units)` or
             `StopGradient()`. Under vmap it acts on each example.
-        model: paths are relative to it; without it to the outermost module that is called.
+        model: the module that paths are relative to; by default the outermost module called.
 
     Raises:
-        TypeError: not a perturbation; or one that has no meaning for a site's values.
+        TypeError: not a perturbation, or one that has no meaning for a site's values.
         ValueError: `only` matches no site, or an array does not fit.
-        InspectorError: a traced value: what is data for a traced function is an argument of
-            `nni.perturbed`.
+        InspectorError: the perturbation holds a traced value; pass it as an argument of
+            `nni.perturbed` instead.
 
     Example:
         >>> import jax.numpy as jnp
@@ -255,11 +255,11 @@ def perturb(
             yield
     finally:
         depths[base] = depth
-        board.retire(token)  # waits: what was started inside reads its strength
+        board.retire(token)  # waits for programs started in the region, which read the board
 
 
 def _data_of(perturbation: Any) -> tuple[list[np.ndarray], Any]:
-    """What goes on the board (that it is on, and its numbers and arrays), and the rest."""
+    """What goes on the board (True, then the numbers and arrays), and the tree structure."""
     require_known(perturbation)
     if isinstance(perturbation, ParameterPerturbation):
         name = type(perturbation).__name__

@@ -1,9 +1,9 @@
-"""Where a program can be told to perturb: its places, and what is done at them in one pass.
+"""The places where a program can perturb, and the setting of one pass.
 
-A place is static (which sites, which kind, shapes of its numbers), so that programs are shared by
-equal places; whether it is on, and its numbers, are data. Invariant: a place that is off leaves
-the value as it is, and switching or tuning never changes the program. On one site the rows act
-first, then the places in their order. Knows no program and no model.
+A place is static (its sites, its kind, the shapes of its numbers), so equal places share a
+program; whether it is on, and its numbers, are data. Invariant: a place that is off leaves the
+value as it is, and switching or tuning never changes the program. At a site the row acts first,
+then the places in their order. Knows no program and no model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nnx_inspector.perturbations.values import Perturbation
 
 PARAMETER = "parameter"
 Data = tuple[np.ndarray, ...]
-"""What a place reads in one pass: whether it is on, bool[], then its numbers and arrays."""
+"""The data of a place in one pass: whether it is on, bool[], then its numbers and arrays."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Place:
     """One perturbation that a program has room for. Equal places are the same code.
 
     Attributes:
-        sites: the site keys that it acts on; of a parameter kind the parameters' keys.
-        rows: the layer of a stacked site (of each scan around it, outermost first); () for all.
-        treedef: of the perturbation, with what is static in it.
-        avals: of its numbers and arrays.
+        sites: the site keys that it acts on; for a parameter kind, the keys of the parameters.
+        rows: the layer of a stacked site (one for each scan, outermost first); () for all layers.
+        treedef: the tree structure of the perturbation, with its static fields.
+        avals: the shapes and dtypes of its numbers and arrays.
         at: what it acts on.
     """
 
@@ -45,7 +45,7 @@ class Place:
     at: Literal["output", "input", "parameter"]
 
     def nothing(self) -> Data:
-        """The data of a place that is off and belongs to nobody."""
+        """Data that leave the place off: False, and zeros for its numbers."""
         return (np.zeros((), np.bool_), *(np.zeros(a.shape, a.dtype) for a in self.avals))
 
     def data(self, perturbation: Any, *, on: bool) -> Data:
@@ -55,7 +55,7 @@ class Place:
 
 def data_of(perturbation: Any) -> Data:
     """The numbers and arrays of a perturbation, in the dtypes that jax computes in."""
-    # by NumPy alone: within a trace jnp.asarray makes a tracer of a number
+    # only NumPy: within a trace, jnp.asarray turns a number into a tracer
     return tuple(
         np.asarray(x, jax.dtypes.canonicalize_dtype(jnp.result_type(x)))
         for x in jax.tree.leaves(perturbation)
@@ -66,9 +66,9 @@ def place_of(perturbation: Any, sites: Sequence[str], rows: Sequence[int] = ()) 
     """The place that a perturbation needs.
 
     Args:
-        perturbation: of values, gradients or parameters; its numbers are known.
-        sites: the keys of the sites (parameters) that it acts on.
-        rows: which layer of a stacked site, () for all.
+        perturbation: of values, gradients or parameters, with known numbers.
+        sites: the keys of the sites (or parameters) that it acts on.
+        rows: the layer of a stacked site, () for all layers.
     """
     avals = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in data_of(perturbation))
     return Place(
@@ -77,14 +77,14 @@ def place_of(perturbation: Any, sites: Sequence[str], rows: Sequence[int] = ()) 
 
 
 def applied(place: Place, on: Any, leaves: Sequence[Any], x: jax.Array, name: str) -> jax.Array:
-    """`x` as a place changes it where `on` is true, else `x` itself; see `switched`.
+    """`x` perturbed by a place if `on` is true, otherwise `x` itself; see `switched`.
 
     Args:
-        place: what is done.
+        place: the place.
         on: bool[], traced or not; under vmap the same for every example.
-        leaves: the numbers and arrays of the perturbation, as in `Setting.data` behind `on`.
-        x: an array as the module sees it (under vmap one example).
-        name: of the array, on which random numbers depend: `"site/call/number"`.
+        leaves: the numbers and arrays of the perturbation, which follow `on` in `Setting.data`.
+        x: an array as the module sees it (under vmap, one example).
+        name: the array's name, `"site/call/number"`, on which random numbers depend.
 
     Returns:
         An array of the same shape and dtype.
@@ -100,14 +100,14 @@ def applied(place: Place, on: Any, leaves: Sequence[Any], x: jax.Array, name: st
 
 
 def switched(on: Any, change: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """`change(x)` where `on` is true, else `x` itself.
+    """`change(x)` if `on` is true, otherwise `x` itself.
 
-    Only the side that is taken is computed, forward and backward: what the other would make of the
-    value (a NaN, say) reaches neither the value nor its gradient.
+    Only the chosen side is computed, forward and backward: the result of the other side (such as a
+    NaN) reaches neither the value nor its gradient.
 
     Args:
-        on: bool[], traced or not. Where a vmap makes it differ, both sides are computed.
-        change: gives an array of the same shape and dtype.
+        on: bool[], traced or not. If it differs between examples of a vmap, both are computed.
+        change: a function that keeps shape and dtype.
         x: the array.
     """
     if not jit.is_tracer(on):  # lax.cond would compile anew in every eager call
@@ -115,7 +115,7 @@ def switched(on: Any, change: Callable[[jax.Array], jax.Array], x: jax.Array) ->
 
     def changed(x: jax.Array) -> jax.Array:
         y = change(x)
-        # within shard_map both sides must differ between devices alike: zeros do not by themselves
+        # within shard_map both sides must vary over the same axes; zeros alone do not vary
         return jnp.where(jnp.ones_like(x, jnp.bool_), y, x) if jaxprs.varying_axes(x) else y
 
     return jax.lax.cond(on, changed, _as_it_is, x)
@@ -131,16 +131,16 @@ def _no_rows() -> Mapping[str, tuple[float, float]]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setting:
-    """What is done in one pass. Programs depend on `places` and `parameters` alone.
+    """All perturbations of one pass. Programs depend only on `places` and `parameters`.
 
     Attributes:
-        rows: for a site the (mode, strength) of its `Zero` and `Scale` on outputs, for which every
-            program has room; see `perturbation.row_of`. They act before the site's places.
-        places: what the program has room for besides, in the order in which they act.
-        data: for each of them whether it is on, and its numbers.
-        parameters: places of parameter kinds, apart: only a program of our own, which takes the
-            model's state as an argument, can replace parameters for one pass.
-        parameter_data: likewise.
+        rows: for a site, the (mode, strength) of its `Zero` and `Scale` on outputs, for which every
+            program has room; see `region.row_of`. They act before the site's places.
+        places: the other places, in the order in which they act.
+        data: for each of these places, whether it is on, and its numbers.
+        parameters: places of parameter kinds. They are separate because only our own program,
+            which takes the model's state as an argument, can replace parameters for one pass.
+        parameter_data: for each of these, whether it is on, and its numbers.
     """
 
     rows: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=_no_rows)
@@ -155,7 +155,7 @@ class Setting:
         return bool(self.rows) or any(bool(d[0]) for d in (*self.data, *self.parameter_data))
 
     def at(self, places: Sequence[Place]) -> list[Data]:
-        """The data for a program with these places: what it has no place for, it does not do."""
+        """The data for a program with these places; perturbations without a place are left out."""
         rest = list(zip(self.places, self.data, strict=True))
         out: list[Data] = []
         for place in places:
@@ -185,18 +185,18 @@ class Setting:
         )
 
     def is_like(self, other: Setting) -> bool:
-        """Whether the same is done, by the same program."""
+        """Whether two settings do the same by the same program."""
         if self.code != other.code or dict(self.rows) != dict(other.rows):
             return False
         mine, others = (jax.tree.leaves((s.data, s.parameter_data)) for s in (self, other))
         return all(a is b or a.tobytes() == b.tobytes() for a, b in zip(mine, others, strict=True))
 
     def does_as(self, other: Setting) -> bool:
-        """Whether the same is done, whatever else the two have places for."""
+        """Whether two settings do the same, ignoring places that are off."""
         return self._done().is_like(other._done())
 
     def _done(self) -> Setting:
-        """Without the places at which nothing is done."""
+        """The setting without the places that are off."""
         values = [(p, d) for p, d in zip(self.places, self.data, strict=True) if bool(d[0])]
         parameters = zip(self.parameters, self.parameter_data, strict=True)
         of_parameters = [(p, d) for p, d in parameters if bool(d[0])]
@@ -209,12 +209,12 @@ class Setting:
         )
 
     def without_parameters(self) -> Setting:
-        """What of it acts on values and gradients."""
+        """The part that acts on values and gradients."""
         return dataclasses.replace(self, parameters=(), parameter_data=())
 
 
 def has_room(places: Sequence[Place], wanted: Sequence[Place]) -> bool:
-    """Whether a program with `places` can do all that is wanted, in its order."""
+    """Whether a program with `places` can do all that is `wanted`, in the same order."""
     rest = iter(places)
     return all(any(place == one for place in rest) for one in wanted)
 
@@ -224,4 +224,4 @@ def _off(data: Data) -> Data:
 
 
 CLEAN = Setting()
-"""Nothing is done, and there is room for nothing but rows."""
+"""No perturbation, and room for rows only."""

@@ -1,9 +1,9 @@
-"""The parameters of a traced call, perturbed for that call while the model keeps its own.
+"""Perturb the parameters of a traced call, for that call only; the model keeps its own.
 
 A module's path means its `nnx.Param`s; a path that names a Variable itself means that Variable,
-whatever its type. One layer of a stack is chosen where the program says that the layers lie along
-the first axis: a scan takes the parameter apart along it. Invariant: a shared one is perturbed
-once by each perturbation. Does not trace or run the call.
+whatever its type. One layer of a stack can be chosen only if the program shows that the layers lie
+along the first axis, because a scan runs over it. Invariant: a shared parameter is perturbed once
+by each perturbation. Does not trace or run the call.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from nnx_inspector.program.stage import Staged, array_names
 
 @dataclasses.dataclass(frozen=True)
 class ParameterRule:
-    """What is done to the parameters that one key selects.
+    """The perturbations of the parameters that one key selects.
 
     Attributes:
-        key: as the user wrote it.
+        key: the key as the user wrote it.
         pattern: the key as a glob.
-        layer: of each stack around, outermost first, the chosen layer; empty for all.
+        layer: the chosen layer of each enclosing stack, outermost first; empty for all layers.
     """
 
     key: str
@@ -66,12 +66,12 @@ class _Array:
 
 
 def perturbed_parameters(stage: Staged, rules: Sequence[ParameterRule]) -> dict[int, Any]:
-    """For the number of an input that holds a perturbed parameter, that parameter.
+    """The perturbed parameters, by the number of the stage's input that holds each.
 
     Raises:
-        TypeError: a perturbation that has no meaning for a parameter's dtype.
-        ValueError: a key selects nothing, an array does not fit, or which part of a parameter a
-            layer has is not known.
+        TypeError: a perturbation has no meaning for a parameter's dtype.
+        ValueError: a key selects nothing, an array does not fit, or it is not known which part of
+            a parameter belongs to a layer.
     """
     replaced: dict[int, Any] = {}
     every = _arrays(stage) if rules else []
@@ -132,8 +132,8 @@ def _layer_of(array: _Array, value: Any, rule: ParameterRule, stage: Staged) -> 
 
 
 def _stack_lengths(jaxpr: Any, number: int) -> tuple[int, ...]:
-    """How many layers lie along each of the first axes of an input, for as many of them as scans
-    within scans take apart.
+    """The number of layers along each of an input's first axes, for as many axes as nested scans
+    run over.
     """
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     values, var = Values(bare), bare.invars[number]
@@ -155,7 +155,7 @@ def _stack_lengths(jaxpr: Any, number: int) -> tuple[int, ...]:
 def with_own_parameters(
     stage: Staged, out: Sequence[Any], replaced: Mapping[int, Any]
 ) -> list[Any]:
-    """The outputs, where the call hands a parameter back as it was, with the model's own."""
+    """The outputs; a parameter that the call returns unchanged is the model's own there."""
     if not replaced:
         return list(out)
     if stage.eager:

@@ -1,8 +1,8 @@
-"""`sweep`: the effect of perturbing each site alone, all of them in one compiled program.
+"""`sweep`: the effect of perturbing each site alone, measured by one compiled program.
 
 The pass is traced once, with a gate at each site (`gates`), and vmapped over which gate is open,
-in chunks that fit memory. Invariant: the model, its RNG streams, statistics and optimizer stay as
-they are, and each row equals a pass of `perturbed` with that site alone.
+in chunks that fit in memory. Invariant: the model, its RNG streams, statistics and optimizer do
+not change, and each row equals a pass of `perturbed` with that site alone.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RESULT = "result"
-"""Marks what the model returns, after all that is perturbed."""
+"""The part of the marks on what the model returns, after all perturbations."""
 LARGEST_CHUNK = 32
-"""More gates at once are hardly faster, and the sweep is to be stopped between two chunks."""
+"""Larger chunks are hardly faster, and a sweep can be stopped only between two chunks."""
 CACHE = 8 << 20
-"""Bytes of values of a chunk on a CPU: more than its caches hold take longer at once than in turn
-(50 passes of 6 MB: 5.7 s one by one, 7 to 9 s in chunks of 4 to 32)."""
+"""Bytes of a chunk's values on a CPU. Beyond the size of its caches, passes at once are slower than
+one by one (50 passes of 6 MB: 5.7 s one by one, 7 to 9 s in chunks of 4 to 32)."""
 _ZERO = Zero()
 _OWN = ("site", "loss", "loss_change", "output_change", "kl", "top1_changed", "why_not")
 
@@ -76,45 +76,45 @@ def sweep(
 ) -> pd.DataFrame:
     """Measure the effect of perturbing each site alone.
 
-    One program is compiled, whatever the number of sites, and each call compiles its own (jax's
-    compilation cache, `jax_compilation_cache_dir`, keeps it). Nothing of the model changes. Every
-    pass has the same random numbers as the clean one.
+    Each call of `sweep` compiles one program for all sites (jax's compilation cache,
+    `jax_compilation_cache_dir`, can keep it). The model does not change. Every pass has the same
+    random numbers as the clean pass.
 
     Args:
-        model: paths are relative to it.
+        model: the module that site paths are relative to.
         loss_fn: called as `loss_fn(model, *args, **kwargs)`; returns a scalar, or `(scalar, aux)`.
-            Of an aux that is a dict the scalars are measured too.
-        args: what follows the model, for instance the batch.
-        sites: which sites; see `intercept_methods`. Other methods by name: `"**:*"`.
-        perturbation: any kind for values, `nni.Mean()`, `nni.Scale(0.0, at="input")`.
-        layers: whether each layer of a stacked site (and each step of an RNN) has a row of its
-            own, `"blocks[1]"`; False perturbs all of them at once.
-        logits: which part of the model's output are logits: True for an output of one array
-            `[..., classes]`, a function of the output, False for none. By default the output's
-            array, if it has one only, floating-point, of rank 2 or more.
-        chunk: how many passes are made at once; by default as many as fit into half of the free
-            memory (on a CPU into its caches), 32 at most. 1 does without vmap.
-        progress: True for a bar with a Stop button in a notebook, and a line in a terminal. Or a
-            function `(done, total)` that returns True to stop. The button works during the cell
-            where ipykernel 7 and JupyterLab 4.4 or newer handle messages beside it; interrupting
-            the kernel works everywhere.
+            If aux is a dict, its scalars are measured too.
+        args: the arguments after the model, for instance the batch.
+        sites: which sites; see `intercept_methods`. `"**:*"` includes methods other than calls.
+        perturbation: any kind for values, such as `nni.Mean()` or `nni.Scale(0.0, at="input")`.
+        layers: whether each layer of a stacked site (and each step of an RNN) gets its own row,
+            `"blocks[1]"`; False perturbs all of them at once.
+        logits: which part of the model's output is logits: True for an output of one array
+            `[..., classes]`, a function of the output, or False for none. By default the output's
+            array, if it has only one and that is floating-point and of rank 2 or more.
+        chunk: the number of passes at once. By default as many as fit in half of the free memory
+            (on a CPU, in its caches), and at most 32. 1 avoids vmap.
+        progress: True for a bar with a Stop button in a notebook and a line in a terminal, or a
+            function `(done, total)` that returns True to stop. The button works while the cell
+            runs if ipykernel 7 and JupyterLab 4.4 or newer are installed; interrupting the kernel
+            always works.
         kwargs: keyword arguments of `loss_fn`.
 
     Returns:
-        A pandas frame, a row a site, ranked by `|loss_change|` (what is not finite first). Columns:
-        `site`; `loss` and `loss_change` against the clean pass; the same two for each scalar of
-        aux; `output_change`, the relative norm of the change of what the model returns, and for
-        logits `kl`, KL(clean || perturbed) in nats, and `top1_changed`, a share, missing where
-        there are none; `why_not`, why a site could not be measured. `attrs`: "clean", the clean
-        values; "perturbation"; "chunk"; "stopped"; "unmeasured", the sites left when stopped.
-        Stopped, or interrupted once a site is measured, it returns what there is.
+        A pandas DataFrame with a row for each site, ranked by `|loss_change|` (non-finite first).
+        Columns: `site`; `loss`, and `loss_change` from the clean pass; the same two for each scalar
+        of aux; `output_change`, the relative norm of the change of the model's output; for logits
+        `kl`, KL(clean || perturbed) in nats, and `top1_changed`, a fraction (both missing without
+        logits); `why_not`, the reason if a site could not be measured. `attrs`: "clean", the clean
+        values; "perturbation"; "chunk"; "stopped"; "unmeasured", the sites left when stopped. If
+        stopped, or interrupted after the first site, it returns the rows measured so far.
 
     Raises:
-        TypeError: `model` is no module, the loss no scalar, `perturbation` of another kind, or of
-            one that has no meaning at any of the sites.
-        ValueError: `sites` matches nothing, or a site that the call does not reach; an array of
-            the perturbation fits no site.
-        InspectorError: within a traced function.
+        TypeError: `model` is not a module, the loss not a scalar, or `perturbation` not a kind for
+            values, or one that has no meaning at any of the sites.
+        ValueError: a glob in `sites` matches nothing, or only sites that the call does not reach;
+            or an array of the perturbation fits no site.
+        InspectorError: `sweep` is called within a traced function, or the call cannot be traced.
 
     Example:
         >>> import jax.numpy as jnp
@@ -161,12 +161,12 @@ def swept(
     of_a_loss: bool = True,
     root: str = "",
 ) -> pd.DataFrame:
-    """As `sweep`, of any call over a model.
+    """As `sweep`, for any call over a model.
 
     Args:
-        of_a_loss: whether the function returns a loss, or `(loss, aux)`. Without one, what it
-            returns is the model's output, and there are no columns of a loss.
-        root: of a loss, the site that returns what the model returns; `""` where it is not called.
+        of_a_loss: whether the function returns a loss, or `(loss, aux)`. Otherwise it returns the
+            model's output, and the frame has no columns for a loss.
+        root: with a loss, the site that returns the model's output; `""` if it is not called.
     """
     _check(perturbation, chunk)
     selection = Selection(sites)
@@ -228,7 +228,7 @@ def _check(perturbation: Any, chunk: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _MarkResult:
-    """Marks what the model itself returns."""
+    """The hook that marks what the model itself returns."""
 
     owner: Any
 
@@ -249,7 +249,7 @@ def _marking(selection: Selection, root: str, *, inputs: bool) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Pass:
-    """One pass with one gate open, and what is measured of it."""
+    """One pass with one gate open, and its measures."""
 
     stage: Staged
     gates: Gates
@@ -260,7 +260,7 @@ class _Pass:
 
     @property
     def data(self) -> tuple[Any, ...]:
-        """The arrays that a pass is of."""
+        """The arrays that a pass computes with."""
         return self.stage.inputs, self.stage.survey.consts, jax.tree.leaves(self.perturbation)
 
     @property
@@ -273,7 +273,7 @@ class _Pass:
         return _scalars(self.stage.finish(out, update=False)) if self.of_a_loss else {}
 
     def run(self, is_open: Open, data: tuple[Any, ...]) -> tuple[Any, Any, Any]:
-        """(the scalars of `names`, what the model returned, whether the open gate was passed)."""
+        """The scalars of `names`, what the model returned, and whether the open gate was passed."""
         inputs, consts, leaves = data
         one = jax.tree.unflatten(jax.tree.structure(self.perturbation), leaves)
         survey = dataclasses.replace(self.stage.survey, consts=tuple(consts))
@@ -301,7 +301,7 @@ class _Pass:
         return [mark for mark in found if mark.site == self.root] or found
 
     def _output(self, values: list[Any]) -> Any:
-        """What the model returns, with values in place of its arrays."""
+        """What the model returns, with `values` in place of its arrays."""
         if self.of_a_loss:
             return self._results[0].structure.unflatten(values)
         returned, rest = self.stage.returned, iter(values)
@@ -310,7 +310,7 @@ class _Pass:
         return returned.rebuild([None] * len(returned.nodes), arrays)
 
     def changes(self, clean: Any, results: Any) -> dict[str, Any]:
-        """How far what the model returned is from what it returns when nothing is perturbed."""
+        """The change of the model's output from its output in the clean pass."""
         found = {"output_change": relative_change_in_trace(clean, results)}
         if len(results) == 1 and (not self.of_a_loss or len(self._results) == 1):
             pair = [logits_of(self._output(one[0]), self.logits) for one in (clean, results)]
@@ -320,10 +320,10 @@ class _Pass:
         return found
 
     def program(self, is_open: Open, is_first: Any, clean: Any, data: Any) -> Any:
-        """As many passes as `is_open` has rows. The first one of the first chunk is the clean one,
-        which comes out, to be handed to the other chunks.
+        """One chunk: a pass for each row of `is_open`. The first pass of the first chunk is the
+        clean one; its results are returned, to be passed to the other chunks.
         """
-        if len(next(iter(is_open.values()))) == 1:  # without vmap: there are primitives without
+        if len(next(iter(is_open.values()))) == 1:  # some primitives have no batching rule
             made = self.run({site: gate[0] for site, gate in is_open.items()}, data)
             made = jax.tree.map(lambda x: jnp.asarray(x)[None], made)
         else:
@@ -373,7 +373,7 @@ class _Program:
     data: Any
 
     def chunks(self) -> Iterator[list[dict[str, float]]]:
-        """Of the clean pass and then of each gate what was measured, chunk by chunk."""
+        """The measures of the clean pass and then of each gate, chunk by chunk."""
         numbers = np.arange(NONE, len(self.gates.names))
         clean, is_first = self.clean, True
         where = self.compiled.input_shardings[0][2]
@@ -382,7 +382,7 @@ class _Program:
             filled = np.pad(part, (0, self.chunk - len(part)), constant_values=NONE)
             is_open = self.gates.only(filled)
             clean = jax.tree.map(jax.device_put, clean, where)
-            with without(lambda layer: True):  # whose hooks are in the program already
+            with without(lambda layer: True):  # the program contains their hooks
                 *found, clean = self.compiled(is_open, np.bool_(is_first), clean, self.data)
             scalars, changes, reached = jax.device_get(found)
             is_first = False
@@ -395,11 +395,11 @@ class _Program:
 
 
 def _compiled(one: _Pass, chunk: int | None) -> _Program:
-    """The program, with as many passes at once as was asked for or fit memory."""
+    """The program, with as many passes at once as were asked for or fit in memory."""
     data, names, count = one.data, one.names, len(one.gates.names) + 1
     alone = {site: gate[0] for site, gate in one.gates.only(np.array([NONE])).items()}
     jaxpr, (_, results, _) = jax.make_jaxpr(one.run, return_shape=True)(alone, data)
-    jax.eval_shape(one.changes, results, results)  # logits that are none: before it compiles
+    jax.eval_shape(one.changes, results, results)  # raises for bad logits, before compiling
     clean = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), results)
     arrays = [x for x in jax.tree.leaves(data) if isinstance(x, jax.Array)]
     device = next(iter(arrays[0].devices())) if arrays else jax.devices()[0]
@@ -427,7 +427,7 @@ def _compiled(one: _Pass, chunk: int | None) -> _Program:
 
 
 def _even(count: int, most: int) -> int:
-    """Chunks of at most this size, and as few of them, are all about this long."""
+    """The size of even chunks: as few as possible, each of at most `most` items."""
     chunks = -(-count // max(1, most))
     return -(-count // chunks)
 
@@ -465,7 +465,7 @@ def _frame(program: _Program, report: Report, kind: str) -> pd.DataFrame:
 
 
 def _measured(program: _Program, report: Report) -> tuple[list[dict[str, float]], bool]:
-    """What was measured, the clean pass first, and whether it was stopped before the end."""
+    """The measures, the clean pass first, and whether the sweep was stopped before the end."""
     measured: list[dict[str, float]] = []
     total = len(program.gates.names)
     try:
@@ -481,7 +481,7 @@ def _measured(program: _Program, report: Report) -> tuple[list[dict[str, float]]
 
 
 def _rank(row: Mapping[str, Any]) -> tuple[float, ...]:
-    """Largest change of the loss first, what is not finite before, what has none behind."""
+    """Sort key: not finite first, then the largest change of the loss; unmeasured sites last."""
     if "why_not" in row:
         return (1.0,)
     sizes = (abs(row.get("loss_change", 0.0)), row["output_change"])

@@ -1,8 +1,8 @@
-"""What may be done to an array: the kinds of perturbations of values, as pytrees.
+"""The kinds of perturbation that act on values, as pytrees.
 
-What is data (a factor, a mask, a direction) may be traced, vmapped over and differentiated. The
-menu of the screen has those with a form that says what they do, in the order in which they stand
-here. Invariant: shape and dtype of the array stay. Does not know sites, models or programs.
+Their data (a factor, a mask, a direction) may be traced, vmapped over and differentiated. The
+screen's menu lists the kinds whose form says what they do, in the order of their definition here.
+Invariant: the array's shape and dtype stay the same. Does not know sites, models or programs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nnx_inspector.perturbations.base import (
 
 @kind(compared=True)
 class Zero(Perturbation):
-    """Replaces the value by zeros of its shape and dtype ("zero ablation").
+    """Replaces the value with zeros of its shape and dtype ("zero ablation").
 
     Example:
         >>> import nnx_inspector as nni
@@ -55,12 +55,12 @@ class Zero(Perturbation):
 
 @kind()
 class Mean(Perturbation):
-    """Replaces the value by a mean ("mean ablation").
+    """Replaces the value with a mean ("mean ablation").
 
     Args:
-        value: the mean of a recorded pass, a number or an array that broadcasts to the value
-            (`record[site].units.mean`); by default the mean of the value itself over `axis`.
-        axis: of the array as the module sees it, 0 for the batch.
+        value: the mean of a recorded pass (`record[site].units.mean`), a number or an array that
+            broadcasts to the value. By default the mean of the value itself over `axis`.
+        axis: axis or axes of the array as the module sees it; 0 is the batch.
     """
 
     value: Any = None
@@ -100,7 +100,7 @@ class Scale(Perturbation):
     """Multiplies the value by `factor`.
 
     Args:
-        factor: a finite number; 1.0 leaves the value as it is, 0.0 zeroes what is finite (NaN
+        factor: a finite number. 1.0 leaves the value as it is; 0.0 zeroes only finite values (NaN
             and Inf times 0 are NaN; `Zero` removes them).
 
     Example:
@@ -127,11 +127,11 @@ class Scale(Perturbation):
 
 @kind()
 class Shift(Perturbation):
-    """Adds `strength * offset`: a number, or a direction to steer by.
+    """Adds `strength * offset`, where the offset is a number or a direction to steer in.
 
     Args:
         offset: a number, or an array that broadcasts to the value (`[features]`).
-        strength: how much of it.
+        strength: the factor on the offset.
 
     Source: activation addition, Turner et al. 2023, "Steering Language Models With Activation
     Engineering".
@@ -160,9 +160,9 @@ class Noise(Perturbation):
     """Adds Gaussian noise, the same in every pass with the same seed.
 
     Args:
-        std: its standard deviation.
-        seed: a whole number; another one makes other noise. The noise of two arrays of one site
-            differs; examples of a `vmap` and layers of a `scan` share it.
+        std: the standard deviation of the noise.
+        seed: an integer; another seed gives other noise. Two arrays of one site get different
+            noise; the examples of a `vmap` and the layers of a `scan` share theirs.
     """
 
     std: Any
@@ -185,7 +185,7 @@ class Noise(Perturbation):
 
 
 def noise(seed: Any, shape: tuple[int, ...], dtype: Any, name: str) -> jax.Array:
-    """Standard normal numbers that depend on a seed and a name alone."""
+    """Standard normal numbers that depend only on a seed and a name."""
     key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
     wide = dtype if jnp.dtype(dtype).itemsize >= 4 else jnp.float32
     return jax.random.normal(key, shape, wide).astype(dtype)
@@ -193,7 +193,7 @@ def noise(seed: Any, shape: tuple[int, ...], dtype: Any, name: str) -> jax.Array
 
 @kind()
 class Clamp(Perturbation):
-    """Limits the value to `[low, high]`; either may be left out. Whole numbers for integers."""
+    """Limits the value to `[low, high]`; either may be omitted. Use integers for integer values."""
 
     low: Any = None
     high: Any = None
@@ -240,7 +240,7 @@ class Clamp(Perturbation):
 
 
 def _bound(value: Any, x: jax.Array) -> jax.Array:
-    """A bound in the dtype of what it bounds; one that no integer of it reaches, the nearest."""
+    """A bound in the dtype of the array; a bound beyond an integer dtype's range is clipped."""
     if not jnp.issubdtype(x.dtype, jnp.integer):
         return like(value, x)
     value = jnp.asarray(value)
@@ -251,10 +251,10 @@ def _bound(value: Any, x: jax.Array) -> jax.Array:
 
 @kind()
 class Cast(Perturbation):
-    """Rounds the value to another precision and back, as if the module computed in it.
+    """Rounds the value to another precision and back, to show what that precision would lose.
 
     Args:
-        dtype: a floating-point dtype, `jnp.bfloat16`.
+        dtype: a floating-point dtype, such as `jnp.bfloat16`.
     """
 
     dtype: Any = static()
@@ -268,7 +268,7 @@ class Cast(Perturbation):
             raise TypeError(f"Cast takes a floating-point dtype, got {self.dtype}.")
 
     def apply(self, x: jax.Array) -> jax.Array:
-        # a barrier: XLA may leave out a rounding that is undone at once
+        # a barrier: XLA may remove a rounding that is undone at once
         rounded = jax.lax.optimization_barrier(x.astype(self.dtype))
         return rounded.astype(x.dtype)
 
@@ -286,9 +286,9 @@ class Mask(Perturbation):
     """Multiplies the units (channels) along an axis by a mask.
 
     Args:
-        mask: `[units]`, of 0 and 1, or anything between (a learned mask); or of the value's shape
-            from `axis` on. Where a boolean mask is False the value is 0, NaN or not.
-        axis: the units' axis of the array as the module sees it.
+        mask: `[units]`, with numbers from 0 to 1 (such as a learned mask) or booleans; or an array
+            of the value's shape from `axis` on. A boolean False makes even a NaN 0.
+        axis: the axis of the units in the array as the module sees it.
 
     Source: De Cao et al. 2020, "How do Decisions Emerge across Layers in Neural Models?"
     (DiffMask).
@@ -302,16 +302,16 @@ class Mask(Perturbation):
 
     @classmethod
     def without(cls, off: Sequence[int], *, units: int, axis: int = -1, at: At = "output") -> Mask:
-        """The mask that switches some units off and leaves the others.
+        """A mask that switches some units off and leaves the others on.
 
         Args:
-            off: the numbers of the units that are switched off.
-            units: how many there are along the axis.
+            off: the indices of the units to switch off.
+            units: the number of units along the axis.
             axis: see `Mask`.
-            at: see `Mask`.
+            at: `"output"`, or `"input"` for what the module receives.
 
         Raises:
-            IndexError: there is no such unit.
+            IndexError: an index is not in `range(units)`.
 
         Example:
             >>> import nnx_inspector as nni
@@ -368,11 +368,11 @@ class Mask(Perturbation):
 
 @kind()
 class Patch(Perturbation):
-    """Replaces the value by that of another pass ("activation patching").
+    """Replaces the value with that of another pass ("activation patching").
 
     Args:
-        value: an array that broadcasts to the value: `record[site].values` of another pass.
-        where: True where to replace it (a token's position), broadcasting; by default everywhere.
+        value: an array that broadcasts to the value, such as `record[site].values`.
+        where: True where to replace it (a token's position); broadcasts. By default everywhere.
 
     Source: Meng et al. 2022, "Locating and Editing Factual Associations in GPT" (causal tracing).
     """
@@ -390,11 +390,11 @@ class Patch(Perturbation):
 
 @kind(checked=True)
 class Apply(Perturbation):
-    """Replaces the value by `fn(value, *args)`.
+    """Replaces the value with `fn(value, *args)`.
 
     Args:
-        fn: any traceable function that keeps shape and dtype. The same function object is the
-            same program: a new lambda compiles again.
+        fn: any traceable function that keeps shape and dtype. Programs are cached by function
+            object: a new lambda compiles again.
         args: arrays that may change without compiling again.
     """
 
