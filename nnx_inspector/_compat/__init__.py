@@ -1,6 +1,6 @@
-"""Private parts of flax and jax, one function for each.
+"""Access to private parts of flax and jax, with one function for each.
 
-No other room imports `jax._src`, `flax.nnx.graphlib` or an undocumented attribute. Each function
-has a test that fails clearly when a new version moves what it relies on. This room decides
-nothing: it answers the same question in the same way on every supported version.
+No other package here imports `jax._src`, `flax.nnx.graphlib` or an undocumented attribute. Each
+function has a test that fails clearly if a new version moves what it relies on. This package makes
+no decisions: a function gives the same answer on every supported version.
 """

@@ -1,9 +1,9 @@
-"""The settings of jax: those that our own arithmetic runs under, and the user's in our threads.
+"""The jax settings under which our own arithmetic runs, and the user's settings in our threads.
 
-A user may forbid NaN, implicit promotion, transfers or compilation. This concerns their code: ours
-makes NaN on purpose (for an unknown), and is jitted whatever they debug. Invariant: settings that
-determine numbers (64 bits, matmul precision, random bits, mesh, device) are the user's everywhere,
-and nothing stays set after the `with`. Knows no model.
+A user may forbid NaN, implicit promotion, transfers or compilation in their code. Our code makes
+NaN on purpose (for an unknown number), and is always jitted. Invariant: settings that determine
+numbers (64 bits, matmul precision, random bits, mesh, device) are the user's everywhere, and no
+setting outlasts its `with` block. Knows no model.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _OURS = _UNCHECKED | _PROMOTION
 
 @contextlib.contextmanager
 def unchecked() -> Iterator[None]:
-    """Surround a program of ours that contains the user's code: it is compiled, and its results
-    are theirs and ours. Whether theirs are finite must be checked separately.
+    """A context for our programs that contain the user's code: they are compiled, and their results
+    are not checked. Whether the user's results are finite must be checked separately.
     """
     with _holding(_UNCHECKED):
         yield
@@ -46,15 +46,15 @@ def unchecked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ours() -> Iterator[None]:
-    """Surround arithmetic that is only ours, also within a trace. Works as a decorator too."""
+    """A context (or decorator) for arithmetic that is only ours, also within a trace."""
     with _holding(_OURS):
         yield
 
 
 @contextlib.contextmanager
 def jitted() -> Iterator[None]:
-    """Surround our trace of the user's code, and its evaluation: the program is compiled, and its
-    constants may move to the device. The results of the user's equations are checked.
+    """A context for our trace of the user's code, and its evaluation: the program is compiled, and
+    its constants may move to the device. The results of the user's equations are checked.
     """
     with _holding(_PROGRAMS):
         yield
@@ -64,14 +64,14 @@ def jitted() -> Iterator[None]:
 def _holding(wanted: dict[str, tuple[Any, Any]]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, (setting, value) in wanted.items():
-            # usually the setting is right already, and a context would slow down each eager call
+            # usually the setting is right already; a context would slow down each eager call
             if getattr(jax.config, name) not in (value, None):
                 stack.enter_context(setting(value))
         yield
 
 
 def forbids_nan() -> bool:
-    """Whether the user wants an error where their code makes a NaN or an Inf."""
+    """Whether the user wants an error if their code produces a NaN or an Inf."""
     return any(getattr(jax.config, name) for name in _RESULTS)
 
 

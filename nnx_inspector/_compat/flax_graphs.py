@@ -1,7 +1,7 @@
 """How NNX lists a module's nodes, and how trees of modules are compared.
 
-One function for each private part of flax or jax that is touched; `tests/_compat` fails clearly
-where a new version moves one.
+One function for each private part of flax or jax that it uses; `tests/_compat` fails clearly if a
+new version moves one.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from flax.typing import HashableMapping
 from nnx_inspector._compat.redirect import copy_of, redirect
 
 NODES = "_pytree__nodes"
-"""The attribute of every NNX object that lists which attributes are data."""
+"""The attribute of every NNX object that says which of its attributes are data."""
 
 
 class TaggedNodes(HashableMapping):
-    """Stands in for an object's `_pytree__nodes` inside a graphdef or treedef; carries a tag there.
+    """Replaces an object's `_pytree__nodes` inside a graphdef or treedef, and carries a tag there.
 
-    While `strict`, the tag takes part in equality wherever a cache looks up a key, so a program
-    that was traced for one model is never run for its twin. A comparison that code writes out
-    (`treedef == other`, as jax does with what a loop's body returns) sees the plain mapping, as
-    does everything once no region is open.
+    While `strict`, the tag counts when a cache compares keys, so a program traced for one model is
+    never run for its twin. A comparison written in code (`treedef == other`, as jax compares what
+    a loop's body returns) ignores the tag; so does every comparison while `strict` is off.
     """
 
     strict = False
@@ -48,7 +47,7 @@ class TaggedNodes(HashableMapping):
         return super().__eq__(other)
 
     def __reduce__(self) -> Any:
-        return HashableMapping, (dict(self),)  # what is pickled needs none of us to be read
+        return HashableMapping, (dict(self),)  # a pickle can be read without this package
 
     def plain(self) -> HashableMapping:
         return HashableMapping(dict(self), copy=False)
@@ -59,12 +58,12 @@ def swap_graph_node(
     tag_of: Callable[[Any], Any],
     arrived: Callable[[Any, Any], None],
 ) -> Callable[[], None]:
-    """Let graph traversals carry a tag for each object of `cls`; returns the undo.
+    """Let graph traversals carry a tag for each object of `cls`; returns a function that undoes it.
 
-    `tag_of(node)` gives the tag to put into a graphdef (None for none; an empty one equals none);
-    `arrived(node, tag)` is called when an object is filled from a graphdef. Only flax's graph
-    traversal (split, merge, the transforms) is affected: `jax.tree` functions over the model are
-    not, and the objects themselves stay as they are.
+    `tag_of(node)` gives the tag to put into a graphdef (None for none; an empty tag equals none).
+    `arrived(node, tag)` is called when an object is filled from a graphdef. This affects only
+    flax's graph traversal (split, merge, the transforms), not `jax.tree` functions over the model.
+    The objects themselves stay as they are.
     """
     original = graphlib.GRAPH_REGISTRY.get(cls)
     if not isinstance(original, graphlib.GraphNodeImpl):
@@ -113,10 +112,10 @@ _COMPARE = dis.opmap["COMPARE_OP"]
 
 
 def _compared_in_code(frame: types.FrameType | None) -> bool:
-    """Whether an equality is asked for by a comparison in Python code, not by a cache's lookup.
+    """Whether an equality is evaluated for a comparison in Python code, not for a cache's lookup.
 
-    Caches compare inside a call (of a jitted function, of a cached one); tree functions that walk
-    two trees at once (`jax.tree.map`) compare what they are given, and cache nothing.
+    Caches compare inside a call (of a jitted or cached function). Tree functions that walk two
+    trees at once (`jax.tree.map`) compare their arguments and cache nothing.
     """
     while frame is not None and frame.f_code.co_name in ("__eq__", "__ne__"):
         frame = frame.f_back
@@ -129,9 +128,9 @@ def _compared_in_code(frame: types.FrameType | None) -> bool:
 
 
 def _moves_a_stand_in(frame: types.FrameType | None) -> bool:
-    """Whether flax copies what a transform made of a module to a new object that replaces it.
+    """Whether flax is copying a module to the new object that replaces it in a transform.
 
-    Everything else that takes a module apart and fills another within one trace makes a clone.
+    All other code that flattens one module and fills another within a trace makes a clone.
     """
     while frame is not None and frame.f_code.co_filename in (_TREE_UTIL, _TREE):
         frame = frame.f_back
@@ -143,11 +142,11 @@ def _moves_a_stand_in(frame: types.FrameType | None) -> bool:
 def swap_pytree_nodes(
     tag_of: Callable[[Any], Any], arrived: Callable[[Any, Any, bool], None]
 ) -> Callable[[], None]:
-    """Let treedefs carry a tag for each module; returns the undo.
+    """Let treedefs carry a tag for each module; returns a function that undoes it.
 
-    This is how modules travel in tree mode (`graph=False`), and where one is an argument of
-    `jax.jit` itself. `tag_of(module)` gives the tag (None for none, an empty one equals none);
-    `arrived(module, tag, moved)` is called when one is filled again.
+    Modules travel by treedef in tree mode (`graph=False`), and as arguments of `jax.jit` itself.
+    `tag_of(module)` gives the tag (None for none; an empty tag equals none).
+    `arrived(module, tag, moved)` is called when a module is filled again.
     """
     cls = pytreelib.Pytree
     flattens = (cls._pytree__flatten, cls._pytree__flatten_with_paths)

@@ -1,7 +1,7 @@
-"""What Linen has under way: applies, interceptors, jit keys.
+"""The state of Linen: applies under way, interceptors, and jit keys.
 
-One function for each private part of flax or jax that is touched; `tests/_compat` fails clearly
-where a new version moves one.
+One function for each private part of flax or jax that it uses; `tests/_compat` fails clearly if a
+new version moves one.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 
 
 def linen_applies() -> int:
-    """How many `apply` and `init` of Linen modules are under way in this thread, one in another."""
+    """How many nested `apply` and `init` of Linen modules are under way in this thread."""
     from flax.linen import module
 
     return len(module._context.capture_stack)
 
 
 def linen_dry_run(module: Any) -> bool:
-    """Whether a Linen module is run without variables, only to check what its setup does."""
+    """Whether a Linen module runs without variables, only to check what its setup does."""
     from flax.linen.module import TestScope
 
     return isinstance(module.scope, TestScope)
@@ -27,7 +27,7 @@ def linen_dry_run(module: Any) -> bool:
 
 @contextlib.contextmanager
 def outermost_linen_interceptor(interceptor: Callable[..., Any]) -> Iterator[None]:
-    """`linen.intercept_methods`, around the interceptors that are open instead of inside them."""
+    """As `linen.intercept_methods`, but around the open interceptors instead of inside them."""
     from flax.linen import module
 
     stack = module._global_interceptor_stack._storage
@@ -39,9 +39,9 @@ def outermost_linen_interceptor(interceptor: Callable[..., Any]) -> Iterator[Non
 
 
 def swap_linen_jit_key(more: Callable[[Any], Any]) -> Callable[[], None]:
-    """Let `more(module)` be a part of what `linen.jit` compiles a program for; returns the undo.
+    """Make `more(module)` part of the key of programs of `linen.jit`; returns an undo function.
 
-    Where it is None nothing changes.
+    If `more(module)` is None, the key stays as it is.
     """
     from flax.linen import transforms
 

@@ -1,7 +1,7 @@
-"""Running a call line by line, with a say in each primitive, and no tracers.
+"""Runs code eagerly and passes each primitive to a rule, without tracers.
 
-One function for each private part of flax or jax that is touched; `tests/_compat` fails clearly
-where a new version moves one.
+One function for each private part of flax or jax that it uses; `tests/_compat` fails clearly if a
+new version moves one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Bind = Callable[[], Any]
 
 @contextlib.contextmanager
 def interpreted(rule: Callable[[Any, Sequence[Any], dict[str, Any], Bind], Any]) -> Iterator[None]:
-    """Let `rule(primitive, values, params, bind)` give the results of each primitive that the code
-    within runs; `bind()` does what happens otherwise.
+    """Within the context, `rule(primitive, values, params, bind)` gives the results of each
+    primitive; `bind()` gives its usual results.
 
-    Values remain ordinary arrays, so Python may read them. A primitive inside a function that jax
-    traces (jit, scan) belongs to that function's jaxpr, and the rule sees the whole function.
-    Objects of NNX that were made outside may be changed, as without this.
+    Values remain ordinary arrays, so Python may read them. For a function that jax traces (jit,
+    scan) the rule gets one primitive with the function's jaxpr, not the primitives inside. NNX
+    objects made outside the context may still be changed.
     """
     outer = core.trace_ctx.trace
     with core.set_current_trace(_Interpreted(outer, rule)):
@@ -32,12 +32,12 @@ def interpreted(rule: Callable[[Any, Sequence[Any], dict[str, Any], Bind], Any])
 
 
 class _Interpreted(core.Trace):
-    """Has no tracers of its own: the values are those of the trace around it."""
+    """A trace without tracers of its own: its values are those of the enclosing trace."""
 
     def __init__(self, outer: Any, rule: Any):
         super().__init__()
         self._outer, self._rule = outer, rule
-        self._weakref = outer._weakref  # by which NNX, and a jit cache key, know the trace
+        self._weakref = outer._weakref  # NNX and jit's cache keys identify a trace by it
         self.requires_low = outer.requires_low
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
@@ -72,9 +72,9 @@ class _Interpreted(core.Trace):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._outer, name)  # what only some traces have: `process_shard_map`
+        return getattr(self._outer, name)  # methods of some traces only: `process_shard_map`
 
 
 def is_concrete(x: Any) -> bool:
-    """Whether Python may read a value: an array, or a tracer of an eager derivative."""
+    """Whether Python may read a value: it is an array, or a tracer of an eager derivative."""
     return not is_tracer(x) or core.is_concrete(x)

@@ -1,7 +1,7 @@
-"""Jaxprs and their equations, whichever version of jax made them.
+"""Jaxprs and their equations, for every supported version of jax.
 
-One function for each private part of flax or jax that is touched; `tests/_compat` fails clearly
-where a new version moves one.
+One function for each private part of flax or jax that it uses; `tests/_compat` fails clearly if a
+new version moves one.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import jax.stages
 from jax.interpreters import ad
 
 REMAT = frozenset(["remat2", "remat", "checkpoint"])
-"""The names that jax gives its remat primitive."""
+"""The names of jax's remat primitive."""
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
-    """(jaxpr, consts) of a Jaxpr or a ClosedJaxpr: jax 0.12 merged the two."""
+    """The pair (jaxpr, consts) of a Jaxpr or a ClosedJaxpr; jax 0.12 merged the two classes."""
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
 
@@ -37,10 +37,10 @@ def sub_jaxprs(equation: Any) -> Iterator[Any]:
 
 
 def writes(jaxpr: Any) -> set[str]:
-    """Which kinds of state equations of a jaxpr write to, those inside included.
+    """The kinds of state that a jaxpr writes to, including its inner jaxprs.
 
-    "ref": a `jax.Ref`. "hijax": a Variable that is one value for jax (flax 0.12.8 traces it and
-    then loses what was written; later ones raise).
+    "ref": a `jax.Ref`. "hijax": a Variable that is a single value for jax (flax 0.12.8 traces it
+    and then loses the written value; later versions raise).
     """
     found: set[str] = set()
     for equation in open_jaxpr(jaxpr)[0].eqns:
@@ -60,8 +60,8 @@ def is_recomputation(equation: Any) -> bool:
 
 
 def needed_inputs(jaxpr: Any, outputs: int, each_its_own: Any = None) -> list[bool] | None:
-    """For each input of a jaxpr whether any of its first outputs depends on it; None where jax
-    cannot say. Of the primitive `each_its_own` an output depends on the input in its place alone.
+    """For each input of a jaxpr, whether any of its first `outputs` outputs depends on it. Each
+    output of the primitive `each_its_own` depends only on the input at the same position.
     """
     from jax.interpreters import partial_eval
 
@@ -81,13 +81,13 @@ def needed_inputs(jaxpr: Any, outputs: int, each_its_own: Any = None) -> list[bo
 
 
 def devices_of(equation: Any) -> int:
-    """On how many devices (along the axes it makes manual) a shard_map runs its function."""
+    """The number of devices (along the axes it makes manual) that run a shard_map's function."""
     mesh, axes = equation.params["mesh"], equation.params["newly_manual_axes"]
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
 def jit_shardings(equation: Any) -> tuple[list[Any], list[Any]]:
-    """What a jit says of where its operands and results lie, of each a Sharding or None."""
+    """The shardings that a jit gives its operands and its results, each a Sharding or None."""
 
     def given(shardings: Any) -> list[Any]:
         return [s if isinstance(s, jax.sharding.Sharding) else None for s in shardings]
@@ -96,8 +96,8 @@ def jit_shardings(equation: Any) -> tuple[list[Any], list[Any]]:
 
 
 def shard_map_parts(equation: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The axes that a shard_map makes manual, in the mesh's order, and what to pass to
-    `jax.shard_map` to make another of the same kind.
+    """The axes that a shard_map makes manual, in the mesh's order, and the keyword arguments of
+    `jax.shard_map` that make another of the same kind.
     """
     params = equation.params
     mesh, manual = params["mesh"], params["newly_manual_axes"]
@@ -112,8 +112,8 @@ def shard_map_parts(equation: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
 
 
 def varying_axes(x: Any) -> frozenset[str]:
-    """The manual axes on whose devices an array (or one of a ShapeDtypeStruct) differs; none where
-    a shard_map does not check.
+    """The manual axes along whose devices an array (or a ShapeDtypeStruct) differs; none if the
+    shard_map does not check.
     """
     kind = getattr(x, "aval", x).manual_axis_type
     return frozenset() if kind is None else kind.varying
@@ -124,7 +124,7 @@ def is_literal(atom: Any) -> bool:
 
 
 def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
-    """Do what an equation does, under its own name stack, source line and context."""
+    """Run an equation's primitive under its own name stack, source line and context."""
     from jax._src import api_util, source_info_util
 
     params = equation.primitive.get_bind_params(equation.params)
@@ -133,7 +133,7 @@ def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
     with source_info_util.user_context(traceback, name_stack=stack), equation.ctx.manager:
         try:
             out = equation.primitive.bind(*values, **params)
-        except api_util.InternalFloatingPointError as error:  # which jax's own jit would handle
+        except api_util.InternalFloatingPointError as error:  # jax's own jit would handle it
             _bind_apart(equation, values)
             raise FloatingPointError(
                 f"invalid value ({error.ty}) encountered in {equation.primitive}"
@@ -142,7 +142,7 @@ def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
 
 
 def _bind_apart(equation: Any, values: Sequence[Any]) -> None:
-    """Do the equations of a jitted one by one, as jax does to find which of them makes a NaN."""
+    """Run a jit's inner equations one by one, as jax does to find the one that makes a NaN."""
     for jaxpr in sub_jaxprs(equation) if equation.primitive.name in ("jit", "pjit") else ():
         inner, consts = open_jaxpr(jaxpr)
         env = dict(zip((*inner.constvars, *inner.invars), (*consts, *values), strict=True))
@@ -152,12 +152,12 @@ def _bind_apart(equation: Any, values: Sequence[Any]) -> None:
 
 
 def context_of(equation: Any) -> contextlib.AbstractContextManager[None]:
-    """What held where an equation was traced: the mesh, where to compute, and the like."""
+    """The settings an equation was traced under, such as the mesh, as a context manager."""
     return equation.ctx.manager
 
 
 def scan_parts(equation: Any, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """(consts, carry, xs) among the operands of a scan: jax 0.10 counts, jax 0.12 holds a tree."""
+    """A scan's operands as (consts, carry, xs): jax 0.10 has counts for them, jax 0.12 a tree."""
     params = equation.params
     if "num_consts" in params:
         consts, carry = params["num_consts"], params["num_carry"]
@@ -172,11 +172,11 @@ def scan_parts(equation: Any, values: Sequence[Any]) -> tuple[list[Any], list[An
 
 
 def effect(name: str) -> Any:
-    """An effect for primitives of our own that talk to the host.
+    """An effect for our primitives that communicate with the host.
 
-    A transform neither drops nor repeats an equation that has it: rematerialisation saves what it
-    returned, and `jax.effects_barrier` waits for the program. Allowed in every kind of control
-    flow and rule of differentiation.
+    No transform drops or repeats an equation with this effect: rematerialisation saves its result,
+    and `jax.effects_barrier` waits for the program. It is allowed in every kind of control flow and
+    in custom differentiation rules.
     """
     from jax._src import effects
 

@@ -1,7 +1,7 @@
 """Traces, compilations and calls of jitted functions.
 
-One function for each private part of flax or jax that is touched; `tests/_compat` fails clearly
-where a new version moves one.
+One function for each private part of flax or jax that it uses; `tests/_compat` fails clearly if a
+new version moves one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nnx_inspector._compat.redirect import copy_of, redirect
 def swap_executables(
     made: Callable[[Any], None], called: Callable[[Any], None]
 ) -> Callable[[], None]:
-    """Tell when an ahead-of-time compiled executable is made and when one is called."""
+    """Call `made` and `called` when an ahead-of-time compiled executable is made or called."""
     cls = jax.stages.Compiled
     redirections = []
     for method, listener in ((cls.__init__, made), (cls.__call__, called)):
@@ -51,12 +51,12 @@ def swap_executables(
 
 
 def trace_state() -> Any:
-    """An opaque value that is equal exactly while the same jax trace is current."""
+    """An opaque value; two are equal exactly if the same jax trace was current."""
     return jex.get_opaque_trace_state(convention="nnx")
 
 
 def trace_is_over(state: Any) -> bool:
-    """Whether the trace of a `trace_state()` is gone, so that no other will be equal to it."""
+    """Whether the trace of a `trace_state()` is gone: no later state will equal it."""
     return state._trace_ref() is None
 
 
@@ -65,7 +65,7 @@ def is_tracer(x: Any) -> bool:
 
 
 def compilation_events(listener: Callable[[str, float], None]) -> Callable[[], None]:
-    """Call `listener(kind, seconds)` for each trace and compilation; returns the undo."""
+    """Call `listener(kind, seconds)` for each trace and compilation; returns an undo function."""
     import jax.monitoring
     from jax._src import monitoring
 
@@ -90,9 +90,9 @@ def is_tracing() -> bool:
 
 
 def inside_while_loop() -> bool:
-    """Whether the code that runs now is being traced as the body of a while loop.
+    """Whether the current code is being traced as the body of a while loop.
 
-    A host callback there runs twice, or breaks the user's program, once it is differentiated.
+    A host callback there runs twice, or breaks the user's program, if the loop is differentiated.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -105,7 +105,7 @@ def inside_while_loop() -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class JitCall:
-    """A call of a jitted function, without its arrays: enough to compile it once more."""
+    """A call of a jitted function without its arrays, which suffices to compile it again."""
 
     function: Any
     options: Any
@@ -120,8 +120,8 @@ class JitCall:
         )
 
     def compile(self) -> None:
-        """Trace and compile it under what is open in this thread; jax keeps the program, so that a
-        call under the same finds it.
+        """Trace and compile it in this thread's current contexts. jax caches the program for later
+        calls in the same contexts.
         """
         from jax._src import pjit
 
@@ -140,18 +140,18 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 class JitListener(Protocol):
-    """Told of a jitted call; it must not raise.
+    """A function called for each jitted call; it must not raise.
 
-    `program` stands for what jax traced: the same object for calls that differ in their arrays and
-    in `variant` alone. Calls that are alike in both are compiled once. `made` gives the call.
+    `program` identifies what jax traced: it is the same object for calls that differ only in their
+    arrays and in `variant`. Calls equal in both share a compilation. `made()` returns the call.
     """
 
     def __call__(self, program: Any, variant: Hashable, made: Callable[[], JitCall], /) -> None: ...
 
 
 def swap_jit_misses(listener: JitListener) -> Callable[[], None]:
-    """Tell of each call of a jitted function, in whatever thread, that jax does not hand to a
-    compiled program without a look at it in Python; not of one within a trace.
+    """Call `listener` for each call of a jitted function, in any thread, that jax handles in Python
+    instead of its fast path, except calls within a trace. Returns an undo function.
     """
     from jax._src import pjit
 
@@ -189,7 +189,7 @@ def _jit_call(fun: Any, options: Any, args: Any, kwargs: Any) -> JitCall:
 
 
 def abstract(x: Any) -> jax.ShapeDtypeStruct:
-    """What jit tells an array from others by, without the array."""
+    """An array as jit's cache sees it: shape, dtype, weak type and committed sharding."""
     aval: Any = jax.typeof(x)
     where = x.sharding if isinstance(x, jax.Array) and x.committed else None
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=where, weak_type=aval.weak_type)
@@ -203,8 +203,8 @@ def _abstract(tree: Any) -> Any:
 
 
 def local_settings() -> tuple[tuple[Any, Any], ...]:
-    """The settings of jax that this thread has by context managers (`with jax.enable_x64():`, a
-    mesh, a default device), each with its value.
+    """The jax settings made in this thread by context managers (`with jax.enable_x64():`, a mesh, a
+    default device), each with its value.
     """
     from jax._src import config
 
@@ -218,7 +218,7 @@ def local_settings() -> tuple[tuple[Any, Any], ...]:
 
 
 def _unnamed_settings() -> list[Any]:
-    """Meshes and the like, which have no flag: jax 0.12 keeps some of them beside meshes."""
+    """Settings without a flag, such as meshes; jax 0.12 keeps some of them in its mesh module."""
     from jax._src import config, mesh
 
     names = ("mesh_context_manager", "abstract_mesh_context_manager", "device_context",
@@ -229,7 +229,7 @@ def _unnamed_settings() -> list[Any]:
 
 @contextlib.contextmanager
 def with_local_settings(local: tuple[tuple[Any, Any], ...]) -> Iterator[None]:
-    """Hold what `local_settings` found, in whatever thread."""
+    """A context with the settings that `local_settings` found, for any thread."""
     from jax._src import config
 
     unset = config.config_ext.unset

@@ -1,9 +1,9 @@
-"""Sends the calls of a function elsewhere, whoever holds a reference to it.
+"""Redirects the calls of a function, for every holder of a reference to it.
 
 A bound method that a model keeps in an attribute, or one taken before the hooks, refers to the
-function itself: replacing the class attribute does not reach it, replacing the function's code
-does. Invariant: the function object stays the same one, its signature can still be read, and
-undoing gives it back the very code it had. Knows no module and no hook.
+function itself. Replacing the class attribute does not affect it; replacing the function's code
+does. Invariant: the function object stays the same, its signature can still be read, and undoing
+restores its original code object. Knows no module and no hook.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def _template(*args: Any, **kwargs: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Redirection:
-    """A function whose calls go elsewhere.
+    """A function whose calls are redirected.
 
     Attributes:
-        function: the function, whose code is now ours.
-        original: another function with the code that it had; calling it does what it did.
-        undo: gives the function its code back.
+        function: the function, which now has our code.
+        original: another function that behaves as the function did before.
+        undo: restores the function's code.
     """
 
     function: types.FunctionType
@@ -37,7 +37,7 @@ class Redirection:
 
 
 def copy_of(function: types.FunctionType) -> types.FunctionType:
-    """A second function object that does the same."""
+    """A second function object with the same behaviour."""
     code, names = function.__code__, function.__globals__
     copy = types.FunctionType(
         code, names, function.__name__, function.__defaults__, function.__closure__
@@ -53,10 +53,10 @@ def copy_of(function: types.FunctionType) -> types.FunctionType:
 def redirect(
     function: types.FunctionType, target: Callable[..., Any], original: types.FunctionType
 ) -> Redirection:
-    """Call `target` wherever `function` is called, until it is undone.
+    """Call `target` whenever `function` is called, until undone.
 
     Args:
-        function: any Python function; closures and defaults may stay.
+        function: any Python function; it may have a closure and defaults.
         target: called with the same arguments. It must not call `function`.
         original: `copy_of(function)`, which `target` may call.
     """
@@ -70,7 +70,7 @@ def redirect(
         co_firstlineno=code.co_firstlineno,
     )
     if not annotated:
-        function.__dict__["__wrapped__"] = original  # what inspect.signature follows
+        function.__dict__["__wrapped__"] = original  # for inspect.signature
 
     def undo() -> None:
         function.__code__ = code

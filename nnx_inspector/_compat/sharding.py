@@ -1,7 +1,7 @@
-"""Work on arrays that lie on several devices, done where they lie.
+"""Work on arrays that are spread over several devices, without moving them.
 
-Invariant: what is reduced keeps its shape, so that no device needs another's part of it. Which
-array lies where is decided by the user and by XLA, never here.
+Invariant: an array keeps its shape while it is reduced, so no device needs another's part of it.
+The user and XLA decide where an array lies, never this module.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ T = TypeVar("T")
 
 
 def left_to_the_compiler(f: Callable[[Any], T], x: Any) -> T:
-    """`f(x)`, where mesh axes that are explicit in the type of `x` are the compiler's to handle.
+    """`f(x)`, with mesh axes that are explicit in the type of `x` left to the compiler.
 
-    A histogram has no sharding rule that jax knows; XLA counts on each device and adds up.
+    jax has no sharding rule for a histogram; XLA counts on each device and adds up.
 
     Args:
-        f: a function with results that are small.
-        x: a tracer, or a pytree of them on one mesh.
+        f: a function with small results.
+        x: a tracer, or a pytree of tracers on one mesh.
 
     Returns:
-        The results, whole on every device of the mesh if there is one.
+        The results; if there is a mesh, each of its devices has a full copy.
     """
     mesh: Any = jax.typeof(jax.tree.leaves(x)[0]).sharding.mesh
     explicit = _explicit(mesh)
@@ -46,7 +46,7 @@ def _explicit(mesh: Any) -> tuple[str, ...]:
 
 
 def on_this_mesh(tree: Any) -> Any:
-    """Small arrays, of the current mesh's type: within `jax.sharding.auto_axes` it is another."""
+    """Small arrays on the current mesh, whose type differs within `jax.sharding.auto_axes`."""
     current = jax.sharding.get_abstract_mesh()
 
     def moved(x: Any) -> Any:
@@ -57,25 +57,25 @@ def on_this_mesh(tree: Any) -> Any:
 
 
 def a_row_each(mesh: Any, axes: Sequence[str]) -> NamedSharding | None:
-    """Where an array of one row for each device along mesh axes lies; None where types do not say,
-    and a shard_map takes it as it comes.
+    """The sharding of an array with one row for each device along mesh axes; None if no axis is
+    explicit, and a shard_map takes the array as it is.
     """
     explicit = tuple(axis for axis in axes if axis in _explicit(mesh))
     return NamedSharding(mesh.abstract_mesh, PartitionSpec(explicit)) if explicit else None
 
 
 def zeros_of(shape: jax.ShapeDtypeStruct) -> jax.Array:
-    """Zeros of a type as `jax.eval_shape` tells it, also within `jax.shard_map`."""
+    """Zeros of a type returned by `jax.eval_shape`, also within `jax.shard_map`."""
     zeros = jnp.zeros(shape.shape, shape.dtype)
     varying = tuple(jaxprs.varying_axes(shape))
     return jax.lax.pcast(zeros, varying, to="varying") if varying else zeros
 
 
 def with_even_axes(x: jax.Array, filling: jax.Array) -> jax.Array:
-    """`x` with its longer axes made a multiple of the number of devices, if there are several.
+    """`x` with its long axes padded to a multiple of the number of devices, if there are several.
 
-    XLA gathers the indices of a scatter which it cannot split evenly. By less than an eighth:
-    axes that are not much longer than that number stay as they are.
+    XLA gathers the indices of a scatter that it cannot split evenly. The padding is less than an
+    eighth: axes of at most 8 times the number of devices stay as they are.
     """
     devices = jax.device_count()
     more = [-n % devices if n > 8 * devices else 0 for n in x.shape]
@@ -83,7 +83,7 @@ def with_even_axes(x: jax.Array, filling: jax.Array) -> jax.Array:
 
 
 def placed(values: Sequence[Any], shardings: Sequence[Sharding | None]) -> list[Any]:
-    """The values, each where its sharding says; where that is None it may lie anywhere."""
+    """The values, each placed by its sharding; with None a value may lie anywhere."""
     return [
         x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
         for x, sharding in zip(values, shardings, strict=True)
@@ -91,10 +91,10 @@ def placed(values: Sequence[Any], shardings: Sequence[Sharding | None]) -> list[
 
 
 def counted_once(x: jax.Array, like: jax.Array, axes: Iterable[str]) -> jax.Array:
-    """`x`, but zero on the devices along `axes` that hold copies of what others hold of `like`.
+    """`x`, or zero on the devices along `axes` that hold a copy of another device's part of `like`.
 
-    To be called within `jax.shard_map`; `axes` are manual. So that a sum over all of the devices
-    is one over all values.
+    A sum over all devices then counts each value once. Call it within `jax.shard_map`, with manual
+    `axes`.
     """
     copied = sorted(set(axes) - jaxprs.varying_axes(like))
     if not copied:

@@ -1,7 +1,7 @@
-"""Which line of the user's code made a call or an equation.
+"""The line of the user's code that made a call or an equation.
 
-One function for each private part of flax or jax that is touched; `tests/_compat` fails clearly
-where a new version moves one.
+One function for each private part of flax or jax that it uses; `tests/_compat` fails clearly if a
+new version moves one.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _JAX = os.path.dirname(sys.modules["jax"].__file__ or "") + os.sep
 
 
 def source_of_caller() -> tuple[str, bool]:
-    """`file:line` of the nearest user code on the stack (`""` for none), and whether jax's tracing
-    of an inner function (jit, scan, remat) lies between.
+    """`file:line` of the nearest user code on the stack (`""` for none), and whether jax is tracing
+    an inner function (jit, scan, remat) in between.
 
-    Where it does, the trace may be kept and used again for another line.
+    If it is, jax may cache that trace and use it again for another line.
     """
     frame, inner = sys._getframe(1), False
     while frame is not None:
@@ -31,8 +31,8 @@ def source_of_caller() -> tuple[str, bool]:
 
 
 def source_of_equation(equation: Any) -> str:
-    """`file:line` of the nearest user code that made an equation, within the function that was
-    traced into its jaxpr; `""` for none.
+    """`file:line` of the nearest user code that made an equation, within the function traced into
+    its jaxpr; `""` for none.
     """
     from jax._src import source_info_util
 

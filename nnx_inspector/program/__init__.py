@@ -1,6 +1,6 @@
 """The traced call: one jaxpr with marks that name its values.
 
-Staging a call, finding the marks in it, evaluating it again with summaries threaded through, and
-what can be read off it without running it: shapes, dataflow, cost. What a mark names is the
-user's value, unchanged. This room does not decide which sites are measured.
+Stages a call, finds the marks in it, evaluates it again with summaries threaded through, and reads
+from it what is known without running it: shapes, dataflow, cost. A mark does not change the value
+it names. This package does not decide which sites are measured.
 """

@@ -1,8 +1,8 @@
-"""Reading a model that a training step may take away meanwhile, by donating its arrays.
+"""Reads a model whose arrays a training step may donate, and so delete, at the same time.
 
-Between the call of such a step and its return the Variables refer to arrays that are deleted.
-Invariant: what is read is whole, of one moment or another, or an error says why it cannot be.
-The marks of a model tell one moment of it from another, and keep no array alive.
+Between the call of such a step and its return, the Variables refer to deleted arrays. Invariant: a
+read returns the complete state of one moment, or an error says why it cannot. The marks of a model
+distinguish its states, and keep no array alive.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ TRIES = 5
 
 
 def undisturbed(read: Callable[[], T], what: str) -> T:
-    """What `read` returns; it is called again where an array was deleted under it.
+    """The result of `read`, which is called again if an array is deleted during the call.
 
     Args:
-        read: reads the model anew each time, and computes.
-        what: that cannot be had, for the text of the error: "The parameters".
+        read: a function that reads the model anew at each call, and computes.
+        what: what is being read, for the text of the error: "The parameters".
 
     Raises:
-        InspectorError: the arrays were deleted each time.
+        InspectorError: an array was deleted in each of `TRIES` calls.
     """
     last: Exception | None = None
     for _ in range(TRIES):
@@ -42,10 +42,10 @@ def undisturbed(read: Callable[[], T], what: str) -> T:
 
 
 def taken(what: str) -> str:
-    """Says that something cannot be had, since a step has taken the model's arrays; and what to do.
+    """The error text for arrays that a training step has donated, with the way out.
 
     Args:
-        what: in the plural or not, at the beginning of a sentence: "The parameters".
+        what: what cannot be read, a plural that begins a sentence: "The parameters".
     """
     return (
         f"{what} cannot be read now: a training step has taken the model's arrays (it donates "
@@ -55,14 +55,14 @@ def taken(what: str) -> str:
 
 
 def require_there(arrays: Iterable[Any]) -> None:
-    """Raise what jax would where an array is deleted, before a program is run on it."""
+    """Raise as jax would if an array is deleted, before a program is run on it."""
     for x in arrays:
         if isinstance(x, jax.Array) and not jit.is_tracer(x) and x.is_deleted():
             raise RuntimeError(f"Array has been deleted with shape={x.dtype}{list(x.shape)}.")
 
 
 def require_whole(arrays: Iterable[Any], what: str) -> None:
-    """Raise where an array is deleted, before it is read; for `what` see `taken`.
+    """Raise if an array is deleted, before it is read; for `what` see `taken`.
 
     Raises:
         InspectorError: an array was deleted.
@@ -76,25 +76,25 @@ def _is_deleted(error: Exception) -> bool:
 
 
 Marks = tuple[weakref.ref[Any], ...]
-"""The arrays of a model at one moment."""
+"""Weak references to the arrays of a model at one moment."""
 
 
 def marks_of(leaves: Iterable[Any]) -> Marks:
-    """The arrays among the leaves of a model."""
+    """Weak references to the arrays among the leaves of a model."""
     return tuple(weakref.ref(leaf) for leaf in leaves if isinstance(leaf, jax.Array))
 
 
 def are_there(marks: Marks) -> bool:
-    """Whether all of these arrays are alive: a model that was updated has let go of some.
+    """Whether all of these arrays are alive; a model that was updated has released some.
 
-    It is True too of a model that was updated while somebody else holds the old arrays.
+    It is also True for an updated model if other code still holds the old arrays.
     """
     arrays = [mark() for mark in marks]
     return all(array is not None and not array.is_deleted() for array in arrays)
 
 
 def are_these(marks: Marks, leaves: Iterable[Any]) -> bool:
-    """Whether a model has the same arrays as it had then."""
+    """Whether a model with these leaves has the same arrays as when the marks were made."""
     now = marks_of(leaves)
     same = len(marks) == len(now)
     return same and all(a() is b() is not None for a, b in zip(marks, now, strict=True))

@@ -1,7 +1,7 @@
-"""A note on an error of the user's: in which module's call it was raised.
+"""A note on a user's error that names the module whose call raised it.
 
-Where jax runs a program equation by equation, the place of the equation among the marks says the
-module. Invariant: an error gets one such note, and is raised as it came.
+If jax runs a program equation by equation, the equation's place among the marks gives the module.
+Invariant: an error gets one such note, and is otherwise unchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _BEGINNING = "nnx_inspector: raised in the call of "
 
 
 def note_site(error: BaseException, site: str) -> None:
-    """Say in which module's call an error was raised, if nobody has."""
+    """Add a note that names the module whose call raised an error, if there is none yet."""
     if not is_noted(error):
         error.add_note(f"{_BEGINNING}{site or '(root)'!r}.")
 
@@ -23,10 +23,10 @@ def is_noted(error: BaseException) -> bool:
 
 
 def note_equation(error: BaseException, found: Survey, number: int) -> None:
-    """Say in which module's call an equation of a surveyed program lies, if the program knows."""
+    """Add a note that names the module whose call an equation of a survey lies in, if known."""
     item = found.items.get(number)
     if item is not None and item.kind in ("scan", "while", "cond", "remat", "shard_map"):
-        return  # within it: the record knows
+        return  # it may come from any call inside
     depth = 0
     later = [found.items[n].mark for n in sorted(found.items) if n > number]
     for mark in (mark for mark in later if mark is not None):

@@ -1,5 +1,5 @@
-"""What is read off a traced call without running it.
+"""What a traced call shows without being run.
 
-Shapes in words, the calls and the way of values between them, operations and memory. Where a
-number is an estimate, its name or its docstring says so. Nothing here changes a program.
+That is shapes in words, the calls and the dataflow between them, FLOPs and memory. If a number is
+an estimate, its name or its docstring says so. Nothing here changes a program.
 """
