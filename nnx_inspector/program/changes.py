@@ -1,8 +1,8 @@
-"""Which Variables a call changes, marked in the program: value before, value after.
+"""Marks the Variables that a call changes, with their values before and after.
 
-Invariant: a Variable whose value object is the same after a call leaves no mark and costs
-nothing; whether a marked one is another value, or the same one that came through a transform, is
-read from the program (`analysis.identity`). Does not write to any Variable.
+Invariant: a Variable that holds the same value object after a call gets no mark and costs nothing.
+If the object differs, the program (`analysis.identity`) shows whether the value does too, or only
+passed through a transform. Does not write to any Variable.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class ChangedVariable:
     Attributes:
         name: relative to the module that was called, `"norm/mean"`.
         type: the Variable's class, `"BatchStat"`, `"Cache"`, `"RngCount"`.
-        before: dtype and shape of its value before the call; `""` where the call created it.
-        after: likewise after the call; `""` where the call deleted it.
+        before: dtype and shape of its value before the call; `""` if the call created it.
+        after: the same after the call; `""` if the call deleted it.
     """
 
     name: str
@@ -51,12 +51,12 @@ _PAIR = Structure(jax.tree.structure((0, 0)), ("", ""), (0, 1))
 
 
 def mark_changes(out: Any, before: Contents, module: nnx.Module, **params: Any) -> Any:
-    """`out`, what a call returned, with marks of the Variables that hold another value object
-    than `before` the call.
+    """`out`, a call's result, with marks of the Variables that hold another value object than
+    `before` the call.
 
-    A mark's first two operands are the arrays before and after; its structure says that there
-    are none where the two cannot be subtracted (a new Variable, another shape). `params` are the
-    mark's other parameters.
+    A mark's first two operands are the arrays before and after. If they cannot be subtracted (a
+    new Variable, another shape), the mark has no such operands, and its structure says so.
+    `params` are the mark's other parameters.
     """
     for path, old, new in differences(before, module):
         for change, pair in _arrays(path, old, new):
@@ -66,7 +66,7 @@ def mark_changes(out: Any, before: Contents, module: nnx.Module, **params: Any) 
 
 
 def _arrays(path: Path, old: Any, new: Any) -> Any:
-    """The arrays of one Variable that differ: what to say of each, and the pair of its values."""
+    """For each array of a Variable that differs: its description, and the pair of its values."""
     name, kind = site_key(path), type((new or old)[0]).__name__
     olds, old_tree = jax.tree_util.tree_flatten_with_path(None if old is None else old[1])
     news, new_tree = jax.tree_util.tree_flatten_with_path(None if new is None else new[1])
@@ -75,7 +75,7 @@ def _arrays(path: Path, old: Any, new: Any) -> Any:
         yield ChangedVariable(name, kind, *texts), ()
         return
     for (inner, a), (_, b) in zip(olds, news, strict=True):
-        if a is b or isinstance(a, jax.Ref):  # `variables.references` are told apart from these
+        if a is b or isinstance(a, jax.Ref):  # a reference is handled in `variables.references`
             continue
         a, b = _as_array(a), _as_array(b)
         change = ChangedVariable(
@@ -97,13 +97,13 @@ def _as_array(value: Any) -> Any:
 
 
 def pair_of(equation: Any) -> list[Any]:
-    """The variables of a mark of a change that hold the value before and after, if any do."""
+    """The operands of a mark of a change that hold the value before and after, if it has them."""
     return list(equation.invars[: len(equation.params["structure"].arrays)])
 
 
 def says_nothing(equation: Any, same: Callable[[Any, Any], bool]) -> bool:
-    """Whether an equation marks a change that has no figures: of no number (a PRNG key), of no pair
-    of values, or of a value that is the same as before.
+    """Whether an equation marks a change without figures: the value is not a number (a PRNG key),
+    there is no pair of values, or the value is the same as before.
     """
     if equation.params.get("part") != CHANGE:
         return False
@@ -115,8 +115,8 @@ def says_nothing(equation: Any, same: Callable[[Any, Any], bool]) -> bool:
 
 @ours()
 def difference(old: jax.Array, new: jax.Array) -> jax.Array:
-    """`new - old`, exactly for integers (within 32 bits: within the range of int32)."""
-    old, new = jnp.asarray(old), jnp.asarray(new)  # outside of jit a Variable's number is Python's
+    """`new - old`, exact for integers (up to 32 bits: within the range of int32)."""
+    old, new = jnp.asarray(old), jnp.asarray(new)  # outside of jit it may be a Python number
     dtype = jnp.promote_types(old.dtype, new.dtype)
     old, new = (jax.lax.stop_gradient(x).astype(dtype) for x in (old, new))
     if jnp.issubdtype(dtype, jnp.inexact):
@@ -125,4 +125,4 @@ def difference(old: jax.Array, new: jax.Array) -> jax.Array:
     if dtype == jnp.bool_ or dtype.itemsize < 4:
         return new.astype(jnp.int32) - old.astype(jnp.int32)
     signed = jnp.int32 if dtype.itemsize == 4 else jnp.int64
-    return jax.lax.bitcast_convert_type(new - old, signed)  # a counter may also go down
+    return jax.lax.bitcast_convert_type(new - old, signed)  # it may be negative

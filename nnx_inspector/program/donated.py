@@ -45,7 +45,7 @@ def taken(what: str) -> str:
     """The error text for arrays that a training step has donated, with the way out.
 
     Args:
-        what: what cannot be read, a plural that begins a sentence: "The parameters".
+        what: what cannot be read, as the beginning of a sentence: "The parameters".
     """
     return (
         f"{what} cannot be read now: a training step has taken the model's arrays (it donates "

@@ -1,10 +1,10 @@
-"""Runs a call as Python runs it, line by line, and takes what is marked out of it as it passes.
+"""Runs a call eagerly, line by line, and harvests its marks as they run.
 
-For a call that cannot be traced because its code reads the values of arrays. Its arrays stay
-arrays; marks, and the jitted functions, scans and conds that hold marks, are handed here as they
-run, and are harvested as they are out of a jaxpr. Invariant: what is measured is what the traced
-way measures, in the same order, and the call computes what it computes without us. An inner
-transform compiles once for its program, so that a loop over tokens compiles one token.
+This is for calls that cannot be traced because their code reads the values of arrays. Arrays stay
+arrays. Each mark, and each jitted function, scan or cond that holds marks, is passed to this module
+when it runs, and is harvested as it would be from a jaxpr. Invariant: the measurements are those of
+a traced call, in the same order, and the call's results do not change. An inner transform compiles
+once for its program: a loop over tokens compiles one token.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from nnx_inspector.program.marks import mark
 from nnx_inspector.program.survey import Item, Survey, item_of
 
 PROGRAMS = 64
-"""Programs of inner transforms that are kept."""
+"""How many programs of inner transforms are cached."""
 
 MEMO = 16
-"""Values whose summaries are remembered: a call's output is often that of the call around it."""
+"""How many values' summaries are cached: a call's output is often its enclosing call's too."""
 
 SinksOf = Callable[[Survey], list[Any]]
-"""Of a survey the zeros whose gradients are wanted, as `harvest.sinks_for` makes them."""
+"""A function of a survey that returns the wanted sinks, such as `harvest.sinks_for`."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Atom:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Equation:
-    """A primitive that ran, as a jaxpr has it. What its operands are made of is not known."""
+    """A primitive that ran, in the form of a jaxpr's equation. Its operands have no origin."""
 
     primitive: Any
     params: dict[str, Any]
@@ -59,19 +59,19 @@ class Equation:
 
 
 class EagerPass:
-    """What one run of a call met.
+    """One eager run of a call, and what its marks saw.
 
     Args:
-        owner: whose marks.
-        plan: what to do at them.
-        seed: a zero that the run is differentiated by, or None: every value that is measured
-            depends on it, and so has a cotangent.
-        sinks_of: whose gradients are wanted.
+        owner: the owner of the marks.
+        plan: what to do at the marks.
+        seed: a zero by which the run is differentiated, or None. Every measured value depends on
+            it, and so has a cotangent.
+        sinks_of: gives the sinks whose gradients are wanted.
         calls: filled with the number of each mark, see `survey.call_numbers`.
 
     Attributes:
-        seen: for each item of the survey, as `evaluate` returns it.
-        received: likewise what the sinks received, once the backward pass is over.
+        seen: what was seen for each item of the survey, as `evaluate` returns it.
+        received: likewise what the sinks received, after the backward pass.
     """
 
     def __init__(
@@ -100,14 +100,14 @@ class EagerPass:
 
     @property
     def survey(self) -> Survey:
-        """What ran, as a survey: of a program without outputs, whose equations hold the marks."""
+        """The run as a survey, of a program without outputs that has the equations with marks."""
         program = types.SimpleNamespace(
             eqns=self._equations, invars=[], outvars=[], constvars=[], effects=()
         )
         return Survey(program, (), self._items, self._unseen, self._unattributed)
 
     def run(self, call: Callable[[], Any]) -> Any:
-        """What the call returns."""
+        """Run the call; returns its result."""
         with interpreter.interpreted(self._bind):
             return call()
 
@@ -150,7 +150,7 @@ class EagerPass:
         number = len(self.seen)
         self._count(item)
         if len(self._memo) > MEMO:
-            self._memo.clear()  # it holds arrays
+            self._memo.clear()  # it keeps arrays alive
         sinks = self._sinks(item)
         if sinks is not None:
             values, sinks = _lent(values, sinks, self._seed, self._receiver(number))
@@ -166,7 +166,7 @@ class EagerPass:
     def _program(self, code: _Code) -> _Program:
         if self._plan.perturb is None:
             return _program(code, self._owner, self._plan)
-        if self._plan.numbered:  # another program each time: the numbers are part of it
+        if self._plan.numbered:  # a new program each time: it contains the numbers
             return _Program(code, self._owner, self._plan)
         if code not in self._programs:
             self._programs[code] = _Program(code, self._owner, self._plan)
@@ -201,7 +201,7 @@ def _alone(item: Item) -> Survey:
 
 
 def _fresh(item: Item) -> Item:
-    """The item with marks of its own: each time that a program runs its calls are others."""
+    """A copy of the item with new marks: each run of a program makes new calls."""
     children = tuple(
         dataclasses.replace(c, items={n: _fresh(i) for n, i in c.items.items()})
         for c in item.children
@@ -233,14 +233,14 @@ def _frozen(params: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 @dataclasses.dataclass(frozen=True)
 class _Code:
-    """A primitive with its parameters: what an inner program is, whatever it is called with."""
+    """A primitive and its parameters: an inner program, whatever its arguments."""
 
     primitive: Any
     params: tuple[tuple[str, Any], ...]
 
 
 class _Program:
-    """An inner transform with its marks harvested: compiled once for each shape."""
+    """An inner transform with its marks harvested, compiled once for each shape."""
 
     def __init__(self, code: _Code, owner: Any, plan: Plan):
         equation = Equation(code.primitive, dict(code.params), [])
@@ -256,7 +256,7 @@ class _Program:
         self.run = jax.jit(program)
 
     def handed_on(self, equation: Equation) -> list[int | None]:
-        """See `identity.handed_on`; it holds for each call of the program."""
+        """See `identity.handed_on`; the result holds for every call of the program."""
         if self._handed_on is None:
             self._handed_on = handed_on(equation)
         return self._handed_on
@@ -273,8 +273,8 @@ def _program(code: _Code, owner: Any, plan: Plan) -> _Program:
 def _lent(
     values: list[Any], sinks: Any, seed: Any, receive: Callable[[Any], None]
 ) -> tuple[list[Any], Any]:
-    """The values and the sinks as they are; in the backward pass `receive` is called with what the
-    sinks received.
+    """The values and the sinks, unchanged; the backward pass calls `receive` with what the sinks
+    received.
     """
     floats = [i for i, x in enumerate(values) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
@@ -310,9 +310,9 @@ _UNKNOWN = (
 
 
 def why_untraceable(error: BaseException) -> str:
-    """What of a call's code cannot be traced, in words, where that is why it raised; else `""`.
+    """What in a call's code cannot be traced, in words, if that is why it raised; otherwise `""`.
 
-    An exception that says nothing of tracing, and is not caused by one that does, is the user's.
+    An exception that does not concern tracing, nor is caused by one that does, is the user's.
     """
     for one in _chain(error):
         if isinstance(one, _UNKNOWN) or any(map(_names_a_tracer, one.args)):
@@ -321,9 +321,9 @@ def why_untraceable(error: BaseException) -> str:
 
 
 def _names_a_tracer(argument: Any) -> bool:
-    """Whether an exception was made with a tracer (a missing key), or with a text that names one.
+    """Whether an exception's argument is a tracer (as in a KeyError), or a text that names one.
 
-    No text is made of the exception itself: the user's own `__str__` may raise.
+    The exception itself is not converted to text: a user's `__str__` may raise.
     """
     if isinstance(argument, str):
         return "Tracer" in argument or "Traced<" in argument
@@ -340,7 +340,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _line_of(error: BaseException) -> str:
-    """The user's line that raised: its file, number and text."""
+    """The user's line that raised, with its file, number and text."""
     place, traceback = "its code reads the values of arrays", error.__traceback__
     while traceback is not None:
         code, line = traceback.tb_frame.f_code, traceback.tb_lineno
@@ -359,7 +359,7 @@ _MOST = 1000
 
 
 def remember(form: int | None, why: str) -> None:
-    """Note why calls of a form run eagerly: they are not traced in vain each time."""
+    """Remember why calls of a form run eagerly, so they are not traced in vain each time."""
     if form is not None:
         if len(_reasons) >= _MOST:
             _reasons.clear()
@@ -367,7 +367,7 @@ def remember(form: int | None, why: str) -> None:
 
 
 def remembered(form: int | None) -> str:
-    """Why calls of a form run eagerly; `""` where that is not known."""
+    """Why calls of a form run eagerly; `""` if not known."""
     return "" if form is None else _reasons.get(form, "")
 
 

@@ -1,9 +1,9 @@
-"""Equations that hold jaxprs: for each primitive of JAX how values go in, come out, and how often.
+"""Equations that hold jaxprs: how values enter and leave each jaxpr, and how often it runs.
 
-A new primitive with a body is one entry in `_FORMS`; who follows values, counts, or looks for marks
-asks `bodies_of` and knows no primitive by name. Invariant: of a primitive without an entry the
-jaxprs are known and nothing else, neither where its operands go nor how often it runs. Evaluates
-nothing: that is for `harvest`, which has one way for each `kind_of`.
+A new primitive with a body is one entry in `_FORMS`. Code that follows values, counts, or looks for
+marks calls `bodies_of` and names no primitive. Invariant: for a primitive without an entry only the
+jaxprs are known, not where its operands go or how often it runs. Evaluates nothing; `harvest` does,
+with a function for each `kind_of`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from nnx_inspector._compat import jaxprs
 
 ROW = "row"
-"""Of an array what one turn of a scan has: an entry along the first axis."""
+"""The part of an array that one iteration of a scan has: an entry along the first axis."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,20 +23,20 @@ class Body:
     """One jaxpr of an equation.
 
     Attributes:
-        jaxpr: as the equation holds it.
-        operands: for each input the number of the operand that it is, or is a part of; None where
+        jaxpr: the jaxpr, as the equation holds it.
+        operands: for each input, the number of the operand that it is, wholly or in part; None if
             that is not known.
-        results: for each output the number of the result that it becomes, or None for an output
-            that becomes none; None where that is not known.
-        taken: for each input what it has of the operand: None for the whole, `ROW`, or the spec
-            of a device's part.
-        given: for each output likewise what of the result it is.
-        consts: how many inputs come before those that are carried.
-        carry: how many inputs a later turn gets from the first outputs of the turn before.
-        times: how often it runs; None where that is not known, and may be never.
-        backwards: its first turn has the last row.
-        tests: it decides whether there is another turn, and sees what is carried.
-        conditional: it runs in place of the equation's other bodies, or they in place of it.
+        results: for each output, the number of the result that it becomes, or None if it becomes
+            none; None if that is not known.
+        taken: for each input, the part of the operand that it gets: None for the whole, `ROW`, or
+            the spec of a device's part.
+        given: for each output likewise, the part of the result that it gives.
+        consts: the number of inputs before the carried ones.
+        carry: the number of inputs that an iteration gets from the first outputs of the one before.
+        times: how often it runs; None if that is not known, and may be 0.
+        backwards: whether its first iteration has the last row.
+        tests: whether it decides if there is another iteration; its inputs are the carried values.
+        conditional: whether only one of it and the equation's other bodies runs.
     """
 
     jaxpr: Any
@@ -53,14 +53,14 @@ class Body:
 
 
 def bodies_of(equation: Any) -> tuple[Body, ...]:
-    """The jaxprs of an equation, in the order of its parameters; none where it holds none."""
+    """The bodies (jaxprs) of an equation, in the order of its parameters; empty if it has none."""
     _, bodies = _FORMS.get(equation.primitive.name, _UNKNOWN)
     return bodies(equation)
 
 
 def kind_of(equation: Any) -> str:
-    """How an equation with bodies is evaluated, a name that `harvest` knows; "" where it is not
-    known how to.
+    """The kind of an equation with bodies, by which `harvest` evaluates it; "" if `harvest` cannot
+    enter it.
     """
     return _FORMS.get(equation.primitive.name, _UNKNOWN)[0]
 
@@ -80,7 +80,7 @@ def _counts(jaxpr: Any) -> tuple[int, int]:
 
 
 def _whole(jaxpr: Any, first: int = 0, **fields: Any) -> Body:
-    """A body whose inputs are the operands from the `first` on, and whose outputs the results."""
+    """A body whose inputs are the operands from `first` on, and whose outputs are the results."""
     inputs, outputs = _counts(jaxpr)
     operands = tuple(range(first, first + inputs))
     nothing = ((None,) * inputs, (None,) * outputs)
@@ -146,4 +146,4 @@ _FORMS: dict[str, _Form] = {
     **dict.fromkeys(["closed_call", "core_call"], ("inline", _call)),
     **dict.fromkeys(_CALLS.split(), ("", _call)),
 }
-"""Name of a primitive -> its kind, and its bodies."""
+"""Name of a primitive -> its kind, and the function that gives its bodies."""

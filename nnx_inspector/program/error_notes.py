@@ -26,7 +26,7 @@ def note_equation(error: BaseException, found: Survey, number: int) -> None:
     """Add a note that names the module whose call an equation of a survey lies in, if known."""
     item = found.items.get(number)
     if item is not None and item.kind in ("scan", "while", "cond", "remat", "shard_map"):
-        return  # it may come from any call inside
+        return  # any call inside: see `nan_site`
     depth = 0
     later = [found.items[n].mark for n in sorted(found.items) if n > number]
     for mark in (mark for mark in later if mark is not None):

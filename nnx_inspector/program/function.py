@@ -1,8 +1,7 @@
-"""What is staged: a function over modules, and its arguments taken apart.
+"""The function over modules that is staged, and its arguments in parts.
 
-A module or a bound method is a function of that module. Invariant: what is put together again is
-what was taken apart, but for the modules and arrays that take the place of the old ones. Calls
-nothing.
+A module or a bound method is a function of that module. Invariant: arguments that are rebuilt equal
+the original ones, except for the modules and arrays that replace the old ones. Calls nothing.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from nnx_inspector.stats.summarize import is_number
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """What is traced: `call(*args, **kwargs)`, with the modules that are no argument of its own.
+    """The function to trace, called as `call(*args, **kwargs)`.
 
-    For a module or a bound method `owner` is the module; it then counts as the one argument whose
-    name is not part of the keys.
+    For a module or a bound method `owner` is the module, which counts as an argument whose name is
+    not part of the keys.
     """
 
     call: Callable[..., Any]
@@ -43,7 +42,7 @@ class Function:
 
 
 def as_function(f: Any, what: str) -> Function:
-    """A module, a bound method of one, or a plain function over modules."""
+    """The `Function` of a module, a module's bound method, or a plain function over modules."""
     if isinstance(f, nnx.Module):
         if not callable(f):
             raise TypeError(
@@ -52,12 +51,12 @@ def as_function(f: Any, what: str) -> Function:
         return Function(f, f)
     owner, name = own_attribute(f, "__self__"), method_name(f)
     if isinstance(f, functools.partial) and len(f.args) == 1 and not f.keywords:
-        # how a method that nnx.jit decorates is bound
+        # a bound method decorated by nnx.jit
         owner, name = f.args[0], own_attribute(f.func, "__name__", "")
         bound = own_attribute(owner, name)
         name = name if isinstance(bound, functools.partial) and bound.func is f.func else ""
     if isinstance(owner, nnx.bridge.ToNNX) and "method" in own_attribute(f, "keywords", ()):
-        name = f.keywords["method"].__name__  # how it binds a method of its Linen module
+        name = f.keywords["method"].__name__  # a method of its Linen module
     if isinstance(owner, nnx.Module) and name:
         return Function(f, owner, name)
     if isinstance(f, type) or not callable(f):
@@ -68,8 +67,8 @@ def as_function(f: Any, what: str) -> Function:
 def roots_of(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[Path, Any]:
     """The outermost modules of a call, each with the prefix of its keys.
 
-    With one module the prefix is empty; with several it is the argument's name (and the place
-    within the argument, where that is a container).
+    With one module the prefix is empty. With several it is the argument's name, followed by the
+    path within the argument if that is a container.
     """
     if function.owner is not None:
         return {(): function.owner}
@@ -108,9 +107,9 @@ def _outermost_modules(node: Any) -> list[tuple[Path, nnx.Module]]:
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """The arguments of a call, taken apart into NNX objects, arrays and everything else.
+    """The arguments of a call, split into NNX objects, arrays and everything else.
 
-    `numbered` is the tree with its leaves' numbers: a treedef does not tell the order of a dict.
+    `numbered` is the tree with the numbers of its leaves: a treedef loses the order of a dict.
     """
 
     treedef: Any
@@ -129,7 +128,7 @@ class Arguments:
         return Arguments(treedef, tuple(leaves), nodes, arrays, numbered)
 
     def without_numpy(self) -> Arguments:
-        """The same, with NumPy's arrays among everything else: as results they stay NumPy's."""
+        """The same with NumPy arrays left out of `arrays`: as results they stay NumPy arrays."""
         arrays = tuple(i for i in self.arrays if isinstance(self.leaves[i], jax.Array))
         return dataclasses.replace(self, arrays=arrays)
 
@@ -147,8 +146,8 @@ class Arguments:
 
 
 def is_input(leaf: Any) -> bool:
-    """Whether a leaf becomes an input of the program. A NumPy array of texts, say, or an array of
-    another library, cannot: the call has it as it is.
+    """Whether a leaf becomes an input of the program. Other leaves, such as a NumPy array of texts
+    or an array of another library, reach the call unchanged.
     """
     if isinstance(leaf, (np.ndarray, np.generic)):
         return is_number(leaf.dtype)
@@ -157,10 +156,10 @@ def is_input(leaf: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WatchedCall:
-    """The outermost call of a pass as a program was traced for it: shapes in place of arrays.
+    """The outermost call of a pass when its program was traced, with shapes in place of arrays.
 
     Attributes:
-        path: of the module that was called.
+        path: the path of the module that was called.
     """
 
     path: str
@@ -170,7 +169,7 @@ class WatchedCall:
 
 
 def call_in_shapes(context: Context, args: Any, kwargs: Any) -> WatchedCall | None:
-    """A call without its arrays; None where it holds more than arrays and plain Python values."""
+    """A call without its arrays; None if it holds more than arrays and plain Python values."""
 
     def shape_of(leaf: Any) -> Any:
         is_array = isinstance(leaf, jax.Array | np.ndarray)

@@ -1,10 +1,10 @@
-"""Takes what is marked out of a traced function, through its control flow, as ordinary outputs.
+"""Makes the marked values of a traced function ordinary outputs, through its control flow.
 
-A jaxpr with marks is surveyed once and evaluated again with three things threaded through: the
-summaries of marked values come out (a scan hands out one row an iteration, a while loop adds up,
-an untaken branch contributes nothing), perturbations and sinks for cotangents go in. The way of
-jax.experimental.checkify and oryx's harvest. Invariant: equations without marks are done as they
-are, and what cannot be taken out is in the survey with a reason, never a guess.
+A jaxpr with marks is surveyed once and evaluated again. Summaries of the marked values come out (a
+scan returns a row for each iteration, a while loop adds them up, an untaken branch contributes
+nothing); perturbations, and sinks for cotangents, go in. jax.experimental.checkify and oryx's
+harvest work this way. Invariant: equations without marks are evaluated unchanged; a mark that
+cannot be taken out is in the survey with a reason, never a guess.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from nnx_inspector.stats.summary import Summary
 from nnx_inspector.stats.units import MAX_UNITS, Units, measure_units, merge_units
 
 Reduce = Callable[[jax.Array], Any]
-"""Of an array makes arrays: what to keep of it."""
+"""A function of an array that returns the arrays to keep."""
 
 
 @jax.tree_util.register_dataclass
@@ -50,9 +50,9 @@ class Kept:
     """What was kept of one array.
 
     Attributes:
-        value: the array, or what a reduction made of it; None where nothing was asked for.
-        units: figures for each unit of an axis; None where nothing was asked for, or the array
-            has no such axis.
+        value: the array, or the result of a reduction; None if it was not asked for.
+        units: figures for each unit of an axis; None if they were not asked for, or the array
+            has no such axis or more than `MAX_UNITS` units.
     """
 
     value: Any = None
@@ -61,13 +61,13 @@ class Kept:
 
 @dataclasses.dataclass(frozen=True)
 class Keep:
-    """What to keep. False where that is nothing.
+    """What to keep of marked arrays; false if nothing.
 
     Attributes:
-        values: whether to keep the arrays, or what to keep of each.
+        values: whether to keep the arrays, or a function of what to keep of each.
         units: the axis whose units are measured, or None.
-        parts: of which marks.
-        sites: of which sites; None for all.
+        parts: the parts (of calls) whose marks are kept.
+        sites: the sites whose marks are kept; None for all.
     """
 
     values: bool | Reduce = False
@@ -83,11 +83,11 @@ class Keep:
         return bool(self) and part in self.parts and (self.sites is None or site in self.sites)
 
     def additive(self) -> Keep:
-        """The same without what does not add up."""
+        """The same without values, which do not add up over iterations."""
         return dataclasses.replace(self, values=False)
 
     def of(self, x: jax.Array, *, site: str, mapped: int = 0) -> Kept:
-        """What is kept of an array, whose first `mapped` axes are those of a vmap."""
+        """What is kept of an array whose first `mapped` axes come from vmaps."""
         if self.sites is not None and site not in self.sites:
             return Kept()
         value: Any = None
@@ -109,7 +109,7 @@ class Keep:
 
 
 NOTHING = Keep()
-"""Nothing besides summaries."""
+"""Keeps nothing but summaries."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,12 +119,12 @@ class Plan:
     Attributes:
         summarise: whether values are reduced to summaries.
         perturb: `(mark, arrays, rows) -> arrays` for outputs and inputs; it may close over arrays.
-            `rows` are those below.
-        numbered: whether that depends on how many calls of the site were before.
-        rows: of the scans around, outermost first, the number of the iteration and how many.
-        keep: what to keep besides.
-        sample: of how many slices of a value one is binned, see `summarize`.
-        tap: what ties a value to its sink: `(value, sink, sample=) -> value`.
+            `rows` is the attribute below.
+        numbered: whether `perturb` depends on the number of the call at its site.
+        rows: for each enclosing scan, outermost first: the iteration's index and their number.
+        keep: what to keep besides summaries.
+        sample: one of how many slices of a value is binned; see `summarize`.
+        tap: the function that ties a value to its sink: `(value, sink, sample=) -> value`.
     """
 
     summarise: bool = True
@@ -138,7 +138,7 @@ class Plan:
 
 @ours()
 def sinks_for(found: Survey) -> list[Any]:
-    """Zeros for every output that may receive a cotangent, in the shape of the survey."""
+    """Zeros for every output that may receive a cotangent, nested like the survey."""
 
     def zeros(mark: Marked, around: Around) -> list[Any]:
         # reverse mode does not go through a while loop
@@ -157,13 +157,13 @@ def evaluate(
     """Run a surveyed jaxpr.
 
     Args:
-        found: of `survey`.
+        found: the result of `survey`.
         args: one array for each of the jaxpr's inputs.
-        plan: what to do at marks.
-        sinks: of `sinks_for`, or None to leave cotangents alone.
+        plan: what to do at the marks.
+        sinks: the result of `sinks_for`, or None to leave cotangents alone.
 
     Returns:
-        The outputs, and what was seen: in the shape of the survey a `Seen` for each mark, nothing
+        The outputs, and what was seen: a `Seen` for each mark, nested like the survey, and nothing
         for the second pass of a remat.
     """
     env: dict[Any, Any] = {}
@@ -196,15 +196,15 @@ def evaluate(
 def run_item(
     item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
 ) -> tuple[list[Any], Any]:
-    """Do one equation that holds marks: its results, and what was seen.
+    """Run one equation that holds marks; returns its results, and what was seen.
 
     Args:
-        item: what the survey says of it.
-        equation: its primitive's parameters.
+        item: the equation's entry in the survey.
+        equation: the equation, for its primitive's parameters.
         values: its operands.
-        plan: what to do at marks.
+        plan: what to do at the marks.
         sink: its part of `sinks_for`, or None.
-        memo: the summaries of values by their id.
+        memo: the summaries of values, by the values' ids.
     """
     return _RUN[item.kind](item, equation, values, plan, sink, memo)
 
@@ -212,8 +212,8 @@ def run_item(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What one mark saw: a summary for each array, how often the mark was passed, and what was
-    kept of each array.
+    """What one mark saw: a summary for each array, how often the mark was passed, and what was kept
+    of each array.
     """
 
     summaries: list[Summary]
@@ -308,7 +308,7 @@ def _run_while(
 
 @ours()
 def merge_seen(a: Any, b: Any) -> Any:
-    """Two like trees of `Seen`, added up."""
+    """The sum of two trees of `Seen` with equal structure."""
 
     def add(x: Any, y: Any) -> Any:
         if isinstance(x, Summary):
@@ -369,7 +369,7 @@ def _run_jit(
         body.__name__ = equation.params.get("name", "jit")
         jitted = jax.jit(body, in_shardings=(before, None), out_shardings=(after, None))
         out, seen = jitted(values, inner)
-    else:  # a fresh function compiles each time: run eager calls equation by equation
+    else:  # a new function would compile each time: run eager calls equation by equation
         out, seen = body(placed(values, before), inner)
         out = placed(out, after)
     return out, [seen]
@@ -378,12 +378,12 @@ def _run_jit(
 def _run_shard_map(
     item: Item, equation: Any, values: list[Any], plan: Plan, sink: Any, memo: dict[int, Any]
 ) -> Any:
-    """Each device measures its own part; what they saw and received is merged outside."""
+    """Each device measures its own part; the results and cotangents are merged outside."""
     axes, params = jaxprs.shard_map_parts(equation)
     count = math.prod(params["mesh"].shape[axis] for axis in axes)
     at = a_row_each(params["mesh"], axes)
     a_device_each = PartitionSpec(axes)
-    plan = dataclasses.replace(plan, keep=NOTHING)  # a device has a part: of which units, say
+    plan = dataclasses.replace(plan, keep=NOTHING)  # a device has only a part, maybe of the units
 
     def body(values: Any, sinks: Any) -> Any:
         sinks = jax.tree.map(lambda s: s[0], sinks)

@@ -1,8 +1,8 @@
-"""What a running program asks the host (`ask`) and tells it (`tell`), by effectful primitives.
+"""Lets a running program ask the host for arrays (`ask`) and send it arrays (`tell`).
 
-Under remat a call is made once: what was asked is saved, not asked again, so that forward pass and
-recomputation agree. Under vmap there is one call for the whole batch. Invariant: nothing here is
-differentiated, and neither primitive keeps a tracer. Knows no sites and no sessions.
+Both are primitives with an effect. Under remat a call happens once: its answer is saved, so forward
+pass and recomputation agree. Under vmap there is one call for the whole batch. Invariant: nothing
+here is differentiated, and neither primitive keeps a tracer. Knows no sites and no sessions.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def ask(
 
     Args:
         host: called on any thread; it must not raise.
-        avals: shapes and dtypes of what it returns.
-        after: a pytree; `host` is called once its first array is known. In a loop that makes it
-            a call for each turn.
-        once: whether to make exactly one call. Within a while loop that would keep a program from
-            being differentiated; there it may be one or two.
+        avals: the shapes and dtypes of the arrays it returns.
+        after: a pytree; `host` is called once its first array is known. In a loop this makes a
+            call for each iteration.
+        once: whether to make exactly one call; otherwise there may be two. Within a while loop,
+            exactly one would prevent the program from being differentiated.
     """
     first = _first_element(after)
     if not once and jit.is_tracing():
@@ -59,7 +59,7 @@ def ask(
 
 
 def _first_element(tree: Any) -> list[jax.Array]:
-    """One number of a tree, as float32, or none: enough to depend on it."""
+    """A list of one number of a tree as float32, enough to depend on the tree; empty for none."""
     for leaf in jax.tree.leaves(tree):
         if is_observable(leaf) and leaf.size and jit.is_tracer(leaf):
             return [left_to_the_compiler(_first, jax.lax.stop_gradient(leaf))]
@@ -77,7 +77,7 @@ def _ask_impl(*after: Any, host: Any, shapes: Any) -> list[jax.Array]:
 
 
 def _ask_now(*after: Any, host: Any, shapes: Any) -> list[jax.Array]:
-    jax.effects_barrier()  # programs that were started before must have asked before
+    jax.effects_barrier()  # programs started before must ask first
     return [jnp.asarray(x) for x in host()]
 
 
@@ -114,11 +114,11 @@ def tell(host: Callable[..., None], gate: Any, *arrays: Any) -> jax.Array:
     Args:
         host: called on any thread; it must not raise.
         gate: bool[], under vmap the same for every example.
-        arrays: under vmap they come with the batch as first axis.
+        arrays: the arrays to send; under vmap their first axis is the batch.
 
     Returns:
-        A zero, to be `tied` to a value that the program needs: what nothing depends on, a
-        transform of a loop may leave out.
+        A zero, to be `tied` to a value that the program needs: a transform of a loop may drop an
+        equation that nothing depends on.
     """
     return _tell.bind(gate, *map(jax.lax.stop_gradient, arrays), host=host)
 
@@ -129,7 +129,7 @@ def _tell_impl(gate: Any, *arrays: Any, host: Any) -> jax.Array:
     members = {kind: [i for i, k in enumerate(kinds) if k == kind] for kind in kinds}
 
     def now(*arrays: Any) -> None:
-        # a few large operands: each costs the host some time
+        # a few large operands, because each one costs the host time
         io_callback(apart, None, *(jnp.stack([arrays[i] for i in m]) for m in members.values()))
 
     def apart(*groups: Any) -> None:
@@ -140,7 +140,7 @@ def _tell_impl(gate: Any, *arrays: Any, host: Any) -> jax.Array:
         host(*whole)
 
     jax.lax.cond(gate, now, lambda *_: None, *arrays)
-    return jnp.zeros(())  # known at once: nothing waits for the host
+    return jnp.zeros(())  # known at once: the program does not wait for the host
 
 
 def _tell_now(gate: Any, *arrays: Any, host: Any) -> jax.Array:
@@ -182,7 +182,7 @@ _tie = Primitive("nnx_inspector_tie")
 
 
 def tied(x: Any, zero: jax.Array) -> Any:
-    """`x`, such that no transform takes it for independent of `zero`."""
+    """`x`, in a form that every transform treats as dependent on `zero`."""
     return _tie.bind(x, zero)
 
 
@@ -208,25 +208,25 @@ _lock = threading.Lock()
 
 
 def publish(token: Hashable, arrays: Sequence[np.ndarray]) -> None:
-    """Set what programs that read `token` will see."""
+    """Set the arrays that programs read from the board `token`."""
     new = tuple(np.array(a) for a in arrays)
     with _lock:
         _boards[token] = new
 
 
 def retire(token: Hashable) -> None:
-    """Forget a board, once the programs that read it have finished."""
+    """Remove a board, after waiting for the programs that read it."""
     jax.effects_barrier()
     with _lock:
         _boards.pop(token, None)
 
 
 def read(token: Hashable, avals: tuple[jax.ShapeDtypeStruct, ...]) -> list[jax.Array]:
-    """The board's arrays: at once where nothing is traced, else when the program runs.
+    """The board's arrays: read now, or within a trace when the program runs.
 
     Args:
-        token: which board; part of the compiled program.
-        avals: of the arrays. A program that outlives its board reads zeros.
+        token: the name of the board; part of the compiled program.
+        avals: the arrays' shapes and dtypes. A program that outlives its board reads zeros.
     """
     current = functools.partial(_current, token, avals)
     if not jit.is_tracing():

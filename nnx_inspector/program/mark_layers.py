@@ -1,6 +1,6 @@
-"""The layers that mark what passes through the selected sites of a model.
+"""The layers that mark the values passing through the selected sites of a model.
 
-Invariant: a mark is the identity; marking changes no value. Does not decide what is done at a mark.
+Invariant: a mark is the identity; marking changes no value. Does not decide what a mark does.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from nnx_inspector.program.survey import UNATTRIBUTED
 
 @dataclasses.dataclass(frozen=True)
 class MarkOutput:
-    """Marks what a call returns, after interceptors and perturbations, and the Variables that it
-    changes, for one owner.
+    """Marks, for one owner, what a call returns (after interceptors and perturbations), and the
+    Variables that it changes.
     """
 
     owner: Any
@@ -37,7 +37,7 @@ class MarkOutput:
 
 @dataclasses.dataclass(frozen=True)
 class MarkUnattributed:
-    """Leaves a mark where a call could not be attributed: it is told however the trace is kept."""
+    """Marks a call that could not be attributed; a cached trace keeps the mark."""
 
     owner: Any
 
@@ -47,7 +47,7 @@ class MarkUnattributed:
 
 @dataclasses.dataclass(frozen=True)
 class MarkInput:
-    """Marks what a method receives, after interceptors, for one owner."""
+    """Marks, for one owner, what a method receives (after interceptors)."""
 
     owner: Any
 

@@ -1,8 +1,8 @@
-"""The primitives that observe: `mark` names a value, `observe_cotangent` reads its gradient.
+"""The observing primitives: `mark` names a value, `observe_cotangent` reads its gradient.
 
-Both are the identity, bitwise, under every transformation; what they observe is decided by
-`harvest`, which finds the marks in a jaxpr. Invariant: a mark's parameters hold no tracer and no
-model, only names and structure, so a traced function that contains marks may be cached.
+Both are the identity, bitwise, under every transformation. `harvest`, which finds the marks in a
+jaxpr, decides what they observe. Invariant: a mark's parameters hold no tracer and no model, only
+names and structure, so a traced function that contains marks may be cached.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from nnx_inspector.stats.summarize import (
 from nnx_inspector.stats.summary import opaque
 
 OUTPUT, INPUT, CHANGE, BEGIN = "output", "input", "change", "begin"
-"""Where a mark stands and what it observes: what a call returns, what it receives, a Variable
-before and after it (the first two operands), the place where it begins."""
+"""The part of a call that a mark observes: what the call returns, what it receives, a Variable
+before and after the call (the first two operands), or the place where the call begins."""
 
 mark = Primitive("nnx_inspector_mark")
 mark.multiple_results = True
@@ -71,11 +71,11 @@ batching.primitive_batchers[mark] = _batch_mark
 
 
 def mapped_first(x: jax.Array, mapped: Sequence[int]) -> jax.Array:
-    """A marked array with the axes that `vmap` gave it in front, the outermost first.
+    """A marked array with the axes that `vmap` added moved to the front, the outermost first.
 
     Args:
         x: the operand of a mark.
-        mapped: where each vmap put its axis, the innermost first: the mark's `mapped` for it.
+        mapped: the position of each vmap's axis, the innermost vmap first, from `Marked.mapped`.
     """
     for position, axis in enumerate(reversed(mapped)):
         x = jnp.moveaxis(x, position + axis, position)
@@ -84,13 +84,13 @@ def mapped_first(x: jax.Array, mapped: Sequence[int]) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """A pytree's shape without its arrays: hashable, so that it can be a primitive's parameter.
+    """The structure of a pytree without its arrays; hashable, to be a primitive's parameter.
 
     Attributes:
-        treedef: of the whole value.
-        leaves: for each leaf its text, `"float32[8,10]"`; what is no array by its type's name.
-        arrays: the numbers of the leaves that are arrays and were observed.
-        opaque: number and size of each leaf that has a shape and no figures (a PRNG key, a token).
+        treedef: the tree structure of the whole value.
+        leaves: a text for each leaf: `"float32[8,10]"`, or the type's name if it is not an array.
+        arrays: the indices of the leaves that are observed arrays.
+        opaque: index and size of each leaf with a shape but no figures (a PRNG key, a token).
     """
 
     treedef: Any
@@ -99,7 +99,7 @@ class Structure:
     opaque: tuple[tuple[int, int], ...] = ()
 
     def summaries(self, values: Sequence[Any]) -> Any:
-        """As `unflatten`, with a Summary that says dtype and shape for each opaque leaf."""
+        """As `unflatten`, with a Summary of only dtype and shape for each opaque leaf."""
         return self._filled(values, {i: opaque(self.leaves[i], size) for i, size in self.opaque})
 
     def unflatten(self, values: Sequence[Any]) -> Any:
@@ -119,7 +119,7 @@ class Structure:
 
 
 def describe(leaf: Any) -> str:
-    """One leaf in words: dtype and shape of an array, else the type's name."""
+    """One leaf in words: dtype and shape of an array, otherwise the type's name."""
     if is_token(leaf):
         return "token"
     value = leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
@@ -127,32 +127,32 @@ def describe(leaf: Any) -> str:
 
 
 def is_node(x: Any) -> bool:
-    """Modules and Variables are left whole: taking them apart would make other objects of them."""
+    """Whether a value is a module or a Variable: flattening one would create other objects."""
     return isinstance(x, (nnx.Pytree, nnx.Variable))
 
 
 def is_observable(leaf: Any) -> bool:
-    """Whether a leaf is an array of numbers: keys and Python scalars are not."""
+    """Whether a leaf is an array of numbers; keys and Python scalars are not."""
     return isinstance(leaf, jax.Array | np.ndarray) and is_number(leaf.dtype)
 
 
 def _opaque_size(leaf: Any) -> int | None:
-    """How many elements a leaf has that is an array and not of numbers; None of other leaves."""
+    """The number of elements of an array that holds no numbers (0 for a token); otherwise None."""
     if isinstance(leaf, jax.Array | np.ndarray) and is_opaque(leaf.dtype):
         return leaf.size
     return 0 if is_token(leaf) else None
 
 
 def is_whole(x: Any) -> bool:
-    """What is not taken apart: NNX's objects, and a generator, which may be gone through once."""
+    """Whether a value is not flattened: an NNX object, or a generator, which can be read once."""
     return is_node(x) or isinstance(x, types.GeneratorType)
 
 
 def mark_tree(tree: Any, *pair: Any, structure: Structure | None = None, **params: Any) -> Any:
     """`tree`, with its arrays marked; `params` are the mark's parameters (hashable).
 
-    A `pair` of values goes into the mark before the arrays, which then tie it to the program: what
-    nothing uses, a transform may leave out. `structure` is that of the tree unless told.
+    A `pair` of values becomes the mark's first operands. The arrays then tie it to the program: a
+    transform may drop values that nothing uses. `structure` defaults to that of the tree.
     """
     leaves, treedef = jax.tree.flatten(tree, is_leaf=is_whole)
     return rebuilt(tree, _marked(leaves, treedef, pair, structure, params), is_whole)
@@ -161,8 +161,8 @@ def mark_tree(tree: Any, *pair: Any, structure: Structure | None = None, **param
 def mark_arguments(args: Any, kwargs: Any, **params: Any) -> tuple[Any, Any]:
     """The arguments of a call, with their arrays marked.
 
-    Those in the caller's own lists and dicts are observed only, and stay: the method may write to
-    such a list.
+    Arrays in the caller's own lists and dicts are observed but not replaced: the method may write
+    to such a list.
     """
     leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_whole)
     return with_arguments(args, kwargs, _marked(leaves, treedef, (), None, params), is_whole)
@@ -178,7 +178,7 @@ def _marked(
         sizes = [(i, _opaque_size(leaf)) for i, leaf in enumerate(leaves)]
         others = tuple((i, size) for i, size in sizes if size is not None)
         structure = Structure(treedef, words, tuple(arrays), others)
-    # a value without arrays still leaves its mark, so that the call is seen
+    # a value without arrays still gets a mark, so the call is seen
     values = mark.bind(*pair, *(leaves[i] for i in arrays), structure=structure, **params)
     for i, value in zip(arrays, values[len(pair) :], strict=True):
         if isinstance(leaves[i], jax.Array):  # NumPy arrays stay NumPy for the user's code
@@ -193,7 +193,7 @@ _tap.def_impl(lambda x, sink, **_: x)
 _tap.def_abstract_eval(lambda x, sink, **_: x)
 mlir.register_lowering(_tap, lambda ctx, x, sink, **_: [x])
 
-# linear in (tangent, sink) and equal to the tangent; its transpose is ours to choose
+# linear in (tangent, sink) and equal to the tangent; we define its transpose
 _tap_linear = Primitive("nnx_inspector_observe_cotangent_linear")
 _tap_linear.def_impl(lambda t, sink, **_: t)
 _tap_linear.def_abstract_eval(lambda t, sink, **_: t)
@@ -201,19 +201,19 @@ mlir.register_lowering(_tap_linear, lambda ctx, t, sink, **_: [t])
 
 
 def observe_cotangent(x: jax.Array, sink: jax.Array, *, sample: int = 1) -> jax.Array:
-    """`x`. The gradient with respect to `sink` is the packed summary of the gradient of `x`.
+    """Returns `x`; the gradient with respect to `sink` is the packed summary of that of `x`.
 
     Args:
         x: a floating-point or complex array.
         sink: zeros, `[packed_size(x.dtype)]` of `sink_dtype(x.dtype)`.
-        sample: as for `summarize`.
+        sample: see `summarize`.
     """
     return _tap.bind(x, sink, rows=0, sample=sample)
 
 
 @ours()
 def sink_like(x: Any, rows: tuple[int, ...] = ()) -> jax.Array:
-    """The zeros to hand to `observe_cotangent` for an array like `x`."""
+    """The zeros to pass to `observe_cotangent` as the sink of an array like `x`."""
     return jnp.zeros((*rows, packed_size(x.dtype)), sink_dtype(x.dtype))
 
 
@@ -268,14 +268,14 @@ def _batcher(primitive: Primitive) -> Any:
     return batch
 
 
-# one sink for each of several devices; what they received is merged, not added
+# one sink for each of several devices; their summaries are merged, not added
 _apart = Primitive("nnx_inspector_sinks_apart")
 
 
 def sinks_apart(sink: jax.Array, count: int, at: NamedSharding | None = None) -> jax.Array:
-    """A sink for each of `count` devices, `[count, *sink.shape]`; with explicit sharding, `at`.
+    """A sink for each of `count` devices, `[count, *sink.shape]`; `at` is its explicit sharding.
 
-    The gradient with respect to `sink` is the packed summary of all that theirs received.
+    The gradient with respect to `sink` is the packed summary of everything these sinks received.
     """
     return _apart.bind(sink, axis=0, count=count, at=at)
 

@@ -1,9 +1,9 @@
 """Traces a call over modules once, with our layers open, as a pure function of arrays.
 
-A call whose code reads the values of arrays cannot be traced: the same pure function then runs
-eagerly, at each `evaluate`. Invariant: what the call changes in the caller's modules (BatchNorm
-statistics, RNG counters, new Variables) is an output of the function; `finish` applies it, or
-leaves it, as asked. A call that raises changes nothing. Does not decide what is measured.
+A call whose code reads the values of arrays cannot be traced; the same pure function then runs
+eagerly at each `evaluate`. Invariant: what the call changes in the caller's modules (BatchNorm
+statistics, RNG counters, new Variables) is an output of the function, and `finish` applies it only
+on request. A call that raises changes nothing. Does not decide what is measured.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ class Staged:
 
     Attributes:
         survey: the jaxpr with its marks. Its inputs are `inputs`.
-        inputs: the modules' state, flat, then the arrays among the arguments.
-        outputs: the number of the call's own outputs; the rest is state.
+        inputs: the flat state of the modules, then the arrays among the arguments.
+        outputs: the number of the call's own outputs; the other outputs are state.
         returned: what the call returned, without its arrays and modules.
-        scope: in which paths were found; it counts what could not be attributed.
-        owner: whose marks the survey holds.
-        eager: why the call runs eagerly instead of being traced, in words; `""` where it is traced.
-            An eager call is known once it has run: until then the survey is empty.
+        scope: the scope that gave modules their paths; it counts calls that it cannot attribute.
+        owner: the owner of the marks in the survey.
+        eager: why the call runs eagerly instead of being traced, in words; `""` if it is traced.
+            The survey of an eager call is empty until the call has run.
         last: the last run of an eager call.
         calls: the number of each mark, see `survey.call_numbers`.
-        spans: for the id of each Variable where its arrays are among the inputs.
-        arrays: the arrays among the arguments, the last of the inputs.
+        spans: by the id of each Variable, the numbers of the inputs that hold its arrays.
+        arrays: the arrays among the arguments, which are the last inputs.
     """
 
     survey: Survey
@@ -84,9 +84,9 @@ class Staged:
         seed: Any = None,
         sinks_of: SinksOf | None = None,
     ) -> tuple[list[Any], list[Any]]:
-        """Run the call: its outputs, and what was seen; see `harvest.evaluate`.
+        """Run the call; returns its outputs, and what was seen. See `harvest.evaluate`.
 
-        An eager call takes `seed` and `sinks_of` instead of `sinks`, see `EagerPass`.
+        An eager call uses `seed` and `sinks_of` instead of `sinks`; see `EagerPass`.
         """
         if not self.eager:
             return evaluate(self.survey, inputs, plan=plan, sinks=sinks)
@@ -97,7 +97,7 @@ class Staged:
         return out, last.seen
 
     def array_index(self, position: int, array: Any) -> int:
-        """Where the arguments' array of this position is among the inputs."""
+        """The number of the input that holds the array at this position among the arguments'."""
         if position < len(self.arrays) and self.arrays[position] is array:
             return len(self.inputs) - len(self.arrays) + position
         raise TypeError(
@@ -106,14 +106,14 @@ class Staged:
         )
 
     def finish(self, out: Sequence[Any], *, update: bool) -> Any:
-        """The call's result from the jaxpr's outputs; with `update` the modules are changed as
+        """The call's result, from the jaxpr's outputs. With `update`, the modules are changed as
         the call changes them.
         """
         return self._finish(out, update)
 
 
 LayersOf = Callable[[Scope, Any], Sequence[Layer]]
-"""The layers to open for a scope, marking for an owner."""
+"""A function of a scope and an owner of marks that returns the layers to open."""
 
 
 @contextlib.contextmanager
@@ -128,17 +128,17 @@ def staged(
 ) -> Iterator[Staged]:
     """Trace `function(*args, **kwargs)` with `layers(scope, owner)` open.
 
-    Runs nothing on a device. Within the context the modules may be updated by `finish`. `roots`
-    are the modules that paths are relative to, by default those among the arguments. With
-    `may_run` a call that cannot be traced, and whose arguments are concrete, runs eagerly when it
-    is evaluated.
+    Nothing runs on a device. Within the context `finish` may update the modules. `roots` are the
+    modules that paths are relative to, by default those among the arguments. With `may_run`, a
+    call that cannot be traced runs eagerly when it is evaluated, provided that its arguments are
+    concrete.
     """
     roots = roots_of(function, args, kwargs) if roots is None else roots
     arguments = Arguments.of((function.owner, tuple(args), kwargs))
     token = (_TAG, *sorted((str(p), id(m)) for p, m in roots.items()))
     scope = Scope(roots, token)
     outer = open_layers()
-    owner = (token, len(outer))  # nested in another, even of the same model, it is another
+    owner = (token, len(outer))  # differs from an enclosing one, even of the same model
     result: dict[str, Any] = {}
 
     with jitted(), nnx.update_context(_TAG), hooked(*layers(scope, owner)):
@@ -208,7 +208,7 @@ def staged(
             if update and ("ref" in written or why):
                 for reference, value in zip(references, left, strict=True):
                     reference[...] = value
-            # what did not change is not written: a model from an outer trace could not be
+            # without a change nothing is written: a model of an outer trace cannot be written to
             if (update and result["changed"]) or returned.nodes:
                 if returned.nodes and not update:
                     raise InspectorError(
@@ -238,8 +238,8 @@ def staged(
             why,
             calls=call_numbers(found.marks),
         )
-        # What is traced under layers is kept under their key, and these are of this call alone:
-        # each jnp function that measures would be traced, and kept by jax, anew for each model.
+        # jax caches traces by the open layers, and these belong to this call alone: it would trace
+        # and cache each jnp function used for measuring again for every model.
         with contextlib.nullcontext() if jaxpr is None else opened(outer):
             yield stage
 
@@ -247,7 +247,7 @@ def staged(
 def _form_of(
     function: Function, graphdef: Any, arguments: Arguments, leaves: Sequence[Any]
 ) -> int | None:
-    """A number for a call's code, structure, shapes and dtypes; None where they have no hash."""
+    """A hash of a call's code, structure, shapes and dtypes; None if they cannot be hashed."""
     of = function.method or getattr(function.call, "__code__", type(function.call))
     avals = [describe(x) for x in (*leaves, *arguments.take(arguments.arrays))]
     dynamic = {*arguments.nodes, *arguments.arrays}
@@ -260,7 +260,7 @@ def _form_of(
 
 @dataclasses.dataclass(frozen=True)
 class _Held:
-    """A state without its arrays: what else its Variables hold (a text that was sown) stays."""
+    """A state without its arrays; other values of its Variables (such as sown texts) stay."""
 
     treedef: Any
     others: dict[int, Any]
@@ -268,7 +268,7 @@ class _Held:
     @staticmethod
     def of(state: Any) -> tuple[_Held, list[Any]]:
         leaves, treedef = jax.tree.flatten(state)
-        # what a reference holds: NNX makes a reference of our own of it when it merges
+        # the value of a reference; NNX makes a new reference, ours, from it when it merges
         leaves = [leaf[...] if isinstance(leaf, jax.Ref) else leaf for leaf in leaves]
         others = {i: leaf for i, leaf in enumerate(leaves) if not _can_be_traced(leaf)}
         arrays = [x for i, x in enumerate(leaves) if i not in others]
@@ -282,12 +282,12 @@ class _Held:
 
 
 def _can_be_traced(leaf: Any) -> bool:
-    """Whether a leaf of a state is, or refers to, an array (or a number, which becomes one)."""
+    """Whether a leaf of a state is an array, a reference to one, or a number (made an array)."""
     return is_input(leaf) or isinstance(leaf, (bool, int, float, complex, jax.Ref))
 
 
 def _references(nodes: Any) -> list[jax.Ref]:
-    """What the Variables with `ref=True` refer to, in the order of the graph."""
+    """The references of the Variables with `ref=True`, in the order of the graph."""
     every: list[Any] = [node for _, node in nnx.iter_graph(nodes, graph=True)]
     found = [v.get_raw_value() for v in every if isinstance(v, nnx.Variable)]
     return [value for value in found if isinstance(value, jax.Ref)]
@@ -295,8 +295,8 @@ def _references(nodes: Any) -> list[jax.Ref]:
 
 @contextlib.contextmanager
 def _unchanged_on_error(nodes: Any) -> Iterator[None]:
-    """Give the objects back what they held if writing to them fails (a Variable from an outer
-    trace): NNX empties each object before it fills it again.
+    """Restore the objects' contents if writing to them fails (for a Variable of an outer trace):
+    NNX empties each object before it fills it again.
     """
     every: list[Any] = [node for _, node in nnx.iter_graph(nodes, graph=True)]
     values = [(v, v.get_raw_value()) for v in every if isinstance(v, nnx.Variable)]
@@ -315,11 +315,11 @@ def _unchanged_on_error(nodes: Any) -> Iterator[None]:
 
 def _contents(nodes: Any) -> tuple[Any, list[Any]]:
     graphdef, state = nnx.split(nodes, graph=True)
-    return graphdef, jax.tree.leaves(state)  # now: a State refers to the Variables themselves
+    return graphdef, jax.tree.leaves(state)  # read now: a State holds the Variables themselves
 
 
 def _differ(before: tuple[Any, list[Any]], after: tuple[Any, list[Any]]) -> bool:
-    """Whether two contents differ in structure, or any array is another object."""
+    """Whether two contents differ in structure, or in the identity of any array."""
     if before[0] != after[0] or len(before[1]) != len(after[1]):
         return True
     return any(a is not b for a, b in zip(before[1], after[1], strict=True))
@@ -337,7 +337,7 @@ def _say_why_values_are_unknown(error: Exception, may_run: bool) -> None:
 
 
 def _spans(nodes: Any, state: Any) -> dict[int, tuple[int, ...]]:
-    """For the id of each Variable the numbers of its leaves in the flat state."""
+    """By the id of each Variable, the numbers of its leaves in the flat state."""
     spans: dict[int, tuple[int, ...]] = {}
     start = 0
     for own, value in variables_of_state(nodes, state):
@@ -348,16 +348,16 @@ def _spans(nodes: Any, state: Any) -> dict[int, tuple[int, ...]]:
 
 
 def array_names(variable: Any) -> list[str]:
-    """What tells the arrays of one Variable apart, in the order of its span: nothing where it
-    holds one.
+    """A suffix for each array of a Variable, in the order of its span; `""` if the Variable is a
+    single array.
     """
     leaves = jax.tree_util.tree_flatten_with_path(variable.get_raw_value())[0]
     return [jax.tree_util.keystr(path) for path, leaf in leaves if _can_be_traced(leaf)]
 
 
 def variables_of_state(nodes: Any, state: Any) -> Iterator[tuple[Any, Any]]:
-    """The Variables of NNX objects that are in a state of them, in its order, each with its part of
-    the state.
+    """The Variables of NNX objects that a state of these objects holds, in its order, each with its
+    part of the state.
     """
     variables = dict(nnx.iter_graph(nodes, graph=True))
     is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
@@ -366,6 +366,6 @@ def variables_of_state(nodes: Any, state: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _without(returned: Arguments) -> tuple[Any, ...]:
-    # no tracer may outlive the trace: nodes and arrays are filled in from the outputs
+    # no tracer may outlive the trace; nodes and arrays are filled in from the outputs
     dynamic = {*returned.nodes, *returned.arrays}
     return tuple(None if i in dynamic else leaf for i, leaf in enumerate(returned.leaves))

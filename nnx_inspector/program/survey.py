@@ -1,7 +1,7 @@
 """Finds the marks in a traced function, through every equation that can be entered.
 
-Invariant: what cannot be taken out is listed with a reason, never guessed. Runs nothing; what is
-done at the marks is for `harvest`.
+Invariant: a mark that cannot be taken out is listed with a reason, never guessed. Runs nothing;
+`harvest` evaluates the marks.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from nnx_inspector.program.equations import bodies_of, kind_of
 from nnx_inspector.program.marks import INPUT, OUTPUT, Structure, mark
 
 UNATTRIBUTED = "unattributed"
-"""Marks a call that looks like the model's and is none; its site is the name of the type."""
+"""Part of a mark on a call that only looks like the model's; the site is the type's name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Marked:
-    """One mark in a jaxpr: which site, which part of the call, and what it holds.
+    """One mark in a jaxpr: the site, the part of the call, and the arrays it holds.
 
-    `variable` is what a mark of a change says of the Variable; `mapped` names for each array the
-    axes that vmap gave it, the innermost vmap first.
+    `variable` describes the Variable of a mark of a change. `mapped` holds for each array the axes
+    that vmaps added, the innermost vmap first.
     """
 
     site: str
@@ -47,9 +47,9 @@ class Item:
     """One equation that holds marks: the mark itself, or an equation with jaxprs inside.
 
     Attributes:
-        kind: "mark", or that of the equation, see `equations.kind_of`.
-        children: of each of its jaxprs; the condition of a while loop has no items.
-        length: the turns of a scan, negative where it goes backwards.
+        kind: "mark", or the kind of the equation, see `equations.kind_of`.
+        children: the surveys of its jaxprs; that of a while loop's condition has no items.
+        length: the number of iterations of a scan, negative for a reversed one.
         again: it is the second pass of a remat: perturbed like the first, and not measured again.
     """
 
@@ -65,8 +65,8 @@ class Survey:
     """A jaxpr and its equations that hold marks, by their number.
 
     Attributes:
-        unseen: sites whose marks cannot be taken out, each with the reason.
-        unattributed: how many calls, by the type of module, look like the model's and are not.
+        unseen: the sites whose marks cannot be taken out, each with the reason.
+        unattributed: by type of module, how many calls look like the model's but are not.
     """
 
     jaxpr: Any
@@ -79,9 +79,9 @@ class Survey:
         """Each mark in the order of the program, loop bodies once: `(mark, around, *results)`.
 
         Args:
-            results: nested as `nested` does it. A mark has None where there is nothing, as where
-                `evaluate` saw nothing.
-            around: the equations that this survey lies in, outermost first.
+            results: trees nested as by `nested`, each with an entry for every mark. An empty part
+                of a tree gives None for its marks, for instance where `evaluate` saw nothing.
+            around: the equations that enclose this survey, outermost first.
         """
         for number, item in enumerate(self.items.values()):
             here = [result[number] if result else None for result in results]
@@ -92,7 +92,7 @@ class Survey:
                 yield from child.walk(*inner, around=(*around, item))
 
     def nested(self, make: Callable[[Marked, Around], Any], around: Around = ()) -> list[Any]:
-        """`make(mark, around)` of each mark, in the shape of the survey."""
+        """`make(mark, around)` for each mark, nested like the survey."""
         return [
             [child.nested(make, (*around, item)) for child in item.children]
             if item.mark is None
@@ -106,18 +106,18 @@ class Survey:
 
 
 Around = tuple[Item, ...]
-"""The equations that something lies in, outermost first."""
+"""The enclosing equations of a mark, outermost first."""
 
 
 def lengths_of(around: Around) -> tuple[int, ...]:
-    """The lengths of the scans among them; negative where one goes backwards."""
+    """The lengths of the scans among enclosing equations; negative for a reversed one."""
     return tuple(item.length for item in around if item.kind == "scan")
 
 
 def survey(jaxpr: Any, owner: Any) -> Survey:
     """Find an owner's marks in a jaxpr, in order, through every equation that can be entered.
 
-    Marks of others, around or inside us, are equations like any other.
+    Marks of other owners count as ordinary equations.
     """
     bare, consts = jaxprs.open_jaxpr(jaxpr)
     items: dict[int, Item] = {}
@@ -134,7 +134,7 @@ def survey(jaxpr: Any, owner: Any) -> Survey:
 def item_of(
     equation: Any, owner: Any, unseen: dict[str, str], unattributed: dict[str, int]
 ) -> Item | None:
-    """What one equation is to a survey; None where it holds no mark that can be taken out. Adds to
+    """The survey's entry for one equation; None if it holds no mark that can be taken out. Adds to
     `unseen` and `unattributed`.
     """
     params, name = equation.params, equation.primitive.name
@@ -182,8 +182,8 @@ def item_of(
 
 
 def call_numbers(found: Sequence[Marked]) -> dict[int, int]:
-    """For the id of each mark of a value how many of its site and part are before it: random
-    numbers depend on it.
+    """By the id of each mark on a value, how many marks of its site and part precede it. Random
+    numbers depend on this number.
     """
     numbers: dict[tuple[str, str], int] = {}
     calls: dict[int, int] = {}

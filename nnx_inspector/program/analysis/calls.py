@@ -1,8 +1,8 @@
-"""The layers that mark a program's calls for `trace`, and the history of the pass beside it.
+"""The layers that mark a program's calls for `trace`, and the history of the pass.
 
-Invariant: what a mark carries depends on the call alone, so functions that jax traced before may
-be used again. The history is what is left of a pass that raises: it has no program to read.
-Changes neither arguments nor results, and of an exception only its notes.
+Invariant: the parameters of a mark depend only on the call, so jax may reuse traces of functions.
+The history serves for a pass that raises, which leaves no program to read. Changes no arguments
+and no results; only adds notes to exceptions.
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ from nnx_inspector.program.marks import (
 
 @dataclasses.dataclass(frozen=True)
 class TracedCall:
-    """One call of one site, as it stands in the traced program.
+    """One call of one site in the traced program.
 
     Attributes:
         site: the site's key.
         type: the name of the module's class.
-        depth: how many calls it is nested in.
-        parent: the number of the call it is nested in, or None.
-        inputs: what goes in, as written in a call: `"float32[8,10], train=True"`. Arrays by dtype
+        depth: the number of calls that enclose it.
+        parent: the number of the call that encloses it, or None.
+        inputs: its arguments as written in a call: `"float32[8,10], train=True"`. Arrays as dtype
             and shape, without the batch axis of a `vmap`; Python values as they are.
-        output: likewise what comes out; `""` for a call that did not return.
-        shape, dtype: of the output where it is one array, else None; with the batch axes of a
-            `vmap` around the call.
+        output: likewise its result; `""` for a call that did not return.
+        shape, dtype: of the output, if it is one array, with the batch axes of a `vmap` around the
+            call; otherwise None.
         parameters: the number of elements of its parameters (`nnx.Param`), children included.
-        parameter_bytes: their bytes.
-        output_bytes: bytes of the arrays that one such call returns, batch axes of a `vmap`
-            included: its activation.
-        flops: operations of all its times, children included, of a `cond` the branch with the
-            most; None where their number cannot be known (a while loop, foreign code).
-        times: how often it takes place: the product of the scans around it (and the devices of a
-            `shard_map`); None where that cannot be known (a while loop).
-        conditional: whether it stands in a branch of a `cond`, which may not be taken.
-        stacked: how many layers the module holds, of which each call sees one; 0 for a plain one.
-        source: `file:line` of the user's code that makes the call. For a call that flax makes (a
-            layer of an `nnx.Sequential`) it is the line that called that.
-        changed: the Variables that hold another value after the call, children's included; None
-            in a trace that ended in an exception, where it is not known.
-        error: what the call raised, in words; `""` for none, as for the calls around it.
+        parameter_bytes: the bytes of its parameters.
+        output_bytes: the bytes of the arrays (the activation) that the call returns once, batch
+            axes of a `vmap` included.
+        flops: the operations over all its `times`, children included, and for a `cond` those of
+            the costliest branch; None if their number cannot be known (a while loop, foreign code).
+        times: how often it runs: the product of the lengths of the scans around it (and the number
+            of devices of a `shard_map`); None if that cannot be known (a while loop).
+        conditional: whether it is in a branch of a `cond`, which may not be taken.
+        stacked: the number of layers that the module holds, if each call sees one; otherwise 0.
+        source: `file:line` of the user's code that makes the call. If flax makes it (a layer of an
+            `nnx.Sequential`), the line of the user's code that called flax.
+        changed: the Variables that hold another value after the call, those of children included;
+            None (not known) in a trace that ended in an exception.
+        error: what the call raised, in words; `""` for none, and for the calls that enclose it.
     """
 
     site: str
@@ -90,7 +90,7 @@ class TracedCall:
     error: str = ""
 
     def returning(self, text: str, arrays: Any) -> TracedCall:
-        """The call with its output: in words, and its arrays (or abstract ones)."""
+        """The call with its output, given in words and as arrays (or abstract arrays)."""
         lone = arrays[0] if len(arrays) == 1 else None
         return dataclasses.replace(
             self,
@@ -103,14 +103,14 @@ class TracedCall:
 
 @dataclasses.dataclass(frozen=True)
 class CallSite:
-    """What is known of a call when it begins; a parameter of its marks.
+    """What is known about a call when it begins; a parameter of its marks.
 
     Attributes:
         key: the site's key.
-        path: the module's.
+        path: the module's path.
         type: the name of the module's class.
-        source: `file:line`, or `""` where the equation around knows better.
-        first: the shape of the module's first parameter, as the call finds it.
+        source: `file:line`, or `""` if the enclosing equation has the right line.
+        first: the shape of the module's first parameter, as the call sees it.
     """
 
     key: str
@@ -121,7 +121,7 @@ class CallSite:
 
 
 class Modules:
-    """A model's modules by path, and their parameters, each looked at once."""
+    """A model's modules by path, and the size of their parameters, computed once for each."""
 
     def __init__(self, modules: Mapping[str, nnx.Module]):
         self._modules = modules
@@ -150,7 +150,7 @@ class Modules:
 
 
 def _stacked(whole: tuple[int, ...] | None, inside: tuple[int, ...] | None) -> int:
-    """How many layers a module holds, by what a call finds of its first parameter."""
+    """The number of layers that a module holds, from its first parameter's shape in a call."""
     if whole is None or inside is None or len(whole) != len(inside) + 1:
         return 0
     for axis, size in enumerate(whole):
@@ -161,13 +161,13 @@ def _stacked(whole: tuple[int, ...] | None, inside: tuple[int, ...] | None) -> i
 
 @dataclasses.dataclass(frozen=True)
 class _Where:
-    """In what part of the program an equation stands."""
+    """The part of the program that an equation is in."""
 
     times: int | None = 1
     conditional: bool = False
     source: str = ""
     again: bool = False  # in the second pass of a remat, whose calls were seen in the first
-    known: bool = True  # whether every operation is there, and not only what holds marks
+    known: bool = True  # whether all operations are there, not only those that hold marks
 
 
 class _Walk:
@@ -223,8 +223,8 @@ class _Walk:
         self.calls[self.open[-1]] = dataclasses.replace(self.calls[self.open[-1]], **fields)
 
     def _return_to(self, call: CallSite, where: _Where) -> None:
-        """Make a call the innermost open one, though marks may have been left out (by a
-        transform that drops what nothing needs).
+        """Make a call the innermost open one, even if marks are missing (a transform may drop
+        equations that nothing needs).
         """
         if not any(self.calls[n].site == call.key for n in self.open):
             self._begin(call, where)
@@ -273,7 +273,7 @@ class _Walk:
 
 
 def _times(flops: float | None, times: int | None) -> float | None:
-    if not flops:  # nothing, however often, is nothing
+    if not flops:  # zero times any number is zero; None stays None
         return flops
     return None if times is None else flops * times
 
@@ -289,12 +289,12 @@ def calls_of(
     """The calls that a marked jaxpr holds, in the order in which they begin.
 
     Args:
-        jaxpr: with an owner's marks.
-        owner: the same.
-        modules: of the model.
-        source: of calls that no user code of the traced function makes.
-        known: whether the jaxpr has every operation: of an eager pass it has only those that hold
-            marks, so the FLOPs are not known.
+        jaxpr: the jaxpr, with an owner's marks.
+        owner: the owner of the marks.
+        modules: the model's modules.
+        source: `file:line` for calls that no user code of the traced function makes.
+        known: whether the jaxpr has every operation. That of an eager pass has only those that
+            hold marks, so the FLOPs are not known.
     """
     walk = _Walk(modules, owner)
     walk.enter(jaxpr, _Where(source=source, known=known))
@@ -302,10 +302,10 @@ def calls_of(
 
 
 class History:
-    """The calls of one pass as their Python code ran, with what is known without the program.
+    """The calls of one pass as their Python code ran, as far as known without the program.
 
     Attributes:
-        calls: in the order in which they began.
+        calls: the calls, in the order in which they began.
     """
 
     def __init__(self, modules: Modules):
@@ -315,27 +315,27 @@ class History:
         self._error: BaseException | None = None
 
     def restart(self) -> None:
-        """Forget the calls: the pass begins anew."""
+        """Forget the calls, because the pass begins again."""
         self.calls, self._open, self._error = [], [], None
 
     def begin(self, call: CallSite) -> None:
         parent = self._open[-1] if self._open else None
         self.calls.append(self._modules.begin(call, "", len(self._open), parent))
-        self._open.append(len(self.calls) - 1)  # not before: where the stack ends, that raises
+        self._open.append(len(self.calls) - 1)  # last: the above may exceed the stack
 
     def receive(self, text: str) -> None:
-        """What the innermost call receives, in words."""
+        """Record what the innermost call receives, in words."""
         self._replace(inputs=text)
 
     def end(self, output: Any, text: str) -> None:
-        """The innermost call returns."""
+        """Record that the innermost call returns."""
         leaves = jax.tree.leaves(output, is_leaf=is_whole)
         arrays = [x for x in leaves if isinstance(x, jax.Array)]
         self.calls[self._open[-1]] = self.calls[self._open[-1]].returning(text, arrays)
         self._open.pop()
 
     def fail(self, error: Exception) -> bool:
-        """The innermost call raises; whether it is the first that this exception goes through."""
+        """Record that the innermost call raises; returns whether no inner call raised `error`."""
         first = error is not self._error
         if first:
             self._replace(error=error_in_words(error))
@@ -348,7 +348,7 @@ class History:
         self.calls[number] = dataclasses.replace(self.calls[number], **fields)
 
     def close(self) -> None:
-        """Let go of the model and the exception: jit caches keep layers, and layers this."""
+        """Release the model and the exception: jit caches keep layers, which keep this object."""
         self._modules, self._error = Modules({}), None
 
 
@@ -372,7 +372,7 @@ class MarkCalls:
         first = next(iter(shapes), None)
         call = CallSite(site, context.path or "", kind, source, first)
         self.history.begin(call)
-        # an inner function's trace may be used again elsewhere: there its equation knows the line
+        # an inner function's trace may be reused elsewhere: there its equation has the line
         call = dataclasses.replace(call, source="" if inner else source)
         params = {"owner": self.owner, "site": site, "call": call}
         try:

@@ -1,10 +1,10 @@
-"""Floating-point operations of one equation of a jaxpr, counted from its shapes.
+"""Floating-point operations of one equation of a jaxpr, from its shapes; memory of a program.
 
-A multiply-add counts as two, an elementwise function as one for each element of its result;
-integers, comparisons and moving data count nothing. A convolution counts its whole window at each
-place of its output, padding included; a transposed one at each place of its input. Invariant: an
-operation whose arithmetic is not known has None operations, never a guess. Does not enter loops:
-the caller multiplies.
+A multiply-add counts as two, an elementwise function as one for each element of its result.
+Integer arithmetic, comparisons and data movement count nothing. A convolution counts its whole
+window at each position of its output, padding included; a transposed one at each position of its
+input. Invariant: the count of an operation whose arithmetic is not known is None, never a guess.
+Does not enter loops: the caller multiplies.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ELEMENTWISE = frozenset(
 
 
 def equation_flops(equation: Any) -> float | None:
-    """The operations of one equation; None where they are not known."""
+    """The floating-point operations of one equation; None if they are not known."""
     name = equation.primitive.name
     if name in _FREE or not equation.outvars:
         return 0.0
@@ -61,7 +61,7 @@ def equation_flops(equation: Any) -> float | None:
 
 
 def is_arithmetic(equation: Any) -> bool:
-    """Whether an equation's own name says what it computes, whatever jaxprs it holds."""
+    """Whether an equation's name alone says what it computes, whatever jaxprs it holds."""
     name = equation.primitive.name
     return name in _FREE or name in _ELEMENTWISE or name in _KNOWN
 
@@ -74,7 +74,7 @@ def _product(equation: Any) -> float:
 
 def _ragged_product(equation: Any) -> float | None:
     if equation.outvars[0].aval.ndim != 2:
-        return None  # groups along what is summed over, or a batch
+        return None  # groups along the summed axis, or a batch
     rows, inner = equation.invars[0].aval.shape
     return 2 * rows * inner * equation.invars[1].aval.shape[-1]
 
@@ -84,10 +84,10 @@ def _convolution(equation: Any) -> float:
     given, kernel = (v.aval.shape for v in equation.invars)
     out = equation.outvars[0].aval.shape
     places = [
-        given[i] if holes > 1 else out[o]  # a transposed one meets each place of its input
+        given[i] if holes > 1 else out[o]  # transposed: each position of its input
         for i, o, holes in zip(numbers.lhs_spec[2:], numbers.out_spec[2:], spread, strict=True)
     ]
-    window = math.prod(kernel[k] for k in numbers.rhs_spec[1:])  # input features, and taps
+    window = math.prod(kernel[k] for k in numbers.rhs_spec[1:])  # input features and taps
     return 2 * math.prod(out[o] for o in numbers.out_spec[:2]) * math.prod(places) * window
 
 
@@ -151,7 +151,7 @@ _UNKNOWN = 4 << 30
 
 
 def peak_bytes(jaxpr: Any) -> int:
-    """The most bytes of values that are alive at once, without the program's own inputs."""
+    """An estimate of the most bytes of values alive at once, without the program's inputs."""
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     last: dict[Any, int] = {}
     for number, equation in enumerate(bare.eqns):
@@ -176,8 +176,8 @@ def _bytes(aval: Any) -> int:
 
 
 def available_bytes(device: Any) -> int:
-    """The bytes that a program may still take on a device; on a CPU those of the machine, or of
-    the container that this runs in.
+    """The bytes that are still free on a device; for a CPU, those of the machine or of the
+    container, whichever is less.
     """
     figures = device.memory_stats() if device.platform != "cpu" else None
     if figures and "bytes_limit" in figures:

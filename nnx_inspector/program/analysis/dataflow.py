@@ -1,9 +1,9 @@
 """Which module's output reaches which module, followed through a program's values.
 
-Every variable of a jaxpr has its stems: the calls whose outputs (or received values) it is made
-of. Invariant: each inner jaxpr is gone through once for each way in which it is entered, and a
-loop until nothing new comes round, so the cost grows with the program, not with its nesting.
-What decides between branches (a predicate, a trip count) is no dataflow here.
+Every variable of a jaxpr has stems: the calls whose outputs (or received values) it is computed
+from. Invariant: each inner jaxpr is processed once for each way in which it is entered, and a loop
+until its stems stop changing, so the cost grows with the program, not with its nesting. A value
+that only decides between branches (a predicate, a trip count) is not dataflow here.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, mark
 
 @dataclasses.dataclass(frozen=True)
 class Edge:
-    """A value that one module returns and another receives (perhaps changed on the way).
+    """A value that one module returns and another receives, possibly changed on the way.
 
     Unpacks as `(producer, consumer, shape)`.
 
     Attributes:
         producer, consumer: site keys.
         shape: dtype and shape as the consumer receives it, without the batch axis of a `vmap`.
-        loop: the value goes from one iteration of a loop to a later one.
+        loop: whether the value passes from one iteration of a loop to a later one.
     """
 
     producer: str
@@ -40,12 +40,12 @@ class Edge:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What a value is made of: something that a call returned, or received.
+    """A value that another is computed from: one that a call returned or received.
 
     Attributes:
-        stack: site keys: the calls that the call is nested in, outermost first, then its own.
-        received: the call received it, else returned it.
-        loop: it comes from an earlier iteration of a loop.
+        stack: the site keys of the enclosing calls, outermost first, then of the call itself.
+        received: whether the call received it; otherwise the call returned it.
+        loop: whether it comes from an earlier iteration of a loop.
     """
 
     stack: tuple[str, ...]
@@ -55,14 +55,14 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True)
 class Arrival:
-    """A value that a call receives, or returns, with all that it is made of.
+    """A value that a call receives or returns, with its origins.
 
     Attributes:
-        stack: as an `Origin`'s.
-        received: the call receives it, else returns it.
+        stack: as in `Origin`.
+        received: whether the call receives it; otherwise the call returns it.
         shape: its dtype and shape, without the batch axis of a `vmap`.
-        origins: in a fixed order.
-        value: what has the same number is the same value.
+        origins: what it is computed from, in a fixed order.
+        value: a number; arrivals with the same number are the same value.
     """
 
     stack: tuple[str, ...]
@@ -78,32 +78,32 @@ class _Source:
 
     site: str
     received: bool
-    within: tuple[str, ...]  # the calls that it is nested in, of the jaxpr that is gone through
+    within: tuple[str, ...]  # the enclosing calls in the jaxpr being processed
     around: frozenset[int] = frozenset()  # the loops that carried it to a later iteration
 
 
 _Stems = frozenset[Any]
-"""`_Source`s, and the numbers of the inputs of the jaxpr that is gone through."""
+"""`_Source`s, and the numbers of inputs of the jaxpr being processed."""
 
 _NONE: _Stems = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
 class _Meeting:
-    """Stems that meet a call: what it receives, or what it returns."""
+    """A value that a call receives or returns, with its stems."""
 
     site: str
     received: bool
     shape: str
     stems: _Stems
-    value: int  # the same number, the same value
-    around: tuple[str, ...]  # the calls that it is nested in, of the same jaxpr
+    value: int  # the same number means the same value
+    around: tuple[str, ...]  # the enclosing calls in the same jaxpr
     inside: frozenset[str]  # the sites that were called inside it
 
 
 @dataclasses.dataclass(frozen=True)
 class _Flow:
-    """What a jaxpr does with stems."""
+    """The effect of a jaxpr on stems."""
 
     results: tuple[_Stems, ...]
     meetings: tuple[_Meeting, ...]
@@ -113,12 +113,12 @@ class _Flow:
 def dataflow(
     jaxpr: Any, owner: Any
 ) -> tuple[tuple[Edge, ...], tuple[Edge, ...], tuple[Arrival, ...]]:
-    """The edges of a marked program, in its order: between modules, and across their borders;
-    and what both are read from, one by one.
+    """The edges of a marked program, in its order: those between modules, those across their
+    borders, and the arrivals that both are read from.
 
-    An edge across a border joins a call with one nested in it. Where the producer encloses the
-    consumer, it is a value that the producer received; where the consumer encloses the producer
-    (or is the producer), it is part of what the consumer returns.
+    An edge across a border joins a call with one nested in it. If the producer encloses the
+    consumer, the value is one that the producer received. If the consumer encloses the producer
+    (or is the producer), the value is part of what the consumer returns.
     """
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     flow = _Follow(owner).flow(bare, (False,) * len(bare.invars))
@@ -131,7 +131,7 @@ def dataflow(
                 enclosed = source.received and source.site in meeting.around
                 (across if enclosed else between)[edge] = None
             elif source.received and source.site == meeting.site:
-                if meeting.inside:  # past the modules inside: of one without any it says nothing
+                if meeting.inside:  # bypasses the modules inside; trivial without any
                     across[edge] = None
             elif source.site in meeting.inside:
                 across[edge] = None
@@ -167,10 +167,10 @@ class _Follow:
         self.known: dict[Any, tuple[Any, _Flow]] = {}
 
     def flow(self, jaxpr: Any, fed: tuple[bool, ...]) -> _Flow:
-        """What a jaxpr does, given which of its inputs have stems at all."""
+        """The flow of a jaxpr, given which of its inputs have stems at all."""
         bare, _ = jaxprs.open_jaxpr(jaxpr)
         key = (id(bare), fed)
-        if key not in self.known:  # the jaxpr is kept too, so that its id stays its own
+        if key not in self.known:  # keep the jaxpr too, so its id is not reused
             self.known[key] = (bare, self._go_through(bare, fed))
         return self.known[key][1]
 
@@ -193,7 +193,7 @@ class _Follow:
             return results
         everything = frozenset().union(*stems)
         bodies = () if jaxprs.is_recomputation(equation) else bodies_of(equation)
-        if not any(body.results for body in bodies):  # how values come out is not known
+        if not any(body.results for body in bodies):  # it is not known how values come out
             through = [everything, *(s for b in bodies for s in self._enter(b, stems, here))]
             return [frozenset().union(*through)] * len(equation.outvars)
         results = [_NONE] * len(equation.outvars)
@@ -213,7 +213,7 @@ class _Follow:
 
     def _enter(self, body: Body, stems: Sequence[_Stems], here: _Here) -> list[_Stems]:
         bare, _ = jaxprs.open_jaxpr(body.jaxpr)
-        if body.operands is None:  # how the operands go in is not known: all of them do
+        if body.operands is None:  # not known how operands go in: all to all
             stems = [frozenset().union(*stems)] * len(bare.invars)
         if body.carry and not body.tests:
             return self._loop(bare, stems, body.consts, body.carry, here)
@@ -242,7 +242,7 @@ class _Follow:
 
 
 def _carried_by(number: int, out: _Stems) -> _Stems:
-    """Stems of a loop's result, its own calls among them as carried to a later iteration."""
+    """A loop result's stems, with the loop's own calls marked as carried to a later iteration."""
     return frozenset(
         s if isinstance(s, int) else dataclasses.replace(s, around=s.around | {number}) for s in out
     )
@@ -255,7 +255,7 @@ def _without(source: Any, number: int) -> Any:
 
 
 def _resolved(stems: _Stems, entering: Sequence[_Stems]) -> _Stems:
-    """Stems with the numbers of inputs replaced by what enters there."""
+    """Stems with the numbers of inputs replaced by the stems that enter there."""
     if not any(isinstance(s, int) for s in stems):
         return stems
     return frozenset().union(*(entering[s] if isinstance(s, int) else {s} for s in stems))
@@ -263,7 +263,7 @@ def _resolved(stems: _Stems, entering: Sequence[_Stems]) -> _Stems:
 
 @dataclasses.dataclass
 class _Open:
-    """A call that has begun: the sites called inside it, and what its inputs stem from outside."""
+    """An open call: the sites called inside it, and the stems of its inputs outside it."""
 
     site: str
     inside: set[str] = dataclasses.field(default_factory=lambda: set[str]())
@@ -271,7 +271,7 @@ class _Open:
 
 
 class _Here:
-    """The jaxpr that is gone through: stems of its variables, open calls, and what met them."""
+    """The state of the jaxpr being processed: stems of its variables, open calls, and meetings."""
 
     def __init__(self, stems: dict[Any, _Stems]) -> None:
         self.stems = stems
@@ -298,7 +298,7 @@ class _Here:
         result = frozenset([_Source(site, part == INPUT, around)])
         if part == INPUT:
             for atom, stem in zip(equation.invars, stems, strict=True):
-                if not jaxprs.is_literal(atom):  # inside, it is what the call received
+                if not jaxprs.is_literal(atom):  # inside, its origin is the call
                     self.open[-1].outside.setdefault(atom, stem)
                     self.stems[atom] = result
         structure = params["structure"]
@@ -312,12 +312,12 @@ class _Here:
         return [result] * len(stems)
 
     def rename(self, equation: Any) -> None:
-        """Know what comes out of a mark as the value that went in."""
+        """Identify the results of a mark with its operands."""
         for atom, out in zip(equation.invars, equation.outvars, strict=True):
             self.first[out] = self.value(atom)
 
     def value(self, atom: Any) -> int:
-        """The same number for the same value; a value may have several, where jits begin."""
+        """A number that identifies a value; one that enters a jit gets another number there."""
         return id(atom) if jaxprs.is_literal(atom) else self.first.get(atom, id(atom))
 
     def stack(self) -> tuple[str, ...]:
@@ -325,7 +325,7 @@ class _Here:
         return tuple(one.site for one in self.open)
 
     def placed(self, stems: _Stems) -> _Stems:
-        """Stems of an inner jaxpr, as seen from here: nested in the calls that are open."""
+        """Stems of an inner jaxpr, as seen from here: nested in the open calls."""
         around = self.stack()
         if not around or not stems:
             return stems
@@ -335,7 +335,7 @@ class _Here:
         )
 
     def _close(self, site: str) -> set[str]:
-        """End the innermost call of a site, and what is still open in it."""
+        """End the innermost call of a site, and every call still open in it."""
         inside: set[str] = set()
         while any(one.site == site for one in self.open):
             closed = self.open.pop()
@@ -351,7 +351,7 @@ class _Here:
             one.inside.update(sites)
 
     def take(self, flow: _Flow, stems: Sequence[_Stems]) -> None:
-        """The meetings of an inner jaxpr, as seen from here."""
+        """Add the meetings of an inner jaxpr, as seen from here."""
         around = self.stack()
         for meeting in flow.meetings:
             self.meetings.append(

@@ -1,6 +1,6 @@
 """Values in words: `float32[8,10], train=True, mask=None`, for traces, errors and frames.
 
-Arrays are told by dtype and shape, plain Python values as they are, everything else by its type's
+Arrays appear as dtype and shape, plain Python values as they are, other values as their type's
 name. Invariant: never looks at an array's numbers, so it works on tracers and abstract values.
 """
 
@@ -16,13 +16,13 @@ from nnx_inspector.arrays import is_array, own_attribute
 from nnx_inspector.program.marks import describe, is_whole
 
 _LONGEST = 8
-"""How many parts of a container are told before the rest is only counted."""
+"""How many parts of a container are written out; the others are only counted."""
 
 _LONGEST_TEXT = 40
 
 
 def in_words(args: Any, kwargs: Mapping[str, Any]) -> str:
-    """Arguments as they stand in a call: `"float32[8,10], train=True"`."""
+    """Arguments as written in a call: `"float32[8,10], train=True"`."""
     parts = [*map(value_in_words, args), *(f"{k}={value_in_words(v)}" for k, v in kwargs.items())]
     return ", ".join(parts) or "nothing"
 
@@ -59,7 +59,7 @@ def _container(value: Any) -> str:
         return f"({inside},)" if len(value) == 1 else f"({inside})"
     leaves = jax.tree.leaves(value, is_leaf=is_whole)
     if len(leaves) == 1 and leaves[0] is value:
-        return type(value).__name__  # no pytree: its fields are its own affair
+        return type(value).__name__  # not a pytree: its fields are private
     return f"{type(value).__name__}({_some([value_in_words(leaf) for leaf in leaves])})"
 
 

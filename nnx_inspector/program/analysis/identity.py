@@ -1,8 +1,8 @@
-"""Which values of a jaxpr are the same value, read from the program alone.
+"""Which variables of a jaxpr hold the same value, read from the program alone.
 
-A parameter that enters an inner jit, remat, scan or cond and comes out unchanged is another
-variable of the jaxpr with the same value; this follows it back. Invariant: what is called the
-same is the same in every run; what is not, may still be equal by its numbers.
+A parameter that enters an inner jit, remat, scan or cond and comes out unchanged becomes another
+variable of the jaxpr with the same value; this module follows it back. Invariant: values reported
+as the same are the same in every run; others may still be equal by chance.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.equations import Body, bodies_of
 
 Order = tuple[int, ...] | None
-"""A permutation of axes; None for none."""
+"""A permutation of axes, or None for none."""
 
 _IDENTITY = {
     "copy",
@@ -32,7 +32,7 @@ _SAME_IF_ALIKE = {"reshape", "convert_element_type", "broadcast_in_dim"}
 
 
 class Values:
-    """The values of one jaxpr, each with where it comes from."""
+    """The values of one jaxpr, each with its origin."""
 
     def __init__(self, jaxpr: Any, known: dict[int, Any] | None = None):
         self._bare, _ = jaxprs.open_jaxpr(jaxpr)
@@ -44,7 +44,7 @@ class Values:
         return a is b or self._origin(a) == self._origin(b)
 
     def _origin(self, atom: Any) -> tuple[Any, Order]:
-        """The earliest variable with this value, and the order of axes in which it is read."""
+        """The earliest variable with this value, and the permutation of its axes that gives it."""
         if self._made is None:
             self._made = {v: (e, i) for e in self._bare.eqns for i, v in enumerate(e.outvars)}
         order: Order = None
@@ -62,7 +62,7 @@ class Values:
             atom, order = equation.invars[operand], _after(order, first)
 
     def passed_through(self, equation: Any, position: int) -> tuple[int, Order] | None:
-        """Which operand an equation's result is, if it is one unchanged."""
+        """The operand that an equation's result equals, with the order of axes, or None."""
         name, params = equation.primitive.name, equation.params
         if name in _IDENTITY:
             return position, None
@@ -80,7 +80,7 @@ class Values:
         return found.pop() if len(found) == 1 else None
 
     def _handed_on(self, body: Body, number: int) -> tuple[int, Order] | None:
-        """Which operand of its equation an output of a body is, if it is one unchanged."""
+        """The equation's operand that a body's output equals, with the order of axes, or None."""
         found = self._results(body.jaxpr)[number]
         if found is None or body.operands is None:
             return None
@@ -96,7 +96,7 @@ class Values:
         return body.operands[i], order
 
     def _results(self, jaxpr: Any) -> Sequence[tuple[int, Order] | None]:
-        """For each result of an inner jaxpr the number of its input that it is, or None."""
+        """For each result of an inner jaxpr, the input that it equals, likewise."""
         bare, _ = jaxprs.open_jaxpr(jaxpr)
         if id(bare) not in self._known:
             values = Values(bare, self._known)
@@ -106,19 +106,19 @@ class Values:
                 origin, order = values._origin(atom)
                 number = numbers.get(origin)
                 found.append(None if number is None else (number, order))
-            self._known[id(bare)] = (bare, found)  # the jaxpr too, so that its id stays its own
+            self._known[id(bare)] = (bare, found)  # the jaxpr too, so its id is not reused
         return self._known[id(bare)][1]
 
 
 def handed_on(equation: Any) -> list[int | None]:
-    """For each result of an equation the number of the operand that it is, unchanged; else None."""
+    """For each result of an equation, the number of the operand that it equals, or None."""
     values = Values(equation)
     found = [values.passed_through(equation, i) for i in range(len(equation.outvars))]
     return [None if one is None or one[1] is not None else one[0] for one in found]
 
 
 def _after(order: Order, first: Order) -> Order:
-    """The order of axes of a value that was put into `first` and then into `order`."""
+    """The order of axes after permuting first by `first`, then by `order`."""
     if first is None or order is None:
         whole = order if first is None else first
     else:

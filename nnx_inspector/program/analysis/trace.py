@@ -1,9 +1,9 @@
-"""`trace`: the calls of a forward pass, with shapes, parameters, FLOPs and dataflow, run nowhere.
+"""`trace`: the calls of a forward pass, with shapes, parameters, FLOPs and dataflow, without a run.
 
-The pass is traced abstractly with every call marked; the tree of calls, the operations between a
-call's marks and the path of values from one module to the next are read from the jaxpr.
-Invariant: nothing is computed, no array is allocated, and the model is not changed, also where
-the pass raises. A pass that cannot be traced runs eagerly instead, and is told by what ran.
+The pass is traced abstractly with every call marked. The tree of calls, the operations between a
+call's marks, and the flow of values between modules are read from the jaxpr. Invariant: nothing is
+computed, no array is allocated, and the model does not change, even if the pass raises. A pass that
+cannot be traced runs eagerly instead, and its calls are those that ran.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What `trace` found. Shows itself as a tree.
+    """The result of `trace`. Its repr is a tree of the calls.
 
     Attributes:
-        calls: in the order in which they begin.
-        edges: the dataflow between modules: what one returns and another receives.
-        borders: the dataflow between a call and those nested in it. Where the producer encloses
-            the consumer, the value is one that the producer received; where the consumer encloses
-            the producer, or is the producer, it is part of what the consumer returns.
+        calls: the calls, in the order in which they begin.
+        edges: the dataflow between modules: values that one returns and another receives.
+        borders: the dataflow between a call and those nested in it. If the producer encloses the
+            consumer, the value is one that the producer received. If the consumer encloses the
+            producer, or is the producer, the value is part of what the consumer returns.
         modules: every module of the model, called or not.
-        unseen: sites and Variables that could not be seen, with the reason.
-        error: what the pass raised, in words; `""` for a pass that did not. Such a trace ends with
-            the call that raised, and has neither edges nor counts of operations; calls inside a
-            jitted function that is used twice alike are in it once.
-        eager: why the pass ran line by line instead of being traced, in words; `""` where it was
-            traced. Of such a pass the calls are known as they ran; their FLOPs and the dataflow
-            are not.
-        arrivals: what the edges and borders are read from: each value that a call receives or
-            returns, with all that it is made of, and in which calls.
+        unseen: sites and Variables that could not be seen, each with the reason.
+        error: what the pass raised, in words; `""` if it did not raise. A trace with an error ends
+            at the call that raised, and has no edges and no FLOPs; it lists the calls inside a
+            jitted function only once if the function is called twice with like arguments.
+        eager: why the pass ran eagerly instead of being traced, in words; `""` if it was traced.
+            The calls of an eager pass are those that ran; their FLOPs and the dataflow are not
+            known.
+        arrivals: the source of edges and borders: each value that a call receives or returns, with
+            its origins.
     """
 
     calls: tuple[TracedCall, ...]
@@ -79,11 +79,11 @@ class Trace:
     eager: str = ""
 
     def to_frame(self) -> pd.DataFrame:
-        """A tidy pandas frame, a row per call.
+        """A tidy pandas DataFrame, with a row for each call.
 
-        Columns: `site, type, depth, parent, inputs, output, shape, dtype, parameters,
-        parameter_bytes, output_bytes, flops, times, conditional, stacked, source, changed, error`,
-        the fields of `TracedCall`; `changed` in words, `"mean (BatchStat), var (BatchStat)"`.
+        The columns are the fields of `TracedCall`: `site, type, depth, parent, inputs, output,
+        shape, dtype, parameters, parameter_bytes, output_bytes, flops, times, conditional, stacked,
+        source, changed, error`. `changed` is in words, `"mean (BatchStat), var (BatchStat)"`.
         """
         import pandas as pd
 
@@ -124,7 +124,7 @@ class Trace:
         )
 
     def _own_changes(self, number: int) -> str:
-        """The Variables that a call changes by itself, not by one that is nested in it."""
+        """The Variables that a call changes itself, not through a nested call."""
         here, _ = parse_key(self.calls[number].site)
         below = {
             (*parse_key(call.site)[0][len(here) :], *parse_key(variable.name)[0])
@@ -145,22 +145,22 @@ def _short(number: float) -> str:
 
 
 def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
-    """The calls that `f(*args, **kwargs)` makes, without running it.
+    """List the calls that `f(*args, **kwargs)` makes, without running it.
 
-    A function whose Python code reads the values of arrays cannot be traced. With arrays as
-    arguments it runs once, and the trace has the calls as they ran; the model is not changed.
+    A function whose Python code reads the values of arrays cannot be traced. With concrete arrays
+    as arguments it runs once, and the trace has the calls that ran; the model does not change.
 
     Args:
         f: a module, a bound method of one, or a function whose arguments hold modules.
-        args: its arguments. Arrays may be `jax.ShapeDtypeStruct`, and a model may have been
-            built under `nnx.eval_shape`: nothing is computed.
+        args: its arguments. Arrays may be `jax.ShapeDtypeStruct`, and the model may have been
+            built with `nnx.eval_shape`: nothing is computed.
         only: which sites; see `intercept_methods`. By default `__call__` of every module.
         kwargs: its keyword arguments.
 
     Raises:
-        TypeError: no module among the arguments.
-        Whatever the forward pass raises, unchanged but for a note that names the failing site and
-        an attribute `partial_trace`: the `Trace` up to there.
+        TypeError: the arguments hold no module.
+        Exception: any exception of the forward pass, with a note that names the failing site and
+            an attribute `partial_trace`: the `Trace` up to that point.
 
     Example:
         >>> import jax.numpy as jnp
@@ -189,7 +189,7 @@ def traced(
     selection: Selection,
     roots: dict[Path, Any],
 ) -> Trace:
-    """As `trace`, of the modules that are told: paths are relative to these roots."""
+    """As `trace`, with paths relative to the given roots."""
     sites = tuple(s for prefix, root in roots.items() for s in module_sites(root, prefix))
     held: dict[str, Any] = {site.key: site.module for site in sites}
     for site in sites:
@@ -223,7 +223,7 @@ def traced(
         for name, count in stage.survey.unattributed.items():
             unseen[f"({name})"] = f"{count} calls of modules of this type are unattributed"
         calls = calls_of(stage.survey.jaxpr, stage.owner, modules, source, known=not stage.eager)
-        if stage.eager:  # which values an operation was given is not known
+        if stage.eager:  # the operands of operations are not known
             return Trace(calls, (), (), sites, unseen, eager=stage.eager)
         edges, borders, arrivals = dataflow(stage.survey.jaxpr, stage.owner)
         return Trace(calls, edges, borders, sites, unseen, arrivals=arrivals)
@@ -249,8 +249,8 @@ def _again(
     roots: dict[Path, Any],
     error: Exception,
 ) -> list[TracedCall]:
-    """The calls of a pass that raised, from a second one that takes no traced function from a
-    cache: the first saw nothing of those. Empty where the second pass does not raise likewise.
+    """The calls of a pass that raised, from a second pass that uses no cached traces: the first saw
+    no calls inside cached ones. Empty if the second pass does not raise the same type of error.
     """
     history = History(modules)
     try:
@@ -260,7 +260,7 @@ def _again(
                 history.restart()
                 stage.evaluate(stage.inputs, plan=Plan(summarise=False))
             return []
-    except Exception as second:  # noqa: BLE001 - it is the first that the user gets
+    except Exception as second:  # noqa: BLE001 - the first error is raised
         return history.calls if type(second) is type(error) else []
     finally:
         history.close()
