@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nnx_inspector.records.capture import capture as capture
     from nnx_inspector.records.capture import value_and_grad as value_and_grad
 
-_OWN = __loader__.get_data(__file__).decode().splitlines()  # from a zip archive too
+_OWN = __loader__.get_data(__file__).decode().splitlines()  # works in a zip archive too
 _LINES = [line.split() for line in _OWN if line.startswith("    from nnx_inspector.")]
 _HOMES = {name: module for _, module, _, name, _, _ in _LINES}
 """Public name -> module, read from the imports above, which only type checkers run. A name is

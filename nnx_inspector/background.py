@@ -73,11 +73,11 @@ class Worker:
             return True
 
     def do_instead(self, job: Job) -> bool:
-        """Queue a job in place of all jobs queued before. A job under way continues, but a failure
-        of it is not reported.
+        """Queue a job in place of all jobs queued before. A job under way continues, but its
+        failure is not reported.
         """
         with self._condition:
-            # a job that queues its successor is still wanted itself
+            # a job that calls this itself is not superseded
             self._jobs, self._superseded = [], self._thread is not threading.current_thread()
             return self.do(job)
 

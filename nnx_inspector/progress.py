@@ -98,7 +98,7 @@ class Bar:
         return self._stop.is_set()
 
     def close(self) -> None:
-        """Leave bar and text on the page, without the button, which has no use any more."""
+        """Leave the bar and the text on the page, and remove the button."""
         self._box.children = (self.bar, self.text)
         layout, style = self.button.layout, self.button.style
         self.button.close()

@@ -33,9 +33,9 @@ Refusal = TypeError | ValueError
 
 @dataclass_transform(frozen_default=True)
 def kind(*, compared: bool = False, checked: bool = False) -> Callable[[type[T]], type[T]]:
-    """Make a class a frozen dataclass and a pytree; `compared` by its numbers, else by identity.
+    """Make a class a frozen dataclass and a pytree.
 
-    `apply` runs under our jax configuration, or, if `checked`, the user's: it calls user code.
+    `compared`: equal by field, not by identity. `checked`: the user's jax checks hold in `apply`.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -195,7 +195,7 @@ class Perturbation(Kind):
         return self.apply(x)
 
     def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
-        """Why it does not apply to such an array, or None. `refusal` makes the error to raise."""
+        """Why it does not fit such an array, or None. `region.refusal` makes the error to raise."""
         if self.floating_only and not jnp.issubdtype(x.dtype, jnp.inexact):
             return TypeError(f"{type(self).__name__} needs floating-point values")
         return first_misfit(self, (*self.numbers, *self.arrays), x)

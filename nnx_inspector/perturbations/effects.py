@@ -48,7 +48,7 @@ def differences(stage: Staged, inputs: list[Any], plan: Plan, *, root: str = ROO
 
     Args:
         stage: the traced call, its outputs marked.
-        inputs: inputs (parameters) of the perturbed pass; the clean pass has the stage's own.
+        inputs: the perturbed pass's, with its parameters; the clean pass has the stage's own.
         plan: its `perturb` is the perturbation.
         root: the site that returns the model's result; `""` is used if it is not called.
     """
@@ -76,8 +76,8 @@ def _figures(pairs: dict[str, list[tuple[Any, Any]]], root: str) -> Differences:
 
 
 def _values(stage: Staged, seen: list[Any]) -> dict[str, list[Any]]:
-    """The arrays that the calls of each site returned, without calls in loops whose number of
-    turns depends on data.
+    """The arrays that the calls of each site returned, except calls in a loop whose number of
+    iterations depends on data.
     """
     found: dict[str, list[Any]] = {}
     for mark, _, one in stage.survey.walk(seen):

@@ -1,7 +1,7 @@
 """The kinds of perturbation that act on gradients, while the value stays bitwise the same.
 
 Each is the identity in the forward pass and has its own transpose. Tangents of forward mode pass
-unchanged, so `jvp` and `hessian` still work. Under vmap each example's gradient is treated alone.
+unchanged, so `jvp` and `hessian` still work. Under vmap each example's gradient is separate.
 The screen's menu lists these kinds after those of values, in the order of their definition here.
 """
 
@@ -110,7 +110,7 @@ def _cotangent(ct: jax.Array, number: jax.Array, how: str) -> jax.Array:
         return ct * number.astype(ct.dtype)
     wide = ct if ct.dtype.itemsize >= 4 else ct.astype(jnp.float32)
     # first scaled by the largest element, whose square may overflow; in two steps, because its
-    # reciprocal may overflow too, and XLA divides by multiplying with it
+    # reciprocal may overflow too, and XLA turns a division into a product with it
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(wide), initial=0.0))
     step = 1.0 / jnp.sqrt(jnp.where(largest > 0, largest, 1.0))
     scaled = wide * step * step

@@ -87,7 +87,7 @@ def perturbed(f: Any) -> Callable[..., Any]:
         paths; a module's path means each `nnx.Param` in it. If several keys select one site, the
         alphabetically first key acts first (jax sorts the keys of a dict). `"layers[3]"` chooses
         one layer of a stacked module. The mapping is a pytree: trace it, vmap it, differentiate
-        it. The call updates the model as the plain call does; its parameters stay its own.
+        it. The call updates the model as the plain call does; the model keeps its own parameters.
 
     Raises:
         TypeError: a value is not a perturbation, or has no meaning for an array of the site.
@@ -241,7 +241,7 @@ def why_unseen(pattern: str, stage: Staged) -> str:
 
 
 def check_layers(site: str, wanted: Sequence[int], lengths: Sequence[int]) -> None:
-    """Raise if a chosen layer does not exist in the scans, of these lengths, around a site."""
+    """Raise if a chosen layer does not exist, given the lengths of the scans around a site."""
     chosen = "".join(f"[{i}]" for i in wanted)
     if not lengths:
         raise ValueError(

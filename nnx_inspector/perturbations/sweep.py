@@ -427,7 +427,7 @@ def _compiled(one: _Pass, chunk: int | None) -> _Program:
 
 
 def _even(count: int, most: int) -> int:
-    """The size of even chunks: as few as possible, each of at most `most` items."""
+    """The size that splits `count` passes into the fewest even chunks of at most `most`."""
     chunks = -(-count // max(1, most))
     return -(-count // chunks)
 
@@ -481,7 +481,7 @@ def _measured(program: _Program, report: Report) -> tuple[list[dict[str, float]]
 
 
 def _rank(row: Mapping[str, Any]) -> tuple[float, ...]:
-    """Sort key: not finite first, then the largest change of the loss; unmeasured sites last."""
+    """Sort key: non-finite changes first, then the largest of the loss; unmeasured sites last."""
     if "why_not" in row:
         return (1.0,)
     sizes = (abs(row.get("loss_change", 0.0)), row["output_change"])

@@ -28,8 +28,8 @@ class ChangedVariable:
     """One Variable (or one array of it) that a call changed.
 
     Attributes:
-        name: relative to the module that was called, `"norm/mean"`.
-        type: the Variable's class, `"BatchStat"`, `"Cache"`, `"RngCount"`.
+        name: its path relative to the module that was called, `"norm/mean"`.
+        type: the name of the Variable's class: `"BatchStat"`, `"Cache"`, `"RngCount"`.
         before: dtype and shape of its value before the call; `""` if the call created it.
         after: the same after the call; `""` if the call deleted it.
     """

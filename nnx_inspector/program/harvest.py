@@ -123,7 +123,7 @@ class Plan:
         numbered: whether `perturb` depends on the number of the call at its site.
         rows: for each enclosing scan, outermost first: the iteration's index and their number.
         keep: what to keep besides summaries.
-        sample: one of how many slices of a value is binned; see `summarize`.
+        sample: distributions are of every `sample`-th slice of a value; see `summarize`.
         tap: the function that ties a value to its sink: `(value, sink, sample=) -> value`.
     """
 

@@ -1,6 +1,6 @@
 """The layers that mark the values passing through the selected sites of a model.
 
-Invariant: a mark is the identity; marking changes no value. Does not decide what a mark does.
+Invariant: a mark is the identity; marking changes no value. Does not decide what happens at one.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from nnx_inspector.program.equations import bodies_of, kind_of
 from nnx_inspector.program.marks import INPUT, OUTPUT, Structure, mark
 
 UNATTRIBUTED = "unattributed"
-"""Part of a mark on a call that only looks like the model's; the site is the type's name."""
+"""The part of a mark on a call that only looks like the model's; its site is the type's name."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -150,7 +150,7 @@ class Modules:
 
 
 def _stacked(whole: tuple[int, ...] | None, inside: tuple[int, ...] | None) -> int:
-    """The number of layers that a module holds, from its first parameter's shape in a call."""
+    """The number of layers in a module: its first parameter's shape is compared with a call's."""
     if whole is None or inside is None or len(whole) != len(inside) + 1:
         return 0
     for axis, size in enumerate(whole):
