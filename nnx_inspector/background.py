@@ -52,7 +52,7 @@ class Worker:
         self._condition = threading.Condition()
         self._jobs: list[Job] = []
         self._thread: threading.Thread | None = None
-        self._superseded = False  # an error of the job under way is not reported
+        self._superseded = False  # whether to hide a failure of the job under way
         self.closed = False
 
     @property

@@ -272,9 +272,9 @@ def _relative(xp: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
     safe_clean = xp.where(of_clean > 0, of_clean, 1)
     safe_difference = xp.where(of_difference > 0, of_difference, 1)
     ratio = _root_of_squares(xp, differences, safe_difference)
-    ratio = ratio / xp.maximum(_root_of_squares(xp, clean, safe_clean), 1)  # 1: the largest itself
+    ratio = ratio / xp.maximum(_root_of_squares(xp, clean, safe_clean), 1)  # scaled maximum: 1
     ratio = ratio * safe_difference * (scale / safe_clean)
-    ratio = xp.where(xp.isfinite(of_perturbed), ratio, of_perturbed)  # its NaN or Inf
+    ratio = xp.where(xp.isfinite(of_perturbed), ratio, of_perturbed)  # keep a NaN or Inf
     return xp.where((of_clean > 0) & xp.isfinite(of_clean), ratio, xp.nan)
 
 

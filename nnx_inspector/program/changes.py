@@ -75,7 +75,7 @@ def _arrays(path: Path, old: Any, new: Any) -> Any:
         yield ChangedVariable(name, kind, *texts), ()
         return
     for (inner, a), (_, b) in zip(olds, news, strict=True):
-        if a is b or isinstance(a, jax.Ref):  # a reference is handled in `variables.references`
+        if a is b or isinstance(a, jax.Ref):  # a reference: see `variables.unseen_references`
             continue
         a, b = _as_array(a), _as_array(b)
         change = ChangedVariable(

@@ -166,7 +166,7 @@ class EagerPass:
     def _program(self, code: _Code) -> _Program:
         if self._plan.perturb is None:
             return _program(code, self._owner, self._plan)
-        if self._plan.numbered:  # a new program each time: it contains the numbers
+        if self._plan.numbered:  # a new program each time: call numbers are part of it
             return _Program(code, self._owner, self._plan)
         if code not in self._programs:
             self._programs[code] = _Program(code, self._owner, self._plan)

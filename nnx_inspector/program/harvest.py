@@ -383,7 +383,7 @@ def _run_shard_map(
     count = math.prod(params["mesh"].shape[axis] for axis in axes)
     at = a_row_each(params["mesh"], axes)
     a_device_each = PartitionSpec(axes)
-    plan = dataclasses.replace(plan, keep=NOTHING)  # a device has only a part, maybe of the units
+    plan = dataclasses.replace(plan, keep=NOTHING)  # a device may not see all units
 
     def body(values: Any, sinks: Any) -> Any:
         sinks = jax.tree.map(lambda s: s[0], sinks)

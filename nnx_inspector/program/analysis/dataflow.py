@@ -213,7 +213,7 @@ class _Follow:
 
     def _enter(self, body: Body, stems: Sequence[_Stems], here: _Here) -> list[_Stems]:
         bare, _ = jaxprs.open_jaxpr(body.jaxpr)
-        if body.operands is None:  # not known how operands go in: all to all
+        if body.operands is None:  # not known how operands enter: all to all
             stems = [frozenset().union(*stems)] * len(bare.invars)
         if body.carry and not body.tests:
             return self._loop(bare, stems, body.consts, body.carry, here)
