@@ -505,7 +505,7 @@ def test_a_site_that_is_not_there_names_the_closest(insp):
 
 @pytest.mark.parametrize("every", [0, -1, 2.5, True, "10"])
 def test_every_must_be_a_number_of_steps(insp, every):
-    with pytest.raises(ValueError, match="every is a number of steps"):
+    with pytest.raises(ValueError, match="every must be a number of steps"):
         insp.watch([X], every=every)
 
 

@@ -165,7 +165,7 @@ def test_a_tick_inside_of_another_region_is_told_at_once(insp):
         insp.tick()
         with (
             nni.perturb("a", nni.Zero()),
-            pytest.raises(nni.InspectorError, match=r"outside of nni\.perturb"),
+            pytest.raises(nni.InspectorError, match=r"outside nni\.perturb"),
         ):
             insp.tick()
     insp.run(X)
@@ -432,7 +432,7 @@ def test_wrong_arguments_are_told_before_anything_is_hooked(insp):
         with nni.watch(*args, **options):
             raise AssertionError("not to be reached")
 
-    with pytest.raises(ValueError, match="every is a number of steps"):
+    with pytest.raises(ValueError, match="every must be a number of steps"):
         enter(insp.model, every=0)
     with pytest.raises(TypeError):
         enter(3)

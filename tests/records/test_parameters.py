@@ -123,7 +123,7 @@ def test_several_modules_begin_with_their_arguments_names_and_the_optimizer_has_
     (_, record), _ = value_and_grad(both, optimizer=optimizer)(a, b, x)
     assert record.parameters["student/up/kernel"].update_ratio is not None
     assert record.parameters["teacher/up/kernel"].gradient is None
-    with pytest.raises(ValueError, match=r"one differentiated argument that is a module.*are 2"):
+    with pytest.raises(ValueError, match=r"one differentiated argument that is a module, got 2"):
         value_and_grad(both, argnums=(0, 1), optimizer=optimizer)(a, b, x)
 
 

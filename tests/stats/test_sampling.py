@@ -133,5 +133,5 @@ def test_activations_and_gradients_of_a_model() -> None:
 
 @pytest.mark.parametrize("sample", [0, -3])
 def test_no_slices(sample: int) -> None:
-    with pytest.raises(ValueError, match=f"sample={sample}"):
+    with pytest.raises(ValueError, match=f"sample must be at least 1, got {sample}"):
         summarize(jnp.ones(3), sample=sample)
