@@ -72,8 +72,8 @@ class Handle:
 
     @property
     def perturbation(self) -> Known:
-        """What is done. May be set to another value of the same kind: another strength, or an
-        array of the same shape, compiles nothing.
+        """The perturbation itself. It can be set to another of the same kind; another strength, or
+        an array of the same shape, compiles nothing.
         """
         return self._perturbation
 
@@ -92,8 +92,8 @@ class Handle:
 
     @property
     def strength(self) -> float | None:
-        """The one number of the perturbation that a slider tunes; None where there is none. May be
-        set: the same as a perturbation of that strength.
+        """The one number that a slider tunes, or None if the perturbation has none. Setting it
+        sets a perturbation of that strength.
         """
         return self._perturbation.tuned_to
 
@@ -109,32 +109,32 @@ class Handle:
 
     @property
     def data(self) -> Data:
-        """What its place reads: whether it is on, and its numbers."""
+        """The data that its place reads: whether it is on, and its numbers."""
         return (np.array(self.enabled), *self._numbers)
 
     @property
     def compiling(self) -> bool:
-        """Whether the running program has no place for it yet: another one is being made."""
+        """Whether a program with a place for it is still being compiled."""
         return self._owner.is_compiling(self)
 
     @property
     def not_acting(self) -> str:
-        """Why it does nothing in what runs (or ran last), in words; "" where it acts, where it is
-        off, and as long as that is not known.
+        """Why it does nothing in the pass that runs or ran last; "" if it acts, if it is off, or
+        if that is not known yet.
 
-        It is told of a call that does not take place, or that cannot be attributed to the model;
-        of a gradient that is not computed; of a kind that a loop has no place for. It says nothing
-        of a perturbation that acts and changes nothing, as `Scale(1.0)`: see `insp.effect`.
+        Reasons are a call that does not take place or cannot be attributed to the model, a
+        gradient that is not computed, and a kind that a loop has no place for. A perturbation that
+        acts without changing anything, such as `Scale(1.0)`, is not one: see `insp.effect`.
         """
         return self._owner.why_idle(self)
 
     @property
     def removed(self) -> bool:
-        """Whether it has been taken away for good."""
+        """Whether it has been removed for good."""
         return self._removed
 
     def remove(self) -> None:
-        """Take it away; twice is once."""
+        """Remove it. A second call does nothing."""
         if not self._removed:
             self._removed = True
             self._owner.changed(self)

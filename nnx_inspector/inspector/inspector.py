@@ -46,16 +46,16 @@ _ZERO = Zero()
 class Inspector(Readings):
     """A live view of one model. In a notebook it displays itself.
 
-    Making one traces the example and runs one forward pass; the model is not changed.
+    The constructor traces the example and runs one forward pass; the model is not changed.
 
     Args:
         f: an `nnx.Module`; a bound method of one, `model.encode`; or a function that takes the
             model as one of its arguments, your own `nnx.vmap` over an ensemble among them. The
             first module among the arguments is the model; other modules run, and are not shown.
-        args: the example, what `f` is called with.
+        args: the example: the arguments that `f` is called with.
         only: which sites are shown; see `intercept_methods`. By default `__call__` of every
             module, and the method that `f` is.
-        display: whether to show the widget now, where there is a notebook.
+        display: whether to show the widget at once when running in a notebook.
         kwargs: keyword arguments of the example.
 
     Raises:
@@ -120,13 +120,13 @@ class Inspector(Readings):
     # ------------------------------------------------------------- one pass
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """One forward pass of the model on screen, with what is perturbed; the model stays as is.
+        """Run one forward pass with the perturbations and show it; the model does not change.
 
         Args:
-            args: those of the module, method or function that the inspector was made with; a
-                function's without the model, which takes its place again. Without any, and without
-                keywords, those of the last `run`, at first of the example.
-            kwargs: its keyword arguments.
+            args: arguments of the module, method or function that the inspector was made with.
+                Leave out the model for a function: it is filled in. Without any arguments or
+                keywords, the pass uses those of the last `run`, or at first the example.
+            kwargs: keyword arguments of the same call.
 
         Returns:
             What the module, method or function returns.
@@ -176,10 +176,10 @@ class Inspector(Readings):
             core.update(model)
 
     def step(self, loss_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """One forward and backward pass of `loss_fn(model, *args, **kwargs)` on screen.
+        """Run a forward and backward pass of `loss_fn(model, *args, **kwargs)` and show it.
 
-        Nothing of the model changes: no update is made, no statistic or RNG stream advances. Where
-        something is perturbed the clean pass is made too, and the effect is shown.
+        The model does not change: no update is made, no statistic or RNG stream advances. If
+        a perturbation is on, the clean pass runs too, and the effect is shown.
 
         Args:
             loss_fn: returns a scalar, or `(scalar, aux)`; the scalars in a dict `aux` are shown
@@ -188,7 +188,7 @@ class Inspector(Readings):
             kwargs: keyword arguments of `loss_fn`.
 
         Returns:
-            What `loss_fn` returns, with what is perturbed.
+            What `loss_fn` returns in the perturbed pass.
         """
         core = self._core.require_open()
         return self._rerun.run(Trial.of_a_loss(loss_fn, args, kwargs, entry=core.entry))
@@ -199,7 +199,7 @@ class Inspector(Readings):
         Args:
             record: on the device or the host.
             step: which step it belongs to; by default the one after the last.
-            metrics: scalars to go with it.
+            metrics: scalars that belong to the same step.
         """
         self._core.require_open().push(record, step, metrics)
 
@@ -247,22 +247,22 @@ class Inspector(Readings):
         return self._loops.watch(batches, every=every, only=only, gradients=gradients)
 
     def tick(self) -> None:
-        """A step begins, in a loop inside of `with insp.watch(every=10):`; call it once a step.
+        """Mark the start of a step in a loop inside `with insp.watch(every=10):`.
 
-        From then on steps are counted, and those that are not measured run exactly the program
-        that runs without us.
+        Call it once a step. From then on steps are counted, and steps that are not measured run
+        exactly the program that runs without the inspector.
 
         Raises:
-            InspectorError: not inside of such a region.
+            InspectorError: the call is outside a watched region.
         """
         self._core.require_open()
         self._loops.tick()
 
     def metrics(self, **values: Any) -> None:
-        """Scalars of the current step (`loss=..., accuracy=...`), drawn as curves.
+        """Add scalars of the current step (`loss=..., accuracy=...`), drawn as curves.
 
-        Arrays on the device are fetched when they are ready, without holding the loop up. What is
-        no scalar is left out: an InspectorWarning says so once for each name, and the screen does.
+        Arrays on the device are fetched when they are ready, without holding up the loop. Values
+        that are not scalars are left out; an InspectorWarning (once a name) and the screen say so.
         """
         self._core.require_open().add_metrics(values)
 
@@ -286,7 +286,7 @@ class Inspector(Readings):
         no more; `nni.load` reads the file. What fails while a loop runs is shown, never raised.
 
         Args:
-            path: of the file; what is there is replaced in one piece.
+            path: the file's path; an existing file is replaced atomically.
 
         Raises:
             OSError: the file cannot be made.
@@ -296,7 +296,7 @@ class Inspector(Readings):
     # --------------------------------------------------------- perturbations
 
     def perturb(self, only: Only, perturbation: Known) -> Handle:
-        """Switch a perturbation on, as the click does; from the next pass on.
+        """Add a perturbation, as a click does. It acts from the next pass on.
 
         `Zero` and `Scale` on outputs act at once. For other kinds, for inputs and for one layer of
         a stack, the program needs a place that it may not have yet: it is compiled once, in the
@@ -320,11 +320,11 @@ class Inspector(Readings):
 
     @property
     def perturbations(self) -> list[Handle]:
-        """The perturbations there are, oldest first."""
+        """All current perturbations, oldest first."""
         return self._core.handles.all()
 
     def switch_all(self, enabled: bool) -> None:
-        """Switch every perturbation on, or off: one change, from the next pass on."""
+        """Switch every perturbation on or off, as one change, from the next pass on."""
         self._core.require_open().handles.switch_all(enabled)
 
     def sweep(
@@ -353,11 +353,11 @@ class Inspector(Readings):
         return sweeps.run(sweeps.wanted(only, perturbation, layers, logits, chunk), progress)
 
     def start_sweep(self, only: Only = "**", perturbation: Perturbation = _ZERO) -> None:
-        """As `sweep`, in a thread: the result is on screen."""
+        """Run `sweep` in a thread and show the result on screen."""
         self._sweeps.start(self._sweeps.wanted(only, perturbation))
 
     def stop_sweep(self) -> None:
-        """End the sweep that runs; what is measured so far stays."""
+        """Stop the running sweep and keep what it has measured so far."""
         self._sweeps.stop()
 
     @property
@@ -368,7 +368,7 @@ class Inspector(Readings):
         return self._core.modes
 
     def close(self) -> None:
-        """Free the widget, the programs and the hooks. What was recorded stays readable."""
+        """Free the widget, the programs and the hooks. The recording stays readable."""
         self._core.close()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What can be asked of an inspector: the half of `Inspector` that reads.
+"""The half of `Inspector` that reads: what was measured, and measurements on request.
 
 Invariant: nothing here changes the model, what is perturbed, or the recording.
 """
@@ -47,23 +47,23 @@ class Readings:
 
     @property
     def trace(self) -> Trace:
-        """The calls of the example."""
+        """The trace of the example's calls."""
         return self._core.trace
 
     @property
     def recording(self) -> Recording:
-        """What was measured so far."""
+        """Everything measured so far."""
         return self._core.recording
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong, worst first."""
+        """The problems found in this run, worst first."""
         return self._diagnosing.found()
 
     @property
     def effect(self) -> protocol.Effect | None:
-        """What the perturbations that are on change, against the clean pass; None as long as that
-        is not measured.
+        """The effect of the active perturbations against the clean pass, or None until it is
+        measured.
 
         After `step` it is there without a perturbation too, with equal figures on both sides.
         Waits for what is being compiled for it, unless a loop is watched: there each measured step
@@ -74,7 +74,7 @@ class Readings:
 
     @property
     def selected(self) -> str:
-        """The site on screen. May be set."""
+        """The key of the site on screen; can be set."""
         return self._core.view.selected
 
     @selected.setter
@@ -156,15 +156,15 @@ class Readings:
         models the details of 300 modules are kept, the selected one and those nearest to the root.
 
         Args:
-            path: of the file; one that is there is replaced, once the new one is complete.
-            max_bytes: how large it may be; where the recording does not fit, passes are left out,
-                evenly, and the page says so.
+            path: the file's path; an existing file is replaced once the new one is complete.
+            max_bytes: the largest size in bytes. If the recording does not fit, passes are left
+                out evenly, and the page says so.
 
         Returns:
             The size of the file in bytes.
 
         Raises:
-            InspectorError: it does not fit with two passes.
+            InspectorError: the page does not fit even with two passes.
             OSError: the file cannot be written.
 
         Example:
@@ -193,8 +193,8 @@ class Readings:
             site: its key.
             part: "output", "input", "gradient" (of the loss by the output, after `step`), or
                 "parameter".
-            call: which call of the site, where it was called several times.
-            clean: without what is perturbed.
+            call: which call of the site, if it was called several times.
+            clean: whether to leave the perturbations out.
 
         Returns:
             What the module returned (for inputs its only array, or `(args, kwargs)`), as arrays

@@ -45,10 +45,10 @@ class Mode:
         site: the module's key.
         type: its class.
         mode: the mode's name.
-        own: the value that the model itself has; None where the module does not tell.
+        own: the model's own value; None if the module does not expose it.
         in_force: the value for inspected passes.
         accepts: what it takes, as annotated.
-        documentation: what the module's documentation says of it, in one line.
+        documentation: the line about it in the module's documentation.
     """
 
     site: str
@@ -107,7 +107,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
         Args:
             only: which modules: a glob over site keys, a module type, a predicate
                 `(path, module) -> bool`, or several. By default all that have the mode.
-            modes: the values; None takes a switch back.
+            modes: the values; None undoes a switch.
 
         Raises:
             TypeError: a value is of the wrong type, or not hashable.
@@ -121,18 +121,18 @@ class Modes(Mapping[str, Mapping[str, Any]]):
 
     def train(self, only: Only = None, **modes: Any) -> None:
         """As `Module.train`, for inspected passes: `deterministic` and `use_running_average` are
-        False wherever there are such, and `modes` are set as by `set`.
+        False on modules that have them, and `modes` are set as by `set`.
         """
         self._set_where_there({"deterministic": False, "use_running_average": False}, only, modes)
 
     def eval(self, only: Only = None, **modes: Any) -> None:
         """As `Module.eval`, for inspected passes: `deterministic` and `use_running_average` are
-        True wherever there are such, and `modes` are set as by `set`.
+        True on modules that have them, and `modes` are set as by `set`.
         """
         self._set_where_there({"deterministic": True, "use_running_average": True}, only, modes)
 
     def reset(self) -> None:
-        """Take every switch back: inspected passes run in the model's own modes."""
+        """Undo every switch: inspected passes run in the model's own modes again."""
         if self._rules:
             self._replace(())
 
@@ -222,7 +222,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
         ]
 
     def to_frame(self) -> pd.DataFrame:
-        """A tidy pandas frame, a row per mode of a module."""
+        """Return a tidy pandas frame with one row for each mode of a module."""
         import pandas as pd
 
         columns = [field.name for field in dataclasses.fields(Mode)]
