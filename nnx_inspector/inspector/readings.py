@@ -197,11 +197,13 @@ class Readings:
             clean: whether to leave the perturbations out.
 
         Returns:
-            What the module returned (for inputs its only array, or `(args, kwargs)`), as arrays
-            on the device, None for what is none. In front they have an axis for each scan around
-            the call, then one for each vmap. Of parameters a dict from name to array.
+            What the module returned (for inputs its only array, or `(args, kwargs)`), as arrays on
+            the device, with None in place of any other leaf. Their first axes are those of the
+            scans around the call, then those of the vmaps. For parameters, a dict from name to
+            array.
 
         Raises:
+            ValueError: there is no such site.
             InspectorError: there are no such values; the text says why.
             IndexError: there is no such call.
 
