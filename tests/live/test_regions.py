@@ -180,6 +180,7 @@ def test_a_switch_acts_from_the_next_pass_and_whole_passes_only(insp):
     forward = nnx.jit(lambda m, x: m(x))
     handle = insp.perturb("b", nni.Zero())
     handle.enabled = False
+    assert insp.effect is None  # it waits for what was compiled for the perturbation beside us
     zero, compiled = [], Compiled()
     with compiled, insp.watch(every=1):
         for i in range(8):
