@@ -59,7 +59,7 @@ def is_recomputation(equation: Any) -> bool:
     return bool(equation.params.get("differentiated")) and equation.primitive.name in REMAT
 
 
-def needed_inputs(jaxpr: Any, outputs: int, each_its_own: Any = None) -> list[bool] | None:
+def needed_inputs(jaxpr: Any, outputs: int, each_its_own: Any = None) -> list[bool]:
     """For each input of a jaxpr, whether any of its first `outputs` outputs depends on it. Each
     output of the primitive `each_its_own` depends only on the input at the same position.
     """

@@ -163,7 +163,7 @@ def addition(site: str, sites: Sequence[str], perturbation: Any) -> str:
     text = perturbation.python()
     if not text:
         return ""
-    # a selection that was no glob is told by its sites
+    # a selection that is not a glob is written as its sites
     by_name = len(sites) > 1 and site.startswith(", ".join(sites))
     where = f"[{', '.join(map(quoted, sites))}]" if by_name else quoted(site)
     return f"insp.perturb({where}, {text})"

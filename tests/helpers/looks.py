@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from leftovers import nothing_is_left_behind  # noqa: F401
 
 from nnx_inspector.errors import InspectorWarning
 from nnx_inspector.live.session import Session

@@ -36,7 +36,7 @@ def healthy(**other: float) -> dict[str, float]:
 
 @dataclasses.dataclass
 class Model:
-    """A chain of layers, and what is told of each in one pass."""
+    """A chain of layers, and the figures of each in one pass."""
 
     sites: dict[str, dict[str, float]] = dataclasses.field(
         default_factory=lambda: {s: healthy() for s in SITES}

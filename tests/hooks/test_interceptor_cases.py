@@ -12,6 +12,7 @@ import models
 import numpy as np
 import pytest
 from flax import nnx
+from looks import Log
 from models import batch, rngs
 
 from nnx_inspector.errors import InspectorWarning
@@ -86,21 +87,6 @@ def twice(next_fun, args, kwargs, context):
 
 def skip(next_fun, args, kwargs, context):
     return args[0]
-
-
-class Log:
-    """Notes (key of the site, number of the call) of each call."""
-
-    def __init__(self):
-        self.calls = []
-
-    def __call__(self, next_fun, args, kwargs, context):
-        self.calls.append((context.site, context.call))
-        return next_fun(*args, **kwargs)
-
-    @property
-    def sites(self):
-        return [site for site, _ in self.calls]
 
 
 # --------------------------------------------------------- Haiku's and Linen's
