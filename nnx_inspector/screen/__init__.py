@@ -1,5 +1,5 @@
 """Messages to the browser, and the views that are drawn from them.
 
-Messages, their layout and their pace, the saved page and the saved notebook. The protocol is the
-authority for both sides. This room runs no model.
+It holds the messages, their layout and pace, the saved page and the saved notebook. The protocol
+is the authority for both sides. This room does not run a model.
 """

@@ -1,6 +1,6 @@
 """The built front end, as text.
 
-Invariant: what a widget is made of stays small, for ipywidgets sends it with every widget and saves
+Invariant: the text of a widget stays small, because ipywidgets sends it with every widget and saves
 it in the metadata of notebooks. Knows no widget.
 """
 
@@ -27,7 +27,7 @@ export default widget.default;
 
 
 def asset(name: str) -> str:
-    """The text of a file of the built front end."""
+    """Return the text of a file of the built front end."""
     path = _STATIC / name
     if not path.exists():
         raise InspectorError(
@@ -38,6 +38,6 @@ def asset(name: str) -> str:
 
 
 def packed_module(name: str) -> str:
-    """A module of the front end that unpacks itself: half as long."""
+    """A module of the front end that unpacks itself, at half its length."""
     packed = gzip.compress(asset(name).encode(), 9, mtime=0)
     return _UNPACKING % base64.b64encode(packed).decode()

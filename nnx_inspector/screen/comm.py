@@ -1,8 +1,8 @@
-"""The two comms to the browser: control for commands and their replies, stream for all the rest.
+"""The two comms to the browser: control for commands and their replies, stream for everything else.
 
-ipykernel routes what the browser says to the thread that last sent on that comm, so only replies
-go over control; a training thread sends on stream alone. Invariant: the newest frame wins and a
-slow browser never holds a sender up; what is dropped is counted. Knows no model and no jax.
+ipykernel routes the browser's messages to the thread that last sent on that comm. So only replies
+go over control, and a training thread sends on stream alone. Invariant: the newest frame wins, a
+slow browser never holds up a sender, and dropped frames are counted. Knows no model and no jax.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from nnx_inspector.screen import protocol
 from nnx_inspector.screen.assets import asset, packed_module
 
 CREDITS = 4
-"""Frames that may be under way without having been drawn; two are acknowledged together."""
+"""The most frames that are sent but not yet drawn; the browser acknowledges every second one."""
 SHORTEST = 1 / 40
-"""Seconds between two frames, of many in the mean at least."""
+"""The shortest mean interval between frames, in seconds."""
 LONGEST_REPLY = 4000
-"""Characters of an error in a reply."""
+"""The most characters of an error in a reply."""
 UNACKNOWLEDGED = 1 / 4
 """Seconds between two frames while the browser does not answer."""
 
@@ -41,18 +41,18 @@ class InspectorWidget(anywidget.AnyWidget):
         super().__init__(role=role, inspector=inspector)
 
     def answer_where_asked(self) -> None:
-        """Let commands be handled where the browser sends them: beside a running cell.
+        """Let the subshell that the browser addresses handle commands while a cell runs.
 
-        ipykernel 7.4 routes what arrives on a comm to the shell that last sent on it, at first the
-        one that opened it, which a running cell keeps busy. Where it has forgotten who sent last,
-        it goes by the message itself, which JupyterLab addresses to a subshell.
+        ipykernel 7.4 routes an incoming message to the shell that last sent on its comm, at first
+        the one that opened it, which a running cell keeps busy. Once that record is deleted, it
+        routes by the message itself, which JupyterLab addresses to a subshell.
         """
         comm: Any = self.comm
         if comm is not None and hasattr(comm, "_reply_subshell_id"):
             del comm._reply_subshell_id
 
     def __repr__(self) -> str:
-        # hosts print it where they show no widgets
+        # printed by hosts that do not show widgets
         return f"<the view of an inspector: {self.role}>"
 
     def close(self) -> None:
@@ -71,13 +71,13 @@ class ControlWidget(InspectorWidget):
 
 
 class StreamWidget(InspectorWidget):
-    """The comm beside it: its front end hands over to that of the control comm."""
+    """The other comm. Its front end hands its messages to that of the control comm."""
 
     _esm = asset("stream.js")
 
 
 class Screen:
-    """Sends messages to the views of one inspector and hands on what they ask.
+    """Sends messages to the views of one inspector and hands on their requests.
 
     Args:
         handle: called with each message from the browser (on any thread); it must not raise.
@@ -92,7 +92,7 @@ class Screen:
         self.control.on_msg(self._received)
         self.control.answer_where_asked()
         self.greeted = False
-        self.page = ""  # of the view that said hello last
+        self.page = ""  # the page of the view that said hello last
         self._said = 0
         self.heard_elsewhere: Callable[[], object] = lambda: None  # called when `listening` changes
         self._streams = True
@@ -107,10 +107,10 @@ class Screen:
         self.closed = False
 
     def listening(self, loop: int | None) -> Literal["during", "thread", "after"]:
-        """How what the browser says reaches a loop that runs: see `protocol.State`.
+        """How the browser's messages reach a running loop: see `protocol.State`.
 
-        A kernel that hears the browser on another thread than the one of the cells hears it while
-        a cell runs; ipykernel 7 does, where the front end asks it to (kernel subshells).
+        A kernel that receives them on another thread than the cells' receives them while a cell
+        runs. ipykernel 7 does so if the front end asks for it (kernel subshells).
 
         Args:
             loop: the thread in which a loop runs, or None.
@@ -141,26 +141,26 @@ class Screen:
         if isinstance(message, protocol.Hello):
             self.greeted, self.page, self._said = True, message.page, message.said
             self._streams = message.streams
-            self.reply(0)  # the browser learns on which comm it is heard
+            self.reply(0)  # tells the browser which comm works
         self._handle(message)
 
     def _is_news(self, hello: protocol.Hello) -> bool:
-        """Whether no later hello of the same page was heard: one may wait for its turn behind
-        cells, and an answer to it would take the way back to where it waited.
+        """Whether no later hello of the same page has arrived. A hello may have waited behind
+        cells, and an answer to it would route later messages to the shell where it waited.
         """
         return hello.page != self.page or hello.said > self._said
 
     def reply(self, number: int, error: str = "") -> None:
-        """Answer a request: with success, or with the text of what is wrong."""
+        """Answer a request: with success, or with the text of an error."""
         message = protocol.Reply(id=number, ok=not error, error=error[:LONGEST_REPLY])
         if not self.closed:
             self.control.send(protocol.to_header(message))
             self.control.answer_where_asked()
 
     def send(self, message: Any, buffer: bytes | None = None) -> None:
-        """Send one message over the stream, whatever the browser has drawn.
+        """Send one message over the stream, however many frames the browser has yet to draw.
 
-        Over control, where the page that said hello last has no stream.
+        The message goes over control if the page that said hello last has no stream.
         """
         with self._lock:
             if self.closed:
@@ -171,7 +171,7 @@ class Screen:
             widget.send(header, [buffer] if buffer is not None else None)
 
     def ready_for_frame(self) -> bool:
-        """Whether a frame would be sent now; counts it as dropped if not."""
+        """Whether a frame can be sent now. If not, it is counted as dropped."""
         with self._lock:
             now = time.monotonic()
             busy = self._seq - self._acknowledged >= CREDITS
@@ -185,7 +185,7 @@ class Screen:
         with self._lock:
             self._seq += 1
             self._sent_at = time.monotonic()
-            # from when it was due, not from when it came: else steps of 15 ms would give 33 Hz
+            # counted from when it was due, not sent: otherwise steps of 15 ms would give 33 Hz
             self._due = max(self._due + SHORTEST, self._sent_at)
             return self._seq
 

@@ -1,7 +1,7 @@
-"""Another run beside the one on screen: its pass under a number of its own, and two passes ranked.
+"""Comparing the pass on screen with a pass of another run, and ranking two passes by site.
 
-Invariant: each figure is that of `nni.compare`; what is not known, and what has no unit, is said
-apart. Works on the host, knows no widget.
+The other run's pass has the number OTHER. Invariant: each figure is that of `nni.compare`; unknown
+figures and figures without a unit are marked as such. Works on the host, knows no widget.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WHERE = {"both": "both", "a": "pinned", "b": "here"}
 
 
 def recording_of(summaries: Mapping[str, Mapping[str, Summary | None]]) -> Recording:
-    """One pass, by site and quantity, as a recording."""
+    """A recording of one pass, from its summaries by site and quantity."""
     recording = Recording()
     recording.append(0, summaries)
     recording.name = "a record"
@@ -29,7 +29,7 @@ def recording_of(summaries: Mapping[str, Mapping[str, Summary | None]]) -> Recor
 
 
 def other_pass(of: Recording, step: int | None, *, sites: Collection[str]) -> Pass:
-    """The pass of another run that is compared, numbered OTHER; see `nni.compare`.
+    """The pass of another run to compare with, numbered OTHER; see `nni.compare`.
 
     Args:
         of: that run.
@@ -47,7 +47,7 @@ def other_pass(of: Recording, step: int | None, *, sites: Collection[str]) -> Pa
 
 
 def compared(request: protocol.Compare, shown: Pass, pinned: Pass) -> protocol.Compared:
-    """Two passes, the farthest apart first."""
+    """The comparison of two passes by site, the largest difference first."""
     rows = differences(_summaries(pinned), _summaries(shown))
     return protocol.Compared(
         version=protocol.VERSION,
@@ -60,7 +60,7 @@ def compared(request: protocol.Compare, shown: Pass, pinned: Pass) -> protocol.C
 
 
 def _summaries(one: Pass) -> dict[tuple[str, str], Summary]:
-    """Of the quantities that the screen shows."""
+    """The summaries of the quantities that the screen shows."""
     shown = protocol.QUANTITIES
     return {(site, q): summary for site, q, summary in one.items() if q in shown}
 

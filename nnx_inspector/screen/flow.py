@@ -1,9 +1,9 @@
-"""The flow of one module: what it calls, and which values go from one to the next.
+"""The flow of one module: the modules that it calls, and the values that pass between them.
 
-Read from a trace's calls and arrivals, each of which says in which calls it takes place; so a
-module that is shared is drawn in each place with that place's edges. Invariant: an edge is drawn
-for a value that the program has there, and for no other; values of several calls of the same
-module are merged. Imports no jax: it turns a trace into one message.
+The flow is read from a trace's calls and arrivals. Each of these names the calls around it, so a
+shared module is drawn in each place with the edges of that place. Invariant: every edge stands for
+a value that the program passes there; the values of several calls of one module are merged.
+Imports no jax: it turns a trace into one message.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _ARRAY = re.compile(r"\w+\[[^\[\]]*\]")
 
 @dataclasses.dataclass(frozen=True)
 class _Key:
-    """What a node is of. For a join `text` is its shape, `value` its number and `parts` what goes
-    into it; for a node outside `text` is what comes before its name.
+    """The identity of a node. For a join, `text` is its shape, `value` its number and `parts` the
+    nodes that it joins; for a node outside, `text` is the prefix of its name.
     """
 
     role: Literal["module", "input", "output", "join", "outside"]
@@ -40,12 +40,12 @@ class _Key:
 
 @dataclasses.dataclass(frozen=True)
 class _Level:
-    """Where a flow is looked at.
+    """The calls at which a flow is drawn.
 
     Attributes:
-        site: the site whose flow it is.
-        frames: the calls that are looked into, as stacks of site keys.
-        members: the sites in it; None for all that is called there (the site itself is called).
+        site: the site of the flow.
+        frames: the calls around the flow, as stacks of site keys.
+        members: the sites in the flow; None, if the site itself is called, for all that it calls.
     """
 
     site: str
@@ -63,7 +63,7 @@ class _Level:
         return self._called(frame, arrival.stack)
 
     def _border(self, role: Literal["input", "output", "outside"], frame: _Stack) -> _Key:
-        # seen from among the modules of a list, the call around them is elsewhere
+        # for the modules of a list, the call around them is outside
         if self.members is None:
             return _Key(role, frame[-1])
         return _Key("outside", frame[-1], f"{role} of " * (role != "outside"))
@@ -77,7 +77,7 @@ class _Level:
 
 
 class _Graph:
-    """The nodes and edges that were found, in order."""
+    """The nodes and edges found so far, in order."""
 
     def __init__(self) -> None:
         self.edges: dict[tuple[_Key, _Key, bool], dict[str, None]] = {}
@@ -91,13 +91,13 @@ class _Graph:
 
 
 def flow_of(trace: Trace, layout: protocol.Layout, site: str, *, number: int) -> protocol.Flow:
-    """What flows between the modules that a site calls; for a list of modules, between those.
+    """The flow between the modules that a site calls, or between the modules of a list.
 
     Args:
-        trace: of the model's example.
+        trace: the trace of the model's example.
         layout: the rows of the same trace.
         site: a site's key.
-        number: of the request.
+        number: the request's number.
 
     Raises:
         ValueError: there is no such site.
@@ -172,7 +172,7 @@ def _below(site: str, layout: protocol.Layout) -> frozenset[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Calls:
-    """How often a module is called in one call of the site: written, and with loops around it."""
+    """How often one call of the site calls a module: calls in the code, and times with loops."""
 
     calls: int
     times: int | None
@@ -182,7 +182,7 @@ class _Calls:
 def _called(
     calls: Sequence[TracedCall], stacks: Sequence[_Stack], level: _Level
 ) -> dict[str, _Calls]:
-    """What is called at a level, in order; where calls of the site differ, the most."""
+    """The modules called at a level, in order. If calls of the site differ, the most counts."""
     frames = set(level.frames)
     groups: dict[str, dict[int | None, list[TracedCall]]] = {}
     for call, stack in zip(calls, stacks, strict=True):
@@ -204,7 +204,7 @@ def _called(
 
 
 def _times(call: TracedCall, parent: TracedCall | None) -> int | None:
-    """How often a call takes place in one of its parent's; None where that is not known."""
+    """How often a call takes place in one call of its parent; None if unknown."""
     around = 1 if parent is None else parent.times
     return None if call.times is None or not around else call.times // around
 
@@ -222,7 +222,7 @@ def _arrive(
     gives: dict[str, str],
     takes: str,
 ) -> None:
-    """Draw what a value that arrives somewhere is made of, as far as it concerns a level."""
+    """Draw the edges of a value that arrives somewhere, as far as they concern a level."""
     consumer = level.arrival(frame, arrival)
     now: dict[_Key, None] = {}
     later: dict[_Key, None] = {}
@@ -249,7 +249,7 @@ def _concerns(producer: _Key, consumer: _Key) -> bool:
 
 
 def _inside(frame: _Stack, origin: Origin, producer: _Key, consumer: _Key) -> bool:
-    """Whether a value stays within one call of a level, where it is not drawn."""
+    """Whether a value stays within one call of a level, so that it is not drawn."""
     returned = not origin.received and len(origin.stack) == len(frame) + 1
     return producer == consumer and not returned
 
@@ -287,7 +287,7 @@ def _node(
 
 
 def _name(key: str, site: str) -> str:
-    """A site's key, as seen from another one."""
+    """A site's key relative to another site."""
     for sign in ("/", ":"):
         if key.startswith(f"{site}{sign}") and site:
             return key[len(site) + (sign == "/") :]
@@ -314,4 +314,4 @@ def _absent(
         elif row.unseen:
             yield protocol.FlowAbsent(site=row.key, why=row.unseen)
         else:
-            open_rows.add(i)  # a list of modules, which nobody calls
+            open_rows.add(i)  # a list of modules is never called

@@ -1,8 +1,7 @@
-"""Turns what is known (a trace, a recording) into protocol messages and their buffers.
+"""Turns a recording into protocol messages and their buffers.
 
-Invariant: a figure in a message is the one that the Summary itself gives; of counts that have
-stopped at their largest value only the extremes are known. Knows no jax, no widget
-and no model.
+Invariant: a figure in a message is the one that the Summary itself gives. If counts have stopped at
+their largest value, only the extremes are known. Knows no jax, no widget and no model.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from nnx_inspector.stats.encoding import Sparse
 from nnx_inspector.stats.table import figures_of, sparklines_of
 
 Parts = Mapping[tuple[str, str], Sparse]
-"""What is kept of the summaries of a pass, by site and quantity."""
+"""The kept parts of a pass's summaries, by site and quantity."""
 
 
 def table_of(keys: Sequence[str], parts: Parts) -> tuple[np.ndarray, np.ndarray]:
@@ -83,8 +82,8 @@ def frame_of(
 def histories_of(
     recording: Recording, *, keys: Sequence[str], selected: str, layout: int, columns: int = 300
 ) -> list[tuple[protocol.History, bytes]]:
-    """The selected site over the steps so far, for each quantity that was ever measured; in at
-    most so many columns.
+    """The selected site over the steps so far, in at most `columns` columns, for each quantity
+    that was ever measured.
     """
     out: list[tuple[protocol.History, bytes]] = []
     if selected not in recording.sites or selected not in keys:
@@ -107,7 +106,7 @@ def histories_of(
 
 
 def curves_of(recording: Recording, *, points: int = 600) -> tuple[protocol.Curves, bytes]:
-    """All metrics over the steps; of longer curves evenly spaced points, the newest among them."""
+    """All metrics over the steps. A longer curve has `points` evenly spaced points and its end."""
     curves: dict[str, Any] = {}
     for name, curve in recording.curves().items():
         if len(curve) > points:

@@ -1,8 +1,8 @@
-"""The rows of the tree: every site of a model with what a trace says about it.
+"""The rows of the tree: every site of a model with its facts from a trace.
 
-Every module has a row, and every site that only a call reveals: a Linen submodule, a sown value,
-a method beside `__call__`. Invariant: a module that was not called, or cannot be seen, has a row
-that says so. Makes protocol messages only; draws nothing.
+Every module has a row, and so does every site that only a call reveals: a Linen submodule, a sown
+value, a method other than `__call__`. Invariant: the row of a module that was not called or cannot
+be seen says so. Makes protocol messages only; draws nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ VMAPPED = "its members run side by side in one vmapped call, which is measured a
 
 
 def stacks_of(trace: Trace) -> dict[str, int]:
-    """Site -> how many layers it has, for every site that one scan calls once a layer.
+    """Site -> the number of its layers, for every site that one scan calls once per layer.
 
-    A module without parameters counts as well, where the module around it is stacked.
+    A module without parameters counts too if the module around it is stacked.
     """
     found: dict[str, set[int]] = {}
     for call in trace.calls:
@@ -35,7 +35,7 @@ def stacks_of(trace: Trace) -> dict[str, int]:
 
 
 def _layers(calls: Sequence[TracedCall], call: TracedCall) -> int:
-    """Of the outermost stacked call around a call, or of itself; 0: there is none."""
+    """The layers of the outermost stacked call around a call, or of the call itself; 0 if none."""
     found = 0
     at: TracedCall | None = call
     while at is not None:
@@ -46,7 +46,7 @@ def _layers(calls: Sequence[TracedCall], call: TracedCall) -> int:
 
 
 def shown_of(stacks: Mapping[str, int]) -> dict[str, int]:
-    """Site -> how many of its layers have rows: the first of each, within the bound of all."""
+    """Site -> how many of its layers have rows: the first ones, within the bound on all rows."""
     most = MOST_LAYERS
     while most > 1 and sum(min(n, most) for n in stacks.values()) > MOST_ROWS:
         most //= 2
@@ -56,16 +56,16 @@ def shown_of(stacks: Mapping[str, int]) -> dict[str, int]:
 def with_layers(
     sites: Sequence[protocol.Site], stacks: Mapping[str, int], unseen: Mapping[str, str]
 ) -> tuple[protocol.Site, ...]:
-    """The rows of a layout, and after them those of single layers.
+    """The rows of a layout, followed by those of single layers.
 
     Args:
         sites: the rows of whole sites, parents first.
-        stacks: site -> how many layers; see `stacks_of`.
-        unseen: why a layer cannot be seen, by its key.
+        stacks: site -> the number of its layers; see `stacks_of`.
+        unseen: key of a layer -> why it cannot be seen.
     """
     shown = shown_of(stacks)
     rows = [dataclasses.replace(s, note=_note(s, stacks, shown)) for s in sites]
-    first: dict[int, int] = {}  # the row of a stacked site -> that of its first layer
+    first: dict[int, int] = {}  # the row of a stacked site -> the row of its first layer
     for index, site in enumerate(sites):
         count = shown.get(site.key, 0)
         if not count:
@@ -104,7 +104,7 @@ def _note(site: protocol.Site, stacks: Mapping[str, int], shown: Mapping[str, in
 def _stack_around(
     sites: Sequence[protocol.Site], index: int, stacks: Mapping[str, int]
 ) -> int | None:
-    """The row of the nearest module around one that has the same layers."""
+    """The row of the nearest enclosing module with the same number of layers."""
     count, at = stacks[sites[index].key], sites[index].parent
     while at >= 0 and stacks.get(sites[at].key) != count:
         at = sites[at].parent
@@ -124,13 +124,13 @@ _Segments = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """What a row is of.
+    """The site of a row.
 
     Attributes:
         key: the site's key.
-        segments: where it is in the tree; a method beside `__call__` is below its module.
-        kind: the name of the module's class (of the Variable's, for a value that is sown).
-        parameters: how many it has.
+        segments: its path in the tree; a method other than `__call__` is below its module.
+        kind: the name of the module's class, or of the Variable's for a sown value.
+        parameters: the number of its parameters.
         aliases: its other keys.
         callable: whether it can be called at all.
     """
@@ -152,11 +152,11 @@ def layout_of(
 ) -> protocol.Layout:
     """The layout message of a model.
 
-    Layers of stacked modules have rows of their own, after all others.
+    Layers of stacked modules have their own rows, after all others.
 
     Args:
         model: the model, for its name.
-        trace: of the model's example.
+        trace: the trace of the model's example.
         number: the layout's number; frames name it.
         unseen: sites that a running program cannot show, with the reason.
     """
@@ -194,9 +194,9 @@ def _places(trace: Trace) -> list[_Place]:
 
 
 def _in_call_order(trace: Trace, places: Sequence[_Place]) -> list[_Place]:
-    """Parents before children, siblings in the order in which they are called.
+    """The places with parents before children, and siblings in the order of their calls.
 
-    Their order as attributes says nothing: an NNX transform sorts what it updates by name.
+    The order of attributes is meaningless: an NNX transform sorts the ones it updates by name.
     """
     first: dict[str, int] = {}
     for number, call in enumerate(trace.calls):
@@ -250,7 +250,7 @@ def _row(
 
 
 def _parent(segments: _Segments, known: Mapping[_Segments, int]) -> tuple[int, int]:
-    """(row of the nearest site above, length of its path); (-1, 0) for the root."""
+    """The row of the nearest site above and the length of its path; (-1, 0) for the root."""
     for end in range(len(segments) - 1, -1, -1):
         if segments[:end] in known:
             return known[segments[:end]], end
@@ -258,7 +258,7 @@ def _parent(segments: _Segments, known: Mapping[_Segments, int]) -> tuple[int, i
 
 
 def _short(source: str) -> str:
-    # a notebook's cell has a generated file name; a path is told by its last two parts
+    # a notebook's cell has a generated file name; a path is shortened to its last two parts
     file, _, line = source.rpartition(":")
     parts = file.split(os.sep)
     if parts[-1].startswith(("<", "ipykernel_")) or (len(parts) > 1 and "ipykernel_" in parts[-2]):

@@ -1,4 +1,4 @@
-"""What is on an inspector's screen, and when it is sent.
+"""The content of an inspector's screen, and when it is sent.
 
 Invariant: sending never waits for the browser and never raises into the caller's thread; a
 message that could not be sent is counted. Knows no model and no jax.
@@ -28,19 +28,19 @@ from nnx_inspector.screen.python_text import Showing
 from nnx_inspector.screen.timeline import metrics_at, pass_of, passes_of
 
 NOTICES = 20
-"""Notices kept; older ones go."""
+"""How many notices are kept, the newest ones."""
 SLOW = 0.5
-"""Seconds between two histories (or curves) at least, while a loop runs."""
+"""The shortest time between two histories (or curves) while a loop runs, in seconds."""
 LONG = 0.05
-"""Seconds that making a frame may take without consequences."""
+"""Seconds that making a frame may take before a pause follows it."""
 RESTS = 3
-"""After one that took longer there is none for this many times as long."""
+"""The length of that pause, in multiples of the time that the frame took."""
 HELD = 4
-"""Passes that a view looks at, kept though the recording may thin them out."""
+"""How many passes chosen in a view are kept, though the recording may thin them out."""
 STATED = 0.1
-"""Seconds between two states that come with frames; what a frame shows does not need them."""
+"""The shortest time between states that accompany frames, in seconds; no frame needs them."""
 TICK = 0.25
-"""Seconds between two progress messages at least."""
+"""The shortest time between two progress messages, in seconds."""
 
 NOT_MEASURED = "The effect was not measured."
 
@@ -50,8 +50,8 @@ class Presenter:
 
     Args:
         handle: called with each command of the browser.
-        snapshot: a bound method that gives the recording, handles, effect, metrics and meter at
-            this moment; its owner is held weakly.
+        snapshot: a bound method that returns the present recording, handles, effect, metrics and
+            meter; its owner is held weakly.
     """
 
     def __init__(self, handle: Callable[[Any], None], snapshot: Callable[[], dict[str, Any]]):
@@ -64,16 +64,16 @@ class Presenter:
         self.layouts = 0
         self._layout: protocol.Layout | None = None
         self._notices: list[protocol.Notice] = []
-        self.standing: tuple[protocol.Notice, ...] = ()  # for as long as they hold; first
+        self.standing: tuple[protocol.Notice, ...] = ()  # shown first, as long as they hold
         self._showing = Showing()
         self._state_seq = 0
         self._slow_at = 0.0
         self._tick_at = 0.0
         self._stated_at = 0.0
         self.training_perturbed = False
-        self.loop_thread: int | None = None  # where a watched loop runs, while one does
+        self.loop_thread: int | None = None  # the thread of the watched loop that runs, if any
         self.progress = protocol.Progress(kind="", running=False, step=0, total=None, rate=None)
-        self.python = ""  # what does in a cell what the screen was asked for last
+        self.python = ""  # the Python equivalent of the last request from the screen
         self._kept: dict[str, Any] = {}
         self.failures = 0
         self.presented: Callable[[bool], object] = lambda forced: None  # called after each pass
@@ -108,7 +108,7 @@ class Presenter:
         self._send(layout)
 
     def notice(self, notice: protocol.Notice) -> None:
-        """Add a notice; one that is there already moves to the end."""
+        """Add a notice, or move it to the end if it is there already."""
         with self._lock:
             kept = [n for n in self._notices if n != notice]
             self._notices = [*kept, notice][-NOTICES:]
@@ -120,7 +120,7 @@ class Presenter:
         self.present(force=True)
 
     def state_at_rest(self) -> protocol.State | None:
-        """The small state as if nothing ran: for a page that no kernel is behind."""
+        """The small state as if nothing ran, for a page without a kernel."""
         state = self._state()
         if state is None:
             return None
@@ -139,7 +139,7 @@ class Presenter:
         )
 
     def kept(self, type_: str) -> Any:
-        """The last message of a type that `keep` was given, or None."""
+        """The last message of this type that was passed to `keep`, or None."""
         return self._kept.get(type_)
 
     # --------------------------------------------------------------- sending
@@ -155,7 +155,7 @@ class Presenter:
         self.present(force=True)
 
     def keep(self, message: Any) -> None:
-        """Send a message, and again to each view that comes later, until the next of its type."""
+        """Send a message now and to each later view, until the next message of its type."""
         self._kept[message.type] = message
         self.send(message)
 
@@ -164,8 +164,8 @@ class Presenter:
         self._send(message, buffer)
 
     def state_changed(self) -> None:
-        """Send the small state, whole."""
-        with self._lock:  # of two threads that send one, the older must not come last
+        """Send the whole small state."""
+        with self._lock:  # if two threads send a state, the older one must not arrive last
             state = self._state()
             if state is not None:
                 self._send(state)
@@ -173,7 +173,7 @@ class Presenter:
             self._saved.moved()
 
     def tick(self) -> None:
-        """Between measured steps: progress, a few times a second."""
+        """Send the progress between measured steps, a few times a second."""
         now = time.monotonic()
         if now - self._tick_at >= TICK:
             self._tick_at = now
@@ -181,7 +181,7 @@ class Presenter:
             self._slow(force=False)
 
     def present(self, *, force: bool = False) -> None:
-        """Send the newest pass, if the browser keeps up (or in any case, with `force`)."""
+        """Send the newest pass if the browser keeps up, or always with `force`."""
         if not (self.screen.ready_for_frame() or force) or self.screen.closed:
             return
         if not force and time.monotonic() < self._rests_until:
@@ -191,12 +191,12 @@ class Presenter:
         if snapshot is None or not len(snapshot["recording"]):
             return
         if not self.screen.greeted and self._layout is not None:
-            self._send(self._layout)  # a view that is still loading has missed it
+            self._send(self._layout)  # again: a view that is still loading has missed it
         newest = snapshot["recording"].passes[-1]
         began = time.monotonic()
         self._send_pass(newest, self.selected, snapshot["metrics"], held=False)
         now = time.monotonic()
-        if now - began > LONG:  # thousands of rows: the loop that waits for this goes on first
+        if now - began > LONG:  # thousands of rows: let the loop, which waits for this, go on
             self._rests_until = now + RESTS * (now - began)
         self._slow(force=force)
         if force or now - self._stated_at >= STATED:
@@ -207,7 +207,7 @@ class Presenter:
         """Send an older pass, with the histograms of a site.
 
         Raises:
-            KeyError: the recording has no such pass (any more).
+            KeyError: the recording does not have this pass, or no longer has it.
         """
         snapshot = self._snapshot()
         if snapshot is None:
@@ -223,14 +223,14 @@ class Presenter:
                 raise KeyError("No other run is compared with (any more).")
             return self._other
         one = self._held.get(number) or pass_of(recording, number)
-        # what is looked at, and what it is compared with, stays when the recording thins it out
+        # the pass on screen and the pinned pass stay when the recording thins them out
         self._held = {**{n: p for n, p in self._held.items() if n != number}, number: one}
         for gone in list(self._held)[:-HELD]:
             del self._held[gone]
         return one
 
     def show_other(self, other: Pass | None, name: str, *, step: int | None) -> None:
-        """Put the pass of another run beside those of this one, or take it away."""
+        """Offer the pass of another run for comparison, or withdraw it."""
         self._other = other
         self._others += 1
         message = protocol.Other(
@@ -242,10 +242,10 @@ class Presenter:
         self.keep(message)
 
     def compared(self, request: protocol.Compare) -> protocol.Compared | None:
-        """Two passes, site by site.
+        """Compare two passes site by site.
 
         Raises:
-            KeyError: one of them is not there (any more).
+            KeyError: one of them is missing, or no longer kept.
         """
         snapshot = self._snapshot()
         if snapshot is None:
@@ -336,7 +336,7 @@ class Presenter:
     # --------------------------------------------------------------- display
 
     def display_in_notebook(self) -> None:
-        """Show the widget, where this runs in a notebook's kernel."""
+        """Show the widget if this runs in a notebook's kernel."""
         count = _execution_count()
         if count is not None:
             from IPython.display import display
@@ -346,13 +346,13 @@ class Presenter:
             self._save_last_state()
 
     def _save_last_state(self) -> None:
-        """Put the last state beside the widget: a saved notebook shows it without a kernel."""
+        """Put the last state beside the widget, so that a saved notebook shows it."""
         from IPython.core.getipython import get_ipython
 
         self._saved.show(get_ipython())
 
     def _last_state(self) -> LastState | None:
-        """What a saved notebook keeps; None while a loop runs, or before there is anything."""
+        """The state that a saved notebook keeps; None while a loop runs or nothing is shown yet."""
         snapshot, layout = self._snapshot(), self._layout
         state = self.state_at_rest()
         if snapshot is None or layout is None or state is None or self.progress.running:
@@ -373,7 +373,7 @@ class Presenter:
         self.failures += 1
 
     def mimebundle(self, text: str, **kwargs: Any) -> Any:
-        """What a notebook shows for the inspector: the widget, but not twice in one cell."""
+        """The inspector's display in a notebook: the widget, but not twice in one cell."""
         count = _execution_count()
         if self.screen.closed or (count is not None and count == self._shown_in):
             return {"text/plain": text}
@@ -395,7 +395,7 @@ class Presenter:
 
 
 def _execution_count() -> int | None:
-    """The number of the cell that runs, in a notebook's kernel; None elsewhere."""
+    """The number of the running cell in a notebook's kernel; None elsewhere."""
     if "IPython" not in sys.modules:
         return None
     from IPython.core.getipython import get_ipython

@@ -1,8 +1,8 @@
-"""Clicks as Python: what a click adds, how a perturbation is shown, the text that does the same.
+"""Clicks as Python: the kinds on the menu, perturbations on screen, and the text of each click.
 
-The text is run in a cell where `insp` is the inspector. Invariant: it is valid Python, or "" where
-none can be written (an array of the user's, a function). What a kind is called and how it is tuned
-its class says. Imports jax only when something is made; runs nothing; knows no model.
+The text is for a cell in which `insp` is the inspector. Invariant: it is valid Python, or "" if
+none can be written (for a user's array or a function). The class of a kind defines its name and how
+it is tuned. Imports jax only when something is made; runs nothing; knows no model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nnx_inspector.screen import protocol
 
 
 def offers() -> dict[protocol.Offer, Any]:
-    """What a click can add, in the order of the menu, and its class. Python can do more."""
+    """The kinds that a click can add, in the menu's order, with their classes. Python has more."""
     from nnx_inspector.perturbations import gradients, values
     from nnx_inspector.perturbations.base import Kind
 
@@ -38,12 +38,12 @@ def made(kind: str, strength: float | None, at: str) -> Any:
     """The perturbation that a click asks for.
 
     Args:
-        kind: of one of the `offers`.
-        strength: None for the offer's own.
+        kind: the kind of one of the `offers`.
+        strength: its strength, or None for the default of the offer.
         at: "output" or "input".
 
     Raises:
-        ValueError: there is no such offer, it has no strength, or none as low as that.
+        ValueError: there is no such offer, it has no strength, or the strength is too low.
     """
     classes = {offer.kind: cls for offer, cls in offers().items()}
     if kind not in classes:
@@ -60,7 +60,7 @@ def masked(bits: str, units: int) -> Any:
     """The boolean mask of a click, from its bits as in `protocol.Perturbation.mask`.
 
     Raises:
-        ValueError: they are not so many, or no bits.
+        ValueError: `bits` is not hexadecimal, or not of the length for `units` bits.
     """
     if not 0 < units <= protocol.MOST_UNITS:
         raise ValueError(f"A mask has 1 to {protocol.MOST_UNITS} units here, got {units}.")
@@ -71,7 +71,7 @@ def masked(bits: str, units: int) -> Any:
 
 
 class Shown(Protocol):
-    """What is read of a handle."""
+    """The properties that are read of a handle."""
 
     @property
     def id(self) -> int: ...
@@ -86,15 +86,15 @@ class Shown(Protocol):
 
 
 class Showing:
-    """Handles, as the screen shows them. A perturbation is looked at once: a mask or a number may
-    be on a device, and a State is sent many times a second.
+    """Turns handles into messages. It reads each perturbation once: a mask or number may be on a
+    device, and a State is sent many times a second.
     """
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[Any, protocol.Perturbation]] = {}
 
     def of(self, handles: Iterable[Shown], *, pending: bool) -> tuple[protocol.Perturbation, ...]:
-        """The handles, in their order; `pending` is so of all of them."""
+        """The handles in their order, all with the same `pending`."""
         now: dict[int, tuple[Any, protocol.Perturbation]] = {}
         for handle in handles:
             perturbation, looks = self._seen.get(handle.id, (None, None))
@@ -143,7 +143,7 @@ def _looks(handle: Shown, perturbation: Any) -> protocol.Perturbation:
 
 
 def _bits(on: Any, axis: int) -> str:
-    """The switches of a mask as the browser can set them, "" where it cannot."""
+    """The bits of a mask that the browser can edit; "" if it cannot edit them."""
     return np.packbits(on).tobytes().hex() if len(on) <= protocol.MOST_UNITS and axis == -1 else ""
 
 
@@ -158,23 +158,23 @@ def addition(site: str, sites: Sequence[str], perturbation: Any) -> str:
     Args:
         site: the selection that it was made with, in words.
         sites: the sites that it acts on.
-        perturbation: what is done.
+        perturbation: the perturbation itself.
     """
     text = perturbation.python()
     if not text:
         return ""
-    # a selection that is not a glob is written as its sites
+    # a selection other than a glob is written as a list of its sites
     by_name = len(sites) > 1 and site.startswith(", ".join(sites))
     where = f"[{', '.join(map(quoted, sites))}]" if by_name else quoted(site)
     return f"insp.perturb({where}, {text})"
 
 
 def text_of(message: Any, handles: Sequence[Any], made: Any = None) -> str:
-    """The text that does what a command of the browser asks, or "".
+    """The text that does the same as a command of the browser, or "".
 
     Args:
-        message: of the browser.
-        handles: the inspector's, before the command.
+        message: the browser's message.
+        handles: the inspector's handles before the command.
         made: the perturbation that the command adds, sets or sweeps with.
     """
     if isinstance(message, protocol.Select):
@@ -201,7 +201,7 @@ def text_of(message: Any, handles: Sequence[Any], made: Any = None) -> str:
 
 
 def _is_keyword(name: str) -> bool:
-    """Whether a name can be that of a keyword argument; normalised, it would be another name."""
+    """Whether a name can be written as a keyword; Python normalises names that are not ASCII."""
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and name != "only"
 
 

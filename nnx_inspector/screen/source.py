@@ -1,7 +1,7 @@
-"""Source text around the calls of a module, and what its type says of itself.
+"""Source text around the calls of a module, and the docstring of its type.
 
-Read with `linecache`, which knows the cells of a notebook too. Invariant: everything is plain
-text of bounded length; what cannot be read is left out. Runs nothing of the user's.
+The text is read with `linecache`, which also knows the cells of a notebook. Invariant: everything
+is plain text of bounded length, and unreadable files are left out. Runs none of the user's code.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from collections.abc import Iterable, Sequence
 from nnx_inspector.screen import protocol
 
 AROUND = 5
-"""Lines before and after the one that makes the call."""
+"""Lines shown before and after the line of the call."""
 MOST_EXCERPTS = 4
 LONGEST_LINE = 300
 LONGEST_TEXT = 4000
-"""Characters of a documentation."""
+"""The most characters of a docstring."""
 _BASES = ("Module", "Pytree", "Object")
 
 
 def excerpts_of(sources: Iterable[str]) -> tuple[protocol.Excerpt, ...]:
-    """The lines around some places `file:line`, each once, the first few."""
+    """The lines around the first few of some places `file:line`, each once."""
     found = [excerpt_of(source) for source in dict.fromkeys(sources)]
     return tuple(one for one in found if one is not None)[:MOST_EXCERPTS]
 
 
 def excerpt_of(source: str) -> protocol.Excerpt | None:
-    """The lines around one place, or None where the file cannot be read."""
+    """The lines around one place, or None if the file cannot be read."""
     file, _, number = source.rpartition(":")
     if not file or not number.isdigit():
         return None
-    linecache.checkcache(file)  # the user may have edited it; of a cell it keeps what it has
+    linecache.checkcache(file)  # the user may have edited it; the lines of a cell stay
     lines, line = linecache.getlines(file), int(number)
     if not 0 < line <= len(lines):
         return None
@@ -53,7 +53,7 @@ def excerpt_of(source: str) -> protocol.Excerpt | None:
 
 
 def short_file(file: str) -> str:
-    """A file in few words: a notebook's cell has a generated name, a path its last two parts."""
+    """A short name for a file: "notebook cell" for a generated name, or a path's last two parts."""
     parts = file.split(os.sep)
     if parts[-1].startswith(("<", "ipykernel_")) or (len(parts) > 1 and "ipykernel_" in parts[-2]):
         return "notebook cell"
@@ -61,7 +61,7 @@ def short_file(file: str) -> str:
 
 
 def documentation_of(cls: type) -> str:
-    """The documentation of a type, its own or what it inherits, but not that of every module."""
+    """The docstring of a type, its own or inherited, but not the one of every module."""
     text = ""
     for owner in cls.__mro__:
         if owner.__module__.startswith("flax.") and owner.__name__ in _BASES:
@@ -78,7 +78,7 @@ def _cut(line: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _function_around(text: str, line: int) -> str:
-    """The innermost function or class around a line, `"Block.__call__"`; "" where there is none."""
+    """The innermost function or class around a line, `"Block.__call__"`; "" if none."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):  # a cell with magics, say

@@ -1,8 +1,8 @@
-"""The passes of a recording, as the screen's time strip shows them: which there are, and when what
-was perturbed changed.
+"""The passes of a recording for the screen's time strip, and the steps at which perturbations
+changed.
 
-Invariant: two passes have the same number of a setting only if the same was done in both. Knows no
-jax and no widget.
+Invariant: two passes share a setting's number only if the same perturbations were on in both.
+Knows no jax and no widget.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Comparable(Protocol):
 
 
 class Settings:
-    """Numbers for the settings in force, pass after pass."""
+    """Numbers the settings in force, pass after pass."""
 
     def __init__(self) -> None:
         self._last: Comparable | None = None
@@ -32,12 +32,12 @@ class Settings:
 
     @property
     def latest(self) -> int:
-        """The number given last to a pass with something on."""
+        """The number of the last pass with a perturbation on."""
         return self._number
 
     def number_of(self, setting: Comparable) -> int:
-        """The number of a pass's setting: that of the pass before, where it is like that one's;
-        0 where nothing is on.
+        """The number of a pass's setting: 0 if nothing is on, else the number of the pass before
+        if that had the same setting, else a new one.
         """
         last, self._last = self._last, setting
         if not setting.active:
@@ -48,12 +48,12 @@ class Settings:
 
 
 def passes_of(recording: Recording) -> tuple[protocol.Passes, bytes]:
-    """The message that says which passes there are."""
+    """The message that lists the passes of a recording."""
     return passes_message(recording.passes, recording.thinned)
 
 
 def passes_message(passes: Sequence[Pass], thinned: int) -> tuple[protocol.Passes, bytes]:
-    """The message that names these passes, oldest first; `thinned` others are gone."""
+    """The message that lists these passes, oldest first; `thinned` others are gone."""
     kinds = tuple(dict.fromkeys(p.kind for p in passes))
     index = {kind: i for i, kind in enumerate(kinds)}
     rows = [(p.number, p.step, p.perturbed, index[p.kind], p.setting) for p in passes]
@@ -67,7 +67,7 @@ def pass_of(recording: Recording, number: int) -> Pass:
     """The pass with this number.
 
     Raises:
-        KeyError: it was thinned out, or never was.
+        KeyError: it was thinned out, or never existed.
     """
     for one in recording.passes:
         if one.number == number:

@@ -1,9 +1,9 @@
-"""What a saved notebook keeps of an inspector: the last state as HTML, and the screen over it.
+"""The output that a saved notebook keeps of an inspector: its last state, and a screen over it.
 
-The HTML (snapshot.py) stands in each notebook; where one is trusted, a script beside it puts the
-screen in its place, over as many passes as fit. Hosts take scripts out of notebooks that are not
-trusted. Invariants: at most MOST_BYTES, whatever the model; what is left out is said; no text of a
-model is markup in it. Knows no jax, no model and no widget.
+The state is in every notebook as HTML (snapshot.py). In a trusted notebook a script beside it
+replaces it by the screen, with as many passes as fit; hosts remove scripts from other notebooks.
+Invariants: at most MOST_BYTES, whatever the model; it says what is left out; no text of a model
+is markup in it. Knows no jax, no model and no widget.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from nnx_inspector.screen.export.snapshot import snapshot
 from nnx_inspector.screen.timeline import metrics_at
 
 MOST_RECORDED: Final = 200_000
-"""Bytes of what is replayed, as it stands in the notebook."""
+"""The most bytes of the recording in the notebook."""
 MOST_BYTES: Final = MOST_PLAIN + MOST_RECORDED + 120_000
-"""The rest is the front end."""
+"""The most bytes of the whole output; the rest is the front end."""
 MOST_PASSES, FEW_PASSES = 24, 6
-"""There are fewer passes than the first only where the details of all modules do not fit, and fewer
-than the second only where those of one module do not."""
+"""The output has fewer than MOST_PASSES only if the details of all modules do not fit, and fewer
+than FEW_PASSES only if those of one module do not fit."""
 COLUMNS: Final = 12
 POINTS: Final = 120
 MOST_CELLS: Final = 3000
-"""Rows times passes: what bounds the time that this takes."""
+"""The most rows times passes, which bounds the time that making the output takes."""
 MOST_SITES: Final = 60
-"""Modules of which histograms, histories, flow and code are kept."""
+"""The most modules whose histograms, histories, flow and code are kept."""
 LEFT_OUT: Final = ("parameters", "units", "nnx")
-"""Answers that cost a pass or a look at every array: not at each rest."""
+"""Answers that need a pass or every array: too slow to make each time the model is at rest."""
 _SAID_OF_THEM: Final = "Parameters, units, state and values are left out (insp.to_html keeps more)."
 _TRIES: Final = 4
 
@@ -48,15 +48,15 @@ Stop = Callable[[], bool]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LastState:
-    """What there is to be saved at one moment.
+    """The state of an inspector at one moment.
 
     Attributes:
-        inspector: its id, by which the live view finds the output, to hide it.
+        inspector: the id by which the live view finds the output, to hide it.
         layout: the rows.
-        state: as if nothing ran.
-        kept: findings, a sweep.
-        recording: its newest passes may be newer than the rest by a moment.
-        tell: gives what the screen replays besides; None where there is nobody to tell.
+        state: the small state as if nothing ran.
+        kept: the findings and a sweep.
+        recording: the recording; its newest passes may be slightly newer than the rest.
+        tell: returns the rest of what the screen replays, or None if the inspector is gone.
     """
 
     inspector: str
@@ -67,7 +67,7 @@ class LastState:
     tell: Callable[[protocol.Layout, protocol.State, tuple[Any, ...]], Told | None]
 
     def key(self) -> object:
-        """Equal for two moments at which the same would be saved."""
+        """A key that is equal for two moments if the same would be saved."""
         passes = self.recording.passes
         newest = passes[-1] if passes else None
         return (
@@ -79,7 +79,7 @@ class LastState:
         )
 
     def html(self, stop: Stop = lambda: False) -> str | None:
-        """The output of a cell, now; None where `stop` said so."""
+        """The present output of a cell, or None if `stop` returned true."""
         saved = time.strftime("%Y-%m-%d %H:%M:%S")
         findings = next((one for one in self.kept if isinstance(one, protocol.Findings)), None)
         plain = snapshot(
@@ -108,16 +108,16 @@ def fitted(
     max_bytes: int = MOST_RECORDED,
     stop: Stop = lambda: False,
 ) -> str | None:
-    """What the screen replays, in base64, with as many passes and details as fit.
+    """The recording that the screen replays, in base64, with as many passes and details as fit.
 
     Args:
-        recording: has passes.
-        told: what is shown besides; its first sites in detail are kept first.
-        max_bytes: how long the text may be.
-        stop: asked now and then; None is returned once it says so.
+        recording: a recording with passes.
+        told: what is shown besides the passes; the details of its first sites are kept first.
+        max_bytes: the most bytes of the text.
+        stop: called now and then; once it returns true, None is returned.
 
     Returns:
-        The text, or None where not even two passes with the details of one module fit.
+        The text, or None if not even two passes with the details of one module fit.
     """
     most, details = _at_first(len(told.layout.sites), len(told.detailed), max_bytes)
     for _ in range(_TRIES):
@@ -137,8 +137,8 @@ def fitted(
 
 
 def _at_first(rows: int, detailed: int, max_bytes: int) -> tuple[int, int]:
-    """How many passes with the details of how many modules are tried first: a guess, so that one
-    try is enough.
+    """A first guess at how many passes fit, and the details of how many modules. It is meant to
+    fit at the first try.
     """
     room = max(0, max_bytes - _FIXED - _ROW * rows) / 2  # for activations and gradients
     passes = min(MOST_PASSES, max(2, MOST_CELLS // max(1, rows)))
@@ -148,11 +148,11 @@ def _at_first(rows: int, detailed: int, max_bytes: int) -> tuple[int, int]:
 
 
 _FIXED, _ROW, _COLUMN, _PASS = 25_000, 250, 80, 200
-"""Bytes of all, of a row, of a step in a history, of a pass with its histogram; as was measured."""
+"""Measured bytes: fixed, per row, per step of a history, per pass with its histogram."""
 
 
 def with_details(told: Told, most: int) -> Told:
-    """The same with the details of fewer sites."""
+    """A copy with the details of the first `most` sites only."""
     detailed = told.detailed[:most]
     answers = {
         what: {site: one for site, one in by_site.items() if site in detailed}
@@ -170,7 +170,7 @@ _TITLE: Final = "nnx_inspector"
 
 @dataclasses.dataclass(frozen=True)
 class _FrontEnd:
-    """A page without its recording, packed, and the script that puts both into a frame."""
+    """A packed page without its recording, and the script that puts both into a frame."""
 
     name: str
     markup: str
@@ -190,7 +190,7 @@ def _front_end() -> _FrontEnd:
 
 
 def _output(inspector: str, plain: str, packed: str | None) -> str:
-    """The markup of an output: everything in it but `plain` is ours, or base64."""
+    """The markup of an output. Apart from `plain` it holds only our own text and base64."""
     if packed is None:
         return f'<div class="nni-saved nni-of-{inspector}">{plain}</div>'
     front = _front_end()

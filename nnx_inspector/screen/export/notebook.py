@@ -1,9 +1,9 @@
-"""The output of a notebook's cell that holds the last state, for when there is no kernel any more.
+"""The output of a notebook's cell that holds the last state, for a notebook without a kernel.
 
-It is put beside the widget, which hides it while it is alive, and replaced when things have come to
-rest: some moments after a change, and after each cell. A page that was loaded anew knows nothing of
-that output any more: the next cell in which something changes gets another. Invariant: nothing
-raises into the notebook; a running loop is left alone. Knows no model and no jax.
+The output stands beside the widget, which hides it while it is alive. It is replaced when changes
+have come to rest: some moments after a change, and after each cell. A reloaded page can no longer
+update the output, so the next cell with a change gets a new one. Invariant: nothing raises into
+the notebook; a running loop is left alone. Knows no model and no jax.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, Protocol
 from nnx_inspector.background import weakly
 
 RESTS = 1.5
-"""Seconds after a change until the output is replaced; what changes meanwhile is in it too."""
+"""Seconds from a change until the output is replaced; later changes do not extend them."""
 SHARE = 20
-"""It rests for so many times the processor time that making it took the last time."""
+"""The pause before a replacement is at least this many times the CPU time of the last one."""
 
 
 class Saved(Protocol):
-    """What there is to be saved at one moment."""
+    """The state to save at one moment."""
 
     def key(self) -> object: ...
     def html(self, stop: Callable[[], bool], /) -> str | None: ...
@@ -33,10 +33,10 @@ class SavedOutput:
     """One output, from `show` on.
 
     Args:
-        last: the last state; None where the output should stay as it is.
-        failed: told what making or sending it raised.
-        seen: whether a browser has ever asked for anything; without, what cannot be sent before
-            the cell ends is lost (notebooks that run by themselves).
+        last: returns the last state, or None if the output should stay as it is.
+        failed: called with the error that making or sending the output raised.
+        seen: whether a browser has ever sent anything. Without one (a notebook that runs by
+            itself), an output that is not sent before the cell ends is lost.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class SavedOutput:
         self._timer: threading.Timer | None = None
         self._sent: object = None
         self._took = 0.0
-        self._moved = False  # since it was sent
+        self._moved = False  # whether something changed since it was sent
         self._page = ""
-        self._lost = False  # the page does not know of it
+        self._lost = False  # whether the page can no longer update it
         self._at_end = weakly(self._cell_ended)
 
     def show(self, shell: Any) -> None:
-        """Put it into the cell that runs, once."""
+        """Put it into the running cell, once."""
         if self._shell is not None:
             return
         self._shell = shell
@@ -67,21 +67,21 @@ class SavedOutput:
         shell.events.register("post_run_cell", self._at_end)
 
     def moved(self) -> None:
-        """Something has changed: replace it soon."""
+        """Replace the output soon, because something has changed."""
         self._moved = True
         self._soon(max(RESTS, SHARE * self._took))
 
     def greeted(self, page: str) -> None:
-        """A view says that it is there, on a page of this name.
+        """Take note of a view that has opened on a page with this name.
 
-        Another page than the first has loaded the notebook anew.
+        A page with another name than the last one has reloaded the notebook.
         """
         with self._lock:
             self._lost |= self._page not in ("", page)
             self._page = page
 
     def close(self) -> None:
-        """Replace it for the last time."""
+        """Replace the output for the last time."""
         if self._shell is None:
             return
         self._stop_timer()

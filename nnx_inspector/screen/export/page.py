@@ -1,7 +1,7 @@
-"""One HTML file that shows a recording, offline: the front end and what it replays, nothing else.
+"""One HTML file that shows a recording offline: the front end, and the recording that it replays.
 
-Invariants: the file asks no machine for anything (its content security policy forbids it), no text
-of a model is markup in it, and it is either written whole or not at all. Knows no jax and no model.
+Invariants: the file makes no network requests (its content security policy forbids them), no text
+of a model is markup in it, and it is written either whole or not at all. Knows no jax and no model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nnx_inspector.screen.export.replay import Told, packed_passes
 
 MAX_BYTES: Final = 16 * 2**20
 MOST_UNPACKED: Final = 256 * 2**20
-"""Bytes of the packed numbers before they are deflated: what the browser holds in memory."""
+"""The most bytes of the packed numbers before they are deflated: the browser's memory for them."""
 _SCRIPT_BREAKERS: Final = ("</script", "<!--", "<script")
 
 _STYLE: Final = """
@@ -32,7 +32,7 @@ body { margin: 0; }
 @media (max-width: 760px) { .nni-view { height: max(100vh, 1200px); } }
 noscript { display: block; padding: 1em; font-family: sans-serif; }
 """
-"""Of the page around the screen, which fills it."""
+"""The style of the page around the screen, which fills it."""
 
 _PAGE: Final = """<!doctype html>
 <html lang="en">
@@ -56,17 +56,17 @@ _PAGE: Final = """<!doctype html>
 def page_of(recording: Recording, told: Told, *, title: str, max_bytes: int = MAX_BYTES) -> str:
     """The text of a page that shows a recording.
 
-    Where the recording does not fit, passes are left out, evenly; the page says how many it has.
+    If the recording does not fit, evenly spaced passes are kept; the page says how many it has.
 
     Args:
-        recording: what is shown.
-        told: what is shown besides.
-        title: of the page.
-        max_bytes: how large it may be, in bytes.
+        recording: the recording to show.
+        told: what is shown besides the passes.
+        title: the page's title.
+        max_bytes: the most bytes of the page.
 
     Raises:
-        InspectorError: it does not fit with two passes, or the front end is not built.
-        ValueError: `max_bytes` is no positive number.
+        InspectorError: two passes do not fit, or the front end is not built.
+        ValueError: `max_bytes` is not a positive number.
     """
     if not max_bytes > 0:
         raise ValueError(f"max_bytes must be a positive number of bytes, got {max_bytes!r}.")
@@ -88,7 +88,7 @@ def page_of(recording: Recording, told: Told, *, title: str, max_bytes: int = MA
 
 
 def write_page(path: str | os.PathLike[str], text: str) -> int:
-    """Write a page, whole or not at all; how many bytes it has.
+    """Write a page, whole or not at all, and return its number of bytes.
 
     Raises:
         OSError: the folder does not exist, or cannot be written to.
@@ -107,11 +107,11 @@ def write_page(path: str | os.PathLike[str], text: str) -> int:
 
 
 def shell_of(title: str) -> tuple[str, str]:
-    """The page before and after what it shows, which is base64."""
+    """The page's text before and after the recording, which is base64."""
     style, script = asset("widget.css") + _STYLE, asset("page.js")
     if any(breaker in script.lower() for breaker in _SCRIPT_BREAKERS) or "</style" in style:
         raise InspectorError("The built front end cannot stand in a page. Build it anew.")
-    # data URLs: pictures that a style sheet holds; blobs: the layout library, which is a worker
+    # data URLs: pictures in the style sheet; blobs: the layout library, which runs as a worker
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}' blob:; worker-src blob:; "
         f"style-src '{_hash(style)}'; img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -126,12 +126,12 @@ def _hash(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text as UTF-8 can hold it, in one line, without control characters."""
+    """Text in one line of valid UTF-8, without control characters."""
     text = text.encode("utf-8", "replace").decode("utf-8")
     return "".join(x if x.isprintable() else " " for x in text)[:200]
 
 
 def _at_first(recording: Recording, room: int) -> int:
-    """So many passes may fit, judged by what they take in memory."""
+    """A first guess at how many passes fit, from their size in memory."""
     each = max(1.0, recording.nbytes / max(1, len(recording)))
     return max(2, math.ceil(2 * max(room, 0) / each))

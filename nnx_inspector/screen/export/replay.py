@@ -1,9 +1,9 @@
-"""What a saved page replays: the messages of a whole recording, packed into one block of bytes.
+"""The data that a saved page replays: all messages of a recording, packed into one block of bytes.
 
 A small front end of its own (`js/src/page`) answers the screen from them, as a kernel would.
-Invariant: every message is one that the kernel sends, bit for bit, but for the shades of a heatmap,
-which have 9 bits; what is left out to stay within a size is counted, and said on the page. Writes
-no file, knows no jax, no widget and no model.
+Invariant: every message equals the kernel's bit for bit, apart from the shades of a heatmap, which
+have 9 bits; whatever is left out to stay within a size is counted, and the page says so. Writes no
+file, knows no jax, no widget and no model.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from nnx_inspector.screen.frames import curves_of, histories_of, table_of
 from nnx_inspector.screen.timeline import metrics_at, passes_message
 
 NO_HISTOGRAM: Final = 0xFFFF
-"""In place of a number of bins: not measured, or its counts are unknown."""
+"""Stands for a number of bins if nothing was measured or the counts are unknown."""
 COLUMNS: Final = 150
-"""Steps in a history, at most."""
+"""The most steps in a history."""
 POINTS: Final = 600
-"""Points of a curve, at most."""
+"""The most points of a curve."""
 
 Answer = tuple[Any, bytes | None] | str
 """A message and its buffer, or why there is none."""
@@ -37,17 +37,17 @@ Answer = tuple[Any, bytes | None] | str
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Told:
-    """What a page tells besides the passes.
+    """The content of a page besides the passes.
 
     Attributes:
         layout: the rows.
-        state: as it is shown at first.
+        state: the state shown at first.
         kept: further messages without a buffer, shown from the beginning.
-        answers: for "flow", "code", "parameters", "units", "nnx": by site key.
+        answers: "flow", "code", "parameters", "units" or "nnx" -> site key -> answer.
         detailed: the sites whose histograms and histories are kept.
-        missing: such answers as it has of no site ("units", "nnx", "parameters").
-        library: the text that lays out a flow.
-        note: what the page says of itself; `{passes}` stands for how many there are.
+        missing: the kinds of answers that no site has ("units", "nnx", "parameters").
+        library: the script that lays out a flow.
+        note: the page's text about itself; `{passes}` stands for the number of passes.
     """
 
     layout: protocol.Layout
@@ -61,9 +61,9 @@ class Told:
 
 
 class Packing:
-    """Numbers one after another, each array at a place that JSON can name.
+    """Arrays of numbers one after another, each at a place that JSON can name.
 
-    Bytes of equal weight lie side by side: so they deflate to half of what they would else.
+    Bytes of equal significance lie side by side, which halves their deflated size.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Packing:
         self._at = 0
 
     def add(self, array: Any, kind: str) -> dict[str, Any]:
-        """Its place: where, how many, of which type ("u1", "u2", "u4", "f4" or "f8")."""
+        """Add an array as "u1", "u2", "u4", "f4" or "f8" and return its place."""
         numbers = np.ascontiguousarray(array, f"<{kind}").reshape(-1)
         part = numbers.view(np.uint8).reshape(-1, numbers.itemsize).T.tobytes()
         place = {"at": self._at, "count": len(numbers), "type": kind}
@@ -80,8 +80,8 @@ class Packing:
         return place
 
     def message(self, message: Any, buffer: bytes | None, *, shades: int = 0) -> dict[str, Any]:
-        """A message of which the buffer, if any, is float64 throughout; the last numbers of it may
-        be shades.
+        """Add a message whose buffer, if any, is float64 throughout; its last `shades` numbers are
+        shades.
         """
         places = []
         if buffer is not None:
@@ -93,7 +93,7 @@ class Packing:
         return {"header": protocol.to_header(message), "buffer": places}
 
     def packed(self, index: Mapping[str, Any]) -> bytes:
-        """Length of the index, the index as JSON, and all arrays."""
+        """The length of the index, the index as JSON, and all arrays."""
         text = json.dumps(index, allow_nan=False, ensure_ascii=True).encode()
         return b"".join([struct.pack("<I", len(text)), text, *self._parts])
 
@@ -107,15 +107,15 @@ def replayed(
     columns: int = COLUMNS,
     points: int = POINTS,
 ) -> bytes:
-    """A recording and what is told besides, in the form that the page reads.
+    """A recording and the rest of a page, in the form that the page reads.
 
     Args:
-        recording: its curves and histories are whole.
-        passes: those of its passes that the page has, oldest first.
-        told: the rest.
+        recording: the recording, for its curves and histories.
+        passes: the passes of it that the page has, oldest first.
+        told: the rest of the page.
         left_out: how many other passes the recording has.
-        columns: most steps in a history.
-        points: most points of a curve.
+        columns: the most steps in a history.
+        points: the most points of a curve.
     """
     packing = Packing()
     keys = tuple(site.key for site in told.layout.sites)
@@ -142,10 +142,10 @@ def replayed(
 def packed_passes(
     recording: Recording, told: Told, most: int, *, columns: int = COLUMNS, points: int = POINTS
 ) -> tuple[str, int, int]:
-    """A recording with at most so many of its passes, as text in the form that the page reads.
+    """A recording with at most `most` of its passes, as text in the form that the page reads.
 
     Returns:
-        The text, the number of bytes that the browser unpacks it to, and the number of passes.
+        The text, the number of its bytes once unpacked, and the number of passes.
     """
     chosen = evenly(recording.passes, most)
     left_out = len(recording.passes) - len(chosen)
@@ -154,12 +154,12 @@ def packed_passes(
 
 
 def as_text(data: bytes, *, level: int = 6) -> str:
-    """Bytes, deflated, as they stand in a page."""
+    """Bytes as text for a page: deflated, in base64."""
     return base64.b64encode(gzip.compress(data, level, mtime=0)).decode()
 
 
 def shade(fractions: np.ndarray) -> np.ndarray:
-    """Numbers of 9 significant bits, float32: off by less than 1 part in 500.
+    """Round numbers to 9 significant bits, as float32: off by less than 1 part in 500.
 
     Example:
         >>> shade(np.array([1 / 3, 0.0, np.nan])).tolist()
@@ -170,7 +170,7 @@ def shade(fractions: np.ndarray) -> np.ndarray:
 
 
 def evenly(passes: Sequence[Pass], most: int) -> list[Pass]:
-    """At most so many passes, spaced evenly: the first, the newest and those with news stay."""
+    """At most `most` passes, evenly spaced. The first, the newest and those with news stay."""
     if len(passes) <= most:
         return list(passes)
     most = max(most, 2)
@@ -234,7 +234,7 @@ def _frames(
                 found[i].append(histogram)
     histograms = [one for of_pair in found for one in of_pair]
     every = np.concatenate([np.zeros((0, 2)), *histograms])
-    # neighbouring bins differ by little: their differences are nearly all the same
+    # neighbouring bins differ little, so most of their differences are equal
     apart = [np.diff(one[:, 0], prepend=0.0) for one in histograms]
     steps = np.concatenate([np.zeros(0), *apart]).astype(np.int64) & 0xFFFF
     most = every[:, 1].max(initial=0)
@@ -250,7 +250,7 @@ def _frames(
             }
             for one in passes
         ],
-        # over the passes first: a figure changes little from one to the next
+        # passes are adjacent: a figure changes little from one to the next
         "table": packing.add(np.moveaxis(tables, 0, -1), "f8"),
         "sparklines": packing.add(np.moveaxis(sparks, 0, -2), "u1"),
         "detailed": [rows[site] for site in detailed],

@@ -1,8 +1,8 @@
-"""The last state of a screen as plain HTML: what a saved notebook shows without a kernel.
+"""The last state of a screen as plain HTML, which a saved notebook shows without a kernel.
 
-Built as a tree of elements, so that no text is markup; without scripts, style sheets and pictures,
-so that what cleans up notebooks that are not trusted leaves it whole. Invariants: a figure is the
-one that the screen shows; it stays below MOST_BYTES whatever the model. Knows no jax, no widget.
+It is built as a tree of elements, so no text is markup. It has no scripts, style sheets or
+pictures, so hosts that sanitise untrusted notebooks leave it whole. Invariants: figures are those
+of the screen; the HTML stays below MOST_BYTES, whatever the model. Knows no jax and no widget.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nnx_inspector.screen.timeline import metrics_at
 MOST_BYTES: Final = 100_000
 MOST_ROWS: Final = 120
 LONGEST: Final = 80
-"""Characters of one text."""
+"""The most characters of one text."""
 _BARS: Final = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _MEASURED: Final = {"output": "activation", "gradient": "gradient"}
 _QUANTILES: Final = (0.01, 0.25, 0.5, 0.75, 0.99)
@@ -40,14 +40,14 @@ def snapshot(
     findings: Sequence[protocol.FindingRow],
     saved: str,
 ) -> str:
-    """HTML of the last state.
+    """Return the last state as HTML.
 
     Args:
         layout: the rows.
-        state: of the screen.
-        recording: its newest pass is shown.
-        findings: worst first.
-        saved: when that was, in words.
+        state: the state of the screen.
+        recording: the recording, whose newest pass is shown.
+        findings: the findings, worst first.
+        saved: the time of the state, in words.
     """
     passes = recording.passes
     newest = passes[-1] if passes else None
@@ -185,7 +185,7 @@ _COUNTS: Final = ("size", "zeros", "nan", "posinf", "neginf")
 
 
 def _shown(sites: Sequence[protocol.Site], selected: str, most: int) -> list[int]:
-    """At most so many rows in order: the selected one with what is around it, then the topmost."""
+    """At most `most` rows in order: the selected row, its parents, then the topmost."""
     at = next((i for i, site in enumerate(sites) if site.key == selected), -1)
     kept: list[int] = []
     while at >= 0:
@@ -199,7 +199,7 @@ def _shown(sites: Sequence[protocol.Site], selected: str, most: int) -> list[int
 
 
 def bars(heights: np.ndarray, together: int = 2) -> str:
-    """A sparkline in characters, of so many heights each; "" where nothing is known.
+    """A sparkline of block characters, each for `together` heights; "" if nothing is known.
 
     Example:
         >>> bars(np.array([0, 0, 255, 10], np.uint8))
@@ -222,7 +222,7 @@ def _count(value: float) -> str:
 
 
 def _cut(text: str) -> str:
-    """One line of text that HTML and UTF-8 can hold, cut where it is long."""
+    """One line of text that HTML and UTF-8 can hold, shortened if it is long."""
     text = text.encode("utf-8", "replace").decode("utf-8")
     text = "".join(x if x.isprintable() or x == "\N{NO-BREAK SPACE}" else " " for x in text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 2]} \N{HORIZONTAL ELLIPSIS}"
@@ -243,7 +243,7 @@ def _element(name: str, *children: Child, css: str = "") -> Element:
 
 
 def _told(text: str) -> str:
-    """As `_cut`, for sentences, whose spaces stay."""
+    """Like `_cut`, but for sentences: their spaces stay."""
     words = text.encode("utf-8", "replace").decode("utf-8")
     return "".join(x if x.isprintable() or x == "\N{NO-BREAK SPACE}" else " " for x in words)[:600]
 
@@ -253,7 +253,7 @@ def _code(text: str) -> Element:
 
 
 def _row(cells: Sequence[Child], kind: str = "td", *, left: int = 1) -> Element:
-    """A row of a table, of whose cells the first ones are text: hosts set all like numbers."""
+    """A row of a table whose first cells are text; hosts align every cell like a number."""
     row = _element("tr")
     for i, cell in enumerate(cells):
         element = _element(kind, _cut(cell) if isinstance(cell, str) else cell)
