@@ -14,7 +14,7 @@ export const OTHER = -1;
 export type Quantity = (typeof QUANTITIES)[number];
 export type Statistic = (typeof STATISTICS)[number];
 
-/** One row of the tree. `parent` is an index into the layout's sites, -1 for the root. `layer` is the number of a single layer of a stacked module, -1 for a whole site. `note` says what a row leaves out, "" for nothing. */
+/** One row of the tree. `parent` is an index into the layout's sites, -1 for the root. `layer` is the number of a single layer of a stacked module, -1 for a whole site. `note` says what the row leaves out; "" if nothing. */
 export interface Site {
   readonly key: string;
   readonly name: string;
@@ -44,7 +44,7 @@ export interface Layout {
   readonly sites: readonly Site[];
 }
 
-/** Where a run stands. `total` and `rate` (steps a second) are None while unknown. */
+/** The progress of a run. `total` and `rate` (steps per second) are None while unknown. */
 export interface Progress {
   readonly kind: string;
   readonly running: boolean;
@@ -53,14 +53,14 @@ export interface Progress {
   readonly rate: number | null;
 }
 
-/** A full histogram in a frame's buffer: `bins` pairs (bin, count) of one site's quantity. A bin is the upper 12 bits of the float32 values it holds (sign, exponent, three mantissa bits), so its edges are read from the float with those bits. See `nnx_inspector.stats.summary`. */
+/** A full histogram in a frame's buffer: `bins` pairs (bin, count) of one site's quantity. A bin is the upper 12 bits of the float32 values in it (sign, exponent, three mantissa bits), so the float with those bits gives its edges. See `nnx_inspector.stats.summary`. */
 export interface Histogram {
   readonly site: number;
   readonly quantity: number;
   readonly bins: number;
 }
 
-/** One pass. Buffer: float64 table [site, quantity, statistic], then for each of `histograms` float64 [bins, 2], then uint8 sparklines [site, quantity, SPARK]. `number` is the pass's in the recording. `held` says that a ShowPass asked for it; a live frame is of the newest pass. */
+/** One pass. Buffer: float64 table [site, quantity, statistic], then for each of `histograms` float64 [bins, 2], then uint8 sparklines [site, quantity, SPARK]. `number` is the pass's number in the recording. `held`: a ShowPass asked for this frame; a live frame shows the newest pass. */
 export interface Frame {
   readonly type: "frame";
   readonly version: number;
@@ -75,7 +75,7 @@ export interface Frame {
   readonly held: boolean;
 }
 
-/** One site's quantity over the steps so far. Buffer, all float64: steps [steps]; quantiles [steps, len(HISTORY_QUANTILES)]; edges [HISTORY_BINS + 1]; fractions [steps, HISTORY_BINS]. Edges are spaced on a symmetric-log axis; fractions of one step add up to 1. A step in which nothing finite was measured is NaN throughout. */
+/** One site's quantity over the steps so far. Buffer, all float64: steps [steps]; quantiles [steps, len(HISTORY_QUANTILES)]; edges [HISTORY_BINS + 1]; fractions [steps, HISTORY_BINS]. Edges are spaced on a symmetric-log axis; the fractions of one step add up to 1. A step without a finite value is NaN throughout. */
 export interface History {
   readonly type: "history";
   readonly version: number;
@@ -85,7 +85,7 @@ export interface History {
   readonly steps: number;
 }
 
-/** The metrics over the steps so far. Buffer: for each of `names`, float64 [points, 2]: step and value (NaN where it was not finite), `points[i]` rows for `names[i]`. */
+/** The metrics over the steps so far. Buffer: for each of `names`, float64 [points, 2]: step and value (NaN if it was not finite), with `points[i]` rows for `names[i]`. */
 export interface Curves {
   readonly type: "curves";
   readonly version: number;
@@ -93,7 +93,7 @@ export interface Curves {
   readonly points: readonly number[];
 }
 
-/** The passes that the recording still has, oldest first. Buffer: float64 [passes, 5]: number, step, whether something was perturbed (0 or 1), index into `kinds`, and which setting was in force: another number than that of the pass before says that what is perturbed changed. 0 says that nothing was perturbed, or that it is not known what was. `thinned` older ones are gone. */
+/** The passes that the recording still has, oldest first. Buffer: float64 [passes, 5]: number, step, whether something was perturbed (0 or 1), index into `kinds`, and the setting's number. That number differs from the one before if the perturbations changed; 0 means that nothing was perturbed, or that the perturbations are unknown. `thinned` older passes are gone. */
 export interface Passes {
   readonly type: "passes";
   readonly version: number;
@@ -102,7 +102,7 @@ export interface Passes {
   readonly thinned: number;
 }
 
-/** One perturbation in force (or switched off), as the browser shows it. `site` is the pattern it was made with; `sites` are the keys it acts on, the first MOST_SITES of `reach`. `kind` is its class and `expression` the Python text that makes it. `strength` is the one number that can be tuned, called `strength_name` (None and "": there is none); `low` and `high` are its slider's range, and restrict nothing. `units` is the length of a boolean mask along its axis (0: it is none), `units_off` how many of them it switches off; `mask` is its bits in hexadecimal, unit 0 the highest bit of the first byte, 1 is on ("" where there is none that can be edited). `python` is the text that adds it in a cell, "" for one that holds an array of the user's. `pending` says that the running loop takes it over at its next step; `compiling`, that the running program has no place for it yet and another one is being made, while the old one goes on; `not_acting`, why it does nothing in what ran last ("" where it acts, or that is not known). */
+/** One perturbation in force (or switched off), as the browser shows it. `site` is the pattern it was made with; `sites` are the keys it acts on, the first MOST_SITES of `reach`. `kind` is its class and `expression` the Python text that makes it. `strength` is the one number that can be tuned, and `strength_name` its name (None and "": there is none); `low` and `high` are the slider's range, which is not a limit. `units` is the length of a boolean mask along its axis (0: it is not a mask) and `units_off` the number of units switched off. `mask` is its bits in hexadecimal: unit 0 is the highest bit of the first byte, 1 is on ("" if it cannot be edited). `python` is the text that adds it in a cell, "" if it holds a user's array. `pending`: the running loop applies it from its next step on. `compiling`: a program with a place for it is being compiled while the old one runs. `not_acting` says why it does nothing in the last pass ("" if it acts, or if that is unknown). */
 export interface Perturbation {
   readonly id: number;
   readonly site: string;
@@ -126,13 +126,13 @@ export interface Perturbation {
   readonly not_acting: string;
 }
 
-/** How far one site's output moved: `|perturbed - clean| / |clean|`, a fraction; None where that is not finite. */
+/** The change of one site's output as a fraction, `|perturbed - clean| / |clean|`; None if it is not finite. */
 export interface SiteEffect {
   readonly site: string;
   readonly change: number | null;
 }
 
-/** What one of several perturbations changes by itself; see `Effect`. */
+/** The effect of one of several perturbations by itself; see `Effect`. */
 export interface EffectAlone {
   readonly perturbation: number;
   readonly loss_change: number | null;
@@ -141,7 +141,7 @@ export interface EffectAlone {
   readonly top1_changed: number | null;
 }
 
-/** The perturbed pass beside the clean one. Values by metric name ("loss" first). `output_change` is the relative norm of the difference of the outputs; where those are logits, `kl` is the mean divergence of the perturbed from the clean distribution in nats, and `top1_changed` the fraction of predictions that are others. None: not measured, or without meaning. `sites` are those downstream that moved most, at most MOST_EFFECTS, largest first. `alone`: where several perturbations are on, each by itself; () until that is measured. */
+/** The perturbed pass beside the clean one. Values by metric name ("loss" first). `output_change` is the relative norm of the difference of the outputs. If they are logits, `kl` is the mean divergence of the perturbed from the clean distribution in nats, and `top1_changed` the fraction of predictions that changed. None: not measured, or meaningless. `sites` are the downstream sites that changed most, at most MOST_EFFECTS, largest first. `alone` is the effect of each of several perturbations by itself; () until it is measured. */
 export interface Effect {
   readonly source: string;
   readonly clean: Readonly<Record<string, number | null>>;
@@ -153,7 +153,7 @@ export interface Effect {
   readonly alone: readonly EffectAlone[];
 }
 
-/** What inspection costs. Seconds are medians of recent steps that were not measured, and of such as were and are like them in all else: both perturbed, or neither. None where there are none. */
+/** The cost of inspection. Seconds are medians of recent steps: of plain steps, and of measured steps that are otherwise like them (both perturbed, or neither). None if there are no such steps. */
 export interface Cost {
   readonly plain_seconds: number | null;
   readonly inspected_seconds: number | null;
@@ -163,14 +163,14 @@ export interface Cost {
   readonly errors: number;
 }
 
-/** Something the person should know: `level` is "info", "warning" or "error". */
+/** Something the user should know; `level` is "info", "warning" or "error". */
 export interface Notice {
   readonly level: string;
   readonly text: string;
   readonly site: string | null;
 }
 
-/** Everything small that the screen shows, whole each time. Buffer: none. `training_perturbed` is True while a watched loop runs with a perturbation that is on. `no_effect` says why there is no effect to show. `listening` says how a change reaches a running loop: "during" a cell (the kernel handles messages beside it), because the loop runs in a "thread", or "after" the cell has ended. `compiling` counts the perturbations for which a program is being compiled. `python` is the text that does in a cell what the screen was asked for last. */
+/** Everything small that the screen shows; each message has all of it. Buffer: none. `training_perturbed` is True while a watched loop runs with a perturbation on. `no_effect` says why there is no effect to show. `listening` says how a change reaches a running loop: "during" a cell (the kernel handles messages while the cell runs), "thread" (the loop runs in a thread), or "after" the cell has ended. `compiling` counts the perturbations for which a program is being compiled. `python` is the Python equivalent of the last request from the screen. */
 export interface State {
   readonly type: "state";
   readonly version: number;
@@ -189,7 +189,7 @@ export interface State {
   readonly closed: boolean;
 }
 
-/** One thing that is wrong, or may be; see `findings.Finding`. */
+/** One thing that is or may be wrong; see `findings.Finding`. */
 export interface FindingRow {
   readonly rule: string;
   readonly site: string;
@@ -198,7 +198,7 @@ export interface FindingRow {
   readonly message: string;
 }
 
-/** What is wrong as far as the rules can tell, worst first. Buffer: none. `more` counts what is left out beyond MOST_FINDINGS. */
+/** The findings of the rules, worst first, at most MOST_FINDINGS. Buffer: none. `more` counts those left out. */
 export interface Findings {
   readonly type: "findings";
   readonly version: number;
@@ -206,7 +206,7 @@ export interface Findings {
   readonly more: number;
 }
 
-/** The one answer to a request. `error` is "" when it succeeded. */
+/** The one answer to a request. `error` is "" if the request succeeded. */
 export interface Reply {
   readonly type: "reply";
   readonly id: number;
@@ -214,7 +214,7 @@ export interface Reply {
   readonly error: string;
 }
 
-/** A node of a `Flow`. `role`: a "module" that is called in it; its "input" or "output"; a "join", one value that is made of several; or "outside": a module elsewhere that gives or takes a value by another way than arguments and results. `name` is the key as seen from the flow's site. `output` is what it gives, in words (of an "output": what it takes). `calls` counts the calls in one call of the site; `times` the loops around them too (None: a while loop). `conditional`: it is called in a branch that may not be taken. */
+/** A node of a `Flow`. `role` is a "module" called in it; its "input" or "output"; a "join", which is one value made of several; or "outside", a module elsewhere whose value enters or leaves by another way than arguments and results. `name` is the key relative to the flow's site. `output` describes the value that it returns (for an "output", the value that it receives). `calls` counts the calls in one call of the site; `times` includes the loops around them (None: a while loop). `conditional`: it is called in a branch that may not be taken. */
 export interface FlowNode {
   readonly role: "module" | "input" | "output" | "join" | "outside";
   readonly site: string;
@@ -226,7 +226,7 @@ export interface FlowNode {
   readonly conditional: boolean;
 }
 
-/** Values that go from one node to another (numbers of nodes), by dtype and shape; `shapes` is empty where they are not known. `loop`: from one iteration of a loop to a later one. */
+/** Values that go from one node to another, both given by number. `shapes` holds their dtypes and shapes, if known. `loop`: they go from one iteration of a loop to a later one. */
 export interface FlowEdge {
   readonly producer: number;
   readonly consumer: number;
@@ -240,7 +240,7 @@ export interface FlowAbsent {
   readonly why: string;
 }
 
-/** What flows between the modules that a site calls. `id` is the request's. Buffer: none. */
+/** The flow between the modules that a site calls. `id` is the request's. Buffer: none. */
 export interface Flow {
   readonly type: "flow";
   readonly version: number;
@@ -252,19 +252,19 @@ export interface Flow {
   readonly absent: readonly FlowAbsent[];
 }
 
-/** What lays a flow out. Buffer: a JavaScript module in UTF-8, `static/layout.js`. */
+/** The script that lays out a flow. Buffer: a JavaScript module in UTF-8, `static/layout.js`. */
 export interface LayoutLibrary {
   readonly type: "layout_library";
   readonly version: number;
 }
 
-/** A static attribute of a node: part of the graphdef, hence of a compiled program's key. */
+/** A static attribute of a node. It is part of the graphdef, hence of a program's cache key. */
 export interface NnxAttribute {
   readonly name: string;
   readonly text: string;
 }
 
-/** One node of the graphdef, under one of its paths. `module` is the site key where it is a module, else None. `reference` is the number that all paths to one object have, 0 where there is one path only. `first` is None, or the path above where the same object stood already: what is inside is not told again. `also` are its paths elsewhere in the model. */
+/** One node of the graphdef, under one of its paths. `module` is the site key of a module, None for other nodes. `reference` is a number shared by all paths to one object, 0 if there is only one path. `first` is the path of an earlier node with the same object, whose content is not repeated, or None. `also` lists its paths elsewhere in the model. */
 export interface NnxNode {
   readonly path: string;
   readonly name: string;
@@ -278,7 +278,7 @@ export interface NnxNode {
   readonly attributes_total: number;
 }
 
-/** How a Variable's value moved: `distance` is the norm of the difference, `relative` that over the norm of the value before; None where that says nothing (a PRNG key, a norm of 0, another shape). `before` and `after` are the values of a scalar, else "". */
+/** The change of a Variable's value. `distance` is the norm of the difference, `relative` its ratio to the norm of the value before; None if undefined (a PRNG key, a norm of 0, another shape). `before` and `after` are the values of a scalar, else "". */
 export interface NnxChange {
   readonly same: boolean;
   readonly distance: number | null;
@@ -287,7 +287,7 @@ export interface NnxChange {
   readonly after: string;
 }
 
-/** One leaf of the state: a Variable, or an array that is none (`type` is ""). `path`, `module`, `reference`, `first` and `also` are as of an `NnxNode`; `module` is the innermost one around it. `value` is that of a scalar, else "". `committed` is None for what is no array on a device. `change` is between two looks at the model, `passed` what the last pass of the inspector changed in its own copy; None where there is nothing to compare. */
+/** One leaf of the state: a Variable, or a plain array (`type` is ""). `path`, `reference`, `first` and `also` are as in `NnxNode`; `module` is the innermost module around the leaf. `value` is the value of a scalar, else "". `committed` is None if no array on a device is held. `change` is the change between two looks at the model, `passed` the change that the inspector's last pass made in its own copy; None if there is nothing to compare. */
 export interface NnxVariable {
   readonly path: string;
   readonly module: string;
@@ -307,7 +307,7 @@ export interface NnxVariable {
   readonly passed: NnxChange | null;
 }
 
-/** All Variables of one type in a module, a shared one once. */
+/** The Variables of one type in a module; a shared Variable counts once. */
 export interface NnxKind {
   readonly type: string;
   readonly variables: number;
@@ -315,7 +315,7 @@ export interface NnxKind {
   readonly bytes: number;
 }
 
-/** A mode of a module. `value` is the one in force where that is True or False, else None; `flag` says that it takes these only, `switched` that it is not the model's own. */
+/** A mode of a module. `value` is the value in force if that is True or False, else None; `flag`: it can only be True or False; `switched`: the value is not the model's own. */
 export interface NnxMode {
   readonly module: string;
   readonly type: string;
@@ -328,7 +328,7 @@ export interface NnxMode {
   readonly documentation: string;
 }
 
-/** The module at a site as NNX sees it, in answer to the ShowNnx with this id. Buffer: none. `nodes` come parents first; `variables` in the order of their paths. `since` is the step of the look that `change` compares with, None where there was none; `passed` is the pass of `NnxVariable.passed`, "run", "step" or "". `uncompared` says why Variables have no `change`. */
+/** The module at a site as NNX sees it, in answer to the ShowNnx with this id. Buffer: none. `nodes` have parents first; `variables` are in the order of their paths. `since` is the step of the look that `change` compares with, None without one; `passed` is the kind of pass behind `NnxVariable.passed`: "run", "step" or "". `uncompared` says why Variables have no `change`. */
 export interface Nnx {
   readonly type: "nnx";
   readonly version: number;
@@ -347,14 +347,14 @@ export interface Nnx {
   readonly uncompared: string;
 }
 
-/** One parameter of a module: its path, and its dtype and shape in words. `bins` pairs of its histogram are in the buffer of `Parameters`. */
+/** One parameter of a module: its path, and its dtype and shape in words. The buffer of `Parameters` holds `bins` pairs of its histogram. */
 export interface Parameter {
   readonly path: string;
   readonly array: string;
   readonly bins: number;
 }
 
-/** The parameters of a module as they are now, for a `Look`. Buffer: float64 [parameters, statistic], then for each of them float64 [bins, 2], as in a `Frame`. `more` counts those that are left out, `why` says why there are none. */
+/** The present parameters of a module, for a `Look`. Buffer: float64 [parameters, statistic], then for each parameter float64 [bins, 2], as in a `Frame`. `more` counts the parameters left out; `why` says why there are none. */
 export interface Parameters {
   readonly type: "parameters";
   readonly version: number;
@@ -365,7 +365,7 @@ export interface Parameters {
   readonly why: string;
 }
 
-/** Figures for each unit of the last axis of what a site returns, for a `Look`. Buffer: float64 [UNIT_FIGURES, units], NaN where nothing finite was seen. `each` is how many values a unit has in that pass, `source` which pass it was, `more` counts the units that are left out, `why` says why there are none. */
+/** Figures for each unit of the last axis of a site's output, for a `Look`. Buffer: float64 [UNIT_FIGURES, units], NaN if no finite value was seen. `each` is the number of values per unit in that pass, `source` names the pass, `more` counts the units left out, and `why` says why there are none. */
 export interface UnitFigures {
   readonly type: "units";
   readonly version: number;
@@ -378,7 +378,7 @@ export interface UnitFigures {
   readonly why: string;
 }
 
-/** Lines of a file from `first` on; `line` is the one that makes a call, in `function`. */
+/** Lines of a file from `first` on; `line` is the line of a call, in `function`. */
 export interface Excerpt {
   readonly file: string;
   readonly function: string;
@@ -387,7 +387,7 @@ export interface Excerpt {
   readonly text: string;
 }
 
-/** Where a module is called and what its type says of itself, for a `Look`. Buffer: none. `sown` are the sites of the values that the module hands to `sow` or `perturb`. */
+/** The calls of a module and the docstring of its type, for a `Look`. Buffer: none. `sown` lists the sites of the values that the module passes to `sow` or `perturb`. */
 export interface Code {
   readonly type: "code";
   readonly version: number;
@@ -400,7 +400,7 @@ export interface Code {
   readonly why: string;
 }
 
-/** What perturbing one site alone does; `why_not` says why it could not be measured. None where a figure is not finite, or not among the `measures`. */
+/** The effect of perturbing one site alone; `why_not` says why it could not be measured. None: the figure is not finite, or not among the `measures`. */
 export interface SweepRow {
   readonly site: string;
   readonly loss_change: number | null;
@@ -410,7 +410,7 @@ export interface SweepRow {
   readonly why_not: string;
 }
 
-/** The sweep that runs or ran last. Buffer: none. `sites` is the selection and `perturbation` the Python text of what is done at each; `source` names the pass. `total` is 0 until it is known; a program is compiled while `done` is 0. `measures` are the figures that there are, of the fields of `rows`. `rows` come at its end, the first MOST_ROWS of `measured`, largest change first. `error` says why it failed. */
+/** The sweep that runs or ran last. Buffer: none. `sites` is the selection and `perturbation` the Python text of the perturbation; `source` names the pass. `total` is 0 until it is known; a program is compiled while `done` is 0. `measures` names the fields of `rows` that have figures. `rows` come at the end: the first MOST_ROWS of `measured`, largest change first. `error` says why the sweep failed. */
 export interface Sweep {
   readonly type: "sweep";
   readonly version: number;
@@ -428,7 +428,7 @@ export interface Sweep {
   readonly error: string;
 }
 
-/** The pass of another run that `insp.compare` put beside this one: a ShowPass of OTHER sends it. Buffer: none. `name` is what that run is called, "" where there is none (any more); `step` is None where it is of no step. `number` counts what was put there, so that it is pinned once. */
+/** The pass of another run that `insp.compare` offers; a ShowPass of OTHER sends it. Buffer: none. `name` is that run's name, "" if there is no other run. `step` is None if the pass belongs to no step. `number` counts the passes offered, so that the browser pins each one once. */
 export interface Other {
   readonly type: "other";
   readonly version: number;
@@ -437,7 +437,7 @@ export interface Other {
   readonly number: number;
 }
 
-/** How far one site's quantity in two passes is apart; see `nni.compare`, whose `b` is the pass on screen. None: not known. `constant`: both are constant and differ, so that the quantile distance has no unit. `nan` and `nan_pinned` count NaNs. */
+/** The distance between one site's quantity in two passes; see `nni.compare`, whose `b` is the pass on screen. None: unknown. `constant`: both are constant and differ, so the quantile distance has no unit. `nan` and `nan_pinned` count NaNs. */
 export interface ComparedRow {
   readonly site: string;
   readonly quantity: string;
@@ -452,7 +452,7 @@ export interface ComparedRow {
   readonly nan_pinned: number | null;
 }
 
-/** Two passes, site by site, in answer to the Compare with this id. Buffer: none. `number` is the pass on screen and `pinned` the one that it is compared with, by their numbers in the recording (or OTHER). `rows` are the first MOST_ROWS of `total`, the farthest apart first. */
+/** Two passes, site by site, in answer to the Compare with this id. Buffer: none. `number` is the pass on screen and `pinned` the pass that it is compared with, by their numbers in the recording (or OTHER). `rows` are the first MOST_ROWS of `total`, largest difference first. */
 export interface Compared {
   readonly type: "compared";
   readonly version: number;
@@ -463,7 +463,7 @@ export interface Compared {
   readonly total: number;
 }
 
-/** One array that can be read: `number` names it in `ReadValues`, `call` counts the calls of the site, `name` tells it from the others of its call ("" where it is alone). */
+/** One array that can be read. `number` names it in `ReadValues`, `call` counts the calls of the site, and `name` distinguishes the arrays of one call ("" for a single array). */
 export interface HeldArray {
   readonly number: number;
   readonly call: number;
@@ -474,7 +474,7 @@ export interface HeldArray {
   readonly bytes: number;
 }
 
-/** What `ShowValues` opened: the arrays of a part of a site. `parts` are those there are of the site; `perturbed` says that something is perturbed in this pass; `source` says in words which pass and which parameters these are, `notes` what else a person should know. */
+/** The arrays of a part of a site, which `ShowValues` opened. `parts` are the parts that the site has; `perturbed`: a perturbation is on in this pass; `source` names the pass and the parameters in words; `notes` are further notes for the user. */
 export interface Arrays {
   readonly type: "arrays";
   readonly version: number;
@@ -489,7 +489,7 @@ export interface Arrays {
   readonly notes: readonly string[];
 }
 
-/** What `ReadValues` asked for: a window of an array in blocks. Buffer: for each of `planes` an array [tiles, rows, columns] of `encoding`, each padded to a multiple of 8 bytes. With blocks of one element the plane is "value" (for exact values of complex numbers "real" and "imag"). Otherwise "mean", "low" and "high" of the finite values of each block (NaN where there are none) and, where any value is not finite, "nan", "posinf" and "neginf": how many of each block are. `starts` and `ends` are of tiles, rows and columns, in elements; `block` likewise. */
+/** A window of an array in blocks, in answer to `ReadValues`. Buffer: for each of `planes` an array [tiles, rows, columns] of `encoding`, each padded to a multiple of 8 bytes. Blocks of one element have the plane "value" (for exact complex values "real" and "imag"). Others have "mean", "low" and "high" of their finite values (NaN if there are none) and, if any value is not finite, "nan", "posinf" and "neginf", which count such values in each block. `starts`, `ends` and `block` are for tiles, rows and columns, in elements. */
 export interface Values {
   readonly type: "values";
   readonly version: number;
@@ -508,7 +508,7 @@ export interface Values {
   readonly encoding: "float32" | "float64" | "int64" | "uint64";
 }
 
-/** Browser to kernel, on the control comm: a view is there; answer with everything. `streams` is False where the page has no other comm, because its front end makes a widget's model only when that widget is displayed (marimo): then all goes over control. `page` is another each time that the notebook is loaded; `said` counts the hellos of a page. */
+/** Browser to kernel, on the control comm: a view has opened; send it everything. `streams` is False if the page has no stream comm, because its front end makes a widget's model only when the widget is displayed (marimo): then everything goes over control. `page` is new each time the notebook is loaded; `said` counts the hellos of a page. */
 export interface Hello {
   readonly type: "hello";
   readonly version: number;
@@ -530,7 +530,7 @@ export interface Select {
   readonly site: string;
 }
 
-/** Browser to kernel: add one of the menu on one site, switched on. Without a strength it has the offer's own. */
+/** Browser to kernel: add a perturbation of the menu to one site, switched on. A `strength` of None means the offer's default. */
 export interface Perturb {
   readonly type: "perturb";
   readonly id: number;
@@ -540,7 +540,7 @@ export interface Perturb {
   readonly at: "output" | "input";
 }
 
-/** Browser to kernel: switch a perturbation and set its strength (None leaves it). */
+/** Browser to kernel: switch a perturbation on or off and set its strength (None keeps it). */
 export interface Adjust {
   readonly type: "adjust";
   readonly id: number;
@@ -549,14 +549,14 @@ export interface Adjust {
   readonly strength: number | null;
 }
 
-/** Browser to kernel: take a perturbation away. */
+/** Browser to kernel: remove a perturbation. */
 export interface Remove {
   readonly type: "remove";
   readonly id: number;
   readonly perturbation: number;
 }
 
-/** Browser to kernel: switch all perturbations on, or off. */
+/** Browser to kernel: switch all perturbations on or off. */
 export interface SwitchAll {
   readonly type: "switch_all";
   readonly id: number;
@@ -570,7 +570,7 @@ export interface ShowNnx {
   readonly site: string;
 }
 
-/** Browser to kernel: switch a mode of one module for inspected passes, as `insp.modes.set` does; None takes the switch back. */
+/** Browser to kernel: set a mode of one module for inspected passes, as `insp.modes.set` does; None restores the model's own mode. */
 export interface SwitchMode {
   readonly type: "switch_mode";
   readonly id: number;
@@ -579,7 +579,7 @@ export interface SwitchMode {
   readonly value: boolean | null;
 }
 
-/** Browser to kernel: the mask of a perturbation (None: of a new one on `site`), `units` bits as in `Perturbation.mask`. */
+/** Browser to kernel: set the mask of a perturbation (None: of a new one on `site`), `units` bits as in `Perturbation.mask`. */
 export interface SetMask {
   readonly type: "set_mask";
   readonly id: number;
@@ -589,7 +589,7 @@ export interface SetMask {
   readonly mask: string;
 }
 
-/** Browser to kernel: what is there of a site, at this moment. It comes before the reply, with the number of this request. */
+/** Browser to kernel: send the present parameters, units or code of a site. They come before the reply, with the number of this request. */
 export interface Look {
   readonly type: "look";
   readonly id: number;
@@ -597,7 +597,7 @@ export interface Look {
   readonly site: string;
 }
 
-/** Browser to kernel: perturb each of some sites alone, in a thread. `sites` is a glob, the rest as of `Perturb`. */
+/** Browser to kernel: perturb each of some sites alone, in a thread. `sites` is a glob; the other fields are as in `Perturb`. */
 export interface StartSweep {
   readonly type: "start_sweep";
   readonly id: number;
@@ -607,13 +607,13 @@ export interface StartSweep {
   readonly at: "output" | "input";
 }
 
-/** Browser to kernel: stop the sweep that runs, after what is being computed. */
+/** Browser to kernel: stop the running sweep after the pass that is being computed. */
 export interface StopSweep {
   readonly type: "stop_sweep";
   readonly id: number;
 }
 
-/** Browser to kernel: send the frame of the recording's pass `number`, with the histograms of `site`. Live frames go on. */
+/** Browser to kernel: send the frame of the recording's pass `number`, with the histograms of `site`. Live frames continue. */
 export interface ShowPass {
   readonly type: "show_pass";
   readonly id: number;
@@ -621,7 +621,7 @@ export interface ShowPass {
   readonly site: string;
 }
 
-/** Browser to kernel: compare the recording's pass `number` with `pinned`, site by site. A `Compared` comes before the reply. Each may be OTHER. */
+/** Browser to kernel: compare the recording's pass `number` with `pinned`, site by site. Either may be OTHER. A `Compared` comes before the reply. */
 export interface Compare {
   readonly type: "compare";
   readonly id: number;
@@ -629,7 +629,7 @@ export interface Compare {
   readonly pinned: number;
 }
 
-/** Browser to kernel: make the arrays of a part of a site readable. `clean`: without what is perturbed. An `Arrays` comes before the reply. */
+/** Browser to kernel: make the arrays of a part of a site readable. `clean`: those of a pass without perturbations. An `Arrays` comes before the reply. */
 export interface ShowValues {
   readonly type: "show_values";
   readonly id: number;
@@ -638,7 +638,7 @@ export interface ShowValues {
   readonly clean: boolean;
 }
 
-/** Browser to kernel: a window of an array. A `Values` comes before the reply. `axes` are those shown as tiles, rows and columns (-1: none), `starts` and `ends` the window along them, `most` how many blocks there may be along them, `index` a number for every axis (those of the shown ones do not count). `norm_over` is an axis whose norms are read instead of the values, or -1; axes and index are then those of what is left. `exact`: values of a small window, every digit. */
+/** Browser to kernel: read a window of an array. A `Values` comes before the reply. `axes` are the axes shown as tiles, rows and columns (-1: none). `starts` and `ends` are the window along them, `most` is the largest number of blocks along them. `index` has a number for every axis; those of the shown axes are ignored. `norm_over` is an axis whose norms are read instead of values, or -1; `axes` and `index` then refer to the remaining axes. `exact`: read the values of a small window with every digit. */
 export interface ReadValues {
   readonly type: "read_values";
   readonly id: number;
@@ -653,7 +653,7 @@ export interface ReadValues {
   readonly exact: boolean;
 }
 
-/** Browser to kernel: what flows between the modules that a site calls? A `Flow` comes. */
+/** Browser to kernel: send the `Flow` between the modules that a site calls. */
 export interface ShowFlow {
   readonly type: "show_flow";
   readonly id: number;
@@ -666,7 +666,7 @@ export interface GetLayoutLibrary {
   readonly id: number;
 }
 
-/** A kind of perturbation that the screen may add: no message, but a row of its menu. `does` ends the sentence "This will ...". `strength` is what it is added with at first (None: it has none); `low` and `high` are the slider's range; `least` is the least it may be. */
+/** A kind of perturbation that the screen can add: a row of its menu, not a message. `does` completes the sentence "This will ...". `strength` is the default strength (None: it has none); `low` and `high` are the slider's range; `least` is the lowest allowed strength. */
 export interface Offer {
   readonly kind: string;
   readonly group: "value" | "gradient";

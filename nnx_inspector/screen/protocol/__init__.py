@@ -1,4 +1,4 @@
-"""The messages between kernel and browser: what travels, in which shape, and nothing else.
+"""The messages between kernel and browser: their content and their shape, and nothing else.
 
 Every message is a JSON header (a dataclass of one of these files, with its name in `type`) and at
 most one binary buffer. These types are the authority: `js/src/kernel/protocol.ts` and the golden

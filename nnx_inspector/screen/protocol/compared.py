@@ -1,4 +1,4 @@
-"""Messages to the browser for two passes that are compared, of one run or of two."""
+"""Messages to the browser for the comparison of two passes, from one run or from two."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Other:
-    """The pass of another run that `insp.compare` put beside this one: a ShowPass of OTHER sends
-    it. Buffer: none. `name` is what that run is called, "" where there is none (any more); `step`
-    is None where it is of no step. `number` counts what was put there, so that it is pinned once.
+    """The pass of another run that `insp.compare` offers; a ShowPass of OTHER sends it. Buffer:
+    none. `name` is that run's name, "" if there is no other run. `step` is None if the pass belongs
+    to no step. `number` counts the passes offered, so that the browser pins each one once.
     """
 
     type: ClassVar[str] = "other"
@@ -22,8 +22,8 @@ class Other:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComparedRow:
-    """How far one site's quantity in two passes is apart; see `nni.compare`, whose `b` is the pass
-    on screen. None: not known. `constant`: both are constant and differ, so that the quantile
+    """The distance between one site's quantity in two passes; see `nni.compare`, whose `b` is the
+    pass on screen. None: unknown. `constant`: both are constant and differ, so the quantile
     distance has no unit. `nan` and `nan_pinned` count NaNs.
     """
 
@@ -44,8 +44,8 @@ class ComparedRow:
 class Compared:
     """Two passes, site by site, in answer to the Compare with this id. Buffer: none.
 
-    `number` is the pass on screen and `pinned` the one that it is compared with, by their numbers
-    in the recording (or OTHER). `rows` are the first MOST_ROWS of `total`, the farthest apart
+    `number` is the pass on screen and `pinned` the pass that it is compared with, by their numbers
+    in the recording (or OTHER). `rows` are the first MOST_ROWS of `total`, largest difference
     first.
     """
 

@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FlowNode:
-    """A node of a `Flow`. `role`: a "module" that is called in it; its "input" or "output"; a
-    "join", one value that is made of several; or "outside": a module elsewhere that gives or takes
-    a value by another way than arguments and results. `name` is the key as seen from the flow's
-    site. `output` is what it gives, in words (of an "output": what it takes). `calls` counts the
-    calls in one call of the site; `times` the loops around them too (None: a while loop).
-    `conditional`: it is called in a branch that may not be taken.
+    """A node of a `Flow`. `role` is a "module" called in it; its "input" or "output"; a "join",
+    which is one value made of several; or "outside", a module elsewhere whose value enters or
+    leaves by another way than arguments and results. `name` is the key relative to the flow's site.
+    `output` describes the value that it returns (for an "output", the value that it receives).
+    `calls` counts the calls in one call of the site; `times` includes the loops around them (None:
+    a while loop). `conditional`: it is called in a branch that may not be taken.
     """
 
     role: Literal["module", "input", "output", "join", "outside"]
@@ -28,8 +28,8 @@ class FlowNode:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FlowEdge:
-    """Values that go from one node to another (numbers of nodes), by dtype and shape; `shapes` is
-    empty where they are not known. `loop`: from one iteration of a loop to a later one.
+    """Values that go from one node to another, both given by number. `shapes` holds their dtypes
+    and shapes, if known. `loop`: they go from one iteration of a loop to a later one.
     """
 
     producer: int
@@ -48,7 +48,7 @@ class FlowAbsent:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flow:
-    """What flows between the modules that a site calls. `id` is the request's. Buffer: none."""
+    """The flow between the modules that a site calls. `id` is the request's. Buffer: none."""
 
     type: ClassVar[str] = "flow"
     version: int
@@ -62,7 +62,7 @@ class Flow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayoutLibrary:
-    """What lays a flow out. Buffer: a JavaScript module in UTF-8, `static/layout.js`."""
+    """The script that lays out a flow. Buffer: a JavaScript module in UTF-8, `static/layout.js`."""
 
     type: ClassVar[str] = "layout_library"
     version: int

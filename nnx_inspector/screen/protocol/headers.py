@@ -1,7 +1,7 @@
 """Messages to JSON headers and back, checked field by field.
 
-Invariant: a header is valid JSON (never NaN), and what comes from a browser is a message of its
-declared types or a `ProtocolError` of bounded length.
+Invariant: a header is valid JSON (never NaN), and input from a browser is either a message with
+the declared types or a `ProtocolError` of bounded length.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _TYPES: Final = {cls.type: cls for cls in (*TO_BROWSER, *TO_KERNEL)}
 
 
 class ProtocolError(ValueError):
-    """A message that does not fit its type. Its text is bounded, whatever the message held."""
+    """A message does not fit its type. The error's text is bounded, whatever the message held."""
 
     def __init__(self, text: str):
         super().__init__(text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]} …")
@@ -74,7 +74,7 @@ class ProtocolError(ValueError):
 def to_header(message: Any) -> dict[str, Any]:
     """The JSON header of a message.
 
-    Floats that are not finite become None: a header is always valid JSON.
+    Floats that are not finite become None, so a header is always valid JSON.
     """
     header = _plain(message)
     header["type"] = message.type
@@ -91,7 +91,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, str) and not value.isascii():
-        # half of a surrogate pair, which Python takes for a name, is no text that can be sent
+        # half of a surrogate pair, which a Python name may hold, cannot be encoded
         return value.encode("utf-8", "replace").decode("utf-8")
     return value
 
@@ -100,8 +100,8 @@ def from_header(header: Any) -> Any:
     """The message of a JSON header, checked field by field.
 
     Raises:
-        ProtocolError: the header is not an object, its type is unknown, a field is missing,
-            unknown, or of another type than declared.
+        ProtocolError: the header is not an object, its type is unknown, or a field is missing,
+            unknown or not of its declared type.
     """
     if not isinstance(header, Mapping):
         raise ProtocolError(f"A message must be an object, got {type(header).__name__}.")

@@ -1,4 +1,4 @@
-"""The message to the browser that tells a module as NNX sees it."""
+"""The message to the browser that describes a module as NNX sees it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NnxAttribute:
-    """A static attribute of a node: part of the graphdef, hence of a compiled program's key."""
+    """A static attribute of a node. It is part of the graphdef, hence of a program's cache key."""
 
     name: str
     text: str
@@ -18,10 +18,10 @@ class NnxAttribute:
 class NnxNode:
     """One node of the graphdef, under one of its paths.
 
-    `module` is the site key where it is a module, else None. `reference` is the number that all
-    paths to one object have, 0 where there is one path only. `first` is None, or the path above
-    where the same object stood already: what is inside is not told again. `also` are its paths
-    elsewhere in the model.
+    `module` is the site key of a module, None for other nodes. `reference` is a number shared by
+    all paths to one object, 0 if there is only one path. `first` is the path of an earlier node
+    with the same object, whose content is not repeated, or None. `also` lists its paths elsewhere
+    in the model.
     """
 
     path: str
@@ -38,8 +38,8 @@ class NnxNode:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NnxChange:
-    """How a Variable's value moved: `distance` is the norm of the difference, `relative` that over
-    the norm of the value before; None where that says nothing (a PRNG key, a norm of 0, another
+    """The change of a Variable's value. `distance` is the norm of the difference, `relative` its
+    ratio to the norm of the value before; None if undefined (a PRNG key, a norm of 0, another
     shape). `before` and `after` are the values of a scalar, else "".
     """
 
@@ -52,12 +52,12 @@ class NnxChange:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NnxVariable:
-    """One leaf of the state: a Variable, or an array that is none (`type` is "").
+    """One leaf of the state: a Variable, or a plain array (`type` is "").
 
-    `path`, `module`, `reference`, `first` and `also` are as of an `NnxNode`; `module` is the
-    innermost one around it. `value` is that of a scalar, else "". `committed` is None for what is
-    no array on a device. `change` is between two looks at the model, `passed` what the last pass
-    of the inspector changed in its own copy; None where there is nothing to compare.
+    `path`, `reference`, `first` and `also` are as in `NnxNode`; `module` is the innermost module
+    around the leaf. `value` is the value of a scalar, else "". `committed` is None if no array on a
+    device is held. `change` is the change between two looks at the model, `passed` the change that
+    the inspector's last pass made in its own copy; None if there is nothing to compare.
     """
 
     path: str
@@ -80,7 +80,7 @@ class NnxVariable:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NnxKind:
-    """All Variables of one type in a module, a shared one once."""
+    """The Variables of one type in a module; a shared Variable counts once."""
 
     type: str
     variables: int
@@ -90,8 +90,8 @@ class NnxKind:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NnxMode:
-    """A mode of a module. `value` is the one in force where that is True or False, else None;
-    `flag` says that it takes these only, `switched` that it is not the model's own.
+    """A mode of a module. `value` is the value in force if that is True or False, else None;
+    `flag`: it can only be True or False; `switched`: the value is not the model's own.
     """
 
     module: str
@@ -109,9 +109,9 @@ class NnxMode:
 class Nnx:
     """The module at a site as NNX sees it, in answer to the ShowNnx with this id. Buffer: none.
 
-    `nodes` come parents first; `variables` in the order of their paths. `since` is the step of the
-    look that `change` compares with, None where there was none; `passed` is the pass of
-    `NnxVariable.passed`, "run", "step" or "". `uncompared` says why Variables have no `change`.
+    `nodes` have parents first; `variables` are in the order of their paths. `since` is the step of
+    the look that `change` compares with, None without one; `passed` is the kind of pass behind
+    `NnxVariable.passed`: "run", "step" or "". `uncompared` says why Variables have no `change`.
     """
 
     type: ClassVar[str] = "nnx"

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """One parameter of a module: its path, and its dtype and shape in words. `bins` pairs of its
-    histogram are in the buffer of `Parameters`.
+    """One parameter of a module: its path, and its dtype and shape in words. The buffer of
+    `Parameters` holds `bins` pairs of its histogram.
     """
 
     path: str
@@ -19,9 +19,9 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """The parameters of a module as they are now, for a `Look`. Buffer: float64 [parameters,
-    statistic], then for each of them float64 [bins, 2], as in a `Frame`. `more` counts those that
-    are left out, `why` says why there are none.
+    """The present parameters of a module, for a `Look`. Buffer: float64 [parameters, statistic],
+    then for each parameter float64 [bins, 2], as in a `Frame`. `more` counts the parameters left
+    out; `why` says why there are none.
     """
 
     type: ClassVar[str] = "parameters"
@@ -35,10 +35,10 @@ class Parameters:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UnitFigures:
-    """Figures for each unit of the last axis of what a site returns, for a `Look`. Buffer:
-    float64 [UNIT_FIGURES, units], NaN where nothing finite was seen. `each` is how many values a
-    unit has in that pass, `source` which pass it was, `more` counts the units that are left out,
-    `why` says why there are none.
+    """Figures for each unit of the last axis of a site's output, for a `Look`. Buffer: float64
+    [UNIT_FIGURES, units], NaN if no finite value was seen. `each` is the number of values per unit
+    in that pass, `source` names the pass, `more` counts the units left out, and `why` says why
+    there are none.
     """
 
     type: ClassVar[str] = "units"
@@ -54,7 +54,7 @@ class UnitFigures:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Excerpt:
-    """Lines of a file from `first` on; `line` is the one that makes a call, in `function`."""
+    """Lines of a file from `first` on; `line` is the line of a call, in `function`."""
 
     file: str
     function: str
@@ -65,8 +65,8 @@ class Excerpt:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Code:
-    """Where a module is called and what its type says of itself, for a `Look`. Buffer: none.
-    `sown` are the sites of the values that the module hands to `sow` or `perturb`.
+    """The calls of a module and the docstring of its type, for a `Look`. Buffer: none. `sown`
+    lists the sites of the values that the module passes to `sow` or `perturb`.
     """
 
     type: ClassVar[str] = "code"
@@ -82,8 +82,8 @@ class Code:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepRow:
-    """What perturbing one site alone does; `why_not` says why it could not be measured. None
-    where a figure is not finite, or not among the `measures`.
+    """The effect of perturbing one site alone; `why_not` says why it could not be measured. None:
+    the figure is not finite, or not among the `measures`.
     """
 
     site: str
@@ -98,10 +98,10 @@ class SweepRow:
 class Sweep:
     """The sweep that runs or ran last. Buffer: none.
 
-    `sites` is the selection and `perturbation` the Python text of what is done at each; `source`
-    names the pass. `total` is 0 until it is known; a program is compiled while `done` is 0.
-    `measures` are the figures that there are, of the fields of `rows`. `rows` come at its end,
-    the first MOST_ROWS of `measured`, largest change first. `error` says why it failed.
+    `sites` is the selection and `perturbation` the Python text of the perturbation; `source` names
+    the pass. `total` is 0 until it is known; a program is compiled while `done` is 0. `measures`
+    names the fields of `rows` that have figures. `rows` come at the end: the first MOST_ROWS of
+    `measured`, largest change first. `error` says why the sweep failed.
     """
 
     type: ClassVar[str] = "sweep"

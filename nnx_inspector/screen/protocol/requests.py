@@ -1,4 +1,4 @@
-"""Messages from the browser: what it may ask, one dataclass each."""
+"""Messages from the browser: one dataclass for each request."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from nnx_inspector.screen.protocol.terms import Component, Part, ValuePart
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hello:
-    """Browser to kernel, on the control comm: a view is there; answer with everything.
+    """Browser to kernel, on the control comm: a view has opened; send it everything.
 
-    `streams` is False where the page has no other comm, because its front end makes a widget's
-    model only when that widget is displayed (marimo): then all goes over control. `page` is another
-    each time that the notebook is loaded; `said` counts the hellos of a page.
+    `streams` is False if the page has no stream comm, because its front end makes a widget's model
+    only when the widget is displayed (marimo): then everything goes over control. `page` is new
+    each time the notebook is loaded; `said` counts the hellos of a page.
     """
 
     type: ClassVar[str] = "hello"
@@ -43,8 +43,8 @@ class Select:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Perturb:
-    """Browser to kernel: add one of the menu on one site, switched on. Without a strength it has
-    the offer's own.
+    """Browser to kernel: add a perturbation of the menu to one site, switched on. A `strength` of
+    None means the offer's default.
     """
 
     type: ClassVar[str] = "perturb"
@@ -57,7 +57,7 @@ class Perturb:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adjust:
-    """Browser to kernel: switch a perturbation and set its strength (None leaves it)."""
+    """Browser to kernel: switch a perturbation on or off and set its strength (None keeps it)."""
 
     type: ClassVar[str] = "adjust"
     id: int
@@ -68,7 +68,7 @@ class Adjust:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Remove:
-    """Browser to kernel: take a perturbation away."""
+    """Browser to kernel: remove a perturbation."""
 
     type: ClassVar[str] = "remove"
     id: int
@@ -77,7 +77,7 @@ class Remove:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SwitchAll:
-    """Browser to kernel: switch all perturbations on, or off."""
+    """Browser to kernel: switch all perturbations on or off."""
 
     type: ClassVar[str] = "switch_all"
     id: int
@@ -95,8 +95,8 @@ class ShowNnx:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SwitchMode:
-    """Browser to kernel: switch a mode of one module for inspected passes, as `insp.modes.set`
-    does; None takes the switch back.
+    """Browser to kernel: set a mode of one module for inspected passes, as `insp.modes.set` does;
+    None restores the model's own mode.
     """
 
     type: ClassVar[str] = "switch_mode"
@@ -108,8 +108,8 @@ class SwitchMode:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SetMask:
-    """Browser to kernel: the mask of a perturbation (None: of a new one on `site`), `units` bits
-    as in `Perturbation.mask`.
+    """Browser to kernel: set the mask of a perturbation (None: of a new one on `site`), `units`
+    bits as in `Perturbation.mask`.
     """
 
     type: ClassVar[str] = "set_mask"
@@ -122,8 +122,8 @@ class SetMask:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Look:
-    """Browser to kernel: what is there of a site, at this moment. It comes before the reply, with
-    the number of this request.
+    """Browser to kernel: send the present parameters, units or code of a site. They come before the
+    reply, with the number of this request.
     """
 
     type: ClassVar[str] = "look"
@@ -134,8 +134,8 @@ class Look:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StartSweep:
-    """Browser to kernel: perturb each of some sites alone, in a thread. `sites` is a glob, the
-    rest as of `Perturb`.
+    """Browser to kernel: perturb each of some sites alone, in a thread. `sites` is a glob; the
+    other fields are as in `Perturb`.
     """
 
     type: ClassVar[str] = "start_sweep"
@@ -148,7 +148,7 @@ class StartSweep:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StopSweep:
-    """Browser to kernel: stop the sweep that runs, after what is being computed."""
+    """Browser to kernel: stop the running sweep after the pass that is being computed."""
 
     type: ClassVar[str] = "stop_sweep"
     id: int
@@ -157,7 +157,7 @@ class StopSweep:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShowPass:
     """Browser to kernel: send the frame of the recording's pass `number`, with the histograms of
-    `site`. Live frames go on.
+    `site`. Live frames continue.
     """
 
     type: ClassVar[str] = "show_pass"
@@ -168,8 +168,8 @@ class ShowPass:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compare:
-    """Browser to kernel: compare the recording's pass `number` with `pinned`, site by site. A
-    `Compared` comes before the reply. Each may be OTHER.
+    """Browser to kernel: compare the recording's pass `number` with `pinned`, site by site. Either
+    may be OTHER. A `Compared` comes before the reply.
     """
 
     type: ClassVar[str] = "compare"
@@ -180,8 +180,8 @@ class Compare:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShowValues:
-    """Browser to kernel: make the arrays of a part of a site readable. `clean`: without what is
-    perturbed. An `Arrays` comes before the reply.
+    """Browser to kernel: make the arrays of a part of a site readable. `clean`: those of a pass
+    without perturbations. An `Arrays` comes before the reply.
     """
 
     type: ClassVar[str] = "show_values"
@@ -193,13 +193,13 @@ class ShowValues:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReadValues:
-    """Browser to kernel: a window of an array. A `Values` comes before the reply.
+    """Browser to kernel: read a window of an array. A `Values` comes before the reply.
 
-    `axes` are those shown as tiles, rows and columns (-1: none), `starts` and `ends` the window
-    along them, `most` how many blocks there may be along them, `index` a number for every axis
-    (those of the shown ones do not count). `norm_over` is an axis whose norms are read instead of
-    the values, or -1; axes and index are then those of what is left. `exact`: values of a small
-    window, every digit.
+    `axes` are the axes shown as tiles, rows and columns (-1: none). `starts` and `ends` are the
+    window along them, `most` is the largest number of blocks along them. `index` has a number for
+    every axis; those of the shown axes are ignored. `norm_over` is an axis whose norms are read
+    instead of values, or -1; `axes` and `index` then refer to the remaining axes. `exact`: read
+    the values of a small window with every digit.
     """
 
     type: ClassVar[str] = "read_values"
@@ -217,7 +217,7 @@ class ReadValues:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShowFlow:
-    """Browser to kernel: what flows between the modules that a site calls? A `Flow` comes."""
+    """Browser to kernel: send the `Flow` between the modules that a site calls."""
 
     type: ClassVar[str] = "show_flow"
     id: int
@@ -234,10 +234,10 @@ class GetLayoutLibrary:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A kind of perturbation that the screen may add: no message, but a row of its menu.
+    """A kind of perturbation that the screen can add: a row of its menu, not a message.
 
-    `does` ends the sentence "This will ...". `strength` is what it is added with at first (None:
-    it has none); `low` and `high` are the slider's range; `least` is the least it may be.
+    `does` completes the sentence "This will ...". `strength` is the default strength (None: it has
+    none); `low` and `high` are the slider's range; `least` is the lowest allowed strength.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Messages to the browser: the rows, the passes, and everything that is on screen all the time."""
+"""Messages to the browser: the rows, the passes, and everything that is always on screen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Site:
     """One row of the tree. `parent` is an index into the layout's sites, -1 for the root.
 
     `layer` is the number of a single layer of a stacked module, -1 for a whole site. `note` says
-    what a row leaves out, "" for nothing.
+    what the row leaves out; "" if nothing.
     """
 
     key: str
@@ -46,7 +46,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a run stands. `total` and `rate` (steps a second) are None while unknown."""
+    """The progress of a run. `total` and `rate` (steps per second) are None while unknown."""
 
     kind: str
     running: bool
@@ -59,8 +59,8 @@ class Progress:
 class Histogram:
     """A full histogram in a frame's buffer: `bins` pairs (bin, count) of one site's quantity.
 
-    A bin is the upper 12 bits of the float32 values it holds (sign, exponent, three mantissa
-    bits), so its edges are read from the float with those bits. See `nnx_inspector.stats.summary`.
+    A bin is the upper 12 bits of the float32 values in it (sign, exponent, three mantissa bits),
+    so the float with those bits gives its edges. See `nnx_inspector.stats.summary`.
     """
 
     site: int
@@ -73,8 +73,8 @@ class Frame:
     """One pass. Buffer: float64 table [site, quantity, statistic], then for each of `histograms`
     float64 [bins, 2], then uint8 sparklines [site, quantity, SPARK].
 
-    `number` is the pass's in the recording. `held` says that a ShowPass asked for it; a live frame
-    is of the newest pass.
+    `number` is the pass's number in the recording. `held`: a ShowPass asked for this frame; a live
+    frame shows the newest pass.
     """
 
     type: ClassVar[str] = "frame"
@@ -94,8 +94,8 @@ class Frame:
 class History:
     """One site's quantity over the steps so far. Buffer, all float64: steps [steps]; quantiles
     [steps, len(HISTORY_QUANTILES)]; edges [HISTORY_BINS + 1]; fractions [steps, HISTORY_BINS].
-    Edges are spaced on a symmetric-log axis; fractions of one step add up to 1. A step in which
-    nothing finite was measured is NaN throughout.
+    Edges are spaced on a symmetric-log axis; the fractions of one step add up to 1. A step without
+    a finite value is NaN throughout.
     """
 
     type: ClassVar[str] = "history"
@@ -109,7 +109,7 @@ class History:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curves:
     """The metrics over the steps so far. Buffer: for each of `names`, float64 [points, 2]: step
-    and value (NaN where it was not finite), `points[i]` rows for `names[i]`.
+    and value (NaN if it was not finite), with `points[i]` rows for `names[i]`.
     """
 
     type: ClassVar[str] = "curves"
@@ -121,9 +121,9 @@ class Curves:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Passes:
     """The passes that the recording still has, oldest first. Buffer: float64 [passes, 5]: number,
-    step, whether something was perturbed (0 or 1), index into `kinds`, and which setting was in
-    force: another number than that of the pass before says that what is perturbed changed. 0 says
-    that nothing was perturbed, or that it is not known what was. `thinned` older ones are gone.
+    step, whether something was perturbed (0 or 1), index into `kinds`, and the setting's number.
+    That number differs from the one before if the perturbations changed; 0 means that nothing was
+    perturbed, or that the perturbations are unknown. `thinned` older passes are gone.
     """
 
     type: ClassVar[str] = "passes"
@@ -139,15 +139,14 @@ class Perturbation:
 
     `site` is the pattern it was made with; `sites` are the keys it acts on, the first MOST_SITES
     of `reach`. `kind` is its class and `expression` the Python text that makes it. `strength` is
-    the one number that can be tuned, called `strength_name` (None and "": there is none); `low`
-    and `high` are its slider's range, and restrict nothing. `units` is the length of a boolean
-    mask along its axis (0: it is none), `units_off` how many of them it switches off; `mask` is
-    its bits in hexadecimal, unit 0 the highest bit of the first byte, 1 is on ("" where there is
-    none that can be edited). `python` is the text that adds it in a cell, "" for one that holds an
-    array of the user's. `pending`
-    says that the running loop takes it over at its next step; `compiling`, that the running
-    program has no place for it yet and another one is being made, while the old one goes on;
-    `not_acting`, why it does nothing in what ran last ("" where it acts, or that is not known).
+    the one number that can be tuned, and `strength_name` its name (None and "": there is none);
+    `low` and `high` are the slider's range, which is not a limit. `units` is the length of a
+    boolean mask along its axis (0: it is not a mask) and `units_off` the number of units switched
+    off. `mask` is its bits in hexadecimal: unit 0 is the highest bit of the first byte, 1 is on
+    ("" if it cannot be edited). `python` is the text that adds it in a cell, "" if it holds a
+    user's array. `pending`: the running loop applies it from its next step on. `compiling`: a
+    program with a place for it is being compiled while the old one runs. `not_acting` says why it
+    does nothing in the last pass ("" if it acts, or if that is unknown).
     """
 
     id: int
@@ -174,8 +173,8 @@ class Perturbation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SiteEffect:
-    """How far one site's output moved: `|perturbed - clean| / |clean|`, a fraction; None where
-    that is not finite.
+    """The change of one site's output as a fraction, `|perturbed - clean| / |clean|`; None if it is
+    not finite.
     """
 
     site: str
@@ -184,7 +183,7 @@ class SiteEffect:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EffectAlone:
-    """What one of several perturbations changes by itself; see `Effect`."""
+    """The effect of one of several perturbations by itself; see `Effect`."""
 
     perturbation: int
     loss_change: float | None
@@ -197,11 +196,11 @@ class EffectAlone:
 class Effect:
     """The perturbed pass beside the clean one. Values by metric name ("loss" first).
 
-    `output_change` is the relative norm of the difference of the outputs; where those are logits,
-    `kl` is the mean divergence of the perturbed from the clean distribution in nats, and
-    `top1_changed` the fraction of predictions that are others. None: not measured, or without
-    meaning. `sites` are those downstream that moved most, at most MOST_EFFECTS, largest first.
-    `alone`: where several perturbations are on, each by itself; () until that is measured.
+    `output_change` is the relative norm of the difference of the outputs. If they are logits, `kl`
+    is the mean divergence of the perturbed from the clean distribution in nats, and `top1_changed`
+    the fraction of predictions that changed. None: not measured, or meaningless. `sites` are the
+    downstream sites that changed most, at most MOST_EFFECTS, largest first. `alone` is the effect
+    of each of several perturbations by itself; () until it is measured.
     """
 
     source: str
@@ -216,9 +215,9 @@ class Effect:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What inspection costs. Seconds are medians of recent steps that were not measured, and of
-    such as were and are like them in all else: both perturbed, or neither. None where there are
-    none.
+    """The cost of inspection. Seconds are medians of recent steps: of plain steps, and of measured
+    steps that are otherwise like them (both perturbed, or neither). None if there are no such
+    steps.
     """
 
     plain_seconds: float | None
@@ -231,7 +230,7 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Notice:
-    """Something the person should know: `level` is "info", "warning" or "error"."""
+    """Something the user should know; `level` is "info", "warning" or "error"."""
 
     level: str
     text: str
@@ -240,14 +239,13 @@ class Notice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class State:
-    """Everything small that the screen shows, whole each time. Buffer: none.
+    """Everything small that the screen shows; each message has all of it. Buffer: none.
 
-    `training_perturbed` is True while a watched loop runs with a perturbation that is on.
-    `no_effect` says why there is no effect to show. `listening` says how a change reaches a
-    running loop: "during" a cell (the kernel handles messages beside it), because the loop runs
-    in a "thread", or "after" the cell has ended. `compiling` counts the perturbations for which
-    a program is being compiled. `python` is the text that does in a cell what the screen was
-    asked for last.
+    `training_perturbed` is True while a watched loop runs with a perturbation on. `no_effect` says
+    why there is no effect to show. `listening` says how a change reaches a running loop: "during" a
+    cell (the kernel handles messages while the cell runs), "thread" (the loop runs in a thread), or
+    "after" the cell has ended. `compiling` counts the perturbations for which a program is being
+    compiled. `python` is the Python equivalent of the last request from the screen.
     """
 
     type: ClassVar[str] = "state"
@@ -269,7 +267,7 @@ class State:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FindingRow:
-    """One thing that is wrong, or may be; see `findings.Finding`."""
+    """One thing that is or may be wrong; see `findings.Finding`."""
 
     rule: str
     site: str
@@ -280,8 +278,8 @@ class FindingRow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What is wrong as far as the rules can tell, worst first. Buffer: none. `more` counts what is
-    left out beyond MOST_FINDINGS.
+    """The findings of the rules, worst first, at most MOST_FINDINGS. Buffer: none. `more` counts
+    those left out.
     """
 
     type: ClassVar[str] = "findings"
@@ -292,7 +290,7 @@ class Findings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reply:
-    """The one answer to a request. `error` is "" when it succeeded."""
+    """The one answer to a request. `error` is "" if the request succeeded."""
 
     type: ClassVar[str] = "reply"
     id: int

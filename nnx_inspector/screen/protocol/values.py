@@ -10,8 +10,8 @@ from nnx_inspector.screen.protocol.terms import Component, ValuePart
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeldArray:
-    """One array that can be read: `number` names it in `ReadValues`, `call` counts the calls of
-    the site, `name` tells it from the others of its call ("" where it is alone).
+    """One array that can be read. `number` names it in `ReadValues`, `call` counts the calls of the
+    site, and `name` distinguishes the arrays of one call ("" for a single array).
     """
 
     number: int
@@ -25,9 +25,9 @@ class HeldArray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arrays:
-    """What `ShowValues` opened: the arrays of a part of a site. `parts` are those there are of the
-    site; `perturbed` says that something is perturbed in this pass; `source` says in words which
-    pass and which parameters these are, `notes` what else a person should know.
+    """The arrays of a part of a site, which `ShowValues` opened. `parts` are the parts that the
+    site has; `perturbed`: a perturbation is on in this pass; `source` names the pass and the
+    parameters in words; `notes` are further notes for the user.
     """
 
     type: ClassVar[str] = "arrays"
@@ -45,13 +45,13 @@ class Arrays:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Values:
-    """What `ReadValues` asked for: a window of an array in blocks. Buffer: for each of `planes` an
+    """A window of an array in blocks, in answer to `ReadValues`. Buffer: for each of `planes` an
     array [tiles, rows, columns] of `encoding`, each padded to a multiple of 8 bytes.
 
-    With blocks of one element the plane is "value" (for exact values of complex numbers "real" and
-    "imag"). Otherwise "mean", "low" and "high" of the finite values of each block (NaN where there
-    are none) and, where any value is not finite, "nan", "posinf" and "neginf": how many of each
-    block are. `starts` and `ends` are of tiles, rows and columns, in elements; `block` likewise.
+    Blocks of one element have the plane "value" (for exact complex values "real" and "imag").
+    Others have "mean", "low" and "high" of their finite values (NaN if there are none) and, if any
+    value is not finite, "nan", "posinf" and "neginf", which count such values in each block.
+    `starts`, `ends` and `block` are for tiles, rows and columns, in elements.
     """
 
     type: ClassVar[str] = "values"
