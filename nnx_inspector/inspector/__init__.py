@@ -1,5 +1,5 @@
 """One model on screen.
 
-Ties tracing, passes, loops, perturbations and the screen together. Whatever goes wrong with the
-screen, or with what the browser asks, is shown and never reaches the user's code.
+This room ties tracing, passes, loops, perturbations and the screen together. Errors of the screen
+and of the browser's requests are shown and never reach the user's code.
 """

@@ -1,8 +1,8 @@
-"""What the browser may ask of an inspector: each request gets exactly one reply.
+"""The requests of the browser to an inspector: each one gets exactly one reply.
 
-Invariant: nothing that a browser sends raises into the thread that received it; what goes wrong
-is the reply. What may take long is answered in one thread, in the order of the requests. Knows no
-model: it turns messages into the calls that a person would make.
+Invariant: no message from a browser raises into the thread that received it; an error becomes the
+reply. Slow requests are answered by one thread, in their order. Knows no model: it turns messages
+into the calls that a user would make.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nnx_inspector.screen.python_text import made, masked, text_of
 
 
 class Commands:
-    """Does what messages of the browser ask, on any thread, and replies."""
+    """Carries out the browser's requests, on any thread, and replies."""
 
     def __init__(
         self, core: Core, *, targets: Targets, sweeps: Sweeps, pages: Pages, opening: Opening
@@ -44,7 +44,7 @@ class Commands:
         core.closing.callback(opening.shelf.clear)
 
     def answer(self, message: Any) -> None:
-        """Do what a message asks, and reply; at once, or in the thread."""
+        """Carry out a request and reply, at once or in the thread."""
         if isinstance(message, protocol.Hello):
             self._core.view.welcome()
         elif type(message) not in _LATER:
@@ -150,14 +150,14 @@ _REQUESTS: Final[Mapping[type, Callable[[Commands, Any, Any], Answer | None]]] =
     protocol.ShowValues: Commands._read_values,
     protocol.ReadValues: Commands._read_values,
 }
-"""What does what a request asks. It is given the message and the perturbation that the message
-makes, and returns what is sent before the reply."""
+"""Request -> its handler, which takes the message and the perturbation that the message makes, and
+returns the message to send before the reply."""
 _LATER: Final = (protocol.Look, protocol.Compare, protocol.ShowValues, protocol.ReadValues)
-"""Requests that may take long."""
+"""The requests that may be slow."""
 
 
 def _perturbation(message: Any, handles: Handles) -> Any:
-    """What a message adds, sets or sweeps with, or None."""
+    """The perturbation that a message adds, sets or sweeps with, or None."""
     if isinstance(message, (protocol.Perturb, protocol.StartSweep)):
         return made(message.kind, message.strength, message.at)
     if isinstance(message, protocol.SetMask):

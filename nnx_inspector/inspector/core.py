@@ -1,9 +1,9 @@
-"""What the parts of one inspector share: its model, what is switched, its recording and its screen.
+"""The state that the parts of one inspector share: its model, handles, recording and screen.
 
 Every part takes the core. The core knows none of them by name, and nothing of the Inspector.
-Invariant: each pass, whether of run, step, watch or push, reaches the recording through
-`record_pass`, under the lock. Threads and widgets hold the core weakly; when nobody else holds it,
-they are closed. Runs no pass itself.
+Invariant: every pass of run, step, watch and push reaches the recording through `record_pass`,
+under the lock. Threads and widgets hold the core weakly, and are closed once nothing else holds
+it. Runs no pass itself.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ class Core:
     """The state of one inspector.
 
     Args:
-        model: is never changed.
+        model: the model, which is never changed.
         selection: the sites that are shown.
-        example: what is run at first.
+        example: the first forward pass.
 
     Attributes:
-        entry: how the model is called where there is no loss.
-        watched: the model that loops watch, as it was given.
-        model: the same with the state that passes are made with.
-        example: the last forward pass that was asked for.
-        trial: the last pass that was asked for.
+        entry: how the model is called in a pass without a loss.
+        watched: the model that loops watch, as the user gave it.
+        model: the same model, with the state that passes use.
+        example: the last forward pass that was requested.
+        trial: the last pass that was requested.
         shown: the last pass that was made for the screen.
         trace: the calls of the example.
-        eager: why the pass on screen was not traced; "" where it was.
-        step: the step of the loop under way, otherwise the last one shown.
-        looping: whether a loop is watched now.
-        pending: whether something was changed that the loop has not taken over yet.
-        parts: whoever holds a handle or a loop holds them all.
-        closing: what is called when the inspector is closed, or when nobody holds the core any
-            more. Nothing in it may refer to the core.
+        eager: why the pass on screen was not traced; "" if it was.
+        step: the step of the running loop, otherwise the last step shown.
+        looping: whether a loop is being watched.
+        pending: whether there is a change that the loop has not taken over yet.
+        parts: the parts, kept here so that a handle or a loop keeps all of them alive.
+        closing: callbacks for when the inspector is closed, or when nothing holds the core any
+            more. None of them may refer to the core.
     """
 
     def __init__(self, model: nnx.Module, selection: Selection, example: Trial):
@@ -89,7 +89,7 @@ class Core:
         self.meter = Meter()
         self.metrics = Metrics(self.recording, self.notice)
         self.effect: Callable[[], tuple[protocol.Effect | None, str]] = lambda: (None, "")
-        self.asked: Callable[[Any], None] = lambda message: None  # by the browser
+        self.asked: Callable[[Any], None] = lambda message: None  # called by the browser
         self.view = Presenter(weakly(self._asked), self._snapshot)
         self._observer = Observer()
         self.closing = contextlib.ExitStack()
@@ -113,11 +113,11 @@ class Core:
         }
 
     def notice(self, level: str, text: str, site: str | None = None) -> None:
-        """Put a text on screen."""
+        """Show a text on screen."""
         self.view.notice(protocol.Notice(level=level, text=text, site=site))
 
     def require_open(self) -> Core:
-        """The core itself; raises where the inspector was closed."""
+        """Return the core; raise an error if the inspector was closed."""
         if self.closed:
             raise InspectorError(
                 "This inspector was closed. Make a new one: nni.Inspector(model, x)."
@@ -125,7 +125,7 @@ class Core:
         return self
 
     def close(self) -> None:
-        """End what is in threads, and the widget."""
+        """Stop the threads and close the widget."""
         with self.lock:
             if self.closed:
                 return
@@ -136,22 +136,22 @@ class Core:
     # ------------------------------------------------------------- the model
 
     def update(self, model: nnx.Module) -> None:
-        """Make passes with another model of an equal structure."""
+        """Use another model of an equal structure for passes."""
         self.model = self.modes.model = model
         self.take_trace(self.trace)
 
     def call(self) -> Call:
-        """The pass that was asked for last, of the model as it is now, in its modes."""
+        """The last requested pass, with the present model and modes."""
         return self.trial.call(self.model, self.modes.switches())
 
     def traced_of(self, model: nnx.Module) -> Trace:
-        """The calls of the example, of a model."""
+        """The trace of the example on a model."""
         call = self.entry.call(model, self.example.args, self.example.kwargs)
         return traced(*call, selection=self.selection, roots={(): model})
 
     def take_trace(self, found: Trace) -> None:
         """Show the sites of a trace from now on."""
-        # what was traced may be a view with other modes: the rows are the model's own modules
+        # the traced model may be a view with other modes; the rows are the model's own modules
         own = {site.path: site for site in module_sites(self.model)}
         modules = (*own.values(), *(site for site in found.modules if site.path not in own))
         self.trace = dataclasses.replace(found, modules=modules)
@@ -159,12 +159,12 @@ class Core:
         self.show_layout({})
 
     def show_layout(self, unseen: Mapping[str, str]) -> None:
-        """Show the rows anew, with why some are not seen in a running program."""
+        """Show the rows again, with the reasons why a running program cannot show some of them."""
         number = self.view.layouts + 1
         self.view.set_layout(layout_of(self.model, self.trace, number=number, unseen=unseen))
 
     def show_modes(self, switches: Switches) -> None:
-        """Say on screen which modes are switched, and whether passes are traced."""
+        """Show which modes are switched, and whether passes are traced."""
         standing: list[str] = []
         if switches:
             words = switches.in_words()
@@ -180,11 +180,11 @@ class Core:
         )
 
     def known(self, site: str, *, layers: bool = True) -> str:
-        """A site's key itself, or a ValueError that names those that are nearest.
+        """Return a site's key, or raise a ValueError that names the nearest keys.
 
         Args:
             site: the key.
-            layers: whether it may be that of one layer, as `"layers[3]"`.
+            layers: whether it may be the key of one layer, like `"layers[3]"`.
         """
         if (without_layers(site)[0] if layers else site) not in self.view.keys:
             raise ValueError(nothing_selected(Selection(site), self.view.keys))
@@ -206,15 +206,15 @@ class Core:
         figures: Figures | None = None,
         held: int | None = None,
     ) -> None:
-        """Record a pass. The lock is held by whoever measured it.
+        """Record a pass. The caller holds the lock.
 
         Args:
-            step: which it belongs to.
-            summaries: by site and quantity.
+            step: the step that the pass belongs to.
+            summaries: its summaries by site and quantity.
             kind: "run", "step", "watch" or "push".
-            setting: what is perturbed in it.
-            figures: of parameters and units, where they were measured.
-            held: the number under which the recording holds it already.
+            setting: the perturbations in force.
+            figures: figures of parameters and units, if they were measured.
+            held: the number under which the recording already holds the pass.
         """
         self.recording.append(
             step,
@@ -235,12 +235,12 @@ class Core:
         metrics: Mapping[str, Any] | None = None,
         states: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record a pass of the step that the run stands at, and show it.
+        """Record a pass of the present step, and show it.
 
         Args:
-            record: on the host.
-            kind, setting: as of `record_pass`.
-            metrics: scalars that go with it.
+            record: the pass's record, on the host.
+            kind, setting: as in `record_pass`.
+            metrics: scalars that belong to the pass.
             states: samples of parameters and statistics, for figures over the steps.
         """
         with self.lock:
@@ -277,7 +277,7 @@ class Core:
                 self.view.present(force=True)
 
     def keep_file(self, path: Any) -> None:
-        """Save the recording, and each pass as it comes."""
+        """Save the recording, and from then on each new pass."""
         self.recording.attach(path, weakly(self._not_saved))
 
     def _not_saved(self, text: str) -> None:

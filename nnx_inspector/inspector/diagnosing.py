@@ -1,7 +1,7 @@
-"""Looks for what is wrong while a run goes on, in a thread, and tells the screen what it found.
+"""Diagnoses a run while it goes on, in a thread, and sends the findings to the screen.
 
-Invariant: whoever records a pass never waits for the rules; of passes that come meanwhile the last
-is looked at too; the screen is told of changes alone. Has no rules of its own.
+Invariant: recording a pass never waits for the rules; the last of the passes that arrive meanwhile
+is diagnosed too; the screen receives changes only. Has no rules of its own.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from nnx_inspector.inspector.loops import Loops
 from nnx_inspector.screen import protocol
 
 RESTS = 4
-"""After looking it rests for this many times as long: rules must not cost a training loop much."""
+"""The pause after a diagnosis, in multiples of its time: rules must not slow training down."""
 
 
 class Diagnosing:
-    """Applies rules again and again."""
+    """Applies the rules to each newly shown pass."""
 
     def __init__(self, core: Core, loops: Loops):
         self._core, self._loops = core, loops
@@ -35,7 +35,7 @@ class Diagnosing:
         core.closing.callback(self._worker.close)
 
     def found(self) -> list[Finding]:
-        """What is wrong now, worst first."""
+        """The present findings, worst first."""
         self._loops.take_up()
         return diagnose(self._core.recording)
 
@@ -47,7 +47,7 @@ class Diagnosing:
         self._core.notice("warning", text)
 
     def look(self, *, now: bool = True) -> None:
-        """Look, in the thread; unless `now`, not while it rests."""
+        """Diagnose in the thread; during a pause only if `now`."""
         with self._lock:
             if self._waiting or not (now or time.monotonic() >= self._rests_until):
                 return
@@ -55,7 +55,7 @@ class Diagnosing:
 
     def _find(self) -> None:
         with self._lock:
-            self._waiting = False  # what comes from here on is looked at again
+            self._waiting = False  # passes from here on need another diagnosis
         began = time.monotonic()
         message = message_of(self.found())
         took = time.monotonic() - began
@@ -66,7 +66,7 @@ class Diagnosing:
 
 
 def message_of(found: Sequence[Finding]) -> protocol.Findings:
-    """Findings as the screen shows them."""
+    """The message that shows findings on screen."""
     rows = tuple(
         protocol.FindingRow(
             rule=one.rule, site=one.site, step=one.step, severity=one.severity, message=one.message

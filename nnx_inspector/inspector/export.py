@@ -1,7 +1,7 @@
-"""What the screen of an inspector can tell at this moment, collected for a page without a kernel.
+"""The present content of an inspector's screen, collected for a page without a kernel.
 
-Each answer is the very one that the screen would get; one that fails is the text of what is wrong.
-Invariant: nothing of the model changes, nor of what its screen remembers. Writes nothing.
+Each answer is the one that the screen would get; an answer that fails is the text of its error.
+Invariant: neither the model nor the state of its screen changes. Writes no file itself.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from nnx_inspector.screen.export.replay import Answer, Told
 from nnx_inspector.screen.flow import flow_of
 
 MOST_DETAILED = 300
-"""Sites of which a page keeps histograms, histories, flows, parameters, units, code and state."""
+"""The most sites whose histograms, histories, flows, parameters, units, code and state are kept."""
 
 
 def write_html(
     core: Core, path: str | os.PathLike[str], findings: Sequence[Finding], *, max_bytes: int
 ) -> int:
-    """Write a page with what is recorded and found; see `Inspector.to_html`."""
+    """Write a page with the recording and the findings; see `Inspector.to_html`."""
     title = f"{type(core.model).__name__} - nnx_inspector"
     told = told_by(core, [message_of(findings), core.view.kept("sweep")])
     return write_page(path, page_of(core.recording, told, title=title, max_bytes=max_bytes))
 
 
 def told_by(core: Core, kept: Sequence[Any]) -> Told:
-    """Everything but the recording.
+    """Everything on a page except the recording.
 
     Args:
-        core: whose screen it is; on the page nothing runs.
-        kept: findings and sweep; None is left out.
+        core: the core of the inspector, which the page shows at rest.
+        kept: the messages of the findings and the sweep; None is left out.
     """
     layout, state = core.view.layout, core.view.state_at_rest()
-    assert layout is not None  # both are from the beginning on
+    assert layout is not None  # both exist from the beginning
     assert state is not None
     detailed = detailed_of(layout, state.selected)
-    pages = Pages(core)  # that of the screen remembers what it has shown
+    pages = Pages(core)  # not the screen's: that one remembers what it has shown
     answers = {
         "flow": _each(detailed, lambda site: (flow_of(core.trace, layout, site, number=0), None)),
         "nnx": _each(detailed, lambda site: (pages.page(site, 0), None)),
@@ -81,9 +81,9 @@ def _told(
 
 
 class Brief:
-    """What a saved notebook tells: nothing that takes a pass or reads an array.
+    """The content of a saved notebook, without anything that needs a pass or reads an array.
 
-    Flows and code are made once for a layout.
+    Flows and code are made once per layout.
     """
 
     def __init__(self, core: Core):
@@ -93,7 +93,7 @@ class Brief:
         self._made: dict[str, dict[str, Answer]] = {}
 
     def told(self, layout: protocol.Layout, state: protocol.State, kept: Sequence[Any]) -> Told:
-        """As `told_by`, with the details of at most MOST_SITES sites."""
+        """Like `told_by`, with the details of at most MOST_SITES sites."""
         core = self._core
         if layout is not self._layout:
             self._layout, self._made = layout, {"flow": {}, "code": {}}

@@ -1,9 +1,9 @@
-"""The perturbations of one inspector: what is on, where, how strong, and their places.
+"""The perturbations of one inspector: which are on, their sites, strengths and places.
 
 On one site the handles act in the order in which they were added. `Zero` and `Scale` on outputs
 of whole sites are rows, for which every program has room, unless an older handle has a place on
 such a site: rows act before places. Invariant: switching and tuning never change the places, and
-a place of equal code that is free is used again. Does not run or compile anything.
+a free place of equal code is used again. Does not run or compile anything.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Handle:
         id: its number within the inspector.
         site: the site key or pattern it was made with.
         sites: the keys it acts on.
-        rows: which layer of stacked sites it acts on, () for all.
+        rows: the layer of stacked sites that it acts on, () for all layers.
         place: the place it needs, unless it is a row.
     """
 
@@ -104,7 +104,7 @@ class Handle:
     def _take(self, value: Known) -> None:
         self._perturbation = value
         self.place = place_of(value, self.sites, self.rows)
-        # once: they may be on a device, and what the user gave may be written to later
+        # read once: they may be on a device, and the user may later write to them
         self._numbers = tuple(np.array(a) for a in data_of(value))
 
     @property
@@ -160,7 +160,7 @@ class Handle:
 
 @dataclasses.dataclass(frozen=True)
 class _Needs:
-    """A handle as it was when places were last given: the place it needs, None for a row."""
+    """A handle, and the place that it needs in the last layout, None for a row."""
 
     handle: Handle
     place: Place | None
@@ -168,24 +168,24 @@ class _Needs:
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """The places of one program, and which handle has which."""
+    """The places of one program, and the handles that own them."""
 
     places: tuple[Place, ...] = ()
     owners: Mapping[int, int] = dataclasses.field(default_factory=dict[int, int])
 
     @property
     def code(self) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-        """That of a setting with these places."""
+        """The code of a setting with these places."""
         values = tuple(place for place in self.places if place.at != PARAMETER)
         return values, tuple(place for place in self.places if place.at == PARAMETER)
 
     def fitted(self, needs: Sequence[_Needs]) -> _Layout | None:
-        """The same places for these handles, oldest first; None where they have not room for all,
-        or not in the order in which the handles act.
+        """The same places for these handles, oldest first; None if the places lack room for all of
+        them, or for the order in which they act.
         """
         owners: dict[int, int] = {}
         wanted = [n for n in needs if n.place is not None]
-        for one in wanted:  # those that have one keep it
+        for one in wanted:  # a handle that has a place keeps it
             at = self.owners.get(one.handle.id)
             if at is not None and self.places[at] == one.place:
                 owners[one.handle.id] = at
@@ -227,9 +227,9 @@ class Handles:
 
     Attributes:
         on_change: called after each change.
-        check: raises where a handle cannot have another value.
-        elsewhere: whether the running loop's program for a handle is being compiled; None where
-            no loop runs.
+        check: raises an error if a handle cannot have another value.
+        elsewhere: whether the running loop's program for a handle is being compiled; None if no
+            loop runs.
     """
 
     def __init__(self) -> None:
@@ -253,7 +253,7 @@ class Handles:
         perturbation: Known,
         rows: tuple[int, ...] = (),
     ) -> Handle:
-        """A new perturbation, switched on."""
+        """Add a perturbation, switched on."""
         with self._lock:
             self._last += 1
             handle = Handle(self._last, site, sites, perturbation, self, rows)
@@ -263,10 +263,10 @@ class Handles:
         return handle
 
     def changed(self, handle: Handle) -> None:
-        """Called by a handle when it was switched, set or removed."""
+        """Take note that a handle was switched, set or removed; called by the handle."""
         with self._lock:
             if not handle.enabled:
-                self._idle.pop(handle.id, None)  # what it does is to be seen anew
+                self._idle.pop(handle.id, None)  # unknown until the next pass
             if handle.removed:
                 self._live.pop(handle.id, None)
                 self._with_place.discard(handle.id)
@@ -274,7 +274,7 @@ class Handles:
         self.on_change()
 
     def switch_all(self, enabled: bool) -> None:
-        """Switch every handle on, or off; one change."""
+        """Switch every handle on or off, as one change."""
         if not isinstance(enabled, bool):
             raise TypeError(f"switch_all takes True or False, got {enabled!r}.")
         with self._lock:
@@ -287,12 +287,12 @@ class Handles:
             self.on_change()
 
     def place_in_use(self, handle: Handle) -> Place | None:
-        """The place that a handle acts at, None for a row."""
+        """The place where a handle acts, None for a row."""
         with self._lock:
             return handle.place if handle.id in self._with_place else None
 
     def tell_idle(self, idle: Mapping[int, str]) -> None:
-        """For the number of a handle why it does nothing in what ran last, "" where it acts."""
+        """Set number of a handle -> why it did nothing in the last pass, "" if it acted."""
         with self._lock:
             self._idle |= idle
 
@@ -322,17 +322,17 @@ class Handles:
     # --------------------------------------------------------------- settings
 
     def setting(self, *, armed: bool = False) -> Setting:
-        """What is on, and all places that are needed for it.
+        """The active perturbations, and all places that they need.
 
         Args:
-            armed: as far as the program of `arm` has places for it.
+            armed: only the perturbations that the program of `arm` has places for.
         """
         with self._lock:
             return self._setting(self._armed if armed else self._wanted, self._needs())
 
     def each_alone(self) -> tuple[Setting, dict[int, Setting]]:
-        """What is on, and by the number of each handle that is on the setting with that one alone:
-        all for the same program.
+        """The setting with all active perturbations, and number of an active handle -> the setting
+        with that one alone. All are for the same program.
         """
         with self._lock:
             needs = self._needs()
@@ -344,7 +344,7 @@ class Handles:
             return self._setting(self._wanted, needs), alone
 
     def _setting(self, layout: _Layout, needs: Sequence[_Needs]) -> Setting:
-        """Of these handles, and the places of all."""
+        """The setting of these handles, with the places of all."""
         data = [place.nothing() for place in layout.places]
         for one in needs:
             at = layout.owners.get(one.handle.id)
@@ -363,13 +363,13 @@ class Handles:
         )
 
     def arm(self, setting: Setting) -> None:
-        """The program of this setting is the running one."""
+        """Take note that the program of this setting is the running one."""
         with self._lock:
             if setting.code == self._wanted.code:
                 self._armed = self._wanted
 
     def give_up(self, why: str) -> None:
-        """The program with all places that are wanted cannot be made."""
+        """Take note that the program with all wanted places cannot be compiled."""
         with self._lock:
             self._given_up, self._why_given_up = self._wanted.places, why
 
@@ -397,18 +397,18 @@ class Handles:
         return {site: row for site, row in combined.items() if row[0] != OFF}
 
     def _needs(self) -> list[_Needs]:
-        """Of each handle the place it needs, oldest first."""
+        """The place that each handle needs, oldest first."""
         return [
             _Needs(handle, handle.place if handle.id in self._with_place else None)
             for handle in self._live.values()
         ]
 
     def _give_places(self) -> None:
-        taken: set[str] = set()  # sites whose output an older handle has a place on
+        taken: set[str] = set()  # sites where an older handle has a place on the output
         for handle in self._live.values():
             as_row = is_live(handle.perturbation) and not handle.rows
             if not as_row or not taken.isdisjoint(handle.sites):
-                self._with_place.add(handle.id)  # for good: to and fro would compile anew
+                self._with_place.add(handle.id)  # for good: going back would compile again
             if handle.id in self._with_place and handle.perturbation.at == "output":
                 taken |= set(handle.sites)
         needs = self._needs()
@@ -418,6 +418,6 @@ class Handles:
             owners = (one.handle.id for one in needs if one.place is not None)
             fitted = _Layout(places, {number: at for at, number in enumerate(owners)})
         self._wanted = fitted
-        # of the same places the running program knows the new owners
+        # if the places are the same, the running program serves the new owners
         if self._armed.places == fitted.places:
             self._armed = fitted

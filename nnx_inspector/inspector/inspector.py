@@ -1,7 +1,7 @@
-"""`Inspector`: one model on screen, and what ties it to tracing, passes, watching and perturbing.
+"""`Inspector`: one model on screen, connected to tracing, passes, watching and perturbing.
 
-Invariant: whatever goes wrong with the screen or with what the browser asks never reaches the
-user's training loop; it is counted and shown. Measures, draws and formats nothing itself.
+Invariant: an error of the screen or of a browser's request never reaches the user's training loop;
+it is counted and shown. Measures, draws and formats nothing itself.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Inspector(Readings):
         f: an `nnx.Module`; a bound method of one, `model.encode`; or a function that takes the
             model as one of its arguments, your own `nnx.vmap` over an ensemble among them. The
             first module among the arguments is the model; other modules run, and are not shown.
-        args: the example: the arguments that `f` is called with.
+        args: the arguments of the example, a call of `f`.
         only: which sites are shown; see `intercept_methods`. By default `__call__` of every
             module, and the method that `f` is.
         display: whether to show the widget at once when running in a notebook.
@@ -60,7 +60,7 @@ class Inspector(Readings):
 
     Raises:
         TypeError: `f` is none of these, or cannot be called with the example.
-        Whatever the forward pass raises on the example, with a note that names the failing site.
+        Any error of the forward pass on the example, with a note that names the failing site.
 
     Example:
         >>> import jax.numpy as jnp
@@ -138,21 +138,21 @@ class Inspector(Readings):
     def update(self, *new: Any) -> None:
         """Give the inspector the model's new state; the user's own objects stay as they are.
 
-        A training step that donates the model's arrays, or a functional loop, leaves the model
-        that was given behind, with old or deleted arrays.
+        A training step that donates the model's arrays, or a functional loop, leaves the user's
+        model with old or deleted arrays.
 
         Args:
-            new: a model of an equal structure: it takes the place of the one that was given, also
-                in the loops that are watched from here on. Or a state (`nnx.state(model)`, the
-                states of `nnx.split`, nested dicts of arrays): it is what `run`, `step`, values,
-                parameters, units and sweeps read from here on, and loops go on watching the model
-                that was given. What a state leaves out stays as it is.
+            new: a model of an equal structure, which replaces the old one, also in loops that are
+                watched from now on. Or a state (`nnx.state(model)`, the states of `nnx.split`,
+                nested dicts of arrays), which `run`, `step`, values, parameters, units and sweeps
+                read from now on, while loops still watch the old model. Variables that are not in
+                the state stay as they are.
 
         Raises:
             ValueError: the structure differs; the text names where.
-            TypeError: neither a model nor a state.
-            InspectorError: there are deleted arrays in it, or another model is given while a loop
-                is watched.
+            TypeError: `new` is neither a model nor a state.
+            InspectorError: it has deleted arrays, or it is another model and a loop is being
+                watched.
 
         Example:
             >>> import jax
@@ -184,7 +184,7 @@ class Inspector(Readings):
         Args:
             loss_fn: returns a scalar, or `(scalar, aux)`; the scalars in a dict `aux` are shown
                 as metrics.
-            args: what follows the model, for instance the batch.
+            args: the arguments after the model, for instance the batch.
             kwargs: keyword arguments of `loss_fn`.
 
         Returns:
@@ -198,7 +198,7 @@ class Inspector(Readings):
 
         Args:
             record: on the device or the host.
-            step: which step it belongs to; by default the one after the last.
+            step: the step that it belongs to; by default the one after the last.
             metrics: scalars that belong to the same step.
         """
         self._core.require_open().push(record, step, metrics)
@@ -225,15 +225,15 @@ class Inspector(Readings):
     ) -> Generator[Any, Any, None] | Region:
         """Iterate over `batches` and watch your own training step, jitted and unchanged.
 
-        Every `every`-th step is measured; the others run exactly the program that runs without
-        us, unless a perturbation is on. Perturbations act on the real step.
+        Every `every`-th step is measured. The others run exactly the program that runs without the
+        inspector, unless a perturbation is on. Perturbations act on the real step.
 
-        Without batches it is a context, `with insp.watch(every=10):`, for a loop that is out of
-        reach: passes of the model are counted and sampled inside the program, at a small cost.
-        `insp.tick()` once a step makes steps of it.
+        Without batches it is a context, `with insp.watch(every=10):`, for a loop that you cannot
+        change: passes of the model are counted and sampled inside the program, at a small cost.
+        A call of `insp.tick()` in each step marks the steps.
 
         Args:
-            batches: what to iterate over.
+            batches: the batches to iterate over.
             every: measure the steps (passes) 0, every, 2 every, ...
             only: which of the inspector's sites to measure; see `intercept_methods`.
             gradients: whether to measure the gradients of activations too.
@@ -249,7 +249,7 @@ class Inspector(Readings):
     def tick(self) -> None:
         """Mark the start of a step in a loop inside `with insp.watch(every=10):`.
 
-        Call it once a step. From then on steps are counted, and steps that are not measured run
+        Call it once per step. From then on steps are counted, and steps that are not measured run
         exactly the program that runs without the inspector.
 
         Raises:
@@ -261,8 +261,8 @@ class Inspector(Readings):
     def metrics(self, **values: Any) -> None:
         """Add scalars of the current step (`loss=..., accuracy=...`), drawn as curves.
 
-        Arrays on the device are fetched when they are ready, without holding up the loop. Values
-        that are not scalars are left out; an InspectorWarning (once a name) and the screen say so.
+        Arrays on the device are fetched when they are ready, without holding up the loop. Other
+        values are left out; an InspectorWarning (once per name) and the screen say so.
         """
         self._core.require_open().add_metrics(values)
 
@@ -271,25 +271,25 @@ class Inspector(Readings):
 
         Args:
             train: a function that trains, for instance by `for batch in insp.watch(batches)`. The
-                settings of jax that hold here hold in the thread too.
+                present settings of jax apply in the thread too.
 
         Returns:
-            The started thread. What `train` raises is shown in the widget.
+            The started thread. An error of `train` is shown in the widget.
         """
         self._core.require_open()
         return self._loops.background(train)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save the recording, and from then on each pass and metric as it comes.
+        """Save the recording, and from then on each new pass and metric.
 
-        Until `close` or another `save`. A process that is killed loses what it was measuring and
-        no more; `nni.load` reads the file. What fails while a loop runs is shown, never raised.
+        Saving ends with `close` or another `save`. A killed process loses only the pass that it was
+        measuring; `nni.load` reads the file. A failure in a running loop is shown, never raised.
 
         Args:
             path: the file's path; an existing file is replaced atomically.
 
         Raises:
-            OSError: the file cannot be made.
+            OSError: the file cannot be created.
         """
         self._core.require_open().keep_file(path)
 
@@ -298,23 +298,23 @@ class Inspector(Readings):
     def perturb(self, only: Only, perturbation: Known) -> Handle:
         """Add a perturbation, as a click does. It acts from the next pass on.
 
-        `Zero` and `Scale` on outputs act at once. For other kinds, for inputs and for one layer of
-        a stack, the program needs a place that it may not have yet: it is compiled once, in the
-        background, while the old one goes on (`handle.compiling`); `run` and `step` wait for it.
+        `Zero` and `Scale` on outputs act at once. Other kinds, inputs and single layers of a stack
+        need a place in the program. A program with that place is compiled once, in the background,
+        while the old one goes on (`handle.compiling`); `run` and `step` wait for it.
         On one site perturbations act in the order in which they were added.
 
         Args:
             only: a site key or a glob, `"layers[3]"` for one layer of a stacked module, a filter,
-                or several. For `ParameterNoise` and `PruneMask` it selects parameters: their
-                paths, or modules, of which it means all parameters.
-            perturbation: any kind, `nni.Zero()`, `nni.Mask(units)`, `nni.StopGradient()`. Kinds
-                for parameters act in `run` and `step`.
+                or several. For `ParameterNoise` and `PruneMask` it selects parameters, by their
+                paths or by modules with all their parameters.
+            perturbation: any kind, such as `nni.Zero()`, `nni.Mask(units)` or
+                `nni.StopGradient()`. Kinds for parameters act in `run` and `step`.
 
         Raises:
-            TypeError: not a perturbation, or it has no meaning for a site's values.
+            TypeError: it is not a perturbation, or has no meaning for a site's values.
             ValueError: nothing matches (the text names the nearest), an array does not fit, or
                 there is no such layer.
-            InspectorError: a traced value.
+            InspectorError: it holds a traced value.
         """
         return self._targets.perturb(only, perturbation)
 
@@ -337,17 +337,17 @@ class Inspector(Readings):
         chunk: int | None = None,
         progress: Progress = True,
     ) -> pd.DataFrame:
-        """Measure and show what perturbing each site alone does to the last `step` (the example,
-        where there is no step since): its loss and what the model returns.
+        """Measure and show the effect of perturbing each site alone in the last pass of `step` or
+        `run` (at first the example): on its loss and on the model's output.
 
-        The pass is made of a copy of the model as it is now, in `modes`, without what is perturbed
-        besides; training may go on. See `nni.sweep` for the arguments and the frame: without a
-        loss the columns `loss` and `loss_change` are missing, and the largest change of the output
-        is first.
+        The passes use a copy of the present model, in `modes`, without the other perturbations;
+        training may go on. See `nni.sweep` for the arguments and the frame. Without a loss the
+        columns `loss` and `loss_change` are missing, and the largest change of the output comes
+        first.
 
         Raises:
-            InspectorError: a sweep runs already, or a training step has taken the model's arrays.
-            TypeError, ValueError: as of `nni.sweep`.
+            InspectorError: a sweep is running, or the model's arrays were donated to a step.
+            TypeError, ValueError: as in `nni.sweep`.
         """
         sweeps = self._sweeps
         return sweeps.run(sweeps.wanted(only, perturbation, layers, logits, chunk), progress)

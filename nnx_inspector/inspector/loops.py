@@ -1,8 +1,8 @@
-"""The watched loops of one inspector: between two steps they take changes over, and record and show
-what was measured.
+"""The watched loops of one inspector. Between two steps they take over changes, and record and show
+the measurements.
 
-Invariant: one loop at a time; what goes wrong with the screen never reaches the training. Does not
-decide which steps are sampled (`live.steps`), nor what is measured (`live.session`).
+Invariant: one loop at a time; an error of the screen never reaches the training. Does not decide
+which steps are sampled (`live.steps`) or what is measured (`live.session`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nnx_inspector.screen.layout import shown_of, stacks_of
 
 T = TypeVar("T")
 MODEL = -1
-"""In place of the number of a handle: the model itself."""
+"""Stands for a handle's number: the model itself."""
 
 
 class Loops:
@@ -53,7 +53,7 @@ class Loops:
         self._warned: set[int] = set()
         self._perturbed = False
         self._start = 0
-        self._some = False  # whether any step was done
+        self._some = False  # whether any step has ended
         core.handles.on_change, core.handles.elsewhere = self._changed, self._is_compiling
         core.closing.callback(weakly(self._forget))
 
@@ -94,10 +94,10 @@ class Loops:
             )
             session.on_armed = weakly(self._armed)
             self._sessions[key] = session
-        return self._sessions[key]  # the same again: its programs are compiled
+        return self._sessions[key]  # reused, because its programs are compiled
 
     def _stacks(self) -> dict[str, Stack]:
-        """The sites whose layers are to be told apart, and how they run."""
+        """The sites whose layers are measured separately, and how they run."""
         stacks = stacks_of(self._core.trace)
         found = {
             site: Stack(count, self._rerun.reached().turns(site))
@@ -140,12 +140,12 @@ class Loops:
     # ------------------------------------------------------------------ changes
 
     def _changed(self) -> None:
-        """Something was switched, tuned, added or removed."""
+        """Take note of a perturbation that was switched, tuned, added or removed."""
         core = self._core
         with core.lock:
             core.pending, looping = True, core.looping
             if self._between_passes and self._session is not None:
-                self._take_over(self._session)  # no step comes by to do it
+                self._take_over(self._session)  # no step begins that would do it
         if not looping:
             self._rerun.refresh()
         core.view.state_changed()
@@ -155,8 +155,8 @@ class Loops:
         return self._core.looping and self._region is not None and not self._region.ticks
 
     def _is_compiling(self, handle: Handle) -> bool | None:
-        """Whether a handle waits for a program of the running loop that is being compiled; None
-        where no loop runs.
+        """Whether a handle waits for a program that is being compiled for the running loop; None
+        if no loop runs.
         """
         session = self._session
         if session is None:
@@ -183,7 +183,7 @@ class Loops:
                 core.notice("info", text)
         else:
             session.arm()
-        # what still compiles does not act in this step: `_armed` has it taken over in a later one
+        # a handle whose program still compiles acts in a later step, once `_armed` was called
         taken = [one for one in core.handles.all() if one.enabled and not one.compiling]
         self._taken = tuple(taken)
         core.pending = session.lacks_room
@@ -192,7 +192,7 @@ class Loops:
         core.view.state_changed()
 
     def _armed(self) -> None:
-        """A program is there: the next step runs it."""
+        """Let the next step run a program that has been compiled."""
         core = self._core
         with core.lock:
             core.pending = True
@@ -201,7 +201,7 @@ class Loops:
     # ------------------------------------------------------- called by the loop
 
     def loop_begins(self, total: int | None) -> int:
-        """The first step's number."""
+        """Begin a loop and return the number of its first step."""
         core = self._core
         self._require_idle()
         with core.lock:
@@ -214,7 +214,7 @@ class Loops:
         return start
 
     def step_begins(self, session: Session) -> bool:
-        """Take over what was changed; whether anything is perturbed."""
+        """Take over the changes; return whether any perturbation is on."""
         core = self._core
         with core.lock:
             self._session = session
@@ -254,8 +254,8 @@ class Loops:
             warn(text)
 
     def step_left(self, session: Session, step: int, *, sampled: bool) -> None:
-        """The loop was left within a step, which counts where it is known to have done something:
-        where a pass was measured, which is recorded, or where it has a metric.
+        """End a loop that was left within a step. The step counts if it is known to have done
+        something: if a pass was measured (it is recorded) or the step has a metric.
         """
         core = self._core
         with core.lock:
@@ -269,8 +269,8 @@ class Loops:
                 core.step = step + 1
 
     def take_up(self) -> None:
-        """Record what is known of the step under way where it has a NaN: with `jax_debug_nans` it
-        has ended in an error, and the loop may never be left while that error is looked at.
+        """Record what has arrived of the present step if it has a NaN. With `jax_debug_nans` the
+        step ended in an error, and the loop may never be left while the user examines it.
         """
         session = self._session
         if session is None or self._between_passes or not session.inbox.holds_nan():
@@ -281,7 +281,7 @@ class Loops:
         self._shown(core.step, True)
 
     def pass_ends(self, session: Session, step: int, one: Taken) -> None:
-        """Record a pass of a region and show it; called in a thread of the region's."""
+        """Record a pass of a region and show it; called in the region's thread."""
         core = self._core
         with core.lock:
             if core.closed:
@@ -294,9 +294,9 @@ class Loops:
         self._shown(step, True)
 
     def pass_held(self, session: Session, step: int, one: Taken) -> None:
-        """A pass of a region may not be complete, but a killed process would lose it.
+        """Save a pass of a region that may be incomplete, so that a killed process keeps it.
 
-        Called within the user's step: without our lock, whose holder may wait for that step.
+        Called within the user's step, so without our lock: its holder may wait for that step.
         """
         core = self._core
         if core.recording.attached and one.arrived:
@@ -307,10 +307,10 @@ class Loops:
             )
 
     def loop_ends(self, session: Session, *, failed: bool = False) -> None:
-        """The loop was left, by whatever way."""
+        """End a loop, however it was left."""
         core, certain = self._core, list[str]()
         with core.lock:
-            if self._between_passes:  # those after the last measured one count too
+            if self._between_passes:  # passes after the last measured one count too
                 core.step = max(core.step, self._start + session.inbox.count)
             self._some |= core.step > self._start
             core.looping = self._perturbed = False
@@ -334,8 +334,8 @@ class Loops:
     def _attended(
         self, session: Session, step: int, passes: list[Taken], *, over: bool
     ) -> list[str]:
-        """Look whether a measured step has called the model, and where it was perturbed; what is
-        to be told of it, once in a loop.
+        """Check whether a measured step has called the model, and where its perturbations acted.
+        Return the new warnings; each is given once in a loop.
         """
         attendance, core = self._attendance, self._core
         if attendance is None:
@@ -384,7 +384,7 @@ class Loops:
         held: int | None = None,
     ) -> None:
         found = session.measured_in(passes)
-        if found:  # a step that did not call the model has no pass
+        if found:  # a step without a call of the model has no pass
             self._core.record_pass(
                 step,
                 found,
@@ -431,7 +431,7 @@ class Loops:
         self._forget()
 
     def _forget(self) -> None:
-        """Close the sessions; a loop that runs goes on, unwatched."""
+        """Close the sessions. A running loop goes on unwatched."""
         for session in self._sessions.values():
             session.close()
         self._sessions.clear()

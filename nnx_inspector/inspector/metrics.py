@@ -1,7 +1,7 @@
-"""Small measurements beside the passes: metrics, the cost of inspection, the effect of perturbing.
+"""Small measurements besides the passes: metrics, the cost of inspection, the effect of perturbing.
 
-Invariant: a figure that is not known yet is None, and a metric on the device never holds the
-training loop up. Knows no widget.
+Invariant: an unknown figure is None, and a metric on the device never holds up the training loop.
+Knows no widget.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
 
 RECENT = 64
-"""Steps of a kind of which the times are kept."""
+"""The most steps of one kind whose times are kept."""
 
 
 class Metrics:
     """The user's scalars on their way into the recording.
 
     Args:
-        recording: where they go.
-        notice: `(level, text)`, told about what is no scalar.
+        recording: the recording that receives them.
+        notice: called with `(level, text)` about values that are not scalars.
 
     Attributes:
         latest: the newest number of each metric.
@@ -67,11 +67,11 @@ class Metrics:
             if name not in self._told:
                 self._told.add(name)
                 bad.append(text)
-        for text in bad:  # the good ones are taken: a filter may make errors of warnings
+        for text in bad:  # after the good ones are taken: a filter may turn warnings into errors
             warn(text)
 
     def settle(self, *, wait: bool = False) -> None:
-        """Write what is ready, in order; with `wait` all of it."""
+        """Record the metrics that are ready, in order; with `wait`, all of them."""
         while self._waiting:
             step, name, value = self._waiting[0]
             if not wait and isinstance(value, jax.Array) and not cast(Any, value).is_ready():
@@ -118,11 +118,11 @@ def _way_out(value: Any) -> str:
 
 
 class Meter:
-    """What inspection costs: recent seconds of steps that are alike but for being measured, and
-    compilations.
+    """The cost of inspection: the compilations, and the recent seconds of steps that differ only in
+    whether they were measured.
 
-    A step in which something was compiled is not typical and counts nowhere. Unperturbed steps are
-    compared with unperturbed ones, perturbed ones with perturbed ones, all of one loop.
+    A step with a compilation is not typical and is not counted. Unperturbed steps of a loop are
+    compared with unperturbed ones, and perturbed steps with perturbed ones.
     """
 
     def __init__(self) -> None:
@@ -139,16 +139,16 @@ class Meter:
                 self.compilations += 1
 
     def loop_begins(self) -> None:
-        """A loop begins: its steps may be others than those before."""
+        """Begin a loop, whose steps may differ from those of the loop before."""
         self._seconds = {}
         self._recent.clear()
 
     def step_begins(self) -> None:
-        """A step of a watched loop begins."""
+        """Begin a step of a watched loop."""
         self._compiled_before = self.compilations
 
     def step_ends(self, seconds: float, *, measured: bool, perturbed: bool) -> None:
-        """It is over."""
+        """End the step, and count its time if nothing was compiled."""
         if self.compilations == self._compiled_before:
             of_its_kind = self._seconds.setdefault((measured, perturbed), deque(maxlen=RECENT))
             of_its_kind.append(seconds)
@@ -156,8 +156,8 @@ class Meter:
 
     @property
     def compared(self) -> tuple[float | None, float | None]:
-        """Median seconds of recent steps that were not measured, and of steps like them that were;
-        None where there are none.
+        """Median seconds of recent steps that were not measured, and of measured steps like them;
+        None if there are none.
         """
         for perturbed in (False, True):
             plain, measured = (self._median(kind, perturbed) for kind in (False, True))
@@ -165,7 +165,7 @@ class Meter:
                 return plain, measured
         measured = [self._median(True, perturbed) for perturbed in (False, True)]
         if any(not kind for kind, _ in self._seconds):
-            return None, None  # but none that is like a measured one
+            return None, None  # there are plain steps, but none like a measured one
         return None, next((seconds for seconds in measured if seconds is not None), None)
 
     def _median(self, measured: bool, perturbed: bool) -> float | None:
@@ -174,7 +174,7 @@ class Meter:
 
     @property
     def rate(self) -> float | None:
-        """Steps a second, by the most recent steps."""
+        """Steps per second, from the most recent steps."""
         return 1 / max(1e-9, statistics.fmean(self._recent)) if self._recent else None
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class Meter:
 
 
 def scalars_of(value: Any) -> dict[str, float]:
-    """The metrics in what a loss function returns: the loss, and the scalars of a dict aux."""
+    """The metrics in a loss function's result: the loss, and the scalars of a dict `aux`."""
     loss, aux = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     out = {"loss": float(cast(Any, loss))}
     if isinstance(aux, Mapping):
@@ -203,19 +203,19 @@ def effect_of(
     alone: tuple[protocol.EffectAlone, ...] = (),
     root: str = "",
 ) -> protocol.Effect:
-    """What perturbing changes.
+    """The effect of the perturbations.
 
     Args:
-        source: of what pass, in words.
+        source: the pass, in words.
         clean: the clean pass.
-        perturbed: the same, perturbed.
-        before: the metrics of the clean pass, where it is of a loss; without, the results are what
-            the model returns.
-        after: those of the perturbed pass.
-        differences: between the two at each site, where that is known.
-        direct: the sites whose output is perturbed itself; they are not downstream.
+        perturbed: the perturbed pass.
+        before: the metrics of the clean pass if it has a loss; without a loss, the results of the
+            passes are the model's outputs.
+        after: the metrics of the perturbed pass.
+        differences: the differences between the two at each site, if known.
+        direct: the sites whose own output is perturbed; they are not downstream.
         alone: the effects of single perturbations.
-        root: the site that returns what the model returns; `""` where it is not called.
+        root: the site whose output is the model's output; `""` if it is not called.
     """
     if differences is not None and root not in differences.sites:
         root = ""
@@ -238,7 +238,7 @@ def effect_of(
 
 
 def alone_of(number: int, effect: protocol.Effect) -> protocol.EffectAlone:
-    """The figures of one perturbation's effect that stand beside it."""
+    """The figures of one perturbation's effect by itself."""
     losses = [metrics.get("loss") for metrics in (effect.clean, effect.perturbed)]
     known = [loss for loss in losses if loss is not None]
     return protocol.EffectAlone(
@@ -257,13 +257,13 @@ def _finite(number: Any) -> float | None:
 def _downstream(
     differences: Differences, perturbed: Result, direct: set[str]
 ) -> tuple[protocol.SiteEffect, ...]:
-    """Those that moved most; what is no longer finite, first."""
+    """The sites that changed most; those that are no longer finite come first."""
     moved: list[tuple[float, str]] = []
     for site, change in differences.sites.items():
         if site == "" or site in direct:
             continue
         if not np.isfinite(change) and _is_finite(perturbed.record, site):
-            continue  # it was zero everywhere: nothing to be relative to
+            continue  # it was zero everywhere, so there is no relative change
         if change != 0:
             moved.append((float(change) if np.isfinite(change) else np.inf, site))
     moved.sort(key=lambda one: -one[0])

@@ -1,6 +1,6 @@
-"""What the screen shows on demand: the parameters, units and code of one site, and another run.
+"""The panels shown on demand: the parameters, units and code of one site, and another run.
 
-Each answer names its request. Invariant: nothing of the model changes. Draws nothing.
+Each answer names its request. Invariant: the model does not change. Draws nothing.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ class Weight:
 def weights_of(
     module: nnx.Module, path: Path, *, most: int | None = None
 ) -> tuple[list[Weight], int]:
-    """The parameters of a module and of what is in it, its own first.
+    """The parameters of a module and of the modules in it, its own first.
 
     Args:
-        module: of the model.
-        path: the module's, with which theirs begin.
-        most: measure so many at most.
+        module: a module of the model.
+        path: its path, with which the paths of its parameters begin.
+        most: the most parameters to measure.
 
     Returns:
         The parameters, and how many were left out.
 
     Raises:
-        InspectorError: a training step has taken their arrays; see `donated`.
+        InspectorError: their arrays were donated to a training step; see `donated`.
     """
 
     def read() -> tuple[list[Weight], int]:
@@ -76,7 +76,7 @@ def weights_of(
 
 
 def _arrays(module: nnx.Module, path: Path) -> Sequence[tuple[int, str, Any]]:
-    """Each array with the length of its path within the module, and its whole path."""
+    """Each array, with the length of its path within the module and its whole path."""
     found: list[tuple[int, str, Any]] = []
     for inner, variable in variables_by_path({(): module}):
         if isinstance(variable, nnx.Param):
@@ -90,7 +90,7 @@ def _arrays(module: nnx.Module, path: Path) -> Sequence[tuple[int, str, Any]]:
 def parameters_message(
     rows: Sequence[Weight], *, more: int, request: int, site: str
 ) -> tuple[protocol.Parameters, bytes]:
-    """The message of some parameters, and its buffer."""
+    """The message that shows some parameters, and its buffer."""
     import numpy as np
 
     bins = [row.summary.nonzero_bins() for row in rows]
@@ -111,7 +111,7 @@ def parameters_message(
 
 
 MOST_PARAMETERS = 24
-"""So many are measured for the screen; the root of a large model has thousands."""
+"""The most parameters measured for the screen; the root of a large model has thousands."""
 
 
 def look(core: Core, request: protocol.Look) -> Answer:
@@ -119,7 +119,7 @@ def look(core: Core, request: protocol.Look) -> Answer:
 
     Raises:
         ValueError: there is no such site.
-        InspectorError: it has no such figures, or a training step has taken the model's arrays.
+        InspectorError: it has no such figures, or the model's arrays were donated to a step.
     """
     core.known(request.site)
     if request.what == "parameters":
@@ -135,7 +135,7 @@ def look(core: Core, request: protocol.Look) -> Answer:
 
 
 def parameters_at(trace: Trace, site: str, *, most: int | None = None) -> tuple[list[Weight], int]:
-    """The parameters of a site's module, and how many were left out; see `weights_of`."""
+    """The parameters of a site's module, and the number left out; see `weights_of`."""
     found = _module_at(trace, site)
     return ([], 0) if found is None else weights_of(found.module, found.path, most=most)
 
@@ -149,15 +149,15 @@ def _module_at(trace: Trace, site: str) -> ModuleSite | None:
 
 
 def units_at(core: Core, site: str) -> Any:
-    """The Units of what a site returns in a pass (a pytree of them for a pytree).
+    """The Units of a site's output (a pytree of them for a pytree).
 
     Args:
-        core: what was asked for last is run, with what is perturbed.
+        core: the core, whose last requested pass is run, with the active perturbations.
         site: a key, `"layers[3]"` for one layer of a stacked module.
 
     Raises:
         KeyError: the pass does not show the site.
-        InspectorError: it returns no array with units, or a training step has taken the model.
+        InspectorError: no output has units, or the model's arrays were donated to a step.
     """
     return _units_in(_record_of_units(core, without_layers(site)[0]), site)
 
@@ -182,9 +182,7 @@ def _leaves(units: Any) -> list[Units]:
 
 
 def units_messages(core: Core, sites: Sequence[str]) -> dict[str, Answer | str]:
-    """For each of some sites the message that tells its units, from one pass; or why there is
-    none.
-    """
+    """Site -> the message that shows its units, or why there is none. All come from one pass."""
     heads = dict.fromkeys(without_layers(site)[0] for site in sites)
     try:
         record = _record_of_units(core, *heads)
@@ -244,7 +242,7 @@ def _code_message(request: protocol.Look, trace: Trace) -> protocol.Code:
 
 
 def sown_at(trace: Trace, site: str) -> tuple[str, ...]:
-    """The sites of what a module hands to `sow` or `perturb`, in the order of the pass."""
+    """The sites of the values that a module passes to `sow` or `perturb`, in the pass's order."""
     modules = {one.key for one in trace.modules}
     path = parse_key(site)[0]
     found: dict[str, None] = {}
@@ -260,13 +258,13 @@ def sown_at(trace: Trace, site: str) -> tuple[str, ...]:
 
 
 At = int | tuple[int | None, int | None] | None
-"""A step of both runs, or of each."""
+"""One step for both runs, or one for each."""
 
 
 def compare_with(
     core: Core, other: Recording | Record | None, at: At, name: str
 ) -> pd.DataFrame | None:
-    """Put another run beside this one on screen; see `Inspector.compare`."""
+    """Offer another run for comparison on screen; see `Inspector.compare`."""
     if other is None:
         core.view.show_other(None, "", step=None)
         return None

@@ -1,6 +1,6 @@
-"""The half of `Inspector` that reads: what was measured, and measurements on request.
+"""The half of `Inspector` that reads measurements, and measures on request.
 
-Invariant: nothing here changes the model, what is perturbed, or the recording.
+Invariant: nothing here changes the model, the perturbations or the recording.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Readings:
-    """What was measured, and what is measured on request. `Inspector` is the class to use."""
+    """Measurements, recorded and on request. `Inspector` is the class to use."""
 
     _core: Core
     _rerun: Evaluating
@@ -42,7 +42,7 @@ class Readings:
 
     @property
     def model(self) -> nnx.Module:
-        """The model, as it was given (to `update` last, where that was a model)."""
+        """The model as the user gave it: to the constructor, or later to `update`."""
         return self._core.watched
 
     @property
@@ -65,9 +65,9 @@ class Readings:
         """The effect of the active perturbations against the clean pass, or None until it is
         measured.
 
-        After `step` it is there without a perturbation too, with equal figures on both sides.
-        Waits for what is being compiled for it, unless a loop is watched: there each measured step
-        measures it. `source` says which pass it is of, and of which step's model.
+        After `step` there is an effect without a perturbation too, with equal figures on both
+        sides. Reading it waits for the program that measures it, unless a loop is watched: there
+        each measured step measures the effect. `source` names the pass and the model's step.
         """
         self._rerun.wait_unless_looping()
         return self._rerun.effect()[0]
@@ -82,24 +82,24 @@ class Readings:
         self._core.select(site)
 
     def parameters(self, site: str) -> dict[str, Summary]:
-        """The Summary of each `nnx.Param` of a module (and of what is in it) as it is now, by
+        """The present Summary of each `nnx.Param` of a module (and of the modules in it), by
         path.
 
         Raises:
             ValueError: there is no such site.
-            InspectorError: a training step that still runs has taken the arrays.
+            InspectorError: the arrays were donated to a training step that is still running.
         """
         rows, _ = parameters_at(self._core.trace, self._core.known(site))
         return {row.path: row.summary for row in rows}
 
     def units(self, site: str) -> Any:
-        """The Units of what a site returns (a pytree of them for a pytree): figures for each unit
-        of the last axis, from a pass of what was run last, with what is perturbed. Compiled once a
-        site.
+        """The Units of a site's output (a pytree of them for a pytree): figures for each unit of
+        the last axis. The last pass is made again, with its perturbations, in a program that is
+        compiled once per site.
 
         Raises:
             ValueError: there is no such site.
-            InspectorError: it returns no array with units, or as of `parameters`.
+            InspectorError: it returns no array with units, or as in `parameters`.
         """
         core = self._core.require_open()
         return units_at(core, core.known(site))
@@ -107,24 +107,24 @@ class Readings:
     def compare(
         self, other: Recording | Record | None, *, at: At = None, name: str = ""
     ) -> pd.DataFrame | None:
-        """Compare this run with another one, and put that beside it on screen.
+        """Compare this run with another one, and show both on screen.
 
-        The other's pass is pinned there: its figures and histograms stand beside those of the pass
+        The other run's pass is pinned: its figures and histograms stand beside those of the pass
         on screen, and the panel "Compare" ranks the sites.
 
         Args:
             other: a Recording, for instance `nni.load("run.nni")`, or a Record of `nni.capture`,
-                of this model or of one with sites of the same names. None takes it away.
-            at: as of `nni.compare`: a step of both, or a pair of a step of the other's and one of
-                this run's.
-            name: what the other run is called on screen; its file's name where there is one.
+                of this model or of one with sites of the same names. None ends the comparison.
+            at: as in `nni.compare`: one step for both runs, or a pair of a step of the other run
+                and a step of this one.
+            name: the other run's name on screen; by default the name of its file, if any.
 
         Returns:
-            The frame of `nni.compare(other, insp.recording)`, the farthest apart first: its `a` is
-            the other run. None without one.
+            The frame of `nni.compare(other, insp.recording)`, largest difference first; its `a` is
+            the other run. None if `other` is None.
 
         Raises:
-            TypeError, ValueError: as of `nni.compare`.
+            TypeError, ValueError: as in `nni.compare`.
 
         Example:
             >>> import jax.numpy as jnp
@@ -149,11 +149,12 @@ class Readings:
         return figure(self._core.recording, site, quantity=quantity, scale=scale)  # type: ignore[arg-type]
 
     def to_html(self, path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> int:
-        """Write one page that shows what was recorded, without a kernel and without a network.
+        """Write one page that shows the recording, without a kernel and without a network.
 
-        It is the same screen: tree, flow, distributions, time, parameters, units, code and state
-        as they are now. What needs the model (perturbing, sweeps, values) is not on it. Of large
-        models the details of 300 modules are kept, the selected one and those nearest to the root.
+        It is the same screen: tree, flow, distributions, time, and the present parameters, units,
+        code and state. Perturbing, sweeps and values are missing, because they need the model.
+        For a large model it has the details of 300 modules: the selected one and those nearest to
+        the root.
 
         Args:
             path: the file's path; an existing file is replaced once the new one is complete.
@@ -184,10 +185,10 @@ class Readings:
     def values(
         self, site: str, *, part: Part = "output", call: int | None = None, clean: bool = False
     ) -> Any:
-        """The arrays of one site in the pass on screen: what the panel "Values" shows.
+        """The arrays of one site in the pass on screen, as the panel "Values" shows them.
 
-        Makes that pass (the example's, or the last `run`'s or `step`'s) with the model's present
-        parameters, in a program of its own, and keeps this site's arrays alone.
+        The pass (the example, or the last `run` or `step`) is made again with the model's present
+        parameters, in a program of its own that keeps the arrays of this site only.
 
         Args:
             site: its key.
@@ -197,10 +198,9 @@ class Readings:
             clean: whether to leave the perturbations out.
 
         Returns:
-            What the module returned (for inputs its only array, or `(args, kwargs)`), as arrays on
-            the device, with None in place of any other leaf. Their first axes are those of the
-            scans around the call, then those of the vmaps. For parameters, a dict from name to
-            array.
+            The module's output (for inputs its only array, or `(args, kwargs)`) as arrays on the
+            device, with None in place of any other leaf. The first axes are those of the scans
+            around the call, then those of the vmaps. For parameters, a dict from name to array.
 
         Raises:
             ValueError: there is no such site.

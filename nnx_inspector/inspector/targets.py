@@ -1,7 +1,7 @@
-"""Where a perturbation is to act: which sites a selection means, and whether it can act there.
+"""The targets of a perturbation: the sites of a selection, and whether it can act there.
 
-Invariant: what has no meaning at a site of the pass on screen is refused before anything changes.
-Applies nothing.
+Invariant: a perturbation without meaning at a site of the pass on screen is refused before anything
+changes. Applies nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nnx_inspector.perturbations.slots import place_of
 
 
 class Targets:
-    """Adds perturbations, and checks what they are set to."""
+    """Adds perturbations, and checks their new values."""
 
     def __init__(self, core: Core, rerun: Evaluating):
         self._core, self._rerun = core, rerun
@@ -40,14 +40,14 @@ class Targets:
         return self._core.handles.add(name, sites, perturbation, rows)
 
     def _called(self, only: Only) -> list[str]:
-        """The keys of the sites that are selected, and called."""
+        """The keys of the sites that are both selected and called."""
         selection, trace = Selection(only), self._core.trace
         called = dict.fromkeys(call.site for call in trace.calls)
         modules = {site.key: site for site in trace.modules}
         sites = [
             key
             for key in called
-            if (  # what only a call reveals has no module here
+            if (  # a site that only a call reveals has no module here
                 selection.matches(modules[key].path, "__call__", modules[key].module)
                 if key in modules
                 else selection.matches_key(key)
@@ -58,7 +58,7 @@ class Targets:
         return sites
 
     def _check(self, one: Known, sites: Sequence[str], rows: tuple[int, ...]) -> None:
-        """Raise where a perturbation has no meaning in the pass that is on screen."""
+        """Raise an error if a perturbation has no meaning in the pass on screen."""
         if isinstance(one, ParameterPerturbation):
             self._rerun.reached().check_parameters(one, sites, rows)
         elif is_live(one) and not rows:
