@@ -1,5 +1,5 @@
 """The passes that the Inspector makes itself.
 
-Which call it makes, the programs it compiled for it, the pass made anew when something changed,
-sweeps. The user's model is never changed by one, whatever it raises.
+This room holds the call of a pass, the programs compiled for it, the rerun after each change, and
+sweeps. A pass never changes the user's model, whatever it raises.
 """

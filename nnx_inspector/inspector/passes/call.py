@@ -1,7 +1,7 @@
-"""One pass that an inspector makes, as a call of the model, and taken apart into code and arrays.
+"""One pass of an inspector: a call of the model, which can be taken apart into code and arrays.
 
-Invariant: calls whose parts have equal keys are the same code, and a form holds no array of the
-call that it was taken from. Compiles and measures nothing.
+Invariant: calls whose parts have equal keys have the same code, and a form holds no array of its
+call. Compiles and measures nothing.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ ITSELF = Entry()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """What is run: the model as its entry says, by default `model(*args, **kwargs)`; or with a loss
-    function `loss_fn(model, *args, **kwargs)`, forward and backward, which returns the loss or
-    `(loss, aux)`. Whichever thread makes the pass, the settings of jax are those of the thread that
-    asked for it.
+    """A call of the model through its entry, by default `model(*args, **kwargs)`. With a loss
+    function it is a forward and backward pass of `loss_fn(model, *args, **kwargs)`, which returns
+    the loss or `(loss, aux)`. The settings of jax are those of the thread that requested the pass,
+    whichever thread makes it.
     """
 
     model: nnx.Module
@@ -44,7 +44,7 @@ class Call:
 
     @functools.cached_property
     def parts(self) -> Parts:
-        """Its parts, taken once for several passes of one moment."""
+        """The parts of the call, taken once for several passes of one moment."""
         arguments = Arguments.of((self.model, self.args, self.kwargs))
         graphdef, state = nnx.split(arguments.take(arguments.nodes), graph=True)
         leaves, treedef = jax.tree.flatten(state)
@@ -55,22 +55,21 @@ class Call:
         return Parts(form, key, leaves, arguments.take(arguments.arrays))
 
     def copied(self) -> Call:
-        """The same call of a copy of the model (and of other modules among the arguments), in its
-        modes. What is done to the model later does not reach the copy.
+        """The same call on a copy of the model (and of other modules among the arguments), in its
+        modes. Later changes of the model do not reach the copy.
 
         Raises:
-            RuntimeError: an array of the model was donated to a program that runs.
+            RuntimeError: an array of the model was donated to a running program.
         """
         leaves = [x.copy() if isinstance(x, jax.Array) else x for x in self.parts.leaves]
         copy = self.parts.form.call(leaves, self.parts.arrays)
         return dataclasses.replace(copy, switches=NONE, configuration=self.configuration)
 
     def raise_theirs(self, found: str) -> None:
-        """Make the call of a copy, as the user would without an inspector, for the error that jax
-        raises then.
+        """Call a copy as the user would without an inspector, so that jax raises its own error.
 
         Args:
-            found: what is known of the error, as a note on it.
+            found: the known cause, added to the error as a note.
         """
         copy = self.copied()
         (function, args, kwargs), of_a_loss = copy.function(), copy.loss_fn is not None
@@ -87,7 +86,7 @@ class Call:
             raise
 
     def function(self) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
-        """What is traced, with its arguments."""
+        """The function to trace, with its arguments."""
         if self.loss_fn is None:
             return self.entry.call(self.model, self.args, self.kwargs)
         return Function(self.loss_fn), (self.model, *self.args), self.kwargs
@@ -105,7 +104,7 @@ class Form:
     entry: Entry
 
     def call(self, leaves: Any, arrays: Any) -> Call:
-        """The call of a copy of the model, in its modes."""
+        """The call on a copy of the model with these leaves, in its modes."""
         nodes = nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, leaves))
         model, args, kwargs = self.arguments.rebuild(nodes, arrays)
         self.switches.apply(model)
@@ -114,7 +113,7 @@ class Form:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """A call taken apart: what is code, with a key that is hashable, and its arrays."""
+    """A call taken apart into its code, a hashable key of the code, and its arrays."""
 
     form: Form
     key: Any
@@ -123,6 +122,6 @@ class Parts:
 
 
 def blank(arguments: Arguments) -> tuple[Any, ...]:
-    """The leaves without models and arrays, of which a compiled program must keep none alive."""
+    """The leaves without models and arrays, which a compiled program must not keep alive."""
     dynamic = {*arguments.nodes, *arguments.arrays}
     return tuple(None if i in dynamic else leaf for i, leaf in enumerate(arguments.leaves))

@@ -1,7 +1,7 @@
-"""How an inspected model is entered: called itself, by one of its methods, or by a function of it.
+"""The entry to an inspected model: a call of the model, of one of its methods, or of a function.
 
-An entry holds no model, so that a copy, a view or another model of the same structure is entered
-in the same way. Invariant: the call it gives is the one that the user wrote, argument by argument.
+An entry holds no model, so a copy, a view or another model of the same structure is entered in the
+same way. Invariant: the call has the arguments that the user wrote, each in its place.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ARRAYS: dict[type, str] = {
     nnx.RMSNorm: "scale",
     nnx.GroupNorm: "scale",
 }
-"""For the layers whose class tells how many axes an array has, that array."""
+"""Layer class -> the name of an array whose number of axes the class determines."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Entry:
     """How a model is called.
 
     Attributes:
-        method: of the model; not used where there is a function.
+        method: the name of the model's method; ignored if there is a function.
         f: a function of the model, or None.
-        place: where the model stands among the arguments of `f`: a position or a name.
+        place: the position or name of the model among the arguments of `f`.
     """
 
     method: str = CALL
@@ -56,12 +56,12 @@ class Entry:
     def call(
         self, model: nnx.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
-        """What is traced for a model, with its arguments.
+        """The function to trace for a model, with its arguments.
 
         Args:
             model: the model, a copy or a view of it.
-            args: those of the call without the model.
-            kwargs: likewise.
+            args: the arguments of the call without the model.
+            kwargs: the keyword arguments without the model.
         """
         if self.f is None:
             if self.method == CALL:
@@ -75,21 +75,21 @@ class Entry:
 
     @property
     def site(self) -> str:
-        """The key of the site that returns what the model returns, where it is a method's."""
+        """The key of the site whose output is the model's output, if the entry is a method."""
         return site_key((), self.method)
 
     def selecting(self, only: Only) -> Only:
-        """Which sites are shown: by default the method that is entered too."""
+        """The selection of sites to show; by default it includes the entered method."""
         return (None, self.site) if only is None and self.method != CALL else only
 
 
 def entry_of(
     f: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Entry, nnx.Module, tuple[Any, ...], dict[str, Any]]:
-    """The entry that the user's call `f(*args, **kwargs)` is, its model, and the other arguments.
+    """The entry of the user's call `f(*args, **kwargs)`, its model, and the other arguments.
 
     Raises:
-        TypeError: `f` is no module, no method of one and no function of one; it cannot be called
+        TypeError: `f` is not a module, a method of one or a function of one; it cannot be called
             with these arguments; or they hold the model in a container.
     """
     if not isinstance(f, nnx.Module) and not _may_be_a_function(f):
@@ -110,7 +110,7 @@ def entry_of(
         if isinstance(argument, nnx.Module):
             others = {k: x for k, x in kwargs.items() if k != name}
             return Entry(f=f, place=name), argument, tuple(args), others
-    roots_of(function, args, {**kwargs})  # raises where there is no module at all
+    roots_of(function, args, {**kwargs})  # raises an error if there is no module at all
     raise TypeError(
         f"The arguments of {name_of(f)} hold the model within a container, and an Inspector needs "
         f"it as an argument by itself. Pass a function of the model: "
@@ -119,9 +119,7 @@ def entry_of(
 
 
 def others_in_words(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """That there are models among the other arguments, which are not shown; "" where there are
-    none.
-    """
+    """A notice about models among the other arguments, which are not shown; "" if there is none."""
     leaves = jax.tree.leaves((args, kwargs), is_leaf=is_node)
     others = [type(leaf).__name__ for leaf in leaves if isinstance(leaf, nnx.Module)]
     if not others:
@@ -133,8 +131,8 @@ def others_in_words(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def say_if_ensemble(error: Exception, model: nnx.Module) -> None:
-    """Add a note to what a call of a model raises, where the model may be one that `nnx.vmap` over
-    its constructor has made: each layer has one axis more than its class gives it.
+    """Add a note to an error of a call if the model may be an ensemble, made by `nnx.vmap` over its
+    constructor: then the arrays of each layer have one axis more than its class gives them.
     """
     found = {_members(module) for _, module in iter_modules(model)} - {None}
     if isinstance(error, (TypeError, ValueError)) and len(found) == 1 and found != {0}:
@@ -146,8 +144,8 @@ def say_if_ensemble(error: Exception, model: nnx.Module) -> None:
 
 
 def _members(module: nnx.Module) -> int | None:
-    """How long the axis is that a layer's array has in front besides its own, 0 without one; None
-    for a class that does not tell.
+    """The length of the extra first axis of a layer's array, 0 without one; None if the class does
+    not determine the number of axes.
     """
     name = next((name for cls, name in _ARRAYS.items() if isinstance(module, cls)), None)
     variable = None if name is None else own_attribute(module, name)
@@ -162,8 +160,8 @@ def _members(module: nnx.Module) -> int | None:
 
 
 def _may_be_a_function(f: Any) -> bool:
-    """Whether something is callable, and none of what is passed in place of a model by mistake: a
-    class, a Linen module, an `nnx.Rngs`.
+    """Whether something is callable, and not a class, a Linen module or an `nnx.Rngs`, which users
+    pass by mistake.
     """
     is_linen = any(c.__module__.startswith("flax.linen") for c in inspect.getmro(type(f)))
     return callable(f) and not isinstance(f, (type, nnx.Pytree)) and not is_linen

@@ -1,10 +1,10 @@
-"""Passes over a model in programs of our own: nothing of the model changes, every site has a row.
+"""Passes over a model in programs of our own: the model does not change, and every site has a row.
 
 A forward pass, or a forward and backward pass of a loss, is traced and compiled once for each
-structure of model and arguments, for each set of modes, which are switched on the program's own
-copy of the model, and for each sequence of places; what is done at them and in the rows is an
-argument. Invariant: switching or tuning runs the same program, and the clean pass is that program
-with everything off. The model, its RNG streams, statistics and optimizer stay as they are.
+structure of model and arguments, each set of modes (switched on the program's own copy of the
+model) and each sequence of places; the perturbations at the places and in the rows are arguments.
+Invariant: switching or tuning runs the same program, and the clean pass is that program with
+everything off. The model, its RNG streams, statistics and optimizer stay as they are.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from nnx_inspector.stats.measure_gauges import gauge, sampled, varied
 
 @dataclasses.dataclass(frozen=True)
 class OfUnits:
-    """A forward pass that measures the units of what some sites return, and nothing else."""
+    """A forward pass that measures the units of some sites' outputs, and nothing else."""
 
     sites: tuple[str, ...]
 
@@ -62,12 +62,12 @@ Kind = Literal["pass", "compare"] | OfUnits
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What one owned pass gave.
+    """The results of one owned pass.
 
     Attributes:
         value: the function's own result.
-        record: its `values` are gauges, see `gauging`.
-        states: for each parameter (and running statistic) what `gauging.sampled` makes of it.
+        record: the record, whose `values` are gauges; see `measure_gauges`.
+        states: parameter (or running statistic) -> its state from `measure_gauges.sampled`.
     """
 
     value: Any
@@ -78,14 +78,14 @@ class Result:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Returned:
-    """What a traced program returned, without its arrays: jit keeps it with the trace it is of."""
+    """A traced program's result without its arrays; jit keeps it with the trace."""
 
     arguments: Arguments
 
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
-    """A program and what it is called with; `key` is None where that cannot be described."""
+    """A program and its inputs; `key` is None if the inputs cannot be described."""
 
     program: Any
     inputs: tuple[Any, ...]
@@ -94,13 +94,13 @@ class _Prepared:
 
 
 class Program:
-    """A function of arrays, compiled; where it cannot be traced, because a model's code reads
-    values, it runs as it is.
+    """A compiled function of arrays. If it cannot be traced, because a model's code reads values,
+    it runs eagerly.
 
     Attributes:
         function: the function itself.
-        compiled: the same under jit.
-        ran_eagerly: whether the last call ran as it is.
+        compiled: the function under jit.
+        ran_eagerly: whether the last call ran eagerly.
     """
 
     def __init__(self, function: Callable[..., Any]):
@@ -120,15 +120,15 @@ class Program:
 
 
 Code = tuple[Sequence[Place], Sequence[Place]]
-"""Of a setting: its places, and those of parameters."""
+"""A setting's places for values, and its places for parameters."""
 Inputs = tuple[Any, ...]
-"""What a program is called with: leaves of the model, arrays of the arguments, numbers of the rows,
-data of the places and of the parameters.
+"""The inputs of a program: leaves of the model, arrays of the arguments, numbers of the rows, data
+of the places and data of the parameters.
 """
 
 
 def inputs_of(parts: Parts, setting: Setting, keys: Sequence[str]) -> Inputs:
-    """What a program is called with for a call and a setting."""
+    """The inputs of a program for a call and a setting."""
     numbers = rows_of(keys, setting.rows)
     return parts.leaves, parts.arrays, numbers, setting.data, setting.parameter_data
 
@@ -137,18 +137,18 @@ def inputs_of(parts: Parts, setting: Setting, keys: Sequence[str]) -> Inputs:
 def entered(
     form: Form, code: Code, keys: Sequence[str], layers: LayersOf, inputs: Inputs
 ) -> Generator[tuple[Staged, list[Any], Plan, dict[int, Any]]]:
-    """Within a program: its call staged, with what a setting does in it.
+    """Stage a call within a program, with the perturbations of a setting.
 
     Args:
-        form: of the call.
-        code: of the setting.
+        form: the call's form.
+        code: the setting's code.
         keys: the sites that have a row.
-        layers: what is marked.
-        inputs: as of `inputs_of`.
+        layers: the layers that mark values.
+        inputs: the program's inputs, as from `inputs_of`.
 
     Returns:
-        The stage, its inputs and a plan with what is perturbed, and the parameters that are
-        perturbed by the numbers of their inputs.
+        The stage, its inputs, a plan with the perturbations, and the perturbed parameters by the
+        numbers of their inputs.
     """
     leaves, arrays, numbers, data, of_parameters = inputs
     places, parameters = code
@@ -167,7 +167,7 @@ class OwnedPasses:
 
     Args:
         keys: the sites that have a row, in order.
-        selection: which sites are measured.
+        selection: the sites to measure.
     """
 
     def __init__(self, keys: tuple[str, ...], selection: Selection):
@@ -191,15 +191,15 @@ class OwnedPasses:
         self._keys = tuple(dict.fromkeys((*self._keys, *keys)))
 
     def run(self, call: Call, setting: Setting = CLEAN) -> Result:
-        """Make a pass with a setting in force, and record it; compiles what is not compiled yet,
-        or waits for the thread that does.
+        """Make a pass with a setting in force, and record it. A missing program is compiled first,
+        or the call waits for the thread that compiles it.
         """
         out, record, states, returned = self._run("pass", call, setting)
         record, states = jax.device_get((record, states))
         return Result(returned.arguments.rebuild((), out), record, states)
 
     def facts(self, call: Call) -> Facts:
-        """What is known of the model and of a pass over it, traced once for each structure."""
+        """The facts of the model and of a pass over it, traced once for each structure."""
         with self._lock:
             key = self._key_of(call)
             known = self._facts.get(key)
@@ -218,30 +218,30 @@ class OwnedPasses:
             except Exception as error:
                 if not why_untraceable(error):
                     raise
-        return facts_of_modules(call.model)  # there is no program to read the others from
+        return facts_of_modules(call.model)  # the other facts need a program
 
     def compare(self, call: Call, setting: Setting) -> Differences:
-        """How far a setting moves what each site returns, from two passes in one program."""
+        """The change of each site's output under a setting, from two passes in one program."""
         return jax.device_get(self._run("compare", call, setting))
 
     def units(self, call: Call, setting: Setting, *sites: str) -> Record:
-        """The record of a forward pass with figures for each unit of the last axis of what these
-        sites return, and nothing else. Compiled once for the same sites.
+        """The record of a forward pass with figures for each unit of the last axis of these sites'
+        outputs, and nothing else. Compiled once for the same sites.
         """
         return jax.device_get(self._run(OfUnits(sites), call, setting))
 
     def missing(
         self, kind: Kind, call: Call, setting: Setting
     ) -> Callable[[Callable[[], bool]], None] | None:
-        """What compiles the program for `run` ("pass") or `compare`, on any thread; None where
-        that is done. Reads nothing of the model later, and keeps no array alive.
+        """A function that compiles the program for `run` ("pass") or `compare` on any thread; None
+        if it is compiled. The function does not read the model, and keeps no array alive.
         """
         with call.configuration.held():
             prepared = self._prepared(kind, call, setting)
         if prepared.key is None or prepared.key in self._compiled:
             return None
         if self._is_eager(call):
-            return None  # nothing of it is compiled ahead
+            return None  # an eager call is not compiled ahead
         configuration = call.configuration
         program, avals, key, lock = (
             prepared.program.compiled,
@@ -291,8 +291,8 @@ class OwnedPasses:
             return self._key_of(call) in self._eager
 
     def _has_traced(self, call: Call) -> None:
-        """Tracing runs the model's Python, which may change a setting (one that counts its calls,
-        say): what was traced stands for what it is then, too, or each pass would be another.
+        """Give the call's key after tracing the same meaning as its key before. Tracing runs the
+        model's Python, which may change the key (by counting calls, say) at every pass.
         """
         after = dataclasses.replace(call).parts.key
         with self._lock:
@@ -338,7 +338,7 @@ class OwnedPasses:
                 value = stage.finish(with_own_parameters(stage, out, replaced), update=False)
                 record = record_of(stage, seen, cotangents)
                 states = {path: sampled(inputs[i], grads.get(i)) for path, (i, _) in held.items()}
-                # labels may differ where what the model receives does not
+                # each by itself: labels may vary while the inputs of the model do not
                 states[VARIED] = varied(stage.arrays, each=True)
             returned = Arguments.of(value).without_numpy()
             structure = _Returned(dataclasses.replace(returned, leaves=blank(returned)))
@@ -348,7 +348,7 @@ class OwnedPasses:
 
 
 def reach_of(call: Call, selection: Selection) -> Reach:
-    """What of a call can be perturbed, from shapes alone; an eager call runs for it."""
+    """The parts of a call that can be perturbed, from shapes alone; an eager call has to run."""
     if call.switches:
         try:
             model, _ = viewed(call.model, call.switches, lambda copy: None)
@@ -382,16 +382,16 @@ def _facts(call: Call, selection: Selection) -> Facts:
 def _graded(
     stage: Staged, inputs: list[Any], plan: Plan, held: Mapping[str, tuple[int, bool]]
 ) -> tuple[list[Any], list[Any], Any, dict[int, Any]]:
-    """Outputs, what was seen, what the sinks received, and the gradients of the parameters, by the
-    numbers of the inputs; none where the loss cannot be differentiated by them (one is used in a
-    while loop, say), or its code reads what cannot be read in a derivative.
+    """The outputs, the seen values, the cotangents that the sinks received, and the gradients of
+    the parameters by the numbers of their inputs. Without gradients if the loss cannot be
+    differentiated (a parameter in a while loop, say) or its code reads values of a derivative.
     """
     numbers = [i for i, is_parameter in held.values() if is_parameter]
     try:
         return backward_pass(stage, inputs, plan, numbers)
     except (NotImplementedError, TypeError, ValueError) as error:
         why = why_untraceable(error) if stage.eager else ""
-        if not why:  # what is wrong with the loss it says too
+        if not why:  # an error of the loss itself is raised again here
             return backward_pass(stage, inputs, plan, ())
     stage.eager += f"; there are no gradients, because in a derivative {why}"
     out, seen = stage.evaluate(inputs, plan=plan)
@@ -400,10 +400,10 @@ def _graded(
 
 
 def _avals(inputs: Any) -> Any:
-    """The same tree of what jit tells arrays apart by; None where it holds something else."""
+    """The same tree with jit's key for each array; None if it holds something else."""
     try:
         return jax.tree.map(_aval, inputs)
-    except TypeError:  # a reference, say: its program is compiled when it is called
+    except TypeError:  # a reference, say; its program is compiled when it is called
         return None
 
 

@@ -1,9 +1,9 @@
-"""What an inspector runs itself: the example or the last step, and again after each change.
+"""Runs the example or the last step for the screen, and runs it again after each change.
 
-Invariant: what is on screen belongs to one moment (pass, clean pass and effect have the same
-arguments, modes and perturbations); the effect shown is that of what is perturbed now, or else says
-what it waits for; and a pass that nobody asked for raises nothing: its failure is reported. Draws
-nothing, and knows of a loop only whether one runs and where it stands.
+Invariant: the screen belongs to one moment (pass, clean pass and effect have the same arguments,
+modes and perturbations); it shows the effect of the present perturbations, or says what the effect
+waits for; a rerun that the user did not request raises nothing: its failure is reported. Draws
+nothing, and knows of a loop only whether one runs and at which step.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Evaluating:
     """The passes of one model that are made for the screen.
 
     Attributes:
-        failed: whether the last pass that nobody asked for failed.
+        failed: whether the last automatic rerun failed.
     """
 
     def __init__(self, core: Core):
         self._core = core
         self.failed = False
-        self._measured: Shown | None = None  # whose effect is the newest
+        self._measured: Shown | None = None  # the pass with the newest effect
         self._reach: tuple[Trial, Switches, Reach] | None = None
         self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))
         self._apart = Worker("nnx_inspector.apart", weakly(self._not_apart))
@@ -65,7 +65,7 @@ class Evaluating:
             core.closing.callback(close)
 
     def _call_of(self, shown: Shown) -> Call:
-        """What was run for a pass, of the model as it is now."""
+        """The call of a shown pass, on the present model."""
         return shown.trial.call(self._core.model, shown.switches)
 
     def run(self, trial: Trial) -> Any:
@@ -87,7 +87,7 @@ class Evaluating:
         return shown.outcome.perturbed.value
 
     def reached(self) -> Reach:
-        """What of the pass on screen can be perturbed; traced once."""
+        """The parts of the pass on screen that can be perturbed; traced once."""
         trial, switches = self._core.trial, self._core.modes.switches()
         if self._reach is None or self._reach[:2] != (trial, switches):
             with trial.configuration.held(), unwatched():
@@ -96,11 +96,11 @@ class Evaluating:
         return self._reach[2]
 
     def refresh(self, step: int | None = None) -> None:
-        """Run again what was run last, with what is on now; where that needs another program,
-        with what the old one has places for, until the other is compiled.
+        """Run the last pass again with the present perturbations. If that needs a new program, the
+        old one runs with those that it has places for, until the new one is compiled.
 
         Args:
-            step: of a watched loop, which has just been measured.
+            step: the step of a watched loop that has just been measured.
         """
         trial, switches = self._core.trial, self._core.modes.switches()
         handles, passes = self._core.handles, self._core.programs
@@ -112,7 +112,7 @@ class Evaluating:
             trial.require_there()
             require_whole(call.parts.leaves, "The model")
             missing = passes.missing("pass", call, setting)
-            # the same places in other modes, or of another call: there is no old program
+            # in other modes or for another call, equal places have no old program
             later = missing is not None and setting.code != old.code
             if later:
                 self._compile(missing)
@@ -120,7 +120,7 @@ class Evaluating:
             if self._core.looping:
                 if not later:
                     handles.arm(setting)
-                    if setting.active:  # the screen shows the loop, and beside it the effect
+                    if setting.active:  # the screen shows the loop, and the effect beside it
                         self._measured = shown = self._make(trial, switches, setting, step=step)
                         if shown.outcome.differences is None:
                             self._want_comparison(call, setting)
@@ -132,9 +132,9 @@ class Evaluating:
             self._core.notice("error", text)
 
     def effect(self) -> tuple[protocol.Effect | None, str]:
-        """The effect of what is perturbed now, or None and what it waits for.
+        """The effect of the present perturbations, or None and the reason why there is none.
 
-        Of a step there is one without a perturbation too.
+        A step has an effect without a perturbation too.
         """
         handles, measured, looping = self._core.handles, self._measured, self._core.looping
         wanted = handles.setting()
@@ -158,7 +158,7 @@ class Evaluating:
         return None, NEXT_STEP if looping else MEASURE_AGAIN
 
     def _modes_changed(self, view: nnx.Module) -> None:
-        """Trace the example in other modes, and run again what was run last."""
+        """Trace the example in the new modes, and run the last pass again."""
         core, runs = self._core, True
         core.require_open()
         try:
@@ -173,7 +173,7 @@ class Evaluating:
         core.view.state_changed()
 
     def _traced(self, view: nnx.Module) -> Trace:
-        """The calls of the example in other modes; a view has shapes, and no array to be read."""
+        """The trace of the example in other modes; a view has shapes only, no readable arrays."""
         core = self._core
         with unwatched():
             try:
@@ -185,12 +185,12 @@ class Evaluating:
             return core.traced_of(copy.model)
 
     def wait(self) -> None:
-        """Return when nothing is being compiled or measured for the effect any more."""
+        """Wait until nothing is being compiled or measured for the effect any more."""
         self._arming.wait()
         self._apart.wait()
 
     def wait_unless_looping(self) -> None:
-        """As `wait`; a watched loop measures the effect at each measured step."""
+        """Like `wait`, unless a loop runs: it measures the effect at each measured step."""
         if not self._core.looping:
             self.wait()
 
@@ -207,7 +207,7 @@ class Evaluating:
         return Shown(trial, switches, setting, outcome, at, looping, marks)
 
     def _took_place(self, shown: Shown) -> None:
-        """Show a pass, unless another was asked for meanwhile."""
+        """Show a pass, unless another one was requested meanwhile."""
         with self._core.lock:
             if self._core.trial is not shown.trial or self._core.closed:
                 return
@@ -221,7 +221,7 @@ class Evaluating:
         self._want_each_alone(shown)
 
     def _show(self, shown: Shown) -> None:
-        # a loss is not among the metrics' curves: those are the training's, this is an evaluation
+        # the loss of this evaluation does not belong to the curves, which show the training
         core, found = self._core, shown.outcome.perturbed
         core.eager = found.record.eager
         core.show_modes(shown.switches)
@@ -231,7 +231,7 @@ class Evaluating:
         )
 
     def _idle_in(self, shown: Shown) -> dict[int, str]:
-        """For the number of each perturbation why it does nothing in a pass, "" where it acts."""
+        """Number of a perturbation -> why it does nothing in a pass, "" if it acts."""
         record, found = shown.outcome.perturbed.record, dict[int, str]()
         called = {site for site in record if any(call.took_place for call in record[site].calls)}
         for handle in self._core.handles.all():
@@ -255,7 +255,7 @@ class Evaluating:
         self._compile(self._core.programs.missing("compare", call, setting))
 
     def _compile(self, missing: Callable[[Callable[[], bool]], None] | None) -> None:
-        """Compile a program that is missing, in place of any other."""
+        """Compile a missing program instead of any other that still waits."""
         arming = self._arming
         if missing is not None:
             arming.do_instead(lambda: missing(lambda: arming.closed))
@@ -268,13 +268,13 @@ class Evaluating:
             and shown.setting.is_like(setting)
         )
 
-    # ------------------------------------------------ what is there a moment later
+    # ------------------------------------------------------ results that come later
 
     def _armed(self) -> None:
-        """Called in the thread that compiles: what was missing is there."""
+        """Use a program that has just been compiled; called in the thread that compiles."""
         if self._core.closed:
             return
-        if self._core.looping:  # which measures the effect again at its next measured step
+        if self._core.looping:  # the loop measures the effect at its next measured step
             self._core.view.state_changed()
             return
         shown, switches = self._core.shown, self._core.modes.switches()
@@ -284,7 +284,7 @@ class Evaluating:
             self.refresh()
         elif shown.outcome.differences is None and shown.setting.active:
             call = self._call_of(shown)
-            if are_these(shown.marks, call.parts.leaves):  # else they would be of another model
+            if are_these(shown.marks, call.parts.leaves):  # otherwise the model has changed
                 found = self._core.programs.compare(call, shown.setting)
                 self._supplement(shown, differences=found)
             self._want_each_alone(shown)
@@ -298,7 +298,7 @@ class Evaluating:
         self._core.view.state_changed()
 
     def _want_each_alone(self, shown: Shown) -> None:
-        """Of one perturbation the effect is its own; of several each is measured by itself."""
+        """If there are several perturbations, measure the effect of each by itself."""
         if len([h for h in self._core.handles.all() if h.enabled]) > 1:
             measure = weakly(self._measure_each)
             self._apart.do(lambda: measure(shown))
@@ -307,7 +307,7 @@ class Evaluating:
         setting, apart = self._core.handles.each_alone()
         call = functools.partial(self._call_of, shown)
         passes, clean = self._core.programs, shown.outcome.clean
-        ready = passes.missing("compare", call(), setting) is None  # else it is asked for again
+        ready = passes.missing("compare", call(), setting) is None  # else again later
         if ready and clean is not None and setting.is_like(shown.setting) and len(apart) > 1:
             still = functools.partial(self._still, shown)
             measure = functools.partial(each_alone, passes, settings=apart, clean=clean)
@@ -317,12 +317,12 @@ class Evaluating:
                 self._core.view.state_changed()
 
     def _not_apart(self, error: Exception) -> None:
-        if not isinstance(error, InspectorError):  # a step that has taken the model's arrays
+        if not isinstance(error, InspectorError):  # else a step was given the model's arrays
             what = "The effect of each perturbation alone could not be measured"
             self._core.notice("warning", f"{what}: {type(error).__name__}: {error}")
 
     def _still(self, shown: Shown) -> bool:
-        """Whether a pass is on screen, perhaps with more told of its effect."""
+        """Whether a pass is still on screen, perhaps with more of its effect measured."""
         now = self._core.shown
         same = now is not None and now.outcome.perturbed is shown.outcome.perturbed
         return same and not self._core.closed and not self._core.looping

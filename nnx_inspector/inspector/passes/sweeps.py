@@ -1,8 +1,8 @@
-"""The sweep of an inspector: one at a time, of a copy of its model, shown while it runs.
+"""The sweeps of an inspector: one at a time, on a copy of its model, shown while they run.
 
-Invariant: the model is read once, at the beginning, and whatever is done to it later does not
-reach the sweep; a training that goes on meanwhile loses nothing but time on the processor. What
-each site's effect is, `sweeping` says.
+Invariant: the model is read once, at the beginning, and later changes do not reach the sweep; a
+training that goes on meanwhile loses only processor time. `perturbations.sweep` measures the
+effect of each site.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TICK = 0.1
-"""Seconds between two messages at least."""
+"""The shortest time between two messages, in seconds."""
 MEASURES = ("loss_change", "output_change", "kl", "top1_changed")
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What is swept.
+    """The request for a sweep.
 
     Attributes:
-        call: reads the model as it is now.
-        source: what its pass is called on screen.
-        of_a_loss: whether it has one.
-        only: which sites.
-        perturbation: what is done at each.
-        layers, logits, chunk: as of `sweep`.
+        call: returns the pass to perturb, with the present model.
+        source: the name of that pass on screen.
+        of_a_loss: whether the pass has a loss.
+        only: the sites.
+        perturbation: the perturbation of each site.
+        layers, logits, chunk: as in `sweep`.
     """
 
     call: Callable[[], Call]
@@ -66,14 +66,14 @@ class Sweeps:
         self._stop = threading.Event()
         self._busy = False
         self._shown_at = 0.0
-        # what goes wrong is on screen by then
+        # an error is already on screen by then
         self._worker = Worker("nnx_inspector.sweep", lambda error: None)
         self.wait = self._worker.wait
         core.closing.callback(self._worker.close)
         core.closing.callback(self._stop.set)
 
     def wanted(self, only: Only, perturbation: Perturbation, *how: Any) -> Asked:
-        """A sweep over what was run last; `how` is layers, logits and chunk."""
+        """The request for a sweep of the last pass; `how` is layers, logits and chunk."""
         core = self._core
         core.require_open()
         Selection(only).require_match(core.model)
@@ -85,14 +85,14 @@ class Sweeps:
         """Sweep in this thread; the screen shows it too.
 
         Raises:
-            InspectorError: one runs already.
-            Whatever `sweep` raises.
+            InspectorError: another sweep is running.
+            Any error of `sweep`.
         """
         self._begin()
         return self._run(asked, progress)
 
     def start(self, asked: Asked) -> None:
-        """Sweep in a thread of its own; what goes wrong is on screen."""
+        """Sweep in a thread; an error is shown on screen."""
         self._begin()
         try:
             self._show(_of(asked, running=True))
@@ -102,7 +102,7 @@ class Sweeps:
                 self._busy = False
 
     def stop(self) -> None:
-        """End the sweep that runs after the chunk that is being computed."""
+        """End the running sweep after the present chunk."""
         self._stop.set()
 
     def _begin(self) -> None:

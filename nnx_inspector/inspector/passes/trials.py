@@ -1,7 +1,7 @@
-"""What an inspector runs and can run again: the example, or the last step's loss and batch.
+"""The passes that an inspector can run again: the example, or the last step's loss and batch.
 
-Invariant: the perturbed pass and the clean one beside it differ in what is perturbed and in
-nothing else: same program, model, arguments and modes.
+Invariant: the perturbed pass and its clean pass differ only in the perturbations: they have the
+same program, model, arguments and modes.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ from nnx_inspector.screen import protocol
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a trial gave.
+    """The results of a trial.
 
     Attributes:
-        clean: None where nothing was perturbed.
-        differences: None there too, and as long as their program is not compiled.
-        alone: the effect of each perturbation by itself, where there are several; () as long as
-            that is not measured.
-        root: the site that returns what the model returns.
+        clean: the clean pass; None if nothing was perturbed.
+        differences: None if nothing was perturbed, or until their program is compiled.
+        alone: the effect of each of several perturbations by itself; () until that is measured.
+        root: the site whose output is the model's output.
     """
 
     setting: Setting
@@ -50,15 +49,15 @@ class Outcome:
     root: str = ""
 
     def effect(self, source: str = "") -> protocol.Effect | None:
-        """What perturbing changes. Of a loss there is one without a perturbation too.
+        """The effect of the perturbations. A pass of a loss has one without a perturbation too.
 
         Args:
-            source: what pass it is of, in words.
+            source: the name of the pass, in words.
         """
         found = self._effect
         return None if found is None else dataclasses.replace(found, source=source)
 
-    @functools.cached_property  # each state of the screen has it
+    @functools.cached_property  # each state of the screen needs it
     def _effect(self) -> protocol.Effect | None:
         if self.clean is None and not self.of_a_loss:
             return None
@@ -78,11 +77,11 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trial:
-    """One forward pass of the model; with a loss function one forward and backward pass of it.
+    """One forward pass of the model; with a loss function, one forward and backward pass.
 
     Attributes:
-        args: without the model.
-        entry: how the model is called where there is no loss function.
+        args: the arguments without the model.
+        entry: how the model is called without a loss function.
     """
 
     args: tuple[Any, ...]
@@ -95,7 +94,7 @@ class Trial:
     def of_a_loss(
         cls, loss_fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, entry: Entry
     ) -> Trial:
-        """A forward and backward pass, as `Inspector.step` is asked for."""
+        """The forward and backward pass of a call of `Inspector.step`."""
         if not callable(loss_fn):
             raise TypeError(
                 f"step takes a function loss_fn(model, *args), got {type(loss_fn).__name__}."
@@ -111,7 +110,7 @@ class Trial:
         return "run" if self.loss_fn is None else "step"
 
     def require_there(self) -> None:
-        """Raise an InspectorError where the arguments were donated to a step."""
+        """Raise an InspectorError if the arguments were donated to a step."""
         try:
             require_there(jax.tree.leaves((self.args, self.kwargs)))
         except RuntimeError as error:
@@ -121,7 +120,7 @@ class Trial:
             ) from error
 
     def call(self, model: nnx.Module, switches: Switches) -> Call:
-        """It, of a model in its modes."""
+        """The call of this pass on a model in these modes."""
         return Call(
             model,
             self.args,
@@ -134,7 +133,7 @@ class Trial:
 
 
 def made(passes: OwnedPasses, call: Call, setting: Setting) -> Outcome:
-    """Run a call, and its clean pass too where anything is perturbed."""
+    """Run a call, and also its clean pass if anything is perturbed."""
     perturbed, of_a_loss = passes.run(call, setting), call.loss_fn is not None
     if not setting.active:
         return Outcome(setting, perturbed, None, None, of_a_loss, root=call.entry.site)
@@ -155,12 +154,12 @@ def each_alone(
     """The effect of each perturbation by itself, against one clean pass.
 
     Args:
-        settings: by its number, that perturbation on and all others off; all of one program.
-        clean: that of the effect beside which they are shown.
-        wanted: asked before each.
+        settings: number of a perturbation -> the setting with that one alone; all for one program.
+        clean: the clean pass of the effect that is on screen.
+        wanted: called before each pass; False ends the measurement.
 
     Returns:
-        None where they are not wanted any more, or the model is not what it was then.
+        The effects; None if they are no longer wanted, or if the model has changed.
     """
     found: list[protocol.EffectAlone] = []
     again = passes.run(call, next(iter(settings.values())).clean())
@@ -184,7 +183,7 @@ def each_alone(
 
 
 def _are_alike(a: Any, b: Any) -> bool:
-    """Whether two results are of the same model: a device may round one pass in two ways."""
+    """Whether two results come from the same model, up to differences in rounding."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     arrays = [(np.asarray(x), np.asarray(y)) for x, y in pairs if isinstance(x, jax.Array)]
     numbers = [(x, y) for x, y in arrays if jnp.issubdtype(x.dtype, jnp.number)]
@@ -193,12 +192,13 @@ def _are_alike(a: Any, b: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shown:
-    """A pass that was made for the screen, and what it was made with.
+    """A pass that was made for the screen, and its circumstances.
 
     Attributes:
-        step: where the run stood.
-        looping: whether a watched loop ran: it has the screen, and only the effect is of this pass.
-        marks: the model's arrays.
+        step: the step of the run at that time.
+        looping: whether a watched loop ran. Then the screen shows the loop, and only the effect
+            comes from this pass.
+        marks: marks of the model's arrays.
     """
 
     trial: Trial
@@ -210,7 +210,7 @@ class Shown:
     marks: Marks
 
     def source(self, step: int, *, looping: bool) -> str:
-        """What its effect is of, in words, where the run stands at `step` now."""
+        """The name of the pass in words, if the run is now at `step`."""
         words = "the example"
         if self.trial.loss_fn is not None:
             words = "the last insp.step's batch" if self.looping else "the last step"

@@ -1,7 +1,7 @@
-"""A model's new state: the arrays of another object, or of a state, of an equal structure.
+"""A model's new state: the arrays of another model, or of a state, with an equal structure.
 
-Invariant: neither the old model nor what is given is changed, and no array is copied; what does
-not fit is refused with the first Variable that does not. Runs nothing.
+Invariant: neither the old model nor the new one changes, and no array is copied; an error names the
+first Variable that does not fit. Runs nothing.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _Flat = dict[Path, Any]
 
 
 def renewed(model: nnx.Module, new: tuple[Any, ...]) -> nnx.Module:
-    """The model with a new state: the module itself that is given, or one that is put together.
+    """The model with a new state: the given module itself, or a new module with the given states.
 
     Args:
-        model: gives the structure, and what the states leave out.
+        model: the model; it gives the structure, and the Variables that the states leave out.
         new: one module of an equal structure, or states (`nnx.State`, or nested dicts of arrays)
             that together have at least all Variables whose arrays are deleted.
 
     Raises:
-        TypeError: something else is given.
-        ValueError: the structure differs; the text names where.
-        InspectorError: an array that is needed is deleted.
+        TypeError: `new` is something else.
+        ValueError: the structure differs; the text names the place.
+        InspectorError: a required array is deleted.
     """
     if len(new) == 1 and isinstance(new[0], nnx.Module):
         _require_same(model, new[0])
@@ -59,7 +59,7 @@ def _given(states: Iterable[Any]) -> _Flat:
     found: _Flat = {}
     for state in states:
         if isinstance(state, nnx.GraphDef):
-            continue  # of (graphdef, state): it says nothing of arrays
+            continue  # of (graphdef, state): it has no arrays
         if not isinstance(state, (nnx.State, Mapping)):
             raise TypeError(
                 f"update takes a model, or its state as nnx.state(model) and nnx.split(model) give "
@@ -72,7 +72,7 @@ def _given(states: Iterable[Any]) -> _Flat:
 
 
 def _with_arrays(path: Path, variable: Any, new: Any) -> Any:
-    """A Variable as `variable` with the arrays of `new`."""
+    """The Variable `variable` with the arrays of `new`."""
     arrays, treedef = jax.tree.leaves(new), jax.tree.structure(variable)
     old = jax.tree.leaves(variable)
     if list(map(_array, old)) != list(map(_array, arrays)):
@@ -111,7 +111,7 @@ def _require_same(model: nnx.Module, other: nnx.Module) -> None:
     mine, others = (
         {path: type(module) for path, module in iter_modules(m)} for m in (model, other)
     )
-    for path in sorted({*mine, *others}, key=len):  # the outermost that differs
+    for path in sorted({*mine, *others}, key=len):  # outermost first
         a, b = (t[path].__name__ if path in t else "missing" for t in (mine, others))
         if mine.get(path) is not others.get(path):
             raise ValueError(
