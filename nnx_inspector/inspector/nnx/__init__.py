@@ -1,1 +1,1 @@
-"""The module as NNX sees it: its graph, its Variables, its modes."""
+"""A module as NNX sees it: its graph, its Variables and its modes."""

@@ -1,7 +1,7 @@
-"""A module as NNX sees it: its nodes with their static attributes, its Variables, who is shared.
+"""A module as NNX sees it: nodes with their static attributes, Variables, and what is shared.
 
-Names are NNX's own paths. Invariant: everything is read once and nothing is written, computed or
-fetched, but the value of a scalar; every text is bounded. What a Variable was before is `looks`'.
+Names are NNX's own paths. Invariant: everything is read once, and nothing is written, computed or
+fetched except the value of a scalar; every text is bounded. `looks` holds earlier values.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Node:
     """A module, or another object or container that NNX takes apart.
 
     Attributes:
-        value: itself.
+        value: the node itself.
         depth: how many nodes are around it.
-        again: whether the same object was met before; what is inside is not told again.
+        again: whether the same object was visited before; its content is not repeated.
         static: its static attributes.
     """
 
@@ -48,10 +48,10 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """A Variable, or an array that is none, under one of its paths.
+    """A Variable, or a plain array, under one of its paths.
 
     Attributes:
-        value: what it held when it was met.
+        value: its content at the time of the visit.
         module: the path of the innermost module around it.
     """
 
@@ -63,7 +63,7 @@ class Leaf:
 
 
 def inside(module: Any, prefix: Path = ()) -> list[Node | Leaf]:
-    """What is in a module, in the order of NNX's graphdef, each object under all of its paths."""
+    """The content of a module in the order of NNX's graphdef, each object under all its paths."""
     found: list[Node | Leaf] = []
     _visit(module, prefix, prefix, 0, found, set())
     return found
@@ -72,7 +72,7 @@ def inside(module: Any, prefix: Path = ()) -> list[Node | Leaf]:
 def _visit(
     value: Any, path: Path, module: Path, depth: int, found: list[Node | Leaf], seen: set[int]
 ) -> bool:
-    """Add what a value holds; False where it holds nothing of NNX's, hence is static."""
+    """Add the content of a value; return False if NNX treats the value as static."""
     kind = "variable" if isinstance(value, nnx.Variable) else kind_of(type(value))
     if kind == "variable" or isinstance(value, _ARRAYS):
         again = kind == "variable" and id(value) in seen
@@ -138,11 +138,11 @@ def _pytree_parts(value: Any) -> Iterator[tuple[Path, Any]]:
 
 
 class References:
-    """Who is met under several paths.
+    """The objects that have several paths.
 
     Args:
-        found: of the module that is told about.
-        model: of the whole model: other paths are looked for there.
+        found: the content of the module that is shown.
+        model: the content of the whole model, which has the other paths.
     """
 
     def __init__(self, found: Sequence[Node | Leaf], model: Sequence[Node | Leaf]):
@@ -177,13 +177,13 @@ def _identity(one: Node | Leaf) -> int:
 
 
 def text(value: str) -> str:
-    """Text of a user's model, cut where it is longer than a line or two."""
+    """Text of a user's model, cut if it is longer than a line or two."""
     longest = protocol.LONGEST_TEXT
     return value if len(value) <= longest else value[: longest - 2] + " …"
 
 
 def node_row(node: Node, references: References) -> protocol.NnxNode:
-    """A node as the screen shows it."""
+    """The row of a node on screen."""
     attributes = [
         protocol.NnxAttribute(name=text(name), text=text(_in_words(value)))
         for name, value in node.static[: protocol.MOST_ATTRIBUTES]
@@ -211,7 +211,7 @@ def variable_row(
     change: protocol.NnxChange | None,
     passed: protocol.NnxChange | None,
 ) -> protocol.NnxVariable:
-    """A leaf of the state as the screen shows it."""
+    """The row of a leaf of the state on screen."""
     value, held = leaf.value, held_as(leaf.value)
     lone = is_array(value)
     return protocol.NnxVariable(
@@ -233,7 +233,7 @@ def variable_row(
 
 
 def type_of(leaf: Leaf) -> str:
-    """The type of a Variable, "" of an array that is none."""
+    """The type of a Variable, "" for a plain array."""
     return type(leaf.owner).__name__ if isinstance(leaf.owner, nnx.Variable) else ""
 
 
@@ -241,7 +241,7 @@ Held = Literal["array", "traced", "deleted", "shape", "reference", "other"]
 
 
 def held_as(value: Any) -> Held:
-    """What a Variable holds, in a word."""
+    """The kind of a Variable's content, in a word."""
     if jit.is_tracer(value):
         return "traced"
     if isinstance(value, jax.Ref):
@@ -254,7 +254,7 @@ def held_as(value: Any) -> Held:
 
 
 def byte_count(value: Any) -> int:
-    """Bytes of all arrays in a value, as if they lay on one device."""
+    """The bytes of all arrays in a value, as if they were on one device."""
     return sum(_size(x) * getattr(x.dtype, "itemsize", 0) for x in _arrays(value))
 
 
@@ -267,7 +267,7 @@ def _size(array: Any) -> int:
 
 
 def scalar_text(value: Any) -> str:
-    """The value of an array of one number, whose fetching moves a few bytes; else ""."""
+    """The value of an array of one number, which is cheap to fetch; else ""."""
     whole = not isinstance(value, jax.Array) or value.is_fully_addressable
     if value.size != 1 or not whole or jnp.issubdtype(value.dtype, jax.dtypes.extended):
         return ""
@@ -310,7 +310,7 @@ def _metadata(owner: Any) -> str:
 
 
 def kinds_of(leaves: Sequence[Leaf]) -> tuple[protocol.NnxKind, ...]:
-    """The Variables by type, a shared one once, the type with the most bytes first."""
+    """The Variables by type, each shared one once; the type with the most bytes comes first."""
     found: dict[str, list[int]] = {}
     for leaf in leaves:
         if not leaf.again:

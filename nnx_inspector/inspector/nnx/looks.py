@@ -1,8 +1,8 @@
-"""How Variables moved between two looks at a module, and in the last pass of an inspector.
+"""The changes of Variables between two looks at a module, and in an inspector's last pass.
 
-Invariant: a look copies at most MOST_BYTES, on the devices where they lie, and only reads; an
-array that a running step has taken (donated) is not compared, never a wrong number. Knows no
-paths and no screen.
+Invariant: a look copies at most MOST_BYTES, on the arrays' own devices, and only reads; an array
+that was donated to a running step is left out, never compared wrongly. Knows no paths and no
+screen.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from nnx_inspector.inspector.nnx.graph import byte_count, held_as, scalar_text
 from nnx_inspector.screen import protocol
 
 MOST_BYTES = 32 << 20
-"""Bytes of copies that are kept between two looks."""
+"""The most bytes of copies that are kept between two looks."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What some Variables held at one step.
+    """The values of some Variables at one step.
 
     Attributes:
-        copies: for the id of a Variable itself, so that the id stays its own, and a copy.
-        left_out: how many did not fit.
+        copies: id of a Variable -> the Variable (which keeps its id unique), a copy of its value.
+        left_out: how many Variables did not fit.
     """
 
     step: int
@@ -43,7 +43,7 @@ class Look:
 
 
 def look_at(variables: Iterable[tuple[Any, Any]], step: int) -> Look:
-    """Copies of Variables and what they hold, as many as fit."""
+    """Copy the values of as many Variables as fit."""
     copies: dict[int, tuple[Any, Any]] = {}
     total = left_out = 0
     for variable, value in variables:
@@ -71,7 +71,7 @@ def _copied(value: Any) -> Any:
 
 
 def moved(before: Any, now: Any) -> protocol.NnxChange | None:
-    """How far a value is from what it was: computed on the host in float64."""
+    """The change of a value, computed on the host in float64."""
     if before is None or now is None:
         return None
     texts = {"before": scalar_text(before), "after": scalar_text(now)}
@@ -97,7 +97,7 @@ def moved(before: Any, now: Any) -> protocol.NnxChange | None:
 def of_norms(
     distance: float, norm: float, *, before: str = "", after: str = ""
 ) -> protocol.NnxChange:
-    """A change of which only the norms are known."""
+    """A change from its norms alone."""
     relative = distance / norm if norm > 0 and math.isfinite(distance / norm) else None
     return protocol.NnxChange(
         same=False,
@@ -109,7 +109,7 @@ def of_norms(
 
 
 def norm_of(value: Any) -> float:
-    """The norm of a value in float64, NaN where it cannot be read."""
+    """The norm of a value in float64, NaN if it cannot be read."""
     copy = _copied(value) if held_as(value) == "array" else None
     if copy is None or (isinstance(copy, jax.Array) and not copy.is_fully_addressable):
         return math.nan

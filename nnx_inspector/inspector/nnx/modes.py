@@ -1,8 +1,7 @@
-"""`Modes`: what the modules of one inspected model let you switch, and what is switched now.
+"""`Modes`: the modes of an inspected model's modules, and those that are switched.
 
-Invariant: the model is only read. What is switched lives here, as rules over the model's sites,
-and is applied to copies; a value that is shown as in force was read from such a copy. Runs no
-pass itself.
+Invariant: the model is only read. The switches live here, as rules over the model's sites, and are
+applied to copies; a value shown as in force was read from such a copy. Runs no pass itself.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ROWS = 60
-"""Rows in the printed table at most."""
+"""The most rows in the printed table."""
 WIDTH = 72
-"""Characters of documentation in the printed table at most."""
+"""The most characters of documentation in the printed table."""
 _ANY_NAME = "any name is taken by the **kwargs of its set_view"
 
 
@@ -47,8 +46,8 @@ class Mode:
         mode: the mode's name.
         own: the model's own value; None if the module does not expose it.
         in_force: the value for inspected passes.
-        accepts: what it takes, as annotated.
-        documentation: the line about it in the module's documentation.
+        accepts: the values it takes, as annotated.
+        documentation: the line about it in the module's docstring.
     """
 
     site: str
@@ -73,15 +72,15 @@ class Modes(Mapping[str, Mapping[str, Any]]):
     """The modes of a model's modules, for inspected passes: `insp.run`, `insp.step`, the effect.
 
     A mapping from a module's key to its modes and the values in force, for the modules that have
-    any. What is not switched here follows the model, also when `model.eval()` is called later.
-    What the model's own code passes to a call, or sets during it, wins. A watched loop runs in the
-    model's own modes.
+    any. Modes that are not switched here follow the model, also when `model.eval()` is called
+    later. Values that the model's own code passes to a call, or sets during it, win. A watched
+    loop runs in the model's own modes.
 
     Args:
         model: the model; it is never changed.
 
     Attributes:
-        on_change: called after each change with `view()`; what it raises undoes the change.
+        on_change: called after each change with `view()`; an error in it undoes the change.
 
     Example:
         >>> import jax.numpy as jnp
@@ -105,7 +104,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
         """Switch modes for inspected passes, from the next one on.
 
         Args:
-            only: which modules: a glob over site keys, a module type, a predicate
+            only: the modules: a glob over site keys, a module type, a predicate
                 `(path, module) -> bool`, or several. By default all that have the mode.
             modes: the values; None undoes a switch.
 
@@ -113,20 +112,20 @@ class Modes(Mapping[str, Mapping[str, Any]]):
             TypeError: a value is of the wrong type, or not hashable.
             ValueError: `only` selects no module, or no selected module has such a mode; the text
                 names the closest.
-            Whatever a module's `set_view` raises; nothing is switched then.
+            Any error of a module's `set_view`; nothing is switched then.
         """
         if not modes:
             raise ValueError("set takes a mode and its value, for instance deterministic=True.")
         self._add(_Rule(Selection(only), modes), modes)
 
     def train(self, only: Only = None, **modes: Any) -> None:
-        """As `Module.train`, for inspected passes: `deterministic` and `use_running_average` are
+        """Like `Module.train`, for inspected passes: `deterministic` and `use_running_average` are
         False on modules that have them, and `modes` are set as by `set`.
         """
         self._set_where_there({"deterministic": False, "use_running_average": False}, only, modes)
 
     def eval(self, only: Only = None, **modes: Any) -> None:
-        """As `Module.eval`, for inspected passes: `deterministic` and `use_running_average` are
+        """Like `Module.eval`, for inspected passes: `deterministic` and `use_running_average` are
         True on modules that have them, and `modes` are set as by `set`.
         """
         self._set_where_there({"deterministic": True, "use_running_average": True}, only, modes)
@@ -147,7 +146,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
         for name, value in required.items():
             _check(name, value, chosen, sites, explicit=rule.selection.terms != (None,))
         rules: list[_Rule] = []
-        for old in self._rules:  # what the new rule overrules wholly need not be kept
+        for old in self._rules:  # drop modes that the new rule fully overrides
             whole = rule.selection.terms == (None,) or rule.selection == old.selection
             modes = {n: v for n, v in old.modes.items() if not (whole and n in rule.modes)}
             if modes:
@@ -157,7 +156,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
     def _replace(self, rules: tuple[_Rule, ...]) -> None:
         before, self._rules = self._rules, rules
         try:
-            view = self.view()  # what set_view raises is raised here, not by a later pass
+            view = self.view()  # an error of set_view is raised here, not by a later pass
             self.on_change(view)
         except BaseException:
             self._rules = before
@@ -166,7 +165,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
     # --------------------------------------------------------------- reading
 
     def switches(self) -> Switches:
-        """What is to be switched on a copy of the model as it is now."""
+        """The switches for a copy of the present model."""
         if not self._rules:
             return Switches()
         catalog = Catalog()
@@ -213,7 +212,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
                 type=type(site.module).__name__,
                 mode=offer.name,
                 own=before[i],
-                # what no attribute tells is what was handed over
+                # a mode without an attribute has the value that was passed
                 in_force=asked.get((site.path, offer.name)) if now[i] is None else now[i],
                 accepts=offer.accepts,
                 documentation=offer.documentation,
@@ -295,7 +294,7 @@ def _check(
     *,
     explicit: bool,
 ) -> None:
-    """Raise where the chosen modules have no such mode, or not with such a value."""
+    """Raise an error if no chosen module has such a mode, or the value is not allowed."""
     catalog = Catalog()
     found = [o for o in (catalog.offers(s.module).get(name) for s in chosen) if o]
     if not found and not (explicit and any(catalog.takes_any(s.module) for s in chosen)):

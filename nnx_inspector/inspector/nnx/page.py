@@ -1,7 +1,7 @@
-"""The screen's page of one module as NNX sees it, and the switches of its modes.
+"""The screen's page about one module as NNX sees it, and the switches of its modes.
 
-Invariant: the model is read, never written; a page that cannot be read whole because the model is
-being changed in another thread is read again, and then refused in words. Runs no pass.
+Invariant: the model is read, never written. A page that another thread's changes to the model
+disturb is read again, and in the end refused with an error. Runs no pass.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
 
 TRIES = 3
-"""How often a model is read that another thread changes meanwhile."""
+"""How often a model is read again if another thread changes it meanwhile."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Looked:
-    """The newest look at a site's module, and the one that it was compared with."""
+    """The newest look at a site's module, and the look that it was compared with."""
 
     site: str
     looks: tuple[Look, ...]
 
 
 class Pages:
-    """What the screen asks about one inspector's model, which is only read."""
+    """The screen's requests about one inspector's model, which is only read."""
 
     def __init__(self, core: Core):
         self._core = core
@@ -55,14 +55,14 @@ class Pages:
         self._looked: _Looked | None = None
 
     def page(self, site: str, number: int) -> protocol.Nnx:
-        """The page of a site's module, in answer to the request of this number.
+        """The page of a site's module, in answer to the request with this number.
 
         Args:
-            site: its key; of a method other than `__call__` the module is shown.
-            number: of the request.
+            site: the site's key; for a method other than `__call__`, its module is shown.
+            number: the request's number.
 
         Raises:
-            ValueError: there is no module there.
+            ValueError: the site has no module.
             InspectorError: another thread keeps changing the model.
         """
         step, shown = self._core.step, self._core.shown
@@ -99,10 +99,10 @@ class Pages:
         )
 
     def switch(self, module: str, name: str, value: bool | None) -> None:
-        """Switch a mode for inspected passes; None takes it back.
+        """Switch a mode for inspected passes; None undoes the switch.
 
         Raises:
-            ValueError: the module has no such mode, or it is not True or False.
+            ValueError: the module has no such mode, or the mode is not limited to True and False.
         """
         here = {mode.mode: mode for mode in self._core.modes.table() if mode.site == module}
         if name not in here:
@@ -118,7 +118,7 @@ class Pages:
         self._core.modes.set(module, **{name: value})
 
     def forget(self) -> None:
-        """Let go of the copies."""
+        """Release the copies."""
         with self._lock:
             self._looked = None
 
@@ -137,20 +137,20 @@ class Pages:
     def _changes(
         self, key: str, shown: Sequence[Leaf], step: int
     ) -> tuple[list[protocol.NnxChange | None], int | None, str]:
-        """Each leaf's change since the last look that it differs from, that look's step, and why
-        some have none.
+        """Each leaf's change since the last look at another step or with other values, that look's
+        step, and why some leaves have no change.
         """
         now = look_at(((leaf.owner, leaf.value) for leaf in shown if not leaf.again), step)
         with self._lock:
             looked = self._looked
             looks = looked.looks if looked is not None and looked.site == key else ()
             changes: list[protocol.NnxChange | None] = [None] * len(shown)
-            for number, before in enumerate(looks):  # the newest first
+            for number, before in enumerate(looks):  # newest first
                 changes = [moved(before.copy_of(x.owner), now.copy_of(x.owner)) for x in shown]
                 if before.step != step or any(c is not None and not c.same for c in changes):
                     looks = looks[number:]
                     break
-            # asked twice at one step: what that step changed is still to be seen
+            # a second request at one step still shows what that step changed
             self._looked = _Looked(key, (now, *looks[:1]))
         if not looks:
             return changes, None, ""
@@ -158,7 +158,7 @@ class Pages:
 
     def _modes_below(self, key: str, leaves: Sequence[Leaf]) -> list[Mode]:
         if any(held_as(leaf.value) == "traced" for leaf in leaves):
-            return []  # its modes are told by a trace of our own, where its tracers cannot go
+            return []  # a table needs a trace of our own, which cannot hold foreign tracers
         inner = f"{key}/" if key else ""
         return [m for m in self._core.modes.table() if m.site == key or m.site.startswith(inner)]
 
@@ -167,7 +167,7 @@ def _read(module: nnx.Module, path: Path) -> list[Node | Leaf]:
     for _ in range(TRIES):
         try:
             return inside(module, path)
-        except RuntimeError:  # a container that another thread changed on the way
+        except RuntimeError:  # another thread changed a container meanwhile
             continue
     raise InspectorError(
         f"{site_key(path) or '(root)'!r} is being changed in another thread: look again when it "
@@ -182,8 +182,8 @@ def _uncompared(now: Look) -> str:
 
 
 def _changed_in_pass(record: Record | None, path: Path) -> dict[str, float] | None:
-    """For the name of a Variable, relative to the module at `path`, the norm of what the last pass
-    changed; None where no call tells. Told by the module's own call or by one around it.
+    """Name of a Variable, relative to the module at `path` -> the norm of its change in the last
+    pass; None if unknown. The source is the module's own call or a call around it.
     """
     if record is None:
         return None
@@ -197,7 +197,7 @@ def _changed_in_pass(record: Record | None, path: Path) -> dict[str, float] | No
                 for name, summary in call.changes.items():
                     if name.startswith(start):
                         found.setdefault(name.removeprefix(start), []).append(float(summary.norm))
-            # what several calls change adds up in a way that their norms do not tell
+            # the changes of several calls add up, but their norms do not
             return {name: n[0] if len(n) == 1 else math.nan for name, n in found.items()}
     return None
 
@@ -212,7 +212,7 @@ def _passed(leaf: Leaf, depth: int, changed: dict[str, float] | None) -> protoco
 
 
 def is_flag(mode: Mode) -> bool:
-    """Whether a mode takes True and False only."""
+    """Whether a mode takes only True and False."""
     offer = Offer(mode.mode, True, mode.accepts, mode.documentation)
     return isinstance(mode.in_force, bool) or offer.is_flag
 

@@ -1,8 +1,8 @@
-"""What a module lets one switch (its modes), and switching it on a copy of a model.
+"""The modes of modules, and switching them on a copy of a model.
 
 A mode is a parameter of the module's `set_view`, or a plain flag that `Module.set_attributes`
-sets. Invariant: a switch acts as `nnx.view` and `set_attributes` do, and only on the copy it is
-given; `Switches` that would give another program are never equal. Chooses no module itself.
+sets. Invariant: a switch acts like `nnx.view` and `set_attributes`, and only on the given copy;
+`Switches` that would give different programs are never equal. Chooses no module itself.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FLAGS = {
     "use_running_average": "False after train(), True after eval().",
     "decode": "",
 }
-"""The flags that NNX's own modules have, with what is known of them where a class says nothing."""
+"""The flags of NNX's own modules, with a text for classes that do not document them."""
 
 _MISSING = object()
 
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """One mode of a module: what it takes, and its documentation.
+    """One mode of a module: the values it takes, and its documentation.
 
     `by_view` says that the module's `set_view` switches it; otherwise it is a plain attribute.
     """
@@ -44,14 +44,14 @@ class Offer:
 
     @property
     def is_flag(self) -> bool:
-        """Whether it takes True and False only."""
+        """Whether it takes only True and False."""
         words = set(re.findall(r"[A-Za-z_]\w*", self.accepts))
         return words - {"None", "Optional", "Union", "typing"} == {"bool"}
 
 
 @dataclasses.dataclass(frozen=True)
 class _Class:
-    """What one class says: the same for all its modules."""
+    """The modes that one class defines for all its modules."""
 
     by_view: Mapping[str, Offer]
     takes_any: bool
@@ -81,7 +81,7 @@ class Catalog:
         return out
 
     def takes_any(self, module: nnx.Module) -> bool:
-        """Whether its `set_view` has `**kwargs`: `nnx.view` then hands it every mode."""
+        """Whether its `set_view` has `**kwargs`, so that `nnx.view` passes it every mode."""
         return self._about(module).takes_any
 
     def _about(self, module: nnx.Module) -> _Class:
@@ -92,7 +92,7 @@ class Catalog:
 
 
 def current(module: nnx.Module, name: str) -> Any:
-    """The value of a mode, read from the attribute of its name; None where there is none."""
+    """The value of a mode, read from the attribute of its name; None if there is none."""
     value = own_attribute(module, name)
     is_data = isinstance(value, (jax.Array, np.ndarray, nnx.Variable, nnx.Module))
     return None if is_data or callable(value) else value
@@ -111,7 +111,7 @@ def _parameters(module: nnx.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def _about(module: nnx.Module) -> _Class:
-    """Of flax's own classes the flags are those in FLAGS; of the user's every public bool."""
+    """The modes of a class. The flags of flax's classes are FLAGS; a user's are public bools."""
     parameters = _parameters(module)
     texts = _documentation(type(module))
     of_view = documented(inspect.getdoc(getattr(type(module), "set_view", None)))
@@ -129,7 +129,7 @@ def _about(module: nnx.Module) -> _Class:
     for cls in type(module).__mro__:
         if cls is object:
             continue
-        if _of_flax(cls):  # how a layer of flax was built is no mode, in a subclass neither
+        if _of_flax(cls):  # constructor arguments of flax layers are not modes
             not_flags |= set(inspect.signature(cls.__init__).parameters)
         else:
             flags |= dict.fromkeys(n for n, v in vars(cls).items() if type(v) is bool)
@@ -149,7 +149,7 @@ def _is_flag(module: nnx.Module, name: str) -> bool:
 
 
 def _documentation(cls: type) -> dict[str, str]:
-    """What the docstrings of a class say about its arguments and attributes."""
+    """The lines about arguments and attributes in the docstrings of a class."""
     out: dict[str, str] = {}
     for base in cls.__mro__:
         if base is nnx.Module:
@@ -190,7 +190,7 @@ def documented(text: str | None) -> dict[str, str]:
 
 
 def exactly(value: Any) -> Any:
-    """A key that tells apart what Python holds equal: 1, 1.0 and True; 0.0 and -0.0."""
+    """A key that distinguishes values that Python holds equal: 1, 1.0 and True; 0.0 and -0.0."""
     if isinstance(value, tuple):
         return (type(value), *(exactly(v) for v in value))
     return type(value), repr(value) if isinstance(value, (float, complex)) else value
@@ -198,10 +198,10 @@ def exactly(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Switches:
-    """Which modes of which modules to switch, to what; nothing by default.
+    """The modes to switch, with their modules and values; none by default.
 
     Attributes:
-        sites: for each module's path its modes and their values.
+        sites: the path of each module, with its modes and their values.
     """
 
     sites: tuple[tuple[Path, tuple[tuple[str, Any], ...]], ...] = ()
@@ -216,7 +216,7 @@ class Switches:
         return hash(exactly(self.sites))
 
     def apply(self, model: nnx.Module) -> None:
-        """Switch the modules of `model`, which must be a copy of our own, as `nnx.view` does:
+        """Switch the modules of `model`, which must be our own copy, in the order of `nnx.view`:
         children before their parents.
         """
         if not self.sites:
@@ -233,7 +233,7 @@ class Switches:
                     raise
 
     def in_words(self) -> str:
-        """What is switched: `"deterministic=True on 4 modules, decode=True on 'attn'"`."""
+        """The switches, like `"deterministic=True on 4 modules, decode=True on 'attn'"`."""
         where: dict[Any, list[str]] = {}
         for path, modes in self.sites:
             for name, value in modes:
@@ -259,7 +259,7 @@ def _switch(module: nnx.Module, modes: dict[str, Any]) -> None:
 def viewed(
     model: nnx.Module, switches: Switches, read: Callable[[nnx.Module], Any]
 ) -> tuple[nnx.Module, Any]:
-    """The model with its modes switched, as shapes without arrays, and what `read` says of it.
+    """The model with its modes switched, as shapes without arrays, and the result of `read` on it.
 
     Nothing is computed, and the model is not changed.
     """

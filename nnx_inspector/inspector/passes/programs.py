@@ -338,7 +338,7 @@ class OwnedPasses:
                 value = stage.finish(with_own_parameters(stage, out, replaced), update=False)
                 record = record_of(stage, seen, cotangents)
                 states = {path: sampled(inputs[i], grads.get(i)) for path, (i, _) in held.items()}
-                # each by itself: labels may vary while the inputs of the model do not
+                # every array must vary: labels may vary while the model's inputs do not
                 states[VARIED] = varied(stage.arrays, each=True)
             returned = Arguments.of(value).without_numpy()
             structure = _Returned(dataclasses.replace(returned, leaves=blank(returned)))

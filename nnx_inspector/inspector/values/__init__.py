@@ -1,4 +1,4 @@
-"""The arrays of a site as they are looked at: opened, cut into blocks, read.
+"""The arrays of a site for viewing: opened, cut into blocks and read.
 
-Whatever the size of an array, what leaves the device is bounded.
+The data that leaves the device is bounded, whatever the size of an array.
 """

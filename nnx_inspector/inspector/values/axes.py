@@ -1,7 +1,7 @@
-"""What the axes of a module's arrays are called, where that can be known.
+"""The names of the axes of a module's arrays, as far as they can be known.
 
-Invariant: a name is given only where the module's type, the transforms around it or the sizes say
-so; any other axis is "axis 0", "axis 1" ... Names of one array are never equal. Touches no array.
+Invariant: an axis has a name only if the module's type, the transforms around it or the sizes imply
+one; other axes are "axis 0", "axis 1" ... The names of one array are distinct. Reads no array.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ SPACES = {1: ("position",), 2: ("height", "width"), 3: ("depth", "height", "widt
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Around:
-    """What is known of the place of a call.
+    """The surroundings of a call.
 
     Attributes:
-        module: whose call it is, None where there is none (a submodule of Linen's, say).
+        module: the called module, None if there is none (a Linen submodule, say).
         loops: how many scans are around the call; each gives its values an axis in front.
         mapped: how many vmaps are around it; their axes come next.
-        stacked: whether the module holds the parameters of several layers (members).
+        stacked: whether the module holds the parameters of several layers or members.
         batch: the length of the batch in the arguments of the whole pass, None if unknown.
-        spatial: whether the model convolves.
+        spatial: whether the model has convolutions.
         attends: whether the last axis holds weights that add up to 1.
     """
 
@@ -47,7 +47,7 @@ class Around:
 
 
 def names_of_value(shape: Sequence[int], dtype: Any, around: Around) -> tuple[str, ...]:
-    """The axes of what a call returns or receives, or of its gradient.
+    """The axes of an array that a call returns or receives, or of its gradient.
 
     Example:
         >>> names_of_value((8, 4, 4, 2), jnp.float32, Around(batch=8, spatial=True))
@@ -89,7 +89,7 @@ def _inner(shape: tuple[int, ...], dtype: Any, around: Around) -> list[str]:
 def names_of_parameter(
     shape: Sequence[int], name: str, module: Any, *, stacked: bool = False
 ) -> tuple[str, ...]:
-    """The axes of a Variable of a module of NNX's own; `stacked`: of one that may hold layers."""
+    """The axes of a Variable of one of NNX's modules; `stacked`: the module may hold layers."""
     known: list[str] = []
     if isinstance(module, CONVOLUTIONS) and name == "kernel":
         space = SPACES.get(len(module.kernel_size), ())
@@ -109,7 +109,7 @@ def names_of_parameter(
 
 
 def _numbered(names: Sequence[str]) -> tuple[str, ...]:
-    """Unlike names: what has none is called by its number, and a second one of a name too."""
+    """Distinct names: an axis without a name gets its number, a repeated name gets a count."""
     out: list[str] = []
     for number, name in enumerate(names):
         same = sum(1 for other in names[:number] if other == name)

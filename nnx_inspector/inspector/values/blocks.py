@@ -1,8 +1,8 @@
-"""An array seen through a window: reduced by blocks on the device, or a few values of it, exact.
+"""An array seen through a window: reduced to blocks on the device, or a few exact values of it.
 
-Invariant: nothing of the array's size is copied or fetched: tiles of it are sliced and reduced, and
-their figures combined in float64. Each element of the window is in exactly one block; blocks lie on
-a grid that does not depend on the window; what is not finite is counted and never averaged.
+Invariant: no copy or transfer has the array's size: its tiles are sliced and reduced, and their
+figures combined in float64. Each element of the window is in exactly one block; blocks lie on a
+grid that does not depend on the window; values that are not finite are counted, never averaged.
 Knows no model and no screen.
 """
 
@@ -23,29 +23,29 @@ from jax import lax
 from nnx_inspector.stats.arithmetic import real_values
 
 TILE = 1 << 20
-"""Elements that are sliced and reduced at once, at most."""
+"""The most elements that are sliced and reduced at once."""
 LINE = 64
 """Elements of a line that are added up in one stage."""
 FINE = 1 << 12
-"""Elements that the device adds up in the array's own precision; the rest is done in float64."""
+"""Elements that the device adds up in the array's own precision, before float64 is used."""
 UNROLLED = 64
-"""Lines that are combined in one expression; more are halved first."""
+"""The most lines combined in one expression; more lines are first halved."""
 STEP = 16
-"""Windows have a multiple of so many blocks where the array has them: few sizes, few programs."""
+"""Windows have a multiple of this many blocks, if possible: fewer sizes need fewer programs."""
 
 Component = Literal["value", "real", "imag", "abs"]
-"""What of complex numbers is shown; "value" is their magnitude."""
+"""The part of complex numbers that is shown; "value" is their magnitude."""
 Span = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window:
-    """A box in an array: of up to three axes a span, of each other axis one index.
+    """A box in an array: a span along up to three axes, and one index along each other axis.
 
     Attributes:
-        axes: which axes are the tiles (pictures side by side), rows and columns; None for none.
-        spans: from and to (exclusive) along each of the three.
-        index: for every axis of the array a number; those of the shown ones do not count.
+        axes: the axes of the tiles (pictures side by side), rows and columns; None for no axis.
+        spans: start and end (exclusive) along each of the three.
+        index: a number for every axis of the array; those of the shown axes are ignored.
     """
 
     axes: tuple[int | None, int | None, int | None]
@@ -53,7 +53,7 @@ class Window:
     index: tuple[int, ...]
 
     def within(self, shape: Sequence[int]) -> Window:
-        """The same, with spans cut to the array.
+        """The same window with its spans clipped to the array.
 
         Raises:
             ValueError: the window does not fit an array of this shape.
@@ -87,18 +87,18 @@ def _cut(span: Span, length: int) -> Span:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """What a window showed. Arrays are `[tiles, rows, columns]` of blocks.
+    """The content of a window. Arrays are `[tiles, rows, columns]` of blocks.
 
     Attributes:
         starts: the index of the first block's first element, along tiles, rows and columns.
-        block: elements along each; those at the array's end may have fewer.
-        ends: where the last block ends.
-        mean: float64, of the finite values; NaN where there are none. With blocks of one element
-            the values themselves, NaN and Inf too.
-        low, high: the least and the greatest finite value, float64; NaN where there are none.
-            None with blocks of one element.
-        nan, posinf, neginf: how many there are, int64; None where there are none in the window.
-        fetched: bytes that came from the device.
+        block: a block's elements along each; blocks at the array's end may have fewer.
+        ends: the index after the last block's last element.
+        mean: the mean of the finite values, float64; NaN if a block has none. Blocks of one element
+            have the values themselves, including NaN and Inf.
+        low, high: the least and the greatest finite value, float64; NaN if a block has none. None
+            for blocks of one element.
+        nan, posinf, neginf: their counts, int64; None if the window has no such value.
+        fetched: the bytes that came from the device.
     """
 
     starts: tuple[int, int, int]
@@ -121,16 +121,16 @@ class Blocks:
 def reduce_blocks(
     x: jax.Array, window: Window, most: tuple[int, int, int], component: Component = "value"
 ) -> Blocks:
-    """Reduce what a window shows to at most so many blocks.
+    """Reduce the content of a window to at most `most` blocks.
 
-    Blocks have a power of two elements along rows and columns, the least that is enough, and one
-    tile. The window is made wider to whole blocks, and to a multiple of STEP of them.
+    The elements of a block along rows and columns are the lowest sufficient power of two; a block
+    is in one tile. The window is widened to whole blocks, and to a multiple of STEP of them.
 
     Args:
         x: an array of numbers.
-        window: what to show.
-        most: how many tiles, rows and columns of blocks at most; of tiles the first are taken.
-        component: of complex numbers.
+        window: the window to show.
+        most: the most tiles, rows and columns of blocks; the first tiles are taken.
+        component: the part of complex numbers to show.
 
     Raises:
         ValueError: the window does not fit the array, or `most` is not positive.
@@ -159,7 +159,7 @@ def reduce_blocks(
 
 
 def _aligned(span: Span, length: int, most: int) -> tuple[Span, int]:
-    """A span of whole blocks around the one asked for, and the size of a block."""
+    """A span of whole blocks around the requested span, and the size of a block."""
     if span[1] <= span[0]:
         return (span[0], span[0]), 1
     size = 1
@@ -175,7 +175,7 @@ def _aligned(span: Span, length: int, most: int) -> tuple[Span, int]:
 
 @dataclasses.dataclass
 class _Grid:
-    """The blocks of one reduction, and what was added up of each so far."""
+    """The blocks of one reduction, which its tiles add up to."""
 
     x: jax.Array
     window: Window
@@ -188,7 +188,7 @@ class _Grid:
     def reduced(self) -> Blocks:
         fine = self._fine()
         tiles = [(at, sizes) for at, sizes in self._tiles(fine) if math.prod(sizes)]
-        # all are under way before the first is fetched; what waits is small
+        # all tiles start before the first result is fetched; the waiting results are small
         under_way = [self._start(at, sizes, fine) for at, sizes in tiles]
         found: dict[str, np.ndarray] = {}
         fetched = 0
@@ -206,7 +206,7 @@ class _Grid:
         return min(self.block[1], max(1, FINE // columns)), columns
 
     def _tiles(self, fine: tuple[int, int]) -> Iterator[tuple[Any, Any]]:
-        """Where each tile begins, and its sizes; they begin at blocks, or within one block."""
+        """The start and sizes of each tile; a tile starts at a block, or lies within one."""
         spans = [b - a for a, b in zip(self.starts, self.ends, strict=True)]
         columns = _tile_size(spans[2], self.block[2], TILE // fine[0])
         rows = _tile_size(spans[1], self.block[1], TILE // max(columns, 1))
@@ -235,7 +235,7 @@ class _Grid:
     def _add(self, found: dict[str, np.ndarray], host: Any, at: Any, sizes: Any) -> None:
         fine = self._fine()
         place = [
-            # of every fine block the number of the block that it is a part of
+            # for every fine block, the number of the block around it
             (a + np.arange(-(-size // step)) * step - start) // block
             for a, size, step, start, block in zip(
                 at, sizes, (1, *fine), self.starts, self.block, strict=True
@@ -248,7 +248,7 @@ class _Grid:
         count = np.ones(self.counts)
         for i, of_axis in enumerate(self._sizes()):
             count *= np.expand_dims(of_axis, tuple(n for n in range(3) if n != i))
-        # divided first: sums of huge values overflow, their mean does not
+        # divided before adding up: sums of huge values overflow, their mean does not
         share = host["sum"].astype(np.float64) / count[where] / np.float64(host.get("factor", 1))
         np.add.at(self._of(found, "sum", 0.0), where, share)
         for name, at_end, worst in (("low", np.minimum, np.inf), ("high", np.maximum, -np.inf)):
@@ -264,7 +264,7 @@ class _Grid:
         return found[name]
 
     def _sizes(self) -> list[np.ndarray]:
-        """How many elements each block has along each axis."""
+        """The number of elements of each block along each axis."""
         return [
             np.minimum(block, end - start - np.arange(count) * block)
             for start, end, block, count in zip(
@@ -285,7 +285,7 @@ class _Grid:
         finite = size - sum(bad.values(), np.zeros(self.counts, np.int64))
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = np.where(finite > 0, found["sum"] * (size / finite), np.nan)
-        # the mean of values in a range lies in it, whatever rounding says
+        # rounding must not move a mean out of the range of its values
         low, high = (np.where(finite > 0, found[name], np.nan) for name in ("low", "high"))
         counts = {name: value for name, value in bad.items() if value.any()}
         if not counts:
@@ -298,12 +298,12 @@ def _bytes(host: Any) -> int:
 
 
 def _tile_size(span: int, block: int, room: int) -> int:
-    """Elements along one axis of a tile: whole blocks if they fit, else a whole part of one."""
+    """Elements of a tile along one axis: whole blocks if they fit, else a fraction of a block."""
     if span <= room:
         return span
     if block <= room:
         return room // block * block
-    return 1 << (room.bit_length() - 1)  # a power of two, as blocks are
+    return 1 << (room.bit_length() - 1)  # a power of two, like a block
 
 
 @functools.partial(jax.jit, static_argnames=("axes", "sizes", "fine", "component", "careful"))
@@ -317,7 +317,7 @@ def _tile(
     component: Component,
     careful: bool,
 ) -> dict[str, jax.Array]:
-    """The figures of the fine blocks of one tile, or its values."""
+    """The figures of the fine blocks of one tile, or the values of the tile."""
     shown = [axis for axis in axes if axis is not None]
     others = [axis for axis in range(x.ndim) if axis not in shown]
     part = lax.dynamic_slice(x, list(starts), sizes)
@@ -336,16 +336,16 @@ def _reals(x: jax.Array, component: Component) -> jax.Array:
 
 
 def _over(pair: Any, value: jax.Array, fill: Any, fine: tuple[int, int]) -> jax.Array:
-    """A reduction of every fine block, `[tiles, rows, columns]`; `fill` changes nothing in it.
+    """A reduction of every fine block, `[tiles, rows, columns]`.
 
-    Rows first, then columns in two stages: each goes along whole lines. The barriers keep XLA from
-    making one slow reduction of the three.
+    Rows are reduced first, then columns in two stages; each stage goes along whole lines. The
+    barriers keep XLA from fusing the three into one slow reduction.
 
     Args:
         pair: jnp.add, jnp.minimum or jnp.maximum.
         value: `[tiles, rows, columns]`.
-        fill: what is added at the ends, to make whole blocks.
-        fine: rows and columns of a fine block.
+        fill: a neutral value that completes the blocks at the ends.
+        fine: the rows and columns of a fine block.
     """
     tiles, rows, columns = value.shape
     up, across = -(-rows // fine[0]), -(-columns // fine[1])
@@ -358,7 +358,7 @@ def _over(pair: Any, value: jax.Array, fill: Any, fine: tuple[int, int]) -> jax.
 
 
 def _fold(pair: Any, value: jax.Array, axis: int) -> jax.Array:
-    """A reduction along one axis, pair by pair: on a CPU six times faster than XLA's own."""
+    """A reduction along one axis, pair by pair; six times faster on a CPU than XLA's own."""
     while (length := value.shape[axis]) > UNROLLED:
         half = length // 2
         low, high, last = jnp.split(value, [half, 2 * half], axis)
@@ -371,7 +371,7 @@ def _fold(pair: Any, value: jax.Array, axis: int) -> jax.Array:
 
 
 def _figures(value: jax.Array, fine: tuple[int, int]) -> dict[str, jax.Array]:
-    """Where a float is not finite, or too large to be added up, a sum is not finite either."""
+    """Figures whose sum is not finite if a float is not finite, or too large to be added up."""
     if jnp.issubdtype(value.dtype, jnp.floating):
         sums, least, most = value.dtype, -jnp.inf, jnp.inf
     else:
@@ -385,12 +385,12 @@ def _figures(value: jax.Array, fine: tuple[int, int]) -> dict[str, jax.Array]:
 
 
 def _careful_figures(value: jax.Array, fine: tuple[int, int]) -> dict[str, jax.Array]:
-    """Of the finite values, and how many are not; `factor` keeps sums from overflowing."""
+    """Figures of the finite values, and counts of the others; `factor` keeps sums finite."""
     finite = jnp.isfinite(value)
     inside = jnp.where(finite, value, 0)
     limit = jnp.finfo(value.dtype)
     huge = jnp.max(jnp.abs(inside), initial=0) > limit.max * 2.0**-28
-    factor = jnp.where(huge, 2.0**-14, 1).astype(value.dtype)  # a power of two: exact
+    factor = jnp.where(huge, 2.0**-14, 1).astype(value.dtype)  # exact: a power of two
     out = _figures(inside * factor, fine)
     out["factor"] = factor
     out["low"] = _over(jnp.minimum, jnp.where(finite, value, jnp.inf), jnp.inf, fine)
@@ -408,10 +408,10 @@ def _careful_figures(value: jax.Array, fine: tuple[int, int]) -> dict[str, jax.A
 
 
 def exact_values(x: jax.Array, window: Window) -> np.ndarray:
-    """The values of a small window, `[tiles, rows, columns]`, exact.
+    """The exact values of a small window, `[tiles, rows, columns]`.
 
     Returns:
-        float64 of floats and bools, int64 or uint64 of integers, complex128 of complex numbers.
+        float64 for floats and bools, int64 or uint64 for integers, complex128 for complex numbers.
 
     Raises:
         ValueError: the window does not fit the array, or holds more than FINE values.
@@ -448,14 +448,14 @@ def _sliced(x: jax.Array, starts: Any, *, sizes: tuple[int, ...]) -> jax.Array:
 
 
 def norms(x: jax.Array, axis: int) -> jax.Array:
-    """The Euclidean norms along an axis, on the device; NaN or Inf where a value is.
+    """The Euclidean norms along an axis, on the device. NaN and Inf carry over.
 
     Args:
-        x: numbers, of complex ones the magnitudes count.
-        axis: which goes.
+        x: an array of numbers; complex ones count by their magnitudes.
+        axis: the axis that is reduced.
 
     Returns:
-        float32 (float64 for 64-bit dtypes) of the other axes.
+        float32 (float64 for 64-bit dtypes), with the other axes.
     """
     along = next((n for n in range(x.ndim) if n != axis), None)
     per = x.size // x.shape[along] if along is not None and x.shape[along] else x.size

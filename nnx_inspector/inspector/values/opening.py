@@ -1,7 +1,7 @@
-"""Opens the arrays of one site: makes the pass that keeps them, or reads its Variables.
+"""Opens the arrays of one site: makes a pass that keeps them, or reads the site's Variables.
 
-Invariant: what was opened from the same model, arguments, modes and perturbations is not computed
-again, and nothing of the model is changed or kept alive but the arrays themselves. Sends nothing.
+Invariant: arrays of the same model, arguments, modes and perturbations are not computed again. The
+model does not change, and only the opened arrays are kept alive. Sends nothing.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from nnx_inspector.program.function import Arguments
 
 Part = Literal["output", "input", "gradient", "parameter"]
 ATTENDS_WITHIN = 0.02
-"""How far from 1 weights may add up (bfloat16's are off by so much) to be taken for attention."""
+"""How far from 1 the sum of attention weights may be; bfloat16 is that inexact."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Look:
-    """What there is to look at, at this moment.
+    """The pass whose values can be opened at this moment.
 
     Attributes:
         call: the pass on screen: model, arguments and modes.
-        setting: what is perturbed in it.
-        modules: the modules by the key of their site.
-        stacked: for the key of a site how many layers its module holds.
+        setting: its perturbations.
+        modules: site's key -> its module.
+        stacked: site's key -> how many layers its module holds.
         keys: the sites that may have a row in a setting.
-        trial: stands for the arguments: another one, other arguments.
-        source: what was run, in words.
+        trial: identifies the arguments: another trial has other arguments.
+        source: the name of the pass, in words.
     """
 
     call: Call
@@ -62,7 +62,7 @@ class Look:
     source: str
 
     def parts(self, site: str) -> tuple[Part, ...]:
-        """What there is of a site."""
+        """The parts of a site that can be opened."""
         of_loss: tuple[Part, ...] = ("gradient",) if self.call.loss_fn is not None else ()
         module = self.modules.get(_module_key(site))
         has = module is not None and bool(contents(module).variables)
@@ -79,16 +79,16 @@ class Opening:
         self._lock = threading.Lock()
 
     def open(self, look: Look, site: str, part: Part, *, clean: bool = False) -> Opened:
-        """The arrays of a part of a site.
+        """Open the arrays of a part of a site.
 
         Args:
             look: the pass on screen.
             site: the site's key.
-            part: which of its arrays; "gradient" needs a pass of a loss.
-            clean: without what is perturbed.
+            part: the part; "gradient" needs a pass of a loss.
+            clean: whether to leave the perturbations out.
 
         Raises:
-            InspectorError: there are none, and why; or the model could not be read.
+            InspectorError: there are none (the text says why), or the model could not be read.
         """
         with self._lock:
             opened = self._open(look, site, part, clean)
@@ -107,14 +107,14 @@ class Opening:
         parts = look.call.parts
         require_whole([*parts.leaves, *parts.arrays], "The values")
         what = (site, part, look.trial, look.call.switches, _what_is_done(setting), look.keys)
-        found = self.shelf.find(what, parts.leaves)  # the arguments are the trial's
+        found = self.shelf.find(what, parts.leaves)  # the trial stands for the arguments
         if found is not None:
             return found
         moment = Moment(what, parts.leaves)
         try:
             calls = self._passes.run(look.call, setting, site=site, part=part, keys=look.keys)
         except (RuntimeError, ValueError):
-            require_whole(parts.leaves, "The values")  # donated meanwhile: that is why
+            require_whole(parts.leaves, "The values")  # the cause, if arrays were donated meanwhile
             raise
         arrays: list[Held] = []
         for number, call in enumerate(calls):
@@ -178,7 +178,7 @@ class Opening:
 
 
 def opened_tree(opened: Opened, site: str, call: int | None) -> Any:
-    """What one call of a site returned (received); of the only call without its number.
+    """The values of one call of a site; `call` may be None if there is only one call.
 
     Raises:
         InspectorError: there are several calls, or this one did not take place.
@@ -196,7 +196,7 @@ def opened_tree(opened: Opened, site: str, call: int | None) -> Any:
 
 
 def _arrays_of(module: nnx.Module) -> list[tuple[str, Any]]:
-    """The arrays of a module's Variables by name, those of its children too."""
+    """The arrays of the Variables of a module and its children, by name."""
     found: list[tuple[str, Any]] = []
     for path, (_, raw) in contents(module).variables.items():
         for inner, leaf in jax.tree_util.tree_flatten_with_path(raw)[0]:
@@ -242,7 +242,7 @@ def _is_discrete(call: CallValues) -> bool:
 
 
 def _leaf_names(call: CallValues, part: Part, module: Any, site: str) -> list[str]:
-    """For each array what tells it from the others of its call: "" where it is alone."""
+    """A name for each array among those of its call; "" for a single array."""
     structure = call.structure
     if len(structure.arrays) == 1:
         return [""]
@@ -256,7 +256,7 @@ def _leaf_names(call: CallValues, part: Part, module: Any, site: str) -> list[st
         if part != "input":
             out.append(jax.tree_util.keystr(path))
             continue
-        place = plain_key(path[1])  # of (args, kwargs)
+        place = plain_key(path[1])  # path[0] chooses args or kwargs
         if plain_key(path[0]) == 1:
             head = str(place)
         else:

@@ -1,9 +1,9 @@
-"""An owned pass that keeps the values of one site: what its calls returned or received, or the
-gradient of the loss by what they returned.
+"""An owned pass that keeps the values of one site: the outputs or inputs of its calls, or the
+gradient of the loss by the outputs.
 
-There is one program for each site and part, the last few of them; what is perturbed is an argument,
-as in `passes/programs.py`. Invariant: nothing of the model changes, and the values are those that
-the pass on screen summarises, after perturbations. Chooses nothing to show.
+Each site and part has its own program, and the last few are kept; perturbations are arguments, as
+in `passes/programs.py`. Invariant: the model does not change, and the values are those that the
+pass on screen summarises, after perturbations. Does not choose the values to show.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from nnx_inspector.records.backward import backward_pass
 GRADIENT = "gradient"
 Part = Literal["output", "input", "gradient"]
 PROGRAMS = 12
-"""Programs kept, the last used."""
+"""The most programs that are kept, the last used ones."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CallValues:
-    """What was kept of one call of the site.
+    """The kept values of one call of the site.
 
     Attributes:
-        values: for each array of the structure its values, or None where there are none. In front
-            an axis for each scan around the call, then one for each vmap.
-        structure: of what was returned (received, as `(args, kwargs)`).
-        mapped: for each array how many vmaps gave it an axis.
+        values: the values of each array of the structure, None if there are none. The first axes
+            are those of the scans around the call, then those of the vmaps.
+        structure: the structure of the output, or of the input as `(args, kwargs)`.
+        mapped: for each array, how many vmaps gave it an axis.
         loops: how many scans are around the call.
-        ran: how often it took place, an axis for each scan.
+        ran: how often the call took place, with an axis for each scan.
     """
 
     values: list[Any]
@@ -73,13 +73,13 @@ class CallValues:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Form:
-    """What a program found, without its arrays: structure and vmaps of each call."""
+    """A program's findings without the arrays: structure, vmaps and loops of each call."""
 
     calls: tuple[tuple[Structure, tuple[int, ...], int], ...]
 
 
 class ValuePasses:
-    """The compiled passes that keep values, the last PROGRAMS of them."""
+    """The last PROGRAMS compiled passes that keep values."""
 
     def __init__(self, selection: Selection):
         self._selection = selection
@@ -92,14 +92,14 @@ class ValuePasses:
         """Make a pass, and keep the values of each call of a site.
 
         Args:
-            call: what is run; for gradients one with a loss.
-            setting: what is perturbed.
+            call: the call to run; for gradients it needs a loss.
+            setting: the perturbations.
             site: the site's key.
-            part: what is kept.
+            part: the part whose values are kept.
             keys: the sites that may have a row in a setting, see `OwnedPasses`.
 
         Raises:
-            InspectorError: the values need more memory than there is.
+            InspectorError: the values need more memory than is free.
         """
         with call.configuration.held(), unchecked(), unwatched():
             parts = call.parts
@@ -147,7 +147,7 @@ class ValuePasses:
 
 
 _Found = list[tuple[Marked, list[Any], Any]]
-"""For each call its mark, its values and how often it took place."""
+"""The mark of each call, its values, and how often it took place."""
 
 
 def _kept(stage: Staged, inputs: list[Any], plan: Plan, site: str, part: Part) -> _Found:
@@ -163,7 +163,7 @@ def _kept(stage: Staged, inputs: list[Any], plan: Plan, site: str, part: Part) -
         elif part == INPUT and mark.part == INPUT:
             entered.append((len(found), this))
         elif part == INPUT and mark.part == OUTPUT and entered:
-            found.append(entered.pop()[1])  # calls are numbered as their outputs are
+            found.append(entered.pop()[1])  # calls have the order of their outputs
     return found
 
 
@@ -171,7 +171,7 @@ def _kept(stage: Staged, inputs: list[Any], plan: Plan, site: str, part: Part) -
 
 
 def _tied(value: Any, probe: Any, *, sample: int) -> Any:
-    """The value; the gradient by the probe is that by the value."""
+    """The value, tied to a probe: the gradient by the probe is the gradient by the value."""
     return value + probe.astype(value.dtype)
 
 
@@ -204,12 +204,12 @@ def _in_front(gradient: jax.Array, mapped: Sequence[int], loops: int) -> jax.Arr
 
 
 def _probes(found: Survey, *, site: str) -> list[Any]:
-    """As `harvest.sinks_for`, with -0.0 (which adding leaves every value as it is) of the size of
-    each output of one site, and nothing for all others.
+    """Like `harvest.sinks_for`, but with an array of -0.0 (adding it changes no value) in the shape
+    of each output of one site, and nothing for other sites.
     """
 
     def probe(mark: Marked, around: Around) -> list[Any]:
-        # no gradient comes out of a while loop, and of what devices share there is no whole here
+        # no gradient leaves a while loop, and under shard_map each device has only its part
         apart = any(item.kind in ("while", "shard_map") for item in around)
         if mark.part != OUTPUT or mark.site != site or apart:
             return [None] * len(mark.avals)
@@ -223,7 +223,7 @@ def _probes(found: Survey, *, site: str) -> list[Any]:
 
 
 def _check_room(program: Program, inputs: Any, site: str, part: str) -> None:
-    """Raise where the values do not fit; what an eager call makes is not known before."""
+    """Raise an error if the values do not fit. The sizes of an eager call are not known before."""
     try:
         arrays = program.compiled.eval_shape(*inputs)[0]
     except Exception as error:

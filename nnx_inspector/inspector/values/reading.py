@@ -1,7 +1,7 @@
-"""What the browser asks of values: which arrays there are, and what a window shows of one.
+"""The browser's requests for values: the list of a site's arrays, and a window of one array.
 
-Invariant: a message holds at most MOST_BLOCKS blocks, whatever is asked for. Measures nothing
-itself, sends nothing, and begins no thread.
+Invariant: a message holds at most MOST_BLOCKS blocks, whatever the request. Measures nothing
+itself, sends nothing, and starts no thread.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from nnx_inspector.inspector.values.opening import Look, Opening
 from nnx_inspector.screen import protocol
 
 MOST_BLOCKS = 1 << 17
-"""Blocks in one message at most: three planes of float32 are 1.5 MB."""
+"""The most blocks in one message; three planes of float32 are 1.5 MB."""
 
 
 def read_values(
     core: Core, opening: Opening, request: protocol.ShowValues | protocol.ReadValues
 ) -> Answer:
-    """The answer to a request: which arrays there are, or what a window shows of one."""
+    """The answer to a request: the list of arrays, or a window of one array."""
     if isinstance(request, protocol.ShowValues):
         return _arrays(request, opening, look_of(core)), None
     return _values(request, opening.shelf.get(request.array, request.norm_over))
@@ -85,7 +85,7 @@ def _values(request: protocol.ReadValues, array: jax.Array) -> tuple[protocol.Va
 
 
 def look_of(core: Core) -> Look:
-    """The pass that is on screen, with what its sites are."""
+    """The pass on screen, with its sites."""
     shown, trial, switches = core.shown, core.trial, core.modes.switches()
     setting = core.handles.setting()
     if shown is not None and not core.looping and shown.trial is trial:
@@ -118,7 +118,7 @@ def _window(request: protocol.ReadValues) -> Window:
 
 
 def _bounded(most: tuple[int, ...]) -> tuple[int, int, int]:
-    """At most MOST_BLOCKS blocks in all."""
+    """The requested numbers of blocks, limited to MOST_BLOCKS in all."""
     tiles, rows, columns = (min(max(1, n), MOST_BLOCKS) for n in most)
     columns = min(columns, 4096)
     rows = min(rows, max(1, MOST_BLOCKS // columns))
@@ -126,7 +126,7 @@ def _bounded(most: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def _is_wide(dtype: Any) -> bool:
-    """Whether float32 does not hold all values of a dtype."""
+    """Whether a dtype has values that float32 cannot hold."""
     if jnp.issubdtype(dtype, jnp.integer):
         return dtype.itemsize >= 4
     return dtype in (np.float64, np.complex128)

@@ -1,8 +1,8 @@
-"""The arrays that were opened last, kept on the device for as long as there is room.
+"""The arrays that were opened last, kept on the device as long as there is room.
 
-Invariant: at most MOST_SETS sets and MOST_BYTES together, but for the newest set, which is kept
-whatever its size; what is taken away is named by an error, never mistaken for another. Makes no
-pass and reads no model.
+Invariant: there are at most MOST_SETS sets with MOST_BYTES together, except that the newest set is
+kept whatever its size; asking for a dropped array is an error, never another array. Makes no pass
+and reads no model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.inspector.values.blocks import norms
 
 MOST_BYTES = 1 << 30
-"""Bytes of all sets but the newest, together with it."""
+"""The most bytes of all sets together, if there is more than one."""
 MOST_SETS = 6
 
 
@@ -30,11 +30,11 @@ class Held:
     """One array.
 
     Attributes:
-        number: by which it is asked for; never used again.
-        call: which call of the site it is of; 0 for a parameter.
-        name: what tells it from the others of its call, "" where it is alone.
+        number: its number in requests, which is never used again.
+        call: the number of its call of the site; 0 for a parameter.
+        name: its name among the arrays of its call, "" for a single array.
         value: the array.
-        axes: their names.
+        axes: the names of its axes.
     """
 
     number: int
@@ -45,10 +45,10 @@ class Held:
 
 
 class Moment:
-    """What some arrays were computed from, without keeping it alive.
+    """The sources that some arrays were computed from, without keeping them alive.
 
     Args:
-        what: hashable or compared by identity: the trial, the modes, the place.
+        what: sources that are hashable or compared by identity: the trial, the modes, the place.
         arrays: the leaves of the model and of the arguments.
     """
 
@@ -57,7 +57,7 @@ class Moment:
         self._references = [_reference(x) for x in arrays]
 
     def is_like(self, what: tuple[Any, ...], arrays: Sequence[Any]) -> bool:
-        """Whether the same would come of it now: the very same arrays, none written to since."""
+        """Whether the sources are the same: the identical arrays, none written to since."""
         if len(arrays) != len(self._references) or len(what) != len(self._what):
             return False
         if any(a is not b and a != b for a, b in zip(what, self._what, strict=True)):
@@ -69,7 +69,7 @@ class Moment:
 
 
 def _reference(x: Any) -> Any:
-    # what a reference of jax's or an array of NumPy's holds can change under it
+    # the content of a jax reference or a NumPy array can change
     return weakref.ref(x) if isinstance(x, jax.Array) and not isinstance(x, jax.Ref) else None
 
 
@@ -78,8 +78,8 @@ class Opened:
     """The arrays of one part of one site.
 
     Attributes:
-        tree: for each call what the module returned (received); of parameters one mapping.
-        notes: what a person should know of them, in words.
+        tree: the output (or input) of each call; for parameters, one mapping.
+        notes: notes about them for the user.
     """
 
     moment: Moment
@@ -95,7 +95,7 @@ class Opened:
 
 
 class Shelf:
-    """Used by any thread."""
+    """The sets of opened arrays. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -103,11 +103,11 @@ class Shelf:
         self._numbers = itertools.count(1)
 
     def next_number(self) -> int:
-        """A number for one more array."""
+        """A number for another array."""
         return next(self._numbers)
 
     def put(self, opened: Opened) -> None:
-        """Keep a set as the newest, and of the others what there is room for."""
+        """Keep a set as the newest one, and the older ones that there is room for."""
         with self._lock:
             self._sets = [one for one in self._sets if one is not opened] + [opened]
             while len(self._sets) > 1 and (
@@ -116,7 +116,7 @@ class Shelf:
                 self._sets.pop(0)
 
     def find(self, what: tuple[Any, ...], arrays: Sequence[Any]) -> Opened | None:
-        """The set that was made of this very moment, if it is still here."""
+        """The set that was computed from these sources, if it is still kept."""
         with self._lock:
             for one in self._sets:
                 if one.moment.is_like(what, arrays):
@@ -127,8 +127,8 @@ class Shelf:
         """An array, or its norms over an axis.
 
         Raises:
-            InspectorError: it is no longer here, or was donated since.
-            ValueError: it has no such axis, or its values have no norm.
+            InspectorError: it is no longer kept, or was donated since.
+            ValueError: the array has no such axis, or its values have no norm.
         """
         opened, held = self._held(number)
         if held.value.is_deleted():
@@ -163,5 +163,5 @@ class Shelf:
 
 
 def is_shown(x: Any) -> bool:
-    """Whether an array is one of numbers."""
+    """Whether an array holds numbers."""
     return jnp.issubdtype(x.dtype, jnp.number) or x.dtype == jnp.bool_
