@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import fnmatch
+import functools
 import inspect
 import re
 import types
@@ -28,6 +29,7 @@ Only = Any
 """A glob over site keys, a module type, a predicate `(path, module) -> bool`, or several."""
 
 
+@functools.lru_cache(maxsize=4096, typed=True)
 def escape(segment: str | int) -> str:
     """One segment of a path, with `/`, `:`, `[` and backslashes escaped by a backslash."""
     return re.sub(r"([\\/:\[])", r"\\\1", str(segment))
@@ -35,7 +37,7 @@ def escape(segment: str | int) -> str:
 
 def site_key(path: Sequence[str | int], method: str = CALL) -> str:
     """The key of a site: `"blocks/0/attn"`, `"encoder:encode"`, or `""` for the root's call."""
-    key = "/".join(escape(segment) for segment in path)
+    key = "/".join(map(escape, path))
     return key if method == CALL else f"{key}:{method}"
 
 

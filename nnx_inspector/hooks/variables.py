@@ -7,12 +7,16 @@ Whether the new value is another number is for others to say.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import operator
+import sys
+import threading
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -44,68 +48,181 @@ def kind_of(cls: type) -> str:
     return next((kind for kind, base in kinds if issubclass(cls, base)), "pytree")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Contents:
-    """What a module holds at one moment.
+    """What a module holds at one moment; gives each Variable as `(path, variable, value)`.
+
+    It may be a part of what a module around it holds, so paths begin at `depth`.
 
     Attributes:
-        variables: each Variable under its path, with its value.
-        containers: each module, list or dict inside, with its entries.
+        variables: each Variable, a shared one once.
+        values: their values.
+        paths: their paths.
+        depth: how many segments of each path lead to the module itself.
+        containers: the entries of each module, list or dict inside, as they are at any time.
+        sizes: how many entries each had at that moment.
+        entries: the entries of all of them at that moment.
     """
 
-    variables: dict[Path, tuple[nnx.Variable[Any], Any]]
-    containers: list[tuple[Any, tuple[Any, ...]]]
+    variables: list[nnx.Variable[Any]]
+    values: list[Any]
+    paths: list[Path]
+    depth: int
+    containers: list[Any]
+    sizes: list[int]
+    entries: list[Any]
+
+    def __iter__(self) -> Iterator[tuple[Path, nnx.Variable[Any], Any]]:
+        for path, variable, value in zip(self.paths, self.variables, self.values, strict=True):
+            yield path[self.depth :], variable, value
+
+    def changed(self) -> Iterator[tuple[Path, nnx.Variable[Any], Any]]:
+        """Those of the Variables that hold another value by now, with the value they had."""
+        is_other = map(operator.is_not, map(_values_of, self.variables), self.values)
+        for number in itertools.compress(itertools.count(), list(is_other)):
+            yield self.paths[number][self.depth :], self.variables[number], self.values[number]
+
+    def is_complete(self) -> bool:
+        """Whether all containers have the entries that they had: no Variable came or went."""
+        now = itertools.chain.from_iterable(self.containers)
+        return list(map(len, self.containers)) == self.sizes and all(
+            map(operator.is_, now, self.entries)
+        )
+
+
+_values_of = operator.methodcaller("get_raw_value")
+
+
+class Walk:
+    """Everything in a module, in one order: what a module inside holds is a slice of it.
+
+    Invariant: `_parts` has a module only if a walk from there would find the very same.
+    """
+
+    def __init__(self, module: Any):
+        self._found = Contents([], [], [], 0, [], [], [])
+        self._parts: dict[int, tuple[Any, int, list[int], list[int]]] = {}
+        self._numbers: dict[int, int] = {}
+        self._count = itertools.count()
+        self.collect(module, ())
+        self._found.values.extend(map(_values_of, self._found.variables))
+
+    def whole(self) -> Contents:
+        return self._found
+
+    def part(self, module: Any) -> Contents | None:
+        """What a module inside holds now; None if it is not inside or was changed since."""
+        if id(module) not in self._parts:
+            return None
+        _, depth, begun, ends = self._parts[id(module)]
+        variables, containers, entries = map(slice, begun, ends)
+        every = self._found
+        own = every.variables[variables]
+        found = Contents(
+            own,
+            list(map(_values_of, own)),
+            every.paths[variables],
+            depth,
+            every.containers[containers],
+            every.sizes[containers],
+            every.entries[entries],
+        )
+        return found if found.is_complete() else None
+
+    def collect(self, node: Any, path: Path) -> int:
+        """Find all in a node; the lowest number of a node that was found earlier on the way."""
+        kind = kind_of(type(node))
+        if kind == "plain":
+            return _NONE
+        if id(node) in self._numbers:
+            return self._numbers[id(node)]
+        if kind == "pytree" and not isinstance(node, nnx.Variable):
+            # a Variable by NNX's own answer, which it gives for an instance only
+            return self._collect_pytree(node, path)
+        number = self._numbers[id(node)] = next(self._count)
+        every = self._found
+        if kind in ("variable", "pytree"):
+            every.variables.append(node)
+            every.paths.append(path)
+            return _NONE
+        begun = self._ends()
+        items, entries = _entries(node, kind)
+        every.containers.append(entries)
+        every.sizes.append(len(entries))
+        every.entries.extend(entries)
+        lowest = _NONE
+        for name, value in items:  # no generator, which would take twice of Python's stack
+            lowest = min(lowest, self.collect(value, (*path, name)))
+        if kind != "object":  # only for what holds itself: any number of modules may share it
+            del self._numbers[id(node)]
+        elif lowest >= number:
+            self._parts[id(node)] = (node, len(path), begun, self._ends())
+        return lowest
+
+    def _ends(self) -> list[int]:
+        every = self._found
+        return [len(every.variables), len(every.containers), len(every.entries)]
+
+    def _collect_pytree(self, node: Any, path: Path) -> int:
+        is_node = lambda x: isinstance(x, nnx.Variable | nnx.Pytree)  # noqa: E731
+        leaves = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_node)[0]
+        found = [
+            self.collect(leaf, (*path, *map(plain_key, inner)))
+            for inner, leaf in leaves
+            if leaf is not node
+        ]
+        return min(found, default=_NONE)
+
+
+def _entries(node: Any, kind: str) -> tuple[Iterable[tuple[Any, Any]], Collection[Any]]:
+    """What of a container is looked into, by name, and all its entries, as they are at any time."""
+    if kind == "object":
+        held = vars(node)
+        inside = [name for name in sorted(held) if not name.startswith("_pytree__")]
+        return [(name, held[name]) for name in inside], held.values()
+    return (node.items(), node.values()) if kind == "dict" else (enumerate(node), node)
+
+
+_NONE = sys.maxsize
+
+
+class _Around(threading.local):
+    walks: tuple[Walk, ...] = ()
+
+
+_around = _Around()
+
+
+@contextlib.contextmanager
+def held(module: Any) -> Iterator[Contents]:
+    """What a module holds now. Inside, what the modules in it hold is found without a new walk,
+    which would take a time quadratic in the depth of a model whose modules call one another.
+    """
+    outer, found = _around.walks, _part(module)
+    if found is None:
+        walk = Walk(module)
+        found, _around.walks = walk.whole(), (walk, *outer)
+    try:
+        yield found
+    finally:
+        _around.walks = outer
 
 
 def contents(module: Any) -> Contents:
     """The Variables in a module, those of its children included, a shared one once."""
-    found = Contents({}, [])
-    _collect(module, (), found, set())
-    return found
+    found = _part(module)
+    return Walk(module).whole() if found is None else found
 
 
-def _collect(node: Any, path: Path, found: Contents, seen: set[int]) -> None:
-    kind = kind_of(type(node))
-    if kind == "plain" or id(node) in seen:
-        return
-    if kind in ("variable", "object", "list"):
-        seen.add(id(node))
-    if kind == "variable":
-        found.variables[path] = (node, node.get_raw_value())
-    elif kind == "object":
-        attributes = vars(node)
-        found.containers.append((attributes, tuple(attributes.values())))
-        for name in sorted(attributes):
-            if kind_of(type(attributes[name])) != "plain" and not name.startswith("_pytree__"):
-                _collect(attributes[name], (*path, name), found, seen)
-    elif kind == "list":
-        entries = tuple(node)
-        found.containers.append((node, entries))
-        for i, value in enumerate(entries):
-            _collect(value, (*path, i), found, seen)
-    elif kind == "dict":
-        found.containers.append((node, tuple(node.values())))
-        for name, value in node.items():
-            _collect(value, (*path, name), found, seen)
-    else:
-        _collect_pytree(node, path, found, seen)
-
-
-def _collect_pytree(node: Any, path: Path, found: Contents, seen: set[int]) -> None:
-    is_node = lambda x: isinstance(x, nnx.Variable | nnx.Pytree)  # noqa: E731
-    if isinstance(node, nnx.Variable):  # by NNX's own answer, which it gives for an instance only
-        seen.add(id(node))
-        found.variables[path] = (node, node.get_raw_value())
-        return
-    for inner, leaf in jax.tree_util.tree_flatten_with_path(node, is_leaf=is_node)[0]:
-        if leaf is not node:
-            _collect(leaf, (*path, *map(plain_key, inner)), found, seen)
+def _part(module: Any) -> Contents | None:
+    parts = (walk.part(module) for walk in _around.walks)
+    return next((part for part in parts if part is not None), None)
 
 
 def variables_by_path(roots: Mapping[Path, Any]) -> Iterator[tuple[Path, nnx.Variable[Any]]]:
     """The Variables of several modules, each under its whole path; a shared one for each module."""
     for prefix, root in roots.items():
-        for path, (variable, _) in contents(root).variables.items():
+        for path, variable, _ in contents(root):
             yield (*prefix, *path), variable
 
 
@@ -126,22 +243,15 @@ def differences(before: Contents, module: Any) -> Iterator[tuple[Path, Any, Any]
     """Each Variable whose value is another object than before: `(path, old, new)`, where each is
     the Variable and its value, or None for one that was not there.
     """
-    if all(_as_before(*one) for one in before.containers):
-        for path, (variable, value) in before.variables.items():
-            new = variable.get_raw_value()
-            if new is not value:
-                yield path, (variable, value), (variable, new)
+    if before.is_complete():
+        for path, variable, value in before.changed():
+            yield path, (variable, value), (variable, variable.get_raw_value())
         return
-    after = contents(module).variables
-    for path in dict.fromkeys([*before.variables, *after]):
-        old, new = before.variables.get(path), after.get(path)
+    olds, news = ({p: (x, value) for p, x, value in one} for one in (before, contents(module)))
+    for path in dict.fromkeys([*olds, *news]):
+        old, new = olds.get(path), news.get(path)
         if old is None or new is None or old[1] is not new[1]:
             yield path, old, new
-
-
-def _as_before(container: Any, entries: tuple[Any, ...]) -> bool:
-    now = container.values() if isinstance(container, dict) else container
-    return len(now) == len(entries) and all(map(operator.is_, now, entries))
 
 
 def float_arrays(variable: Any) -> list[Any]:
@@ -164,7 +274,7 @@ def _holds_floats(x: Any) -> bool:
 
 def parameter_arrays(module: nnx.Module) -> list[Any]:
     """The arrays (or abstract arrays) of the module's `nnx.Param`s, a shared one once."""
-    values = [v for p, v in contents(module).variables.values() if isinstance(p, nnx.Param)]
+    values = [value for _, p, value in contents(module) if isinstance(p, nnx.Param)]
     return [leaf for leaf in jax.tree.leaves(values) if is_array(leaf)]
 
 

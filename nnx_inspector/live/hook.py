@@ -276,7 +276,7 @@ class Watch:
         if idle or context.kind != "method" or context.path is None:
             return
         held: dict[str, jax.Array] = {}
-        for path, (variable, value) in contents(context.module).variables.items():
+        for path, variable, value in contents(context.module):
             is_kept = isinstance(variable, (nnx.Param, nnx.BatchStat))
             if is_kept and isinstance(value, jax.Array) and is_sampled(value):
                 inner = site_key(path)

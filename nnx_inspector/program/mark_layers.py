@@ -12,7 +12,7 @@ from typing import Any
 from nnx_inspector.hooks.layers import TAP_INPUT, TAP_OUTPUT, Context, Layer
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import Selection
-from nnx_inspector.hooks.variables import contents
+from nnx_inspector.hooks.variables import held
 from nnx_inspector.program.changes import mark_changes
 from nnx_inspector.program.marks import INPUT, OUTPUT, mark_arguments, mark_tree
 from nnx_inspector.program.stage import LayersOf
@@ -28,8 +28,8 @@ class MarkOutput:
     owner: Any
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
-        before = contents(context.module if context.kind == "method" else None)
-        out = next_fun(*args, **kwargs)
+        with held(context.module if context.kind == "method" else None) as before:
+            out = next_fun(*args, **kwargs)
         if context.kind == "method":
             out = mark_changes(out, before, context.module, owner=self.owner, site=context.site)
         return mark_tree(out, owner=self.owner, site=context.site, part=OUTPUT)

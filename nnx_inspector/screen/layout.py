@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from flax import nnx
 
 from nnx_inspector.hooks.sites import CALL, methods, parse_key, site_key
-from nnx_inspector.hooks.variables import parameter_count
+from nnx_inspector.hooks.variables import held, parameter_count
 from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.recordings.layers import MOST_LAYERS, MOST_ROWS, layer_key
@@ -174,17 +174,18 @@ def layout_of(
 
 
 def _places(trace: Trace) -> list[_Place]:
-    found = {
-        site.key: _Place(
-            site.key,
-            parse_key(site.key)[0],
-            type(site.module).__name__,
-            parameter_count(site.module),
-            tuple(site_key(alias) for alias in site.aliases),
-            CALL in methods(type(site.module)),
-        )
-        for site in trace.modules
-    }
+    with held(tuple(site.module for site in trace.modules)):
+        found = {
+            site.key: _Place(
+                site.key,
+                parse_key(site.key)[0],
+                type(site.module).__name__,
+                parameter_count(site.module),
+                tuple(site_key(alias) for alias in site.aliases),
+                CALL in methods(type(site.module)),
+            )
+            for site in trace.modules
+        }
     for call in trace.calls:
         if call.site not in found:
             path, method = parse_key(call.site)

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 from models import ZOO, rngs
 
-from nnx_inspector.hooks.variables import byte_count, contents, differences, parameter_count
+from nnx_inspector.hooks.variables import byte_count, contents, differences, held, parameter_count
 
 
 def by_nnx(model):
@@ -19,11 +19,23 @@ def by_nnx(model):
 @pytest.mark.parametrize("name", sorted(ZOO))
 def test_they_are_nnxs_own_under_nnxs_own_paths(name):
     model = ZOO[name]().model
-    found = contents(model).variables
     expected = by_nnx(model)
-    assert list(found) == list(expected)
-    assert all(found[path][0] is variable for path, variable in expected.items())
-    assert all(value is variable.get_raw_value() for variable, value in found.values())
+    assert_found(contents(model), expected)
+
+
+def assert_found(found, expected):
+    assert [path for path, _, _ in found] == list(expected)
+    assert all(expected[path] is variable for path, variable, _ in found)
+    assert all(value is variable.get_raw_value() for _, variable, value in found)
+
+
+@pytest.mark.parametrize("name", [*sorted(ZOO), "odd"])
+def test_what_modules_inside_hold_is_the_same_without_another_walk(name):
+    model = odd_model() if name == "odd" else ZOO[name]().model
+    with held(model) as whole:
+        assert_found(whole, by_nnx(model))
+        for _, module in nnx.iter_modules(model, graph=True):
+            assert_found(contents(module), by_nnx(module))
 
 
 def odd_model():
@@ -43,14 +55,17 @@ def odd_model():
 
 def test_shared_modules_containers_and_plain_pytrees_are_looked_into_once():
     model = odd_model()
-    assert list(contents(model).variables) == list(by_nnx(model))
+    assert_found(contents(model), by_nnx(model))
     assert len(contents(model).variables) == 7
 
 
 def changed(model, change):
     before = contents(model)
     change(model)
-    return [(path, old, new) for path, old, new in differences(before, model)]
+    found = [(path, old, new) for path, old, new in differences(before, model)]
+    with held((model, model)) as whole:  # and where it is inside of something else
+        assert len(list(whole)) == len(list(contents(model)))
+    return found
 
 
 def test_nothing_differs_where_nothing_was_written():

@@ -113,8 +113,7 @@ def numbers(value):
 
 
 def held(model) -> dict[str, np.ndarray]:
-    variables = contents(model).variables
-    return {site_key(path): numbers(value) for path, (_, value) in variables.items()}
+    return {site_key(path): numbers(value) for path, _, value in contents(model)}
 
 
 def changed_by(model, *args, **kwargs) -> dict[str, np.ndarray]:

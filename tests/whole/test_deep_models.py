@@ -10,7 +10,8 @@ import pytest
 from flax import nnx
 
 import nnx_inspector as nni
-from nnx_inspector.hooks import headroom
+from nnx_inspector.hooks import headroom, variables
+from nnx_inspector.screen.layout import layout_of
 
 X = jnp.ones(2)
 
@@ -27,6 +28,10 @@ class Nested(nnx.Module):
 class Endless(nnx.Module):
     def __call__(self, x: Any) -> Any:
         return self(x)
+
+
+def loss_of(model: Any, x: Any) -> Any:
+    return model(x).sum()
 
 
 def nested(depth: int) -> Any:
@@ -88,26 +93,61 @@ def test_a_deep_model_can_be_traced():
     assert [call.depth for call in traced.calls] == list(range(200))
 
 
-def test_a_deep_model_can_be_captured_and_differentiated():
-    def loss(model: Any, x: Any) -> Any:
-        return model(x).sum()
+def visits(work: Any) -> int:
+    """How many nodes are looked into on the ways through a model."""
+    seen = 0
 
+    def count(frame: Any, event: str, _: Any) -> None:
+        nonlocal seen
+        seen += event == "call" and frame.f_code is variables.Walk.collect.__code__
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda model: nni.trace(model, X),
+        lambda model: jax.eval_shape(nni.capture(model), X),
+        lambda model: layout_of(model, nni.trace(model, X), number=0, unseen={}),
+    ],
+    ids=["trace", "capture", "layout"],
+)
+def test_each_module_is_looked_into_a_few_times_however_deep(look: Any):
+    found = on_a_stack_of_its_own(
+        lambda: [visits(lambda depth=depth: look(nested(depth))) for depth in (20, 40)]
+    )
+    assert 0 < found[1] <= 2 * found[0]
+
+
+def test_a_deep_model_can_be_captured_and_differentiated():
     def shapes(f: Any, *args: Any) -> Any:
         return jax.eval_shape(lambda x: f(*args, x), X)
 
     model = nested(200)
     out, captured = on_a_stack_of_its_own(lambda: shapes(nni.capture(model)))
     assert (out.shape, len(captured)) == ((2,), 200)
-    found = on_a_stack_of_its_own(lambda: shapes(nni.value_and_grad(loss), model))
+    found = on_a_stack_of_its_own(lambda: shapes(nni.value_and_grad(loss_of), model))
     assert not isinstance(found, Exception), found
 
 
 @pytest.mark.parametrize("depth", [30, pytest.param(300, marks=pytest.mark.long)])
 def test_a_deep_model_is_inspected(depth: int, tmp_path: Any):
     def work() -> Any:
-        insp = nni.Inspector(nested(depth), X, display=False)
+        model = nested(depth)
+        insp = nni.Inspector(model, X, display=False)
         assert insp.run().shape == (2,)
+        assert insp.step(loss_of, X) == 2
+        step = nnx.jit(nnx.value_and_grad(loss_of))
+        assert [step(model, x)[0] for x in insp.watch([X, X], every=1)] == [2, 2]
         insp.save(tmp_path / "deep.nni")
+        assert insp.to_html(tmp_path / "deep.html") > 0
         insp.close()
         return insp.recording, nni.load(tmp_path / "deep.nni")
 
@@ -115,7 +155,7 @@ def test_a_deep_model_is_inspected(depth: int, tmp_path: Any):
     assert not isinstance(found, Exception), found
     for recording in found:
         assert len(recording.sites) == depth
-        assert [p.kind for p in recording.passes] == ["run", "run"]
+        assert [p.kind for p in recording.passes] == ["run", "run", "step", "watch", "watch"]
 
 
 def test_a_recursion_without_end_ends_in_python_s_own_error():

@@ -198,7 +198,7 @@ def opened_tree(opened: Opened, site: str, call: int | None) -> Any:
 def _arrays_of(module: nnx.Module) -> list[tuple[str, Any]]:
     """The arrays of the Variables of a module and its children, by name."""
     found: list[tuple[str, Any]] = []
-    for path, (_, raw) in contents(module).variables.items():
+    for path, _, raw in contents(module):
         for inner, leaf in jax.tree_util.tree_flatten_with_path(raw)[0]:
             leaf = leaf[...] if isinstance(leaf, jax.Ref) else leaf
             if isinstance(leaf, (jax.Array, np.ndarray)):

@@ -20,7 +20,7 @@ from nnx_inspector._compat import jaxprs, sources
 from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks import linen
 from nnx_inspector.hooks.layers import Context
-from nnx_inspector.hooks.variables import Contents, byte_count, contents, parameter_arrays
+from nnx_inspector.hooks.variables import Contents, byte_count, held, parameter_arrays
 from nnx_inspector.program.analysis.cost import equation_flops, is_arithmetic
 from nnx_inspector.program.analysis.describe import in_words, value_in_words
 from nnx_inspector.program.analysis.identity import Values
@@ -366,25 +366,24 @@ class MarkCalls:
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
         module, site, kind = context.module, context.site or "", context.type_name
-        before = contents(module if context.kind == "method" else None)
         source, inner = sources.source_of_caller()
-        shapes = linen.parameter_shapes(module) if context.kind == "linen" else _shapes(before)
-        first = next(iter(shapes), None)
-        call = CallSite(site, context.path or "", kind, source, first)
-        self.history.begin(call)
-        # an inner function's trace may be reused elsewhere: there its equation has the line
-        call = dataclasses.replace(call, source="" if inner else source)
-        params = {"owner": self.owner, "site": site, "call": call}
-        try:
-            args, kwargs = mark_arguments(args, kwargs, part=BEGIN, **params)
-            out = next_fun(*args, **kwargs)
-        except Exception as error:
-            if self.history.fail(error):
-                error.add_note(
-                    f"nnx_inspector: raised in the call of {site or '(root)'!r} ({kind}) with "
-                    f"inputs {in_words(args, kwargs)}."
-                )
-            raise
+        with held(module if context.kind == "method" else None) as before:
+            shapes = linen.parameter_shapes(module) if context.kind == "linen" else _shapes(before)
+            call = CallSite(site, context.path or "", kind, source, next(iter(shapes), None))
+            self.history.begin(call)
+            # an inner function's trace may be reused elsewhere: there its equation has the line
+            call = dataclasses.replace(call, source="" if inner else source)
+            params = {"owner": self.owner, "site": site, "call": call}
+            try:
+                args, kwargs = mark_arguments(args, kwargs, part=BEGIN, **params)
+                out = next_fun(*args, **kwargs)
+            except Exception as error:
+                if self.history.fail(error):
+                    error.add_note(
+                        f"nnx_inspector: raised in the call of {site or '(root)'!r} ({kind}) with "
+                        f"inputs {in_words(args, kwargs)}."
+                    )
+                raise
         if context.kind == "method":
             out = mark_changes(out, before, module, **params)
         text = value_in_words(out)
@@ -409,9 +408,9 @@ class MarkInputs:
         return next_fun(*args, **kwargs)
 
 
-def _shapes(held: Contents) -> Iterator[tuple[int, ...]]:
+def _shapes(before: Contents) -> Iterator[tuple[int, ...]]:
     """The shapes of a module's parameters, one by one."""
-    for variable, value in held.variables.values():
+    for _, variable, value in before:
         if isinstance(variable, nnx.Param):
             for leaf in jax.tree.leaves(value):
                 if is_array(leaf):

@@ -27,7 +27,7 @@ from nnx_inspector.hooks.sites import (
     parse_key,
     site_key,
 )
-from nnx_inspector.hooks.variables import unseen_references
+from nnx_inspector.hooks.variables import held, unseen_references
 from nnx_inspector.program.analysis.calls import (
     History,
     MarkCalls,
@@ -191,16 +191,17 @@ def traced(
 ) -> Trace:
     """As `trace`, with paths relative to the given roots."""
     sites = tuple(s for prefix, root in roots.items() for s in module_sites(root, prefix))
-    held: dict[str, Any] = {site.key: site.module for site in sites}
+    parts: dict[str, Any] = {site.key: site.module for site in sites}
     for site in sites:
-        held |= {
+        parts |= {
             site_key((*site.path, *path)): part for path, part in linen_parts(site.module).items()
         }
-    modules = Modules(held)
+    modules = Modules(parts)
     history = History(modules)
     source, _ = sources.source_of_caller()
     with contextlib.ExitStack() as stack:
         stack.callback(history.close)
+        stack.enter_context(held(tuple(roots.values())))  # the modules are asked one by one
         try:
             stage = stack.enter_context(
                 staged(
