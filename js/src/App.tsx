@@ -1,6 +1,6 @@
-// One view: header, what is wrong, what is perturbed, and below them the tree beside the detail.
-// Invariants: a failure in one part shows its text in that part's place and leaves the rest alone;
-// no key that is pressed in here is one of the host's shortcuts.
+// One view: header, findings and perturbations, with the tree and the detail below them.
+// Invariants: an error in one part shows its text in that part's place and leaves the rest alone;
+// a key pressed here never triggers a shortcut of the host.
 import { render, type ComponentChildren } from "preact";
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { Detail } from "./detail/Detail";
@@ -23,7 +23,7 @@ interface Props {
   bridge: Bridge;
 }
 
-/** A store and the bridge that fills it, and what ends them. */
+/** A store, the bridge that fills it, and a function that ends both. */
 export function connected(): Props & { close(): void } {
   const store: Store = new Store({
     ask: (request, settle) => bridge.ask(request, settle),
@@ -40,11 +40,11 @@ export function connected(): Props & { close(): void } {
   };
 }
 
-/** Shows a view in `place`; call what it returns to end it. */
+/** Shows a view in `place`; call the returned function to end it. */
 export function mount({ store, bridge }: Props, place: HTMLElement): () => void {
   readTheme();
   render(<App store={store} bridge={bridge} />, place);
-  // Read while there is nothing to style: with the first data it would style every row twice.
+  // Read before there is anything to style: with the first data, every row would be styled twice.
   paletteOf(place.querySelector(".nni-root")!);
   return () => render(null, place);
 }
@@ -61,7 +61,7 @@ function App({ store, bridge }: Props) {
     root.current!.querySelector<HTMLInputElement>(`[data-testid="${ids.search}"]`)?.focus();
   };
 
-  // Lumino looks for the attribute from the focused element upwards, but tries its selectors (which
+  // Lumino looks for the attribute from the focused element upwards, but tests its selectors (which
   // end in `:focus`) on the way: an element above the focused one is too late.
   const onFocusIn = (event: FocusEvent): void => {
     if (event.target instanceof Element) event.target.setAttribute("data-lm-suppress-shortcuts", "true");

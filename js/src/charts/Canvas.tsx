@@ -1,6 +1,6 @@
 // A canvas as wide as its place and `height` high, painted by a function in CSS pixels.
-// Invariant: repainted when the function, the size, the pixel ratio or the theme changes, and never
-// laid out by what is painted: streaming data moves nothing on the page.
+// Invariant: it is repainted when the function, the size, the pixel ratio or the theme changes, and
+// the painting never affects the layout: streaming data moves nothing on the page.
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { paletteOf, repaint, type Palette } from "../ui/theme";
 
@@ -13,9 +13,9 @@ export interface Area {
 
 interface Props {
   height: number;
-  /** Without it: as wide as the parent. */
+  /** By default the width of the parent. */
   width?: number;
-  /** "" where what is around it says what it shows. */
+  /** "" if its surroundings describe it. */
   label: string;
   testid?: string;
   paint: (area: Area) => void;

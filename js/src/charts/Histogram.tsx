@@ -1,8 +1,8 @@
 // One histogram as SVG: bars, axis, and the range and count under the pointer or the arrow keys.
 // On the log axis bins keep their own edges; on the linear one their counts are spread over equal
 // widths. Areas are counts on either; all bars are one path (a hundred elements cost 8 ms a frame).
-// Invariant: a tall bar of zeros is cut and labelled, so that the rest stays readable; the
-// line that tells about a bar has its place whether it is empty or not.
+// Invariant: a tall bar of zeros is cut and labelled, so that the rest stays readable; the line
+// about a bar keeps its place even when it is empty.
 import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { count, percent, real, tick } from "../ui/format";
 import { ids } from "../ui/testids";
@@ -16,7 +16,7 @@ interface Props {
   log: boolean;
   quantity: string;
   word: string;
-  /** Of the pinned pass: drawn as an outline. */
+  /** The histogram of the pinned pass, drawn as an outline. */
   behind?: readonly Bar[] | undefined;
 }
 
@@ -130,7 +130,7 @@ function onLinear(bars: readonly Bar[]): { drawn: Drawn[]; scale: Scale } {
   return { drawn, scale };
 }
 
-/** Negative values, a middle for those next to zero, positive values; either side may be absent. */
+/** Negative values, a middle for values near zero, positive values; either side may be missing. */
 function onLog(bars: readonly Bar[]): { drawn: Drawn[]; scale: Scale } {
   const threshold = middleOf(bars);
   const small = (bar: Bar): boolean => !isZero(bar) && bar.low >= -threshold && bar.high <= threshold;
@@ -149,7 +149,7 @@ function onLog(bars: readonly Bar[]): { drawn: Drawn[]; scale: Scale } {
   return { drawn: merged.map((bar) => ({ ...bar, from: scale.at(bar.low), to: scale.at(bar.high) })), scale };
 }
 
-/** The edge of a bin such that only few values lie nearer to zero. */
+/** The edge of the bin below which only few values lie nearer to zero. */
 function middleOf(bars: readonly Bar[]): number {
   const sizes = bars
     .filter((bar) => !isZero(bar))
@@ -164,7 +164,7 @@ function middleOf(bars: readonly Bar[]): number {
   return sizes[sizes.length - 1].near;
 }
 
-/** How high the chart reaches; one bar that towers over all others is cut. */
+/** The height of the chart; one bar that towers over all others is cut. */
 function ceiling(heights: readonly number[]): { top: number; cut: number | null } {
   const sorted = heights.map((h, i) => [h, i] as const).sort((a, b) => b[0] - a[0]);
   const [highest, second] = [sorted[0], sorted[1]];

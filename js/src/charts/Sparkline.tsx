@@ -6,7 +6,7 @@ interface Props {
   heights: Uint8Array;
   width: number;
   height: number;
-  /** "" where what is around it says what it shows. */
+  /** "" if its surroundings describe it. */
   label: string;
 }
 

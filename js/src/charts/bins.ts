@@ -8,7 +8,7 @@ export interface Bar {
   readonly count: number;
 }
 
-const MANTISSA = 3; // bits of it in a bin, after sign and exponent
+const MANTISSA = 3; // mantissa bits in a bin, after sign and exponent
 const SHIFT = 23 - MANTISSA;
 const SIGN = 1 << (8 + MANTISSA);
 const LAST = 0xff << MANTISSA; // the first of the bins of infinities and NaN, which are never filled
@@ -22,7 +22,7 @@ function float(bits: number): number {
   return word.getFloat32(0);
 }
 
-/** The values a bin covers. The bins of zero and of the subnormals are one range about 0. */
+/** The range of a bin. The bins of zero and of the subnormals are one range about 0. */
 export function edges(bin: number): [low: number, high: number] {
   const size = bin & (SIGN - 1);
   if (size < 1 << MANTISSA) return [-SMALLEST, SMALLEST];
@@ -31,7 +31,7 @@ export function edges(bin: number): [low: number, high: number] {
   return bin & SIGN ? [-high, -low] : [low, high];
 }
 
-/** Pairs (bin, count) -> bars in rising order, all bins about zero as one. */
+/** Pairs (bin, count) -> bars in ascending order, with all bins about zero as one. */
 export function toBars(pairs: Float64Array): Bar[] {
   let zeros = 0;
   const bars: Bar[] = [];
@@ -69,7 +69,7 @@ export function rebin(bars: readonly Bar[], n: number): Bar[] {
   if (bars.some(isZero)) ends.push(0);
   const low = zeroOnly ? -0.5 : Math.min(...ends);
   const high = zeroOnly ? 0.5 : Math.max(...ends);
-  const width = high / n - low / n; // apart: the difference itself may overflow
+  const width = high / n - low / n; // divided separately: the difference itself may overflow
   const counts = new Array<number>(n).fill(0);
   const place = (value: number): number => Math.min(Math.max((value - low) / width, 0), n);
   for (const bar of bars) {

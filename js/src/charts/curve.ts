@@ -1,4 +1,4 @@
-// One metric over the steps, as a line. Invariant: values that are not finite are gaps in it.
+// One metric over the steps, as a line. Invariant: values that are not finite are gaps.
 import type { Area } from "./Canvas";
 import { plot } from "./plot";
 import { linear, stepTicks } from "./scale";

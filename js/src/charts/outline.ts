@@ -1,7 +1,7 @@
-// The histogram of the pinned pass as an outline over that of the pass on screen.
-// Invariant: on the axis and the scale of the bars on screen, as shares of all values, so that two
-// passes with unlike numbers of values have outlines of equal area. What the axis does not reach is
-// left out.
+// The histogram of the pinned pass as an outline over the histogram of the pass on screen.
+// Invariant: it has the axis and the scale of the bars on screen, as shares of all values, so that
+// passes with different numbers of values have outlines of equal area. Values outside of the axis
+// are left out.
 import { isZero, type Bar } from "./bins";
 import type { Scale } from "./scale";
 

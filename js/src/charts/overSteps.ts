@@ -1,5 +1,5 @@
 // A history over the steps: quantile bands with the median, or a heatmap of the distribution.
-// Invariant: a step in which nothing was measured is a gap, never a line drawn across it.
+// Invariant: a step without a measurement is a gap; no line is drawn across it.
 import type { HistoryData } from "../kernel/decode";
 import { HISTORY_BINS, HISTORY_QUANTILES } from "../kernel/protocol";
 import type { Area } from "./Canvas";
@@ -61,7 +61,7 @@ export function paintHeatmap(area: Area, history: HistoryData, color: string): v
   }
 }
 
-/** Columns meet half way between their steps. */
+/** Columns meet halfway between their steps. */
 function columnBounds(steps: Float64Array): number[] {
   const n = steps.length;
   if (n === 1) return [steps[0] - 0.5, steps[0] + 0.5];
@@ -71,7 +71,7 @@ function columnBounds(steps: Float64Array): number[] {
   return bounds;
 }
 
-/** One pixel a cell, opacity by the square root of the fraction: tails stay visible. */
+/** One pixel per cell; its opacity is the square root of the fraction, so that tails stay visible. */
 function heatmapImage(fractions: Float64Array, steps: number, [r, g, b]: number[]): HTMLCanvasElement | null {
   if (steps === 0) return null;
   const canvas = document.createElement("canvas");

@@ -1,5 +1,5 @@
-// Where a value lies on an axis, as a fraction of its length, and which values get a tick.
-// Invariant: every scale is monotonic and maps its ends to 0 and 1, also where they are equal.
+// The place of a value on an axis, as a fraction of its length, and the ticks of an axis.
+// Invariant: every scale is monotonic and maps its ends to 0 and 1, even if they are equal.
 
 export interface Scale {
   at(value: number): number;
@@ -12,7 +12,7 @@ export function linear(low: number, high: number, wanted = 5): Scale {
   return { at: (value) => (value - low) / span, ticks: niceTicks(low, high, wanted) };
 }
 
-/** Multiples of 1, 2 or 5 times a power of ten, about `wanted` of them. */
+/** About `wanted` multiples of 1, 2 or 5 times a power of ten. */
 export function niceTicks(low: number, high: number, wanted: number): number[] {
   const rough = (high - low) / wanted;
   if (!(rough > 0) || !Number.isFinite(rough)) return [low];
@@ -29,8 +29,8 @@ export function stepTicks(low: number, high: number, wanted: number): number[] {
 }
 
 /**
- * Logarithmic outside (-threshold, threshold), linear within, where `middle` decades' worth of
- * length is given to the values about zero. One side only, if all values are on one side.
+ * Logarithmic outside (-threshold, threshold) and linear within, where the values about zero take
+ * the length of `middle` decades. It has one side only if all values are on one side.
  */
 export function symlog(low: number, high: number, threshold: number, middle = 0.6): Scale {
   const raw = (value: number): number => {
@@ -43,7 +43,7 @@ export function symlog(low: number, high: number, threshold: number, middle = 0.
   return { at: (value) => (raw(value) - from) / (to - from), ticks: powerTicks(low, high, threshold) };
 }
 
-/** Between values that are evenly spaced on the axis: the edges of a heatmap's rows. */
+/** The edges of a heatmap's rows: values that are evenly spaced on the axis. */
 export function along(edges: Float64Array): Scale {
   const n = edges.length - 1;
   const at = (value: number): number => {
@@ -81,8 +81,8 @@ interface Label {
 const BETWEEN = 8;
 
 /**
- * Labels below an axis of `length` pixels, inside it but for `over` at the ends, none touching
- * another: 0 and the outermost stay, then earlier ticks win.
+ * Labels below an axis of `length` pixels, which exceed it by at most `over` at the ends and do not
+ * touch: 0 and the outermost ticks have priority, then earlier ticks.
  */
 export function labels(scale: Scale, length: number, text: (value: number) => string, widthOf: (text: string) => number, over = 0): Label[] {
   const all = scale.ticks
@@ -103,7 +103,7 @@ export function labels(scale: Scale, length: number, text: (value: number) => st
   return kept.sort((a, b) => a.at - b.at);
 }
 
-/** Ticks whose labels do not touch: earlier ones win, `apart` is a fraction of the axis. */
+/** Ticks whose labels do not touch: earlier ones have priority; `apart` is a fraction of the axis. */
 export function spaced(scale: Scale, apart: number): { value: number; at: number }[] {
   const kept: { value: number; at: number }[] = [];
   for (const value of scale.ticks) {

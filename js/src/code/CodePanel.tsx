@@ -1,5 +1,5 @@
-// Where the selected module is called, what its type says of itself, and what it sows.
-// Invariant: source and documentation are text nodes, as they stand in the file.
+// The calls of the selected module, the docstring of its type, and the values that it sows.
+// Invariant: source and documentation are text nodes, exactly as in the file.
 import { statistic } from "../kernel/decode";
 import { useLook } from "../kernel/looks";
 import type { Excerpt, Site } from "../kernel/protocol";
@@ -69,7 +69,7 @@ function Lines({ excerpt }: { excerpt: Excerpt }) {
   );
 }
 
-/** What it hands to `sow` or `perturb`: sites of their own, with figures in every frame. */
+/** The values that it passes to `sow` or `perturb`: sites of their own, with figures in each frame. */
 function Sown({ store, sown }: { store: Store; sown: readonly string[] }) {
   const sites = store.sites.value;
   const frame = store.frame.value;

@@ -1,6 +1,6 @@
-// The pass on screen against the pinned one, or against another run: the sites that are farthest
-// apart first, each a link. Invariants: a figure is never without the two passes that it is of; what
-// is not known, or is in one of the two only, is said in words and ranks last.
+// The pass on screen against the pinned one, or against another run: sites by difference, largest
+// first, each with a link. Invariants: a figure is never shown without its two passes; sites that
+// are unknown, or in only one of the two, are described in words and come last.
 import { useEffect, useState } from "preact/hooks";
 import { OTHER, type Compared, type ComparedRow, type Quantity } from "../kernel/protocol";
 import { label, rowOf } from "../kernel/sites";
@@ -26,7 +26,7 @@ export function ComparePanel({ store }: { store: Store }) {
   const following = timeline.held.value === null;
   const fits = result !== null && result.pinned === pinned;
   const isNow = fits && result.number === number;
-  // While a run goes on the ranking stays as it is until it is asked for again.
+  // During a run the ranking stays as it is until the user requests it again.
   const wanted = pinned !== undefined && number !== undefined && number !== pinned && (fits && following ? false : !isNow);
   useEffect(() => {
     if (wanted) compare.ask(false);
@@ -46,7 +46,7 @@ export function ComparePanel({ store }: { store: Store }) {
   );
 }
 
-/** Puts the other run beside this one again, where something else is pinned. */
+/** Pins the other run again if something else is pinned. */
 function Bring({ store }: { store: Store }) {
   const other = store.compare.other.value;
   if (!other || store.timeline.pinned.value?.header.number === OTHER) return null;
@@ -156,7 +156,7 @@ function Head({ measure, chosen, choose, text }: { measure: Measure; chosen: Mea
   );
 }
 
-/** The farthest first; then what is not known; last what only one of the passes has. */
+/** The largest difference first, then unknown ones, then sites in only one of the passes. */
 function rank(rows: readonly ComparedRow[], measure: Measure): ComparedRow[] {
   const size = (row: ComparedRow): number => {
     if (row.where !== "both") return -2;

@@ -1,13 +1,13 @@
-// Two passes compared, and the pass of another run to compare with.
-// Invariants: another run's pass is pinned when it comes, once; one request at a time, and what is
-// shown says which two passes it is of. The kernel computes; nothing is derived here.
+// The comparison of two passes, and the pass of another run to compare with.
+// Invariants: another run's pass is pinned once, when it arrives; one request at a time; a comparison
+// names its two passes. The kernel computes; nothing is derived here.
 import { batch, signal, type Signal } from "@preact/signals";
 import type { Ask } from "../kernel/bridge";
 import type { FrameData } from "../kernel/decode";
 import { OTHER, type Compared, type Other } from "../kernel/protocol";
 import type { Timeline } from "../time/timeline";
 
-/** What it needs of the store. */
+/** The parts of the store that it needs. */
 interface Around {
   readonly frame: Signal<FrameData | null>;
   readonly timeline: Timeline;
@@ -27,7 +27,7 @@ export class CompareState {
 
   takeOther(message: Other): void {
     const { timeline, panel } = this.around;
-    const isNew = message.number > this.brought; // a reloaded page is told again
+    const isNew = message.number > this.brought; // sent again to a reloaded page
     this.brought = message.number;
     batch(() => {
       this.other.value = message.name === "" ? null : message;
@@ -47,7 +47,7 @@ export class CompareState {
     this.result.value = message;
   }
 
-  /** Compare the pass on screen with the pinned one; unless `again`, two passes once. */
+  /** Compare the pass on screen with the pinned one; the same two passes again only if `again`. */
   ask(again = true): void {
     const number = this.around.frame.value?.header.number;
     const pinned = this.around.timeline.pinned.value?.header.number;

@@ -1,4 +1,4 @@
-// Copies a path, and says for a moment that it did.
+// A button that copies a path, and says so for a moment.
 import { useCopy } from "../ui/copy";
 import { ids } from "../ui/testids";
 

@@ -1,4 +1,4 @@
-// The histograms of the selected site's activation and gradient, on one kind of axis.
+// The histograms of the selected site's activation and gradient, on the same kind of axis.
 import { useMemo } from "preact/hooks";
 import { toBars } from "../charts/bins";
 import { Histogram } from "../charts/Histogram";

@@ -1,4 +1,4 @@
-// What is known of a site without running it: type, shapes, parameters, cost, where it is called.
+// The facts about a site that need no run: type, shapes, parameters, cost, source of its call.
 import type { ComponentChildren } from "preact";
 import type { Site } from "../kernel/protocol";
 import { compact, count } from "../ui/format";

@@ -1,5 +1,5 @@
 // The figures of one site, activation beside gradient.
-// Invariant: a dash is "not measured"; a count of NaN is a count and stands out when it is not 0.
+// Invariant: a dash means "not measured"; a count of NaN values stands out if it is not 0.
 import { statistic, type FrameData } from "../kernel/decode";
 import { STATISTICS, type Statistic } from "../kernel/protocol";
 import type { Store } from "../store";

@@ -1,4 +1,4 @@
-// How the selected site's values moved over the steps: bands of quantiles, or a heatmap.
+// The selected site's values over the steps: bands of quantiles, or a heatmap.
 import { useCallback } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
 import { paintBands, paintHeatmap } from "../charts/overSteps";

@@ -1,6 +1,6 @@
-// The panels of the selected site, one at a time, and the strip of tabs that picks one.
-// Invariant: a panel that is not shown costs nothing: it is not rendered. The keys are those of the
-// ARIA tabs pattern (arrows, Home, End).
+// The panels of the selected site, one at a time, and the tabs that choose one.
+// Invariant: a hidden panel is not rendered, so it costs nothing. The keys are those of the ARIA
+// tabs pattern (arrows, Home, End).
 import type { FunctionComponent } from "preact";
 import { CodePanel } from "../code/CodePanel";
 import { ComparePanel } from "../compare/ComparePanel";
@@ -30,9 +30,9 @@ interface Panel {
   readonly View: FunctionComponent<PanelProps>;
 }
 
-/** Those that a page without a kernel does not have. */
+/** The panels that a page without a kernel does not have. */
 const LIVE = new Set(["values", "compare"]);
-/** In the order of the tabs; the first is shown at first. */
+/** In the order of the tabs; the first one is shown initially. */
 const panelsOf = ({ store: { replay, missing } }: PanelProps): readonly Panel[] =>
   replay.value ? ALL.filter(({ name }) => !LIVE.has(name) && !missing.value.has(name)) : ALL;
 const ALL: readonly Panel[] = [

@@ -1,6 +1,6 @@
-// What is wrong, as far as the rules can tell: one button in the header, and below it the list, worst
-// first, each with a link to its site. Invariant: the list lies over the view, so that a finding
-// that comes while data streams moves nothing; texts are text.
+// The findings of the rules: one button in the header, and below it the list, worst first, each with
+// a link to its site. Invariant: the list overlays the view, so a finding that arrives while data
+// streams moves nothing; all texts are text nodes.
 import { useRef, useState } from "preact/hooks";
 import type { FindingRow, Findings as Found } from "../kernel/protocol";
 import { label, rowOf } from "../kernel/sites";

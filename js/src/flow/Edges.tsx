@@ -1,6 +1,6 @@
-// The edges of a drawing: all of a kind in one path, those of one node once more on top.
-// Invariant: labels are text in the drawing's own coordinates; hidden from screen readers, to whom
-// the nodes say what they feed.
+// The edges of a drawing: one path for each kind of edge, and the edges of one node again on top.
+// Invariant: labels are text in the drawing's own coordinates. Edges are hidden from screen readers,
+// because the nodes name the nodes that they feed.
 import { useMemo } from "preact/hooks";
 import { edgeLabel, labelWidth } from "./layout/sizes";
 import { head, line } from "./paths";

@@ -1,6 +1,6 @@
-// The panel: which module's flow it is and the way out, the graph, what colours it, and what is not
-// in it. Invariant: what is measured changes colours and sparklines, never a place; where the graph
-// cannot be laid out the same is told as a list.
+// The panel "Flow": the module and the way out of it, the graph, the figure that colours it, and the
+// modules that are not in it. Invariant: measurements change colours and sparklines, never positions;
+// a graph that cannot be laid out is shown as a list.
 import { computed, type ReadonlySignal } from "@preact/signals";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import { ancestors, label } from "../kernel/sites";
@@ -108,7 +108,7 @@ function Crumbs({ store }: { store: Store }) {
   );
 }
 
-/** The scale, and the figure of the node under the pointer or the focus. Reads every frame. */
+/** The scale, and the figure of the node under the pointer or with the focus. Reads every frame. */
 function Legend({ store, colours: signal }: { store: Store; colours: ReadonlySignal<Coloured> }) {
   const figure = store.flow.figure.value;
   const colours = signal.value;

@@ -1,6 +1,6 @@
-// The drawing: nodes as elements, edges as a few paths behind them, moved and enlarged by one
-// transform. Invariant: moving and zooming render nothing; one node at a time can be tabbed to;
-// the wheel alone is the page's.
+// The drawing: nodes as elements and edges as a few paths behind them, moved and zoomed by one
+// transform. Invariant: moving and zooming render nothing; one node at a time is a tab stop; the
+// wheel without a key scrolls the page.
 import { effect, type ReadonlySignal } from "@preact/signals";
 import type { RefObject } from "preact";
 import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
@@ -17,7 +17,7 @@ import { neighbours, stepTo } from "./paths";
 import type { Drawing } from "./state";
 import { atFirst, fit, reveal, within, zoom, type Viewport } from "./viewport";
 
-/** What the buttons do. */
+/** The actions of the buttons. */
 export type Hold = (what: "in" | "out" | "fit") => void;
 
 interface Props {
@@ -53,7 +53,7 @@ export function Graph({ store, drawing, colours, hold }: Props) {
     moved.current!.classList.toggle("nni-flow-far", k < FAR);
   }, []);
 
-  // A new drawing begins where things go in; the node of the selection is in view.
+  // A new drawing starts at its inputs, with the selected node in view.
   useLayoutEffect(() => {
     setCursor(null);
     let to = atFirst(arranged, room(), arranged.nodes[0] ?? null);
@@ -82,7 +82,7 @@ export function Graph({ store, drawing, colours, hold }: Props) {
     return () => element.removeEventListener("wheel", onWheel);
   }, [arranged, place, hold]);
 
-  // A frame writes the colours alone: rendering 200 nodes for it would hold the page up.
+  // A frame only writes the colours: rendering 200 nodes for each frame would block the page.
   useEffect(() => {
     const nodes = [...moved.current!.querySelectorAll<HTMLElement>(".nni-flow-module")];
     return effect(() => paint(nodes, colours.value, store.flow.figure.value === "NaN and Inf"));
@@ -173,7 +173,7 @@ export function Graph({ store, drawing, colours, hold }: Props) {
         const number = numberAt(event.target);
         if (number !== null) enter(number);
       }}
-      onScroll={(event) => event.currentTarget.scrollTo(0, 0) /* a browser scrolls to what it focuses */}
+      onScroll={(event) => event.currentTarget.scrollTo(0, 0) /* a browser scrolls to the element that it focuses */}
     >
       <div ref={moved} class="nni-flow-drawing" style={{ width: `${arranged.width}px`, height: `${arranged.height}px` }}>
         <Edges drawing={drawing} of={tab} />

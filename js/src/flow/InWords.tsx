@@ -1,4 +1,4 @@
-// A flow as a list: each node in order with what it feeds. For where nothing can be laid out.
+// A flow as a list, for hosts that cannot lay it out: each node in order, with the nodes it feeds.
 import type { Flow } from "../kernel/protocol";
 import { shortType } from "../ui/format";
 import { ids } from "../ui/testids";

@@ -1,5 +1,5 @@
-// One node: name, type, sparkline and what is special about it. Its name for a screen reader says
-// what it gives and what it feeds. Invariant: text only; its place never depends on what is measured.
+// One node: name, type, sparkline and special marks. Its name for a screen reader includes its output
+// and the nodes it feeds. Invariant: text only; its position never depends on measurements.
 import { Sparkline } from "../charts/Sparkline";
 import { sparkline } from "../kernel/decode";
 import type { FlowNode } from "../kernel/protocol";
@@ -27,7 +27,7 @@ export function titleOf(node: FlowNode): string {
   return node.role === "module" ? label(node.site) : node.name;
 }
 
-/** Rendered again only where one of its own properties changes. */
+/** Rendered again only if one of its own properties changes. */
 export const Node = memo(One);
 
 function One({ store, node, number, place, size, feeds, selected, tab }: Props) {
@@ -91,7 +91,7 @@ function Alarm({ store, index }: { store: Store; index: number }) {
   return bad ? <span class="nni-badge nni-badge-bad">NaN</span> : null;
 }
 
-/** Alone reads the frame: where no figure colours the nodes, a frame renders these and no others. */
+/** Only this part reads the frame: if no figure colours the nodes, a frame renders nothing else. */
 function Spark({ store, index }: { store: Store; index: number }) {
   const heights = sparkline(store.frame.value, index);
   if (!heights) return <span class="nni-flow-spark nni-faint">–</span>;

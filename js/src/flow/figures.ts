@@ -1,6 +1,6 @@
-// The figure that colours the nodes of a flow, and the scale that it is drawn on.
+// The figure that colours the nodes of a flow, and its scale.
 // Invariant: sizes are coloured by their logarithm (they span decades), effects and counts from 0;
-// what was not measured has no colour, and is told apart from the least. The colours are ui/base.css's.
+// a node without a measurement has no colour, unlike the least value. ui/base.css has the colours.
 import { statistic, type FrameData } from "../kernel/decode";
 import type { Effect } from "../kernel/protocol";
 
@@ -12,7 +12,7 @@ export interface Coloured {
   readonly high: number;
   /** Whether the scale is logarithmic. */
   readonly log: boolean;
-  /** From 0 to 1 by site key; absent: not measured. */
+  /** Site key -> a number from 0 to 1; missing if not measured. */
   readonly shares: ReadonlyMap<string, number>;
   readonly values: ReadonlyMap<string, number>;
 }

@@ -1,4 +1,4 @@
-// What the panel does with a module: select it and stay, or leave one for a module around it.
+// Moves between modules: select one and stay, or leave one for a module around it.
 import { ancestors } from "../kernel/sites";
 import type { Store } from "../store";
 
@@ -7,7 +7,7 @@ export function pick(store: Store, site: string): void {
   store.select(site);
 }
 
-/** Show the flow of a module around; what was left is selected there, where it is a node. */
+/** Show the flow of an enclosing module, and select the module that was left if it is a node. */
 export function leave(store: Store, to: string): void {
   const sites = store.sites.peek();
   const from = store.flow.scope.peek();

@@ -1,5 +1,5 @@
-// Nodes along edges, and edges as SVG paths. Invariant: pure; a join is no stop on the way: who goes
-// along an edge into one comes out at what takes the joined value.
+// Nodes along edges, and edges as SVG paths. Invariant: pure; a join is not a stop on the way: an
+// edge into a join leads to the nodes that receive the joined value.
 import type { Flow } from "../kernel/protocol";
 import type { Arranged, Point } from "./layout/arrange";
 
@@ -8,7 +8,7 @@ interface Neighbours {
   readonly before: readonly (readonly number[])[];
 }
 
-/** For each node the nodes that it feeds, and that feed it: through joins, without itself. */
+/** The nodes that each node feeds, and those that feed it: through joins, without itself. */
 export function neighbours(flow: Flow): Neighbours {
   const out: number[][] = flow.nodes.map(() => []);
   for (const { producer, consumer } of flow.edges) out[producer].push(consumer);
@@ -29,7 +29,7 @@ export function neighbours(flow: Flow): Neighbours {
   return { next, before };
 }
 
-/** Where an arrow key leads from a node: along the edges, or to what is beside it. */
+/** The node that an arrow key leads to: along the edges, or to a neighbour. */
 export function stepTo(key: string, from: number, flow: Flow, arranged: Arranged, along: Neighbours): number | null {
   const here = arranged.nodes[from];
   const nearest = (found: readonly number[], distance: (p: Point) => number): number | null =>

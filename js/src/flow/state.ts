@@ -1,7 +1,7 @@
-// Which module's flow is shown, the flow itself and its layout, asked for when first needed.
-// Invariant: what is shown is of the current layout and of the scope; a late answer to an older
+// The module whose flow is shown (the scope), the flow and its layout, requested when first needed.
+// Invariant: the flow on screen belongs to the current layout and scope; a late answer to an older
 // request changes nothing. A click in the graph selects and stays; a selection made elsewhere moves
-// the scope to the module that was selected (a leaf: to what is around it).
+// the scope to the selected module, or for a leaf to the module around it.
 import { batch, computed, signal } from "@preact/signals";
 import type { Ask } from "../kernel/bridge";
 import type { Flow, LayoutLibrary } from "../kernel/protocol";
@@ -11,7 +11,7 @@ import type { Arranged } from "./layout/arrange";
 import { makeArranger, type Arranger } from "./layout/arranger";
 import { linksOf, sizeOf } from "./layout/sizes";
 
-/** What it needs of the store and the bridge. */
+/** The parts of the store and the bridge that it needs. */
 interface Surroundings {
   sites(): Sites | null;
   ask(request: Ask, settle: (error: string | null) => void): void;
@@ -29,7 +29,7 @@ export class FlowState {
   /** Why there is no drawing. */
   readonly problem = signal("");
   readonly figure = signal<Figure>("none");
-  /** The site whose figure is told: under the pointer, or focused. */
+  /** The site whose figure is shown: under the pointer, or focused. */
   readonly told = signal<string | null>(null);
   /** Site key -> its node's number in the flow. */
   readonly byKey = computed(() => {
@@ -51,7 +51,7 @@ export class FlowState {
     private readonly make: (source: BlobPart) => Arranger = makeArranger,
   ) {}
 
-  /** The selection, or the layout, is this now. */
+  /** Follow a change of the selection or of the layout. */
   follow(selected: string | null): void {
     const sites = this.around.sites();
     if (!sites || selected === null) return;
@@ -62,12 +62,12 @@ export class FlowState {
     this.show(stays ? scope : scopeOf(sites, selected));
   }
 
-  /** A node was picked in the graph: it will be selected, and the scope stays. */
+  /** Keep the scope when a node is picked in the graph and then selected. */
   pick(site: string): void {
     this.picked = site;
   }
 
-  /** Go to a module's flow: in, or out. */
+  /** Go to a module's flow, inwards or outwards. */
   show(site: string): void {
     const layout = this.around.sites()?.id;
     if (layout === undefined) return;
@@ -77,7 +77,7 @@ export class FlowState {
     this.scope.value = site;
     this.around.ask({ type: "show_flow", site }, (error) => {
       if (!error || this.wanted !== wanted) return;
-      this.wanted = null; // so that it can be asked for again
+      this.wanted = null; // so that it can be requested again
       this.problem.value = `The flow of ${label(site)} did not come: ${error}`;
     });
   }
@@ -125,7 +125,7 @@ export class FlowState {
   }
 }
 
-/** A module with others in it: its own flow; a leaf: that of the nearest called one around it. */
+/** A module with others in it, for its own flow; for a leaf, the nearest called module around it. */
 export function scopeOf(sites: Sites, key: string): string {
   let at = sites.byKey.get(key);
   if (at === undefined) return sites.roots.length > 0 ? sites.list[sites.roots[0]].key : "";

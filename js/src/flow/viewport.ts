@@ -1,5 +1,5 @@
-// What part of a drawing is in view: moved by x and y, enlarged by k. Invariant: pure; a drawing is
-// never lost from view.
+// The part of a drawing that is in view: moved by x and y, zoomed by k. Invariant: pure; the drawing
+// never leaves the view.
 import type { Point, Size } from "./layout/arrange";
 
 export interface Viewport {
@@ -10,18 +10,18 @@ export interface Viewport {
 
 export const LEAST = 0.02;
 export const MOST = 2;
-/** Below this, a drawing that is shown first would be too small to read. */
+/** The smallest zoom at which a new drawing is readable. */
 const READABLE = 0.66;
-/** So much of a drawing stays in view, in pixels. */
+/** How much of a drawing always stays in view, in pixels. */
 const KEPT = 60;
 
-/** All of it, in the middle; never enlarged. */
+/** The whole drawing, centred and never enlarged. */
 export function fit(drawing: Size, view: Size): Viewport {
   const k = Math.min(1, Math.max(LEAST, Math.min(view.width / drawing.width, view.height / drawing.height)));
   return { x: (view.width - drawing.width * k) / 2, y: Math.max((view.height - drawing.height * k) / 2, 0), k };
 }
 
-/** All of it where it can be read, else its beginning around a point (where things go in). */
+/** The whole drawing if it is readable, else its beginning around a point (the input). */
 export function atFirst(drawing: Size, view: Size, around: Point | null): Viewport {
   const whole = fit(drawing, view);
   if (whole.k >= READABLE) return whole;
@@ -31,7 +31,7 @@ export function atFirst(drawing: Size, view: Size, around: Point | null): Viewpo
   return within({ x, y: 0, k }, drawing, view);
 }
 
-/** Enlarge so that what is at a point of the view stays there. */
+/** Zoom about a point of the view. */
 export function zoom(look: Viewport, factor: number, at: Point): Viewport {
   const k = Math.min(Math.max(look.k * factor, LEAST), MOST);
   const by = k / look.k;
@@ -43,7 +43,7 @@ export function within({ x, y, k }: Viewport, drawing: Size, view: Size): Viewpo
   return { x: hold(x, drawing.width * k, view.width), y: hold(y, drawing.height * k, view.height), k };
 }
 
-/** Move as little as possible so that a node is in view. */
+/** Move as little as possible to bring a node into view. */
 export function reveal(look: Viewport, middle: Point, size: Size, view: Size): Viewport {
   const edge = 14;
   const [w, h] = [(size.width / 2) * look.k + edge, (size.height / 2) * look.k + edge];

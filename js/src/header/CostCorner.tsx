@@ -1,4 +1,4 @@
-// What inspection costs, always in the corner: honest also when it is a lot.
+// The cost of inspection, always in the corner, even when it is high.
 import type { Cost } from "../kernel/protocol";
 import { NOT_MEASURED, bytes, count, seconds } from "../ui/format";
 import { ids } from "../ui/testids";

@@ -1,5 +1,5 @@
-// The top line: which model, where the run stands, whether training is perturbed, what was
-// found to be wrong, what it costs.
+// The top line: the model, the progress of the run, whether training is perturbed, the findings and
+// the cost.
 import { Findings } from "../findings/Findings";
 import type { Store } from "../store";
 import { ids } from "../ui/testids";

@@ -1,6 +1,6 @@
-// How far the run is, and how fast.
-// Invariants: where the run stands is said once, in steps done while a loop counts them, else as
-// the step on screen; the step shown is that of the frame drawn, not of the newest received.
+// The progress of the run, and its speed.
+// Invariants: the progress is shown once, in steps done if a loop counts them, else as the step on
+// screen; that is the step of the drawn frame, not of the newest one received.
 import type { Progress } from "../kernel/protocol";
 import type { Store } from "../store";
 import { count, exact, real } from "../ui/format";
@@ -48,7 +48,7 @@ function doneOf({ step, total }: Progress): string {
   return total === null ? `${count(step)} steps` : `${count(step)} of ${count(total)}`;
 }
 
-/** A loop that was left before its total is idle, not finished. */
+/** A loop that was left before its end is idle, not finished. */
 function statusOf({ kind, running, step, total }: Progress): string {
   if (running) return "running";
   return kind === "watch" && step >= (total ?? 0) ? "finished" : "idle";

@@ -1,15 +1,15 @@
-// The two comms: control (hello, requests, acks; replies come back) and stream (what to show).
+// The two comms: control (hello, requests, acks; replies come back) and stream (the data to show).
 // ipykernel answers a click while a cell runs only if nothing is streamed on the comm of the click.
-// Invariant: every request gets one outcome, the kernel's reply, or UNREACHABLE where it could not
-// be sent; silence is only ever reported as "not yet", because a busy kernel answers late. Hello is
-// said until anything arrives, and once more at the end: ipykernel routes a comm by the shell that
-// last *sent* on it, JupyterLab starts its subshell a little after the comm, and only an answer (on
+// Invariant: every request gets one outcome: the kernel's reply, or UNREACHABLE if it could not be
+// sent. Silence is only reported as "not yet", because a busy kernel answers late. Hello is sent
+// until anything arrives, and once more at the end: ipykernel routes a comm by the shell that last
+// *sent* on it, JupyterLab starts its subshell a little after the comm, and only an answer (on
 // control) to a hello that came through the subshell moves the route there.
 import { signal } from "@preact/signals";
 import { VERSION, type Arrays, type ToBrowser, type ToKernel, type Values } from "./protocol";
 import { toBrowser } from "./validate";
 
-/** What anywidget gives as `model`, as far as it is used here. */
+/** The part of anywidget's `model` that is used here. */
 export interface Model {
   get(name: string): unknown;
   set?(name: string, value: unknown, options?: { readonly silent: boolean }): void;
@@ -17,10 +17,10 @@ export interface Model {
   send(content: unknown): void;
 }
 
-/** Every message to the kernel that has a number, and so a reply; the bridge gives the number. */
+/** Any message to the kernel with a number, and so with a reply; the bridge adds the number. */
 export type Ask = Request<ToKernel>;
 type Request<T> = T extends { readonly id: number } ? Omit<T, "id"> : never;
-/** Takes requests: gives the number of each, and says once how it ended, with a text where it failed. */
+/** Takes requests: returns the number of each, and calls `settle` once, with a text if it failed. */
 export interface Kernel {
   ask(request: Ask, settle?: (error: string | null) => void): number;
 }
@@ -29,30 +29,30 @@ export type Update = Exclude<ToBrowser, { type: "reply" }>;
 
 export interface Receiver {
   receive(message: Update, buffer: DataView | undefined): void;
-  /** A message that cannot be used; `text` is for the person. */
+  /** Report a message that cannot be used; `text` is for the user. */
   refuse(text: string): void;
 }
 
 const HELLO_MS = [0, 300, 1000];
-/** Said again where changes are still heard after a cell only: the subshell may be late. */
+/** When hello is sent again while changes are heard only after a cell: the subshell may be late. */
 export const AGAIN_MS = [4000, 15_000];
 export const ABSENT_MS = 3000;
-/** So long after control the stream is there, or its front end makes no model of it. */
+/** The time after control by which the stream is there, unless the host makes no model for it. */
 export const ALONE_MS = 1000;
 const LATE_MS = 10_000;
-/** Frames that are acknowledged by one message, and how long one waits for another. */
+/** How many frames one message acknowledges, and how long one frame waits for another. */
 const ACK_EVERY = 2;
 export const ACK_MS = 50;
 export const UNREACHABLE = "this view is not connected to a kernel.";
 
 export class Bridge {
   readonly connection = signal<"waiting" | "connected" | "absent">("waiting");
-  /** Whether the kernel has answered on the comm as it will stay, or is too busy to. */
+  /** Whether the kernel has answered over the final route, or is too busy to answer. */
   readonly settled = signal(false);
   /** How many requests the kernel has not answered for longer than LATE_MS. */
   readonly late = signal(0);
 
-  /** A name of its own; randomUUID is there on secure pages alone. */
+  /** The page's own name; randomUUID exists only on secure pages. */
   private readonly page = Math.random().toString(36).slice(2);
   private readonly waiting = new Map<number, { settle: (error: string | null) => void; timer: Timer; late: boolean }>();
   private readonly models: Record<"control" | "stream", Model | null> = { control: null, stream: null };
@@ -73,13 +73,13 @@ export class Bridge {
   attach(role: "control" | "stream", model: Model): void {
     this.models[role] = model;
     model.on("msg:custom", (content, buffers) => this.arrived(content, buffers?.[0]));
-    // ipywidgets triggers this when the comm closes: the kernel was restarted or the cell cleared.
+    // ipywidgets triggers this when the comm closes, on a kernel restart or when the cell is cleared.
     model.on("comm_live_update", () => this.hello());
     if (this.models.control && this.models.stream) this.hello();
     else if (role === "control") this.timers.push(setTimeout(() => this.hello(), ALONE_MS));
   }
 
-  /** Stops all timers: nobody listens any more. */
+  /** Stops all timers. */
   close(): void {
     this.timers.forEach(clearTimeout);
     clearTimeout(this.acknowledging);
@@ -87,7 +87,7 @@ export class Bridge {
     this.waiting.clear();
   }
 
-  /** Gives the request's id, which what it asks for will name. */
+  /** Sends a request and returns its id, which the answer will contain. */
   ask(request: Ask, settle: (error: string | null) => void = () => undefined): number {
     const id = ++this.lastId;
     const entry = { settle, late: false, timer: setTimeout(() => this.overdue(id), LATE_MS) };
@@ -96,7 +96,7 @@ export class Bridge {
     return id;
   }
 
-  /** A frame was drawn. Every other one is told: the page shows that a kernel is busy with a message. */
+  /** Acknowledge a drawn frame, every other one only: each message makes the kernel look busy. */
   ack(seq: number): void {
     this.drawn = seq;
     if (seq - this.acknowledged >= ACK_EVERY) return this.acknowledge();
@@ -110,7 +110,7 @@ export class Bridge {
     this.send({ type: "ack", seq: this.drawn });
   }
 
-  /** Whether there was a comm to send on: one whose kernel was restarted throws. */
+  /** Send a message; false if there is no comm. A comm whose kernel was restarted throws. */
   private send(message: ToKernel): boolean {
     try {
       this.models.control?.send(message);
@@ -172,7 +172,7 @@ export class Bridge {
 
   private replied(id: number, error: string | null): void {
     const entry = this.waiting.get(id);
-    if (!entry) return; // asked by another view of the same page, or before a reload
+    if (!entry) return; // sent by another view of the same page, or before a reload
     this.waiting.delete(id);
     clearTimeout(entry.timer);
     if (entry.late) this.late.value -= 1;

@@ -1,6 +1,6 @@
-// Buffers of messages -> typed arrays, in the order that nnx_inspector/screen/protocol gives. Little-endian.
-// Invariant: honours the view's byteOffset, copies only where float64 would be unaligned, and a
-// buffer of another length than its header says is a `ProtocolError`, never a short read.
+// Buffers of messages -> typed arrays, in the order of nnx_inspector/screen/protocol. Little-endian.
+// Invariant: it honours the view's byteOffset and copies only if float64 would be unaligned. A buffer
+// whose length does not fit its header is a `ProtocolError`, never a short read.
 import {
   HISTORY_BINS,
   HISTORY_QUANTILES,
@@ -66,12 +66,12 @@ export const histogramKey = (site: number, quantity: number): string => `${site}
 
 const INDEX = new Map<string, number>(STATISTICS.map((name, i) => [name, i]));
 
-/** One figure of the table; NaN where it was not measured. */
+/** One figure of the table; NaN if it was not measured. */
 export function statistic(frame: FrameData, site: number, quantity: number, name: Statistic): number {
   return frame.table[(site * QUANTITIES.length + quantity) * STATISTICS.length + INDEX.get(name)!];
 }
 
-/** The heights of a site's sparkline; null where it was not measured. */
+/** The heights of a site's sparkline; null if it was not measured. */
 export function sparkline(frame: FrameData | null, site: number): Uint8Array | null {
   if (!frame || site < 0 || Number.isNaN(statistic(frame, site, 0, "size"))) return null;
   const from = site * QUANTITIES.length * SPARK;
@@ -130,7 +130,7 @@ function named<K extends string, T>(names: readonly K[], values: ArrayLike<T>): 
   return Object.fromEntries(names.map((name, i) => [name, values[i]])) as Record<K, T>;
 }
 
-/** Reads a buffer in order: float64s, then bytes, as many of both as its header says. */
+/** Reads a buffer in order: float64s, then bytes, in the numbers that its header gives. */
 export class Reader {
   private readonly buffer: ArrayBufferLike;
   private at: number;

@@ -1,7 +1,7 @@
-// What was asked of the selected site on demand: its parameters, its units, its code.
-// Invariants: at most one request of each kind is under way, and the newest wish follows it; an
-// answer for another site than the one that is wanted is ignored; looking again waits longer the
-// longer the kernel took, so that a loop is not held up by who watches it.
+// The parameters, units and code of the selected site, requested on demand.
+// Invariants: at most one request of each kind is under way, and the newest one follows it; an answer
+// for a site that is no longer wanted is ignored; the longer the kernel took, the longer the next
+// request waits, so that watching does not hold up a loop.
 import { signal, type Signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import type { Kernel } from "./bridge";
@@ -13,14 +13,14 @@ type Answer = Parameters | UnitFigures | Code;
 
 interface Seen<T> {
   readonly site: string;
-  /** Of an earlier moment while a newer one is under way; null before the first. */
+  /** The data; from an earlier moment while newer data is under way, null before the first. */
   readonly data: T | null;
   readonly error: string;
 }
 
 interface Wish {
   site: string;
-  /** Whether something newer than what was asked for last is wanted. */
+  /** Whether newer data than that of the last request is wanted. */
   again: boolean;
   busy: boolean;
   began: number;
@@ -39,7 +39,7 @@ export class Looks {
 
   constructor(private readonly kernel: Kernel) {}
 
-  /** Asks for what is there of a site now; soon, where it was asked for a moment ago. */
+  /** Request the present data of a site; a moment later if the last request was just made. */
   look(what: What, site: string): void {
     let wish = this.wishes.get(what);
     if (!wish) this.wishes.set(what, (wish = { site, again: false, busy: false, began: 0, timer: undefined }));
@@ -54,7 +54,7 @@ export class Looks {
     if (wish.timer === undefined) this.send(what, wish);
   }
 
-  /** A panel that is not shown any more wants nothing. */
+  /** Stop requesting data for a panel that is no longer shown. */
   forget(what: What): void {
     const wish = this.wishes.get(what);
     if (wish) wish.again = false;
@@ -95,13 +95,13 @@ export class Looks {
   private failed(what: What, site: string, error: string): void {
     const of = this[what] as Signal<Seen<unknown> | null>;
     const before = of.value;
-    // A training step has the arrays: what was seen before stays, beside the text.
+    // If a training step has the arrays, the earlier data stays beside the text.
     of.value = { site, data: before?.site === site ? before.data : null, error };
   }
 }
 
 
-/** Asks for what a panel shows: when it is first shown, and again when the site or the moment changes. */
+/** Requests a panel's data when it is first shown, and when the site or the moment changes. */
 export function useLook(looks: Looks, what: What, site: string, moment: unknown): void {
   useEffect(() => looks.look(what, site), [looks, what, site, moment]);
   useEffect(() => () => looks.forget(what), [looks, what]);

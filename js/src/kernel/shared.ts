@@ -1,7 +1,7 @@
-// Maps on globalThis, common to all scripts of a page: anywidget imports a front end once per model.
+// Maps on globalThis, shared by all scripts of a page: anywidget imports a front end once per model.
 import type { Model } from "./bridge";
 
-/** What anywidget hands over; the signal ends with the model or the view. */
+/** The arguments from anywidget; the signal ends with the model or the view. */
 export interface Context {
   readonly model: Model;
   readonly signal?: AbortSignal;
@@ -10,16 +10,16 @@ export interface Context {
 /** The models and the views of one inspector. */
 export interface Session {
   attach(role: "control" | "stream", context: Context): void;
-  /** Shows a view in `el`; call what it returns to take it away. */
+  /** Shows a view in `el`; call the returned function to remove it. */
   mount(el: HTMLElement): () => void;
 }
 
 /** The sessions of the page, by inspector. */
 export const sessions = (): Map<string, Session> => shared("nnx_inspector.sessions");
-/** Models of the stream comm that are there before their session is. */
+/** Models of the stream comm that arrived before their session. */
 export const streams = (): Map<string, Context> => shared("nnx_inspector.streams");
 
-/** The map of this name, whichever script asks first. */
+/** The map with this name; the first script that needs it creates it. */
 export function shared<T>(name: string): Map<string, T> {
   return ((globalThis as unknown as Record<symbol, Map<string, T> | undefined>)[Symbol.for(name)] ??= new Map<string, T>());
 }

@@ -1,5 +1,5 @@
-// A layout with what the screen needs of it: the children of each site, and its place by its key.
-// Invariant: built once a layout, in time linear in its sites.
+// A layout with indexes for the screen: the children of each site, and its place by its key.
+// Invariant: it is built once per layout, in time linear in its sites.
 import type { Layout, Site } from "./protocol";
 
 export interface Sites {
@@ -28,21 +28,21 @@ export function toSites(layout: Layout): Sites {
   return { id: layout.layout, model: layout.model, list: layout.sites, children, roots, byKey };
 }
 
-/** Keys of everything above a site: open these and its row is shown. */
+/** The keys of all rows above a site; its row is shown if these are open. */
 export function ancestors(sites: Sites, index: number): string[] {
   const keys: string[] = [];
   for (let at = sites.list[index].parent; at >= 0; at = sites.list[at].parent) keys.push(sites.list[at].key);
   return keys;
 }
 
-/** The key of the row that shows a site: its own, or for one layer of a stack the stack's. */
+/** The key of the row that shows a site: its own key, or for a layer without a row its stack's. */
 export function rowOf(sites: Sites, key: string): string | undefined {
   if (sites.byKey.has(key)) return key;
   const stack = key.replace(/\[[^[\]]*\]$/, "");
   return sites.byKey.has(stack) ? stack : undefined;
 }
 
-/** What a person reads for a site's key: the root has an empty one. */
+/** The readable form of a site's key; the root's key is empty. */
 export function label(key: string): string {
   return key === "" ? "(model)" : key;
 }

@@ -1,6 +1,6 @@
-// Checks a message against the generated table of shapes, field by field, as `from_header` does in
-// Python. Invariant: what `toBrowser` returns has exactly the fields of its type; anything else is
-// a `ProtocolError` whose text a person can read.
+// Checks a message against the generated table of shapes, field by field, like `from_header` in
+// Python. Invariant: a message from `toBrowser` has exactly the fields of its type; anything else is
+// a `ProtocolError` with a readable text.
 import { SHAPES, TO_BROWSER, TO_KERNEL, VERSION, type ToBrowser, type ToKernel } from "./protocol";
 
 export class ProtocolError extends Error {
@@ -32,10 +32,10 @@ function check(header: unknown, structs: Readonly<Record<string, string>>): unkn
   return header;
 }
 
-/** Gives "" or what is wrong, beginning with the way to it: paths are built only for errors. */
+/** Returns "" or an error that starts with the path of the field; only errors build paths. */
 type Check = (value: unknown) => string;
 
-// Made once a shape, because a layout of 10,000 sites has 170,000 fields.
+// Made once per shape, because a layout of 10,000 sites has 170,000 fields.
 const checks = new Map<string, Check>();
 
 function shape(expected: string, value: unknown): string {
@@ -100,7 +100,7 @@ function oneOf(words: readonly string[]): Check {
 function struct(name: string): Check {
   const names = Object.keys(SHAPES[name]);
   const fields = names.map((field) => checkOf(SHAPES[name][field]));
-  // indices and no iterators: the first layout is checked before anything has been optimised
+  // indices instead of iterators: the first layout is checked before any code is optimised
   return (value) => {
     if (!isObject(value)) return ` must be an object, got ${nameOf(value)}`;
     for (let i = 0; i < names.length; i++) {

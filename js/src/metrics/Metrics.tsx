@@ -1,5 +1,5 @@
-// The metrics of training, as the loop reported them (a perturbation's effect has its own table):
-// small curves, one chart each: their scales have nothing in common.
+// The metrics of training, as the loop reported them (a perturbation's effect has its own table).
+// Each is a small curve in a chart of its own, because their scales have nothing in common.
 import { useCallback } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
 import { paintCurve } from "../charts/curve";

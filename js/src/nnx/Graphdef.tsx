@@ -65,6 +65,6 @@ function NodeRow({ store, node, own }: { store: Store; node: NnxNode; own: strin
   );
 }
 
-/** What says least of a module comes last: what is None, and the functions that it calls. */
+/** The least informative attributes come last: None, and the functions that the module calls. */
 const isDull = (a: NnxAttribute): boolean => a.text === "None" || a.text === a.name;
 const byWorth = (a: NnxAttribute, b: NnxAttribute): number => Number(isDull(a)) - Number(isDull(b));

@@ -1,4 +1,4 @@
-// The Variables by type, with what they take: Param, BatchStat, RngKey, ..., the user's own.
+// The Variables by type, with their memory: Param, BatchStat, RngKey, ..., the user's own.
 import type { Nnx } from "../kernel/protocol";
 import { bytes, compact, count } from "../ui/format";
 import { ids } from "../ui/testids";

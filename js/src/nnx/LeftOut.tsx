@@ -1,4 +1,4 @@
-// How much of a long list is not on screen.
+// A line that says how much of a long list is not on screen.
 import { count } from "../ui/format";
 
 export function LeftOut({ shown, total, what }: { shown: number; total: number; what: string }) {

@@ -1,5 +1,5 @@
-// The modes of the module and of what is inside, each with a switch for inspected passes.
-// Invariant: a switch shows what is in force as the kernel told it, and says that the model stays.
+// The modes of the module and of the modules in it, each with a switch for inspected passes.
+// Invariant: a switch shows the value in force from the kernel, and says that the model stays as is.
 import type { Nnx, NnxMode } from "../kernel/protocol";
 import { label } from "../kernel/sites";
 import type { Store } from "../store";

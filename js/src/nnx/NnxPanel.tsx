@@ -1,6 +1,6 @@
-// The selected module as NNX sees it: structure (graphdef) beside state (Variables), who is shared,
-// what changed, and the modes that can be switched. Invariant: asks the kernel while it is shown,
-// when the selection or the step changes; what is shown of another site is never shown as this one's.
+// The selected module as NNX sees it: structure (graphdef) beside state (Variables), shared objects,
+// changes, and the modes that can be switched. Invariant: while it is shown, it asks the kernel when
+// the selection or the step changes; it never shows another site's data as this one's.
 import { useEffect } from "preact/hooks";
 import type { Site } from "../kernel/protocol";
 import type { Store } from "../store";

@@ -1,5 +1,5 @@
 // The sign of a shared reference: equal numbers are one object, and light up together.
-// Invariant: what the colour says is said by the number and in words too.
+// Invariant: the number and a text say what the colour says.
 import type { Store } from "../store";
 
 interface Shared {

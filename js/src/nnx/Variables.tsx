@@ -1,4 +1,4 @@
-// The state: every Variable with its array, where it lies, and how far it moved.
+// The state: every Variable with its array, its device and its change.
 // Invariant: a Variable that is not compared has a dash, never a 0.
 import type { Nnx, NnxChange, NnxVariable } from "../kernel/protocol";
 import type { Store } from "../store";
@@ -106,7 +106,7 @@ function VariableRow({ store, page, variable }: { store: Store; page: Nnx; varia
   );
 }
 
-/** As JAX prints it: f32[3,3,8]. */
+/** In JAX's notation: f32[3,3,8]. */
 function arrayText({ dtype, shape }: NnxVariable): string {
   if (dtype === "") return shape;
   return `${shortType(dtype)}[${shape.replace(/[() ]|,\)/g, "").replace(/,$/, "")}]`;

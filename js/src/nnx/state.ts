@@ -1,19 +1,19 @@
-// What is known of the selected module as NNX sees it: asked for while the panel is shown.
-// Invariants: one question at a time, and after an answer a rest as long as it took, so that a fast
-// run asks no more than the kernel can tell; an answer to another question than the last is dropped.
+// The selected module as NNX sees it, requested while the panel is shown.
+// Invariants: one request at a time, then a pause as long as its answer took, so that a fast run does
+// not overload the kernel; an answer to any request but the last is dropped.
 import { batch, signal } from "@preact/signals";
 import { UNREACHABLE, type Kernel } from "../kernel/bridge";
 import type { Nnx } from "../kernel/protocol";
 
-/** Milliseconds between two questions at least. */
+/** The shortest time between two requests, in milliseconds. */
 export const REST_MS = 500;
 
 export class NnxState {
-  /** The answer to the last question that had one. */
+  /** The last answer. */
   readonly page = signal<Nnx | null>(null);
   readonly error = signal<{ readonly site: string; readonly text: string } | null>(null);
   readonly asking = signal(false);
-  /** The reference number under the pointer or the focus; 0 for none. */
+  /** The reference number under the pointer or with the focus; 0 for none. */
   readonly marked = signal(0);
   readonly switching = signal<string | null>(null);
 
@@ -32,7 +32,7 @@ export class NnxState {
     });
   }
 
-  /** Ask about a site, now or when the question before has been answered. */
+  /** Request a site, now or when the request before has been answered. */
   ask(site: string): void {
     this.wanted = site;
     const other = this.page.peek() !== null && this.page.peek()!.site !== site;
@@ -43,7 +43,7 @@ export class NnxState {
     if (!this.asking.peek() && this.rest === undefined) this.send();
   }
 
-  /** The panel is not shown any more. */
+  /** Stop requesting, because the panel is no longer shown. */
   leave(): void {
     this.wanted = null;
     clearTimeout(this.rest);

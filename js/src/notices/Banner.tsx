@@ -1,4 +1,4 @@
-// One line across the view while there is nobody to talk to, or nothing to show yet.
+// One line across the view while there is no kernel, or nothing to show yet.
 import type { Bridge } from "../kernel/bridge";
 import type { Store } from "../store";
 import { ids } from "../ui/testids";

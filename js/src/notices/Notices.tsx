@@ -1,5 +1,5 @@
-// Lines that a person should read: the kernel's notices, failed requests, answers that are late.
-// Invariant: every line says its level in words too, and goes away only when dismissed or solved.
+// Lines for the user to read: the kernel's notices, failed requests, late answers.
+// Invariant: every line also gives its level in words, and stays until it is dismissed or solved.
 import type { Bridge } from "../kernel/bridge";
 import { label } from "../kernel/sites";
 import type { Line, Store } from "../store";

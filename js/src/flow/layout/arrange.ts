@@ -1,6 +1,6 @@
-// Where the nodes and edges of a flow go. This is layout.js, a file of its own: the widget asks the
-// kernel for it when the first flow is shown. Invariant: knows no DOM; what goes round a loop is laid
-// out against its direction, so that loops never turn the order of the rest around.
+// The positions of the nodes and edges of a flow. This is layout.js, a file of its own: the widget
+// requests it from the kernel when the first flow is shown. Invariant: knows no DOM; an edge around a
+// loop is laid out against its direction, so that a loop never reverses the order of the rest.
 import { Graph, layout } from "@dagrejs/dagre";
 
 export interface Size {
@@ -12,7 +12,7 @@ export interface Link {
   readonly from: number;
   readonly to: number;
   readonly loop: boolean;
-  /** Of its label; 0 by 0 for none. */
+  /** The size of its label; 0 by 0 for none. */
   readonly label: Size;
 }
 
@@ -68,7 +68,7 @@ export const arrange: Arrange = (nodes, links) => {
   };
 };
 
-/** Whether what comes first mostly stands on the right, of what stands side by side. */
+/** Whether, among nodes side by side, the earlier ones are mostly on the right. */
 function mostlyBackwards(places: readonly Point[]): boolean {
   let sign = 0;
   const rows = new Map<number, Point>();
@@ -81,7 +81,7 @@ function mostlyBackwards(places: readonly Point[]): boolean {
   return sign < 0;
 }
 
-/** What is asked of it as a worker, and what it answers: 200 nodes take long enough to be felt. */
+/** Its requests and answers as a worker: a layout of 200 nodes is noticeably slow. */
 export interface Order {
   readonly number: number;
   readonly nodes: readonly Size[];

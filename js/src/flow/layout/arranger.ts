@@ -1,7 +1,7 @@
-// Lays flows out: the library is the text that the kernel sent, run in a worker (a level of 200
-// modules takes it longer than a click may last) or, where a page has no workers of such text, in
-// the page. Invariant: every request gets one outcome; a page that refuses both (by its content
-// security policy) is an error whose text a person can read.
+// Lays out flows. The library is the text that the kernel sent. It runs in a worker (200 modules take
+// it longer than a click may last) or, if the page does not allow workers from text, in the page.
+// Invariant: every request gets one outcome; if the page's content security policy refuses both, the
+// outcome is an error that a user can read.
 import type { Arrange, Arranged, Done, Link, Order, Size } from "./arrange";
 
 export interface Arranger {
@@ -67,7 +67,7 @@ function start(url: string): Worker | null {
 }
 
 async function load(url: string): Promise<Arrange> {
-  // The one import at run time (eslint.config.js): the layout library, by the text the kernel sent.
+  // The one import at run time (eslint.config.js): the layout library, from the text the kernel sent.
   return ((await import(url)) as { arrange: Arrange }).arrange;
 }
 

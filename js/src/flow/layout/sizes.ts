@@ -1,5 +1,5 @@
-// How big a node and an edge's label are, before they are drawn: the layout needs to know.
-// Invariant: what is longer is cut by an ellipsis; nothing here touches the page.
+// The sizes of nodes and of edge labels, which the layout needs before they are drawn.
+// Invariant: longer text is cut with an ellipsis; nothing here touches the page.
 import type { Flow, FlowEdge, FlowNode } from "../../kernel/protocol";
 import { shortType } from "../../ui/format";
 import type { Link, Size } from "./arrange";
@@ -26,7 +26,7 @@ export function linksOf(flow: Flow): Link[] {
   return flow.edges.map((edge) => ({ from: edge.producer, to: edge.consumer, loop: edge.loop, label: labelSize(flow, edge) }));
 }
 
-/** What a label of so many letters covers. */
+/** The size of a label with this many letters. */
 export function labelWidth(text: string): number {
   return text.length * LABEL_LETTER + 6;
 }
@@ -36,7 +36,7 @@ function labelSize(flow: Flow, edge: FlowEdge): Size {
   return text === "" ? { width: 0, height: 0 } : { width: labelWidth(text), height: 14 };
 }
 
-/** What stands on an edge. Into a join that says its shape once, below, it is left out. */
+/** The label of an edge. It is left out on edges into a join, which shows its own shape below. */
 export function edgeLabel(flow: Flow, edge: FlowEdge): string {
   const into = flow.nodes[edge.consumer];
   if (into.role === "join" && edge.shapes.every((shape) => shape === into.output)) return "";
@@ -45,12 +45,12 @@ export function edgeLabel(flow: Flow, edge: FlowEdge): string {
   return `${shown.join(", ")}${more > 0 ? ` +${more}` : ""}`;
 }
 
-/** What a node that is no module says below its name. */
+/** The text below the name of a node that is not a module. */
 export function given(node: FlowNode): string {
   return shortType(node.role === "outside" ? node.kind : node.output);
 }
 
-/** What is special about how a module is called, as small words. */
+/** Short words about special ways in which a module is called. */
 export function marks(node: FlowNode): string[] {
   const found: string[] = [];
   if (node.times === null) found.push("loop");
@@ -59,7 +59,7 @@ export function marks(node: FlowNode): string[] {
   return found;
 }
 
-/** The same at length. */
+/** The same words, in full. */
 export function inWords(node: FlowNode): string[] {
   const found: string[] = [];
   if (node.calls > 1) found.push(`called at ${node.calls} places`);
