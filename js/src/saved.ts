@@ -1,15 +1,15 @@
 // The last state that the kernel puts beside a view, for a notebook without a kernel (last_state.py).
-// Invariant: it is hidden while a view of the same inspector has something to show, and no longer.
+// Invariant: it is hidden exactly as long as a view of the same inspector has something to show.
 import { effect } from "@preact/signals";
 import type { Model } from "./kernel/bridge";
 import type { Store } from "./store";
 
-/** Hides it while there is something live; call what it returns to end that. */
+/** Hides it while there is a live view; call the returned function to show it again. */
 export function coverSaved(inspector: string, store: Store): () => void {
   if (!/^[\w-]+$/.test(inspector)) return () => undefined;
   const style = document.createElement("style");
   style.textContent =
-    `.nni-of-${inspector} { display: none; }\n` + // and the host's frame around it, where it has one
+    `.nni-of-${inspector} { display: none; }\n` + // and the host's frame around it, if any
     `.jp-OutputArea-child:has(.nni-of-${inspector}) { display: none; }`;
   const stop = effect(() => {
     if (store.sites.value) document.head.append(style);
@@ -24,11 +24,11 @@ export function coverSaved(inspector: string, store: Store): () => void {
 /** The front end of a widget that was restored from a notebook: the last state is beside it. */
 const RESTORED = 'export default { render({ el }) { el.style.display = "none"; } };';
 
-/** Takes the front end, which runs by now, out of what JupyterLab saves of a model in the notebook's
- * metadata: 0.13 MB for each inspector. It is loaded from the kernel only. Silent: anywidget would
- * load another front end in place of this one. */
+/** Removes the front end, which is running by now, from the model that JupyterLab saves in the
+ * notebook's metadata: 0.13 MB for each inspector. The kernel still has it. The change is silent,
+ * because anywidget would otherwise load another front end in place of this one. */
 export function lighten(model: Model): void {
-  if (document.body.getAttribute("data-jp-theme-light") === null) return; // other hosts know no silence
+  if (document.body.getAttribute("data-jp-theme-light") === null) return; // other hosts have no silent changes
   model.set?.("_esm", RESTORED, { silent: true });
   model.set?.("_css", "", { silent: true });
 }

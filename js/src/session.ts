@@ -1,7 +1,7 @@
-// Where the control model, the stream model and the views of one inspector meet, whichever copy of
-// this file anywidget imported for them.
-// Invariant: the copy of this file that made a session runs all of it (signals of one copy are
-// unknown to the other); a session without models is forgotten.
+// The session of one inspector: its control model, its stream model and its views, even if anywidget
+// imported several copies of this file for them.
+// Invariant: the copy of this file that made a session runs all of it, because one copy does not
+// know the signals of another; a session without models is dropped.
 import { connected, mount } from "./App";
 import type { Model } from "./kernel/bridge";
 import { sessions, streams, type Session } from "./kernel/shared";

@@ -1,8 +1,8 @@
 // Everything that the screen shows, as signals, and the rules by which messages change it.
-// Invariants: of several frames only the newest is drawn, once an animation frame, and is
-// acknowledged after that; a frame of another layout than the current one is never drawn; the
-// timeline says which pass is drawn; progress is that of the message that came last, whenever a
-// frame is drawn. Views only read signals and call methods of this.
+// Invariants: of several frames only the newest is drawn, once per animation frame, and acknowledged
+// after that; a frame of another layout is never drawn; the timeline decides which pass is drawn;
+// when a frame is drawn, the progress is that of the last message. Views only read signals and call
+// methods of the store.
 import { batch, computed, signal } from "@preact/signals";
 import { CompareState } from "./compare/state";
 import { FlowState } from "./flow/state";
@@ -21,7 +21,7 @@ import { openAtFirst } from "./tree/visible";
 import { Masks } from "./units/mask";
 import { ValuesState } from "./values/state";
 
-/** A change asked for and not yet in a State: shown at once, so that a switch follows the finger. */
+/** A requested change that no State has yet; it is shown at once, so that a switch reacts at once. */
 interface Intent {
   readonly enabled: boolean;
   readonly strength: number | null;
@@ -37,9 +37,9 @@ const SELECT_MS = 60;
 const ADJUST_MS = 50;
 
 export class Store implements Receiver {
-  /** What a saved page says of itself; "" where there is, or was, a kernel. */
+  /** A saved page's text about itself; "" if there is, or was, a kernel. */
   readonly replay = signal("");
-  /** What it answers of no site: "units", "nnx", "parameters". */
+  /** The kinds of answers that a saved page lacks for all sites: "units", "nnx", "parameters". */
   readonly missing = signal<ReadonlySet<string>>(new Set());
   readonly sites = signal<Sites | null>(null);
   readonly frame = signal<FrameData | null>(null);
@@ -50,7 +50,7 @@ export class Store implements Receiver {
   readonly selected = signal<string | null>(null);
   readonly flow = new FlowState({ sites: () => this.sites.peek(), ask: (request, settle) => this.kernel.ask(request, settle) });
 
-  /** The panel of the detail that is shown; "" for the first. */
+  /** The panel that the detail shows; "" for the first. */
   readonly panel = signal("");
   readonly values = new ValuesState((request, settle) => this.kernel.ask(request, settle));
   readonly logAxis = signal(true);
@@ -58,13 +58,13 @@ export class Store implements Receiver {
   readonly masks: Masks;
   readonly sweep = signal<Sweep | null>(null);
   readonly findings = signal<Findings | null>(null);
-  /** Which figure the strip of units shows, and whether a click on it switches units. */
+  /** The figure that the strip of units shows, and whether a click on the strip switches units. */
   readonly unitFigure = signal("mean");
   readonly editingMask = signal(false);
-  /** Moves on when the form that adds a perturbation should be opened. */
+  /** Counts up when the form that adds a perturbation should open. */
   readonly adding = signal(0);
   readonly overSteps = signal<"bands" | "heatmap">("bands");
-  /** Moves on when a row should be brought into view: by a key, a link, the kernel. */
+  /** Counts up when a row should be brought into view: by a key, a link or the kernel. */
   readonly reveal = signal(0);
 
   readonly selectedIndex = computed(() => {
@@ -78,14 +78,14 @@ export class Store implements Receiver {
       return wish ? { ...p, enabled: wish.enabled, strength: wish.strength ?? p.strength } : p;
     });
   });
-  /** Whether something was asked for that the State does not have yet; its effect is of before. */
+  /** Whether the State lacks a requested change; then its effect is older than the change. */
   readonly wished = computed(() =>
     (this.state.value?.perturbations ?? []).some((p) => {
       const wish = this.intents.value.get(p.id);
       return wish !== undefined && (wish.enabled !== p.enabled || (wish.strength !== null && wish.strength !== p.strength));
     }),
   );
-  /** Site key -> whether one of its perturbations is on; absent: it has none. */
+  /** Site key -> whether one of its perturbations is on; missing if it has none. */
   readonly perturbed = computed(() => {
     const on = new Map<string, boolean>();
     const sites = this.sites.value;
@@ -111,7 +111,7 @@ export class Store implements Receiver {
     selected: this.selected,
     showPass: (number, site, settle) => this.kernel.ask({ type: "show_pass", number, site }, settle),
     live: () => {
-      this.live ??= this.newest; // drawn before, and there may come no other
+      this.live ??= this.newest; // drawn before, and perhaps the last one
       this.schedule();
     },
     problem: (text) => this.problem("warning", text, null),
@@ -134,11 +134,11 @@ export class Store implements Receiver {
   private readonly intents = signal<ReadonlyMap<number, Intent>>(new Map());
   private readonly problems = signal<readonly Line[]>([]);
   private readonly dismissed = signal<ReadonlySet<string>>(new Set());
-  /** Not drawn yet: the newest live frame, and the newest that was asked for. */
+  /** Not drawn yet: the newest live frame, and the newest requested frame. */
   private live: FrameData | null = null;
   private newest: FrameData | null = null;
   private asked: FrameData | null = null;
-  /** Of the message that came last. */
+  /** The progress in the last message. */
   private told: Progress | null = null;
   private drawing = 0;
   private selecting = 0;
@@ -159,7 +159,7 @@ export class Store implements Receiver {
     );
   }
 
-  // ---- what arrives ----
+  // ---- messages ----
 
   receive(message: Update, buffer: DataView | undefined): void {
     switch (message.type) {
@@ -221,7 +221,7 @@ export class Store implements Receiver {
     }
   }
 
-  /** Nobody looks any more. */
+  /** End the store when its last view is gone. */
   close(): void {
     this.flow.close();
     this.timeline.close();
@@ -253,7 +253,7 @@ export class Store implements Receiver {
       this.state.value = message;
       this.progress.value = this.told = message.progress;
       this.masks.settle();
-      // A State carries what is so: a wish ends with it, once the kernel has answered the wish.
+      // A State is the truth: it ends a wish, once the kernel has answered the wish.
       for (const [id, wish] of this.intents.value) if (wish.answered) this.setIntent(id, null);
       const moved = message.selected !== this.stateSelected;
       this.stateSelected = message.selected;
@@ -267,7 +267,7 @@ export class Store implements Receiver {
       this.drawing = 0;
       const frame = [this.asked, this.live].find((f) => f !== null && this.timeline.admits(f));
       if (!frame) return;
-      if (frame === this.live) this.live = null; // one that is not admitted waits until it is
+      if (frame === this.live) this.live = null; // a frame that is not admitted waits
       this.asked = null;
       batch(() => {
         this.frame.value = frame;
@@ -277,7 +277,7 @@ export class Store implements Receiver {
     });
   }
 
-  // ---- what a person does ----
+  // ---- actions of the user ----
 
   setPaused(paused: boolean): void {
     if (paused) this.timeline.hold();
@@ -292,18 +292,18 @@ export class Store implements Receiver {
     }
     this.show(key, reveal);
     if (this.selectTimer === undefined) this.selecting += 1;
-    clearTimeout(this.selectTimer); // keys held down pass many rows: ask for the last
+    clearTimeout(this.selectTimer); // a held key passes many rows: request the last
     this.selectTimer = setTimeout(() => {
       this.selectTimer = undefined;
       this.kernel.ask({ type: "select", site: key }, (error) => {
         this.selecting -= 1;
-        // What is here of a site can be looked at without a kernel, and the banner tells about that.
+        // The data that is here can be viewed without a kernel, and the banner reports a missing one.
         if (error && error !== UNREACHABLE) this.problem("error", `Could not select ${label(key)}: ${error}`, key);
       });
     }, SELECT_MS);
   }
 
-  /** What the space key does: Zero where there is nothing, else switch what is there. */
+  /** The action of the space key: add Zero if there is no perturbation, else switch those there. */
   togglePerturbation(key: string): void {
     if (this.replay.value) return;
     const here = this.perturbations.value.filter((p) => p.site === key);
@@ -318,7 +318,7 @@ export class Store implements Receiver {
     });
   }
 
-  /** At most one request per perturbation and ADJUST_MS: the last wish is always sent. */
+  /** Send at most one request per perturbation in ADJUST_MS; the last wish is always sent. */
   adjust(id: number, enabled: boolean, strength: number | null): void {
     const wish = { enabled, strength: strength ?? this.intents.value.get(id)?.strength ?? null, answered: false };
     this.setIntent(id, wish);
@@ -349,7 +349,7 @@ export class Store implements Receiver {
       const wish = { enabled, strength: this.intents.value.get(id)?.strength ?? null, answered: false };
       wishes.set(id, wish);
       const running = this.adjusting.get(id);
-      if (running?.wish) running.wish = wish; // a drag that is still to be sent
+      if (running?.wish) running.wish = wish; // a drag that is not sent yet
     }
     this.intents.value = wishes;
     this.kernel.ask({ type: "switch_all", enabled }, (error) => {
@@ -399,7 +399,7 @@ export class Store implements Receiver {
     });
   }
 
-  // ---- inside ----
+  // ---- internals ----
 
   private show(key: string, reveal = true): void {
     batch(() => {

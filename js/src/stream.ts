@@ -1,6 +1,6 @@
-// The front end of the stream comm, a few lines: ipywidgets sends, and saves, a front end with each
-// model, and that of the control comm has all the rest. Invariant: whichever of the two models is
-// there first, the stream's joins the session of its inspector at once.
+// The front end of the stream comm. It is a few lines, because ipywidgets sends and saves a front end
+// with each model; the control comm has the rest. Invariant: the stream's model joins the session of
+// its inspector at once, whichever of the two models comes first.
 import { sessions, streams, type Context } from "./kernel/shared";
 
 function initialize(context: Context): void {
@@ -12,7 +12,7 @@ function initialize(context: Context): void {
 }
 
 function render({ el }: { el: HTMLElement }): void {
-  el.style.display = "none"; // it has nothing to show, should anybody display it
+  el.style.display = "none"; // it shows nothing, even if it is displayed
 }
 
 export default { initialize, render };

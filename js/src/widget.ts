@@ -1,6 +1,6 @@
-// What anywidget calls: `initialize` once per model, `render` once per view.
-// Invariant: both are synchronous (an `initialize` of more than 2 s leaves a model deaf) and do
-// nothing but hand over to the session of the inspector that the model belongs to.
+// The functions that anywidget calls: `initialize` once per model, `render` once per view.
+// Invariant: both are synchronous (an `initialize` of more than 2 s leaves a model deaf) and only
+// hand over to the session of the model's inspector.
 import type { Context } from "./kernel/shared";
 import { lighten } from "./saved";
 import { sessionOf } from "./session";
@@ -14,7 +14,7 @@ function initialize(context: Context): void {
 
 function render({ model, el, signal }: Context & { el: HTMLElement }): (() => void) | undefined {
   if (model.get("role") === "stream") {
-    el.style.display = "none"; // it has nothing to show, should anybody display it
+    el.style.display = "none"; // it shows nothing, even if it is displayed
     return undefined;
   }
   const unmount = sessionOf(String(model.get("inspector"))).mount(el);

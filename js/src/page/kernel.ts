@@ -1,6 +1,6 @@
-// Plays the kernel on a page that has none: answers the screen from what the page carries.
+// Plays the kernel on a page without one: answers the screen from the data in the page.
 // Invariants: every request gets its messages and then exactly one reply, as from a kernel, never
-// within the call that asks; what needs a model is refused in words.
+// within the call itself; a request that needs the model is refused with a text.
 import type { Model } from "../kernel/bridge";
 import { VERSION, type ToKernel } from "../kernel/protocol";
 import { label } from "../kernel/sites";
@@ -13,7 +13,7 @@ const NO_VALUES = "A saved page keeps distributions, not values. Open the notebo
 type Callback = (content: unknown, buffers: DataView[] | undefined) => void;
 type Answered = { readonly messages: readonly Message[]; readonly error: string };
 
-/** The two comms of a page: what is sent on `control` is answered on `stream` and `control`. */
+/** The two comms of a page: requests on `control` are answered on `stream` and `control`. */
 export function comms(recorded: Recorded): { control: Model; stream: Model } {
   const heard = { control: [] as Callback[], stream: [] as Callback[] };
   const say = (role: "control" | "stream", [header, buffer]: Message): void => {
@@ -99,7 +99,7 @@ export class Replay {
     return done([[{ ...(header as object), id }, buffer]]);
   }
 
-  /** What changes with the selection. */
+  /** The messages that change with the selection. */
   private site(): Message[] {
     const { recorded } = this;
     const state = { ...recorded.state, selected: this.selected, seq: ++this.states };

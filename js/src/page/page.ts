@@ -1,5 +1,5 @@
-// The entry of page.js: a saved page shows the screen over what it carries. Invariant: what goes
-// wrong before there is a screen is text in its place.
+// The entry of page.js: a saved page shows the screen over its own data. Invariant: an error before
+// there is a screen is shown as text in its place.
 import { connected, mount } from "../App";
 import { comms } from "./kernel";
 import { Recorded } from "./recording";
@@ -20,7 +20,7 @@ export function show(recorded: Recorded, place: HTMLElement): () => void {
   };
 }
 
-/** In a saved notebook: the frame around it follows the theme, and is shown once there is a screen. */
+/** In a saved notebook, the frame around the page follows the theme, and appears with the screen. */
 function obey(host: Window): void {
   window.addEventListener("message", ({ source, data }: MessageEvent<unknown>) => {
     if (source !== host || typeof data !== "object" || data === null || !("nniDark" in data)) return;

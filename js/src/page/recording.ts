@@ -1,6 +1,6 @@
-// What a saved page carries (screen/export/replay.py packs it): an index in JSON, and arrays whose
-// bytes lie plane by plane. Invariant: what does not fit its index is a ProtocolError, never a short
-// read; what is read from it is the message that the kernel would have sent.
+// The data of a saved page (screen/export/replay.py packs it): an index in JSON, and arrays whose
+// bytes lie plane by plane. Invariant: data that does not fit its index is a ProtocolError, never a
+// short read; the messages read from it are those that the kernel would have sent.
 import { QUANTITIES, SPARK, STATISTICS, VERSION, type Frame, type Histogram, type Layout, type Progress, type State } from "../kernel/protocol";
 import { ProtocolError, toBrowser } from "../kernel/validate";
 
@@ -14,7 +14,7 @@ interface Place {
 
 interface Packed {
   readonly header: { readonly site?: number; readonly quantity?: number };
-  /** Numbers that follow one another as float64; none: there is no buffer. */
+  /** Arrays that follow one another as float64; empty if there is no buffer. */
   readonly buffer: readonly Place[];
 }
 
@@ -54,9 +54,9 @@ export class Recorded {
   readonly layout: Layout;
   readonly state: State;
   readonly kept: readonly unknown[];
-  /** Answers that it has of no site. */
+  /** The kinds of answers that it has for no site. */
   readonly missing: ReadonlySet<string>;
-  /** How many passes there are. */
+  /** The number of passes. */
   readonly count: number;
 
   private readonly index: Index;
@@ -68,7 +68,7 @@ export class Recorded {
   private readonly lengths: Uint16Array;
   private readonly bins: Uint16Array;
   private readonly counts: ArrayLike<number>;
-  /** Where the bins of each pass of each pair of site and quantity begin. */
+  /** The start of the bins of each pass, for each pair of site and quantity. */
   private readonly starts: Uint32Array;
 
   constructor(private readonly bytes: Uint8Array) {
@@ -124,7 +124,7 @@ export class Recorded {
     return this.index.histories.filter(({ header }) => header.site === row).map((one) => this.message(one));
   }
 
-  /** What was kept of a site: a message without its number, the text of what was wrong, or null. */
+  /** The kept answer for a site: a message without its number, the text of an error, or null. */
   answer(what: string, site: string): Message | string | null {
     const found = this.answers.get(what)?.get(site);
     if (!found) return null;

@@ -1,13 +1,13 @@
-// The script beside the last state in a notebook's output (screen/export/last_state.py): in a frame of
-// its own it shows the screen over what the output carries, in place of the plain HTML. Invariants:
-// it does nothing while a live view hides the output; the plain HTML goes only once there is a
+// The script beside the last state in a notebook's output (screen/export/last_state.py). It shows the
+// screen over the output's data, in a frame of its own that replaces the plain HTML. Invariants: it
+// does nothing while a live view hides the output; the plain HTML disappears only once there is a
 // screen; the frame can reach neither the notebook nor the network.
 import { shared } from "../kernel/shared";
 import { unpacked } from "./unpacked";
 
-/** So long an output must be in sight: a live view of the same inspector may be about to hide it. */
+/** How long an output must be in sight first: a live view of its inspector may be about to hide it. */
 const WAIT_MS = 700;
-/** What a host leaves where a widget was whose kernel is gone. */
+/** What a host leaves in place of a widget whose kernel is gone. */
 const GONE = new Set(["Loading widget...", "Error displaying widget: model not found", "Error displaying widget"]);
 const PLACE = ".nni-saved[data-nni-page]";
 const NARROW = 760;
@@ -67,7 +67,7 @@ function isDark(): boolean {
   return jupyter === null ? window.matchMedia("(prefers-color-scheme: dark)").matches : jupyter === "false";
 }
 
-/** Hides the output before, for as long as it is a widget without a kernel. */
+/** Hides the output before it as long as that is a widget without a kernel. */
 function silence(place: HTMLElement): void {
   const before = place.closest(".jp-OutputArea-child")?.previousElementSibling;
   if (!(before instanceof HTMLElement)) return;

@@ -1,6 +1,6 @@
-// What Python packed into a text.
+// Unpacks bytes that Python packed into a text.
 
-/** Base64 of what gzip made; spaces around it do not matter. */
+/** Gzipped bytes in base64; spaces around the text are ignored. */
 export async function unpacked(text: string): Promise<Uint8Array> {
   const packed = Uint8Array.from(atob(text.trim()), (character) => character.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));

@@ -1,5 +1,5 @@
-// The parameters of the selected module as they are now: a histogram and figures for each.
-// Invariant: a dash is "not measured"; NaN and Inf are counted and stand out.
+// The present parameters of the selected module: a histogram and figures for each.
+// Invariant: a dash means "not measured"; NaN and Inf are counted and stand out.
 import { useMemo } from "preact/hooks";
 import { toBars } from "../charts/bins";
 import { Histogram } from "../charts/Histogram";

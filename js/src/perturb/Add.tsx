@@ -1,6 +1,6 @@
-// Puts a perturbation on the selected site: what, where, how strong, then a button.
-// Invariants: nothing acts before the button is pressed, for a training may be running; the choice
-// stays when another site is selected; the button and what is below keep their place.
+// The form that adds a perturbation to the selected site: kind, place, strength, then a button.
+// Invariants: nothing acts before the button is pressed, because a training may be running; the
+// choice stays when another site is selected; the button and everything below keep their places.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { OFFERS, type Offer, type Perturb, type Site } from "../kernel/protocol";
 import type { Store } from "../store";
@@ -33,7 +33,7 @@ export function Add({ store, site }: { store: Store; site: Site }) {
   return (
     <form
       class="nni-add"
-      noValidate // a number is not held to the slider's steps
+      noValidate // the number need not fit the slider's steps
       aria-label="Add a perturbation"
       onSubmit={(event) => {
         event.preventDefault();

@@ -1,4 +1,4 @@
-// A small button that opens the form which adds a perturbation, for a site shown anywhere.
+// A small button that opens the form to add a perturbation, beside any site on screen.
 import { label } from "../kernel/sites";
 import type { Store } from "../store";
 import { ids } from "../ui/testids";
@@ -9,7 +9,7 @@ export function AddButton({ store, site }: { store: Store; site: string }) {
     <button
       type="button"
       class="nni-icon nni-add-here"
-      tabIndex={-1} // rows are one stop of the tab key; there space perturbs
+      tabIndex={-1} // the rows are a single tab stop, where the space key perturbs
       aria-label={`Perturb ${label(site)} …`}
       title="Perturb …"
       data-testid={ids.addHere}

@@ -1,7 +1,7 @@
-// The perturbed pass beside the clean one: each metric, its change, how far the output moved, and
-// which sites moved most. Invariants: it is named by the State that it came with, not by what a
-// person has asked for since; without a pair of passes it says what it waits for; what did not
-// change at all says so, and is not set like a change.
+// The perturbed pass beside the clean one: each metric and its change, the change of the output, and
+// the sites that changed most. Invariants: its name comes from the State of the same message, not
+// from later requests; without a pair of passes it says what it waits for; a figure without any
+// change says so, and does not look like a change.
 import type { ComponentChildren } from "preact";
 import type { Effect, State } from "../kernel/protocol";
 import { label, rowOf } from "../kernel/sites";
@@ -21,7 +21,7 @@ export function EffectView({ state, store }: { state: State; store: Store }) {
   const metrics = [...new Set([...Object.keys(effect.clean), ...Object.keys(effect.perturbed)])];
   return (
     <>
-      {/* it may scroll where it is narrow, and has nothing else that a key could reach */}
+      {/* it may scroll in a narrow view, and has no other element that a key can reach */}
       <div class={store.wished.value ? "nni-effect nni-before" : "nni-effect"} role="group" aria-label="Effect" tabIndex={0} data-testid={ids.effect}>
         <table>
           <caption>
@@ -59,7 +59,7 @@ export function EffectView({ state, store }: { state: State; store: Store }) {
   );
 }
 
-/** Of one alone it is that one's effect; of several it cannot be told apart, and it says so. */
+/** The name of the perturbation if it is the only one on; the effect of several is a joint one. */
 function ofWhat({ perturbations }: State): string {
   const on = perturbations.filter((p) => p.enabled);
   if (on.length !== 1) return on.length > 1 ? ` of ${on.length} together` : "";
@@ -93,7 +93,7 @@ interface FigureProps {
   show: (value: number) => string;
 }
 
-/** What is known only of the pair of passes. */
+/** A figure of the pair of passes, not of each one. */
 function Figure({ name, hint, value, testid, show }: FigureProps) {
   if (value === null) return null;
   return (
@@ -122,7 +122,7 @@ function Change({ by, show, testid }: ChangeProps) {
   return by === 0 ? cell("nni-no-change", "no change") : cell("nni-change", show(by));
 }
 
-/** The sites that moved most, each a link; bars compare them with the one that moved most. */
+/** The sites that changed most, each with a link; bars compare them with the largest change. */
 function Downstream({ effect, store }: { effect: Effect; store: Store }) {
   const sites = store.sites.value;
   const largest = Math.max(...effect.sites.map((s) => s.change ?? 0));

@@ -1,6 +1,6 @@
-// The panel of all perturbations: what is on, how strong, how a change reaches the loop, and the
-// effect beside them. Invariants: what is on is always visible, whatever is selected or scrolled;
-// what comes and goes (pending, compiling, the effect) has a place kept for it.
+// The panel of all perturbations: which are on, their strengths, how a change reaches the loop, and
+// the effect beside them. Invariants: active perturbations are always visible, whatever is selected
+// or scrolled; texts that come and go (pending, compiling, the effect) have a reserved place.
 import type { Bridge } from "../kernel/bridge";
 import type { Perturbation, State } from "../kernel/protocol";
 import type { Store } from "../store";

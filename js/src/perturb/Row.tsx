@@ -1,5 +1,5 @@
-// One perturbation: its switch, what it is, where, how strong, what it waits for or what it does by
-// itself, and a cross.
+// One perturbation: its switch, kind, site and strength, its state or its own effect, and a cross to
+// remove it.
 // Invariant: every part has a column of its own, so that nothing moves when one of them changes.
 import type { Perturbation } from "../kernel/protocol";
 import { label, rowOf } from "../kernel/sites";
@@ -70,10 +70,10 @@ function Status({ perturbation: p, store }: { perturbation: Perturbation; store:
   );
 }
 
-/** Its own effect, where there are others: that of all together stands beside the list. */
+/** Its own effect, if there are others; the effect of all together is beside the list. */
 function Alone({ perturbation: p, store }: { perturbation: Perturbation; store: Store }) {
   const one = store.state.value?.effect?.alone.find((a) => a.perturbation === p.id);
-  if (!one || !p.enabled || store.wished.value) return null; // it is of before that wish
+  if (!one || !p.enabled || store.wished.value) return null; // the effect is older than the change
   const [name, text] = one.loss_change === null ? ["output", part(one.output_change)] : ["loss", change(one.loss_change)];
   const all = [
     `${p.kind} alone:`,
@@ -135,7 +135,7 @@ function Amount({ name, perturbation: p, store }: { name: string; perturbation: 
   );
 }
 
-/** What a mask switches off; a link to the strip that edits it, where it can be edited there. */
+/** The units that a mask switches off, with a link to the strip if that can edit it. */
 function MaskOf({ perturbation: p, store }: { perturbation: Perturbation; store: Store }) {
   const text = `mask: ${count(p.units_off)} of ${count(p.units)} off`;
   const row = store.sites.value?.byKey.has(p.site) && p.mask !== "" && p.at === "output";

@@ -1,10 +1,10 @@
 // The strength of a perturbation: a slider for dragging, a number for any finite value.
-// Invariants: what is being typed is never overwritten by what arrives; the slider's range grows
-// to hold a value that was typed, and its place stays.
+// Invariants: arriving values never overwrite one that is being typed; the slider's range grows to
+// hold a typed value, and its place stays.
 import { useRef } from "preact/hooks";
 
 interface Props {
-  /** Of what, for who cannot see where it stands: "factor of Scale on head". */
+  /** A full name for screen readers: "factor of Scale on head". */
   name: string;
   value: number;
   low: number;

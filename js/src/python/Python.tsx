@@ -1,8 +1,8 @@
-// A line of Python that does the same as what is beside it, with a button that copies it.
+// A line of Python equivalent to the control beside it, with a button that copies it.
 import { useCopy } from "../ui/copy";
 import { ids } from "../ui/testids";
 
-/** `insp` is what the inspector is called; JSON's strings are Python's too. */
+/** The inspector is called `insp`; a string in JSON is one in Python too. */
 export const quoted = (site: string): string => JSON.stringify(site);
 
 export function Python({ text, testid = ids.snippet }: { text: string; testid?: string }) {

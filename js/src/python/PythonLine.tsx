@@ -1,5 +1,5 @@
-// The bottom line: the Python that does what was clicked last.
-// Invariant: it has its place whether there is anything to say or not.
+// The bottom line: the Python equivalent of the last click.
+// Invariant: the line keeps its place even when it is empty.
 import type { Store } from "../store";
 import { ids } from "../ui/testids";
 import { Python } from "./Python";

@@ -1,6 +1,6 @@
-// The sweep: each site perturbed alone, ranked bars of what that does, each a link to the site.
-// Invariants: nothing runs before Start is pressed, and one at a time; a bar is as long as the
-// figure's size, its sign is text; what could not be measured says why.
+// The sweep: each site perturbed alone, with ranked bars of the effects, each with a link to its site.
+// Invariants: nothing runs before Start is pressed, and only one sweep runs at a time; the length of
+// a bar is the figure's size, and a text has its sign; a site that could not be measured says why.
 import { useState } from "preact/hooks";
 import { OFFERS, type Site, type Sweep, type SweepRow } from "../kernel/protocol";
 import { label, rowOf } from "../kernel/sites";
@@ -170,7 +170,7 @@ function Bars({ sweep, store }: { sweep: Sweep; store: Store }) {
   );
 }
 
-/** What is not finite first, then the largest; what has no figure last. */
+/** Sites that are not finite first, then the largest; sites without a figure last. */
 function rank(rows: readonly SweepRow[], measure: Measure): SweepRow[] {
   const size = (row: SweepRow): number => (row.why_not ? -1 : row[measure] === null ? Infinity : Math.abs(row[measure]));
   return [...rows].sort((a, b) => size(b) - size(a) || 0);
@@ -216,5 +216,5 @@ function Bar({ row, measure, largest, store }: BarProps) {
   );
 }
 
-/** Of predictions there is no figure where there are no logits. */
+/** Without logits there is no figure for predictions. */
 const isAlways = (measure: Measure): boolean => measure === "loss_change" || measure === "output_change";

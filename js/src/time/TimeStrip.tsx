@@ -1,6 +1,6 @@
-// The strip under the header: which pass is on screen, a slider over those that are recorded, and
-// the pass that is compared with. Invariants: nothing here changes its place as steps arrive; every
-// stop of the slider is a pass that exists, thinned ones are gone and counted.
+// The strip under the header: the pass on screen, a slider over the recorded passes, and the pinned
+// pass to compare with. Invariants: nothing here moves as steps arrive; every stop of the slider is
+// a pass that exists; thinned passes are gone and counted.
 import { useMemo } from "preact/hooks";
 import type { Store } from "../store";
 import { count, exact } from "../ui/format";
@@ -113,7 +113,7 @@ function Pin({ store }: { store: Store }) {
   );
 }
 
-/** Below the slider: where something was perturbed, and where that changed. */
+/** Below the slider: the perturbed passes, and the places where the perturbations changed. */
 function Marks({ passes, pinned }: { passes: PassList; pinned: number | undefined }) {
   const [spans, changes] = useMemo(() => outlines(passes), [passes]);
   const last = Math.max(passes.count - 1, 1);

@@ -1,6 +1,6 @@
 // A figure beside the same figure of the pinned pass.
-// Invariant: sizes compare by ratio, signed figures and counts by difference, and a head says which;
-// what was not measured in one of the two compares with nothing.
+// Invariant: sizes are compared by ratio, signed figures and counts by difference, and a column's
+// head says which; a figure that one of the two passes lacks has no comparison.
 import { NOT_MEASURED, percent, real, signed } from "../ui/format";
 
 export type Comparison = "ratio" | "difference" | "points";
@@ -11,7 +11,7 @@ export function compare(kind: Comparison, now: number, pinned: number): number {
   return pinned === 0 ? (now === 0 ? 1 : Infinity) : now / pinned;
 }
 
-/** What a column of these shows, in its head and at length. */
+/** The text of a column of comparisons: in its head, and in full. */
 export const IN_HEAD: Readonly<Record<Comparison, string>> = { ratio: "×", difference: "Δ", points: "Δ" };
 const AT_LENGTH: Readonly<Record<Comparison, string>> = {
   ratio: "as a multiple of that in",

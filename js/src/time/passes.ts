@@ -1,5 +1,5 @@
-// The passes that the recording still has, decoded, and which of them a person wants to see.
-// Invariant: rising by number; an index into them is a place on the time strip.
+// The passes that the recording still has, decoded, and a search for one of them.
+// Invariant: they are in ascending order of number; an index is a place on the time strip.
 import { Reader } from "../kernel/decode";
 import type { Passes } from "../kernel/protocol";
 
@@ -10,9 +10,9 @@ export interface PassList {
   step(index: number): number;
   perturbed(index: number): boolean;
   kind(index: number): string;
-  /** Whether what is perturbed is not what it was in the pass before. */
+  /** Whether the perturbations differ from those of the pass before. */
   changed(index: number): boolean;
-  /** The index of the pass with this number, or of the last one before it; -1 for none. */
+  /** The index of the pass with this number, or of the last one before it; -1 if there is none. */
   indexOf(number: number): number;
 }
 

@@ -1,13 +1,13 @@
-// Which pass is on screen: the newest (following), or one that is held; and one to compare with.
-// Invariants: a frame that was asked for is used only while it is still wanted; one request for
-// each role is under way at most, and the last wish is always sent; live frames never replace what
-// is held. The kernel keeps no state of this: two pages may look at two passes.
+// The pass on screen: the newest (following), or a held one; and a pinned one to compare with.
+// Invariants: a requested frame is used only while it is still wanted; at most one request for each
+// role is under way, and the last wish is always sent; a live frame never replaces a held pass. The
+// kernel keeps none of this: two pages may show two passes.
 import { batch, effect, signal, type Signal } from "@preact/signals";
 import type { FrameData } from "../kernel/decode";
 import { OTHER } from "../kernel/protocol";
 import { NO_PASSES, type PassList } from "./passes";
 
-/** What a timeline needs of the store. */
+/** The parts of the store that a timeline needs. */
 interface Screen {
   readonly frame: Signal<FrameData | null>;
   readonly selected: Signal<string | null>;
@@ -19,13 +19,13 @@ interface Screen {
 
 type Role = "held" | "pinned";
 
-/** Passes a second. */
+/** Passes per second. */
 export const SPEEDS = [1, 2, 5, 10, 20] as const;
 const SELECT_MS = 80;
 
 export class Timeline {
   readonly passes = signal<PassList>(NO_PASSES);
-  /** The number of the pass that is held; null while following. */
+  /** The number of the held pass; null while following. */
   readonly held = signal<number | null>(null);
   readonly pinned = signal<FrameData | null>(null);
   readonly playing = signal(false);
@@ -48,7 +48,7 @@ export class Timeline {
     clearTimeout(this.selecting);
   }
 
-  // ---- what arrives ----
+  // ---- messages ----
 
   /** Whether a frame may be drawn now. */
   admits(frame: FrameData): boolean {
@@ -56,18 +56,18 @@ export class Timeline {
     return held === null ? !frame.header.held : frame.header.number === held;
   }
 
-  /** A frame that a ShowPass asked for; the pinned one stays here. */
+  /** Take a frame that a ShowPass requested; a pinned one is kept here. */
   arrived(frame: FrameData): void {
     if (frame.header.number === this.pinnedNumber) this.pinned.value = frame;
   }
 
-  /** Other rows: what was decoded for the old ones is of no use any more. */
+  /** Drop everything that was decoded for the old rows. */
   layoutChanged(): void {
     this.pinned.value = null;
     this.renew();
   }
 
-  // ---- what a person does ----
+  // ---- actions of the user ----
 
   hold(): void {
     const shown = this.screen.frame.value;
@@ -94,7 +94,7 @@ export class Timeline {
     this.goTo(this.index() + by);
   }
 
-  /** From the pass on screen on, one after another; at the newest it follows. */
+  /** Show one pass after another from the one on screen; after the newest, follow. */
   play(): void {
     if (this.index() >= this.passes.value.count - 1) this.goTo(0);
     this.playing.value = true;
@@ -113,7 +113,7 @@ export class Timeline {
     this.pinned.value = shown;
   }
 
-  /** Compare with the pass of another run, when the kernel has sent it. */
+  /** Compare with the pass of another run once the kernel has sent it. */
   pinOther(): void {
     this.pinnedNumber = OTHER;
     this.request("pinned");
@@ -124,21 +124,21 @@ export class Timeline {
     this.pinned.value = null;
   }
 
-  /** The place on the strip of the pass on screen. */
+  /** The place of the pass on screen on the strip. */
   index(): number {
     const passes = this.passes.value;
     const number = this.held.value ?? this.screen.frame.value?.header.number;
     return number === undefined ? passes.count - 1 : Math.max(passes.indexOf(number), 0);
   }
 
-  // ---- inside ----
+  // ---- internals ----
 
   private next(): void {
     this.timer = setTimeout(() => {
       if (!this.playing.value) return;
       const index = this.index();
       if (index >= this.passes.value.count - 1) return this.follow();
-      if (!this.asking.has("held")) this.goTo(index + 1); // else the kernel is behind: skip nothing
+      if (!this.asking.has("held")) this.goTo(index + 1); // if the kernel is behind, skip nothing
       this.next();
     }, 1000 / this.speed.value);
   }
@@ -177,7 +177,7 @@ export class Timeline {
     });
   }
 
-  /** What was to be shown is not there: what is on screen stays. */
+  /** Keep the pass on screen, because the requested one is gone. */
   private gone(): void {
     batch(() => {
       this.stop();

@@ -1,5 +1,5 @@
-// The heads of the columns: a click sorts by one, the largest first, then the smallest, then not.
-// Invariant: a head says what its column shows, the figure itself or its comparison.
+// The heads of the columns: clicks sort by a column, largest first, then smallest first, then not.
+// Invariant: a head says whether its column shows the figure itself or its comparison.
 import type { Store } from "../store";
 import { IN_HEAD, inWords } from "../time/compare";
 import { pinnedName } from "../time/names";
@@ -38,7 +38,7 @@ interface OneProps {
   title: string;
   name: string;
   look: string;
-  /** It has no order. */
+  /** It cannot be sorted. */
   fixed?: boolean;
 }
 

@@ -1,4 +1,4 @@
-// Above the rows: the search, the menus of columns and filters, and in words what is left out.
+// Above the rows: the search, the menus of columns and filters, and a text about rows left out.
 import type { ComponentChildren } from "preact";
 import { useRef, useState } from "preact/hooks";
 import type { Store } from "../store";
@@ -75,7 +75,7 @@ export function Toolbar({ store }: { store: Store }) {
   );
 }
 
-/** What is not the whole tree in its own order says so, and how to get back there. */
+/** The text that says that rows are left out or sorted, with a way back to the whole tree. */
 function Narrowed({ store }: { store: Store }) {
   const { tree } = store;
   const total = store.sites.value?.list.length ?? 0;
@@ -131,13 +131,13 @@ function Search({ store }: { store: Store }) {
 
 interface MenuProps {
   label: string;
-  /** Whether what it holds is in force. */
+  /** Whether its setting is in force. */
   on: boolean;
   testid: string;
   children: ComponentChildren;
 }
 
-/** A button with a list of checkboxes below it, closed by Escape or by leaving it. */
+/** A button with a list of checkboxes below it; Escape or leaving the list closes it. */
 function Menu({ label, on, testid, children }: MenuProps) {
   const [open, setOpen] = useState(false);
   const button = useRef<HTMLButtonElement>(null);
@@ -169,7 +169,7 @@ function Menu({ label, on, testid, children }: MenuProps) {
         {label}
       </button>
       {open && (
-        // A press on a label moves the focus to nothing: it is in the list all the same.
+        // A press on a label clears the focus, but is still inside the list.
         <span class="nni-menu-list" role="group" aria-label={label} tabIndex={-1}>
           {children}
         </span>

@@ -1,6 +1,6 @@
 // The tree of sites: search, menus, column heads, and the rows in view.
-// Invariant: the DOM holds the rows in view and no others, whatever the size of the model; one
-// frame renders those rows once.
+// Invariant: the DOM holds only the rows in view, whatever the size of the model; one frame renders
+// those rows once.
 import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { Store } from "../store";
 import { ids } from "../ui/testids";
@@ -47,7 +47,7 @@ export function Tree({ store }: { store: Store }) {
     (event: KeyboardEvent) => {
       const current = store.sites.value;
       if (!current || event.ctrlKey || event.metaKey || event.altKey) return;
-      if (event.target !== event.currentTarget) return; // a head: its keys are its own
+      if (event.target !== event.currentTarget) return; // a head handles its own keys
       if (event.key === "Escape") return told.hide();
       const flat = tree.sort.value !== null;
       const action = actionOf(event.key, current, tree.rows.value, tree.open.value, store.selectedIndex.value, flat);
@@ -103,7 +103,7 @@ export function Tree({ store }: { store: Store }) {
           {sites &&
             inView.map((index, i) => (
               <Row
-                key={(first + i) % (end - first)} // rows that scroll out lend their elements
+                key={(first + i) % (end - first)} // rows that scroll out are reused
                 store={store}
                 sites={sites}
                 index={index}

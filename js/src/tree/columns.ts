@@ -1,4 +1,4 @@
-// The columns that the tree can show: what each says of a site, and how it is sorted and compared.
+// The columns that the tree can show: the content of each, and how it is sorted and compared.
 // Invariant: a figure that was not measured is NaN here, whatever the reason.
 import { statistic, type FrameData } from "../kernel/decode";
 import { QUANTITIES, type Site, type Statistic } from "../kernel/protocol";
@@ -7,17 +7,17 @@ import { NOT_MEASURED, compact, count, percent, real } from "../ui/format";
 
 export interface Column {
   readonly id: string;
-  /** In the head; `name` says it at length. */
+  /** The short name in the head; `name` is the full one. */
   readonly title: string;
   readonly name: string;
-  /** Of the column, for the grid. */
+  /** The width of the column in the grid. */
   readonly width: string;
   readonly least: number;
-  /** What it is sorted by; a text sorts from A to Z at first. */
+  /** The value to sort by; a text is sorted from A to Z first. */
   readonly text?: (site: Site) => string;
   readonly value?: (site: Site, frame: FrameData | null, index: number) => number;
   readonly show?: (value: number) => string;
-  /** How it compares with a pinned pass; without it, it does not. */
+  /** How it is compared with a pinned pass; undefined if it cannot be compared. */
   readonly comparison?: Comparison;
   readonly alarming?: boolean;
 }
@@ -64,7 +64,7 @@ export const COLUMNS: readonly Column[] = [
 
 export const AT_FIRST: readonly string[] = ["type", "shape", "spark", "gradient"];
 
-/** The module's own column: what is left of the width, but never less. */
+/** The module's own column: the remaining width, but never less than this. */
 const NAME = { width: "minmax(168px, 1fr)", least: 168 } as const;
 const GAP = 8;
 

@@ -1,5 +1,5 @@
-// What a key does in the tree, by the ARIA treegrid pattern, of rows; space toggles the perturbation.
-// Invariant: decides only; the caller acts. A key that is not the tree's gives null.
+// The action of a key in the tree, after the ARIA treegrid pattern for rows; space toggles the
+// perturbation. Invariant: only decides; the caller acts. A key without an action gives null.
 import type { Sites } from "../kernel/sites";
 
 type Action =
@@ -8,7 +8,7 @@ type Action =
   | { do: "toggle"; index: number }
   | { do: "openAll" };
 
-/** In a list (`flat`) there is nothing to open or to close. */
+/** A list (`flat`) has nothing to open or close. */
 export function actionOf(
   key: string,
   sites: Sites,

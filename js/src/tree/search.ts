@@ -1,7 +1,7 @@
-// What a search in the tree means: words apart by spaces, all of which must fit a site. A word is a
-// dtype and shape (`float32[*,64]`, `[8,**]`), a glob over the path as Python's `only=` takes it (a
-// word with a star), or part of a path, name or type.
-// Invariant: decides by the site's own text alone; case counts in globs only.
+// The search in the tree: words separated by spaces, all of which must match a site. A word is a
+// dtype and shape (`float32[*,64]`, `[8,**]`), a glob over the path like Python's `only=` (a word
+// with a star), or part of a path, name or type.
+// Invariant: only the site's own text decides; case matters in globs only.
 import type { Site } from "../kernel/protocol";
 
 type Test = (site: Site) => boolean;
@@ -33,7 +33,7 @@ function ofShape(dtype: string, dims: string): Test {
   };
 }
 
-/** f32, as the tree prints it, is float32. */
+/** The tree's short form f32 means float32. */
 function longName(dtype: string): string {
   const short = /^(bf|f|u|i|c)(\d+)$/.exec(dtype);
   if (!short) return dtype;
@@ -58,7 +58,7 @@ function segments(key: string): string[] {
   return key === "" ? [] : key.split(/(?<!\\)\//);
 }
 
-/** `*` (or what `one` says) fits one, `**` any number; `...` is `**` as NumPy writes it. */
+/** `*` (or `one`) matches one item, `**` any number; `...` is NumPy's form of `**`. */
 function fits(wanted: readonly string[], found: readonly string[], one: (wanted: string, found: string) => boolean): boolean {
   if (wanted.length === 0) return found.length === 0;
   const [first, ...rest] = wanted;

@@ -1,5 +1,5 @@
-// Which rows of the tree are shown, and in which order: what is open, searched for, filtered, sorted.
-// Invariants: a sorted tree is a list of matches, what was not measured last; figures of a running
+// The rows of the tree that are shown, and their order: open rows, search, filters and sorting.
+// Invariants: a sorted tree is a list of matches, with unmeasured sites last; figures of a running
 // loop reorder and filter it once in REORDER_MS, so that rows can be read and clicked.
 import { computed, effect, signal, type ReadonlySignal, type Signal } from "@preact/signals";
 import { statistic, type FrameData } from "../kernel/decode";
@@ -17,12 +17,12 @@ export interface Sort {
 
 export type Filter = "nonfinite" | "perturbed" | "below" | "above" | "unmeasured" | "dead";
 
-/** The share of zeros from which on a site counts as dead. */
+/** The share of zeros from which a site counts as dead. */
 const DEAD = 0.99;
 const REORDER_MS = 1000;
 const GRADIENT = QUANTITIES.indexOf("gradient");
 
-/** What the rows depend on besides what is chosen here. */
+/** The signals that the rows depend on besides the choices made here. */
 interface Sources {
   readonly sites: Signal<Sites | null>;
   readonly frame: Signal<FrameData | null>;
@@ -45,7 +45,7 @@ export class TreeView {
   /** Whether anything is left out or reordered. */
   readonly narrowed = computed(() => this.query.value.trim() !== "" || this.filters.value.size > 0);
 
-  /** The frame by which rows are ordered and filtered. */
+  /** The frame whose figures order and filter the rows. */
   private readonly basis = signal<FrameData | null>(null);
   private timer: ReturnType<typeof setTimeout> | undefined;
   private since = -Infinity;
@@ -60,7 +60,7 @@ export class TreeView {
     clearTimeout(this.timer);
   }
 
-  /** The sites that search and filters leave; null: all. */
+  /** The sites that pass search and filters; null for all. */
   readonly matches = computed<ReadonlySet<number> | null>(() => {
     const sites = this.from.sites.value;
     if (!sites || !this.narrowed.value) return null;
@@ -85,7 +85,7 @@ export class TreeView {
     return sorted(indices(sites, matches), (i) => this.figure(column, sites, i), sort.rising);
   });
 
-  /** The columns that show figures against those of the pinned pass: of what that pass has. */
+  /** The columns that compare with the pinned pass: those whose quantity that pass has. */
   private readonly comparing = computed<ReadonlySet<string>>(() => {
     const [sites, pinned] = [this.from.sites.value, this.from.pinned.value];
     if (!sites || !pinned) return new Set();
@@ -97,10 +97,10 @@ export class TreeView {
     return this.comparing.value.has(column.id);
   }
 
-  /** How many sites match; all of them where nothing is left out. */
+  /** How many sites match; all of them if nothing is left out. */
   readonly matched = computed(() => this.matches.value?.size ?? this.from.sites.value?.list.length ?? 0);
 
-  /** A click on a head: the largest first (A to Z), the smallest first, the tree's own order. */
+  /** Sort after a click on a head: largest first (A to Z), smallest first, the tree's own order. */
   sortBy(id: string): void {
     const now = this.sort.value;
     const first = id === "name" || COLUMNS.find((c) => c.id === id)?.text !== undefined;
@@ -117,14 +117,14 @@ export class TreeView {
     this.filters.value = changed(this.filters.value, filter, on);
   }
 
-  /** Everything there is, in the tree's order. */
+  /** Show all rows, in the tree's order. */
   clear(): void {
     this.query.value = "";
     this.filters.value = new Set();
     this.sort.value = null;
   }
 
-  // ---- inside ----
+  // ---- internals ----
 
   private frameIs(frame: FrameData | null, held: number | null): void {
     clearTimeout(this.timer);
@@ -142,7 +142,7 @@ export class TreeView {
     this.basis.value = frame;
   }
 
-  /** The frame, where it is of these sites: a layout may have changed since. */
+  /** The frame, if it belongs to these sites: the layout may have changed since. */
   private fitting(sites: Sites): FrameData | null {
     const basis = this.basis.value;
     return basis && basis.header.layout === sites.id ? basis : null;
@@ -185,7 +185,7 @@ function indices(sites: Sites, matches: ReadonlySet<number> | null): number[] {
   return matches ? [...matches] : sites.list.map((_, i) => i);
 }
 
-/** Stable; what is not known comes last, whichever the direction. */
+/** Stable; unknown values come last in either direction. */
 function sorted<T extends number | string>(rows: number[], value: (index: number) => T, rising: boolean): number[] {
   const sign = rising ? 1 : -1;
   const known: { index: number; value: T }[] = [];

@@ -1,18 +1,18 @@
-// Which rows are shown: those that are open, or that lead to a match, and of these the ones in view.
-// Invariant: rows are ROW_HEIGHT high, all of them; nothing here walks the DOM.
+// The rows to show: rows in open branches, or on the way to a match, and among them those in view.
+// Invariant: every row is ROW_HEIGHT high; nothing here walks the DOM.
 import type { Sites } from "../kernel/sites";
 
 export const ROW_HEIGHT = 24;
-/** Of the heads, which stay above the rows. */
+/** The height of the heads, which stay above the rows. */
 export const HEAD_HEIGHT = 22;
 const SPARE = 6;
 
-/** So many rows may be open before anybody has opened one. */
+/** The most rows that are open at first. */
 const OPEN_AT_FIRST = 500;
 /** A stack of more layers than this is closed at first. */
 const LAYERS_AT_FIRST = 16;
 
-/** As many whole levels as stay readable. Keys, so that they survive a new layout. */
+/** As many whole levels as stay readable, by keys, so that they survive a new layout. */
 export function openAtFirst(sites: Sites): Set<string> {
   const open = new Set<string>();
   let level = sites.roots;
@@ -33,7 +33,7 @@ function isLong(sites: Sites, index: number): boolean {
   return sites.children[index].filter((i) => sites.list[i].layer >= 0).length > LAYERS_AT_FIRST && sites.list[index].layer < 0;
 }
 
-/** Indices of the rows to show, top to bottom; of `matches`, these and what leads to them. */
+/** Indices of the rows to show, top to bottom; with `matches`, these and the rows above them. */
 export function visibleRows(sites: Sites, open: ReadonlySet<string>, matches: ReadonlySet<number> | null): number[] {
   const shown = matches ? leading(sites, matches) : null;
   const rows: number[] = [];
@@ -62,7 +62,7 @@ export function windowOf(scrollTop: number, height: number, rows: number): [firs
   return [Math.min(first, end), end];
 }
 
-/** Where to scroll so that a row is in view; as little as possible. */
+/** The scroll position that brings a row into view with the least movement. */
 export function scrollTo(row: number, scrollTop: number, height: number): number {
   const top = row * ROW_HEIGHT;
   if (top < scrollTop) return top;

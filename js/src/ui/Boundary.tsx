@@ -1,4 +1,4 @@
-// Catches an exception of what is inside it and shows its text, with a way to try again.
+// Catches an exception of its children and shows its text, with a way to try again.
 // Invariant: never an empty output.
 import { Component, type ComponentChildren } from "preact";
 import { ids } from "./testids";

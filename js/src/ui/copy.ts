@@ -1,4 +1,4 @@
-// Copying a text, and saying for a moment that it was.
+// Copying a text, and saying so for a moment.
 import { useEffect, useState } from "preact/hooks";
 
 export function useCopy(text: string): [copy: () => void, said: "" | "copied" | "not allowed here"] {
@@ -9,7 +9,7 @@ export function useCopy(text: string): [copy: () => void, said: "" | "copied" | 
     return () => clearTimeout(timer);
   }, [said]);
   const copy = (): void => {
-    // Without a secure page there is no clipboard: say so rather than fail.
+    // An insecure page has no clipboard: say so instead of failing.
     const done = navigator.clipboard?.writeText(text) ?? Promise.reject(new Error("no clipboard"));
     done.then(
       () => say("copied"),

@@ -1,5 +1,5 @@
-// Numbers as a person reads them. Invariants: what was not measured is a dash, never "NaN" or 0;
-// four significant digits; big counts in groups of three, apart by a thin space; a true minus sign.
+// Numbers in readable form. Invariants: a number that was not measured is a dash, never "NaN" or 0;
+// four significant digits; big counts in groups of three with thin spaces; a true minus sign.
 
 const THIN = "\u202f";
 export const NOT_MEASURED = "–";
@@ -16,7 +16,7 @@ export function real(value: number | null | undefined): string {
   return minus(Number.isInteger(value) ? String(value) : value.toPrecision(4));
 }
 
-/** As short as an axis needs it. */
+/** A short form for an axis. */
 export function tick(value: number): string {
   if (value === 0) return "0";
   const size = Math.abs(value);
@@ -27,7 +27,7 @@ export function tick(value: number): string {
   return minus(trim(value.toPrecision(3)));
 }
 
-/** A whole number, all digits. */
+/** A whole number with all digits. */
 export function count(value: number | null | undefined): string {
   if (value === null || value === undefined || Number.isNaN(value)) return NOT_MEASURED;
   if (!Number.isFinite(value)) return real(value);
@@ -73,7 +73,7 @@ export function signed(value: number): string {
   return value > 0 ? `+${text}` : text;
 }
 
-/** Every digit, for `data-value`: what JavaScript and Python both read back. */
+/** Every digit, for `data-value`, in a form that JavaScript and Python both read. */
 export function exact(value: number | null | undefined): string {
   return value === null || value === undefined ? "" : String(value);
 }

@@ -1,4 +1,4 @@
-// Renders a component again only where a property, or a signal that it reads, has changed.
+// Renders a component again only if a property, or a signal that it reads, has changed.
 import { Component, h, type ComponentType, type FunctionComponent } from "preact";
 
 export function memo<P extends object>(View: FunctionComponent<P>): ComponentType<P> {

@@ -1,4 +1,4 @@
-// The words for what is measured at a site, in the order of QUANTITIES.
+// The names of the quantities measured at a site, in the order of QUANTITIES.
 import { QUANTITIES, type Quantity } from "../kernel/protocol";
 
 export const WORDS: Readonly<Record<Quantity, string>> = { output: "activation", gradient: "gradient" };

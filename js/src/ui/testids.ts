@@ -1,4 +1,4 @@
-// The `data-testid`s: what browser tests hold on to. `data-value` always has every digit.
+// The `data-testid`s, which browser tests rely on. `data-value` always has every digit.
 //
 // nni-root                          one view                       nni-banner     not connected, closed
 // nni-step [value]                  the step on screen             nni-progress [value, data-state]

@@ -1,6 +1,6 @@
 // The host's theme: light or dark, and the palette that canvases paint with.
-// Invariant: colours are named once, in base.css; `repaint` moves on whenever they, the window's
-// size or its pixel ratio may have changed, and whatever paints a canvas reads it.
+// Invariant: colours are named once, in base.css; `repaint` counts up whenever they, the window's
+// size or its pixel ratio may have changed, and everything that paints a canvas reads it.
 import { signal } from "@preact/signals";
 
 export const repaint = signal(0);
@@ -16,7 +16,7 @@ export interface Palette {
   readonly metric: string;
 }
 
-/** Before the first rendering: what is painted then has its colours from the start. */
+/** Called before the first rendering, so that the first painting has its colours. */
 export function readTheme(): void {
   dark.value = isDark();
 }
@@ -24,7 +24,7 @@ export function readTheme(): void {
 let watching = 0;
 let stop: () => void = () => undefined;
 
-/** While anybody watches, one observer follows the host's theme. Call what it returns to end. */
+/** Follow the host's theme, with one observer for all; call the returned function to end. */
 export function watchTheme(): () => void {
   if (watching++ === 0) stop = observe();
   return () => {
@@ -65,7 +65,7 @@ function isDark(): boolean {
 
 const unstyled = new WeakSet<Element>();
 
-/** Hosts render before they attach: until then an element has no colours. Either changes its size. */
+/** Hosts render an element before they attach it, without colours. Attaching changes its size. */
 function repaintWhenStyled(root: Element): void {
   if (unstyled.has(root)) return;
   unstyled.add(root);
@@ -81,7 +81,7 @@ function repaintWhenStyled(root: Element): void {
 
 const palettes = new WeakMap<Element, { at: number; palette: Palette }>();
 
-/** The colours in force at an element, read from its style once per change of theme. */
+/** The colours of an element, read from its style once per change of theme. */
 export function paletteOf(element: Element): Palette {
   const root = element.closest(".nni-root") ?? element;
   const known = palettes.get(root);

@@ -1,7 +1,7 @@
-// A strip of units: the figure of each as a shade, its numbers under the pointer or the arrow keys,
-// and, while it edits, a mask: click, drag, or space (with shift and arrows: along the way).
-// Invariants: it is one stop of the tab key; nothing changes unless it edits; a drag asks once, at
-// its end; the line of numbers has its place whether it is empty or not.
+// A strip of units: the figure of each as a shade, and the numbers of the unit under the pointer or
+// the arrow keys. In edit mode it sets a mask by click, drag or space (shift and arrows: several).
+// Invariants: it is one tab stop; nothing changes outside of edit mode; a drag sends one request, at
+// its end; the line of numbers keeps its place even when it is empty.
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
 import type { UnitFigure, UnitsData } from "../kernel/decode";

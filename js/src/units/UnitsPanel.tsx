@@ -1,6 +1,6 @@
-// The units of what the selected site returns: a strip of them, the dead ones counted, and the
-// mask that switches some of them off. Invariant: units are switched only after "Edit mask" was
-// pressed, for a training may be running.
+// The units of the selected site's output: a strip of them, a count of dead ones, and the mask that
+// switches some of them off. Invariant: units are switched only after "Edit mask" was pressed,
+// because a training may be running.
 import type { UnitFigure, UnitsData } from "../kernel/decode";
 import { useLook } from "../kernel/looks";
 import type { Site } from "../kernel/protocol";
@@ -17,7 +17,7 @@ const WORDS = { mean: "mean", std: "std", zeros: "zero_fraction" } as const;
 type Word = keyof typeof WORDS;
 
 export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
-  // a held frame stays, and what is perturbed changes
+  // a held frame stays while the perturbations change
   const on = (store.state.value?.perturbations ?? []).map((p) => `${p.id} ${p.enabled} ${p.expression}`);
   useLook(store.looks, "units", site.key, [store.frame.value?.header.seq, ...on].join("\n"));
   const seen = store.looks.units.value;
@@ -94,7 +94,7 @@ export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
   );
 }
 
-/** What the colours of the strip say: as in the panel "Values", blue below 0 and orange above. */
+/** The legend of the strip's colours: as in the panel "Values", blue below 0 and orange above. */
 function Scale({ data, figure }: { data: UnitsData; figure: UnitFigure }) {
   const range = rangeOf(data.figures[figure], figure);
   return (

@@ -1,6 +1,6 @@
-// How units lie in a strip, and how they are painted. Invariants: a unit has one cell, and where a
-// cell is and which cell is at a place are inverse to each other; colours mean what they mean in the
-// panel "Values"; what is dead, not finite or off is told by a shape too, not by colour alone.
+// The cells of a strip of units, and how they are painted. Invariants: a unit has one cell, and the
+// map from cells to places is the inverse of the map back; colours mean the same as in the panel
+// "Values"; units that are dead, not finite or off are also marked by a shape.
 import type { Area } from "../charts/Canvas";
 import type { UnitsData, UnitFigure } from "../kernel/decode";
 import type { Range } from "../values/cells";
@@ -15,7 +15,7 @@ interface Grid {
 
 const GAP = 1;
 
-/** Cells as large as fit: one row of tall ones for few, many rows of small ones for many. */
+/** Cells as large as fit: one row of tall cells for few units, many rows of small ones for many. */
 export function gridOf(units: number, width: number): Grid {
   const room = Math.max(width, 40);
   if (units * 10 <= room) return { columns: units, rows: 1, width: Math.min(26, room / Math.max(units, 1)), height: 30 };
@@ -31,11 +31,11 @@ export function cellAt(grid: Grid, units: number, x: number, y: number): number 
   return unit < units ? unit : null;
 }
 
-/** Never anything but exactly 0. */
+/** Whether a unit was always exactly 0. */
 export const isDead = (data: UnitsData, unit: number): boolean => data.figures.zero_fraction[unit] === 1;
 
-/** The range of the colours: a share from 0 to 1, else to the largest figure, with 0 in the middle
- * where any is below it. */
+/** The range of the colours: 0 to 1 for a share, else up to the largest figure, with 0 in the middle
+ * if any figure is negative. */
 export function rangeOf(values: Float64Array, figure: UnitFigure): Range {
   if (figure === "zero_fraction") return { low: 0, high: 1, signed: false };
   let [largest, signed] = [0, false];

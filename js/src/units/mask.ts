@@ -1,11 +1,11 @@
-// Masks of units as bits, and the wishes for them. Bits travel as hexadecimal, unit 0 the highest
-// bit of the first byte. Invariants: one request for a site is under way at most, and the newest wish
-// follows it; what was asked for is shown at once, until a State says what is so.
+// Masks of units as bits, and requests for them. Bits travel as hexadecimal; unit 0 is the highest
+// bit of the first byte. Invariants: at most one request for a site is under way, and the newest wish
+// follows it; a requested mask is shown at once, until a State confirms or corrects it.
 import { signal } from "@preact/signals";
 import type { Kernel } from "../kernel/bridge";
 import type { Perturbation } from "../kernel/protocol";
 
-/** One byte a unit: 1 is on, 0 is off. */
+/** One byte per unit: 1 is on, 0 is off. */
 export type Mask = Uint8Array;
 
 export function toHex(mask: Mask): string {
@@ -26,7 +26,7 @@ export function fromHex(text: string, units: number): Mask {
   return mask;
 }
 
-/** The perturbation that the strip of a site edits: a mask of so many units on what it returns. */
+/** The perturbation that the strip of a site edits: a mask of `units` units on its output. */
 export function editable(all: readonly Perturbation[], site: string, units: number): Perturbation | undefined {
   return all.find((p) => p.kind === "Mask" && p.site === site && p.at === "output" && p.units === units && p.mask !== "");
 }
@@ -35,7 +35,7 @@ interface Wish {
   readonly site: string;
   readonly units: number;
   readonly mask: string;
-  /** Sent, and answered: the next State settles it. */
+  /** Once it is answered, the next State settles it. */
   readonly state: "waiting" | "sent" | "answered";
 }
 
@@ -49,7 +49,7 @@ export class Masks {
     private readonly failed: (text: string, site: string) => void,
   ) {}
 
-  /** The mask as it is, or as it was asked to be. */
+  /** The mask of a site, or the requested one. */
   of(site: string, units: number): Mask {
     const wish = this.wish.value;
     if (wish?.site === site && wish.units === units) return fromHex(wish.mask, units);
@@ -65,7 +65,7 @@ export class Masks {
     if (!busy) this.send(wish);
   }
 
-  /** A State has come. */
+  /** Settle a wish when a State has come. */
   settle(): void {
     if (this.wish.peek()?.state !== "answered") return;
     const next = this.next;

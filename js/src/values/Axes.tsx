@@ -1,4 +1,4 @@
-// Which axes are shown as rows, columns and pictures, and for every other one a slider and a number.
+// The axes shown as rows, columns and pictures, and a slider and a number for every other axis.
 import type { HeldArray } from "../kernel/protocol";
 import { Choice } from "../ui/Choice";
 import { ids } from "../ui/testids";

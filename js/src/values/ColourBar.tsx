@@ -1,4 +1,4 @@
-// A bar of the colours of a range, with a number at each end: what a picture of numbers means.
+// A bar with the colours of a range and a number at each end, as the key to a picture of numbers.
 import { useCallback } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
 import { exact, real } from "../ui/format";

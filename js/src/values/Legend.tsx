@@ -1,4 +1,4 @@
-// What the colours mean, in numbers, and the switch between the range of most values and of all.
+// The meaning of the colours in numbers, and the switch between the range of most values and of all.
 import { useMemo } from "preact/hooks";
 import { Choice } from "../ui/Choice";
 import { ids } from "../ui/testids";

@@ -1,6 +1,6 @@
 // The canvas: cells of one slice, a crosshair, zoom and pan by pointer, wheel and keys.
-// Invariant: whatever the pointer can do, the keyboard can; the wheel scrolls the page until the
-// picture has the focus.
+// Invariant: the keyboard can do everything that the pointer can; the wheel scrolls the page unless
+// the picture has the focus.
 import { useCallback, useEffect, useMemo, useRef } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
 import { ids } from "../ui/testids";
@@ -59,7 +59,7 @@ export function Picture({ values, label }: { values: ValuesState; label: string 
   useEffect(() => {
     const onWheel = (event: WheelEvent): void => wheel.current(event);
     const element = ref.current!;
-    element.addEventListener("wheel", onWheel, { passive: false }); // a passive one cannot hold the page
+    element.addEventListener("wheel", onWheel, { passive: false }); // a passive one cannot stop the scrolling
     return () => element.removeEventListener("wheel", onWheel);
   }, []);
 
@@ -93,7 +93,7 @@ export function Picture({ values, label }: { values: ValuesState; label: string 
 
   const onKeyDown = (event: KeyboardEvent): void => {
     if (!array || event.ctrlKey || event.metaKey || event.altKey) return;
-    // what is so now: keys may come faster than views are drawn
+    // read now: keys may arrive faster than views are drawn
     const [cursor, box] = [values.cursor.peek(), values.box.peek()!];
     const here = cursor ?? { tile: box.tiles[0], row: Math.floor(box.rows[0]), column: Math.floor(box.columns[0]) };
     const [, tall, wide] = cells?.header.block ?? [1, 1, 1];
@@ -159,7 +159,7 @@ export function Picture({ values, label }: { values: ValuesState; label: string 
   );
 }
 
-/** One of several pictures, alone. */
+/** Shows one of several pictures alone. */
 function openTile(values: ValuesState, here: Cursor): void {
   const [array, shown] = [values.array.value, values.shown.value];
   if (!array || !shown || shown.tiles < 0) return;

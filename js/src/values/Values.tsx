@@ -1,6 +1,6 @@
-// The panel "Values": any array of the selected site in the pass on screen, any slice of it.
-// Invariant: asks the kernel when it is first shown and when what it shows may be another; while a
-// loop runs only when a person asks, so that the loop is left alone.
+// The panel "Values": any slice of any array of the selected site, in the pass on screen.
+// Invariant: it asks the kernel when it is first shown and when its arrays may have changed; during a
+// loop it asks only when the user does, so that the loop is left alone.
 import { useEffect, useState } from "preact/hooks";
 import type { Site } from "../kernel/protocol";
 import { Python } from "../python/Python";
@@ -103,7 +103,7 @@ function shapeText0(values: ValuesState): string {
   return values.array.value ? `${shapeText(values.array.value)}.` : "";
 }
 
-/** The element under the crosshair. What is spoken waits until the crosshair rests. */
+/** The element under the crosshair. The spoken text waits until the crosshair rests. */
 function Readout({ values }: { values: ValuesState }) {
   const [array, shown, cells, cursor] = [values.array.value, values.shown.value, values.cells.value, values.cursor.value];
   const known = array && shown && cells && cursor ? exactAt(array, shown, cells, cursor, values.exact.value) : null;

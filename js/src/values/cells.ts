@@ -1,15 +1,15 @@
-// The buffer of a `values` message -> planes, and what is known of one cell.
-// Invariant: a cell in which anything is not finite is known as such; 64-bit integers stay exact.
+// The buffer of a `values` message -> planes, and the facts of one cell.
+// Invariant: a cell with a value that is not finite is marked as such; 64-bit integers stay exact.
 import type { Values } from "../kernel/protocol";
 import { ProtocolError } from "../kernel/validate";
 
 export interface Cells {
   readonly header: Values;
-  /** [tiles, rows, columns] of the values, or of the means of the blocks. */
+  /** The values, or the means of the blocks, [tiles, rows, columns]. */
   readonly mean: Float32Array | Float64Array;
   readonly low: Float32Array | Float64Array | null;
   readonly high: Float32Array | Float64Array | null;
-  /** How many values of each block are NaN, +Inf, -Inf; null where none are. */
+  /** How many values of each block are NaN, +Inf and -Inf; null if there are none. */
   readonly bad: readonly [nan: Plane, posinf: Plane, neginf: Plane] | null;
 }
 type Plane = Float32Array | Float64Array;
@@ -40,7 +40,7 @@ export function decodeValues(header: Values, buffer: DataView | undefined): Cell
   return { header, mean, low: plane("low"), high: plane("high"), bad: bad[0] && bad[1] && bad[2] ? [bad[0], bad[1], bad[2]] : null };
 }
 
-/** Every digit, as Python reads it: of complex numbers "real imaginary". */
+/** Every digit, in a form that Python reads; complex numbers as "real imaginary". */
 function exactTexts(header: Values, bytes: ArrayBuffer, count: number, step: number): string[] {
   const planes = header.planes.map((_, i) => {
     if (header.encoding === "int64") return new BigInt64Array(bytes, i * step, count);
@@ -54,13 +54,13 @@ export function digits(value: number | bigint): string {
   return Object.is(value, -0) ? "-0" : String(value);
 }
 
-/** Whether the cell's values are other numbers than its mean says: NaN or Inf among them. */
+/** Whether the cell has NaN or Inf values, which its mean does not show. */
 export function isBad(cells: Cells, at: number): boolean {
   if (cells.bad) return cells.bad.some((plane) => plane[at]! > 0);
   return !Number.isFinite(cells.mean[at]!);
 }
 
-/** Where an element is among the cells; -1 outside. */
+/** The cell of an element; -1 if it is outside. */
 export function cellAt({ header: h }: Cells, tile: number, row: number, column: number): number {
   const [t, r, c] = [tile, row, column].map((n, i) => Math.floor((Math.floor(n) - h.starts[i]!) / h.block[i]!)) as [number, number, number];
   if (t < 0 || r < 0 || c < 0 || t >= h.counts[0]! || r >= h.counts[1]! || c >= h.counts[2]!) return -1;
@@ -70,11 +70,11 @@ export function cellAt({ header: h }: Cells, tile: number, row: number, column: 
 export interface Range {
   readonly low: number;
   readonly high: number;
-  /** Whether zero is in the middle. */
+  /** Whether zero is in the middle of the range. */
   readonly signed: boolean;
 }
 
-/** The range of colours: of what is shown from the 1st to the 99th percentile, or all of it. */
+/** The range of colours: from the 1st to the 99th percentile of the shown values, or all of them. */
 export function rangeOf(cells: Cells, robust: boolean): Range {
   const finite = cells.mean.filter((v) => Number.isFinite(v)).sort();
   if (finite.length === 0) return { low: 0, high: 1, signed: false };

@@ -1,6 +1,6 @@
-// Numbers as colours: one scale about zero (blue to orange), one from low to high, one colour for
-// what is not finite. Invariant: each scale changes its lightness steadily, so that it can be read
-// without seeing hues, and zero is the page's own background in light and dark.
+// Numbers as colours: one scale about zero (blue to orange), one from low to high, and one colour for
+// values that are not finite. Invariant: the lightness of each scale changes steadily, so that it can
+// be read without seeing hues; zero is the page's own background in light and dark.
 import type { Range } from "./cells";
 
 type Rgb = readonly [number, number, number];
@@ -28,7 +28,7 @@ export function colours(range: Range, dark: boolean): Uint8ClampedArray {
   return table;
 }
 
-/** The place of a value in the table; what lies outside has the colour of the end. */
+/** The place of a value in the table; a value outside of the range has the colour of the end. */
 export function shade(value: number, range: Range): number {
   const span = range.high - range.low;
   const share = span > 0 ? (value - range.low) / span : range.signed ? 0.5 : 0;

@@ -1,4 +1,4 @@
-// Which axes of an array are shown as what: the view that suits it, and the request for a window.
+// The use of an array's axes on screen: the view that suits the array, and the request for a window.
 // Invariant: an axis is shown at most once, and every other one has an index within its length.
 import type { HeldArray, ReadValues, Values } from "../kernel/protocol";
 
@@ -14,7 +14,7 @@ export interface Shown {
   readonly over: number;
 }
 
-/** A window in elements: of rows and columns, and of tiles. */
+/** A window in elements, along rows, columns and tiles. */
 export interface Box {
   readonly tiles: Span;
   readonly rows: Span;
@@ -33,7 +33,7 @@ export function suits(array: HeldArray): View {
   return array.shape.length < 2 ? "line" : "heatmap";
 }
 
-/** The views that an array can be shown in at all. */
+/** The views that are possible for an array. */
 export function possible(array: HeldArray): View[] {
   const rank = array.shape.length;
   return VIEWS.filter((view) => {
@@ -64,7 +64,7 @@ export function shownAs(array: HeldArray, view: View): Shown {
   return { ...none, view, rows, columns, tiles: others.includes(wanted) ? wanted : (others[others.length - 1] ?? -1) };
 }
 
-/** The same with another axis in one place; the one that was there takes the other's. */
+/** The same with another axis in one place; the two axes swap their places. */
 export function withAxis(shown: Shown, place: "tiles" | "rows" | "columns", axis: number): Shown {
   const moved = { ...shown, [place]: axis };
   for (const other of ["tiles", "rows", "columns"] as const) {
@@ -83,7 +83,7 @@ export function wholeBox(array: HeldArray, shown: Shown): Box {
   };
 }
 
-/** The axes that are left to sliders. */
+/** The axes that have sliders. */
 export function slid(array: HeldArray, shown: Shown): number[] {
   return array.shape.map((_, i) => i).filter((i) => ![shown.tiles, shown.rows, shown.columns, shown.over].includes(i));
 }
@@ -107,21 +107,21 @@ export function request(array: HeldArray, shown: Shown, index: readonly number[]
   };
 }
 
-/** Whether two are about the same slice, whatever the window. */
+/** Whether two requests or answers are about the same slice, in any window. */
 export function sameSlice(a: Read | Values, b: Read | Values): boolean {
   if (a.array !== b.array || a.norm_over !== b.norm_over || a.component !== b.component) return false;
   if (String(a.axes) !== String(b.axes)) return false;
   return a.index.every((n, i) => n === b.index[i] || a.axes.includes(i));
 }
 
-/** The block that the kernel chooses for a span: the least power of two that is enough. */
+/** The block size that the kernel chooses for a span: the lowest sufficient power of two. */
 export function blockFor([from, to]: Span, most: number): number {
   let size = 1;
   while (Math.ceil(to / size) - Math.floor(from / size) > most) size *= 2;
   return size;
 }
 
-/** Whether what has come shows all that is asked for, as finely as could be asked for. */
+/** Whether the received window covers the requested one, at the finest possible resolution. */
 export function covers(has: Values, wants: Read): boolean {
   if (has.exact || !sameSlice(has, wants)) return false;
   for (let i = 0; i < 3; i++) {
@@ -131,7 +131,7 @@ export function covers(has: Values, wants: Read): boolean {
   return true;
 }
 
-/** A window about a point, `factor` times as wide, inside of what there is. */
+/** A window about a point, `factor` times as wide, within the array. */
 export function zoomed(span: Span, length: number, about: number, factor: number): Span {
   const least = Math.min(length, 4);
   const width = Math.min(Math.max((span[1] - span[0]) * factor, least), length);

@@ -1,6 +1,6 @@
-// Cells painted as pictures: one for each tile, side by side, each cell a crisp rectangle; and back
-// from a place on the canvas to an element. Invariant: what is painted and what the pointer reads are
-// computed by the same `Places`.
+// Cells painted as pictures: one for each tile, side by side, each cell a crisp rectangle; and the
+// way back from a place on the canvas to an element. Invariant: painting and pointer use the same
+// `Places`.
 import type { Area } from "../charts/Canvas";
 import { isBad, type Cells, type Range } from "./cells";
 import { css, colours, NOT_FINITE, shade } from "./colour";
@@ -21,7 +21,7 @@ interface Places {
 
 const GAP = 4;
 
-/** Where the tiles are: one fills the canvas (images keep their shape), several form a grid. */
+/** The places of the tiles: one fills the canvas (images keep their shape), several form a grid. */
 export function places(shown: Shown, box: Box, width: number, height: number): Places {
   const count = Math.max(1, box.tiles[1] - box.tiles[0]);
   const [rows, columns] = [box.rows[1] - box.rows[0], box.columns[1] - box.columns[0]];
@@ -44,7 +44,7 @@ export function places(shown: Shown, box: Box, width: number, height: number): P
   return { box, tiles };
 }
 
-/** The element at a place; null outside of all tiles. */
+/** The element at a place; null if no tile is there. */
 export function elementAt({ box, tiles }: Places, x: number, y: number): Cursor | null {
   const i = tiles.findIndex((r) => x >= r.x && x < r.x + r.width && y >= r.y && y < r.y + r.height);
   if (i < 0) return null;
@@ -87,7 +87,7 @@ export function paintPicture(area: Area, at: Places, cells: Cells, picture: HTML
     context.beginPath();
     context.rect(rect.x, rect.y, rect.width, rect.height);
     context.clip();
-    // the last blocks may have fewer elements than the others: they are drawn apart
+    // the last blocks may have fewer elements than the others, so they are drawn separately
     const whole = [1, 2].map((k) => Math.floor((ends[k]! - starts[k]!) / block[k]!)) as [number, number];
     const [tall, wide] = [counts[1]!, counts[2]!];
     const part = (r0: number, r1: number, c0: number, c1: number): void => {

@@ -1,7 +1,7 @@
-// What the panel "Values" shows: which arrays there are, which slice and window of one, its cells.
-// Invariants: of each kind one request is under way at most, and the last wish is always asked for;
-// what arrives is taken by what it is about, never by when; what is shown stays until other cells
-// have come, so that nothing flickers.
+// The state of the panel "Values": the arrays, the slice and window of one of them, and its cells.
+// Invariants: at most one request of each kind is under way, and the last wish is always sent; an
+// answer is accepted by its content, not by its time; the picture stays until other cells have
+// come, so that nothing flickers.
 import { batch, signal } from "@preact/signals";
 import type { Ask, ValueMessage } from "../kernel/bridge";
 import type { Arrays, HeldArray } from "../kernel/protocol";
@@ -19,7 +19,7 @@ export class ValuesState {
   readonly part = signal<Part>("output");
   readonly clean = signal(false);
   readonly arrays = signal<Arrays | null>(null);
-  /** Why there is nothing to show; "" where there is. */
+  /** Why there is nothing to show; "" if there is something. */
   readonly problem = signal("");
   readonly busy = signal(false);
   readonly array = signal<HeldArray | null>(null);
@@ -30,7 +30,7 @@ export class ValuesState {
   readonly robust = signal(true);
   readonly cells = signal<Cells | null>(null);
   readonly cursor = signal<Cursor | null>(null);
-  /** The value under the cursor, every digit; null until it is known. */
+  /** The value under the cursor with every digit; null until it is known. */
   readonly exact = signal<string | null>(null);
 
   private most: readonly number[] = [64, 256, 256];
@@ -41,7 +41,7 @@ export class ValuesState {
 
   constructor(private readonly ask: (request: Ask, settle: (error: string | null) => void) => void) {}
 
-  // ---- what arrives ----
+  // ---- messages ----
 
   receive(message: ValueMessage, buffer: DataView | undefined): void {
     if (message.type === "arrays") return this.takeArrays(message);
@@ -68,9 +68,9 @@ export class ValuesState {
     });
   }
 
-  // ---- what a person does ----
+  // ---- actions of the user ----
 
-  /** Ask for the arrays of a site, those on screen too: they may be others by now. */
+  /** Request the arrays of a site, even those on screen: they may have changed. */
   open(site: string): void {
     if (site !== this.site) this.forget();
     this.site = site;
@@ -146,7 +146,7 @@ export class ValuesState {
     this.read();
   }
 
-  /** How many cells there is room for: tiles, rows and columns. */
+  /** Set how many tiles, rows and columns of cells there is room for. */
   setRoom(rows: number, columns: number): void {
     const tiles = this.box.value ? this.box.value.tiles[1] - this.box.value.tiles[0] : 1;
     const share = Math.ceil(Math.sqrt(tiles));
@@ -168,7 +168,7 @@ export class ValuesState {
     else this.sendPoint(wish);
   }
 
-  // ---- inside ----
+  // ---- internals ----
 
   private forget(): void {
     batch(() => {

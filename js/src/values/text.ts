@@ -1,5 +1,5 @@
-// What the panel says in words and numbers. Invariant: a value that is shown as exact is; a shape
-// that was reduced says so.
+// The texts and numbers of the panel "Values". Invariant: a value shown as exact is exact; a text
+// says so if the array is reduced.
 import type { Arrays, HeldArray } from "../kernel/protocol";
 import { bytes, compact, count, real } from "../ui/format";
 import type { Cells } from "./cells";
@@ -7,20 +7,20 @@ import { cellAt, digits } from "./cells";
 import { lengthOf, type Shown } from "./layout";
 import type { Cursor } from "./state";
 
-/** Whether the cells themselves tell every digit of an element. */
+/** Whether the cells themselves have every digit of an element. */
 function tellsExactly(array: HeldArray, shown: Shown, cells: Cells): boolean {
   const wide = shown.over < 0 && /^(u?int64|complex)/.test(array.dtype);
   return !wide && cells.header.block.every((n) => n === 1);
 }
 
-/** Every digit of the element under the cursor; null until the kernel has told. */
+/** Every digit of the element under the cursor; null until the kernel has sent it. */
 export function exactAt(array: HeldArray, shown: Shown, cells: Cells, cursor: Cursor, told: string | null): string | null {
   if (!tellsExactly(array, shown, cells)) return told;
   const at = cellAt(cells, cursor.tile, cursor.row, cursor.column);
   return at < 0 ? told : digits(cells.mean[at]!);
 }
 
-/** As short as it can be told from its neighbours in the array's own precision. */
+/** The shortest form that is unique in the array's own precision. */
 export function shortest(text: string, dtype: string): string {
   return text
     .split(" ")
@@ -41,7 +41,7 @@ function special(text: string): string {
   return text.replace("-Infinity", "−∞").replace("Infinity", "∞").replace("e+", "e").replace(/-/g, "−");
 }
 
-/** Where an element is: "batch 0, height 3, width 4". */
+/** The place of an element: "batch 0, height 3, width 4". */
 export function place(array: HeldArray, shown: Shown, index: readonly number[], cursor: Cursor): string {
   return array.axes
     .map((name, axis) => {
@@ -53,7 +53,7 @@ export function place(array: HeldArray, shown: Shown, index: readonly number[], 
     .join(", ");
 }
 
-/** What is known of the block that the cursor is in; "" where it is one element. */
+/** The facts of the block under the cursor; "" if it is one element. */
 export function blockText(cells: Cells, cursor: Cursor): string {
   const { block } = cells.header;
   const at = cellAt(cells, cursor.tile, cursor.row, cursor.column);
@@ -67,7 +67,7 @@ function sizeOf(block: readonly number[]): string {
   return block[1] === 1 ? `${count(block[2])}` : `${count(block[1])} × ${count(block[2])}`;
 }
 
-/** What of the array is on screen and what is not. */
+/** The parts of the array that are on screen, and those that are not. */
 export function leftOut(array: HeldArray, shown: Shown, cells: Cells): string {
   const { starts, ends, block } = cells.header;
   const axes = [shown.tiles, shown.rows, shown.columns];
@@ -95,7 +95,7 @@ export function shapeText(array: HeldArray): string {
   return `${array.dtype}[${array.shape.join(", ")}]`;
 }
 
-/** The Python that gives the same. */
+/** The Python that returns the same values. */
 export function expression(arrays: Arrays, array: HeldArray): string {
   const calls = Math.max(...arrays.arrays.map((a) => a.call)) > 0;
   const parts = [JSON.stringify(arrays.site)];

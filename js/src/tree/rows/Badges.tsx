@@ -1,5 +1,5 @@
-// What is special about a site, as small words; the title says it at length.
-// Invariant: a badge is never cut; in a narrow tree it shows a sign, and keeps its word as its name.
+// Short words about special sites; the title has the full text.
+// Invariant: a badge is never cut; in a narrow tree it shows a sign, and its word stays its name.
 import type { ComponentChildren } from "preact";
 import type { Site } from "../../kernel/protocol";
 import { ids } from "../../ui/testids";
@@ -9,7 +9,7 @@ interface Props {
   /** Bit 1: values that are not finite here; bit 2: below. */
   bad: number;
   open: boolean;
-  /** Whether a perturbation is on; undefined: there is none. */
+  /** Whether a perturbation is on; undefined if there is none. */
   on: boolean | undefined;
 }
 

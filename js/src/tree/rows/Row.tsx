@@ -1,6 +1,6 @@
-// One row: name and badges, then a cell for each column that was chosen.
-// Invariants: its columns are where they are whatever the numbers; a figure that exists is shown, by
-// itself where there is none to compare with; text only, never markup.
+// One row: name and badges, then a cell for each chosen column.
+// Invariants: its columns stay in place whatever the numbers; a figure that exists is shown, by
+// itself if there is none to compare with; text only, never markup.
 import { Sparkline } from "../../charts/Sparkline";
 import { sparkline, type FrameData } from "../../kernel/decode";
 import type { Site } from "../../kernel/protocol";
@@ -22,7 +22,7 @@ interface Props {
   /** Its place among all rows. */
   at: number;
   columns: readonly Column[];
-  /** In a list, where its path tells it from others, not its place. */
+  /** Whether it is in a list, where its path rather than its place identifies it. */
   listed: boolean;
   open: boolean;
   selected: boolean;
@@ -31,7 +31,7 @@ interface Props {
 
 const STEP = 14;
 const DEEPEST = 14;
-/** Of the column: what is left is for the name and its badges. */
+/** The width of the column that the name and its badges may fill. */
 const DEEPEST_SHARE = "40%";
 
 export const rowId = (sites: Sites, index: number): string => `nni-row-${sites.id}-${index}`;
@@ -81,7 +81,7 @@ export function Row({ store, sites, index, at, columns, listed, open, selected, 
   );
 }
 
-/** What changes with every frame, apart from what does not. */
+/** The part that changes with every frame. */
 function Cells({ store, index, site, columns }: { store: Store; index: number; site: Site; columns: readonly Column[] }) {
   const frame = store.frame.value;
   const pinned = store.timeline.pinned.value;
@@ -107,7 +107,7 @@ interface FigureProps {
   column: Column;
   site: Site;
   frame: FrameData | null;
-  /** That it is compared with; null where the column shows the figures themselves. */
+  /** The frame to compare with; null if the column shows the figures themselves. */
   pinned: FrameData | null;
   named: string;
   index: number;

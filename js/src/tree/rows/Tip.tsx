@@ -1,6 +1,6 @@
-// The numbers of the row under the pointer, or of the one that the keys have come to.
-// Invariants: it lies over the rows and moves nothing; it is gone with Escape, with scrolling by
-// hand, and with leaving the tree.
+// The numbers of the row under the pointer, or of the row that the keys have reached.
+// Invariants: it overlays the rows and moves nothing; Escape, scrolling by hand and leaving the tree
+// close it.
 import type { RefObject } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { statistic } from "../../kernel/decode";
@@ -22,7 +22,7 @@ interface Told {
   hide: () => void;
 }
 
-/** The site that is told about, and what tells this hook where the pointer and the keys are. */
+/** The site of the tip, and the handlers that report the pointer and the keys to this hook. */
 export function useTip(selected: number): [tip: number | null, told: Told] {
   const [tip, setTip] = useState<number | null>(null);
   const timer = useRef<ReturnType<typeof setTimeout>>();
@@ -64,7 +64,7 @@ interface Props {
   store: Store;
   sites: Sites;
   index: number;
-  /** Where its row is in the rows in view, in pixels. */
+  /** The position of its row among the rows in view, in pixels. */
   row: number;
   scroller: RefObject<HTMLDivElement>;
 }
