@@ -1,8 +1,8 @@
 """A key for everything a program was traced with besides its input arrays: settings, code, text.
 
-`nnx.jit` takes attributes that have no hash (a config that may change, a list, a dict), and so do
-our programs. Invariant: the key is hashable whatever the value, two keys are equal only where the
-values would be traced into the same program, and a value that is changed in place has another key.
+`nnx.jit` accepts attributes that cannot be hashed (a mutable config, a list, a dict), and so do the
+programs of this package. Invariant: every value has a hashable key, two keys are equal only if both
+values lead to the same traced program, and a value that is changed in place has another key.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from nnx_inspector._compat import jit
 from nnx_inspector.arrays import own_attribute
 
 _MOST_OBJECTS = 10_000
-"""Objects without a structure of their own are looked into so often; the rest counts as itself."""
+"""The most objects whose attributes are examined; further objects are compared by identity."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Itself:
-    """Stands for one object, whatever its own `__eq__` and `__hash__` do; keeps it alive."""
+    """Compares and hashes one object by identity, despite its own `__eq__`; keeps it alive."""
 
     value: Any
 
@@ -39,9 +39,9 @@ class _Itself:
 
 
 def key_of(value: Any) -> Any:
-    """The key of a value, by its content where it has one and by its identity elsewhere.
+    """The key of a value: its content if the type is known to have one, else its identity.
 
-    It tells apart what Python holds equal: 1, 1.0 and True; 0.0 and -0.0.
+    Values that Python considers equal have different keys: 1, 1.0 and True; 0.0 and -0.0.
 
     Example:
         >>> key_of([1, {"a": 2}]) == key_of([1, {"a": 2}])
@@ -81,7 +81,7 @@ class _Keys:
             return kind, x.shape, *map(self.of, x.ravel().tolist())
         if isinstance(x, (tuple, list)):
             return kind, *map(self.of, x)
-        if isinstance(x, dict):  # in their order: code that goes through them does so
+        if isinstance(x, dict):  # in order: traced code may iterate over it
             return kind, *((self.of(k), self.of(v)) for k, v in x.items())
         if isinstance(x, (set, frozenset)):
             return kind, frozenset(map(self.of, x))
@@ -102,7 +102,7 @@ class _Keys:
         if kind.__hash__ is not object.__hash__ and kind.__hash__ is not None:
             try:
                 hash(x)
-            except TypeError:  # an immutable one that holds a list, say
+            except TypeError:  # for example, a frozen dataclass that holds a list
                 pass
             else:
                 return kind, x
@@ -112,13 +112,13 @@ class _Keys:
         if type(attributes) is not dict or self._left <= 0:
             return kind, _Itself(x)
         self._left -= 1
-        if kind.__hash__ is not object.__hash__:  # objects of it are compared by their content
+        if kind.__hash__ is not object.__hash__:  # the class has an __eq__: compare by content
             return kind, self.of(dict(attributes))
         return kind, _Itself(x), self.of(dict(attributes)) if _may_change(x) else ()
 
 
 def _may_change(x: Any) -> bool:
-    """Whether an object may be a setting that somebody changes; code, and modules, are not."""
+    """Whether an object may be a setting that changes; code and objects of libraries are not."""
     fixed = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
     library = type(x).__module__.partition(".")[0] in ("jax", "jaxlib", "flax", "numpy", "builtins")
     return not isinstance(x, fixed) and not library

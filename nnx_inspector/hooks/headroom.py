@@ -1,12 +1,12 @@
-"""Room on Python's stack for the calls that the hooks add, so that a model keeps what it has.
+"""Room on Python's stack for the calls that the hooks add, so that a model keeps its share.
 
-Python limits how many calls may be open at once. Hooks open several calls for each call of a
-module, so a model that fits under the limit by itself would not fit with hooks. Whoever adds
-calls borrows as many as it adds: the limit is raised by them, and lowered when they are returned.
+Python limits how many calls may be open at once. Hooks add several calls to each call of a module,
+so a deep model that stays below the limit by itself would exceed it with hooks. Code that adds
+calls therefore borrows that many: `borrow` raises the limit, and returning them lowers it again.
 Invariant: the limit is the user's own plus what all threads have borrowed, but is not raised above
-what the C stack holds; when everything is returned it is the user's own. A limit that the user
-sets in between is theirs and stays. A recursion without end uses up the user's share of the limit,
-and raises as it does without hooks. Does not know what a call is.
+what the C stack holds; when everything is returned, the limit is the user's own. A limit that the
+user sets meanwhile becomes the user's own. An endless recursion uses up the user's share of the
+limit and raises, as it does without hooks. Does not know what the calls do.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import sys
 import threading
 
 _STACK = 2**21 if sys.platform == "win32" else 2**23
-_SPARE = 2**21  # of the C stack, for what compiles a program at the innermost call
-_BYTES = 800  # of the C stack, for one call: more than Python 3.11 takes
+_SPARE = 2**21  # bytes of the C stack left for compiling a program in the innermost call
+_BYTES = 800  # bytes of the C stack for one call: more than Python 3.11 uses
 
 _lock = threading.Lock()
 _borrowed = 0  # by all threads
 _own = 0  # the user's limit
-_raised = 0  # what the limit was last set to here
+_raised = 0  # the limit that was last set here
 
 
 def borrow(calls: int) -> None:
-    """Let Python's stack hold so many more calls; a negative number returns them.
+    """Let Python's stack hold this many more calls; a negative number returns them.
 
-    Python has one limit for all threads, so each thread has the room that all have borrowed.
+    Python has one limit for all threads, so each thread has all the room that was borrowed.
     """
     global _borrowed, _own, _raised
     with _lock:
@@ -36,13 +36,13 @@ def borrow(calls: int) -> None:
         borrowed = _borrowed + calls
         raised = max(own, min(own + borrowed, _most()))
         if raised != limit:
-            sys.setrecursionlimit(raised)  # where the stack ends, this raises: nothing is borrowed
+            sys.setrecursionlimit(raised)  # raises if the stack is full: then nothing is borrowed
         _own, _borrowed, _raised = own, borrowed, raised
 
 
 def _most() -> int:
-    """No limit is raised above this one: Python's limit keeps the C stack from overflowing."""
+    """The highest limit to set: Python's limit keeps the C stack from overflowing."""
     asked = threading.stack_size()
     if asked:
-        threading.stack_size(asked)  # to ask for it sets it to the default
+        threading.stack_size(asked)  # reading the size resets it to the default
     return (min(asked or _STACK, _STACK) - _SPARE) // _BYTES

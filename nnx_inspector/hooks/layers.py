@@ -31,7 +31,7 @@ jaxlib crashes if several threads use a cache whose keys compare in Python.
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What an interceptor is told about a call, like Linen's `InterceptorContext`.
+    """What an interceptor knows about a call, like Linen's `InterceptorContext`.
 
     Attributes:
         module: the module that is called; inside a transform, NNX's copy of it.
@@ -76,7 +76,7 @@ class Layer:
         only: the selected sites; None for all.
         scope: the model that paths are relative to; None for the outermost module called.
         unattributed: called with the type of a module that only looks like one of the scope's.
-        watches: whether it watches the user's own loop, which our passes do not belong to.
+        watches: whether it watches the user's own loop, which excludes this package's passes.
     """
 
     wrap: Interceptor
@@ -102,7 +102,7 @@ def open_layers() -> tuple[Layer, ...]:
 
 @contextlib.contextmanager
 def without(unwanted: Callable[[Layer], bool]) -> Iterator[None]:
-    """Close some of the open layers for a while, for a pass of our own."""
+    """Close some of the open layers for a while, for a pass of this package."""
     with opened(tuple(layer for layer in _thread.layers if not unwanted(layer))):
         yield
 

@@ -1,9 +1,9 @@
-"""Sends the calls of the Linen modules inside an `nnx.bridge.ToNNX` elsewhere, with their paths.
+"""Reports the calls of the Linen modules inside an `nnx.bridge.ToNNX`, with their paths.
 
-Linen's own interceptors do the work, and a Linen module's own path is its path below the ToNNX.
-The call of the module that is wrapped is the call of the ToNNX itself, and that of what a
-`ToLinen` made is the ToLinen's: each is told once. Invariant: a Linen module that is applied by
-hand inside (`Dense(3).apply(...)`) is never taken for a submodule. Knows no hook.
+This uses Linen's own interceptors, and a Linen module's path is its path below the ToNNX. The
+wrapped module's call counts as the call of the ToNNX, and the call of a module made by a `ToLinen`
+as the ToLinen's: each is reported once. Invariant: a Linen module that is applied by hand inside
+(`Dense(3).apply(...)`) is never taken for a submodule. Does not know the hooks.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from nnx_inspector.hooks.sites import CALL, Path
 
 @dataclasses.dataclass(frozen=True)
 class Listener:
-    """Who is told of the calls inside one ToNNX.
+    """The callbacks for the calls inside one ToNNX.
 
     Attributes:
         call: `(owner, below, module, method, original, args, kwargs) -> output`: the ToNNX, the
             path below it, the Linen module, its method's name, the method bound to it.
-        foreign: `(owner, module)`: a Linen module that is none of the ToNNX's is called inside.
-        key: what a program that is compiled inside depends on, besides what Linen thinks of.
+        foreign: `(owner, module)`: called for a Linen module that is not part of the ToNNX.
+        key: a part of the cache key of programs compiled inside, in addition to Linen's own.
     """
 
     call: Callable[..., Any]
@@ -51,7 +51,7 @@ class _Frame:
 
 
 class _Inside:
-    """One call of a ToNNX: whose it is, and the calls of Linen modules that are under way in it."""
+    """One call of a ToNNX, and the calls of Linen modules that are under way in it."""
 
     def __init__(self, owner: nnx.bridge.ToNNX, listener: Listener):
         self.owner = owner
@@ -77,7 +77,7 @@ class _Inside:
             inner is not None
             and inner.module is module
             and inner.method == name
-            and inner.function is not function  # super().name(...): one call of one site
+            and inner.function is not function  # super().name(...): the same call of the same site
         ):
             return next_fun(*args, **kwargs)
         frame = _Frame(module, name, function, _path(module))
@@ -91,13 +91,13 @@ class _Inside:
             self.frames.pop()
 
     def _holds(self, module: Any) -> bool:
-        """Whether a Linen module is part of the ToNNX's, and is called for what it computes."""
+        """Whether a Linen module is part of the ToNNX, and this call of it is not a dry run."""
         if flax_linen.linen_applies() != self.applies or flax_linen.linen_dry_run(module):
             return False
         root = module
         while isinstance(root.parent, linen.Module):
             root = root.parent
-        # a lifted module is a root too, with its path; at () it is of the class that was lifted
+        # a lifted module is a root with a path; at path () its class is the one that was lifted
         return bool(root.path) or isinstance(self.owner.to_nnx__module, type(root))
 
 
@@ -111,13 +111,13 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def told(owner: nnx.bridge.ToNNX, listener: Listener) -> Iterator[None]:
-    """Tell the listener of every call of a public method of a Linen module inside `owner`.
+    """Report every call of a public method of a Linen module inside `owner` to the listener.
 
-    To be open around one call of `owner`.
+    The context spans one call of `owner`.
     """
     outer, _thread.inside = _thread.inside, _Inside(owner, listener)
     try:
-        if outer is not None:  # the interceptor is there, and asks who is innermost
+        if outer is not None:  # the interceptor is installed and uses the innermost listener
             yield
             return
         with flax_linen.outermost_linen_interceptor(_intercepted):
@@ -134,7 +134,7 @@ def _intercepted(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
 
 
 def _is_public_method(module: linen.Module, name: str, function: Any) -> bool:
-    # lifted functions (a body given to nn.scan) run as methods of the module they are given
+    # a lifted function (the body of an nn.scan) runs as a method of the module it is given
     if name == "setup" or (name != CALL and name.startswith("_")):
         return False
     own = (vars(cls)[name] for cls in type(module).__mro__ if name in vars(cls))
@@ -144,14 +144,14 @@ def _is_public_method(module: linen.Module, name: str, function: Any) -> bool:
 def _path(module: linen.Module) -> Path:
     path: Path = tuple(module.path)
     if isinstance(module.parent, linen.Module) and module.name and path[-1:] != (module.name,):
-        return (*path, module.name)  # nn.share_scope gave it its parent's
+        return (*path, module.name)  # nn.share_scope gave it its parent's path
     return path
 
 
 def made_here(module: nnx.Module) -> tuple[nnx.Module, Path] | None:
-    """The ToNNX and the path below it of the ToLinen whose call has just made `module`.
+    """The ToNNX of the ToLinen whose call has just made `module`, and the ToLinen's path below it.
 
-    None where no ToLinen has, or where that was told before.
+    None if no ToLinen made the module, or if this was returned before.
     """
     inside = _thread.inside
     frame = inside.frames[-1] if inside is not None and inside.frames else None
@@ -167,9 +167,9 @@ def made_here(module: nnx.Module) -> tuple[nnx.Module, Path] | None:
 
 
 def program_key(module: linen.Module) -> Any:
-    """What keeps a program of `nn.jit` inside a ToNNX apart from that of an equal module.
+    """A key that separates a program of `nn.jit` inside a ToNNX from that of an equal module.
 
-    Linen compiles two modules with the same fields once; their calls have different paths.
+    Linen compiles two modules with the same fields once, although their calls have different paths.
     """
     inside = _thread.inside
     if inside is None or module.scope is None:
@@ -178,8 +178,8 @@ def program_key(module: linen.Module) -> Any:
 
 
 def parameter_shapes(module: linen.Module) -> list[tuple[int, ...]]:
-    """The shapes of the parameters that a Linen module is bound to, children's included, sorted by
-    name; inside a lifted loop they are one layer's.
+    """The shapes of a bound Linen module's parameters and of those of its children, sorted by name;
+    inside a lifted loop, the shapes for one layer.
     """
     held: Any = {} if module.scope is None else module.variables.get("params", {})
     return [tuple(leaf.shape) for leaf in jax.tree.leaves(held) if is_array(leaf)]

@@ -1,8 +1,8 @@
-"""Pytrees put together again the way the user made them.
+"""Pytrees rebuilt with other leaves, as the user made them.
 
-`jax.tree.unflatten` sorts a dict's entries, and code that iterates over one would compute another
-thing. Invariant: what is rebuilt equals what it was, order and types of containers included, but
-for the leaves that were given; containers of the user's are copied, never written to.
+`jax.tree.unflatten` sorts the entries of a dict, so code that iterates over the dict would compute
+something else. Invariant: a rebuilt tree equals the original in everything but the leaves, also in
+the order and the types of its containers; the user's containers are copied, never written to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _IsLeaf = Callable[[Any], bool] | None
 
 
 def rebuilt(tree: Any, leaves: Iterable[Any], is_leaf: _IsLeaf = None) -> Any:
-    """`tree` with other leaves, one for each of `jax.tree.leaves(tree, is_leaf)`, in that order."""
+    """`tree` with new leaves, one for each of `jax.tree.leaves(tree, is_leaf)`, in that order."""
     return _rebuilt(tree, iter(leaves), is_leaf)
 
 
@@ -36,7 +36,7 @@ def _rebuilt(node: Any, leaves: Iterator[Any], is_leaf: _IsLeaf) -> Any:
 
 
 def plain_key(entry: Any) -> Any:
-    """The name or number within one entry of a jax key path."""
+    """The name or index in one entry of a jax key path."""
     match entry:
         case jax.tree_util.DictKey() | jax.tree_util.FlattenedIndexKey():
             return entry.key
@@ -45,11 +45,11 @@ def plain_key(entry: Any) -> Any:
         case jax.tree_util.GetAttrKey():
             return entry.name
         case _:
-            return entry  # a class may register entries of its own
+            return entry  # a class may register its own kind of entry
 
 
 def orders(tree: Any) -> tuple[tuple[Any, ...], ...]:
-    """The order of entries of every dict in a tree, which its treedef does not tell. Hashable."""
+    """The order of the entries of every dict in a tree, which a treedef lacks. Hashable."""
     children = jax.tree.leaves(tree, is_leaf=lambda child: child is not tree)
     if len(children) == 1 and children[0] is tree:
         return ()
@@ -60,10 +60,10 @@ def orders(tree: Any) -> tuple[tuple[Any, ...], ...]:
 def with_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Iterable[Any], is_leaf: _IsLeaf = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call with other leaves, one for each of those of `(args, kwargs)`.
+    """The arguments of a call with new leaves, one for each leaf of `(args, kwargs)`.
 
-    Only through tuples: any other container stays the caller's own object, old leaves and all, so
-    that a method may write to a list or dict that it was handed.
+    Leaves are replaced in tuples only: any other container stays the caller's own object with its
+    old leaves, so that a method can write to a list or dict that it receives.
     """
     rest = iter(leaves)
     new_args = tuple(_through_tuples(arg, rest, is_leaf) for arg in args)

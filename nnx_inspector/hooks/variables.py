@@ -1,8 +1,8 @@
-"""The Variables of a module: found cheaply, and held against what they were before a call.
+"""The Variables of a module: found cheaply, and compared with their state before a call.
 
-Names are NNX's own paths. Invariant: nothing is copied and no array is touched; a value that
-another replaced is found by its object, so a Variable that was written to is never missed.
-Whether the new value is another number is for others to say.
+Names are NNX's own paths. Invariant: nothing is copied and no array is read; values are compared
+by identity, so a Variable that was written to is never missed. Does not know whether the numbers
+of a new value differ.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PLAIN = (
 
 @functools.lru_cache(maxsize=4096)
 def kind_of(cls: type) -> str:
-    """How a value of a type is looked into; asked once a type, NNX's own answers are slow."""
+    """How to walk a value of a type; cached, because NNX's own answers are slow."""
     kinds: list[tuple[str, Any]] = [
         ("variable", nnx.Variable),
         ("list", nnx.List),
@@ -50,18 +50,18 @@ def kind_of(cls: type) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What a module holds at one moment; gives each Variable as `(path, variable, value)`.
+    """The contents of a module at one moment; iterates over `(path, variable, value)`.
 
-    It may be a part of what a module around it holds, so paths begin at `depth`.
+    They may be a slice of the contents of an outer module, so paths begin at `depth`.
 
     Attributes:
         variables: each Variable, a shared one once.
         values: their values.
         paths: their paths.
         depth: how many segments of each path lead to the module itself.
-        containers: the entries of each module, list or dict inside, as they are at any time.
-        sizes: how many entries each had at that moment.
-        entries: the entries of all of them at that moment.
+        containers: a live view of the entries of each module, list or dict inside.
+        sizes: how many entries each container had at that moment.
+        entries: the entries of all containers at that moment.
     """
 
     variables: list[nnx.Variable[Any]]
@@ -77,13 +77,13 @@ class Contents:
             yield path[self.depth :], variable, value
 
     def changed(self) -> Iterator[tuple[Path, nnx.Variable[Any], Any]]:
-        """Those of the Variables that hold another value by now, with the value they had."""
+        """The Variables that hold another value now, each with its former value."""
         is_other = map(operator.is_not, map(_values_of, self.variables), self.values)
         for number in itertools.compress(itertools.count(), list(is_other)):
             yield self.paths[number][self.depth :], self.variables[number], self.values[number]
 
     def is_complete(self) -> bool:
-        """Whether all containers have the entries that they had: no Variable came or went."""
+        """Whether all containers still have the same entries: no Variable was added or removed."""
         now = itertools.chain.from_iterable(self.containers)
         return list(map(len, self.containers)) == self.sizes and all(
             map(operator.is_, now, self.entries)
@@ -94,9 +94,9 @@ _values_of = operator.methodcaller("get_raw_value")
 
 
 class Walk:
-    """Everything in a module, in one order: what a module inside holds is a slice of it.
+    """Everything in a module, in one order: the contents of an inner module are a slice of it.
 
-    Invariant: `_parts` has a module only if a walk from there would find the very same.
+    Invariant: `_parts` has a module only if a walk from that module would find exactly its slice.
     """
 
     def __init__(self, module: Any):
@@ -111,7 +111,7 @@ class Walk:
         return self._found
 
     def part(self, module: Any) -> Contents | None:
-        """What a module inside holds now; None if it is not inside or was changed since."""
+        """The contents of an inner module now; None if it is not inside or has changed."""
         if id(module) not in self._parts:
             return None
         _, depth, begun, ends = self._parts[id(module)]
@@ -130,14 +130,14 @@ class Walk:
         return found if found.is_complete() else None
 
     def collect(self, node: Any, path: Path) -> int:
-        """Find all in a node; the lowest number of a node that was found earlier on the way."""
+        """Collect everything in a node; returns the lowest number of a node that it met again."""
         kind = kind_of(type(node))
         if kind == "plain":
             return _NONE
         if id(node) in self._numbers:
             return self._numbers[id(node)]
         if kind == "pytree" and not isinstance(node, nnx.Variable):
-            # a Variable by NNX's own answer, which it gives for an instance only
+            # NNX tells for an instance only whether it is a Variable
             return self._collect_pytree(node, path)
         number = self._numbers[id(node)] = next(self._count)
         every = self._found
@@ -151,9 +151,9 @@ class Walk:
         every.sizes.append(len(entries))
         every.entries.extend(entries)
         lowest = _NONE
-        for name, value in items:  # no generator, which would take twice of Python's stack
+        for name, value in items:  # not a generator: it would take twice as much of the stack
             lowest = min(lowest, self.collect(value, (*path, name)))
-        if kind != "object":  # only for what holds itself: any number of modules may share it
+        if kind != "object":  # numbered only to stop at cycles: several modules may share it
             del self._numbers[id(node)]
         elif lowest >= number:
             self._parts[id(node)] = (node, len(path), begun, self._ends())
@@ -175,7 +175,7 @@ class Walk:
 
 
 def _entries(node: Any, kind: str) -> tuple[Iterable[tuple[Any, Any]], Collection[Any]]:
-    """What of a container is looked into, by name, and all its entries, as they are at any time."""
+    """The entries of a container to walk, with their names, and a live view of all its entries."""
     if kind == "object":
         held = vars(node)
         inside = [name for name in sorted(held) if not name.startswith("_pytree__")]
@@ -195,8 +195,8 @@ _around = _Around()
 
 @contextlib.contextmanager
 def held(module: Any) -> Iterator[Contents]:
-    """What a module holds now. Inside, what the modules in it hold is found without a new walk,
-    which would take a time quadratic in the depth of a model whose modules call one another.
+    """The contents of a module now. Within the context, the contents of its inner modules need no
+    walk of their own, which would take a time quadratic in the depth of the model.
     """
     outer, found = _around.walks, _part(module)
     if found is None:
@@ -209,7 +209,7 @@ def held(module: Any) -> Iterator[Contents]:
 
 
 def contents(module: Any) -> Contents:
-    """The Variables in a module, those of its children included, a shared one once."""
+    """The Variables of a module and of its children, a shared one once."""
     found = _part(module)
     return Walk(module).whole() if found is None else found
 
@@ -220,15 +220,15 @@ def _part(module: Any) -> Contents | None:
 
 
 def variables_by_path(roots: Mapping[Path, Any]) -> Iterator[tuple[Path, nnx.Variable[Any]]]:
-    """The Variables of several modules, each under its whole path; a shared one for each module."""
+    """The Variables of several modules with their full paths; a shared one once per module."""
     for prefix, root in roots.items():
         for path, variable, _ in contents(root):
             yield (*prefix, *path), variable
 
 
 def unseen_references(roots: Mapping[Path, Any]) -> dict[str, str]:
-    """The Variables that are references, by path, with why changes of them are not seen: writing
-    to one makes no new value.
+    """Path -> why changes are not seen, for each Variable that is a reference: writing to it makes
+    no new value.
     """
     return {
         site_key(
@@ -240,8 +240,8 @@ def unseen_references(roots: Mapping[Path, Any]) -> dict[str, str]:
 
 
 def differences(before: Contents, module: Any) -> Iterator[tuple[Path, Any, Any]]:
-    """Each Variable whose value is another object than before: `(path, old, new)`, where each is
-    the Variable and its value, or None for one that was not there.
+    """Each Variable whose value is another object than before: `(path, old, new)`. `old` and `new`
+    are the Variable and its value, or None if it did not exist.
     """
     if before.is_complete():
         for path, variable, value in before.changed():
@@ -255,8 +255,8 @@ def differences(before: Contents, module: Any) -> Iterator[tuple[Path, Any, Any]
 
 
 def float_arrays(variable: Any) -> list[Any]:
-    """For each array of a Variable, as `staging.array_names` tells them apart, itself where it
-    holds real floats (or would: an abstract one), else None.
+    """One entry for each array of a Variable, in the order of `stage.array_names`: the array
+    (or abstract array) if its dtype is a real float, else None.
     """
     leaves = jax.tree.leaves(variable.get_raw_value())
     return [x if _holds_floats(x) else None for x in leaves if _is_array(x)]
@@ -279,10 +279,10 @@ def parameter_arrays(module: nnx.Module) -> list[Any]:
 
 
 def parameter_count(module: nnx.Module) -> int:
-    """Elements of the module's `nnx.Param`s, children included, a shared one counted once."""
+    """Elements in the `nnx.Param`s of a module and its children, a shared one counted once."""
     return sum(math.prod(leaf.shape) for leaf in parameter_arrays(module))
 
 
 def byte_count(arrays: Any) -> int:
-    """Bytes of some arrays (or abstract arrays)."""
+    """The size of some arrays (or abstract arrays) in bytes."""
     return sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays)

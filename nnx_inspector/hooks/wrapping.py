@@ -1,9 +1,9 @@
-"""The only file that touches a class: sends method calls of every module class to a dispatcher.
+"""The only file that changes classes: it sends the method calls of all modules to a dispatcher.
 
-While at least one hooked region is open, in whichever thread, every public method of every
-`nnx.Module` class is wrapped, `sow` and `perturb` are observed, and what NNX's traversals take
-apart and fill again is tagged. Invariant: when the last region closes, classes, functions and
-registries are as before. Does not know what a hook is, nor what is done with a call.
+While at least one hooked region is open, in any thread, every public method of every `nnx.Module`
+class is wrapped, `sow` and `perturb` are observed, and the modules that NNX takes apart and
+rebuilds carry a tag. Invariant: when the last region closes, classes, functions and registries are
+as before. Does not know what a hook is, or what is done with a call.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from nnx_inspector.hooks.sites import methods
 
 @dataclasses.dataclass(frozen=True)
 class Hooks:
-    """What wrapped classes tell.
+    """The callbacks of wrapped classes.
 
     Attributes:
-        active: whether this thread wants to be told at all.
-        call: `(cls, name, function, module, args, kwargs) -> output`: a method `name` that `cls`
-            has is called; `function` is what does the work, to be bound to the module.
-        sown: `(module, name, kind, variable_type, value) -> value`: the user's own `sow` or
-            `perturb` is given (or returns) a value.
+        active: whether this thread has an open region; if not, no other callback is called.
+        call: `(cls, name, function, module, args, kwargs) -> output`: runs the method `name` of
+            `cls`; `function` is the original, to be bound to the module.
+        sown: `(module, name, kind, variable_type, value) -> value`: called with each value that
+            the user's code gives to `sow` or gets from `perturb`.
         tag_of, arrived: see `flax_graphs.swap_graph_node` and `swap_pytree_nodes`.
-        compiled, executed: an ahead-of-time compiled executable is made, or is called.
+        compiled, executed: called when an executable is compiled ahead of time, and when it runs.
     """
 
     active: Callable[[], bool]
@@ -59,9 +59,9 @@ _originals: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 @contextlib.contextmanager
 def installed(hooks: Hooks) -> Iterator[None]:
-    """Keep the wrappers in place; regions opened inside need not put them there again.
+    """Keep the wrappers in place; regions opened inside do not install them again.
 
-    Of every thread the hooks must be the same ones.
+    All threads must pass the same hooks.
     """
     global _open_regions
     with _lock:
@@ -70,7 +70,7 @@ def installed(hooks: Hooks) -> Iterator[None]:
             if _open_regions == 1:
                 _wrap_shared(hooks)
             for cls in module_classes():
-                if cls not in _wrapped:  # classes may have been made since the first region
+                if cls not in _wrapped:  # a class may have been defined since
                     _wrap_class(cls, hooks)
         except BaseException:
             _open_regions -= 1
@@ -132,7 +132,7 @@ def _wrap_class(cls: type, hooks: Hooks) -> None:
 
 def _restore(cls: type, name: str, wrapper: Any, own: bool, previous: Any) -> None:
     if vars(cls).get(name) is not wrapper:
-        return  # somebody patched over it since: theirs stays
+        return  # other code has replaced the wrapper: keep its method
     if own:
         type.__setattr__(cls, name, previous)
     else:
@@ -151,13 +151,13 @@ def _unwrap() -> None:
 
 
 def _wrapper(cls: type, name: str, raw: Any, hooks: Hooks) -> Any:
-    installed = _wrapped  # emptied on release: a wrapper that somebody kept does nothing then
+    installed = _wrapped  # emptied on release: a wrapper that is still referenced is inert
     function = _reachable_by_reference(cls, name, raw, hooks)
     plain = isinstance(function, types.FunctionType)
 
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if cls not in installed or not hooks.active():
-            if plain:  # bound, the call would go through C, whose stack is short
+            if plain:  # a bound call would go through C, whose stack is small
                 return function(self, *args, **kwargs)
             return function.__get__(self, type(self))(*args, **kwargs)
         return hooks.call(cls, name, function, self, args, kwargs)
@@ -170,10 +170,10 @@ def _wrapper(cls: type, name: str, raw: Any, hooks: Hooks) -> Any:
 
 
 def _reachable_by_reference(cls: type, name: str, raw: Any, hooks: Hooks) -> Any:
-    """What does the work of a method, once calls of the function itself are dispatched too.
+    """The original function of a method; calls of the method's own function are redirected too.
 
-    A model may hold a bound method in an attribute, and a decorated method holds the function
-    that it decorates.
+    They bypass the class: a model may hold a bound method in an attribute, and a decorated method
+    holds the function that it decorates.
     """
     function = (
         raw
@@ -184,7 +184,7 @@ def _reachable_by_reference(cls: type, name: str, raw: Any, hooks: Hooks) -> Any
         return raw
     if function not in _redirected:
         original = copy_of(function)
-        # under an alias (forward = __call__) a reference goes by the function's own name
+        # with an alias (forward = __call__), a reference counts as the function's own name
         known = function.__name__ if function.__name__ in methods(cls) else name
 
         def target(*args: Any, **kwargs: Any) -> Any:
@@ -198,7 +198,7 @@ def _reachable_by_reference(cls: type, name: str, raw: Any, hooks: Hooks) -> Any
 
 
 class _Decorated:
-    """Stands in for a method that a transform decorates: its other attributes stay reachable."""
+    """Stands in for a method that a transform decorates, and forwards its other attributes."""
 
     def __init__(self, call: Any, raw: Any):
         self._call, self._raw = call, raw
