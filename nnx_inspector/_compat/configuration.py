@@ -35,6 +35,12 @@ _UNCHECKED = _RESULTS | _PROGRAMS
 _OURS = _UNCHECKED | _PROMOTION
 
 
+hooks = jax.make_user_context(default_value=None)
+"""The part of every jit cache key that says which layers are open. It is compared by identity:
+jaxlib crashes if several threads use a cache whose keys compare in Python.
+"""
+
+
 @contextlib.contextmanager
 def unchecked() -> Iterator[None]:
     """A context for our programs that contain the user's code: they are compiled, and their results
@@ -46,8 +52,10 @@ def unchecked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ours() -> Iterator[None]:
-    """A context (or decorator) for arithmetic that is only ours, also within a trace."""
-    with _holding(_OURS):
+    """A context (or decorator) for arithmetic that is only ours, also within a trace. Its jitted
+    functions are traced once for all open layers: jax would keep what each session traced.
+    """
+    with _holding(_OURS), contextlib.nullcontext() if hooks.value is None else hooks(None):
         yield
 
 

@@ -13,8 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-
+from nnx_inspector._compat.configuration import hooks
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Selection
 
@@ -22,11 +21,6 @@ TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT = range(4)
 """Where a layer sits around a call: smaller numbers are further out."""
 
 EVERY = (TAP_OUTPUT, PERTURBATION, INTERCEPTOR, TAP_INPUT)
-
-_key = jax.make_user_context(default_value=None)
-"""The part of every jit cache key that says which layers are open. It is compared by identity:
-jaxlib crashes if several threads use a cache whose keys compare in Python.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +110,7 @@ def unwatched() -> contextlib.AbstractContextManager[None]:
 def opened(layers: tuple[Layer, ...]) -> Iterator[None]:
     """Make these the open layers, in place of those open before."""
     outer = _thread.layers
-    with _key(_key_of(layers)):
+    with hooks(_key_of(layers)):
         _thread.layers = layers
         try:
             yield

@@ -1,5 +1,6 @@
 """Watching somebody else's step: figures against activations computed by hand, nothing left."""
 
+import gc
 import threading
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.extend.core import Jaxpr
 from models import TwoLayers
 
 from nnx_inspector.live import hook as watching
@@ -308,10 +310,30 @@ def test_a_dropped_session_is_freed():
         session.model(X)
     session.take()
     del session
-    import gc
-
     gc.collect()
     assert number not in watching.listeners
+
+
+def test_a_session_leaves_hardly_more_behind_than_what_jax_keeps_of_the_model_s_own_code():
+    def watched():
+        model = TwoLayers(nnx.Rngs(0))
+        session = Session(model)
+        with session.open():
+            nnx.jit(nnx.value_and_grad(loss_fn))(model, X)
+        session.take()
+        session.close()
+
+    def kept():
+        gc.collect()
+        return sum(isinstance(x, Jaxpr) for x in gc.get_objects())
+
+    watched()
+    before = kept()
+    for _ in range(3):
+        watched()
+    assert (
+        kept() - before < 3 * 60
+    )  # it was more than 3 * 200 when our arithmetic was traced for each
 
 
 def test_flips_from_another_thread_during_donated_steps():
