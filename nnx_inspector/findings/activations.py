@@ -1,8 +1,8 @@
-"""Which activation function a value goes into, or comes out of, in a program.
+"""The activation function that a value goes into, or comes out of, in a program.
 
-A function is told by what it does: what is done to the value element by element is tried on some
-numbers. So it does not matter how it is written. Invariant: what is not one of `KINDS` for certain,
-or goes anywhere else too, is "". Computes nothing on a device.
+A function is recognised by its values, however it is written: the elementwise equations that follow
+are evaluated on some numbers. Invariant: the answer is "" unless the function is one of `KINDS` for
+certain, and the value goes nowhere else. Computes nothing on a device.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Floats = npt.NDArray[np.float64]
 POINTS: Final[Floats] = np.array(
     [-30.0, -10.0, -7.0, -3.0, -1.5, -1.0, -0.5, -0.1, 0.0, 0.1, 0.5, 1.0, 1.5, 3.0, 5.0]
 )
-"""What a function is tried on; relu6 is a ReLU on them."""
+"""The inputs at which a function is evaluated; relu6 counts as a ReLU on them."""
 CLOSE: Final = 1e-3
-"""GELU is written in two ways that differ by 5e-4; other functions are farther apart."""
+"""The two forms of GELU differ by 5e-4; other functions differ by more."""
 STEPS: Final = 40
-"""An activation function has fewer equations."""
+"""The most equations to evaluate; an activation function has fewer."""
 
 _same: Callable[..., Any] = lambda x: x  # noqa: E731
 _erf: Callable[..., Any] = np.vectorize(math.erf, otypes=[np.float64])
@@ -53,10 +53,10 @@ def kind_after(
     made: Mapping[Any, Any],
     leaving: set[Any],
 ) -> str:
-    """The activation function that a value goes into; "" where it goes anywhere else too.
+    """The activation function that a value goes into; "" if it also goes elsewhere.
 
     Args:
-        variable: of a jaxpr.
+        variable: the value's variable in a jaxpr.
         uses: variable -> the equations that take it.
         made: variable -> the equation that makes it.
         leaving: the variables that the jaxpr returns.
@@ -70,7 +70,7 @@ def kind_after(
             found = _outputs(equation, known, made)
             if found is None and _all_known(equation, known, made):
                 end = True
-            elif found is None:  # of several values, of which others may be known later
+            elif found is None:  # other inputs of the equation may become known later
                 end = end or not _is_pending(equation, waiting)
             elif id(equation) not in done:
                 done.add(id(equation))
@@ -95,7 +95,7 @@ def _all_known(equation: Any, known: Mapping[Any, Any], made: Mapping[Any, Any])
 def _on_every_way(
     variable: Any, known: Mapping[Any, Any], uses: Mapping[Any, Sequence[Any]], leaving: set[Any]
 ) -> str:
-    """The function that is the first on every way on, where what follows it is not one."""
+    """The first function on each path from the variable, if it is the same on all of them."""
     kinds: set[str] = set()
     waiting, seen = [variable], {variable}
     while waiting:
@@ -118,7 +118,7 @@ def kind_before(variable: Any, made: Mapping[Any, Any]) -> str:
     """The activation function that a value comes out of, or "".
 
     Args:
-        variable: of a jaxpr, or a literal.
+        variable: a variable of a jaxpr, or a literal.
         made: variable -> the equation that makes it.
     """
     if jaxprs.is_literal(variable):
@@ -161,7 +161,7 @@ def _is_elementwise(equation: Any) -> bool:
 def _outputs(
     equation: Any, known: Mapping[Any, Any], made: Mapping[Any, Any]
 ) -> dict[Any, Any] | None:
-    """What comes out of an equation, where it is told by what is known of what goes in."""
+    """The outputs of an equation, if they follow from the known inputs; otherwise None."""
     values = [known[v] if _is_in(v, known) else _constant(v, made) for v in equation.invars]
     if any(value is None for value in values):
         return None
@@ -174,7 +174,7 @@ def _is_in(atom: Any, known: Mapping[Any, Any]) -> bool:
 
 
 def _constant(atom: Any, made: Mapping[Any, Any]) -> Any:
-    """The one number that an array is filled with, None where it is not known."""
+    """The number that fills an array; None if it is not known."""
     if jaxprs.is_literal(atom):
         value = np.asarray(atom.val)
         is_real = value.size == 1 and value.dtype.kind not in "cOSU"
@@ -195,7 +195,7 @@ def _applied(equation: Any, values: list[Any]) -> list[Any] | None:
         inner = next(jaxprs.sub_jaxprs(equation), None)
         return None if inner is None else _of_program(inner, values)
     if any(getattr(v.aval, "dtype", np.dtype(int)).kind in "iu" for v in equation.outvars):
-        return None  # a cast to integers is no activation
+        return None  # a cast to integers is not an activation
     with np.errstate(all="ignore"):
         if name == "integer_pow":
             return [np.power(values[0], equation.params["y"])]
@@ -220,7 +220,7 @@ def _of_program(program: Any, values: list[Any]) -> list[Any] | None:
 
 
 def _kind_of(values: Any) -> str:
-    """The activation function that gives these values at `POINTS`; "" for none that is known."""
+    """The activation function with these values at `POINTS`; "" if it is not one of `KINDS`."""
     found = np.asarray(values, np.float64)
     if found.shape != POINTS.shape or not np.isfinite(found).all():
         return ""

@@ -1,7 +1,7 @@
-"""Rules over what comes back: gradients along depth, parameters without any, sizes of updates.
+"""Rules for the backward pass: gradients along depth, parameters without one, sizes of updates.
 
-Invariant: a gradient that was not measured is no gradient of 0; passes without any gradient are
-not judged. What takes no part in a pass is another thing than what takes part and gets nothing.
+Invariant: a gradient that was not measured does not count as 0, and passes without any gradient are
+not judged. A parameter that takes no part in a pass is not confused with one whose gradient is 0.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from nnx_inspector.recordings.facts import ParameterFacts
 from nnx_inspector.recordings.passes import Pass
 
 VANISHED: Final = 1e-4
-"""Glorot and Bengio 2010, figure 7: under their initialisation gradients of all layers stay within
-one order of magnitude, under the older one they fall by less than one a layer."""
+"""Glorot and Bengio 2010, figure 7: with their initialisation the gradients of all layers stay
+within one order of magnitude; with the older one they fall by less than one per layer."""
 EXPLODED: Final = 1e4
-"""The same, upwards; Pascanu et al. 2013 clip where norms grow by orders of magnitude."""
+"""The same for growth; Pascanu et al. 2013 clip norms that grow by orders of magnitude."""
 STEADY_VANISHED, STEADY_EXPLODED = 5e-3, 300.0
-"""Less is enough where it goes steadily, by PER_LAYER at least from each layer to the next."""
+"""The limits for a steady change, by a factor of PER_LAYER or more per layer on average."""
 PER_LAYER: Final = 0.6
 DEEP: Final = 4
-"""Fewer sites have no depth to speak of."""
+"""A model with fewer sites is too shallow for these rules."""
 
 TOO_LARGE: Final = 0.3
-"""Karpathy, CS231n, "Ratio of weights:updates": about 1e-3 is right. At 0.3 a step most of what a
-layer knew is gone after three."""
+"""Karpathy, CS231n, "Ratio of weights:updates": about 1e-3 is right. At 0.3 per step, most of what
+a layer has learnt is gone after three steps."""
 TOO_SMALL: Final = 5e-6
-"""There too: "if it is lower than this then the learning rate might be too low"; at 5e-6 nothing
-moves by 1 % in 2000 steps."""
+"""The same source: "if it is lower than this then the learning rate might be too low"; at 5e-6 a
+weight moves by 1 % at most in 2000 steps."""
 LEAST_INTERVALS: Final = 3
 LASTS: Final = 2
-"""Intervals in which a ratio above TOO_LARGE is told: a first step may be a large one."""
+"""The intervals above TOO_LARGE that make a finding: a single first step may be large."""
 FAR_TOO_LARGE: Final = 1.0
 FEW_ELEMENTS: Final = 64
-"""A model of fewer weights may well move by as much as its size at first."""
+"""A model with fewer weights may at first move by as much as its size."""
 BEGAN_SMALL: Final = 0.05
-"""What begins at 0, as is common in a last layer of a branch, or of this part of the other
-weights' size: how far it moves relative to its size says nothing."""
+"""A weight that begins at 0 (often in the last layer of a branch), or below this fraction of the
+other weights' size, is left out: its change relative to its own size says nothing."""
 LEAST_ROWS: Final = 8
-"""Of fewer examples a gradient of 0 is no evidence: a margin may be kept, an advantage be 0."""
+"""With fewer examples a gradient of 0 proves nothing: all may satisfy a margin, say."""
 
 WHY: Final = {
     "cut": (
@@ -71,18 +71,18 @@ WHY: Final = {
         "forgotten",
     ),
 }
-"""Of each way of not learning what is seen, and what it usually means."""
+"""For each way in which a parameter does not learn: what is seen, and what it usually means."""
 STILL: Final = 5
 
 ON_PURPOSE: Final = re.compile(r"teacher|target|ema|momentum|frozen|reference|codebook", re.I)
-"""Names of what is usually not trained by gradients."""
+"""Names of parameters that are usually not trained by gradients."""
 
 
 # ------------------------------------------------------------------- along depth
 
 
 def vanishing_gradient(judged: Judged) -> Iterator[Finding]:
-    """Gradients that are lost on the way back."""
+    """Gradients that vanish on the way back."""
     yield from _along_depth(judged, vanishing=True)
 
 
@@ -133,7 +133,7 @@ def _graded_sites(judged: Judged, norms: dict[str, float]) -> list[str]:
 
 
 def _ratio(judged: Judged, one: Pass) -> tuple[float, int, str, float, float] | None:
-    """Gradient norm at the first sites over that at the last, among how many, where, and both."""
+    """(ratio of the two norms, number of sites, early site, norm at the early site, late norm)."""
     norms = judged.gradients(one)
     sites = _graded_sites(judged, norms)
     if len(sites) < DEEP:
@@ -145,7 +145,7 @@ def _ratio(judged: Judged, one: Pass) -> tuple[float, int, str, float, float] | 
 
 
 def _luck(judged: Judged, one: Pass) -> float:
-    """By what factor random layers as narrow as these change a gradient by luck."""
+    """The factor by which random layers of these widths may change a gradient by chance."""
     sites = _graded_sites(judged, judged.gradients(one))
     widths = [one.figures.figure(s, "units") for s in sites] if one.figures else []
     return gain_by_luck([width for width in widths if width > 0])
@@ -168,7 +168,7 @@ def _is_bad(ratio: float, layers: int, luck: float, vanishing: bool) -> bool:
 
 
 def no_gradient(judged: Judged) -> Iterator[Finding]:
-    """Parameters that do not learn: a finding for each, which `causes` puts together."""
+    """Parameters that do not learn: one finding for each, which `causes` merges."""
     for one, why, step in _without(judged):
         what, advice = WHY[why]
         benign = why in ("still", "absent") or ON_PURPOSE.search(one.path)
@@ -184,7 +184,7 @@ def no_gradient(judged: Judged) -> Iterator[Finding]:
 
 
 def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
-    """(parameter, one of WHY, step) of each that does not learn."""
+    """(parameter, one of WHY, step) for each parameter that does not learn."""
     graded = judged.graded
     waiting, moving = _waits_for_zeros(judged), _others_move(judged)
     for site, parameters in judged.held.items():
@@ -193,7 +193,7 @@ def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
             for quantity in reached:
                 reached[quantity] += (site, quantity) in one.layout.at
         for parameter in parameters:
-            # what another term cancels, as a norm or a difference does a bias, has none by design
+            # a bias that a norm or a difference cancels has a gradient of 0 by design
             bias = parameter.axes < max(p.axes for p in parameters)
             told = _told(graded, parameter.path, "graded")
             same = _told(graded, parameter.path, "same")
@@ -212,7 +212,7 @@ def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
                 elif not (waiting or bias) and _is_evident(judged, parameter):
                     yield parameter, "zero", step
             elif reached["output"] > 1 and reached["gradient"] == 0 and _is_float(judged, site):
-                # of what nobody wants a gradient of jax computes none either
+                # jax computes no gradient that nothing asks for
                 still = len(same) >= 2 and min(same) == 1 and moving
                 yield parameter, "absent" if absent else "still" if still else "cut", step
             elif moving and reached["gradient"] and len(same) >= 2 and min(same) == 1 and not bias:
@@ -220,7 +220,7 @@ def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
 
 
 def _is_evident(judged: Judged, parameter: ParameterFacts) -> bool:
-    """Whether a gradient of 0 is more than the luck of few examples and narrow layers."""
+    """Whether a gradient of 0 is more than chance with few examples or narrow layers."""
     rows = 0.0
     for one in judged.graded:
         if one.figures is None or not one.figures.sites:
@@ -245,7 +245,7 @@ def _is_unused(judged: Judged, site: str) -> bool:
 
 
 def _waits_for_zeros(judged: Judged) -> bool:
-    """Whether a weight is all zeros as yet: what is behind it gets a gradient once it moves."""
+    """Whether a weight is still all zeros: layers before it get a gradient once it moves."""
     last = next((p.figures for p in reversed(judged.graded) if p.figures is not None), None)
     if last is None:
         return False
@@ -264,7 +264,7 @@ def _others_move(judged: Judged) -> bool:
 
 
 def update_ratio(judged: Judged) -> Iterator[Finding]:
-    """Steps that are far too large for the weights, or far too small."""
+    """Updates that are far too large for the weights, or far too small."""
     intervals = _intervals(judged)
     if not intervals:
         return
@@ -353,7 +353,7 @@ def _rises(ratios: list[float]) -> bool:
 
 
 def _moved_part(judged: Judged) -> float:
-    """How far parameters moved at the last, as a part of the size of the largest; 0 for none."""
+    """The largest change of a parameter at last, as a fraction of the largest parameter's norm."""
     last = next((p.figures for p in reversed(judged.graded) if p.figures is not None), None)
     if last is None:
         return 0.0
@@ -366,13 +366,13 @@ def _moved_part(judged: Judged) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Interval:
-    """By what part of their size a step changed the weights, between two passes.
+    """The change of the weights by one step, between two passes, relative to their size.
 
     Attributes:
-        before: the first of the two.
-        path: the parameter in the middle.
-        ratio: of that one.
-        late: the largest of the last third of the weights, as they return.
+        before: the first of the two passes.
+        path: the parameter with the median ratio.
+        ratio: the median ratio.
+        late: the largest ratio in the last third of the weights, in the order of the pass.
     """
 
     before: Pass
@@ -382,7 +382,7 @@ class _Interval:
 
 
 def _intervals(judged: Judged) -> list[_Interval]:
-    """One for each pass with gradients after another."""
+    """One interval for each two consecutive passes with gradients."""
     weights = [p for ps in judged.held.values() for p in ps if p.axes >= 2]
     weights = weights or [p for ps in judged.held.values() for p in ps]
     weights = sorted(_with_size(judged, weights), key=lambda p: judged.at(p.site))
@@ -401,14 +401,14 @@ def _intervals(judged: Judged) -> list[_Interval]:
         ]
         if found:
             late = max(ratio for ratio, _ in found[-max(1, len(found) // 3) :])
-            moved = [one for one in found if one[0] > 0]  # what stays is told by no-gradient
+            moved = [one for one in found if one[0] > 0]  # no-gradient reports those that stay
             ratio, path = statistics.median_low(moved or found)
             out.append(_Interval(before, path, ratio, late))
     return out
 
 
 def _with_size(judged: Judged, weights: list[ParameterFacts]) -> list[ParameterFacts]:
-    """Those that did not begin at 0, nor near it beside the others."""
+    """The weights that did not begin at or near 0 compared with the others."""
     began: dict[str, float] = {}
     for one in judged.clean:
         for p in weights if one.figures is not None else ():

@@ -222,8 +222,8 @@ def _is_too_small(finding: Finding) -> bool:
 
 
 def _is_late_alright(finding: Finding) -> bool:
-    """Whether updates are too small only because gradients are: the last layers change as they
-    should, so the learning rate is not the cause.
+    """Whether updates are too small only because gradients are: the last layers change as usual, so
+    the learning rate is not the cause.
     """
     return _is_too_small(finding) and finding.evidence["late"] > finding.evidence["limit"]
 

@@ -1,9 +1,9 @@
-"""How much must be seen before a healthy model would not show it by luck.
+"""How much evidence a rule needs, so that a healthy model does not show the same by chance.
 
-A model that was just initialised has weights whose signs and sizes are drawn by lot. So a unit may
-be off for every example, a signal may shrink or grow through narrow layers, a batch of one may give
-a gradient of 0. Each function here says how likely that is, from how many units, values or layers
-there are; rules say nothing below it. Invariant: what is not known counts as no evidence.
+A model that was just initialised has random weights. By chance, a unit may be off for every
+example, a signal may shrink or grow through narrow layers, and a batch of one may give a gradient
+of 0. Each function here computes how likely that is from the number of units, values or layers;
+rules report nothing that is likely. Invariant: an unknown figure is not evidence.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from nnx_inspector.findings.judged import Judged
 from nnx_inspector.recordings.facts import Figures
 
 LUCK: Final = 5e-3
-"""A rule speaks only of what happens in fewer than one healthy layer in 200."""
+"""A rule reports only what happens in fewer than one healthy layer in 200."""
 
 MANY: Final = 32
-"""Values of a unit from which on it is not off by chance: one that fires for 10 % of all examples
-is off for 32 of them once in 30 times."""
+"""With this many values a unit is not off by chance: a unit that fires for 10 % of all examples is
+off for all of 32 examples once in 30 times."""
 SOME: Final = 16
 LEAST: Final = 8
-"""Of fewer values nothing is said."""
+"""Units with fewer values are not judged."""
 DEAD: Final = 0.4
 """Karpathy, CS231n, "Commonly used activation functions": "as much as 40 % of your network can be
-dead" where the learning rate is too high; healthy ones stay well below."""
+dead" with a learning rate that is too high; healthy networks stay well below."""
 DEAD_IN_SOME: Final = 0.6
 ALMOST_ALL: Final = 0.9
 BIASED: Final = 0.8
-"""A bias of this part of the output's size is what decides the sign of the output."""
+"""A bias of at least this fraction of the output's size decides the sign of the output."""
 FEW_UNITS: Final = 4
-"""Units that a bias must have turned off before it is said of the layer."""
+"""The number of units that a bias must turn off before the layer is reported."""
 NARROW: Final = 8
-"""A layer of fewer units is off as a whole more often than LUCK: 2**-8 is below it."""
+"""A layer with fewer units is off as a whole more often than LUCK; 2**-8 is below LUCK."""
 
 BEYOND: Final = 3.1
-"""Deviations of a normal distribution, beyond which lies one in a thousand."""
+"""One value in a thousand of a normal distribution lies above this many deviations."""
 
 
 def tail(count: int, of: int, chance: float) -> float:
-    """How likely at least `count` of some units are so, each with this chance.
+    """The probability that at least `count` of `of` events happen, each with this chance.
 
     Example:
         >>> tail(8, 8, 0.5)
@@ -53,7 +53,7 @@ def tail(count: int, of: int, chance: float) -> float:
 
 
 def gain_by_luck(widths: Sequence[float]) -> float:
-    """By what factor random layers of these widths change a signal once in a thousand times.
+    """The factor by which random layers of these widths change a signal once in a thousand times.
 
     Hanin and Nica 2020, "Products of many large random matrices and gradients in deep neural
     networks": the logarithm of the squared norm is normal, with a variance of 5 times the sum of
@@ -69,13 +69,13 @@ def gain_by_luck(widths: Sequence[float]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Off:
-    """The units of a site that are off for all values looked at, in each of the last passes.
+    """The units of a site that are off for all examined values, in each of the last passes.
 
     Attributes:
-        part: of all units.
-        samples: values of each unit.
-        biased: whether the bias of the layer does it.
-        mask: which of the masks of `gauges` says so.
+        part: their fraction of all units.
+        samples: the number of values of each unit.
+        biased: whether the layer's bias turns them off.
+        mask: the mask of `gauges` that marks them.
     """
 
     part: float
@@ -85,7 +85,7 @@ class Off:
 
 
 def off_units(judged: Judged, site: str) -> Off | None:
-    """The units that are off, where they are more than luck and more than a healthy layer has."""
+    """The units that are off, if they are more than chance explains or a healthy layer has."""
     facts, (_, figures) = judged.site(site), judged.with_figures(site)[-1]
     samples = judged.samples(site)
     mask = "below" if facts.activation == "relu" else "dead"
@@ -96,7 +96,7 @@ def off_units(judged: Judged, site: str) -> Off | None:
     if samples < LEAST or part < limit:
         return None
     biased = _is_biased(judged, site, figures)
-    # examples that are alike keep each unit on one side of 0: by luck as often above as below
+    # similar examples keep each unit on one side of 0, which by chance is either one
     if tail(off, off + on, 0.5) > LUCK and not (biased and off >= FEW_UNITS):
         return None
     return Off(part, samples, biased, mask)
@@ -111,7 +111,7 @@ def _is_biased(judged: Judged, site: str, figures: Figures) -> bool:
 
 
 def all_off(judged: Judged, figures: Figures, site: str) -> bool:
-    """Whether a ReLU lets nothing of a site pass, in one pass."""
+    """Whether a ReLU turns all of a site's output to 0 in one pass."""
     facts = judged.site(site)
     if facts.activation == "relu":
         return judged.part_of(figures, site, "below") == 1
@@ -119,7 +119,7 @@ def all_off(judged: Judged, figures: Figures, site: str) -> bool:
 
 
 def off_by_luck(judged: Judged, figures: Figures, *, last: str) -> bool:
-    """Whether a ReLU up to this site lets nothing pass in one pass, and may do so by luck."""
+    """Whether a ReLU at or before a site turns everything to 0 in one pass, perhaps by chance."""
     end = judged.at(last)
     return any(
         judged.at(site) <= end and all_off(judged, figures, site) and not off_units(judged, site)
@@ -128,8 +128,8 @@ def off_by_luck(judged: Judged, figures: Figures, *, last: str) -> bool:
 
 
 def may_be_off(judged: Judged, figures: Figures, *, around: str) -> bool:
-    """Whether a narrow ReLU may take all of a site's gradient by luck: from this site on example by
-    example, before it where it lets nothing reach the site.
+    """Whether a narrow ReLU may remove a site's whole gradient by chance: at or after the site for
+    each example separately, before the site by turning everything that reaches it to 0.
     """
     here = judged.at(around)
     return any(

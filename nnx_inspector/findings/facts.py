@@ -1,7 +1,7 @@
-"""Facts of a model for the rules: from its modules, and from one traced pass over it.
+"""Facts about a model for the rules, from its modules and from one traced pass over it.
 
-Nothing is computed: the pass is staged as for a record, and what happens between its marks is read
-from the program. Invariant: the model is not changed, and what cannot be read is left unknown.
+Nothing is computed: the pass is staged as for a record, and the facts are read from the equations
+between its marks. Invariant: the model is not changed, and a fact that cannot be read is unknown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DTYPE = re.compile(r"(float64|float32|float16|bfloat16|float8\w*)\[")
 
 
 def facts_of_modules(model: nnx.Module) -> Facts:
-    """What is known of a model without calling it."""
+    """The facts about a model that need no call of it."""
     sites = tuple(_site_of(site) for site in module_sites(model))
     return Facts(sites=sites, parameters=tuple(_parameters(model)))
 
@@ -45,7 +45,7 @@ def facts_of_call(
     *,
     is_loss: bool = False,
 ) -> Facts:
-    """What is known of a model and of a pass over it, which is traced.
+    """The facts about a model and about a pass over it, which is traced.
 
     Args:
         is_loss: whether the function returns a loss, or `(loss, aux)`.
@@ -69,9 +69,9 @@ def facts_of_call(
 
 
 def facts_of_watched(model: nnx.Module, call: WatchedCall, selection: Selection) -> Facts:
-    """What is known of a model and of a pass as a watched program was traced for it.
+    """The facts about a model and about a call that a watched program made of it.
 
-    The model is read as shapes: a step that runs meanwhile may have taken its arrays.
+    The model is traced as shapes, because a step that runs meanwhile may have donated its arrays.
 
     Raises:
         Whatever the traced call raises.
@@ -158,7 +158,7 @@ def _holder(path: Path, held: Mapping[Path, str]) -> str:
 
 
 def _needed(stage: Staged, used: Sequence[bool] | None) -> dict[int, bool] | None:
-    """For the id of each Variable whether what the pass returns depends on it."""
+    """Id of a Variable -> whether the results of the pass depend on it."""
     if used is None:
         return None
     return {of: any(used[i] for i in span) for of, span in stage.spans.items() if span}
@@ -181,7 +181,7 @@ class _Seen:
 def _joined(base: SiteFacts, found: _Seen) -> SiteFacts:
     only = lambda names: next(iter(names)) if len(names) == 1 else ""  # noqa: E731
     running, deterministic = base.running, base.deterministic
-    if base.running != UNKNOWN:  # what a call does is told by what it changes
+    if base.running != UNKNOWN:  # a call's changes show which mode it ran in
         running = 0 if "BatchStat" in found.changed else 1
     if base.deterministic != UNKNOWN or base.rate == base.rate:
         deterministic = 0 if "RngCount" in found.changed else 1
@@ -199,7 +199,7 @@ def _joined(base: SiteFacts, found: _Seen) -> SiteFacts:
 
 
 class _Program:
-    """Goes through a marked program once."""
+    """Walks a marked program once and collects the facts about its sites."""
 
     def __init__(self, owner: Any):
         self.owner = owner

@@ -1,6 +1,6 @@
-"""Rules over the model itself: dtypes, modes, modules that nothing uses.
+"""Rules for the model itself: dtypes, modes, modules that nothing uses.
 
-Invariant: a rule says nothing of what the facts do not know.
+Invariant: a rule makes no finding from a fact that is unknown.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ WIDTHS: Final = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 SHIFTED: Final = 0.5
 SCALED: Final = 2.0
 """Ioffe and Szegedy 2015: a normalised unit has mean 0 and deviation 1. Running statistics that fit
-the data are off by the noise of a batch; by half a deviation or a factor of 2 they are others'."""
+the data differ by the noise of a batch; half a deviation or a factor of 2 means other data."""
 NOISE: Final = 3.0
-"""The mean of n values has a deviation of 1 / sqrt(n): three of them are no evidence."""
+"""The mean of n values has a deviation of 1 / sqrt(n): up to three of these are noise."""
 MOST: Final = 0.6
 FEW: Final = 3
 
 Why = tuple[str, str]
-"""What is seen of a site, and what it usually means."""
+"""What was seen at a site, and what it usually means."""
 
 
 # ------------------------------------------------------------------------ dtype
 
 
 def dtype(judged: Judged) -> Iterator[Finding]:
-    """A module that computes in another dtype than it was given, or than all others do."""
+    """A module that computes in another dtype than that of its input, or of all other modules."""
     called = sorted((s for s in judged.facts.sites if s.order != UNKNOWN), key=lambda s: s.order)
     leaves = [s for s in called if judged.parameters_of(s.site) and s.leaving in WIDTHS]
     found = [(s, why) for s in leaves if (why := _promotes(judged, s))]
@@ -56,9 +56,9 @@ def dtype(judged: Judged) -> Iterator[Finding]:
 
 
 def _casts(judged: Judged, one: SiteFacts, called: list[SiteFacts]) -> Why | None:
-    """That a module without parameters widens what others then receive; None where it does not.
+    """For a module without parameters that widens the input of a later one; None otherwise.
 
-    What nothing with parameters receives is a result: those are often cast on purpose.
+    If no module with parameters receives the output, it is a result, often cast on purpose.
     """
     inside = any(other is not one and _in(other.site, one.site) for other in called)
     if inside or judged.parameters_in(one.site) or one.declared or "Norm" in one.type:
@@ -78,7 +78,7 @@ def _casts(judged: Judged, one: SiteFacts, called: list[SiteFacts]) -> Why | Non
 
 
 def _promotes(judged: Judged, one: SiteFacts) -> Why | None:
-    """That a module's result is wider than it was asked for; None where it is not."""
+    """For a module whose output is wider than its input or parameters; None otherwise."""
     own = {p.dtype for p in judged.parameters_of(one.site)} & set(WIDTHS)
     leaving = WIDTHS[one.leaving]
     if one.declared:
@@ -101,7 +101,7 @@ def _promotes(judged: Judged, one: SiteFacts) -> Why | None:
 
 
 def _odd_ones(leaves: list[SiteFacts]) -> list[tuple[SiteFacts, Why]]:
-    """The few that return another dtype than most."""
+    """The few sites that return another dtype than most."""
     if len(leaves) < FEW:
         return []
     usual, count = Counter(s.leaving for s in leaves).most_common(1)[0]
@@ -138,7 +138,7 @@ def mode(judged: Judged) -> Iterator[Finding]:
 
 
 def _runs(judged: Judged, one: SiteFacts) -> bool:
-    """Whether it uses its running statistics in the passes with gradients."""
+    """Whether a BatchNorm uses its running statistics in the passes with gradients."""
     passes = [p for p in judged.graded if p.figures is not None][-5:]
     if not passes:
         return False
@@ -157,7 +157,7 @@ def _stale(judged: Judged, one: SiteFacts) -> Finding | None:
     if not passes or passes[-1].figures is None:
         return None
     figures = passes[-1].figures
-    n = figures.figure(one.site, "examples")  # positions of one image are much alike
+    n = figures.figure(one.site, "examples")  # not positions: those of one image are alike
     shifted, scaled = figures.figure(one.site, "shifted"), figures.figure(one.site, "scaled")
     if math.isnan(shifted) or n < 4:
         return None
@@ -206,7 +206,7 @@ def _alone(judged: Judged, one: SiteFacts) -> Finding | None:
 
 
 def _evaluated(judged: Judged, one: SiteFacts) -> Finding | None:
-    """Statistics that move in passes without gradients beside a training loop."""
+    """For statistics that change in passes without gradients, between those of a training loop."""
     path = f"{one.site}/mean" if one.site else "mean"
     graded = {p.number for p in judged.graded}
     watched = [p for p in judged.clean if p.kind == "watch" and p.figures is not None]
@@ -267,7 +267,7 @@ def unused(judged: Judged) -> Iterator[Finding]:
             continue
         called = one.order != UNKNOWN or any(_in(site, one.site) for site in recorded)
         if called and judged.graded and _reached(judged, one.site):
-            continue  # a loss that was watched uses what the traced call does not return
+            continue  # a watched loss uses values that the traced call does not return
         found.append((one.site, called))
     if found:
         site, called = found[0]
