@@ -168,12 +168,12 @@ class Core:
         standing: list[str] = []
         if switches:
             words = switches.in_words()
-            text = f"Modes for inspected passes: {words}. A watched loop has the model's."
+            text = f"Modes for inspected passes: {words}. A watched loop has the model's own."
             standing.append(text)
         if self.eager:
             standing.append(
-                f"The pass ran eagerly, line by line: {self.eager}. FLOPs and dataflow are not "
-                f"known, and findings that need the program are not judged."
+                f"The pass ran eagerly, line by line: {self.eager}. FLOPs and dataflow are "
+                f"unknown, and findings that need the program are missing."
             )
         self.view.standing = tuple(
             protocol.Notice(level="info", text=text, site=None) for text in standing

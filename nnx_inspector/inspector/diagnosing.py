@@ -43,7 +43,7 @@ class Diagnosing:
         self.look(now=forced)
 
     def _failed(self, error: Exception) -> None:
-        text = f"Looking for what is wrong failed: {type(error).__name__}: {error}"
+        text = f"The diagnosis failed: {type(error).__name__}: {error}"
         self._core.notice("warning", text)
 
     def look(self, *, now: bool = True) -> None:

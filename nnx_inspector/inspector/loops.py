@@ -70,7 +70,7 @@ class Loops:
         if batches is not None and not isinstance(batches, Iterable):
             raise TypeError(
                 f"watch takes an iterable of batches, got {type(batches).__name__}: for batch in "
-                f"insp.watch(batches, every=10); or with insp.watch(every=10): around a loop."
+                f"insp.watch(batches, every=10). Or put with insp.watch(every=10): around the loop."
             )
         self._require_idle()
         self._every = every
@@ -128,14 +128,14 @@ class Loops:
         """See `Inspector.tick`."""
         if self._region is None or not self._core.looping:
             raise InspectorError(
-                "insp.tick() tells where a step begins inside a watched region: with "
+                "insp.tick() marks the start of a step inside a watched region: with "
                 "insp.watch(every=10): for batch in batches: insp.tick(); train_step(batch)."
             )
         self._region.tick()
 
     def _require_idle(self) -> None:
         if self._core.looping:
-            raise InspectorError("This inspector watches a loop already; finish that one first.")
+            raise InspectorError("This inspector already watches a loop; finish that one first.")
 
     # ------------------------------------------------------------------ changes
 
@@ -176,9 +176,8 @@ class Loops:
         elif self._between_passes:
             if session.lacks_room:
                 text = (
-                    "The programs that run in this region have no place for a perturbation that "
-                    "was added: it acts when insp.watch is entered again, or the next time "
-                    "insp.tick() is called."
+                    "The programs of this region have no place for the new perturbation. It acts "
+                    "once insp.watch is entered again, or from the next insp.tick() on."
                 )
                 core.notice("info", text)
         else:

@@ -60,7 +60,7 @@ class Metrics:
                 continue
             self.errors += 1
             text = (
-                f"The metric {name!r} is no real scalar ({_in_words(value)}) and was left out. "
+                f"The metric {name!r} is not a real scalar ({_in_words(value)}) and was left out. "
                 f"{_way_out(value)}"
             )
             self._notice("warning", text)

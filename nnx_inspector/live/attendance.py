@@ -84,7 +84,7 @@ class Seen:
         often = "" if every == 1 else f", or only in steps that are not measured (every={every})"
         return (
             "no call of any module of its types was seen",
-            f"call it in the loop's own thread; it may be called in another{often}",
+            f"call it in the loop's own thread; it may be called in another one{often}",
         )
 
 
@@ -177,7 +177,7 @@ class Attendance:
             steps=self._steps,
             calls=sum(self._seen.others.values()),
             what=(
-                f"{which} called the {self._model} that is watched, so nothing of it was "
+                f"{which} called the {self._model} that is watched, so none of its passes was "
                 f"recorded there; {instead}"
             ),
             advice=advice,
@@ -222,7 +222,7 @@ class Attendance:
                 f"the steps call a {', '.join(sorted(types))} that could not be attributed to the "
                 f"model (a clone, or a graphdef that was split before the loop)"
             )
-        return "no call of its site was seen in the steps measured last"
+        return "no call of its site was seen in the last measured steps"
 
     def _types_of(self, one: Expected) -> set[str]:
         modules = {site.key: site.module for site in module_sites(self._session.model)}

@@ -50,7 +50,7 @@ Reached = set[tuple[str, Place | None]]
 """The sites that a program calls, each with the place that acts there, None for a row."""
 
 IN_A_WHILE_LOOP = (
-    "it is called inside a while loop, where a watched program cannot send from without "
+    "it is called inside a while loop, from which a watched program cannot send without "
     "disturbing its differentiation; insp.run and nni.capture can see it"
 )
 

@@ -220,7 +220,7 @@ class Presenter:
     def _pass(self, recording: Recording, number: int) -> Pass:
         if number == protocol.OTHER:
             if self._other is None:
-                raise KeyError("No other run is compared with (any more).")
+                raise KeyError("There is no other run to compare with.")
             return self._other
         one = self._held.get(number) or pass_of(recording, number)
         # the pass on screen and the pinned pass stay when the recording thins them out

@@ -48,8 +48,8 @@ def made(kind: str, strength: float | None, at: str) -> Any:
     classes = {offer.kind: cls for offer, cls in offers().items()}
     if kind not in classes:
         raise ValueError(
-            f"There is no perturbation {kind!r} on the menu. There are {', '.join(classes)}; "
-            f"others are added in Python, by insp.perturb."
+            f"There is no perturbation {kind!r} on the menu. It has {', '.join(classes)}; "
+            f"insp.perturb adds others in Python."
         )
     if strength is not None and not classes[kind].form.strength_name:
         raise ValueError(f"{kind} has no strength to set.")
@@ -66,7 +66,7 @@ def masked(bits: str, units: int) -> Any:
         raise ValueError(f"A mask has 1 to {protocol.MOST_UNITS} units here, got {units}.")
     packed = np.frombuffer(bytes.fromhex(bits), np.uint8)
     if len(packed) != -(-units // 8):
-        raise ValueError(f"{units} units are {-(-units // 8)} bytes of bits, got {len(packed)}.")
+        raise ValueError(f"{units} units need {-(-units // 8)} bytes of bits, got {len(packed)}.")
     return np.unpackbits(packed, count=units).astype(np.bool_)
 
 

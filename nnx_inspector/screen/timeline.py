@@ -73,8 +73,8 @@ def pass_of(recording: Recording, number: int) -> Pass:
         if one.number == number:
             return one
     raise KeyError(
-        f"Pass {number} is not in the recording (any more): older passes are thinned out to stay "
-        f"within its bounds. Show one of those that are marked."
+        f"Pass {number} is not in the recording: older passes are thinned out to keep it small. "
+        f"Choose one of the marked passes."
     )
 
 

@@ -183,7 +183,7 @@ def assert_screen_was_true(view: View) -> None:
 def test_a_cell_that_trains_is_switched_and_tuned_while_it_runs(lab: Lab):
     with opened(lab, "cell") as (notebook, view):
         expect(view.part("nni-listening")).to_have_attribute("data-value", "during")
-        expect(view.part("nni-listening")).to_contain_text("also while a cell runs")
+        expect(view.part("nni-listening")).to_contain_text("even while a cell runs")
         view.perturb("Zero")
         view.part("nni-output-change").wait_for()  # what measures it is compiled once
         view.part("nni-switch").click()

@@ -183,7 +183,7 @@ def test_a_click_adds_what_it_says(fake, message, text):
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (perturb("Melt"), "There is no perturbation 'Melt' on the menu. There are Zero"),
+        (perturb("Melt"), "There is no perturbation 'Melt' on the menu. It has Zero"),
         (perturb("Zero", 0.5), "Zero has no strength to set."),
         (perturb("Noise", -1.0), "Noise takes a number of at least 0.0, got -1.0."),
         (perturb("Zero", site="nowhere"), "'nowhere' matches no site."),
@@ -248,7 +248,7 @@ def test_a_mask_is_added_and_set_bit_by_bit(fake):
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (set_mask(None, "bf"), "10 units are 2 bytes of bits, got 1."),
+        (set_mask(None, "bf"), "10 units need 2 bytes of bits, got 1."),
         (set_mask(None, "zz", units=8), "non-hexadecimal number"),
         (set_mask(None, "", units=0), "A mask has 1 to 16384 units here, got 0."),
         (set_mask(3, "bf80"), "There is no perturbation with the number 3"),

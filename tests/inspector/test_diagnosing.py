@@ -107,7 +107,7 @@ def test_what_a_rule_raises_is_told_and_the_next_time_it_looks_again(monkeypatch
     for _ in range(2):
         one.look()
         one.wait()
-    text = "Looking for what is wrong failed: ValueError: a rule is wrong"
+    text = "The diagnosis failed: ValueError: a rule is wrong"
     assert failures == [("warning", text)]
     assert len(told) == 1
 

@@ -111,7 +111,7 @@ def test_in_a_loop_the_figures_are_of_what_is_named(insp, model, train):
             effect = said(insp)[0]
             assert effect.perturbed["loss"] == pytest.approx(losses(model, 2), rel=1e-5)
             assert effect.clean["loss"] == pytest.approx(losses(model, 1), rel=1e-5)
-            assert effect.source == "the last insp.step's batch, at step 2"
+            assert effect.source == "the batch of the last insp.step, at step 2"
             scale.strength = 3.0
             assert said(insp) == (None, NEXT_STEP)
             scale.strength = 2.0
@@ -133,13 +133,13 @@ def test_after_a_loop_it_says_at_which_step_it_was_measured(insp, train):
     assert insp.effect.source == "the last step"
     for _ in insp.watch(range(4), every=2):
         train()
-    assert insp.effect.source == "the last insp.step's batch, at step 2"
+    assert insp.effect.source == "the batch of the last insp.step, at step 2"
     for i in insp.watch(range(3), every=4):  # 4, 5, 6
         if i == 2:
             handle.enabled = False
             handle.enabled = True
             effect = insp.effect
-            assert effect.source == "the last insp.step's batch, at step 4"
+            assert effect.source == "the batch of the last insp.step, at step 4"
         train()
     handle.remove()
     insp.run()

@@ -160,7 +160,7 @@ def test_another_kind_a_wrong_type_and_use_after_removal_are_refused(handles):
         handle.perturbation = Mask(UNITS)
     with pytest.raises(TypeError, match="got int"):
         handle.perturbation = 3
-    with pytest.raises(TypeError, match="enabled is True or False"):
+    with pytest.raises(TypeError, match="enabled must be True or False"):
         handle.enabled = 1
     handle.remove()
     with pytest.raises(InspectorError, match="was removed"):

@@ -38,7 +38,7 @@ def told_about(**values: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("a", r"'loss' is no real scalar \('a'\).*a number"),
+        ("a", r"'loss' is not a real scalar \('a'\).*a number"),
         (None, r"NoneType"),
         (np.ones(3), r"float64\[3\].*\.mean\(\)"),
         (jnp.ones((2, 1)), r"float32\[2,1\].*\.mean\(\)"),

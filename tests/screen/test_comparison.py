@@ -109,7 +109,7 @@ def test_two_passes_of_one_run_are_compared(browser, insp):
 
 @pytest.mark.parametrize(
     ("number", "pinned", "text"),
-    [(99, 0, "Pass 99 is not in the recording"), (0, -1, "No other run is compared with")],
+    [(99, 0, "Pass 99 is not in the recording"), (0, -1, "There is no other run")],
 )
 def test_what_is_not_there_is_the_reply(browser, insp, number, pinned, text):
     ((reply, _),) = browser.ask(insp, ask(number, pinned))

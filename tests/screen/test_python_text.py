@@ -80,7 +80,7 @@ def test_the_noise_of_a_click_has_the_strength_as_its_deviation():
 @pytest.mark.parametrize(
     ("kind", "strength", "text"),
     [
-        ("Melt", None, "no perturbation 'Melt' on the menu. There are Zero, Mean,"),
+        ("Melt", None, "no perturbation 'Melt' on the menu. It has Zero, Mean,"),
         ("Apply", None, "no perturbation 'Apply' on the menu"),
         ("__class__", None, "no perturbation '__class__' on the menu"),
         ("Zero", 1.0, "Zero has no strength to set"),

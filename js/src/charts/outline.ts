@@ -1,6 +1,6 @@
 // The histogram of the pinned pass as an outline over the histogram of the pass on screen.
 // Invariant: it has the axis and the scale of the bars on screen, as shares of all values, so that
-// passes with different numbers of values have outlines of equal area. Values outside of the axis
+// passes with different numbers of values have outlines of equal area. Values outside the axis
 // are left out.
 import { isZero, type Bar } from "./bins";
 import type { Scale } from "./scale";

@@ -13,7 +13,7 @@ export function CodePanel({ store, site }: { store: Store; site: Site }) {
   const seen = store.looks.code.value;
   const here = seen?.site === site.key ? seen : null;
   const code = here?.data;
-  if (!code) return <div class="nni-nothing nni-section">{here?.error || "Being read …"}</div>;
+  if (!code) return <div class="nni-nothing nni-section">{here?.error || "Reading …"}</div>;
   return (
     <>
       <section class="nni-section" aria-label="Where it is called">

@@ -14,8 +14,8 @@ import { ids } from "../ui/testids";
 const SHOWN = 40;
 type Measure = "total_variation" | "quantile_distance";
 const MEASURES: Readonly<Record<Measure, string>> = {
-  total_variation: "Total variation: the part of the values that are not distributed alike, 0 to 100 %",
-  quantile_distance: "Distance between quantiles (Wasserstein's, of order 1), in standard deviations",
+  total_variation: "Total variation: the share of the values that are distributed differently, 0 to 100 %",
+  quantile_distance: "Distance between quantiles (Wasserstein distance of order 1), in standard deviations",
 };
 
 export function ComparePanel({ store }: { store: Store }) {
@@ -112,14 +112,14 @@ function Ranking({ result, store }: { result: Compared; store: Store }) {
   );
   const shown = all ? ranked : ranked.slice(0, SHOWN);
   const word = (one: string): string => `${WORDS[one as Quantity] ?? one}s`;
-  if (ranked.length === 0) return <p class="nni-faint">Neither pass has measured anything.</p>;
+  if (ranked.length === 0) return <p class="nni-faint">Neither pass measured anything.</p>;
   return (
     <>
       <div class="nni-compare-head">
         <span>
           {quantities.length > 1 && (
             <Choice
-              label="What is compared"
+              label="Quantity to compare"
               testid={ids.compareQuantity}
               value={word(quantity!)}
               options={quantities.map(word)}
@@ -141,7 +141,7 @@ function Ranking({ result, store }: { result: Compared; store: Store }) {
         </button>
       )}
       {result.total > result.rows.length && (
-        <p class="nni-faint nni-small">The {count(result.rows.length)} farthest of {count(result.total)}; all are in the frame of insp.compare.</p>
+        <p class="nni-faint nni-small">The {count(result.rows.length)} largest of {count(result.total)}; all are in the frame of insp.compare.</p>
       )}
     </>
   );
@@ -202,7 +202,7 @@ function Row({ row, store }: { row: ComparedRow; store: Store }) {
 function whyNot(row: ComparedRow, store: Store): string {
   if (row.where === "here") return `not in ${pinnedName(store)}`;
   if (row.where === "pinned") return `only in ${pinnedName(store)}`;
-  return row.total_variation === null ? "its counts are not known" : "";
+  return row.total_variation === null ? "its counts are unknown" : "";
 }
 
 function told(row: ComparedRow): string | undefined {

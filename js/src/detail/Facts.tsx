@@ -3,7 +3,7 @@ import type { ComponentChildren } from "preact";
 import type { Site } from "../kernel/protocol";
 import { compact, count } from "../ui/format";
 
-const OF_EXAMPLE = "Of the example; another pass may have a batch of another size";
+const OF_EXAMPLE = "For the example; the batch size of other passes may differ";
 
 export function Facts({ site }: { site: Site }) {
   return (

@@ -30,7 +30,7 @@ export function Findings({ store }: { store: Store }) {
         class={`nni-button nni-found nni-found-${all > 0 ? found!.findings[0]!.severity : "none"}`}
         aria-expanded={shown}
         disabled={all === 0}
-        title={all === 0 ? "No rule has found anything wrong so far" : "What is wrong, worst first"}
+        title={all === 0 ? "No rule has found anything wrong so far" : "Show the findings, worst first"}
         data-testid={ids.findings}
         data-value={all}
         onClick={() => setOpen(!open)}

@@ -64,7 +64,7 @@ export function Flow({ store }: { store: Store }) {
         <Graph store={store} drawing={drawing} colours={colours} hold={hold} />
       ) : (
         <p class="nni-flow-view nni-flow-empty">
-          {drawing ? "None of these modules is called by the example." : "Laying it out …"}
+          {drawing ? "None of these modules is called by the example." : "Laying out …"}
         </p>
       )}
       <Legend store={store} colours={colours} />
@@ -92,7 +92,7 @@ function Crumbs({ store }: { store: Store }) {
   if (!sites || index === undefined) return null;
   const above = ancestors(sites, index).reverse();
   return (
-    <nav class="nni-crumbs" aria-label="Where this flow is">
+    <nav class="nni-crumbs" aria-label="Path to this flow">
       {above.map((key) => (
         <>
           <button key={key} type="button" class="nni-link" data-testid={ids.flowCrumb} data-site={key} onClick={() => leave(store, key)}>
@@ -141,7 +141,7 @@ function Legend({ store, colours: signal }: { store: Store; colours: ReadonlySig
           )}
         </>
       ) : (
-        <span>{figure === "effect" ? "No effect is known: perturb something, with an example or insp.step." : `No ${figure} was measured here.`}</span>
+        <span>{figure === "effect" ? "There is no effect yet: perturb something, then call insp.run or insp.step." : `No ${figure} was measured here.`}</span>
       )}
     </div>
   );

@@ -78,7 +78,7 @@ export class FlowState {
     this.around.ask({ type: "show_flow", site }, (error) => {
       if (!error || this.wanted !== wanted) return;
       this.wanted = null; // so that it can be requested again
-      this.problem.value = `The flow of ${label(site)} did not come: ${error}`;
+      this.problem.value = `The flow of ${label(site)} could not be loaded: ${error}`;
     });
   }
 
@@ -109,7 +109,7 @@ export class FlowState {
     this.asking = true;
     this.around.ask({ type: "get_layout_library" }, (error) => {
       this.asking = false;
-      if (error) this.problem.value = `The layout library did not come: ${error}`;
+      if (error) this.problem.value = `The layout library could not be loaded: ${error}`;
     });
   }
 

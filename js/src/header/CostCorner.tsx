@@ -12,25 +12,25 @@ export function CostCorner({ cost }: { cost: Cost }) {
       <Item
         name="compiled"
         value={count(cost.compilations)}
-        hint="Programs that JAX compiled in this kernel since the inspector was made, those of your own code included. Switching or tuning a perturbation adds none."
+        hint="Programs that JAX has compiled in this kernel since the inspector was made, including those of your own code. Switching or tuning a perturbation adds none."
         exactly={[ids.compilations, cost.compilations]}
       />
       <Item name="sent" value={bytes(cost.bytes_sent)} hint={`${count(cost.bytes_sent)} bytes sent from the kernel to this page so far`} />
       <Item
         name="dropped"
         value={count(cost.frames_dropped)}
-        hint="Measured steps that were recorded but not drawn, because the page was still drawing or had had one within 1/30 s. It always gets the newest."
+        hint="Measured steps that were recorded but not drawn, because the page was still drawing or had drawn one within 1/30 s. The newest step is always drawn."
       />
-      {cost.errors > 0 && <Item name="errors" value={count(cost.errors)} hint="Failures while inspecting; your step went on" bad />}
+      {cost.errors > 0 && <Item name="errors" value={count(cost.errors)} hint="Errors of the inspection; your own step went on" bad />}
     </dl>
   );
 }
 
 function stepHint(plain: number | null, inspected: number | null): string {
-  if (inspected === null) return "How long a step that is measured takes beside one that is not and is like it: not known yet";
-  const what = `A step that is measured takes ${seconds(inspected)}`;
-  if (plain === null) return `${what}. There is none to compare with: watch(every=10) leaves some alone.`;
-  return `${what}, one that is not ${seconds(plain)}: medians of the last 64 of each, all perturbed alike, without steps that compile. A measured step waits for the steps before it: in a loop that does not, it is charged with theirs.`;
+  if (inspected === null) return "The time of a measured step, compared with a plain step of the same kind: not known yet";
+  const what = `A measured step takes ${seconds(inspected)}`;
+  if (plain === null) return `${what}. There is no plain step to compare with: watch(every=10) leaves most steps unmeasured.`;
+  return `${what}, a plain step ${seconds(plain)}: medians of the last 64 of each, all perturbed or none, without steps that compile. A measured step waits for the steps before it. If the loop itself does not wait, their time counts too.`;
 }
 
 interface ItemProps {

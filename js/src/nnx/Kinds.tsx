@@ -24,7 +24,7 @@ export function Kinds({ page }: { page: Nnx }) {
           <tbody>
             {page.kinds.map((kind) => (
               <tr key={kind.type} data-testid={ids.nnxKind} data-kind={kind.type}>
-                <th scope="row">{kind.type || "(arrays, no Variable)"}</th>
+                <th scope="row">{kind.type || "(plain arrays)"}</th>
                 <td data-value={kind.variables}>{count(kind.variables)}</td>
                 <td data-value={kind.elements} title={count(kind.elements)}>
                   {compact(kind.elements)}

@@ -61,7 +61,7 @@ function ModeRow({ store, mode }: { store: Store; mode: NnxMode }) {
       <span>
         {mode.switched && (
           <button type="button" class="nni-button nni-quiet" disabled={waits} onClick={() => nnx.switchMode(mode.module, mode.name, null)}>
-            Take back
+            Undo
           </button>
         )}
       </span>

@@ -30,7 +30,7 @@ export function NnxPanel({ store, site }: { store: Store; site: Site }) {
       {page && (
         <>
           <p class="nni-small nni-nnx-about">
-            <code>nnx.split</code> takes a module apart into a <b>graphdef</b>, its structure (static: another one means another
+            <code>nnx.split</code> takes a module apart into a <b>graphdef</b>, its structure (static: a different one needs a new
             compiled program), and a <b>state</b>, its Variables. <code>nnx.merge</code> puts them together again.
           </p>
           <div class="nni-nnx-sides">

@@ -17,11 +17,11 @@ const HELD: Readonly<Record<NnxVariable["held"], string>> = {
 };
 const WHY: Readonly<Record<NnxVariable["held"], string>> = {
   array: "",
-  traced: "A tracer: the model is inside of a transform that is being traced",
-  deleted: "Its array was handed to a running step (donated) or deleted; the step puts a new one here",
+  traced: "A tracer: the model is inside a transform that is being traced",
+  deleted: "Its array was donated to a running step, or deleted; the step puts a new one here",
   shape: "A shape and a dtype without an array",
   reference: "A mutable reference",
-  other: "A value that is not one array",
+  other: "A value that is not a single array",
 };
 
 export function Variables({ store, page }: { store: Store; page: Nnx }) {
@@ -30,9 +30,9 @@ export function Variables({ store, page }: { store: Store; page: Nnx }) {
     <section aria-label="Variables">
       <p class="nni-small nni-faint nni-nnx-about" data-testid={ids.nnxSince} data-value={exact(since)}>
         {since === null
-          ? `“moved”: values are noted as of step ${count(page.step)}; how far they move from there is shown next.`
+          ? `“moved”: the values at step ${count(page.step)} are noted; the next look shows how far they moved.`
           : `“moved”: ‖new − old‖ / ‖old‖, ${since === page.step ? "since the last look" : `from step ${count(since)} to step ${count(page.step)}`}.`}
-        {passed !== "" && ` “insp.${passed}”: what the last one changed in its own copy; the model kept its values.`}
+        {passed !== "" && ` “insp.${passed}”: the changes that the last one made in its own copy; the model kept its values.`}
         {page.uncompared !== "" && ` ${page.uncompared}`}
       </p>
       <div class="nni-nnx-scroll" tabIndex={0} role="region" aria-label="Table of Variables">
@@ -128,7 +128,7 @@ function Moved({ change }: { change: NnxChange | null }) {
   const { same, relative, distance, before, after } = change;
   if (same) {
     return (
-      <td class="nni-faint" title="The very same values">
+      <td class="nni-faint" title="Exactly the same values">
         same
       </td>
     );

@@ -16,8 +16,8 @@ export function Banner({ store, bridge }: { store: Store; bridge: Bridge }) {
 function textOf(store: Store, bridge: Bridge): [string, string] | null {
   const connection = bridge.connection.value;
   const saved = store.replay.value;
-  if (saved) return ["Saved page.", `${saved} What needs the model is switched off.`];
-  if (store.state.value?.closed) return ["This inspector is closed.", "What you see is its last state."];
+  if (saved) return ["Saved page.", `${saved} Controls that need the model are switched off.`];
+  if (store.state.value?.closed) return ["This inspector is closed.", "This is its last state."];
   if (connection === "absent") {
     return ["Not connected: run the cell again.", "(If a cell is running, this view connects when the kernel answers.)"];
   }

@@ -44,7 +44,7 @@ function Held({ store, site }: { store: Store; site: Site }) {
       </div>
       {here?.error ? <p class="nni-bad nni-small">{here.error}</p> : null}
       {list.length === 0 ? (
-        <div class="nni-nothing">{here?.data?.header.why || (here?.error ? "Not known." : "Being measured …")}</div>
+        <div class="nni-nothing">{here?.data?.header.why || (here?.error ? "Not known." : "Measuring …")}</div>
       ) : (
         <div class="nni-pair">
           {list.map((one) => (
@@ -52,7 +52,7 @@ function Held({ store, site }: { store: Store; site: Site }) {
           ))}
         </div>
       )}
-      {more > 0 && <p class="nni-faint nni-small">and {count(more)} more: select a module inside of this one to see them.</p>}
+      {more > 0 && <p class="nni-faint nni-small">and {count(more)} more: select a module inside this one to see them.</p>}
     </section>
   );
 }

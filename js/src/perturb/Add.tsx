@@ -87,5 +87,5 @@ function whyNot(store: Store, site: Site, offer: Offer, at: string, strength: nu
     return `Its ${offer.strength_name} is at least ${offer.least}.`;
   }
   const there = store.perturbations.value.some((p) => p.site === site.key && p.kind === offer.kind && p.at === at);
-  return there ? "It is in the list already." : "";
+  return there ? "It is already in the list." : "";
 }

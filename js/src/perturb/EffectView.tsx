@@ -50,7 +50,7 @@ export function EffectView({ state, store }: { state: State; store: Store }) {
               testid={ids.kl}
               show={real}
             />
-            <Figure name="top-1 changed" hint="Share of the predictions that are others now" value={effect.top1_changed} testid={ids.top1} show={percent} />
+            <Figure name="top-1 changed" hint="Share of the predictions that changed" value={effect.top1_changed} testid={ids.top1} show={percent} />
           </tbody>
         </table>
       </div>

@@ -10,7 +10,7 @@ import { EffectView } from "./EffectView";
 import { Row } from "./Row";
 
 const LISTENING: Readonly<Record<State["listening"], string>> = {
-  during: "Changes act at the next step, also while a cell runs.",
+  during: "Changes act at the next step, even while a cell runs.",
   thread: "Changes act at the next step: the loop runs in a thread of its own.",
   after:
     "This kernel handles changes when the cell has finished; run the loop with insp.background(train) to change things meanwhile.",
@@ -73,7 +73,7 @@ function Compiling({ programs }: { programs: number }) {
       {programs > 0 && (
         <>
           <span class="nni-moving" aria-hidden="true" />
-          <span title="The running program has no place for it yet. The old one goes on until the new one is there.">
+          <span title="The running program has no place for it yet. It goes on until a new one is compiled.">
             {programs === 1 ? "compiling" : `compiling ${count(programs)}`}
           </span>
         </>

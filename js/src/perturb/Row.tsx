@@ -155,7 +155,7 @@ function MaskOf({ perturbation: p, store }: { perturbation: Perturbation; store:
 function Waits({ perturbation: p }: { perturbation: Perturbation }) {
   if (p.compiling) {
     return (
-      <span title="The running program has no place for it yet: another one is being compiled, and this one goes on" data-testid={ids.rowCompiling}>
+      <span title="The running program has no place for it yet. It goes on until a new one is compiled." data-testid={ids.rowCompiling}>
         compiling
       </span>
     );

@@ -11,7 +11,7 @@ export function PythonLine({ store }: { store: Store }) {
     <footer class="nni-footer" aria-label="Python">
       <b class="nni-faint">Python</b>
       {text === "" ? (
-        <span class="nni-faint">What you click, as a line of code for a cell.</span>
+        <span class="nni-faint">Your last click, as a line of code for a cell.</span>
       ) : (
         <Python text={text} testid={ids.python} />
       )}

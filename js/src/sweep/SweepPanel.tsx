@@ -14,7 +14,7 @@ const MEASURES = {
   loss_change: ["loss", "Change of the loss", signed],
   output_change: ["output", "Relative norm of the change of the output", percent],
   kl: ["KL", "KL(clean || perturbed) of the predictions, in nats", real],
-  top1_changed: ["top-1", "Share of the predictions that are others now", percent],
+  top1_changed: ["top-1", "Share of the predictions that changed", percent],
 } as const;
 type Measure = keyof typeof MEASURES;
 const SHOWN = 40;
@@ -25,12 +25,12 @@ export function SweepPanel({ store, site }: { store: Store; site: Site }) {
     <section class="nni-section" aria-label="Sweep">
       <div class="nni-heading">
         <h4>What each site is for</h4>
-        <span class="nni-faint nni-small nni-hint">each is perturbed alone, of a copy of the model</span>
+        <span class="nni-faint nni-small nni-hint">each is perturbed alone, in a copy of the model</span>
       </div>
       {store.replay.value === "" ? (
         <Start store={store} site={site} running={sweep?.running ?? false} />
       ) : (
-        !sweep && <p class="nni-faint">No sweep was made before this page was saved.</p>
+        !sweep && <p class="nni-faint">This page was saved without a sweep.</p>
       )}
       {sweep && <Progress sweep={sweep} store={store} />}
       {sweep && sweep.rows.length > 0 && <Bars sweep={sweep} store={store} />}
@@ -124,7 +124,7 @@ function Progress({ sweep, store }: { sweep: Sweep; store: Store }) {
         {what}
       </span>
       {sweep.loss !== null && <span class="nni-faint nni-small">clean loss {real(sweep.loss)}</span>}
-      {error && store.state.value?.progress.running && <span class="nni-faint nni-small">A training runs.</span>}
+      {error && store.state.value?.progress.running && <span class="nni-faint nni-small">A training is running.</span>}
     </div>
   );
 }

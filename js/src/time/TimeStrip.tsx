@@ -50,8 +50,8 @@ export function TimeStrip({ store }: { store: Store }) {
           ▸
         </button>
         <select
-          aria-label="Speed, in passes a second"
-          title="Speed, in passes a second"
+          aria-label="Speed, in passes per second"
+          title="Speed, in passes per second"
           value={timeline.speed.value}
           data-testid={ids.speed}
           onChange={(event) => (timeline.speed.value = Number(event.currentTarget.value))}
@@ -143,7 +143,7 @@ function outlines(passes: PassList): [spans: string, changes: string] {
 }
 
 function describe(passes: PassList, index: number): string {
-  const changed = passes.changed(index) ? "; what is perturbed changed here" : "";
+  const changed = passes.changed(index) ? "; the perturbations changed here" : "";
   const on = passes.perturbed(index) ? ", perturbed" : "";
   return `step ${passes.step(index)}, ${passes.kind(index)}${on}: pass ${index + 1} of ${passes.count}${changed}`;
 }

@@ -15,8 +15,8 @@ export function compare(kind: Comparison, now: number, pinned: number): number {
 export const IN_HEAD: Readonly<Record<Comparison, string>> = { ratio: "×", difference: "Δ", points: "Δ" };
 const AT_LENGTH: Readonly<Record<Comparison, string>> = {
   ratio: "as a multiple of that in",
-  difference: "less that in",
-  points: "less that in",
+  difference: "minus that in",
+  points: "minus that in",
 };
 
 export function inWords(kind: Comparison, name: string, pinned: string): string {

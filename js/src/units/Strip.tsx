@@ -1,6 +1,6 @@
 // A strip of units: the figure of each as a shade, and the numbers of the unit under the pointer or
 // the arrow keys. In edit mode it sets a mask by click, drag or space (shift and arrows: several).
-// Invariants: it is one tab stop; nothing changes outside of edit mode; a drag sends one request, at
+// Invariants: it is one tab stop; nothing changes outside edit mode; a drag sends one request, at
 // its end; the line of numbers keeps its place even when it is empty.
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";

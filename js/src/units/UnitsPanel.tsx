@@ -50,7 +50,7 @@ export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
       </div>
       {here?.error ? <p class="nni-bad nni-small">{here.error}</p> : null}
       {!data ? (
-        <div class="nni-nothing">{here?.error ? "No units to show." : "Being measured: a pass is made for it …"}</div>
+        <div class="nni-nothing">{here?.error ? "No units to show." : "Measuring, in a pass of its own …"}</div>
       ) : (
         <>
           <Scale data={data} figure={WORDS[figure]} />

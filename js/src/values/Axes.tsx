@@ -21,7 +21,7 @@ export function Axes({ values, array, shown }: { values: ValuesState; array: Hel
           {shown.over >= 0 && <span class="nni-faint">each cell: the norm over {array.axes[shown.over]}</span>}
           {shown.view === "tokens" && (
             <Choice
-              label="What of each token"
+              label="Shown for each token"
               testid={ids.valuesToken}
               value={shown.over >= 0 ? "norm" : "one unit"}
               options={["norm", "one unit"]}

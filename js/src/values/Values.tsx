@@ -33,10 +33,10 @@ export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
   return (
     <section class="nni-values" aria-label="Values">
       <div class="nni-values-bar">
-        <Choice label="Which arrays" testid={ids.valuesPart} value={values.part.value} options={parts} choose={(part) => values.setPart(site.key, part)} />
+        <Choice label="Part of the site" testid={ids.valuesPart} value={values.part.value} options={parts} choose={(part) => values.setPart(site.key, part)} />
         {(arrays?.perturbed || values.clean.value) && (
           <Choice
-            label="With what is perturbed, or without"
+            label="With or without perturbations"
             testid={ids.valuesClean}
             value={values.clean.value ? "clean" : "perturbed"}
             options={["perturbed", "clean"]}
@@ -63,7 +63,7 @@ export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
         )}
         {array && /^complex/.test(array.dtype) && (
           <Choice
-            label="Of complex numbers"
+            label="Part of complex numbers"
             testid={ids.valuesComponent}
             value={values.component.value === "value" ? "abs" : values.component.value}
             options={["abs", "real", "imag"]}

@@ -28,7 +28,7 @@ export function colours(range: Range, dark: boolean): Uint8ClampedArray {
   return table;
 }
 
-/** The place of a value in the table; a value outside of the range has the colour of the end. */
+/** The place of a value in the table; a value outside the range has the colour of the end. */
 export function shade(value: number, range: Range): number {
   const span = range.high - range.low;
   const share = span > 0 ? (value - range.low) / span : range.signed ? 0.5 : 0;

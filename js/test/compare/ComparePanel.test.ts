@@ -80,7 +80,7 @@ it("pins another run when it comes, shows the panel, and ranks", async () => {
   expect(rows()).toEqual(["blocks/0", "head", "blocks/1", "", "blocks/9"]);
   expect(view.all(ids.compareRow).map((one) => one.textContent)).toEqual([
     "blocks/075\u202f%0.2500 σ", "head50\u202f%∞", "blocks/112.5\u202f%0.5000 σ",
-    "(model)its counts are not known", "blocks/9only in run.nni, step 40",
+    "(model)its counts are unknown", "blocks/9only in run.nni, step 40",
   ]); // prettier-ignore
   await click(ids.compareBy("quantile_distance"));
   expect(rows()).toEqual(["head", "blocks/1", "blocks/0", "", "blocks/9"]);

@@ -205,13 +205,13 @@ describe("the state", () => {
   it("says what went wrong, and may be asked again", () => {
     flow.show("blocks");
     asked[0].settle("no site");
-    expect(flow.problem.value).toBe("The flow of blocks did not come: no site");
+    expect(flow.problem.value).toBe("The flow of blocks could not be loaded: no site");
     flow.show("blocks");
     expect(asked).toHaveLength(2);
     flow.takeFlow(residual("blocks"));
     expect(flow.problem.value).toBe("");
     asked[2].settle("not built");
-    expect(flow.problem.value).toBe("The layout library did not come: not built");
+    expect(flow.problem.value).toBe("The layout library could not be loaded: not built");
   });
 });
 
@@ -324,7 +324,7 @@ describe("the panel", () => {
     await settle();
     const list = find(ids.flowList)!;
     expect(list.textContent).toContain("blocks/0 Linear, f32[4,3] → head");
-    expect(el.textContent).toContain("The layout library did not come: layout.js is missing");
+    expect(el.textContent).toContain("The layout library could not be loaded: layout.js is missing");
   });
 
   it("shows a model's text as text", async () => {

@@ -62,7 +62,7 @@ it("does not add what it is told cannot be, and says why", async () => {
   await start({ perturbations: [perturbation(1, "blocks/0")] });
   const add = find(ids.perturbAdd) as HTMLButtonElement;
   expect(add.disabled).toBe(true);
-  expect(find(ids.detail)?.textContent).toContain("It is in the list already.");
+  expect(find(ids.detail)?.textContent).toContain("It is already in the list.");
   find(ids.perturbAt)!.querySelectorAll("button")[1].click(); // at the input it is not
   await settle();
   expect(add.disabled).toBe(false);
@@ -145,7 +145,7 @@ it("gives the Python text to hover and to copy", async () => {
 });
 
 it.each([
-  ["during", "Changes act at the next step, also while a cell runs."],
+  ["during", "Changes act at the next step, even while a cell runs."],
   ["thread", "Changes act at the next step: the loop runs in a thread of its own."],
   ["after", "This kernel handles changes when the cell has finished; run the loop with insp.background(train) to change things meanwhile."],
 ] as const)("says how changes reach the loop: %s", async (listening, words) => {

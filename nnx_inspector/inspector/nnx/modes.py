@@ -300,12 +300,12 @@ def _check(
     if not found and not (explicit and any(catalog.takes_any(s.module) for s in chosen)):
         raise ValueError(_no_such_mode(name, chosen, sites, catalog))
     if found and all(o.is_flag for o in found) and not isinstance(value, (bool, type(None))):
-        raise TypeError(f"{name} is True or False (None takes a switch back), got {value!r}.")
+        raise TypeError(f"{name} must be True or False (None undoes a switch), got {value!r}.")
     try:
         hash(value)
     except TypeError as error:
         raise TypeError(
-            f"{name} is {value!r}, which is not hashable; compiled programs are kept by it. "
+            f"{name} is {value!r}, which is not hashable; compiled programs are cached by it. "
             f"Pass a string, a number, a tuple or a frozen dataclass."
         ) from error
 

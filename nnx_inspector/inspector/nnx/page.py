@@ -112,8 +112,8 @@ class Pages:
             )
         if value is not None and not is_flag(here[name]):
             raise ValueError(
-                f"{name!r} takes {here[name].accepts or 'any value'}, not True or False alone: "
-                f"use insp.modes.set({module!r}, {name}=...)."
+                f"{name!r} takes {here[name].accepts or 'any value'}, not only True or False. "
+                f"Use insp.modes.set({module!r}, {name}=...)."
             )
         self._core.modes.set(module, **{name: value})
 
@@ -128,9 +128,9 @@ class Pages:
         key = site if method == CALL else site_key(segments)
         if key not in found:
             raise ValueError(
-                f"NNX has no module at {site!r}. What only a call shows (a module that it makes, "
-                f"or a part of a Linen module) has no graphdef and no state of its own here: "
-                f"select the module around it."
+                f"NNX has no module at {site!r}. A module that only a call makes, or a part of a "
+                f"Linen module, has no graphdef and no state of its own. Select the module around "
+                f"it."
             )
         return found[key]
 
@@ -170,7 +170,7 @@ def _read(module: nnx.Module, path: Path) -> list[Node | Leaf]:
         except RuntimeError:  # another thread changed a container meanwhile
             continue
     raise InspectorError(
-        f"{site_key(path) or '(root)'!r} is being changed in another thread: look again when it "
+        f"{site_key(path) or '(root)'!r} is being changed by another thread. Look again once it "
         f"has been built."
     )
 

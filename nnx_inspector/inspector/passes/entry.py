@@ -112,8 +112,8 @@ def entry_of(
             return Entry(f=f, place=name), argument, tuple(args), others
     roots_of(function, args, {**kwargs})  # raises an error if there is no module at all
     raise TypeError(
-        f"The arguments of {name_of(f)} hold the model within a container, and an Inspector needs "
-        f"it as an argument by itself. Pass a function of the model: "
+        f"The arguments of {name_of(f)} hold the model within a container, but an Inspector needs "
+        f"it as an argument of its own. Pass a function of the model: "
         f"nni.Inspector(lambda model, x: ..., model, x)."
     )
 
@@ -125,8 +125,8 @@ def others_in_words(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     if not others:
         return ""
     return (
-        f"The model on screen is the first one among the arguments. What else is called there is "
-        f"not shown: {', '.join(others)}."
+        f"The first model among the arguments is on screen. The others run, but are not shown: "
+        f"{', '.join(others)}."
     )
 
 
@@ -137,8 +137,8 @@ def say_if_ensemble(error: Exception, model: nnx.Module) -> None:
     found = {_members(module) for _, module in iter_modules(model)} - {None}
     if isinstance(error, (TypeError, ValueError)) and len(found) == 1 and found != {0}:
         error.add_note(
-            f"nnx_inspector: the arrays of each layer have one axis of {found.pop()} in front. If "
-            f"this model is an ensemble made by nnx.vmap, pass the function that maps over it: "
+            f"nnx_inspector: the arrays of each layer have an extra first axis of {found.pop()}. "
+            f"If this model is an ensemble made by nnx.vmap, pass the function that maps over it: "
             f"nni.Inspector(forward, ensemble, x)."
         )
 

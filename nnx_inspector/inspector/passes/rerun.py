@@ -40,7 +40,7 @@ from nnx_inspector.records.nan_site import where
 from nnx_inspector.screen import protocol
 
 NOTHING = "Nothing is perturbed."
-NEW_PROGRAM = "The effect is measured when the program that is being compiled is there."
+NEW_PROGRAM = "The effect is measured once its program is compiled."
 NEXT_STEP = "The effect is measured at the next measured step of the loop."
 MEASURE_AGAIN = "The effect has not been measured: insp.run() or insp.step(...) measures it."
 FAILED = "The effect could not be measured: see the messages."
@@ -293,7 +293,7 @@ class Evaluating:
     def _not_armed(self, error: Exception) -> None:
         self._core.handles.give_up(f"{type(error).__name__}: {error}")
         self.failed = True
-        what = "What is perturbed could not be compiled"
+        what = "A program for the perturbations could not be compiled"
         self._core.notice("error", f"{what}: {type(error).__name__}: {error}")
         self._core.view.state_changed()
 

@@ -109,7 +109,7 @@ class Sweeps:
         with self._lock:
             if self._busy:
                 raise InspectorError(
-                    "A sweep runs already. Stop it first, by its button or insp.stop_sweep()."
+                    "A sweep is already running. Stop it with its button or insp.stop_sweep()."
                 )
             self._busy = True
             self._stop.clear()

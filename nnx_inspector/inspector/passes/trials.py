@@ -116,7 +116,7 @@ class Trial:
         except RuntimeError as error:
             raise InspectorError(
                 f"{self.name} cannot be run again: its arguments were donated to a step, which "
-                f"has deleted them. Pass others: insp.run(x), or insp.step(loss_fn, batch)."
+                f"has deleted them. Pass new ones: insp.run(x), or insp.step(loss_fn, batch)."
             ) from error
 
     def call(self, model: nnx.Module, switches: Switches) -> Call:
@@ -213,7 +213,7 @@ class Shown:
         """The name of the pass in words, if the run is now at `step`."""
         words = "the example"
         if self.trial.loss_fn is not None:
-            words = "the last insp.step's batch" if self.looping else "the last step"
+            words = "the batch of the last insp.step" if self.looping else "the last step"
         if looping or step != self.step:
             return f"{words}, at step {self.step}"
         return words if are_there(self.marks) else f"{words}, before the model was updated"

@@ -43,7 +43,7 @@ def renewed(model: nnx.Module, new: tuple[Any, ...]) -> nnx.Module:
             near = ", ".join(map(repr, closest(site_key(path), [site_key(p) for p in own])))
             raise ValueError(
                 f"The model has no Variable {site_key(path)!r}; the closest are {near}. Pass the "
-                f"state of this model alone: of nnx.split((model, optimizer)) that is state[0]."
+                f"state of this model alone; for nnx.split((model, optimizer)) that is state[0]."
             )
     merged = {path: _with_arrays(path, one, given.get(path, one)) for path, one in own.items()}
     _require_there(merged)
@@ -62,8 +62,8 @@ def _given(states: Iterable[Any]) -> _Flat:
             continue  # of (graphdef, state): it has no arrays
         if not isinstance(state, (nnx.State, Mapping)):
             raise TypeError(
-                f"update takes a model, or its state as nnx.state(model) and nnx.split(model) give "
-                f"it, got {type(state).__name__}."
+                f"update takes a model, or its state from nnx.state(model) or nnx.split(model), "
+                f"got {type(state).__name__}."
             )
         found |= _flat(state if isinstance(state, nnx.State) else nnx.State(dict(state)))
     if not found:
@@ -77,9 +77,9 @@ def _with_arrays(path: Path, variable: Any, new: Any) -> Any:
     old = jax.tree.leaves(variable)
     if list(map(_array, old)) != list(map(_array, arrays)):
         raise ValueError(
-            f"The structure differs: {site_key(path)!r} is {_words(old)} in the model that is "
-            f"inspected and {_words(arrays)} in what was given. Make a new inspector of that "
-            f"model: nni.Inspector(model, x)."
+            f"The structure differs: {site_key(path)!r} is {_words(old)} in the inspected model "
+            f"and {_words(arrays)} in the one given. Make a new inspector of that model: "
+            f"nni.Inspector(model, x)."
         )
     return jax.tree.unflatten(treedef, arrays)
 
@@ -98,7 +98,7 @@ def _require_there(flat: _Flat) -> None:
         more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
         raise InspectorError(
             f"The state has deleted arrays ({gone[0]!r}{more}): they were donated to a training "
-            f"step. Pass the state that the step returned last, and all of it."
+            f"step. Pass the whole state that the step returned last."
         )
 
 
@@ -116,8 +116,8 @@ def _require_same(model: nnx.Module, other: nnx.Module) -> None:
         if mine.get(path) is not others.get(path):
             raise ValueError(
                 f"The structure differs: the module {site_key(path) or '(root)'!r} is {a} in the "
-                f"model that is inspected and {b} in the one that was given. Make a new "
-                f"inspector of that one: nni.Inspector(model, x)."
+                f"inspected model and {b} in the one given. Make a new inspector of that model: "
+                f"nni.Inspector(model, x)."
             )
     own, given = (_flat(nnx.state(m, graph=True)) for m in (model, other))
     for path in dict.fromkeys((*own, *given)):

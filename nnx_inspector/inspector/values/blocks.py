@@ -61,8 +61,8 @@ class Window:
         shown = [axis for axis in self.axes if axis is not None]
         if len(self.index) != len(shape) or len({*shown}) != len(shown):
             raise ValueError(
-                f"A window on an array of shape {tuple(shape)} needs one index an axis and unlike "
-                f"axes, got index {self.index} and axes {self.axes}."
+                f"A window on an array of shape {tuple(shape)} needs one index per axis and "
+                f"distinct axes, got index {self.index} and axes {self.axes}."
             )
         for axis in shown:
             if not 0 <= axis < len(shape):
@@ -143,7 +143,7 @@ def reduce_blocks(
         [[2.5, 4.5], [10.5, 12.5]]
     """
     if min(most) < 1:
-        raise ValueError(f"most={most} asks for no block at all.")
+        raise ValueError(f"most must be positive numbers of blocks, got {most}.")
     window = window.within(x.shape)
     lengths = [1 if axis is None else x.shape[axis] for axis in window.axes]
     tiles = (window.spans[0][0], min(window.spans[0][1], window.spans[0][0] + most[0]))
@@ -419,7 +419,7 @@ def exact_values(x: jax.Array, window: Window) -> np.ndarray:
     window = window.within(x.shape)
     count = math.prod(b - a for a, b in window.spans)
     if count > FINE:
-        raise ValueError(f"Exact values are told of at most {FINE} at once, not of {count}.")
+        raise ValueError(f"Exact values can be read of at most {FINE} at once, not of {count}.")
     starts, sizes = list(window.index), [1] * x.ndim
     for axis, (start, stop) in zip(window.axes, window.spans, strict=True):
         if axis is not None:

@@ -123,7 +123,7 @@ class Opening:
         if not arrays:
             raise InspectorError(_why_nothing(site, part, calls))
         notes = [
-            f"Call {number} did not take place in some iterations: there it is zeros."
+            f"Call {number} did not take place in some iterations, which show zeros."
             for number, call in enumerate(calls)
             if call.took_place and not call.ran.all()
         ]
@@ -154,7 +154,7 @@ class Opening:
     def _parameters(self, look: Look, site: str) -> Opened:
         module = look.modules.get(_module_key(site))
         if module is None:
-            raise InspectorError(f"{site!r} is no module of the model: it has no parameters.")
+            raise InspectorError(f"{site!r} is not a module of the model, so it has no parameters.")
         named = dict(_arrays_of(module))
         require_whole(list(named.values()), "The values")
         if not named:
@@ -186,7 +186,7 @@ def opened_tree(opened: Opened, site: str, call: int | None) -> Any:
     """
     count = len(opened.tree)
     if call is None and count != 1:
-        raise InspectorError(f"{site!r} was called {count} times. Say which: call=0.")
+        raise InspectorError(f"{site!r} was called {count} times. Choose one of them: call=0.")
     number = 0 if call is None else call
     if not -count <= number < count:
         raise IndexError(f"{site!r} was called {count} times: there is no call {number}.")
@@ -222,17 +222,17 @@ def _module_key(site: str) -> str:
 def _why_nothing(site: str, part: Part, calls: list[CallValues]) -> str:
     if not calls:
         return (
-            f"{site!r} is not called in this pass, or inside of something that cannot be entered."
+            f"{site!r} is not called in this pass, or is inside something that cannot be entered."
         )
     if not any(call.took_place for call in calls):
         return f"{site!r} is in a branch that this pass did not take."
     if not any(call.structure.arrays for call in calls):
         return f"{site!r} has no arrays of numbers in its {part}."
     if part == "gradient" and all(_is_discrete(call) for call in calls):
-        return f"{site!r} returns no floating-point array: there is no gradient of it."
+        return f"{site!r} returns no floating-point array, so it has no gradient."
     return (
-        f"The values of {site!r} cannot leave the loop around it: a while loop runs a number of "
-        f"times that only the data knows, and within jax.shard_map each device has a part."
+        f"The values of {site!r} cannot leave the loop around it: a while loop runs as often as "
+        f"the data demands, and within jax.shard_map each device has only a part."
     )
 
 

@@ -238,6 +238,6 @@ def _require_room(arrays: Any, site: str, part: str) -> None:
     there_is = available_bytes(jax.devices()[0])
     if needed > there_is:
         raise InspectorError(
-            f"The values of the {part} of {site!r} have {needed:,} bytes, and {there_is:,} are "
+            f"The values of the {part} of {site!r} need {needed:,} bytes, but {there_is:,} are "
             f"free on the device. Run a smaller example: insp.run(x[:1])."
         )

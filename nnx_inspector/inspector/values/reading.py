@@ -111,7 +111,7 @@ def _source(look: Look, part: str) -> str:
 def _window(request: protocol.ReadValues) -> Window:
     of_three = (request.axes, request.starts, request.ends, request.most)
     if any(len(each) != 3 for each in of_three):
-        raise ValueError("axes, starts, ends and most are of tiles, rows and columns: three each.")
+        raise ValueError("axes, starts, ends and most need three numbers: tiles, rows, columns.")
     axes: Any = tuple(None if axis == -1 else axis for axis in request.axes)
     spans: Any = tuple(zip(request.starts, request.ends, strict=True))
     return Window(axes=axes, spans=spans, index=request.index)

@@ -181,7 +181,7 @@ class _FrontEnd:
 def _front_end() -> _FrontEnd:
     loader, shell = asset("saved.js"), "\0".join(shell_of(_TITLE))
     if shell.count("\0") != 1 or any(breaker in loader.lower() for breaker in _BREAKERS):
-        raise InspectorError("The built front end cannot stand in a notebook. Build it anew.")
+        raise InspectorError("The built front end cannot be put into a notebook. Build it again.")
     return _FrontEnd(
         name=hashlib.sha256(shell.encode()).hexdigest()[:16],
         markup=_PACKED.format(name="page", text=as_text(shell.encode(), level=9)),

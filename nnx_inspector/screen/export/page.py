@@ -110,7 +110,7 @@ def shell_of(title: str) -> tuple[str, str]:
     """The page's text before and after the recording, which is base64."""
     style, script = asset("widget.css") + _STYLE, asset("page.js")
     if any(breaker in script.lower() for breaker in _SCRIPT_BREAKERS) or "</style" in style:
-        raise InspectorError("The built front end cannot stand in a page. Build it anew.")
+        raise InspectorError("The built front end cannot be put into a page. Build it again.")
     # data URLs: pictures in the style sheet; blobs: the layout library, which runs as a worker
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}' blob:; worker-src blob:; "

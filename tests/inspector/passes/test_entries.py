@@ -294,7 +294,7 @@ def test_an_ensemble_by_itself_says_what_to_pass():
     with pytest.raises(TypeError, match="contracting dimensions") as raised:
         quiet(ensemble_of(nnx.Rngs(0)), X)
     notes = "\n".join(raised.value.__notes__)
-    assert "one axis of 5 in front" in notes
+    assert "an extra first axis of 5" in notes
     assert "nni.Inspector(forward, ensemble, x)" in notes
     with pytest.raises(TypeError, match="contracting dimensions") as raised:
         quiet(Called(nnx.Rngs(0)), X[:, :2])  # no ensemble, but a wrong example

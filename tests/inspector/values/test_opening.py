@@ -186,7 +186,7 @@ class Part(nnx.Module):
 def test_every_array_of_every_call_of_a_pytree():
     x = models.batch(5, 3)
     insp = inspected(Odd(nnx.Rngs(0)), x)
-    with pytest.raises(InspectorError, match=r"called 2 times. Say which: call=0"):
+    with pytest.raises(InspectorError, match=r"called 2 times. Choose one of them: call=0"):
         insp.values("part")
     with pytest.raises(IndexError, match="no call 2"):
         insp.values("part", call=2)

@@ -81,5 +81,5 @@ function attempt(arrange: Arrange, { number, nodes, links }: Order): Done {
 
 function settle({ resolve, reject }: Waiting, { arranged, error }: Done): void {
   if (arranged) resolve(arranged);
-  else reject(new Error(`It could not be laid out: ${error}`));
+  else reject(new Error(`The flow could not be laid out: ${error}`));
 }

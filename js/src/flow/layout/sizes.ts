@@ -62,7 +62,7 @@ export function marks(node: FlowNode): string[] {
 /** The same words, in full. */
 export function inWords(node: FlowNode): string[] {
   const found: string[] = [];
-  if (node.calls > 1) found.push(`called at ${node.calls} places`);
+  if (node.calls > 1) found.push(`called in ${node.calls} places`);
   if (node.times === null) found.push("in a while loop");
   else if (node.times > 1) found.push(`runs ${node.times} times`);
   if (node.conditional) found.push("in a branch that may not be taken");

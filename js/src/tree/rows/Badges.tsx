@@ -44,7 +44,7 @@ export function Badges({ site, bad, open, on }: Props) {
         </Badge>
       )}
       {site.calls > 1 && (
-        <Badge sign={`${site.calls}c`} title={`Called ${site.calls} times a pass; its values are merged`}>
+        <Badge sign={`${site.calls}c`} title={`Called ${site.calls} times per pass; its values are merged`}>
           {`${site.calls} calls`}
         </Badge>
       )}
