@@ -331,9 +331,8 @@ def test_a_session_leaves_hardly_more_behind_than_what_jax_keeps_of_the_model_s_
     before = kept()
     for _ in range(3):
         watched()
-    assert (
-        kept() - before < 3 * 60
-    )  # it was more than 3 * 200 when our arithmetic was traced for each
+    # 550 for each session when our arithmetic was traced for each again, now some 40
+    assert kept() - before < 3 * 60
 
 
 def test_flips_from_another_thread_during_donated_steps():

@@ -36,6 +36,10 @@ TOLERANCE = 2e-4
 """How far figures may be from those of a program that XLA put together in another way, relative
 to the largest.
 """
+ROUNDED = {"test_inspected[masked autoencoder in two precisions]"}
+"""Compiled here and told line by line there: bfloat16 is rounded where a fusion ends, so all that
+follows may be off by one such rounding, 2 ** -7.
+"""
 
 traced = pytest.mark.parametrize("build", NETWORKS.values(), ids=NETWORKS)
 run = pytest.mark.parametrize(
@@ -68,18 +72,12 @@ GAPS = {
     "test_backward[physics with derivatives by the input]": "the oracle hears inner gradients too",
 }
 """What is not right yet, or what these tests cannot tell, and why."""
-COARSE = {
-    "test_backward[critic with normalised weights]",
-    "test_backward[conformer with lengths]",
-    "test_inspected[masked autoencoder in two precisions]",
-}
-"""Where XLA's two programs differ by more: rounding is normalised, cancels, or is bfloat16's."""
 
 
 @pytest.fixture(autouse=True)
 def gaps(request, monkeypatch):
-    if request.node.name in COARSE:
-        monkeypatch.setattr(request.module, "TOLERANCE", 1e-3)
+    if request.node.name in ROUNDED:
+        monkeypatch.setattr(request.module, "TOLERANCE", 2**-7)
     if request.node.name in GAPS:
         request.applymarker(pytest.mark.xfail(reason=GAPS[request.node.name], strict=True))
 
@@ -117,8 +115,9 @@ def plain(node: Any) -> Any:
     return jax.tree.leaves(nnx.state(node)) if isinstance(node, nnx.Pytree) else node.get_value()
 
 
-def assert_same(found: Any, expected: Any, tolerance: float = TOLERANCE) -> None:
+def assert_same(found: Any, expected: Any, tolerance: float | None = None) -> None:
     """Equal trees: arrays up to rounding, NNX objects by their state, all else by `==`."""
+    tolerance = TOLERANCE if tolerance is None else tolerance
     a, a_tree = jax.tree.flatten(found, is_leaf=is_node)
     b, b_tree = jax.tree.flatten(expected, is_leaf=is_node)
     assert a_tree == b_tree
