@@ -1,11 +1,11 @@
-"""What arrives in a browser, without one."""
+"""The messages that a browser would receive, without a browser."""
 
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comm import InspectorWidget
 
 
 class Browser:
-    """What arrives in the browser, in order, and a way to ask."""
+    """Collects the messages for the browser, in order, and sends requests."""
 
     def __init__(self, monkeypatch):
         self.sent: list[tuple[dict, bytes | None]] = []
@@ -18,7 +18,7 @@ class Browser:
     def ask(self, insp, message):
         self.sent.clear()
         insp._core.view.screen._received(None, protocol.to_header(message), None)
-        insp._commands.wait()  # some are answered in a thread
+        insp._commands.wait()  # a thread answers some requests
         return list(self.sent)
 
     def of(self, kind):

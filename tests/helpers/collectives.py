@@ -1,4 +1,4 @@
-"""Which data a compiled program moves between devices, read from its HLO."""
+"""The data that a compiled program moves between devices, read from its HLO."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _arrays(text: str) -> list[tuple[str, int]]:
 def collectives(hlo: str) -> Counter[str]:
     """How often each array goes through a collective: "all-reduce u32[4096]" -> times.
 
-    Of operand and result the larger counts. Those of a combined collective count apart.
+    The larger of operand and result counts. The parts of a combined collective count separately.
     """
     made: dict[str, list[tuple[str, int]]] = {}
     found: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""What is traced or compiled in a while, and in which thread."""
+"""Records what is traced or compiled in a block, and in which thread."""
 
 import threading
 from typing import Self
@@ -10,8 +10,8 @@ class Compiled:
     """Every tracing and compilation inside the block.
 
     Attributes:
-        kinds: what happened.
-        threads: the names of the threads that it happened in.
+        kinds: the kind of each event.
+        threads: the names of the threads of these events.
     """
 
     def __init__(self) -> None:

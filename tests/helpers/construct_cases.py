@@ -1,9 +1,8 @@
-"""Every way that a model may be called: the rows of the table that `constructs.py` writes.
+"""Every way in which a model may be called: the rows of the table that `constructs.py` writes.
 
-A construct builds a function `run(model, x)`; the function it makes on the way (jitted, vmapped,
-compiled) is the one that is made before the hooks or inside them. `forward` is the same network
-written out with `jnp`, with a probe where the site of interest returns. Knows nothing of
-nnx_inspector.
+A construct builds a function `run(model, x)`; the function that it makes for this (jitted, vmapped,
+compiled) is made before the hooks or inside them. `forward` is the same network written with `jnp`,
+with a probe where the site of interest returns. Does not use nnx_inspector.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def net_forward(model, x, probe):
 
 
 def members() -> Net:
-    """Two Nets in one, each Variable with a leading axis."""
+    """Two Nets in one; each Variable has a leading axis."""
 
     @nnx.split_rngs(splits=2)
     @nnx.vmap(in_axes=0, out_axes=0)
@@ -94,7 +93,7 @@ def loop_forward(model, x, probe):
 
 
 class Noisy(Net):
-    """With a stream of random numbers, which splitting needs; a rate of 0 keeps the values."""
+    """Has a stream of random numbers, which splitting needs; a rate of 0 keeps the values."""
 
     def __init__(self, rngs: nnx.Rngs):
         super().__init__(rngs)
@@ -198,7 +197,7 @@ class InLinen(linen.Module):
 
 
 class Around(nnx.Module):
-    """The NNX module inside the Linen one is made anew in every call; this one holds both."""
+    """Every call makes the NNX module inside the Linen one anew; this module holds both."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.outer = nnx.bridge.lazy_init(nnx.bridge.ToNNX(InLinen(), rngs=rngs), X)
@@ -208,7 +207,7 @@ class Around(nnx.Module):
 
 
 class Applied:
-    """A Linen model and its variables: nothing of NNX that could be named."""
+    """A Linen model and its variables: no NNX module that could be named."""
 
     def __init__(self) -> None:
         self.module = InLinen()
@@ -240,18 +239,18 @@ class Construct:
     """One row.
 
     Attributes:
-        name: as the table has it.
-        group: the heading over it.
-        build: `model -> run(model, x)`; what it makes is made when it is called.
+        name: its name in the table.
+        group: the heading above it.
+        build: `model -> run(model, x)`; it makes its function when it is called.
         model: makes the model.
-        forward: `(model, x, probe) -> y`, written out; `probe` is given each output of the site.
+        forward: `(model, x, probe) -> y` in `jnp`; `probe` receives each output of the site.
         probe: the key of that site.
         part: the submodule at that site.
-        sites: the keys of all sites that are called.
+        sites: the keys of all sites that it calls.
         moments: whether the function can be made before the hooks, inside, or both.
-        closes: at which moments it calls the model it was built with, not the one it is given.
+        closes: the moments at which it calls the model it was built with, not its argument.
         writes: whether it writes to the model it closes over, as nnx.jit does.
-        not_applicable: cells that have no meaning here, with the reason.
+        not_applicable: the cells without a meaning here, with the reason.
         quick: whether it is measured by default.
     """
 
@@ -534,7 +533,7 @@ NO_MODEL = dict.fromkeys(
     ("attributed", "instance", "output", "gradient", "watched"), "no NNX model to name"
 )
 INSIDE_ONLY = (INSIDE,)
-"""For what makes no function that could be made before: there is no difference."""
+"""For a construct that makes no function: both moments are the same."""
 
 PLAIN, COMPILED, GRADIENTS = "As it stands", "Compiled", "Differentiated"
 MAPPED, FLOW = "Mapped over axes and devices", "Control flow"
@@ -542,7 +541,7 @@ OWN, BRIDGE = "What the model or its caller holds", "Linen"
 
 
 def row_of(name: str, group: str, build: Callable[[Any], Run], **options: Any) -> Construct:
-    """A construct for which there is one moment only."""
+    """A construct with only one moment."""
     return Construct(name, group, build, moments=INSIDE_ONLY, **options)
 
 

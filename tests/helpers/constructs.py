@@ -1,8 +1,8 @@
 """Measures each construct against each promise and writes `notebooks/constructs.md`.
 
-Run `python tests/helpers/constructs.py`: every cell is computed, none is written by hand.
+Run `python tests/helpers/constructs.py`: it computes every cell.
 Invariant: a wrong number, a wrong attribution or a call that is neither seen nor reported is an
-error, unless `KNOWN` says why it cannot be otherwise. The tests hold the file against a run.
+error, unless `KNOWN` says why it is unavoidable. The tests compare the file with a run.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ KNOWN: dict[tuple[str, str, str], str] = {
         for column in ("attributed", "instance", "perturb")
     },
 }
-"""(construct, moment, column) -> why a call is neither seen nor reported there."""
+"""(construct, moment, column) -> why a call is neither seen nor reported."""
 
 
 class WrongError(AssertionError):
-    """Something was said that is not so: worse than not to say it."""
+    """A measurement or a report is wrong, which is worse than missing."""
 
 
 # ---------------------------------------------------------------- the oracle
@@ -78,7 +78,7 @@ class WrongError(AssertionError):
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """What a construct's network does, computed from its parameters without NNX."""
+    """The results of a construct's network, computed from its parameters without NNX."""
 
     result: np.ndarray
     zeroed: np.ndarray
@@ -121,7 +121,7 @@ def is_summary_of(summary: Any, values: np.ndarray) -> bool:
 
 @dataclasses.dataclass
 class Subject:
-    """A construct that is being measured: its model, and the function if it is made before."""
+    """A construct under measurement: its model, and the function if it is made before the hooks."""
 
     construct: Construct
     moment: str
@@ -155,7 +155,7 @@ class Subject:
 
 
 def primary(out: Any) -> Any:
-    """The network's own result, of what a construct returns."""
+    """The network's own result in the value that a construct returns."""
     return out[0] if isinstance(out, tuple) else out
 
 
@@ -175,7 +175,7 @@ def traces() -> Iterator[list[int]]:
 
 
 def snapshot(model: Any) -> Any:
-    """What must be the same afterwards: graphdef, attributes, classes and their functions."""
+    """The state that must not change: graphdef, attributes, classes and their functions."""
     if not isinstance(model, nnx.Module):
         return None
     modules = [m for _, m in nnx.iter_modules(model)]
@@ -204,7 +204,7 @@ def told() -> Iterator[list[str]]:
 
 
 def reported(texts: list[str]) -> str:
-    """The cell for something that was not seen, by what was warned of."""
+    """The cell for a call that was not seen, from the warnings."""
     if any("ahead of time" in text for text in texts):
         return UNSEEN
     return UNATTRIBUTED if texts else NO
@@ -225,7 +225,7 @@ def same_result(subject: Subject, out: Any) -> None:
 
 
 class Sites:
-    """An interceptor that notes each site and each method of a type that is called."""
+    """An interceptor that records each site, and each method of a type, that is called."""
 
     def __init__(self) -> None:
         self.sites: set[Any] = set()
@@ -307,7 +307,7 @@ def recorded(subject: Subject, record: Any, texts: list[str], quantity: str) -> 
 
 def works_without_us(construct: Construct, moment: str, transform: Any, what: str) -> str:
     """Empty, or the cell that says that a transform of the construct raises by itself."""
-    model = construct.model()  # one that a failure may leave broken
+    model = construct.model()  # a failure may leave this model broken
     made = construct.build(model)
     run = lambda m, x: (made if moment == BEFORE else construct.build(m))(m, x)  # noqa: E731
     try:
@@ -320,7 +320,7 @@ def works_without_us(construct: Construct, moment: str, transform: Any, what: st
 def as_program(subject: Subject, f: Callable[..., Any]) -> Any:
     """`f(model, X)` compiled as a whole, which is faster than operation by operation.
 
-    Under nnx.jit the model is a copy; what closes over the model would call another one.
+    Under nnx.jit the model is a copy, and a closure over the model would call the original.
     """
     if subject.moment not in subject.construct.closes:
         return nnx.jit(f)(subject.model, X)
@@ -404,7 +404,7 @@ def watched(subject: Subject) -> str:
 
 
 def passive(subject: Subject) -> str:
-    return YES if subject.compared else NO  # every measure before it held the result
+    return YES if subject.compared else NO  # each measure before compared the result
 
 
 def gone(subject: Subject) -> str:
@@ -436,7 +436,7 @@ MEASURES: dict[str, Callable[[Subject], str]] = {
 
 
 def measure(construct: Construct, moment: str) -> dict[str, str]:
-    """The cells of one construct, its function made at one moment."""
+    """The cells of one construct whose function is made at one moment."""
     subject = Subject(construct, moment)
     cells: dict[str, str] = {}
     for column, measured in MEASURES.items():
@@ -466,7 +466,7 @@ def footnotes() -> list[str]:
 
 
 def row(construct: Construct) -> str:
-    """The line of a construct in the table: both moments, said once where they are alike."""
+    """The line of a construct in the table: both moments, or one cell if they are equal."""
     by_moment = {moment: measure(construct, moment) for moment in construct.moments}
     shown: list[str] = []
     for column in COLUMNS:
@@ -522,7 +522,7 @@ def head() -> str:
 
 
 def page(rows: dict[str, str]) -> str:
-    """The whole file, from the line of each construct."""
+    """The whole file, from the lines of the constructs."""
     out = [head()]
     for group in dict.fromkeys(c.group for c in CONSTRUCTS):
         out.append(f"\n## {group}\n\n{line('', *COLUMNS)}\n{line(*['---'] * (len(COLUMNS) + 1))}\n")

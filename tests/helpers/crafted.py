@@ -1,4 +1,4 @@
-"""Files of a recording made by hand and by mutation, with checks that are right."""
+"""Recording files made by hand and by mutation, with correct checksums."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Part = tuple[bytes, int, bytes]
 
 
 def file_of(parts: list[Part]) -> bytes:
-    """A file whose checks are right, whatever is in it."""
+    """A file with correct checksums, whatever its content."""
     out, check = MAGIC, zlib.crc32(MAGIC)
     for kind, flags, body in parts:
         head = struct.pack("<4sIQI", kind, flags, len(body), zlib.crc32(body))
@@ -42,13 +42,13 @@ def parts_of(data: bytes) -> list[Part]:
 
 
 def fill(recording: Recording, steps: range, *, hold: bool = False) -> None:
-    """One pass a step: small, and all that a pass can have."""
+    """One small pass per step, with everything that a pass can have."""
     summaries = pool()
     recording.learn(some_facts(1))
     for i in steps:
         of = {"ab"[i % 2]: {"output": summaries[4 + i]}}
         marks: Any = {"kind": f"k{i % 3}", "perturbed": i % 3 == 1, "setting": i}
-        if hold:  # one of them was not complete
+        if hold:  # one of them is incomplete
             recording.hold(i, i, {} if i == 5 else of, **marks)
         points = {"loß": float("nan") if i == 3 else i}
         marks["figures"] = some_figures(i) if i % 2 else None
@@ -57,7 +57,7 @@ def fill(recording: Recording, steps: range, *, hold: bool = False) -> None:
 
 @functools.cache
 def small() -> bytes:
-    """A file that was saved, and then written on to; older passes went before and after."""
+    """A file that was saved and then appended to; older passes were dropped before and after."""
     recording = Recording(max_steps=3)
     fill(recording, range(4))
     with tempfile.TemporaryDirectory() as folder:
@@ -80,7 +80,7 @@ def blob_of(header: object, data: bytes) -> bytes:
 
 
 def mutated(random: random.Random) -> bytes:
-    """The small file, changed in one of many ways; mostly such that all checks are right."""
+    """The small file, changed in one of many ways, mostly with correct checksums."""
     data, parts = small(), parts_of(small())
     at = random.randrange(len(parts))
     kind, flags, body = parts[at]
@@ -118,7 +118,7 @@ def mutated(random: random.Random) -> bytes:
 
 
 def _garbled(random: random.Random, data: bytes) -> bytes:
-    """Some bytes changed, cut out, doubled, put in or zeroed."""
+    """Some bytes changed, removed, doubled, inserted or zeroed."""
     out = bytearray(data)
     for _ in range(random.randint(1, 3)):
         start = random.randrange(len(out) + 1)
@@ -138,7 +138,7 @@ def _garbled(random: random.Random, data: bytes) -> bytes:
 
 
 def _lying(random: random.Random, header: dict[str, dict[str, object]]) -> object:
-    """Other shapes, offsets and types than the data has."""
+    """Shapes, offsets and types that do not match the data."""
     name = random.choice(list(header))
     numbers = [0, -1, 1, 2**31, 2**32, 2**63, 2**64 - 1, 10**30, 1.5, None, "1", [], True]
     field = random.choice(["dtype", "shape", "data_offsets"])

@@ -1,6 +1,6 @@
-"""The ways in which a model is judged by the findings: in one pass, in each kind of loop.
+"""The ways in which the rules judge a model: in one pass, and in each kind of loop.
 
-What is judged has `model`, `x`, `batch`, `loss(model, batch)`, `wrt` and `optimizer()`.
+A subject has `model`, `x`, `batch`, `loss(model, batch)`, `wrt` and `optimizer()`.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -25,7 +25,7 @@ def trainer(subject):
 
 
 def stepped(subject, path=None, *, steps=0):
-    """What `insp.step` on a fresh inspector finds, after some steps of training."""
+    """The findings of `insp.step` on a fresh inspector, after some steps of training."""
     train = trainer(subject)
     for _ in range(steps):
         train()
@@ -38,7 +38,7 @@ def stepped(subject, path=None, *, steps=0):
 
 
 def watched(subject, path=None, *, steps=30, every=5):
-    """What a watched loop finds; out of the file that it was saved to the same is found."""
+    """The findings of a watched loop; the file that it was saved to must give the same."""
     train = trainer(subject)
     with nni.watch(subject.model, every=every, save=path) as recording:
         for _ in range(steps):
@@ -49,7 +49,7 @@ def watched(subject, path=None, *, steps=30, every=5):
 
 
 def looped(subject, path=None, *, steps=30, every=5):
-    """What an inspector's own loop finds."""
+    """The findings of an inspector's own loop."""
     train = trainer(subject)
     insp = nni.Inspector(subject.model, subject.x, display=False)
     try:

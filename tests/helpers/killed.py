@@ -1,6 +1,6 @@
-"""A training run that saves as it goes, to be killed: `python killed.py KIND PATH`.
+"""A training run that saves while it runs, to be killed: `python killed.py KIND PATH`.
 
-It prints the number of each step when its body is done, and runs until it is killed. KIND is
+It prints the number of each step at the end of its body, and runs until it is killed. KIND is
 "inspector" (`insp.watch` over batches), "region" (`with insp.watch()`) or "watch" (`nni.watch`).
 """
 

@@ -1,4 +1,4 @@
-"""What hooks might leave behind, and how to tell it: classes, registries, objects, arrays."""
+"""Detects what hooks might leave behind in classes, registries, objects and arrays."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from flax import nnx
 from nnx_inspector.hooks import dispatch, wrapping
 
 TOLERANCE = 1e-6
-"""How far jitted results may be from those without hooks."""
+"""The tolerance of jitted results, compared with those without hooks."""
 
 
 def classes() -> list[type]:
-    """Every class of NNX objects, and those of jax that hooks might touch."""
+    """Every class of NNX objects, and the classes of jax that hooks might change."""
     found: dict[type, None] = dict.fromkeys(
         (nnx.Pytree, nnx.Variable, jax.stages.Compiled, jax.stages.Lowered, jax.stages.Traced)
     )
@@ -34,7 +34,7 @@ def classes() -> list[type]:
 
 
 def code_of(value: Any) -> list[Any]:
-    """The code of a function and of all that it wraps."""
+    """The code of a function and of all functions that it wraps."""
     found = []
     while value is not None:
         value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
@@ -45,8 +45,8 @@ def code_of(value: Any) -> list[Any]:
 
 
 def everything() -> dict[Any, dict[str, tuple[Any, ...]]]:
-    """What of a process hooks might change: for each class, registry entry and file of Flax the
-    objects that it is made of.
+    """The state of a process that hooks might change: the objects of each class, registry entry
+    and file of Flax.
     """
     found: dict[Any, dict[str, tuple[Any, ...]]] = {}
     for cls in classes():
@@ -68,7 +68,7 @@ def everything() -> dict[Any, dict[str, tuple[Any, ...]]]:
 
 
 def differences(before: dict[Any, Any], after: dict[Any, Any]) -> list[Any]:
-    """What is not the very same object. Classes that were made in between do not count."""
+    """The entries that are other objects now. Classes defined in between do not count."""
 
     def same(a: tuple[Any, ...] | None, b: tuple[Any, ...] | None) -> bool:
         return a is not None and b is not None and [*map(id, a)] == [*map(id, b)]
@@ -83,7 +83,7 @@ def differences(before: dict[Any, Any], after: dict[Any, Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
-    """Classes, the code of their functions and NNX's registries are afterwards the very same."""
+    """Check on leaving that classes, their functions' code and NNX's registries are unchanged."""
     before = everything()
     yield
     found = differences(before, everything())
@@ -91,16 +91,16 @@ def nothing_left() -> Iterator[None]:
 
 
 def objects(model: Any) -> dict[Any, tuple[Any, dict[str, Any]]]:
-    """Every NNX object of a model that is no Variable, by path, with its attributes."""
+    """Every NNX object of a model except Variables, by path, with its attributes."""
     every: list[Any] = list(nnx.iter_graph(model))
     return {p: (node, dict(vars(node))) for p, node in every if isinstance(node, nnx.Pytree)}
 
 
 def replaced(before: dict[Any, Any], after: dict[Any, Any], *, exactly: bool) -> dict[Any, Any]:
-    """What became of each object: its attributes, their types, which ones are new.
+    """The differences of each object: its attributes, their types, new attributes.
 
-    A transform of NNX takes objects apart and fills them again: unless compared exactly,
-    attributes may be in another order and what is static in them an equal value.
+    A transform of NNX takes objects apart and rebuilds them: unless compared exactly, the order
+    of attributes may differ, and static attributes may be equal values.
     """
     found = {}
     for path, (node, attributes) in after.items():
@@ -120,7 +120,7 @@ def is_same(name: str, value: Any, old: Any, exactly: bool) -> bool:
     if exactly or isinstance(value, (nnx.Pytree, nnx.Variable)):
         return value is old
     if name == "_pytree__state":
-        return type(value) is type(old)  # at which trace the object was made
+        return type(value) is type(old)  # the trace in which the object was made
     found, structure = jax.tree.flatten(value, is_leaf=is_node)
     expected, old_structure = jax.tree.flatten(old, is_leaf=is_node)
     return structure == old_structure and all(
@@ -135,7 +135,7 @@ def is_node(x: Any) -> bool:
 
 
 def numbers(tree: Any) -> list[np.ndarray]:
-    """The arrays of a pytree (of a model: its whole state), keys as their bits."""
+    """The arrays of a pytree (for a model, its whole state), with PRNG keys as their bits."""
 
     def plain(x: Any) -> np.ndarray:
         is_key = isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
@@ -162,7 +162,7 @@ def class_dicts():
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind():
-    """Every test of this file: classes and NNX's registry are afterwards what they were before."""
+    """Check after every test of this file that classes and NNX's registry are unchanged."""
     registry = dict(nnx.graphlib.GRAPH_REGISTRY)
     before = class_dicts()
     yield

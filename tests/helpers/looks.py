@@ -1,4 +1,4 @@
-"""Small things that tests of hooks share: interceptors, a watched region, ways of calling."""
+"""Helpers for the tests of hooks: interceptors, a watched region, ways of calling a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def doubling(next_fun, args, kwargs, context):
 
 @contextlib.contextmanager
 def watching(model, **options):
-    """A session over the passes inside; what arrived is in `arrived` afterwards."""
+    """A session over the passes inside; their figures are in `arrived` afterwards."""
     session = Session(model, **options)
     session.arrived = {}
     try:
@@ -45,7 +45,7 @@ def doubted(calls="1 of MLP, 2 of Linear"):
 
 
 class Log:
-    """An interceptor that notes the site and the call number of each call, in order of entry."""
+    """An interceptor that records the site and number of each call, in the order of entry."""
 
     def __init__(self):
         self.calls = []

@@ -1,4 +1,4 @@
-"""Figures of a model that nobody ran, made up for the rules to judge."""
+"""Invented figures for the rules to judge."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SITES = ("a", "b", "c", "d", "e", "f")
 
 
 def of(scale: float = 1.0, n: int = 64) -> Summary:
-    """A summary of n values with this root mean square, half of them negative."""
+    """A summary of n values with this root mean square; half of them are negative."""
     bins = np.zeros(4096, np.uint64)
     for sign in (1, -1):
         single = np.array([sign * scale], np.float32).view(np.uint32)[0] >> 20

@@ -1,4 +1,4 @@
-"""Arrays of every dtype and class of values, and their summary's figures in float64 by NumPy."""
+"""Arrays of every dtype and class of values, and their figures by NumPy in float64."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ NARROW = [*NARROW_INTEGERS, np.bool_]
 COMPLEX = [np.complex64, np.complex128]
 ALL = FLOATS + INTEGERS + NARROW + COMPLEX
 CLASSES = ("normal", "specials", "zeros", "subnormal", "huge", "constant", "narrow", "spread")
-TINY = 2.0**-126  # XLA's CPU arithmetic takes what is smaller for 0
+TINY = 2.0**-126  # XLA on a CPU treats smaller values as 0
 
 
 def values(seed: int, kind: str, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """An array of one class of values, in its dtype; from a seed, so that a failure is short."""
+    """An array of one class of values, made from a seed, so that a failure prints a short text."""
     rng = np.random.default_rng(seed)
     dtype = np.dtype(dtype)
     if dtype.kind in "iu" or dtype in NARROW_INTEGERS:
@@ -82,7 +82,7 @@ def values(seed: int, kind: str, dtype: Any, shape: tuple[int, ...]) -> np.ndarr
 
 
 def magnitudes(x: np.ndarray) -> np.ndarray:
-    """What is summarised, in float64 (longdouble for 64-bit integers)."""
+    """The summarised values in float64 (longdouble for 64-bit integers)."""
     if x.dtype.kind == "c":
         real, imag = np.float64(x.real), np.float64(x.imag)
         with np.errstate(over="ignore"):
@@ -93,7 +93,7 @@ def magnitudes(x: np.ndarray) -> np.ndarray:
 
 
 def check(s: Summary, x: np.ndarray, tolerance: float = 1e-5) -> None:
-    """Every figure of s is that of x."""
+    """Check every figure of `s` against the values of `x`."""
     v = magnitudes(x)
     finite = v[np.isfinite(v)]
     assert s.size == v.size
@@ -132,13 +132,13 @@ def check(s: Summary, x: np.ndarray, tolerance: float = 1e-5) -> None:
     if x.dtype.kind != "c" and (s.points[0] == s.points[1]).all():
         assert s.std == 0
     assert s.norm == pytest.approx(norm, rel=tolerance, abs=floor * np.sqrt(finite.size))
-    # DDSketch's guarantee: every quantile, against the order statistic itself
+    # DDSketch's guarantee for every quantile, against the order statistic
     last = max(finite.size - 1, 1)
     ranks = np.arange(0, finite.size, max(finite.size // 300, 1))
     q = np.concatenate([np.linspace(0, 1, 41), ranks / last])
     exact = np.quantile(finite, q, method="lower")
     found = s.quantile(q)
-    # Only with values beyond float32 is what shares the outermost bin with them unknown.
+    # Values beyond float32 share the outermost bin with others, which are then unknown.
     wide = np.abs(finite).max() > np.finfo(np.float32).max
     assert (np.isnan(found) <= (wide & (np.abs(exact) >= 1.875 * 2.0**127))).all()
     known = ~np.isnan(found)
@@ -149,5 +149,5 @@ def check(s: Summary, x: np.ndarray, tolerance: float = 1e-5) -> None:
 
 
 def device(x: np.ndarray) -> Any:
-    """As a jax array where jax has the dtype without 64 bits, else as it is."""
+    """A jax array if jax has the dtype without 64 bits, else the array itself."""
     return x if x.dtype.itemsize >= 8 and x.dtype != np.complex64 else jnp.asarray(x)

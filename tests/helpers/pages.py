@@ -1,4 +1,4 @@
-"""A saved page, as the tests make it and read it back: in a way of their own."""
+"""Makes a saved page for the tests and reads it back, independently of the package."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def told(keys: Sequence[str], **more: Any) -> Told:
 
 
 class Unpacked:
-    """A second reading of the format, of the test's own."""
+    """A second reader of the format, independent of the package."""
 
     def __init__(self, data: bytes):
         (length,) = struct.unpack_from("<I", data)

@@ -1,4 +1,4 @@
-"""Values, and their summaries, that the tests of a recording share."""
+"""Values and their summaries for the tests of recordings."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ VALUES = {
 
 
 def pool() -> list[Summary]:
-    """Summaries of every kind that there is: of all values above, and by hand."""
+    """Summaries of every kind: of all values above, and made by hand."""
     bins = summary_of(normal(0)).bins.astype(np.uint32)
-    bins[0x3F8] = np.iinfo(np.uint32).max  # a count that stopped
+    bins[0x3F8] = np.iinfo(np.uint32).max  # a saturated count
     stopped = Summary(bins=bins, points=np.array([-4.0, 4.0, 0.0]), sums=np.ones(3))
     nan = np.full(3, np.nan)
     counted = Summary(bins=summary_of(normal(2)).bins, points=nan, sums=nan)
@@ -61,7 +61,7 @@ def pool() -> list[Summary]:
 
 
 def some_figures(seed: int) -> Figures:
-    """Figures of a pass, NaN and Inf among them."""
+    """The figures of a pass, including NaN and Inf."""
     random = np.random.default_rng(seed)
     sites, parameters = ("a", "blocks[3]/attn")[: seed % 3], ("a/kernel", "größe")[: seed % 2 + 1]
     rows = random.exponential(size=(len(sites), len(SITE_FIGURES))).astype(np.float32)
@@ -81,7 +81,7 @@ def some_figures(seed: int) -> Figures:
 
 
 def some_facts(seed: int) -> Facts:
-    """Facts of a model of two modules."""
+    """The facts about a model of two modules."""
     one = SiteFacts(site="a", type="Linear", order=seed, activation="relu", rate=0.5)
     two = SiteFacts(site="blocks[3]/attn", type="\ud800", examples=2**40)
     kernel = ParameterFacts(path="a/kernel", site="a", type="Param", dtype="float32", size=seed)
@@ -89,7 +89,7 @@ def some_facts(seed: int) -> Facts:
 
 
 def contents(recording: Recording) -> dict[str, Any]:
-    """All that there is to a recording, in comparable form: bit for bit."""
+    """The whole content of a recording in a form that compares bit for bit."""
     passes = [
         (p.number, p.step, p.kind, p.perturbed, p.nonfinite, p.news, p.keys, p.packed, p.setting)
         for p in recording.passes
@@ -105,7 +105,7 @@ def contents(recording: Recording) -> dict[str, Any]:
         "bytes": recording.nbytes,
         "firsts": state.firsts,
         "next": state.appended,
-        "facts": repr(state.facts),  # a rate that is NaN equals none
+        "facts": repr(state.facts),  # a NaN does not equal itself
         "figures": [None if p.figures is None else _bits(p.figures) for p in recording.passes],
     }
 
@@ -117,7 +117,7 @@ def _bits(figures: Figures) -> tuple[object, ...]:
 
 
 def assert_same(found: Recording, expected: Recording) -> None:
-    """Equal in what is kept and in what is made of it: frames and histories."""
+    """Check that two recordings are equal, and so are their frames and histories."""
     assert contents(found) == contents(expected)
     assert found.to_frame(layers=True).equals(expected.to_frame(layers=True))
     assert found.metrics_frame().equals(expected.metrics_frame())
@@ -128,7 +128,7 @@ def assert_same(found: Recording, expected: Recording) -> None:
 
 
 def assert_readable(recording: Recording) -> None:
-    """Whatever is asked of it is answered."""
+    """Call every reading method of a recording; none may raise."""
     frame = recording.to_frame(layers=True)
     assert len(frame) == sum(len(p.keys) for p in recording.passes)
     assert repr(recording)

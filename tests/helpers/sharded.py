@@ -1,8 +1,8 @@
-"""Runs models over eight devices, and prints what their records say, as one line of JSON a case.
+"""Runs models over eight devices, and prints their records as one line of JSON per case.
 
 `python sharded.py` is one process with eight devices. `python sharded.py PORT NUMBER` is one of
-two with four each. Each case: the collectives of the compiled program without and with us, and
-the figures of the record, sharded and of one device. Run by `test_sharded`.
+two with four each. A case has the collectives of the compiled program without and with the package,
+and the figures of the records over all devices and on one. Run by `test_sharded`.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ FORWARD: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A model, built for a mesh or (None) for one device, and its batch and where it lies.
+    """A model, built for a mesh or (None) for one device, its batch and the batch's sharding.
 
-    `bare` and `ours` are the functions to compare; `record` finds the record in what ours
-    returns. Without `context` no mesh is current when they run; without `jit` they run eagerly.
+    `bare` and `ours` are the functions to compare; `record` finds the record in the result of
+    `ours`. Without `context` they run without a current mesh; without `jit` they run eagerly.
     """
 
     build: Callable[[Any], nnx.Module]
@@ -86,7 +86,7 @@ def with_mesh(cls: Any, **options: Any) -> Callable[[Any], nnx.Module]:
 
 
 def microbatches(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Four microbatches in a scan; of ours the records are stacked."""
+    """Four microbatches in a scan; `ours` returns stacked records."""
 
     def run(model: Any, x: Any) -> Any:
         graphdef, state = nnx.split(model)
@@ -99,7 +99,7 @@ def microbatches(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def each_example(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A record each of eight examples, which lie on different devices."""
+    """One record for each of eight examples, which lie on different devices."""
 
     def run(model: Any, x: Any) -> Any:
         graphdef, state = nnx.split(model)
@@ -118,7 +118,7 @@ def wrapped(by: Callable[..., Any], mode: dict[str, Any] = GRADED) -> dict[str, 
 
 
 def graded(*only: str) -> dict[str, Any]:
-    """With fewer summaries, so that compiling takes less time."""
+    """A smaller selection, which compiles faster."""
     return {**GRADED, "ours": nni.value_and_grad(models.loss, only=only, inputs=False)}
 
 
@@ -162,7 +162,7 @@ CASES: dict[str, Case] = {
 
 
 def arguments(case: Case, mesh: Any) -> tuple[nnx.Module, jax.Array]:
-    """The model and its batch: on the mesh, or for None on one device."""
+    """The model and its batch on the mesh, or on one device for None."""
     model, x = case.build(mesh), models.integers(*case.shape)
     if mesh is None:
         return model, jnp.asarray(x)
@@ -172,7 +172,7 @@ def arguments(case: Case, mesh: Any) -> tuple[nnx.Module, jax.Array]:
 
 
 def read(record: Any) -> dict[str, Any]:
-    """All that a record says: site and quantity -> a list of what each summary says."""
+    """The content of a record: site and quantity -> the figures of each summary."""
     said: dict[str, Any] = {}
     for site in record:
         for number, call in enumerate(record[site].calls):
@@ -213,7 +213,7 @@ def run(name: str) -> dict[str, Any]:
 
 
 def run_on_one(name: str) -> dict[str, Any]:
-    """What the record of one device says."""
+    """The content of the record on one device."""
     case = CASES[name]
     with jax.set_mesh(mesh_of(AxisType.Auto, (1, 1))):
         return read(case.record(nnx.jit(case.ours)(*arguments(case, None))))

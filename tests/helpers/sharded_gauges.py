@@ -1,5 +1,5 @@
-"""Gauges of arrays over eight devices: prints, as one line of JSON a case, which data the compiled
-program moves, and what it says beside what one device says. Run by `test_sharded`.
+"""Gauges of arrays over eight devices: prints one line of JSON per case, with the data that the
+compiled program moves, and its figures next to those of one device. Run by `test_sharded`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from nnx_inspector.stats.measure_gauges import gauge, sampled
 
 SHAPE = (1024, 64, 64)
-"""Eight times as large as what is looked at."""
+"""Eight times as large as the part that is examined."""
 CASES = {
     "data": (SHAPE, P("data")),
     "units": (SHAPE, P(None, None, "data")),

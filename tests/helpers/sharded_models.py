@@ -1,6 +1,6 @@
-"""Models over a mesh ("data", "model") whose arithmetic is exact, so that every order of adding
-gives the same values: weights are -1, 0 and 1, inputs small integers, and what is not is a case
-that says so.
+"""Models over a mesh ("data", "model") with exact arithmetic, so that every order of addition gives
+the same values: weights are -1, 0 and 1, and inputs are small integers. The docstrings name the
+models that are not exact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COLUMNS, ROWS = (None, "model"), ("model", None)
 
 
 def signs(key: jax.Array, shape: Any, dtype: Any = jnp.float32, out_sharding: Any = None) -> Any:
-    """An initializer: one in eight is -1, one in eight 1, the rest 0."""
+    """An initializer: one weight in eight is -1, one is 1, the rest are 0."""
     kinds = jax.random.randint(key, shape, 0, 8)
     return (jnp.where(kinds == 0, -1.0, 0.0) + jnp.where(kinds == 1, 1.0, 0.0)).astype(dtype)
 
@@ -32,17 +32,17 @@ def linear(inputs: int, outputs: int, rngs: nnx.Rngs, spec: Any = None, **option
 
 
 def loss(model: Any, x: Any) -> Any:
-    """Half the squares: the gradient of the output is the output, times a power of two."""
+    """Half the squares: the output's gradient is the output times a power of two."""
     return (model(x).astype(jnp.float32) ** 2).sum() * 2.0**-11
 
 
 class MLP(nnx.Module):
-    """Two layers, of which each device holds a part of the hidden units."""
+    """Two layers; each device holds a part of the hidden units."""
 
     def __init__(self, rngs: nnx.Rngs, out: Any = None):
         self.up = linear(WIDTH, HIDDEN, rngs, COLUMNS)
         self.down = linear(HIDDEN, WIDTH, rngs, ROWS)
-        self.out = out  # explicit mode asks where the result of a sum over devices shall lie
+        self.out = out  # explicit mode needs the sharding of a sum over devices
 
     def __call__(self, x):
         h = nnx.relu(self.up(x))
@@ -50,7 +50,7 @@ class MLP(nnx.Module):
 
 
 class Constrained(MLP):
-    """Says within the model where its activations lie."""
+    """Constrains the sharding of its activations."""
 
     def __call__(self, x):
         h = jax.lax.with_sharding_constraint(self.up(x), P("data", "model", None))
@@ -58,7 +58,7 @@ class Constrained(MLP):
 
 
 class Uneven(MLP):
-    """An activation whose length no number of devices divides."""
+    """An activation whose length is not divisible by any number of devices."""
 
     def __init__(self, rngs: nnx.Rngs):
         super().__init__(rngs)
@@ -120,7 +120,7 @@ class Ensemble(nnx.Module):
 
 
 class Jitted(MLP):
-    """A part under an inner jit that says where its operands and results lie."""
+    """A part under an inner jit with shardings for its operands and results."""
 
     def __init__(self, rngs: nnx.Rngs, mesh: Any = None):
         super().__init__(rngs)
@@ -260,7 +260,7 @@ class Same(nnx.Module):
 
 
 def place(model: nnx.Module, mesh: Any) -> None:
-    """Put a model's Variables where their metadata says, as `nnx.get_partition_spec` reads it."""
+    """Place a model's Variables as their metadata says, read by `nnx.get_partition_spec`."""
     state = nnx.state(model)
     specs = nnx.get_partition_spec(state)
     placed = jax.tree.map(
@@ -276,7 +276,7 @@ def _is_spec(x: Any) -> bool:
 
 
 def integers(*shape: int) -> np.ndarray:
-    """Small ones, as float32."""
+    """Small integers as float32."""
     return np.random.default_rng(0).integers(-2, 3, shape).astype(np.float32)
 
 

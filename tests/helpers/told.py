@@ -1,7 +1,7 @@
-"""What each module returns, and the gradient of it, told by callbacks out of the program itself.
+"""Each module's outputs and their gradients, reported by callbacks from within the program.
 
-An oracle without a line of nnx_inspector: the classes' own `__call__` is replaced, and each module
-carries its path as a static attribute, which NNX's transforms hand on.
+An oracle that uses no nnx_inspector: it replaces the `__call__` of the classes, and each module
+carries its path as a static attribute, which NNX's transforms preserve.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from flax import nnx
 
 NAME = "told_under_this_name"
 DEAF = (nnx.List, nnx.Dict, nnx.bridge.ToNNX)
-"""Take no attribute for what it is; what is bridged is not heard."""
+"""Classes that take no attribute; calls inside a bridge are not reported."""
 Told = dict[str, dict[int, list[np.ndarray]]]
-"""For each site, for each leaf of what it returns, what passed there."""
+"""For each site, and each leaf of its output, the values that passed."""
 
 
 def _is_number(x: Any) -> bool:
@@ -49,7 +49,7 @@ _listen.defvjp(_forward, _backward)
 
 @contextlib.contextmanager
 def told(model: nnx.Module, *, gradients: bool) -> Iterator[Told]:
-    """Within, each call of a module of `model` tells what it returned, or the gradient of that."""
+    """A context in which each module of `model` reports its outputs, or their gradients."""
     found: Told = defaultdict(lambda: defaultdict(list))
     inside: list[tuple[int, str]] = []
     before: dict[type, Any] = {}
@@ -60,7 +60,7 @@ def told(model: nnx.Module, *, gradients: bool) -> Iterator[Told]:
                 before.setdefault(type(module), type(module).__dict__.get("__call__"))
 
     def heard(site: str, tree: Any) -> Any:
-        found[site]  # it ran, whatever it returned
+        found[site]  # the call counts, whatever it returns
         leaves, treedef = jax.tree.flatten(
             tree, is_leaf=lambda x: isinstance(x, (nnx.Pytree, nnx.Variable))
         )
@@ -80,7 +80,7 @@ def told(model: nnx.Module, *, gradients: bool) -> Iterator[Told]:
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
             site = getattr(self, NAME, None)
             bound = original.__get__(self, type(self))
-            if site is None or (id(self), site) in inside:  # another's, or the call of a base class
+            if site is None or (id(self), site) in inside:  # another model, or a base class
                 return bound(*args, **kwargs)
             inside.append((id(self), site))
             try:

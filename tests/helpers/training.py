@@ -1,8 +1,8 @@
-"""What training loops are made of: a model, its figures in float64, and what a loop promises.
+"""The parts of training loops: a model, its figures in float64, and the expectations of a loop.
 
-A loop is built anew for each way in which it is watched. `calls` says before each step which calls
-the step makes of the watched model, out of the state as it is then; `figures` evaluates one of them
-in NumPy. Invariant: nothing here knows of nnx_inspector.
+A loop is built anew for each way in which it is watched. Before each step, `calls` derives the
+step's calls of the watched model from the current state; `figures` evaluates one call in NumPy.
+Invariant: nothing here uses nnx_inspector.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Figures = dict[tuple[str, str], np.ndarray]
 """(site, quantity) -> its values."""
 
 RATE = 0.1
-SGD = optax.sgd(RATE)  # its functions are part of each program's key: one for all loops
+SGD = optax.sgd(RATE)  # its functions are part of each program's key: share it among all loops
 ADAM = optax.adam(RATE / 2)
 
 
 class Net(nnx.Module):
-    """Two layers; `factor` does what a perturbation `Scale(factor)` of `a` does."""
+    """Two layers; `factor` has the effect of a perturbation `Scale(factor)` of `a`."""
 
     def __init__(self, seed: int = 0, *, factor: float = 1.0, ins: int = 3, outs: int = 2):
         rngs = nnx.Rngs(seed)
@@ -57,10 +57,10 @@ class Call:
     """A call of the watched model.
 
     Attributes:
-        weights: at that time.
+        weights: the weights at that time.
         x: its argument.
-        back: the cotangent of what it returns, out of what it returns; None where there is none.
-        seen: whether it can be measured; where it cannot, it is a pass all the same.
+        back: a function of its output that gives the output's cotangent; None without a gradient.
+        seen: whether it can be measured; if not, it still counts as a pass.
     """
 
     weights: Weights
@@ -74,18 +74,18 @@ class Loop:
     """A training loop.
 
     Attributes:
-        model: what is watched.
+        model: the watched model.
         step: trains on a batch and returns a loss.
         calls: see above.
-        state: what must be after watched steps as it is after bare ones.
-        batches: what the steps are of.
-        figures: of one call.
-        told: whether something of a step cannot be seen, which must be told; None where something
-            may be told, or not.
-        hidden: whether nothing of it can.
-        unordered: whether a step's calls may run in any order, since none needs another's result.
-        inspected: whether the model can be called with a batch, as an inspector's example is.
-        tolerance: of the figures, relative.
+        state: the state that must be equal after watched and bare steps.
+        batches: the batches of the steps.
+        figures: a function that gives the figures of one call.
+        told: whether a part of a step cannot be seen, which must be reported; None if a report is
+            neither required nor wrong.
+        hidden: whether no part of a step can be seen.
+        unordered: whether a step's calls may run in any order, because they are independent.
+        inspected: whether the model can be called with a batch, as with an inspector's example.
+        tolerance: the relative tolerance of the figures.
     """
 
     model: nnx.Module
@@ -102,14 +102,14 @@ class Loop:
     tolerance: float = 1e-4
 
     def figures_of(self, call: Call) -> Figures:
-        """The values of all sites, and their cotangents; none of a call that cannot be seen."""
+        """The values of all sites and their cotangents; empty for a call that cannot be seen."""
         if not call.seen:
             return {}
         return (self.figures or figures)(call, 1.0 if self.hidden else self.factor)
 
 
 def numbers_of(model: nnx.Module) -> Weights:
-    """The parameters of a model by path, copied."""
+    """Copies of a model's parameters, by path."""
     flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
     return {"/".join(map(str, path)): np.array(value[...], np.float64) for path, value in flat}
 

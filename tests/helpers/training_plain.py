@@ -1,4 +1,4 @@
-"""Training loops of one model, as people write them: how the step is compiled and what it returns.
+"""Training loops of one model, as users write them: how the step is compiled and what it returns.
 
 Each function builds a loop; see `training`.
 """
@@ -63,7 +63,7 @@ donated = nnx.jit(_update, donate_argnums=(0, 1))
 def donating(factor: float) -> Loop:
     model = Net(factor=factor)
     optimizer = by(model)
-    # beside the loop the effect of a perturbation is measured, which may find no arrays
+    # the effect of a perturbation is measured beside the loop, which may delete the arrays
     return _one(model, optimizer, lambda x: donated(model, optimizer, x), told=None)
 
 
@@ -106,7 +106,7 @@ def with_aux_step(model, optimizer, metrics, x):
 
 
 def metrics_and_aux(factor: float) -> Loop:
-    """The loss is a closure over the batch, and returns more than a loss."""
+    """The loss is a closure over the batch and also returns other values."""
     model, metrics = Net(factor=factor), Running()
     optimizer = by(model)
     loop = _one(model, optimizer, lambda x: with_aux_step(model, optimizer, metrics, x))
@@ -167,7 +167,7 @@ def checkpoint_step(model, optimizer, x):
 
 
 def checkpoint_in_the_loss(factor: float) -> Loop:
-    """The model is split in the step and merged in the loss."""
+    """The step splits the model, and the loss merges it."""
     model = Net(factor=factor)
     optimizer = by(model)
     return _one(model, optimizer, lambda x: checkpoint_step(model, optimizer, x))
@@ -286,7 +286,7 @@ def accumulation_by_scan(factor: float) -> Loop:
 
 
 def _descent(model):
-    """The calls of several steps of gradient descent that one program makes."""
+    """The calls of several steps of gradient descent in one program."""
 
     def calls(xs):
         weights = numbers_of(model)
@@ -341,7 +341,7 @@ def scaled_step(model, optimizer, scale, x):
 
 
 def loss_scaling(factor: float) -> Loop:
-    """Mixed precision: what is seen are the scaled cotangents, since these are what is computed."""
+    """Mixed precision: the scaled cotangents are seen, because these are computed."""
     model = Net(factor=factor)
     for layer in (model.a, model.b):
         layer.dtype = jnp.bfloat16
@@ -386,7 +386,7 @@ def per_example_gradients(factor: float) -> Loop:
 
 
 class Adapted(Net):
-    """Its first layer is a Linear with a LoRA beside it."""
+    """Its first layer is a Linear with a LoRA."""
 
     def __init__(self, factor):
         super().__init__(factor=factor)
@@ -452,7 +452,7 @@ def _with(model, optimizer, step, calls, **more):
 
 
 def train_and_view(factor: float) -> Loop:
-    """The evaluation is of a view of the model."""
+    """The evaluation calls a view of the model."""
     model = Net(factor=factor)
     model.drop = nnx.Dropout(0.0, rngs=nnx.Rngs(0))
     optimizer = by(model)
@@ -471,7 +471,7 @@ def train_and_view(factor: float) -> Loop:
 
 
 def early_stopping(factor: float) -> Loop:
-    """Where the loss does not get better, what was best is put back into the model."""
+    """If the loss does not improve, the best weights are restored."""
     model = Net(factor=factor)
     optimizer = by(model)
     best: list[Any] = []

@@ -80,7 +80,7 @@ def _gan(factor: float) -> tuple[Net, Net, Any, list[Any]]:
 
 
 def gan_generator(factor: float) -> Loop:
-    """Both are in each program; the generator is watched."""
+    """Each program has both models; the generator is watched."""
     generator, critic, step, state = _gan(factor)
 
     def calls(x):
@@ -108,7 +108,7 @@ def averaged_step(model, ema, optimizer, x):
 
 
 def average(factor: float) -> Loop:
-    """A moving average of the parameters is kept in a second model, and evaluated."""
+    """A second model holds a moving average of the parameters and is evaluated."""
     model = Net(factor=factor)
     ema, optimizer = Net(), by(model)
     return _loop(
@@ -129,7 +129,7 @@ def diffusion_step(model, ema, optimizer, x, level, noise):
 
 
 def diffusion(factor: float) -> Loop:
-    """Noise is predicted; after each second step something is sampled with the average."""
+    """The model predicts noise; after every second step the average model samples."""
     model = Net(factor=factor, outs=3)
     ema, optimizer, draws = Net(outs=3), by(model), nnx.Rngs(5)
     sampled: list[Any] = []
@@ -228,7 +228,7 @@ def rollout(policy, start):
 
 
 def on_policy(factor: float) -> Loop:
-    """A rollout by scan in vmapped environments, then two epochs over what was seen."""
+    """A rollout by scan in vmapped environments, then two epochs over its data."""
     policy = Net(factor=factor, outs=3)
     optimizer = by(policy)
 
@@ -359,7 +359,7 @@ def meta_step(model, optimizer, x, z):
 
 
 def meta(factor: float) -> Loop:
-    """MAML: the loss is of a model that one step of descent has made of this one."""
+    """MAML: the loss is that of the model after one step of gradient descent."""
     model = Net(factor=factor)
     optimizer = by(model)
 
@@ -368,7 +368,7 @@ def meta(factor: float) -> Loop:
         return jnp.tanh(a) @ weights["b/kernel"] + weights["b/bias"] + at_b
 
     def twice(call, factor):
-        """The call is differentiated for the inner step, and again through that step."""
+        """The call is differentiated for the inner step, and once more through that step."""
         x, found = jnp.asarray(call.x), figures(call, factor)
         weights = {name: jnp.float32(value) for name, value in call.weights.items()}
 
@@ -407,7 +407,7 @@ def ensemble_step(model, optimizer, x):
 
 
 def ensemble(factor: float) -> Loop:
-    """The members are stacked, and measured as one."""
+    """The members are stacked and measured as one model."""
     model = _members(3, factor)
     optimizer = by(model)
 

@@ -1,7 +1,7 @@
-"""Training loops that take the model apart by themselves, before watching or in each step.
+"""Training loops that split the model themselves, before watching or in each step.
 
-Each function builds a loop; see `training`. What was split before watching cannot be attributed:
-then nothing is recorded, nothing is perturbed, and both are told.
+Each function builds a loop; see `training`. A model that was split before watching cannot be
+attributed: then nothing is recorded or perturbed, and both facts are reported.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -41,7 +41,7 @@ def _hidden(model: Net, step: Any, state: Any) -> Loop:
 
 
 def closed_over(factor: float) -> Loop:
-    """The graphdef is closed over by a `jax.jit`, which donates the state."""
+    """A `jax.jit` closes over the graphdef and donates the state."""
     model = Net(factor=factor)
     graphdef, state = nnx.split((model, by(model)))
     now = [jax.tree.map(jnp.copy, state)]
@@ -80,7 +80,7 @@ def static_before(factor: float) -> Loop:
 
 
 def static_each_step(factor: float) -> Loop:
-    """The model is split at each step, and updated after it."""
+    """Each step splits the model and updates it afterwards."""
     model = Net(factor=factor)
     optimizer = by(model)
 
@@ -112,7 +112,7 @@ def cached(factor: float) -> Loop:
 
 
 def cached_in_the_loop(factor: float) -> Loop:
-    """As trainers do that make their step on the first batch."""
+    """Makes the step on the first batch, as some trainers do."""
     model = Net(factor=factor)
     optimizer, made = by(model), []
 
@@ -164,7 +164,7 @@ def state_of_training(factor: float) -> Loop:
 
 
 class Everything(nnx.Module):
-    """A state of training that is a module itself: all is updated in place."""
+    """A training state that is itself a module and is updated in place."""
 
     def __init__(self, model):
         self.model, self.optimizer = model, by(model)

@@ -1,6 +1,6 @@
 """Runs a training loop bare and watched, and compares training, leftovers, figures and warnings.
 
-Invariant: what is expected comes from the bare loop and from NumPy alone.
+Invariant: the expectations come from the bare loop and from NumPy alone.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ FACTOR = 0.5
 
 @dataclasses.dataclass
 class Ran:
-    """What a loop did, and what was seen of it.
+    """The results of a loop, and the figures that were seen.
 
     Attributes:
-        expected: of each step its calls: site and quantity -> values.
-        told: what was said to the person, in Python and on screen.
+        expected: for each step its calls: site and quantity -> values.
+        told: the messages for the user, in Python and on screen.
     """
 
     losses: list[float]
@@ -57,7 +57,7 @@ def train(loop, batches, before=lambda x: None):
 
 @functools.cache
 def bare(name: str, factor: float = 1.0) -> Ran:
-    """The loop without us, and what NumPy finds in each step of it."""
+    """The loop without the package, and the figures of each step by NumPy."""
     loop, expected = LOOPS[name](factor), []
     losses = train(
         loop, loop.batches, lambda x: expected.append([*map(loop.figures_of, loop.calls(x))])
@@ -104,7 +104,7 @@ def watched(name: str, way: str, *, perturbed: bool = False) -> tuple[Ran, Any]:
             recording = insp.recording
             insp.close()
         left = set(threading.enumerate()) - threads
-        for thread in left:  # one that was told to end may be at something
+        for thread in left:  # a closed thread may still be at work
             thread.join(60)
         assert not [thread for thread in left if thread.is_alive()]
     assert nnx.graphdef(loop.model) == graphdef
@@ -113,7 +113,7 @@ def watched(name: str, way: str, *, perturbed: bool = False) -> tuple[Ran, Any]:
 
 
 def passes_of(expected, way):
-    """Step -> the calls that a measured pass is of."""
+    """Step -> the calls that the measured passes are of."""
     if way in ("iterated", "ticked"):
         return {i: calls for i, calls in enumerate(expected) if i % EVERY == 0}
     every = [call for calls in expected for call in calls]
@@ -121,7 +121,7 @@ def passes_of(expected, way):
 
 
 def nearest(one, calls):
-    """Of some calls the one whose outputs a pass has."""
+    """The call, among some, that has the outputs of a pass."""
     return min(calls, key=lambda c: abs(one.summary("", "output").mean - c["", "output"].mean()))
 
 
@@ -162,7 +162,7 @@ def check(name: str, way: str, *, perturbed: bool = False) -> None:
     assert [one.step for one in recorded] == list(expected)
     for one in recorded:
         calls = expected[one.step]
-        if loop.unordered and len(calls) == 1:  # it is one of its step's, and wholly that one
+        if loop.unordered and len(calls) == 1:  # all of it belongs to one call of its step
             calls = [
                 nearest(one, next(s for s in reference.expected if any(c is calls[0] for c in s)))
             ]
