@@ -82,8 +82,8 @@ class Handle:
         self._require_there()
         if type(require_known(value)) is not type(self._perturbation):
             raise TypeError(
-                f"This handle is a {type(self._perturbation).__name__} on {self.site!r}; it can "
-                f"be tuned, not become a {type(value).__name__}. Remove it and add the other."
+                f"This handle is a {type(self._perturbation).__name__} on {self.site!r}; it "
+                f"cannot become a {type(value).__name__}. Remove it and add the other."
             )
         self._owner.check(value, self)
         if value != self._perturbation:

@@ -18,9 +18,9 @@ from nnx_inspector.perturbations.slots import PARAMETER, Place
 from nnx_inspector.recordings.facts import Uncalled
 
 MEASURED = 3
-"""How many measured steps without a call of the model it takes to say so while a loop runs."""
+"""The measured steps without a call of the model after which a running loop is reported."""
 STEPS = 20
-"""How many steps it takes in all: another model, or an evaluation, may come first."""
+"""The steps that must have passed in all: another model, or an evaluation, may come first."""
 
 OF_PARAMETERS = "a perturbation of parameters acts in insp.run and insp.step, not in a watched loop"
 

@@ -4,7 +4,7 @@
 // nni-step [value]                  the step on screen             nni-progress [value, data-state]
 // nni-pause                         hold the step / follow         nni-cost       what inspection costs,
 //                                                                  in it nni-compilations [value]
-// nni-training-perturbed            only there while it is so      nni-notice [data-level]
+// nni-training-perturbed            only while training is         nni-notice [data-level]
 // nni-time [data-state]             the time strip: follow, held; in it: nni-play, nni-speed,
 //   nni-step-back, nni-step-forward, nni-scrub [value: the pass's number], nni-pin,
 //   nni-behind-<quantity>: its outline in a histogram; nni-stat-pinned-<quantity>-<statistic> [value]
@@ -15,7 +15,7 @@
 // nni-search                        search box of the tree         nni-tree       its rows' scroller
 // nni-row [data-site]               one row (only rows in view)    nni-nan, nni-badge-perturbed  in a row
 // nni-tab-<panel>                   tab of a panel in the detail
-// nni-findings [value: how many]    button that lists what is wrong: nni-finding [data-rule, data-site]
+// nni-findings [value: how many]    button that lists the findings: nni-finding [data-rule, data-site]
 // nni-flow [value: its site]        the graph                      nni-flow-crumb [data-site]
 // nni-flow-node [data-site, data-role, value: the figure that colours it]
 // nni-flow-figure (select), nni-flow-legend, nni-flow-low|high [value], nni-flow-in|out|fit (zoom),
@@ -33,7 +33,7 @@
 // nni-sweep-start, nni-sweep-stop, nni-sweep-measure, nni-sweep-row [data-site, value]
 // nni-compare-state [data-state: busy, now, before], nni-compare-again, nni-compare-other (buttons),
 // nni-compare-quantity, nni-compare-by-<measure>, nni-compare-row [data-site, value, data-distance]
-// nni-python [value]                what was clicked last, as Python; nni-snippet [value] of one part;
+// nni-python [value]                the last click as Python; nni-snippet [value] of one part;
 //                                   nni-copy-python copies it      nni-add-here   opens the form for a row
 // nni-perturb-kind (select), nni-perturb-at [value], nni-add-strength (slider), nni-add-strength-number,
 // nni-perturb-add                   add one to the selected site

@@ -33,7 +33,7 @@ ROWS = 60
 """The most rows in the printed table."""
 WIDTH = 72
 """The most characters of documentation in the printed table."""
-_ANY_NAME = "any name is taken by the **kwargs of its set_view"
+_ANY_NAME = "its set_view takes any name as **kwargs"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,7 +35,7 @@ from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
 
 TRIES = 3
-"""How often a model is read again if another thread changes it meanwhile."""
+"""How often a model is read if another thread keeps changing it."""
 
 
 @dataclasses.dataclass(frozen=True)

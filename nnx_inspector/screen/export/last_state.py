@@ -39,7 +39,7 @@ MOST_CELLS: Final = 3000
 MOST_SITES: Final = 60
 """The most modules whose histograms, histories, flow and code are kept."""
 LEFT_OUT: Final = ("parameters", "units", "nnx")
-"""Answers that need a pass or every array: too slow to make each time the model is at rest."""
+"""Answers that need a pass or every array, which is too slow after each change."""
 _SAID_OF_THEM: Final = "Parameters, units, state and values are left out (insp.to_html keeps more)."
 _TRIES: Final = 4
 

@@ -240,7 +240,7 @@ def test_what_cannot_be_switched_is_refused_and_nothing_changes(modes, only, swi
 def test_a_set_view_with_kwargs_takes_any_name_when_it_is_selected(modes):
     modes.set("core", zeta=1)
     assert modes["core"]["zeta"] == 1
-    assert "any name is taken by the **kwargs of its set_view" in repr(modes)
+    assert "its set_view takes any name as **kwargs" in repr(modes)
     assert modes.switches().in_words() == "zeta=1 on 'core'"
 
 
