@@ -1,4 +1,4 @@
-"""Healthy models that come close to a fault, and faults that are easily missed; see `faulty`."""
+"""Healthy models that resemble faulty ones, and faults that are easily missed; see `faulty`."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -14,7 +14,7 @@ from flax import nnx
 
 
 class Siamese(nnx.Module):
-    """Two inputs through one encoder, and a distance."""
+    """Two inputs go through one encoder; the result is a distance."""
 
     def __init__(self):
         self.encoder = MLP((8, 24, 12))
@@ -78,7 +78,7 @@ class Dropped(nnx.Module):
 
 
 class Masked(nnx.Module):
-    """Scores with -Inf where nothing may be attended to, returned by a module of its own."""
+    """Scores with -Inf at masked positions, returned by a separate module."""
 
     class Scores(nnx.Module):
         def __init__(self, rngs):
@@ -100,7 +100,7 @@ class Masked(nnx.Module):
 
 
 class Scaled(nnx.Module):
-    """Residual branches that begin at 1e-4 of their size (LayerScale)."""
+    """Residual branches that begin at 1e-4 of their usual size (LayerScale)."""
 
     def __init__(self):
         rngs = nnx.Rngs(0)
@@ -205,7 +205,7 @@ class Rounded(MLP):
 
 
 class Overwritten(MLP):
-    """A branch whose result is thrown away."""
+    """A branch whose result is not used."""
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -309,4 +309,4 @@ ONLY_TRAINING: dict[str, tuple[str, Callable[[], Subject]]] = {
 }
 
 ON_PURPOSE = {"distilled": lambda: Subject(Distilled(), normal(32, 10), None, distilled)}
-"""A teacher is not trained, on purpose: that may be said, as information."""
+"""A teacher that is not trained on purpose; a finding of severity "info" is fine."""

@@ -1,4 +1,4 @@
-"""Models with one fault built in, and healthy ones, to be judged; nothing here knows of the rules.
+"""Models with one built-in fault, and healthy ones, for the rules; nothing here uses the rules.
 
 `FAULTY` maps a name to `(rule, build)`, `HEALTHY` a name to `build`; `build()` gives a `Subject`:
 a model, its input, a loss and a batch, and an optimizer for a training loop.
@@ -211,7 +211,7 @@ class Mixer(nnx.Module):
 
 
 class Graph(nnx.Module):
-    """Two rounds of messages over a fixed graph; nodes are the first axis."""
+    """Two rounds of messages over a fixed graph; the first axis is the nodes."""
 
     def __init__(self, *, seed=0):
         rngs = nnx.Rngs(seed)
@@ -299,7 +299,7 @@ HEALTHY: dict[str, Callable[[], Subject]] = {
 class Logarithm(MLP):
     def __call__(self, x):
         h = nnx.relu(self.layers[0](x))
-        h = self.layers[1](jnp.log(h - 1.0))  # the log of what may be below 0
+        h = self.layers[1](jnp.log(h - 1.0))  # the log of a value that may be negative
         return self.layers[2](h)
 
 
@@ -410,7 +410,7 @@ FAULTY: dict[str, tuple[str, Callable[[], Subject]]] = {
         lambda: mlp((10, 32, 32, 32, 4), init=nnx.initializers.normal(1e-4)),
     ),
 }
-"""Faults that one pass shows."""
+"""Faults that a single pass shows."""
 
 ONLY_TRAINING: dict[str, tuple[str, Callable[[], Subject]]] = {
     "learning rate of 1": ("update-ratio", with_large_steps),

@@ -1,9 +1,9 @@
 """Generated models: trees of layers as data, the models they stand for, and the calls those make.
 
-A `Spec` says what is in a model, `build` makes it, and `expected_calls` says by plain recursion
-over the spec which sites one call of the model reaches, in order: nothing is asked of the model.
-`TRANSFORMS` are ways of calling it; two of them compose. Everything keeps the shape `SHAPE`, so
-that everything fits everything. Invariant: nothing here knows of nnx_inspector.
+A `Spec` describes a model, `build` makes it, and `expected_calls` lists the sites that one call of
+the model reaches, in order, by plain recursion over the spec and without the model. `TRANSFORMS`
+are ways of calling it; two of them compose. All layers keep the shape `SHAPE`, so that any layers
+fit together. Invariant: nothing here uses nnx_inspector.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from flax import nnx
 from generated_layers import DEPTH, WIDTH
 
 SHAPE = (2, 3, WIDTH)
-"""Of every value between two layers: batch, time or space, features."""
+"""The shape of every value between two layers: batch, time or space, features."""
 CALL = "__call__"
 
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """One module: its kind, and what is inside."""
+    """One module: its kind, and the modules inside."""
 
     kind: str
     inner: tuple[Spec, ...] = ()
@@ -52,10 +52,10 @@ def spec(kind: str, *inner: Spec) -> Spec:
 class Node:
     """One module instance: its submodules by path, and the calls that each of its methods makes.
 
-    A call is written `part:method`; without a part it is of the module itself, without a method
-    of `__call__`. `@` marks calls within a transform, `*` stands for all parts in turn, `?` for a
-    module that belongs to nobody; `!name` is a value that the module itself sows or perturbs.
-    `method#2` is another way through the same method.
+    A call is written `part:method`; the default part is the module itself, the default method
+    `__call__`. `@` marks calls within a transform, `*` stands for all parts in turn, `?` for a
+    module that is not part of the model; `!name` is a value that the module sows or perturbs.
+    `method#2` is another path through the same method.
     """
 
     parts: dict[str, Node] = dataclasses.field(default_factory=lambda: dict[str, Node]())
@@ -64,13 +64,13 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """How a kind of layer is made from those inside it, and what it then is.
+    """A kind of layer: how it is made from the layers inside it, and its node.
 
     Attributes:
         make: `(rngs, *inner) -> module`.
         node: `(*inner nodes) -> node`.
-        arity: how many there may be inside, from and to.
-        stacks: what is inside is made `DEPTH` times, on a leading axis.
+        arity: the least and the most layers inside.
+        stacks: whether the layer inside is made `DEPTH` times, on a leading axis.
     """
 
     make: Callable[..., nnx.Module]
@@ -80,7 +80,7 @@ class Kind:
 
 
 def leaves(names: str, calls: str | None = None) -> Callable[[], Node]:
-    """The node of a layer whose parts are plain layers, called in this order."""
+    """The node of a layer that calls its plain parts in this order."""
     return lambda: Node(
         {n: Node() for n in names.split()}, {CALL: names if calls is None else calls}
     )
@@ -96,7 +96,7 @@ def holding(cls: type, calls: str = "inner", **methods: str) -> Kind:
 
 
 def several(cls: type, path: Callable[[int], str], arity: tuple[int, int] = (1, 3)) -> Kind:
-    """A module with any number of others, called one after the other."""
+    """A module that calls any number of others one after the other."""
     return Kind(
         lambda rngs, *inner: cls(*inner),
         lambda *inner: Node({path(i): node for i, node in enumerate(inner)}, {CALL: "*"}),
@@ -117,7 +117,7 @@ def _residual(inner: Node) -> Node:
 
 
 KINDS: dict[str, Kind] = {
-    # Flax's own
+    # Flax's layers
     "linear": Kind(lambda rngs: nnx.Linear(WIDTH, WIDTH, rngs=rngs)),
     "linear_general": Kind(lambda rngs: nnx.LinearGeneral(WIDTH, WIDTH, rngs=rngs)),
     "einsum": Kind(lambda rngs: nnx.Einsum("...d,de->...e", (WIDTH, WIDTH), (WIDTH,), rngs=rngs)),
@@ -160,7 +160,7 @@ KINDS: dict[str, Kind] = {
         lambda *inner: Node({f"layers/{i}": n for i, n in enumerate(inner)}, {CALL: "*"}),
         (1, 3),
     ),
-    # the user's own
+    # the user's layers
     "holds": holding(layers.Holds),
     "residual": holding(layers.Residual),
     "inherits": holding(layers.Inherits),
@@ -229,20 +229,20 @@ KINDS: dict[str, Kind] = {
 }
 
 SHARES = {"twice", "between"}
-"""Kinds in which one module has two names, which NNX's tree mode refuses."""
+"""Kinds in which one module has two names, which NNX's tree mode rejects."""
 GROWS = {"sows", "perturbs"}
 """Kinds that add a Variable when they are called."""
 CLOSES_OVER = {"closure", "bound_method"}
-"""Kinds that hold a function over a module: NNX copies the module and not what it closes over."""
+"""Kinds that hold a function over a module: NNX copies the module but not the closure."""
 TRACES = {
     "lstm", "lstm_optimized", "gru", "rnn", "remat_supers", "jit_call", "remat_method",
     "inner_jit", "functional", "checkpoint", "loop", "stacked", "ensemble", "cond",
 }  # fmt: skip
-"""Kinds that compile something even when they are called outside of jit."""
+"""Kinds that compile something even if they are called outside jit."""
 
 
 def build(one: Spec, rngs: nnx.Rngs) -> nnx.Module:
-    """The model that a spec stands for."""
+    """The model that a spec describes."""
     kind = KINDS[one.kind]
 
     def make(rngs: nnx.Rngs) -> tuple[nnx.Module, ...]:
@@ -252,7 +252,7 @@ def build(one: Spec, rngs: nnx.Rngs) -> nnx.Module:
 
 
 def stack(make: Callable[[nnx.Rngs], Any], rngs: nnx.Rngs) -> Any:
-    """What `make` makes, `DEPTH` times on a leading axis."""
+    """The result of `make`, `DEPTH` times on a leading axis."""
     split = nnx.split_rngs(splits=DEPTH)
     return split(nnx.vmap(make, in_axes=(0,), out_axes=0))(rngs)
 
@@ -262,12 +262,12 @@ def stack(make: Callable[[nnx.Rngs], Any], rngs: nnx.Rngs) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call, or one value sown.
+    """One call, or one sown value.
 
     Attributes:
-        site: None where it has no path.
-        traced: within a transform of the model's own.
-        sown: it is a value.
+        site: the site's key; None without a path.
+        traced: whether it is within one of the model's own transforms.
+        sown: whether it is a value.
     """
 
     site: str | None
@@ -280,7 +280,7 @@ def layout(one: Spec) -> Node:
 
 
 def expected_calls(one: Spec) -> list[Call]:
-    """What one call of the model does, calls in the order in which they are entered."""
+    """The events of one call of the model, in the order in which calls begin."""
     root = layout(one)
     paths: dict[Node, str] = {}
     _name(root, (), paths)
@@ -288,14 +288,14 @@ def expected_calls(one: Spec) -> list[Call]:
 
 
 def submodule_paths(one: Spec) -> list[str]:
-    """The path of every module, the root's included."""
+    """The path of every module, including the root."""
     paths: dict[Node, str] = {}
     _name(layout(one), (), paths)
     return sorted(paths.values())
 
 
 def _name(node: Node, path: tuple[str, ...], paths: dict[Node, str]) -> None:
-    """Give each module the first of its paths, attributes in the order of their names."""
+    """Give each module the first of its paths; attributes are sorted by name."""
     if node in paths:
         return
     paths[node] = "/".join(path)
@@ -322,11 +322,11 @@ def _calls(node: Node, way: str, traced: bool, paths: dict[Node, str]) -> Iterat
 # --------------------------------------------------------------- transforms
 
 Run = Callable[[Any, jax.Array], jax.Array]
-"""Calls a model on an array of `SHAPE` and gives back such an array."""
+"""Calls a model on an array of `SHAPE` and returns one."""
 
 
 def _by_jax(transform: Callable[..., Any]) -> Callable[[Run], Run]:
-    """A transform of jax's own, between a split and a merge."""
+    """A transform of jax, between a split and a merge."""
 
     def transformed(run: Run) -> Run:
         def pure(graphdef: Any, state: Any, x: Any) -> Any:
@@ -347,7 +347,7 @@ def _by_jax(transform: Callable[..., Any]) -> Callable[[Run], Run]:
 
 
 def _grad(run: Run) -> Run:
-    """By the gradient of the input, to which the parameters' gradients are added."""
+    """Returns the gradient of the input, plus the gradients of the parameters."""
 
     def loss(model: Any, x: Any) -> Any:
         return (run(model, x) ** 2).sum()
@@ -415,7 +415,7 @@ TRANSFORMS: dict[str, Callable[[Run], Run]] = {
     "nnx.cond": _cond,
     "nnx.while_loop": _while,
 }
-"""Inside out; the outermost is what is called."""
+"""Composes transforms from the inside out; the outermost is called."""
 
 
 def call(model: Any, x: jax.Array) -> jax.Array:
@@ -430,7 +430,7 @@ def transformed(names: tuple[str, ...], run: Run = call) -> Run:
 
 
 def make(one: Spec, transforms: tuple[str, ...], seed: int = 0) -> Any:
-    """The model; for a transform over members a stack of it."""
+    """The model, or a stack of models for a transform over members."""
     rngs = nnx.Rngs(seed)
     if "nnx.vmap" in transforms:
         return stack(lambda rngs: build(one, rngs), rngs)
@@ -451,7 +451,7 @@ def _containers(draw: Any, inner: st.SearchStrategy[Spec]) -> Spec:
 
 
 def _possible(one: Spec, above: frozenset[str] = frozenset()) -> bool:
-    """Whether NNX itself can call the model outside of any transform."""
+    """Whether NNX itself can call the model outside any transform."""
     if above & TRACES and one.kind in GROWS | CLOSES_OVER:
         return False
     if KINDS[one.kind].stacks and not _has_arrays(one):
@@ -485,12 +485,12 @@ SPECS = st.recursive(st.sampled_from(_LEAVES).map(spec), _containers, max_leaves
     _possible
 )
 CALLS = st.lists(st.sampled_from(sorted(TRANSFORMS)), max_size=2).map(tuple)
-"""How a model is called: eagerly, within a transform, or within one in another."""
+"""A way of calling a model: eagerly, in a transform, or in two nested ones."""
 
 
 @st.composite
 def cases(draw: Any) -> tuple[Spec, tuple[str, ...]]:
-    """A model and a way of calling it that NNX itself can do."""
+    """A model and a way of calling it that NNX itself supports."""
     one, transforms = draw(SPECS), draw(CALLS)
     hypothesis.assume(fits(one, transforms))
     return one, transforms

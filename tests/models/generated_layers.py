@@ -1,6 +1,6 @@
-"""The user's modules of which generated models are made: one for each way of writing them.
+"""The user's modules in generated models: one for each way of writing a module.
 
-Each holds others and keeps the shape of what it is given. Invariant: nothing here knows of
+Each holds other modules and keeps the shape of its input. Invariant: nothing here uses
 nnx_inspector.
 """
 
@@ -17,15 +17,15 @@ from flax import nnx
 
 WIDTH = 4
 DEPTH = 2
-"""Layers of a stack, members of an ensemble, turns of a loop."""
+"""The number of layers of a stack, members of an ensemble, and turns of a loop."""
 
 
 class ForwardError(Exception):
-    """What `Fails` raises."""
+    """The exception that `Fails` raises."""
 
 
 class Holds(nnx.Module):
-    """One module and nothing else; its heirs differ in how they call it."""
+    """Holds one module; the subclasses differ in how they call it."""
 
     def __init__(self, inner: nnx.Module):
         self.inner = inner
@@ -40,7 +40,7 @@ class Residual(Holds):
 
 
 class Inherits(Holds):
-    """Its `__call__` is its parent's."""
+    """Inherits its parent's `__call__`."""
 
 
 class Supers(Residual):
@@ -75,7 +75,7 @@ class RematMethod(Holds):
 
 
 class Private(Holds):
-    """Calls by way of what is no site: private, static and class methods, a property."""
+    """Calls through code that is not a site: private, static and class methods, a property."""
 
     @staticmethod
     def half(x):
@@ -103,14 +103,14 @@ class Recursive(Holds):
 
 
 class InnerJit(Holds):
-    """By a jitted function of the file, which every model shares."""
+    """Calls a jitted function of this file that all models share."""
 
     def __call__(self, x):
         return models.module_level_jit(self.inner, x)
 
 
 class Functional(Holds):
-    """Split and merged by hand around a transform of jax's own."""
+    """Split and merged by hand around a transform of jax."""
 
     transform: Callable[..., Any] = staticmethod(jax.jit)
 
@@ -170,7 +170,7 @@ class Perturbs(Holds):
 
 
 class Closure(Holds):
-    """Calls by a function that closes over the module."""
+    """Calls a function that closes over the module."""
 
     def __init__(self, inner: nnx.Module):
         super().__init__(inner)
@@ -181,7 +181,7 @@ class Closure(Holds):
 
 
 class BoundMethod(Holds):
-    """Calls by a bound method that it keeps."""
+    """Calls a bound method that it keeps."""
 
     def __init__(self, inner: nnx.Module):
         super().__init__(inner)
@@ -192,7 +192,7 @@ class BoundMethod(Holds):
 
 
 class Makes(Holds):
-    """Makes a module in the forward pass, which is nobody's afterwards."""
+    """Makes a module in the forward pass and drops it."""
 
     def __call__(self, x):
         return nnx.LayerNorm(WIDTH, rngs=nnx.Rngs(0))(self.inner(x))
@@ -205,7 +205,7 @@ class Fails(Holds):
 
 
 class TreeOutput(Holds):
-    """A pytree with what is no array in it, by keyword."""
+    """Passes a pytree with leaves that are not arrays, by keyword."""
 
     def __call__(self, x, *, mode, scale=1.0):
         y = self.inner(x) * scale
@@ -244,7 +244,7 @@ class Cond(nnx.Module):
 
 
 class Twice(nnx.Module):
-    """One module under two names; the one that NNX calls it by is called last."""
+    """One module under two names; the name that NNX uses is called last."""
 
     def __init__(self, inner: nnx.Module):
         self.z = inner
@@ -297,7 +297,7 @@ class Grid(nnx.Module):
 
 
 class PlainGrid(nnx.Module):
-    """Plain lists in a plain dict, which NNX must be told are data."""
+    """Plain lists in a plain dict, marked as data for NNX."""
 
     def __init__(self, *inner: nnx.Module):
         self.rows = nnx.data({"first": [*inner[:1]], "rest": [*inner[1:]]})
@@ -337,7 +337,7 @@ class Slots(nnx.Module):
 
 
 class Embedded(nnx.Module):
-    """`nnx.Embed` by both of its methods."""
+    """Calls both methods of `nnx.Embed`."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.table = nnx.Embed(WIDTH, WIDTH, rngs=rngs)

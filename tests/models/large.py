@@ -1,4 +1,4 @@
-"""A language model of the size and shape of the largest open ones, built without its weights."""
+"""A language model as large as the largest open models, built without its weights."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def parameters(layers: int = LAYERS) -> int:
 
 
 def products(tokens: int, layers: int = LAYERS) -> int:
-    """Operations of the matrix products of one pass over a sequence."""
+    """The operations of the matrix products in one pass over a sequence."""
     attention = 2 * WIDTH * WIDTH + 2 * WIDTH * (WIDTH // GROUPS)
-    scores = 2 * tokens * WIDTH  # both products of every token with every other
+    scores = 2 * tokens * WIDTH  # both products of each pair of tokens
     block = 2 * tokens * (attention + 3 * WIDTH * INNER + scores)
     return layers * block + 2 * tokens * WIDTH * WORDS
 
@@ -47,7 +47,7 @@ class Block(nnx.Module):
 
 
 class LanguageModel(nnx.Module):
-    """Its blocks in a list, or stacked and scanned over."""
+    """Its blocks are in a list, or stacked and scanned over."""
 
     def __init__(self, layers: int, stacked: bool, rngs: nnx.Rngs):
         bf16 = {"dtype": jnp.bfloat16, "param_dtype": jnp.bfloat16}

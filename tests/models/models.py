@@ -1,7 +1,7 @@
-"""A zoo of small models, one for each thing a user of NNX may write.
+"""A zoo of small models, one for each construct that a user of NNX may write.
 
 `ZOO` maps a name to a function that builds `Case(model, args, kwargs)` from scratch; `EAGER_ONLY`
-names those whose results cannot leave a `jax.jit`. Invariant: nothing here knows of nnx_inspector.
+names those whose results cannot leave a `jax.jit`. Invariant: nothing here uses nnx_inspector.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class MLP(nnx.Module):
 
 
 class TwoLayers(nnx.Module):
-    """The smallest that has a layer inside; written out by hand in several oracles."""
+    """The smallest model with a layer inside; several oracles repeat it in `jnp`."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.a, self.b = nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)
@@ -156,7 +156,7 @@ class Recurrent(nnx.Module):
 
 
 class While(nnx.Module):
-    """A Linear inside nnx.while_loop: three times."""
+    """A Linear inside nnx.while_loop, called three times."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.linear = nnx.Linear(3, 3, rngs=rngs)
@@ -170,7 +170,7 @@ class While(nnx.Module):
 
 
 class Cond(nnx.Module):
-    """Two branches, of which the sign of the input's sum takes one."""
+    """Two branches; the sign of the input's sum chooses one."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.positive = nnx.Linear(3, 2, rngs=rngs)
@@ -188,7 +188,7 @@ class Cond(nnx.Module):
 
 
 class Decorated(nnx.Module):
-    """Methods that are already wrapped by a transform in the class body."""
+    """Methods that a transform wraps in the class body."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.linear = nnx.Linear(3, 3, rngs=rngs)
@@ -212,7 +212,7 @@ class Decorated(nnx.Module):
 
 @nnx.jit
 def module_level_jit(module, x):
-    """Shared by every trace that calls it, hence its cache too."""
+    """All traces that call it share it and its cache."""
     return jnp.tanh(module(x))
 
 
@@ -225,7 +225,7 @@ class InnerJit(nnx.Module):
 
 
 class TeacherStudent(nnx.Module):
-    """Two of equal structure; the teacher is behind stop_gradient."""
+    """Two modules of equal structure; the teacher is behind a stop_gradient."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.student = MLP(rngs)
@@ -268,7 +268,7 @@ class RematSuper(Base):
 
 
 class SuperFamily(nnx.Module):
-    """A base class in the tree beside its heirs."""
+    """A base class in the tree beside its subclasses."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.base = Base(rngs)
@@ -281,7 +281,7 @@ class SuperFamily(nnx.Module):
 
 
 class Methods(nnx.Module):
-    """Several public methods, and all the kinds that are not sites."""
+    """Several public methods, and all kinds of attributes that are not sites."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.encoder = nnx.Linear(3, 2, rngs=rngs)
@@ -294,7 +294,7 @@ class Methods(nnx.Module):
         return self.decoder(z)
 
     def update(self, x):
-        """Named like a method of nnx.Dict, which this class is not."""
+        """A method named like one of nnx.Dict, in a class that is not an nnx.Dict."""
         return self._private(x)
 
     def _private(self, x):
@@ -386,7 +386,7 @@ class ReturnsNone(nnx.Module):
 
 
 class Words(nnx.Module):
-    """Returns a string, a function and a number beside the array."""
+    """Returns a string, a function and a number in addition to the array."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.linear = nnx.Linear(3, 3, rngs=rngs)
@@ -410,7 +410,7 @@ class Table(nnx.Module):
 
 
 class MakesModule(nnx.Module):
-    """A module that is made during the forward pass and belongs to nobody."""
+    """A module that is made in the forward pass and is not part of the model."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.linear = nnx.Linear(3, 3, rngs=rngs)
@@ -455,7 +455,7 @@ class Half(nnx.Module):
 
 
 class Keys(nnx.Module):
-    """Returns a PRNG key, the new style of one."""
+    """Returns a new-style PRNG key."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.rngs = rngs
@@ -552,7 +552,7 @@ ZOO: dict[str, Callable[[], Case]] = {
 }
 
 EAGER_ONLY = {"words", "string"}
-"""Cases with arguments or results that jax.jit itself refuses."""
+"""Cases with arguments or results that jax.jit itself rejects."""
 
 TRANSFORMED = {
     "scan", "scan_remat", "ensemble", "rnn", "while", "cond", "decorated", "inner_jit",
@@ -562,21 +562,21 @@ TRANSFORMED = {
 
 
 class Split(nnx.Module):
-    """Two values of unlike shapes, in a mapping."""
+    """Returns two values of different shapes in a mapping."""
 
     def __call__(self, x):
         return {"left": x[:, :2], "right": x[:, 2]}
 
 
 class Join(nnx.Module):
-    """Takes them, one by keyword."""
+    """Takes both values, one of them by keyword."""
 
     def __call__(self, left, *, right):
         return left + right[:, None]
 
 
 class SplitAndJoin(nnx.Module):
-    """Several values on one way between two modules."""
+    """Several values pass from one module to another."""
 
     def __init__(self):
         self.split, self.join = Split(), Join()

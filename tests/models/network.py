@@ -1,7 +1,7 @@
-"""One network in somebody else's manner: how it is made, called and trained.
+"""One network as other people write it: how it is made, called and trained.
 
-`networks_*.py` hold them as functions that build a `Network` from scratch, `test_networks.py` does
-the same with each. Invariant: nothing here, and nothing in those files, knows of nnx_inspector.
+`networks_*.py` have functions that build a `Network` from scratch; `test_networks.py` runs the same
+tests on each. Invariant: neither this file nor those files use nnx_inspector.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def no_arguments() -> dict[str, Any]:
 
 @dataclasses.dataclass
 class Network:
-    """A model, what it is called with, and what is minimised: `loss(model, *args, **kwargs)`.
+    """A model, its arguments, and its loss, called as `loss(model, *args, **kwargs)`.
 
     Attributes:
-        loss: by default the mean square of all that the call returns.
-        wrt: what is differentiated by.
-        trains: whether it is trained at all.
+        loss: by default the mean square of everything that the call returns.
+        wrt: the Variables to differentiate with respect to.
+        trains: whether it is trained.
     """
 
     model: Any
@@ -52,7 +52,7 @@ class Network:
         return nnx.Optimizer(self.model, optax.sgd(0.01), wrt=self.wrt)
 
     def taken_apart(self) -> tuple[list[Any], Callable[[Any], Any]]:
-        """What of the arguments may be handed to a jitted function, and what puts them together."""
+        """The arguments that a jitted function accepts, and a function that restores the rest."""
         leaves, treedef = jax.tree.flatten((self.args, self.kwargs), is_leaf=is_node)
         own = [i for i, x in enumerate(leaves) if is_node(x) or isinstance(x, jax.Array)]
 
@@ -70,7 +70,7 @@ def is_node(x: Any) -> bool:
 
 
 def squares(tree: Any) -> Any:
-    """The mean square of each array of floats, added up."""
+    """The sum of the mean squares of all arrays of floats."""
     leaves = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
     inexact = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
     return sum((jnp.square(jnp.abs(x)).astype(jnp.float32).mean() for x in inexact), jnp.zeros(()))

@@ -1,4 +1,4 @@
-"""Networks that act: agents with states and sampled actions, twin critics, a world model."""
+"""Networks of agents: states and sampled actions, twin critics, a world model."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -16,7 +16,7 @@ WIDTH = 3
 
 
 class Count(nnx.Variable):
-    """How much was seen: begins as a number of Python."""
+    """Counts its inputs; the count begins as a Python number."""
 
 
 class Normaliser(nnx.Module):
@@ -42,7 +42,7 @@ class Acted(NamedTuple):
 
 
 class ActorCritic(nnx.Module):
-    """Observations in a dict, the state of the agent in and out, an action drawn or replayed."""
+    """Takes observations in a dict and a state; returns the state and a sampled or given action."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.normaliser = Normaliser(5)
@@ -60,7 +60,7 @@ class ActorCritic(nnx.Module):
             raw = mean + jnp.exp(log_std) * jax.random.normal(self.noise(), mean.shape)
         raw = raw if replayed is None else replayed
         log_prob = -0.5 * jnp.square((raw - mean) / jnp.exp(log_std)) - log_std
-        state["hidden"] = h  # as some do: the caller's own dict
+        state["hidden"] = h  # writes to the caller's dict, as some code does
         metrics = {"std": jnp.exp(log_std).mean(), "policy": "tanh"}
         return Acted(dict(state), jnp.tanh(raw), log_prob.sum(-1), self.critic(h)[:, 0], metrics)
 
@@ -72,7 +72,7 @@ def agent_with_a_state_and_dicts() -> Network:
 
 
 class Twins(nnx.Module):
-    """Two critics under vmap, their targets, a temperature; a key as an argument."""
+    """Two critics under vmap, their targets and a temperature; takes a key as an argument."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         @nnx.split_rngs(splits=2)
@@ -110,7 +110,7 @@ def twin_critics_under_vmap() -> Network:
 
 
 class Noisy(nnx.Module):
-    """A layer whose weights are disturbed anew in each call."""
+    """A layer that adds new noise to its weights in each call."""
 
     def __init__(self, inward: int, out: int, *, rngs: nnx.Rngs):
         self.mean = nnx.Param(gauss(inward, out, seed=4))
@@ -154,7 +154,7 @@ class Belief(NamedTuple):
 
 
 class World(nnx.Module):
-    """A recurrent world model: one step is a method, imagined over time by nnx.scan."""
+    """A recurrent world model: one step is a method, run over time by nnx.scan."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.cell = nnx.GRUCell(4, WIDTH, rngs=rngs)

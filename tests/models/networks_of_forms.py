@@ -23,7 +23,7 @@ WIDTH = 4
 
 
 class Registry(nnx.Module):
-    """Modules in a dict of lists, marked as data; functions and numbers beside them."""
+    """Modules in a dict of lists, marked as data, and functions and numbers."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.banks = nnx.data({
@@ -44,7 +44,7 @@ def modules_in_a_dict_of_lists() -> Network:
 
 
 class Statistics(nnx.Pytree):
-    """Not a module: holds Variables all the same."""
+    """Holds Variables but is not a module."""
 
     def __init__(self, size: int):
         self.mean, self.gain = nnx.BatchStat(jnp.zeros(size)), nnx.Param(jnp.ones(size))
@@ -90,7 +90,7 @@ def module_that_is_a_dataclass() -> Network:
 
 
 class Decorated(nnx.Module):
-    """The documentation's own: the constructor under vmap, the call under scan."""
+    """The example of Flax's documentation: the constructor under vmap, the call under scan."""
 
     @nnx.split_rngs(splits=3)
     @nnx.vmap(in_axes=(0, 0))
@@ -109,7 +109,7 @@ def constructor_under_vmap_and_call_under_scan() -> Network:
 
 
 class Bridged(nnx.Module):
-    """A Linen module among those of NNX."""
+    """A Linen module among NNX modules."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.first = nnx.Linear(3, WIDTH, rngs=rngs)
@@ -133,7 +133,7 @@ class Mode(enum.Enum):
 
 
 class Given(nnx.Module):
-    """Is handed a Variable, which it writes to, a State, an enum, a slice, and more after it."""
+    """Takes a Variable, which it writes to, a State, an enum, a slice and further arguments."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.linear = nnx.Linear(3, 2, rngs=rngs)
@@ -188,7 +188,7 @@ def state_among_the_results() -> Network:
 
 
 class Adaptive(nnx.Module):
-    """Chooses a head by a number, and may skip a block."""
+    """A number chooses a head; a block may be skipped."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.heads = nnx.List([nnx.Linear(3, 3, rngs=rngs) for _ in range(3)])
@@ -216,7 +216,7 @@ spike.defvjp(lambda x: (spike(x), x), lambda x, g: (g / (1 + jnp.abs(x)) ** 2,))
 
 
 class Spiking(nnx.Module):
-    """Integrates and fires over time; the step is nnx.scan over a module that is not stacked."""
+    """Integrates and fires over time: nnx.scan over a module that is not stacked."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.inward = nnx.Linear(2, 3, rngs=rngs)
@@ -272,7 +272,7 @@ def weights_in_int8() -> Network:
 
 
 class Conformer(nnx.Module):
-    """Half a feed-forward, attention, a gated convolution with a batch norm, half another."""
+    """Half a feed-forward, attention, a gated convolution with BatchNorm, and another half."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.first, self.last = (nnx.Linear(WIDTH, WIDTH, rngs=rngs) for _ in range(2))
@@ -299,7 +299,7 @@ def conformer_with_lengths() -> Network:
 
 
 class Whisper(nnx.Module):
-    """Encodes sound, decodes tokens with keys and values that come and go in a dict."""
+    """Encodes sound and decodes tokens; keys and values are passed in a dict and returned."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.conv = nnx.Conv(2, WIDTH, (3,), strides=2, rngs=rngs)
@@ -330,7 +330,7 @@ def whisper_that_decodes_greedily() -> Network:
 
 @dataclasses.dataclass
 class Sample:
-    """Not a pytree: for jax one leaf, which holds arrays."""
+    """Not a pytree: jax treats it as one leaf, but it holds arrays."""
 
     x: Any
 

@@ -1,4 +1,4 @@
-"""Networks that see: patches, diffusion, codes, towers, detectors, normalisations of every kind."""
+"""Networks for images: patches, diffusion, codes, towers, detectors, every normalisation."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -27,7 +27,7 @@ def pooled(x: Any) -> Any:
 
 
 class Attend(nnx.Module):
-    """A transformer's block, for tokens or across two sets of them."""
+    """A transformer block, for one set of tokens or across two sets."""
 
     def __init__(self, *, rngs: nnx.Rngs, **more: Any):
         self.norm1, self.norm2 = (nnx.LayerNorm(WIDTH, rngs=rngs, **more) for _ in range(2))
@@ -83,7 +83,7 @@ def vit_with_a_mask_and_no_head() -> Network:
 
 
 class Modulated(nnx.Module):
-    """DiT's block: scale, shift and gate come out of the time."""
+    """The DiT block: scale, shift and gate are computed from the time."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.norm = nnx.LayerNorm(WIDTH, use_bias=False, use_scale=False, rngs=rngs)
@@ -96,7 +96,7 @@ class Modulated(nnx.Module):
 
 
 class Dit(nnx.Module):
-    """Flow matching: labels are dropped by the model's own stream; a call may be in training."""
+    """Flow matching: the model's own stream drops labels; a call may be in training mode."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.labels = nnx.Embed(4, WIDTH, rngs=rngs)
@@ -132,7 +132,7 @@ def dit_in_flow_matching() -> Network:
 
 
 class Unet(nnx.Module):
-    """Skips are kept in a list; down and up are pairs of modules in lists of lists."""
+    """Skips are in a list; the down and up parts are pairs of modules in lists of lists."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         widths = (2, 4)
@@ -167,7 +167,7 @@ def unet_with_skips() -> Network:
 
 
 class Codes(nnx.Variable):
-    """A codebook that moves with what falls to it."""
+    """A codebook whose entries follow the vectors assigned to them."""
 
 
 @flax.struct.dataclass
@@ -251,7 +251,7 @@ def clip_of_two_towers() -> Network:
 
 
 class Detector(nnx.Module):
-    """A pyramid: results in dicts of lists, with anchors of NumPy, names and numbers among them."""
+    """A pyramid: returns dicts of lists with NumPy anchors, names and numbers."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.levels = nnx.List(
@@ -330,7 +330,7 @@ def siamese_pair() -> Network:
 
 
 class Critic(nnx.Module):
-    """Wrapped layers: the spectral norm keeps state, the weight norm makes a kernel of its own."""
+    """Wrapped layers: the spectral norm keeps state, the weight norm has its own kernel."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.first = nnx.SpectralNorm(nnx.Linear(3, WIDTH, rngs=rngs), rngs=rngs)
@@ -350,7 +350,7 @@ def critic_with_normalised_weights() -> Network:
 
 
 class Separable(nnx.Module):
-    """Grouped convolutions, a squeeze, a batch norm, and a branch that is dropped as a whole."""
+    """Grouped convolutions, a squeeze, BatchNorm, and a branch that is dropped as a whole."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.depth = nnx.Conv(
@@ -378,7 +378,7 @@ def separable_convolutions_in_training() -> Network:
 
 
 class CausalConv(nnx.Module, pytree=False):
-    """Keeps the frames before in a plain list, as video decoders do; no pytree."""
+    """Keeps earlier frames in a plain list, as video decoders do, not in a pytree."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.convs = [nnx.Conv(2, 2, (2,), padding="VALID", rngs=rngs) for _ in range(2)]
@@ -400,7 +400,7 @@ def modules_in_a_plain_list() -> Network:
 
 
 class Masked(nnx.Module):
-    """A masked autoencoder in bfloat16 with a head in float32: which patches are seen is drawn."""
+    """A masked autoencoder in bfloat16 with a float32 head; it draws the visible patches."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.block = Attend(rngs=rngs, dtype=jnp.bfloat16)
@@ -442,7 +442,7 @@ def perceiver_with_shared_turns() -> Network:
 
 
 class Distilled(nnx.Module):
-    """Student and teacher; the teacher follows in a method, its centre in the call."""
+    """Student and teacher: a method updates the teacher, and each call its centre."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.student = nnx.Sequential(

@@ -47,7 +47,7 @@ class MessagePassing(nnx.Module):
 
 
 class GraphNet(nnx.Module):
-    """A graph goes in and comes out; what is not used any more is None."""
+    """Takes and returns a graph; fields that are no longer used are None."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.layers = nnx.List([MessagePassing(rngs=rngs) for _ in range(2)])
@@ -94,7 +94,7 @@ def graph_attention_on_a_dataclass() -> Network:
 
 
 class SetBlock(nnx.Module):
-    """Pooling by attention of a learned seed; a mask, or None."""
+    """Pooling by the attention of a learned seed; takes a mask or None."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.seed = nnx.Param(gauss(1, 4, seed=6))
@@ -126,7 +126,7 @@ class Spectral(nnx.Module):
 
 
 class Lift(nnx.Module):
-    """Gives complex numbers."""
+    """Returns complex numbers."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.phase = nnx.Linear(1, WIDTH, rngs=rngs)
@@ -161,7 +161,7 @@ class Field(nnx.Module):
 
 
 class NeuralOde(nnx.Module):
-    """Steps of Runge and Kutta in a scan of jax, the field closed over."""
+    """Runge-Kutta steps in a scan of jax that closes over the field."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.field = Field(rngs=rngs)
@@ -181,7 +181,7 @@ def neural_ode_in_a_scan() -> Network:
 
 
 class Equilibrium(nnx.Module):
-    """Goes on until nothing changes: a while loop, and one more step that is differentiated."""
+    """Iterates to a fixed point in a while loop, then makes one step that is differentiated."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.inlet = nnx.Linear(2, WIDTH, rngs=rngs)
@@ -214,7 +214,7 @@ def equilibrium_by_a_while_loop() -> Network:
 
 
 class Pinn(nnx.Module):
-    """The derivatives by the input are part of the result."""
+    """The derivatives with respect to the input are part of the result."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.net = nnx.Sequential(
@@ -237,7 +237,7 @@ def physics_with_derivatives_by_the_input() -> Network:
 
 
 class Kernel(nnx.Module):
-    """No layers, only scalars; a function that the caller hands in."""
+    """Has only scalars and no layers; takes a function as an argument."""
 
     def __init__(self):
         self.length, self.noise = nnx.Param(jnp.array(0.3)), nnx.Param(jnp.array(-1.0))
@@ -337,7 +337,7 @@ def mixture_density() -> Network:
 
 
 class Hyper(nnx.Module):
-    """Makes the weights of another layer, which is no module."""
+    """Computes the weights of another layer, which is not a module."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.embed = nnx.Embed(3, 2, rngs=rngs)
@@ -349,7 +349,7 @@ class Hyper(nnx.Module):
 
 
 class Merged(nnx.Module):
-    """Holds a layer taken apart, and puts it together in the call."""
+    """Holds a split layer, and merges it in the call."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.scale = nnx.Linear(2, 1, rngs=rngs)

@@ -29,7 +29,7 @@ class Config:
 
 
 class LayerCache(nnx.Module):
-    """Keys and values so far, and how many: handed in by the caller, written by the layer."""
+    """The keys and values so far and their count: passed by the caller, written by the layer."""
 
     def __init__(self, cfg: Config, batch: int, length: int):
         shape = (batch, length, cfg.heads, cfg.head_dim)
@@ -88,7 +88,7 @@ class DecoderLayer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """The config is a static attribute, the embedding is used twice and never called."""
+    """The config is a static attribute; the embedding is used twice but never called."""
 
     def __init__(self, cfg: Config, *, rngs: nnx.Rngs):
         self.config = cfg
@@ -122,7 +122,7 @@ class Output(NamedTuple):
 
 
 class Reader(nnx.Module):
-    """Hands the caches on: the call returns modules."""
+    """Passes the caches on: the call returns modules."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.decoder = Decoder(Config(layers=1), rngs=rngs)
@@ -141,7 +141,7 @@ def decoder_that_returns_its_caches() -> Network:
 
 
 class Generator(nnx.Module):
-    """Flax's own attention in decode mode: one token a call."""
+    """Flax's attention in decode mode: one token per call."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.embed = nnx.Embed(VOCABULARY, WIDTH, rngs=rngs)
@@ -181,7 +181,7 @@ def cache_that_is_none_at_first() -> Network:
 
 
 class Seq2Seq(nnx.Module):
-    """An LSTM reads, another one writes from its carry."""
+    """One LSTM reads, and another one writes from its carry."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.embed = nnx.Embed(VOCABULARY, 3, rngs=rngs)
@@ -280,7 +280,7 @@ def state_space_by_an_associative_scan() -> Network:
 
 
 class Mixing(NamedTuple):
-    """What a layer carries from one chunk to the next."""
+    """The state that a layer carries from one chunk to the next."""
 
     last: Any
     numerator: Any
@@ -288,7 +288,7 @@ class Mixing(NamedTuple):
 
 
 class TimeMix(nnx.Module):
-    """RWKV's: the state comes in as an argument and leaves as a result."""
+    """The RWKV layer: takes the state as an argument and returns it."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.mu = nnx.Param(jnp.full((WIDTH,), 0.5))
@@ -335,7 +335,7 @@ def recurrence_whose_state_is_a_named_tuple() -> Network:
 
 
 class Load(nnx.Variable):
-    """How often each expert was chosen: no parameter, no statistic of Flax's own."""
+    """How often each expert was chosen: neither a parameter nor a BatchStat."""
 
 
 class Router(nnx.Module):
@@ -351,7 +351,7 @@ class Router(nnx.Module):
 
 
 class Experts(nnx.Module):
-    """All experts in one array each, run by einsum."""
+    """Each array holds all experts, which einsum runs."""
 
     def __init__(self, experts: int, *, rngs: nnx.Rngs):
         self.router = Router(experts, 2, rngs=rngs)
@@ -373,7 +373,7 @@ def mixture_of_experts_with_a_router() -> Network:
 
 
 class Adapted(nnx.Module):
-    """Flax's LoRA around one layer, a wrapper of its own around another."""
+    """Flax's LoRA around one layer, and a custom wrapper around another."""
 
     def __init__(self, *, rngs: nnx.Rngs):
         first, second = nnx.Linear(WIDTH, 3, rngs=rngs), nnx.Linear(3, 2, rngs=rngs)
@@ -411,7 +411,7 @@ class Block(nnx.Module):
 
 
 class Stack(nnx.Module):
-    """Equal layers under scan and remat, made under vmap; a string chooses the way."""
+    """Equal layers made under vmap, run under scan and remat; a string chooses the mode."""
 
     def __init__(self, *, rngs: nnx.Rngs, depth: int = 3):
         @nnx.split_rngs(splits=depth)

@@ -1,7 +1,7 @@
-"""Parts of the models that a stranger judges: data, losses, and small networks of many kinds.
+"""Parts of the independent models for the rules: data, losses and small networks of many kinds.
 
-`Stranger` is what is judged: a model, what it is called with, a loss over a batch, and how it is
-trained. Nothing here knows of the rules.
+A `Stranger` is a subject: a model, its arguments, a loss over a batch, and its training. Nothing
+here uses the rules.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -46,7 +46,7 @@ def tokens(*shape: int, vocabulary: int = 40, seed: int = 2) -> jax.Array:
 
 
 def clusters(n: int, d: int, k: int, seed: int = 3) -> tuple[jax.Array, jax.Array]:
-    """Points around k centres, and which centre each is of: what a classifier can learn."""
+    """Points around k centres, and the centre of each: data that a classifier can learn."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, k, n)
     x = rng.normal(size=(k, d))[y] + 0.5 * rng.normal(size=(n, d))

@@ -1,7 +1,7 @@
-"""Models with one fault built in, as a stranger would invent them; nothing here knows of the rules.
+"""Models with one built-in fault, invented without knowledge of the rules.
 
-`FAULTS` maps a name to the rules of which one must be named first, and what builds the model;
-`ONLY_AFTER_TRAINING` those whose fault is not there before.
+`FAULTS` maps a name to `(rules, build)`; one of these rules must come first. `ONLY_AFTER_TRAINING`
+names the models whose fault appears during training.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -192,7 +192,7 @@ def bfloat16_exponentials():
 
 class Scores(nnx.Module):
     def __call__(self, q, k):
-        return q @ k.swapaxes(-1, -2)  # without a division by the root of the width
+        return q @ k.swapaxes(-1, -2)  # not divided by the square root of the width
 
 
 class Unscaled(nnx.Module):

@@ -1,4 +1,4 @@
-"""Healthy models of many kinds, as a stranger would try them; nothing here knows of the rules."""
+"""Healthy models of many kinds, invented without knowledge of the rules."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -40,7 +40,7 @@ from strange import (
 Build = Callable[[], Stranger]
 HEALTHY: dict[str, Build] = {}
 FROZEN: dict[str, Build] = {}
-"""Parts of these are left as they are on purpose: information at most."""
+"""Parts of these are left untrained on purpose: at most an "info" finding is right."""
 POINTS = functools.partial(clusters, 64, 8, 4)
 
 
@@ -302,7 +302,7 @@ def half_of_the_units_dropped():
 
 
 class Vectors(nnx.Module):
-    """Words and contexts: nothing but embeddings."""
+    """Words and contexts: only embeddings."""
 
     def __init__(self):
         rngs = nnx.Rngs(0)

@@ -1,4 +1,4 @@
-"""Faults in how a model is put together: constants, dtypes, modes, unused parts, collapse."""
+"""Faults in how a model is assembled: constants, dtypes, modes, unused parts, collapse."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -98,7 +98,7 @@ def all_tokens_are_one():
 
 
 class Doubly(nnx.Module):
-    """A scale of 0 on a matrix of 0: neither has a gradient, so both stay."""
+    """A scale of 0 on a matrix of 0: neither has a gradient, so neither changes."""
 
     def __init__(self):
         rngs = nnx.Rngs(0)
@@ -316,7 +316,7 @@ def weights_of_1e_4():
 
 
 class AttentionOnly(nnx.Module):
-    """No residual connections: tokens become alike (Dong et al. 2021)."""
+    """Without residual connections tokens become alike (Dong et al. 2021)."""
 
     def __init__(self, depth=12, width=16):
         rngs = nnx.Rngs(0)

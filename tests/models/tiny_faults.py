@@ -1,6 +1,6 @@
-"""Small models with one fault each, as people make them; nothing here knows of the rules.
+"""Small models with one typical fault each; nothing here uses the rules.
 
-`FAULTS` maps a name to `(rules, build)`: which rules may name the fault first. `TRAINED` has those
+`FAULTS` maps a name to `(rules, build)`; one of these rules must come first. `TRAINED` has those
 that only a loop can show.
 """
 
@@ -35,7 +35,7 @@ def points(n: int = 32, d: int = 6, k: int = 3) -> tuple[jax.Array, jax.Array]:
 
 
 class Around(nnx.Module):
-    """Two layers, and a function between them."""
+    """Two layers with a function between them."""
 
     def __init__(self, between, width=16, d=6, k=3, **more):
         rngs = nnx.Rngs(0)

@@ -1,8 +1,8 @@
-"""Tiny models in which nothing is wrong, in the manner of many repositories.
+"""Tiny healthy models, as found in many repositories.
 
-Few units, few examples, values that begin at 0, parameters that this mode does not use: what looks
-like a fault to a rule that does not ask how much it has seen. `HEALTHY` maps a name to a function
-that builds a `Stranger`. Nothing here knows of the rules.
+Few units, few examples, values that begin at 0 and parameters that a mode does not use look like a
+fault to a rule that ignores how little it has seen. `HEALTHY` maps a name to a function that builds
+a `Stranger`. Nothing here uses the rules.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -128,7 +128,7 @@ def a_graph_of_four_nodes():
 
 
 class MaskedAutoencoder(nnx.Module):
-    """Of masked patches it sees the mask token, which an evaluation without a mask never uses."""
+    """Replaces masked patches by a mask token, which an evaluation without a mask never uses."""
 
     def __init__(self):
         rngs = nnx.Rngs(0)
