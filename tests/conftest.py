@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# many tests compile the same small programs: compile each once a session
+# many tests compile the same small programs: compile each once per session
 _cache = tempfile.TemporaryDirectory(prefix="nnx-inspector-xla-", ignore_cleanup_errors=True)
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _cache.name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -28,7 +28,7 @@ settings.load_profile("nnx_inspector")
 
 FILES = itertools.count(1)
 TOGETHER = 20
-"""Test files whose compiled programs are kept: those of all files take some eight gigabytes."""
+"""Test files whose compiled programs are kept; those of all files take some eight gigabytes."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -41,9 +41,9 @@ def programs_of_some_files() -> Iterator[None]:
 
 @pytest.fixture
 def after_tabulate() -> Iterator[None]:
-    """Takes off the classes what `nnx.tabulate` leaves on them for good.
+    """Remove what `nnx.tabulate` leaves on classes for good.
 
-    Without us too it leaves inherited methods on `nnx.Linear` and others; every later
+    Without the package it also leaves inherited methods on `nnx.Linear` and others; every later
     `nnx.capture(method_outputs=...)` of the process then recurses without end.
     """
     from leftovers import classes
@@ -72,16 +72,16 @@ WHOLE = {
     "test_training_iterators",
     "test_training_loops",
 }
-"""Files whose cases are each about another thing, and cheap."""
+"""Files whose cases are cheap and each test something else."""
 
 
 FIRST = {"test_wheel"}
-"""Files that take longest: begun last, one core would wait for them."""
+"""Files that take longest; if they began last, one core would wait for them."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before the marker deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a long matrix a few cases are in each run; all of it with `--long`, by hand."""
+    """Each run has a few cases of a long matrix; `--long` runs all, by hand."""
     items.sort(key=lambda item: item.path.stem not in FIRST)
     by_test: dict[str, list[pytest.Item]] = {}
     for item in items:

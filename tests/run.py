@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def run(what: str, *command: str, cwd: pathlib.Path = ROOT, env: dict[str, str]) -> None:
-    """One check; says what it is, how long it took, and ends everything where it fails."""
+    """Run one check; print its name and time, and exit if it fails."""
     print(f"\n== {what}", flush=True)
     began = time.monotonic()
     code = subprocess.run(command, cwd=cwd, env=env, check=False).returncode
@@ -62,7 +62,7 @@ def main() -> None:
     marker = ["-m", "long or not long"] if "--long" in sys.argv else []
     # a file stays on one core: its fixtures (a JupyterLab, a built wheel) are made once
     cores = ["-n", "auto", "--dist", "loadfile", "--durations=60"]
-    with tempfile.TemporaryDirectory() as executed:  # what the notebooks show when they run
+    with tempfile.TemporaryDirectory() as executed:  # the output of the notebooks when they run
         env["NNX_INSPECTOR_EXECUTED"] = executed
         run("pytest", py, "-m", "pytest", *cores, *marker, *arguments, env=env)
         site = ROOT / "dist" / "site"

@@ -1,4 +1,4 @@
-"""What a value is, asked of its type: objects that answer to every attribute, or raise."""
+"""Values are classified by type, also objects that have every attribute or raise."""
 
 import collections
 import decimal
@@ -15,7 +15,7 @@ from nnx_inspector.program.marks import describe
 
 
 class Answers:
-    """Has any attribute that it is asked for."""
+    """Has every attribute."""
 
     def __getattr__(self, name: str) -> Any:
         return self

@@ -1,4 +1,4 @@
-"""One thread for several jobs: their order, the newest wish, what fails, and how it ends."""
+"""One thread for several jobs: their order, replaced jobs, failures, and closing."""
 
 import gc
 import threading
@@ -11,7 +11,7 @@ IN_TIME = 120.0
 
 
 class Held:
-    """A job that is under way until it is let go; then it ends as it is told to."""
+    """A job that runs until it is released; then it ends in the given way."""
 
     def __init__(self, end=lambda: None):
         self.began, self.let_go, self._end = threading.Event(), threading.Event(), end

@@ -1,4 +1,4 @@
-"""Activation functions are told by what they do, however they are written."""
+"""Activation functions are recognised by their values, however they are written."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -93,9 +93,9 @@ def test_a_function_is_told_however_it_is_written(dtype):
 def test_a_value_is_told_where_it_comes_from():
     for kind, name, f in CASES:
         _, out, _, made, _ = program(f)
-        if name == "and more":  # what comes out is another then
+        if name == "and more":  # the output is another one then
             kind = ""
-        elif name in ("negative", "sum", "with another"):  # what goes in is another
+        elif name in ("negative", "sum", "with another"):  # the input is another one
             kind = "relu"
         assert kind_before(out, made) == kind, name
 

@@ -1,4 +1,4 @@
-"""Which finding explains which: a cause is told with what follows from it, two faults stay two."""
+"""Which finding explains which: effects are listed with their cause, two faults stay two."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nnx_inspector.stats.summary import Summary
 
 
 def told(found: list[Finding]) -> list[Any]:
-    """Each rule, and those of what it explains."""
+    """Each rule, and the rules of its effects."""
     return [(one.rule, [e.rule for e in one.effects]) for one in found]
 
 
@@ -27,7 +27,7 @@ def vanishing(kind: str = "watch") -> Model:
 def test_a_vanishing_gradient_explains_what_does_not_move() -> None:
     model = vanishing()
     model.told = {s: {"same": 0, "change": 1e-9} for s in SITES}
-    model.told["a"] = {"same": 1, "change": 0.0}  # so little that it does not change its float32
+    model.told["a"] = {"same": 1, "change": 0.0}  # too little to change a float32
     model.told["f"] = {"same": 0, "change": 1e-3}
     (finding,) = diagnose(model.recording(passes=6))
     assert told([finding]) == [("vanishing-gradient", ["no-gradient", "update-ratio"])]
@@ -77,7 +77,7 @@ def test_parameters_behind_a_dead_layer_are_told_with_it_and_others_apart() -> N
     model = dead(1.0, "b")
     for site in "ae":
         model.told[site] = {"graded": 0.0, "gradient": 0.0}
-    model.gradients["e"] = None  # cut off, which has nothing to do with the dead layer
+    model.gradients["e"] = None  # cut off, independently of the dead layer
     found = diagnose(model.recording())
     assert told(found) == [("dead-units", ["no-gradient"]), ("no-gradient", [])]
     assert "'a/kernel'" in found[0].message
@@ -170,7 +170,7 @@ def test_what_begins_at_zero_is_neither_constant_nor_moving_too_fast() -> None:
         model.told[site] = {"norm": 1e-3, "change": 0.9, "same": 0}
     for site in "ef":
         model.told[site] = {"norm": 1.0, "change": 1e-3, "same": 0}
-    assert [rule for rule, *_ in model.found()] == ["update-ratio"]  # most are small: no telling
+    assert [rule for rule, *_ in model.found()] == ["update-ratio"]  # most are small: undecided
     for site in "cd":
         model.told[site] = {"norm": 1.0, "change": 1e-3, "same": 0}
     assert model.found() == []

@@ -1,6 +1,6 @@
-"""How much a rule must see: networks that are healthy, drawn by lot, and judged by all rules.
+"""How much evidence a rule needs: all rules judge many random healthy networks.
 
-What a pass measures is worked out here in NumPy (float64): hundreds of networks take seconds.
+NumPy (float64) computes the figures of a pass, so that hundreds of networks take seconds.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def alarms(drawn: Drawn) -> list[str]:
 @pytest.mark.parametrize("act", FUNCTIONS)
 @pytest.mark.parametrize("depth", [1, 3, 6])
 def test_narrow_networks_and_small_batches_raise_no_alarm(act: str, depth: int) -> None:
-    """Layers of 1 to 8 units, 1 to 8 examples: less than one network in a hundred."""
+    """Layers of 1 to 8 units, 1 to 8 examples: alarms in less than one network in a hundred."""
     found: list[Any] = []
     cases = list(itertools.product((1, 2, 3, 5, 8), (1, 2, 4, 8), range(8)))
     for width, n, seed in cases:

@@ -1,4 +1,4 @@
-"""Findings: the first pass and site with NaN or Inf, and nothing where nothing is wrong."""
+"""Findings: the first pass and site with NaN or Inf, and none if nothing is wrong."""
 
 # jax and pandas are only partly typed
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false

@@ -1,7 +1,7 @@
-"""Whole models, judged: each fault that was built in is named first, healthy ones raise no alarm.
+"""Whole models: each built-in fault is named first, and healthy models raise no alarm.
 
-A few are judged in every run; all of them, in one pass, after training and in a watched loop, with
-the long tests.
+Every run judges a few; the long tests judge all, in one pass, after training and in a watched
+loop.
 """
 
 # pyright: reportUnknownMemberType=false

@@ -1,4 +1,4 @@
-"""Each rule on recordings made by hand: on the fault, beside it, and on what it lacks."""
+"""Each rule on recordings made by hand: with the fault, close to it, and with facts missing."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_constant_over_the_batch() -> None:
     assert constant_from("c", varied=-1).found() == []
     branch = constant_from("c")
     branch.sites["f"] = healthy()
-    assert branch.found() == []  # others bring the examples past it
+    assert branch.found() == []  # other paths bypass it
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_batch_norm_mode(running: int, shifted: float, scaled: float, expected: 
     model.facts["c"] = {"running": running, "type": "BatchNorm"}
     model.sites["c"] |= {"shifted": shifted, "scaled": scaled}
     assert model.found() == ([("mode", "c", "warning")] if expected else [])
-    model.told = {s: {} for s in SITES}  # a gradient that nothing is trained by
+    model.told = {s: {} for s in SITES}  # a gradient that trains nothing
     assert model.found() == ([("mode", "c", "info")] if expected else [])
     assert Model(kind="run", facts=model.facts, gradients=dict.fromkeys(SITES)).found() == []
 
@@ -261,7 +261,7 @@ def test_perturbed_passes_are_no_evidence() -> None:
 
 @pytest.mark.parametrize(("norm", "rules"), [(1e-9, ["update-ratio"]), (0.01, [])])
 def test_weights_that_a_step_is_too_small_to_move(norm: float, rules: list[str]) -> None:
-    """Only what began at 0 moves, and stays far below the weights: else it may be on purpose."""
+    """Only parameters that began at 0 move, and stay far below the weights."""
     model = Model(kind="watch")
     model.told = {s: {"same": 1, "change": 0.0} for s in SITES}
     model.parameters["b"] = {"axes": 1}

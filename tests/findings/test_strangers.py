@@ -1,7 +1,7 @@
-"""Models that were made by somebody who did not know the rules, judged in every way there is.
+"""Models made without knowledge of the rules, judged in every way.
 
-Each fault that was built in is named first, what is healthy raises no alarm: in one pass, in a
-watched loop, out of a file, and after training. One of each in every run, all with the long tests.
+Each built-in fault is named first, and healthy models raise no alarm: in one pass, in a watched
+loop, from a file, and after training. Every run judges one of each; the long tests judge all.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -26,7 +26,7 @@ GAPS = {
     "a siamese net without negatives": "half of its units die on the way, which is named",
     "weight decay that shrinks all": "after 50 steps no layer is small beside another",
 }
-"""What is not found, or not named first, and why."""
+"""Faults that are not found, or not named first, with the reason."""
 
 
 def said(findings):

@@ -1,6 +1,6 @@
-"""Tiny models as people write them: what is healthy raises no alarm, each fault is named first.
+"""Tiny models as users write them: healthy ones raise no alarm, each fault is named first.
 
-A few are judged in every run, all of them with the long tests, in one pass or in a watched loop.
+Every run judges a few; the long tests judge all, in one pass or in a watched loop.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -28,7 +28,7 @@ LOOPED = {
     "gradients that are added up over eight steps",
     "a network of which only the head is trained",
 }
-"""What only a loop can show, or shows in another way."""
+"""Faults that only a loop shows, or that a loop shows differently."""
 ALWAYS = (
     "a diffusion transformer that begins at zero, stepped",
     "a masked autoencoder without a mask, stepped",
@@ -91,7 +91,7 @@ def test_a_batch_norm_in_evaluation_is_no_alarm():
 
 
 def test_what_an_encoder_leaves_out_is_information():
-    """An example that runs a part of the model says nothing against the rest."""
+    """An example that runs only a part of the model is not evidence against the rest."""
     model = MaskedAutoencoder()
     insp = nni.Inspector(model, gauss(6, 5, 4), display=False)
     assert {one.severity for one in insp.findings} <= {"info"}

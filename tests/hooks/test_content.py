@@ -1,4 +1,4 @@
-"""The keys of settings: hashable whatever there is, and another one after a change."""
+"""The keys of settings: hashable for every value, and different after a change."""
 
 import dataclasses
 import types

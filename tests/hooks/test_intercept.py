@@ -1,4 +1,4 @@
-"""`intercept_methods` and the dispatch under it: what is called, in which order, what is left."""
+"""`intercept_methods` and its dispatch: the calls, their order, and no leftovers."""
 
 from __future__ import annotations
 
@@ -816,7 +816,7 @@ def test_another_threads_exit_leaves_the_hooks_of_this_one():
 
 
 def test_with_no_hook_active_a_class_is_its_own():
-    """The overhead outside is none: there is no wrapper left to pass through."""
+    """There is no overhead outside a region: no wrapper remains."""
     before = vars(models.MLP)["__call__"]
     with intercept_methods(passing):
         assert vars(models.MLP)["__call__"] is not before

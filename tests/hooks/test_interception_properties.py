@@ -1,4 +1,4 @@
-"""Whatever the model, however it is called: hooks change nothing, see every call, leave nothing."""
+"""For any model, called in any way, hooks change nothing, see every call and leave nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Run = Callable[[Any, Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model, a way of calling it, and a way of looking at it."""
+    """A model, a way of calling it, and a way of observing it."""
 
     spec: Spec
     transforms: tuple[str, ...]
@@ -59,30 +59,30 @@ class Case:
     def eager(self) -> bool:
         """Whether nothing is compiled, so that results are equal bit for bit.
 
-        What captures runs each equation of a trace; `jnp.mean` alone is one program of several.
+        A capture runs each equation of a trace, whereas `jnp.mean` is one program of several.
         """
         compiles = self.transforms or self.spec.kinds & generated.TRACES
         return not compiles and self.hook not in CAPTURES
 
     @property
     def traced_once(self) -> bool:
-        """Whether the model's Python runs exactly once a call."""
+        """Whether the model's Python runs exactly once per call."""
         return self.transforms in ((), ("nnx.jit",), ("jax.jit",))
 
     @property
     def expected(self) -> list[generated.Call]:
-        """What interceptors see."""
+        """The calls that interceptors see."""
         return [call for call in generated.expected_calls(self.spec) if not call.sown]
 
     @property
     def recorded(self) -> set[str]:
-        """The sites of a record: outputs of `__call__` that have a path, and what is sown."""
+        """The sites of a record: outputs of `__call__` with a path, and sown values."""
         calls = generated.expected_calls(self.spec)
         return {c.site for c in calls if c.site is not None and ":" not in c.site}
 
 
 def check_sites(case: Case, found: list[str | None], expected: list[generated.Call]) -> None:
-    """What was seen is what the model calls: in order where Python runs once, else as a set."""
+    """Compare the seen calls with the model's: in order if Python runs once, else as a set."""
     sites = [call.site for call in expected]
     if case.traced_once and not any(call.traced for call in expected):
         assert found == sites
@@ -95,7 +95,7 @@ def check_sites(case: Case, found: list[str | None], expected: list[generated.Ca
 
 
 def with_model(case: Case, found: list[str | None], at: str = "") -> None:
-    """The same relative to a part of the model: calls that belong to nobody are not seen."""
+    """The same relative to a part of the model: calls outside the model are not seen."""
     below = [
         dataclasses.replace(call, site=call.site.removeprefix(at).removeprefix("/"))
         for call in case.expected
@@ -178,7 +178,7 @@ def captured(case: Case, run: Run, model: Any, x: Any) -> Any:
 
 
 def captured_within(case: Case, run: Run, model: Any, x: Any) -> Any:
-    """`capture` inside of the transforms."""
+    """`capture` inside the transforms."""
     found = []
 
     def within(model: Any, x: Any) -> Any:
@@ -233,15 +233,15 @@ HOOKS: dict[str, Callable[[Case, Run, Any, Any], Any]] = {
     )
 }  # fmt: skip
 CAPTURES = {"captured", "captured_within", "graded"}
-"""Ways of looking that stage the call and write back what it changed."""
+"""Ways of observing that stage the call and write its changes back."""
 
 
 # ------------------------------------------------------------------ the property
 
 
 def rounding(case: Case, without: Run, x: Any) -> float:
-    """How far two ways of computing the same gradients may lie apart: ten times what `nnx.jit`
-    makes of them without hooks, for a normalisation may enlarge an error without bound.
+    """How far two computations of the same gradients may differ: ten times the difference that
+    `nnx.jit` makes without hooks, because a normalisation may enlarge an error without bound.
     """
     results = [
         numbers(call(generated.make(case.spec, case.transforms), x))
@@ -270,7 +270,7 @@ def check(case: Case) -> None:
     assert_close(found, expected, exactly=case.eager, tolerance=tolerance)
     assert_close(numbers(nnx.state(ours)), state, exactly=case.eager)
     expected = without(plain, x)
-    found = without(ours, x)  # what is compiled within it was called with the hooks before
+    found = without(ours, x)  # the programs compiled within it were called with the hooks before
     assert_close(found, expected, exactly=case.eager, tolerance=tolerance)
     assert_close(nnx.state(ours), nnx.state(plain), exactly=case.eager)
     left, left_by_plain = (
@@ -284,7 +284,7 @@ def check(case: Case) -> None:
 
 
 def check_failure(case: Case) -> None:
-    """The exception of the forward pass is the user's own, and nothing is left after it."""
+    """The exception of the forward pass is the user's own, and the hooks leave nothing behind."""
     x = models.batch(*generated.SHAPE)
     failing = dataclasses.replace(case, spec=spec("chain", case.spec, spec("fails", case.spec)))
     plain, ours = (generated.make(failing.spec, case.transforms) for _ in range(2))
@@ -313,7 +313,7 @@ class Counted:
 
 
 def check_retraces(one: Spec, transforms: tuple[str, ...], of_model: bool) -> None:
-    """Equal hooks are one program, however often they come and go."""
+    """Equal hooks share one program, however often they are opened and closed."""
     x, counted = models.batch(*generated.SHAPE), Counted()
     model = generated.make(one, transforms)
     run = generated.transformed(transforms, counted)
@@ -336,7 +336,7 @@ def check_retraces(one: Spec, transforms: tuple[str, ...], of_model: bool) -> No
 def possible(case: Case) -> bool:
     if case.hook == "graded" and not generated.fits(case.spec, (*case.transforms, "nnx.grad")):
         return False
-    # what captures traces, as nnx.jit does
+    # a capture traces, as nnx.jit does
     return not (case.hook in CAPTURES and case.spec.kinds & generated.CLOSES_OVER)
 
 

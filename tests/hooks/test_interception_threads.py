@@ -1,4 +1,4 @@
-"""Hooks of many threads at once: none sees another's calls, none hangs, nothing is left."""
+"""Hooks in many threads at once: none sees another's calls, none hangs, nothing is left."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from nnx_inspector.records.capture import capture, value_and_grad
 
 THREADS = 8
 PATIENCE = 300.0
-"""Seconds after which a thread that has not ended is taken for one that never will."""
+"""Seconds after which a running thread counts as hung."""
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
-"""Of jax's own: a thread may find what another one is just writing."""
+"""Errors of jax itself: a thread may find an entry that another one is writing."""
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ def together(*works: Callable[[], Any]) -> None:
 
 @dataclasses.dataclass
 class Seen:
-    """What one region's interceptor has seen, and who may have shown it."""
+    """The calls that one region's interceptor has seen, and the calls that it may see."""
 
     thread: int
     calls: int = 0
@@ -100,7 +100,7 @@ WHICH = ("own", "shared")
 
 
 def random_program(rng: random.Random, depth: int = 3) -> list[tuple[Any, ...]]:
-    """What a thread does: calls, and regions within which it does more; some end by raising."""
+    """The program of a thread: calls, and regions with nested programs; some end by raising."""
     steps: list[tuple[Any, ...]] = []
     for _ in range(rng.randint(1, 4)):
         kind = rng.choice(("call", "intercept", "intercept", "perturb", "attempt"))
@@ -109,7 +109,7 @@ def random_program(rng: random.Random, depth: int = 3) -> list[tuple[Any, ...]]:
             continue
         inner = random_program(rng, depth - 1)
         if kind == "intercept":
-            # of every model, of the thread's own, of the one that all threads call
+            # for every model, the thread's own, or the shared one
             of, factor = rng.choice((None, *WHICH)), rng.choice(FACTORS)
             steps.append((kind, of, factor, inner))
         elif kind == "perturb":
@@ -328,7 +328,7 @@ def test_the_users_capture_of_method_outputs_may_outlast_a_region_in_another_thr
     before = {cls: vars(cls)["__call__"] for cls in (Inner, Waits)}
     together(hooks, captures)
     after = {cls: vars(cls)["__call__"] for cls in (Inner, Waits)}
-    for cls, function in before.items():  # whatever else happens, for the tests that follow
+    for cls, function in before.items():  # always, for the tests that follow
         cls.__call__ = function
     assert after == before
 

@@ -1,4 +1,4 @@
-"""The cases of Haiku's and Linen's interceptor tests and of NNX's own capture tests, on ours."""
+"""The cases of Haiku's and Linen's interceptor tests and of NNX's capture tests, for our hooks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def module_classes():
 
 @pytest.fixture(autouse=True)
 def classes_are_as_before():
-    """Every test of this file leaves every class as it was, name by name, and every function."""
+    """Check after every test of this file that every class and function is unchanged."""
     before = {cls: dict(vars(cls)) for cls in [nnx.Module, *module_classes()]}
     functions = [f for names in before.values() for f in names.values()]
     code = {f: f.__code__ for f in functions if isinstance(f, types.FunctionType)}
@@ -177,7 +177,7 @@ def test_a_module_given_to_another_is_called_after_it():
 
 
 def test_an_heir_that_only_delegates_is_one_call_of_its_own_class():
-    """Linen calls the interceptor once a class of the chain; a site here is one call."""
+    """Linen calls the interceptor once per class of the chain; here a site is one call."""
 
     class Middle(Triple):
         def __call__(self, x):
@@ -781,7 +781,7 @@ def test_an_interceptor_further_out_receives_what_is_perturbed_further_in():
 )
 @pytest.mark.parametrize("context", ["interceptor", "perturbation"])
 def test_what_has_no_effect_for_want_of_a_path_is_warned_of_every_time(context):
-    """A graphdef split before: `Zero` does nothing, the second time as the first."""
+    """A graphdef that was split before: `Zero` does nothing, both times."""
     model, x = models.MLP(rngs()), batch(4, 3)
     graphdef, state = nnx.split(model)
     forward = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x))

@@ -1,4 +1,4 @@
-"""Pytrees put together again as they were: order, types, and the caller's own containers."""
+"""Pytrees rebuilt as they were: order, types, and the caller's own containers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TREES = [
 
 
 def looks(tree):
-    """A tree in full: types, order and all."""
+    """A tree in full: types, order and leaves."""
     if isinstance(tree, dict):
         return type(tree), [(k, looks(v)) for k, v in tree.items()]
     if isinstance(tree, list | tuple):
@@ -104,7 +104,7 @@ class Joins(nnx.Module):
 
 
 class Writes(nnx.Module):
-    """Collects what its layers compute in a list and a dict that they are handed."""
+    """Passes a list and a dict to its layers, which collect their results in them."""
 
     def __init__(self):
         self.layer = Appends()

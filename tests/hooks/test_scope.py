@@ -1,4 +1,4 @@
-"""`Scope`: which module is the model's, which is a view of it, and which is neither."""
+"""`Scope` distinguishes the model's modules, views of them, and other modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths, keys, methods, selections: what `nnx.iter_modules` and the MRO say, worked out by hand."""
+"""Paths, keys, methods and selections, against `nnx.iter_modules` and the MRO by hand."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Modules that travel as plain pytrees: tree mode (`graph=False`) and `jax` transforms of modules.
 
-What NNX's graph mode does by graphdefs, these do by treedefs; attribution must hold in both, and
-what code does with trees of a hooked model must go on as without us.
+They carry in treedefs what NNX's graph mode carries in graphdefs. Attribution must hold in both,
+and code that handles trees of a hooked model must work as without hooks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def called(model, run):
 
 
 def numbers(model):
-    """Every Variable's numbers, those of PRNG keys included."""
+    """The numbers of every Variable, including those of PRNG keys."""
     leaves = jax.tree.leaves(nnx.state(model))
     return [
         jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf

@@ -1,4 +1,4 @@
-"""The Variables of a module, found without NNX's own walk: the same ones, under the same names."""
+"""The Variables found without NNX's own walk are the same, under the same names."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def changed(model, change):
     before = contents(model)
     change(model)
     found = [(path, old, new) for path, old, new in differences(before, model)]
-    with held((model, model)) as whole:  # and where it is inside of something else
+    with held((model, model)) as whole:  # also inside another container
         assert len(list(whole)) == len(list(contents(model)))
     return found
 

@@ -1,5 +1,5 @@
-"""What is added while a watched loop runs: compiled in a thread, once, while the old program goes
-on; one layer of a stack; interrupts.
+"""Perturbations added while a watched loop runs: compiled once, in a thread, while the old program
+runs on; one layer of a stack; interrupts.
 """
 
 import threading
@@ -75,7 +75,7 @@ def test_what_is_added_during_a_loop_is_compiled_beside_it_and_then_acts():
             losses.append(float(step(model, optimizer, X)))
             if i == 3:
                 handle = insp.perturb("a", nni.Shift(2.0))
-                compiled.threads.clear()  # it looked, by a trace, whether that has a meaning there
+                compiled.threads.clear()  # a trace checked whether the perturbation fits the site
             if handle is not None:
                 states.append(handle.compiling)
                 if not handle.compiling:
@@ -110,8 +110,8 @@ def test_a_perturbation_that_was_there_before_the_loop_acts_from_its_first_step(
 
 
 def test_a_step_that_cannot_be_compiled_ahead_goes_on():
-    """The function is broken by then: the loop says so itself, in its own thread. The step that was
-    under way in the meantime ran the old program, and says nothing of what was added.
+    """The function fails by then: the loop raises the error in its own thread. The step under way
+    ran the old program and reports nothing about the new perturbation.
     """
     model = TwoLayers(nnx.Rngs(0))
     insp = nni.Inspector(model, X, display=False)
@@ -172,7 +172,7 @@ def test_one_layer_of_a_stack_is_perturbed_in_the_users_own_step(reverse, remat)
 
 
 def test_an_interrupt_while_a_summary_is_received_reaches_the_loop(monkeypatch):
-    """The training step is not torn: the loop ends after it, and nothing stays hooked."""
+    """The training step is completed: the loop ends after it, and no hook remains."""
     model = TwoLayers(nnx.Rngs(0))
     insp = nni.Inspector(model, X, display=False)
     forward, done = nnx.jit(lambda m, x: m(x)), []

@@ -1,4 +1,4 @@
-"""Whether a watched loop calls the model, and where it perturbs: what is told, and when."""
+"""Reports on whether a watched loop calls the model and where it is perturbed: text and time."""
 
 import re
 import warnings
@@ -118,7 +118,7 @@ def test_a_long_loop_is_told_while_it_runs(insp, model):
         heard.append(len(uncalled(insp.findings)))
 
     assert len(loop(insp, noted, count=60, every=10)) == 1
-    assert heard.index(1) == 21  # after the step 20, the third that was measured
+    assert heard.index(1) == 21  # after step 20, the third measured step
 
 
 @pytest.mark.parametrize("every", [1, 3])

@@ -1,4 +1,4 @@
-"""Cotangents of many values leave in few messages, whichever of them are differentiated."""
+"""The cotangents of many values are sent in few messages, whichever are differentiated."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ X = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
 
 
 class Told:
-    """The messages: for each the names in it; what came under each name."""
+    """Collects the names in each message, and the values under each name."""
 
     def __init__(self):
         self.messages = []
@@ -31,7 +31,7 @@ class Told:
 
 
 def run(f, *args):
-    """Calls `f(tap, *args)` jitted; what was told."""
+    """Calls `f(tap, *args)` jitted; returns the messages."""
     told = Told()
 
     @jax.jit
@@ -92,7 +92,7 @@ def test_what_comes_before_the_first_that_is_differentiated_tells_nothing(frozen
     _, told = run(f, ws)
     assert sorted(told.found) == list(range(frozen, 8))
     assert all(len(found) == 1 for found in told.found.values())
-    assert len(told.messages) <= 4  # a collector stands at 0, 1, 3, 7: those between tell their own
+    assert len(told.messages) <= 4  # collectors are at 0, 1, 3, 7; values between send their own
     for number, ct in enumerate(cotangents(ws, X)):
         if number >= frozen:
             np.testing.assert_allclose(told.found[number][0].norm, np.linalg.norm(ct), rtol=1e-4)
@@ -154,7 +154,7 @@ def test_second_derivatives_go_through():
 
 @pytest.mark.parametrize("jitted", [False, True])
 def test_a_batch_of_passes_begins_once(jitted):
-    """As one pass with all of its examples, of the first of its models."""
+    """One pass with all of its examples, for the first of its models."""
     kernels = jax.random.normal(jax.random.key(0), (3, 4, 2))
     same, other = jnp.ones((3, 5, 4)), jnp.arange(3.0)
     begin = jax.vmap(beginning_if, in_axes=(None, [0], [0, 0]), out_axes=None)

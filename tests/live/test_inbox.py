@@ -1,4 +1,4 @@
-"""Passes are told apart, sampled and handed out whole; what comes late is counted."""
+"""Passes are distinguished, sampled and delivered whole; late figures are counted."""
 
 import dataclasses
 import threading
@@ -16,7 +16,7 @@ class Setting:
 
 
 def some(count: int) -> Summary:
-    """A summary of that many zeros."""
+    """A summary of n zeros."""
     nothing = empty()
     bins = np.array(nothing.bins)
     bins[0] = count

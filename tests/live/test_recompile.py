@@ -1,4 +1,4 @@
-"""A jitted call that was noted while it was traced is compiled anew without being made."""
+"""A jitted call that was recorded during its trace is compiled again without being made."""
 
 import functools
 import threading
@@ -91,7 +91,7 @@ def test_the_next_call_under_the_other_layers_finds_it(name, calls):
     jax.clear_caches()
     with hooked(BEFORE):
         run(model)
-        run(model)  # its state lies where the first call has put it
+        run(model)  # the first call has placed its state
     every = calls.all()
     kept = [x for one in every for x in jax.tree.leaves(one.call.args)]
     assert not any(isinstance(x, jax.Array) for x in kept)

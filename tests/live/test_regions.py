@@ -43,7 +43,7 @@ def batches(count):
 
 
 def by_hand(count):
-    """Of each step of plain SGD in float64: the loss, and of each site its output and cotangent."""
+    """For each step of plain SGD in float64: the loss, and each site's output and cotangent."""
     model, _ = made()
     read = lambda v: np.asarray(v[...], np.float64)  # noqa: E731
     w1, b1, w2, b2 = map(read, (model.a.kernel, model.a.bias, model.b.kernel, model.b.bias))
@@ -180,7 +180,7 @@ def test_a_switch_acts_from_the_next_pass_and_whole_passes_only(insp):
     forward = nnx.jit(lambda m, x: m(x))
     handle = insp.perturb("b", nni.Zero())
     handle.enabled = False
-    assert insp.effect is None  # it waits for what was compiled for the perturbation beside us
+    assert insp.effect is None  # it waits for the perturbation's program
     zero, compiled = [], Compiled()
     with compiled, insp.watch(every=1):
         for i in range(8):
@@ -196,7 +196,7 @@ def test_a_switch_acts_from_the_next_pass_and_whole_passes_only(insp):
 
 
 def test_flips_from_another_thread_during_500_donated_steps_act_on_whole_passes(insp):
-    """Every recorded step is wholly before or wholly after a flip; nothing is compiled."""
+    """Every recorded step is entirely before or after a flip; nothing is compiled."""
     model = insp.model
 
     def donated_step(state, x):
@@ -274,7 +274,7 @@ def test_two_calls_of_the_model_in_one_loss_are_two_passes_with_gradients_of_the
 
 
 class Blocks(nnx.Module):
-    """Its blocks are jitted by themselves."""
+    """Each of its blocks is jitted separately."""
 
     def __init__(self, rngs):
         self.a, self.b = nnx.Linear(3, 3, rngs=rngs), nnx.Linear(3, 3, rngs=rngs)

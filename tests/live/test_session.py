@@ -1,4 +1,4 @@
-"""Watching somebody else's step: figures against activations computed by hand, nothing left."""
+"""Watching a user's step: figures against activations computed by hand; nothing is left."""
 
 import gc
 import threading

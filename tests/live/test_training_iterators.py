@@ -1,7 +1,7 @@
-"""What stands around a watched loop: prefetching, progress bars, epochs, ways to leave it.
+"""Code around a watched loop: prefetching, progress bars, epochs, ways to leave it.
 
-The training is that of the same batches without us, each measured step has its number and NumPy's
-figures, and afterwards the inspector can be used again.
+Training equals that on the same batches without the package, each measured step has its number and
+NumPy's figures, and the inspector can be used again afterwards.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ evaluate = nnx.jit(loss_of)
 
 
 class Training:
-    """A loop's steps, what they are expected to show, and what was done."""
+    """The steps of a loop, their expected figures, and the steps that were made."""
 
     def __init__(self):
         self.model = Net()
@@ -45,7 +45,7 @@ def plainly(insp, step):
 
 
 def prefetched(insp, step):
-    """Batches are made ahead in a thread."""
+    """A thread makes batches ahead."""
     ready: queue.Queue = queue.Queue(2)
 
     def fill():
@@ -61,7 +61,7 @@ def prefetched(insp, step):
 
 
 class Bar:
-    """A progress bar: an iterable with a length where the other one has one."""
+    """A progress bar: an iterable with a length if the wrapped one has one."""
 
     def __init__(self, over):
         self.over, self.shown = over, 0
@@ -86,7 +86,7 @@ def bar_inside(insp, step):
 
 
 def epochs(insp, step):
-    """One loop an epoch, evaluated in between with other batch sizes; the last batch is smaller."""
+    """One loop per epoch, evaluated in between at other batch sizes; the last batch is smaller."""
     for _ in range(2):
         for x in insp.watch([*BATCHES[:2], BATCHES[2][:3]], every=EVERY):
             step(x)
@@ -94,7 +94,7 @@ def epochs(insp, step):
 
 
 def broken_off(insp, step):
-    """The batches never end; the step in which the loop is left was made."""
+    """The batches never end; the step in which the loop is left counts."""
     for i, x in enumerate(insp.watch(itertools.cycle(BATCHES), every=EVERY)):
         insp.metrics(loss=step(x))
         if i == 2:
@@ -104,7 +104,7 @@ def broken_off(insp, step):
 
 
 def left_before_the_step(insp, step):
-    """A batch was taken, and nothing was done with it."""
+    """A batch is taken but not used."""
     for i, x in enumerate(insp.watch(itertools.cycle(BATCHES), every=EVERY)):
         if i == 2:
             break
@@ -114,7 +114,7 @@ def left_before_the_step(insp, step):
 
 
 def left_unmeasured(insp, step):
-    """The loop is left in a step that is not measured; that it was made is known by its loss."""
+    """The loop is left in a step that is not measured; its loss shows that it was made."""
     for i, x in enumerate(insp.watch(itertools.cycle(BATCHES), every=EVERY)):
         insp.metrics(loss=step(x))
         if i == 3:
@@ -124,7 +124,7 @@ def left_unmeasured(insp, step):
 
 
 def interrupted(insp, step):
-    """A person stops the loop after the third step, and goes on."""
+    """The user stops the loop after the third step, and continues."""
 
     def loop():
         for i, x in enumerate(insp.watch(BATCHES, every=EVERY)):

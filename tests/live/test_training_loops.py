@@ -1,9 +1,9 @@
-"""Training loops in the manner of other people's repositories, bare and watched in every way.
+"""Training loops as in other people's repositories, bare and watched in every way.
 
-A watched loop trains as the bare one does, takes as many steps, and leaves classes, graphdefs and
-threads as they were. Each measured pass has its step's number and the figures that NumPy finds in
-float64, also while a module is perturbed; what cannot be seen is told, and nothing is recorded of
-it. Each loop is watched in one way in each run, in all of them with the long tests.
+A watched loop trains like the bare one, makes as many steps, and leaves classes, graphdefs and
+threads unchanged. Each measured pass has its step's number and NumPy's figures in float64, also
+while a module is perturbed; calls that cannot be seen are reported, and not recorded. Each test run
+watches each loop in one way; the long tests watch it in all ways.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ WAYS = (
     "iterated", "region, perturbed", "script", "ticked, perturbed", "iterated, perturbed", "region",
     "ticked",
 )  # fmt: skip
-ENSEMBLE = "ensemble"  # a batch is no example for an inspector
+ENSEMBLE = "ensemble"  # a batch cannot be an inspector's example
 IN_PART = ("meta", "restored")
-"""Loops in which a part of the calls is perturbed: there is no bare loop like that."""
+"""Loops in which only some calls are perturbed: they have no bare equivalent."""
 
 
 def cases():

@@ -182,7 +182,7 @@ def test_a_knob_turned_between_a_forward_pass_and_its_recomputation():
         y, back = jax.vjp(run, state, x)
         expected = back(jnp.ones_like(y))
         y, back = jax.vjp(run, state, x)
-        session.perturb({"up": (SCALE, -3.0)})  # waits for what is in flight: nothing is
+        session.perturb({"up": (SCALE, -3.0)})  # waits for programs under way; there are none
         found = back(jnp.ones_like(y))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -1,7 +1,7 @@
-"""The README and the pages of the site: their code runs, what they link to and name exists.
+"""The README and the pages of the site: their code runs, their links and names exist.
 
-A page's Python blocks run in their order and share one namespace, as a reader would type them.
-One that cannot run stands behind `<!-- not run: why -->`; there is no other way to leave one out.
+A page's Python blocks run in their order and share one namespace, as if a reader typed them. Only a
+block after `<!-- not run: why -->` is skipped.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MODULES = sorted(
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RUN, SHOWN = {"python"}, {"text"}
-"""Languages of blocks that run, and of what is no code: output, or a picture in letters."""
+"""Languages of blocks that run, and of blocks that are not code (output, diagrams)."""
 
 
 class Block(NamedTuple):
-    """One fenced block: its language, the line of its first line, its text, why it is not run."""
+    """One fenced block: its language, first line number, text, and why it is not run."""
 
     language: str
     line: int
@@ -42,7 +42,7 @@ class Block(NamedTuple):
 
 
 def blocks(path: pathlib.Path) -> list[Block]:
-    """The fenced blocks of a page, in their order; without those that are Sphinx's directives."""
+    """The fenced blocks of a page in order, without Sphinx directives."""
     found, lines, at = [], path.read_text(encoding="utf-8").splitlines(), 0
     while at < len(lines):
         if not lines[at].startswith("```"):
@@ -67,11 +67,11 @@ def name_of(path: pathlib.Path) -> str:
 def test_the_code_of_a_page_runs(
     path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.chdir(tmp_path)  # what a page writes is not left in the checkout
+    monkeypatch.chdir(tmp_path)  # keep files that a page writes out of the checkout
     namespace: dict[str, Any] = {"__name__": "page"}
     for block in blocks(path):
         if block.language in RUN and not block.reason:
-            code = "\n" * (block.line - 1) + block.text  # so that a traceback has the page's line
+            code = "\n" * (block.line - 1) + block.text  # so that a traceback shows the page's line
             with contextlib.redirect_stdout(io.StringIO()):
                 exec(compile(code, str(path), "exec"), namespace)
 

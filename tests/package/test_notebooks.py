@@ -1,7 +1,7 @@
 """Every notebook runs from top to bottom, without an error, a warning or a network.
 
-With NNX_INSPECTOR_EXECUTED a folder, what they show is kept there: notebooks/docs/conf.py puts it
-into the site.
+If NNX_INSPECTOR_EXECUTED names a folder, the executed notebooks are kept there for
+notebooks/docs/conf.py, which puts them into the site.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FOUND: dict[str, dict[str, list[str]]] = {
         "fourth": ["mode norm"],
     }
 }
-"""What a notebook shows on purpose: notebook -> variable -> rules and sites, worst first."""
+"""The findings that a notebook shows on purpose: notebook -> variable -> rules and sites."""
 
 
 def test_there_are_notebooks():
@@ -62,7 +62,7 @@ def test_there_are_notebooks():
 
 
 def cases() -> list[Any]:
-    """The quickstart is run whole by browser/test_quickstart.py too: here for the site alone."""
+    """browser/test_quickstart.py also runs the whole quickstart; here it runs for the site only."""
     long = [] if EXECUTED else [pytest.mark.long]
     return [pytest.param(p, marks=long if p.stem == "quickstart" else []) for p in NOTEBOOKS]
 
@@ -74,7 +74,7 @@ def test_runs(path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     for name in ("http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nothing listens there
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nothing listens on this port
         monkeypatch.setenv(name.upper(), "http://127.0.0.1:9")
     notebook = nbformat.read(path, as_version=4)
     notebook.cells.insert(0, nbformat.v4.new_code_cell(OFFLINE))
@@ -101,7 +101,7 @@ def test_runs(path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.Mo
 
 
 def _give_this_python_a_kernel(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel specification of the very interpreter that runs the tests."""
+    """A kernel specification for the interpreter that runs the tests."""
     from jupyter_client.kernelspec import KernelSpec
 
     command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]

@@ -1,4 +1,4 @@
-"""Who may import whom: rooms in one order, and no accelerator started by opening a file."""
+"""The import order of the rooms; opening a recording starts no accelerator."""
 
 import ast
 import pathlib
@@ -26,7 +26,7 @@ ROOMS = (
     "screen",
     "inspector",
 )
-"""A file imports from its own room and from rooms before it; the first is the files at the top."""
+"""A file imports only from its own room and earlier rooms; the first is the files at the top."""
 
 WITHOUT_JAX = {
     "": {"background", "errors", "progress"},
@@ -46,16 +46,16 @@ WITHOUT_JAX = {
     },
     "screen": None,
 }
-"""Files that a recording is opened, judged and shown with; None for all of a room."""
+"""The files that open, judge and show a recording; None stands for a whole room."""
 WITH_JAX_IN_THEM = {"recordings": {"layers"}, "screen": {"layout", "layer_rows"}}
-"""What is left out of a whole room."""
+"""The exceptions in whole rooms."""
 
 MOST_FILES = 12
 MOST_LINES = 500
 
 
 def files() -> dict[str, pathlib.Path]:
-    """Dotted name, without the package's -> file."""
+    """Dotted name without the package -> file."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -69,7 +69,7 @@ def room_of(name: str) -> str:
 
 
 def imported(path: pathlib.Path) -> set[str]:
-    """The files and rooms of this package that a file imports from, anywhere in it."""
+    """The files and rooms of this package that a file imports, anywhere in its code."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("nnx_inspector"):

@@ -1,4 +1,4 @@
-"""The site: built without a warning and without a network, complete, and looking nowhere else."""
+"""The site is built without warnings and network, complete, and loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOWHERE = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", 
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder with one notebook "as it ran": each cell of code has printed its number."""
+    """A folder with one executed notebook: each code cell has printed its number."""
     folder = tmp_path_factory.mktemp("executed")
     notebook = nbformat.read(ROOT / "notebooks" / "quickstart.ipynb", as_version=4)
     for number, cell in enumerate(notebook.cells):

@@ -1,4 +1,4 @@
-"""The package as others get it: built, installed into an empty environment, and on screen there."""
+"""The package as users get it: built, installed into an empty environment, and on screen."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _run(*command: str, cwd: pathlib.Path, seconds: float = 900) -> str:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A copy of what is, or is about to be, in git; nothing that was built."""
+    """A copy of the files that are in git or not ignored by it; no build outputs."""
     copy = tmp_path_factory.mktemp("checkout")
     listed = _run("git", "ls-files", "-z", "-co", "--exclude-standard", cwd=ROOT)
     for name in filter(None, listed.split("\0")):
@@ -113,7 +113,7 @@ def test_the_wheel_comes_without_a_trace_of_the_machine(
             assert [place for place in wanted if place in content] == [], name
         scripts = "".join(packed.read(name).decode() for name in STATIC if name.endswith(".js"))
         addresses = re.findall(r"(?:https?|wss?):?//[^\s\"'`)]+", scripts)
-    # names of XML namespaces are no addresses
+    # names of XML namespaces are not addresses
     assert [a for a in addresses if not a.startswith("http://www.w3.org/")] == []
 
 

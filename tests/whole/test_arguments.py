@@ -1,4 +1,4 @@
-"""Models, attributes and arguments that ask for care: each gives what plain flax gives."""
+"""Difficult models, attributes and arguments: each gives the same result as plain flax."""
 
 import contextlib
 import copy
@@ -29,7 +29,7 @@ class Dropped(nnx.Module):
 
 
 class HandsOn(nnx.Module):
-    """Calls its child with streams: its own, or those that it is handed."""
+    """Calls its child with streams: its own, or those of the caller."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.child = Dropped(rngs)
@@ -47,7 +47,7 @@ _ODD = ("len", "bool", "eq", "ne", "hash", "iter", "contains", "getitem", "repr"
 
 
 class Odd(nnx.Module):
-    """Everything that Python calls behind one's back raises."""
+    """Every special method that Python calls implicitly raises."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.linear = nnx.Linear(4, 4, rngs=rngs)
@@ -63,7 +63,7 @@ for _name in _ODD:
 
 
 class Proxy(nnx.Module):
-    """Asks its child for what it has not, and raises another error than AttributeError."""
+    """Asks its child for a missing attribute, and raises another error than AttributeError."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.linear = nnx.Linear(4, 4, rngs=rngs)
@@ -78,7 +78,7 @@ class Proxy(nnx.Module):
 
 
 class Magic:
-    """Answers to any attribute, and to nothing that Python asks it."""
+    """Has every attribute, and no special method."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -231,7 +231,7 @@ def test_a_setting_without_a_hash_is_run_and_a_change_of_it_is_noticed(name: str
         insp.run(*args)
         before = len(traced)
         same(insp.run(*args), want := model(*args))
-        assert len(traced) == before + 1  # by this test's own call alone
+        assert len(traced) == before + 1  # by this test's own call only
         change(model.config)
         same(insp.run(*args), want * 2.5)
         assert insp.values("linear").shape == (2, 2)

@@ -1,4 +1,4 @@
-"""The table of constructs says what a run gives, on this version of flax."""
+"""The table of constructs equals the result of a run, on this version of flax."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = [
 
 @pytest.mark.parametrize("construct", ROWS)
 def test_the_row_of_a_construct_is_what_a_run_gives(construct):
-    """Raises where a figure or a path is wrong, or a call is neither seen nor told."""
+    """Raises if a figure or a path is wrong, or a call is neither seen nor reported."""
     assert constructs.row(construct) in COMMITTED.splitlines()
 
 

@@ -1,4 +1,4 @@
-"""What Python's stack carries without hooks it carries with them, and the limit is as before."""
+"""A model that fits on Python's stack without hooks fits with them; the limit is restored."""
 
 import sys
 import threading
@@ -94,7 +94,7 @@ def test_a_deep_model_can_be_traced():
 
 
 def visits(work: Any) -> int:
-    """How many nodes are looked into on the ways through a model."""
+    """The number of nodes visited in the walks over a model."""
     seen = 0
 
     def count(frame: Any, event: str, _: Any) -> None:
@@ -177,7 +177,7 @@ def test_a_limit_that_is_set_in_between_stays():
         headroom.borrow(-100)
         headroom.borrow(-50)
         assert sys.getrecursionlimit() == before + 7
-        sys.setrecursionlimit(100_000)  # more than the C stack holds is the user's to risk
+        sys.setrecursionlimit(100_000)  # a limit beyond the C stack is the user's own risk
         headroom.borrow(10)
         assert sys.getrecursionlimit() == 100_000
         headroom.borrow(-10)

@@ -54,7 +54,7 @@ def test_a_killed_run_loses_at_most_one_step(kind: str, seed: int, tmp_path: pat
     assert recording.thinned == 0
     first = loop[0].step
     assert [p.step for p in loop] == list(range(first, first + len(loop)))
-    assert len(loop) >= done  # those before it, and perhaps itself
+    assert len(loop) >= done  # the steps before it, and perhaps the step itself
     for one in loop[:-1]:
         assert one.keys == loop[0].keys, "each has its gradients"
         assert {q for _, q in one.keys} == {"output", "gradient"}

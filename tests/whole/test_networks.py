@@ -1,8 +1,8 @@
-"""Networks in the manner of other people's repositories, each used in all ways, against plain flax.
+"""Networks as in other people's repositories, each used in all ways and compared with plain flax.
 
-Same result, same state afterwards; all modules that really ran are in the record, or are told as
-unseen; figures are NumPy's in float64; classes and graphdefs are as before. In every run each is
-traced in all ways and a few are run; all are run with the long tests.
+Results and state are equal; every module that ran is in the record or reported as unseen; figures
+equal NumPy's in float64; classes and graphdefs are unchanged. Every test run traces each network in
+all ways and runs a few; the long tests run all.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -71,7 +71,7 @@ GAPS = {
     "test_backward[decoder that returns its caches]": KEYS,
     "test_backward[physics with derivatives by the input]": "the oracle hears inner gradients too",
 }
-"""What is not right yet, or what these tests cannot tell, and why."""
+"""Known failures, and what these tests cannot decide, with the reason."""
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +100,7 @@ def differentiated(network):
 
 
 def state_of(network) -> list[Any]:
-    """All that a call may change: of the model, and of what it is called with."""
+    """Everything that a call may change in the model and in the arguments."""
     leaves = jax.tree.leaves((network.model, network.args, network.kwargs), is_leaf=is_node)
     return [plain(x) for x in leaves if is_node(x)]
 
@@ -116,7 +116,7 @@ def plain(node: Any) -> Any:
 
 
 def assert_same(found: Any, expected: Any, tolerance: float | None = None) -> None:
-    """Equal trees: arrays up to rounding, NNX objects by their state, all else by `==`."""
+    """Compare trees: arrays up to rounding, NNX objects by their state, all else by `==`."""
     tolerance = TOLERANCE if tolerance is None else tolerance
     a, a_tree = jax.tree.flatten(found, is_leaf=is_node)
     b, b_tree = jax.tree.flatten(expected, is_leaf=is_node)
@@ -126,7 +126,7 @@ def assert_same(found: Any, expected: Any, tolerance: float | None = None) -> No
         if isinstance(y, (jax.Array, np.ndarray)) or is_node(y):
             x, y = (plain(z) if is_node(z) else z for z in (x, y))
             assert_close(x, y, exactly=False, tolerance=tolerance)
-        elif dataclasses.is_dataclass(y):  # one that is no pytree
+        elif dataclasses.is_dataclass(y):  # not a pytree
             assert_same(vars(x), vars(y), tolerance)
         else:
             assert x == y
@@ -154,19 +154,19 @@ def summaries(tree: Any) -> list[Any]:
 
 
 def assert_seen(record: Any, heard: Any, part: str) -> None:
-    """What the oracle heard is in the record, figure for figure, or told as unseen."""
+    """Check that the oracle's values are in the record, figure by figure, or reported as unseen."""
     for site, leaves in heard.items():
         if site not in record:
             assert site in record.unseen, f"{site!r} ran and is not told"
             continue
         found = summaries(getattr(record[site], part))
         expected = [arrays for _, arrays in sorted(leaves.items())]
-        if not found:  # nothing was measured: nothing but zeros passed
+        if not found:  # not measured: only zeros passed
             assert part == "gradient" or not expected, site
             assert not any(np.any(x) for arrays in expected for x in arrays), site
             continue
         if part == "gradient" and len(found) > len(expected):
-            # the oracle hears what the user differentiates; the record has each site's cotangent
+            # the oracle sees the user's derivative; the record has each site's cotangent
             assert all(any(is_of(one, x) for one in found) for x in expected), site
             continue
         assert len(found) == len(expected), site
@@ -252,7 +252,7 @@ def test_one_pass(build):
     got, record = nni.capture(network.model)(*network.args, **network.kwargs)
     assert_same(got, out)
     assert_same(state_of(network), state_of(expected))
-    # of some networks two that are built alike have unlike graphdefs: then it is as it was
+    # two equal builds of some networks have different graphdefs: compare with the earlier one
     assert nnx.graphdef(network.model) in (nnx.graphdef(expected.model), before)
     assert_seen(record, heard, "output")
 

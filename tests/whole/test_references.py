@@ -1,4 +1,4 @@
-"""Variables that are references (`ref=True`, `hijax=True`): written to in place, and not lost."""
+"""Variables that are references (`ref=True`, `hijax=True`): writes in place are not lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Count(nnx.Variable):
 
 
 class Counts(nnx.Module):
-    """Counts its calls in a Variable of the kind asked for."""
+    """Counts its calls in a Variable of the given kind."""
 
     def __init__(self, rngs, **kind):
         self.linear = nnx.Linear(3, 3, rngs=rngs)

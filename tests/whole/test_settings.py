@@ -1,7 +1,7 @@
-"""Every setting of jax: what the package does under it, against what it does without.
+"""Every setting of jax: the package's behaviour with it, compared with that without it.
 
-A setting that changes numbers (64 bits, another generator) is held around the making of the model
-too; figures are compared where it changes none. All are set by context managers, restored after.
+A setting that changes numbers (64 bits, another generator) also applies while the model is built;
+figures are compared for the other settings. Context managers set and restore all of them.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ def figures(record):
 
 
 def captured(model, x):
-    """trace, capture with all that it keeps, value_and_grad: eagerly, and in the user's own jit."""
+    """trace, capture with everything kept, value_and_grad: eagerly and in the user's own jit."""
     assert [call.site for call in nni.trace(model, x).calls] == ["", "first", "last"]
     _, record = nni.capture(model, values=True, units=-1, parameters=True)(x)
     eager = figures(record)
@@ -83,7 +83,7 @@ def perturbed(model, x):
 
 
 def inspected(model, x, tmp_path):
-    """An Inspector's own passes, and what is kept of them."""
+    """An Inspector's own passes, and their recording."""
     insp = nni.Inspector(model, x, display=False)
     try:
         found = {"loss": float(insp.step(loss_fn, x))}
@@ -122,7 +122,7 @@ def training_step():
 
 def watched(model, x):
     """The user's own jitted step, in an iterator and in a region."""
-    with jax.transfer_guard("allow"):  # making one is the user's, and jax's own
+    with jax.transfer_guard("allow"):  # the user and jax make the array
         optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
 
     train = training_step()
@@ -159,7 +159,7 @@ def flag(name, value):
 
 @contextlib.contextmanager
 def every_check():
-    """All that forbids something, at once."""
+    """All settings that forbid something, at once."""
     with (
         jax.debug_nans(True),
         jax.debug_infs(True),
@@ -204,14 +204,14 @@ ALIKE = {
     "no optimisations": lambda: flag("jax_disable_most_optimizations", True),
     "leaks": lambda: jax.checking_leaks(),
 }
-"""Settings under which every figure is as without, to rounding."""
+"""Settings that leave every figure equal up to rounding."""
 
 OTHER = {
     "x64": lambda: jax.enable_x64(True),
     "rbg": lambda: jax.default_prng_impl("rbg"),
     "not partitionable": lambda: jax.threefry_partitionable(False),
 }
-"""Settings under which random numbers are others."""
+"""Settings that change random numbers."""
 
 _plain = {}
 
@@ -289,7 +289,7 @@ class Around(nnx.Module):
 
 
 class Hidden(nnx.Module):
-    """A NaN that a mask takes out again: jax tells it where it runs operation by operation."""
+    """A NaN that a mask removes: jax reports it if it runs operation by operation."""
 
     def __call__(self, x):
         return jnp.where(x > 0, jnp.log(x), 0.0)
@@ -367,7 +367,7 @@ def test_a_nan_in_a_watched_step_is_their_error_and_a_finding(inner):
             loop = insp.watch([x], every=1)
             batch = next(loop)
             with pytest.raises(FloatingPointError) as error:
-                train(model, optimizer, batch)  # the loop is not left: its error is looked at
+                train(model, optimizer, batch)  # the loop stays open: its error is examined
         assert str(error.value) == str(plain.value)
         (finding,) = [one for one in insp.findings if one.rule == "nonfinite"]
         assert finding.site == ("inner" if inner is Log else "first")

@@ -1,7 +1,7 @@
-"""Models over a mesh: summaries are made where the data lies, and are those of one device.
+"""Models over a mesh: summaries are made where the data lies, and equal those of one device.
 
-`sharded.py` runs the cases in a process of its own, with eight devices: all of them at once,
-for the time that it takes to start.
+`sharded.py` runs all cases in one separate process with eight devices, because starting takes
+long.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LONG = [
     "explicit, cond", "explicit, vmap",
 ]  # fmt: skip
 INEXACT = {"image": 2e-5, "attention": 2e-5}
-"""Cases whose sums round otherwise in another order, and the error that is theirs."""
+"""Cases whose sums round differently in another order, and the error of that."""
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -49,7 +49,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def said(process: subprocess.Popen[str], timeout: float) -> dict[str, dict]:
-    """What a process prints, by case. Waits for its end, and ends it where it takes too long."""
+    """The output of a process, by case. Waits for its end, and ends it after a time limit."""
     try:
         out, error = process.communicate(timeout=timeout)
     finally:
@@ -84,7 +84,7 @@ def rows_of(case: dict) -> int:
 
 @every_case
 def test_no_activation_is_moved(name, runs, request):
-    """Beyond what the bare program moves there are counts, and a few numbers a device and row."""
+    """The program moves only counts and a few numbers per device and row beyond the bare one's."""
     case = request.getfixturevalue(runs)[name]
     rows = rows_of(case)
     more = Counter(case["sharded"]["ours"]) - Counter(case["sharded"]["bare"])
@@ -133,7 +133,7 @@ def assert_same(ours, one, error, key):
 
 
 def test_within_shard_map_a_site_has_the_values_of_each_device(quick):
-    """Partial sums are what the devices hold: twice as many values, which add up to the whole."""
+    """The devices hold partial sums: twice as many values, which add up to the whole."""
     case = quick["shard_map, cond"]
     ours, one = case["sharded"]["said"], case["one"]
     part, whole = ours["down 0 output"], one["down 0 output"]
@@ -158,7 +158,7 @@ def test_an_unchecked_shard_map_counts_every_devices_copy(rest):
 
 @pytest.mark.long
 def test_of_a_gauge_no_more_is_moved_than_is_looked_at():
-    """At most so many examples, positions and units, however large the array is."""
+    """The number of examples, positions and units is bounded, however large the array is."""
     most = EXAMPLES * POSITIONS * UNITS
     program = PROGRAM.with_name("sharded_gauges.py")
     command = [sys.executable, str(program)]

@@ -1,4 +1,4 @@
-"""The user's own `sow` and `perturb`: sites of their own under us, and unchanged by us."""
+"""The user's own `sow` and `perturb` are separate sites, and the hooks do not change them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_sown_text_stays_what_it_is():
         ((value, text),) = other.seen.get_value()
         assert text == "text"
         np.testing.assert_array_equal(value, x)
-    _, record = capture(model)(x)  # the text is among the state that goes in, too
+    _, record = capture(model)(x)  # the text is also part of the state that goes in
     assert len(model.seen.get_value()) == 2
 
 

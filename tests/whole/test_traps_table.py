@@ -1,4 +1,4 @@
-"""TRAPS.md by the tests that would notice: each of them is there."""
+"""The traps of TRAPS.md, each with the tests that guard against it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples in `uses/`: short, and each shows what its paper says, against models by hand."""
+"""The examples in `uses/` are short and show the papers' results, against models by hand."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_patching_restores_the_answer_where_it_must():
     np.testing.assert_allclose(token, np.eye(activation_patching.LENGTH)[source], atol=1e-5)
     # the head reads the last position alone
     np.testing.assert_allclose(last, np.eye(activation_patching.LENGTH)[-1], atol=1e-5)
-    # what the first block has moved lies later, never before the source
+    # the first block moves information to later positions only
     np.testing.assert_allclose(first[:source], 0.0, atol=1e-6)
     assert first[source:].max() > 0.5
 
