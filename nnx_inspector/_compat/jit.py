@@ -188,6 +188,13 @@ def _jit_call(fun: Any, options: Any, args: Any, kwargs: Any) -> JitCall:
     )
 
 
+def trace_context() -> Hashable:
+    """Everything besides its arguments that a trace depends on: settings, mesh, open layers."""
+    from jax._src import config
+
+    return config.trace_context()
+
+
 def abstract(x: Any) -> jax.ShapeDtypeStruct:
     """An array as jit's cache sees it: shape, dtype, weak type and committed sharding."""
     aval: Any = jax.typeof(x)

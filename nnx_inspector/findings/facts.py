@@ -21,7 +21,7 @@ from nnx_inspector.findings.activations import kind_after, kind_before
 from nnx_inspector.hooks.layers import unwatched
 from nnx_inspector.hooks.sites import CALL, ModuleSite, Path, Selection, module_sites, site_key
 from nnx_inspector.hooks.variables import float_arrays, variables_by_path
-from nnx_inspector.program.function import Function, WatchedCall, as_function
+from nnx_inspector.program.function import WatchedCall, as_function
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import CHANGE, INPUT, OUTPUT, mark
 from nnx_inspector.program.stage import Staged, array_names, staged
@@ -36,36 +36,24 @@ def facts_of_modules(model: nnx.Module) -> Facts:
     return Facts(sites=sites, parameters=tuple(_parameters(model)))
 
 
-def facts_of_call(
-    function: Function,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    model: nnx.Module,
-    selection: Selection,
-    *,
-    is_loss: bool = False,
-) -> Facts:
-    """The facts about a model and about a pass over it, which is traced.
+def facts_of_stage(stage: Staged, *, is_loss: bool = False) -> Facts:
+    """The facts about a model and about a pass over it.
 
     Args:
+        stage: the pass, with the outputs and inputs of all sites marked.
         is_loss: whether the function returns a loss, or `(loss, aux)`.
-
-    Raises:
-        Whatever the traced function raises.
     """
-    layers, roots = marking_layers(selection, inputs=True), {(): model}
-    with staged(function, args, kwargs, layers, roots=roots) as stage:
-        program = _Program(stage.owner)
-        program.enter(stage.survey.jaxpr)
-        jaxpr = stage.survey.jaxpr
-        needed = _needed(stage, jaxprs.needed_inputs(jaxpr, stage.outputs, mark))
-        of_loss = jaxprs.needed_inputs(jaxpr, 1, mark) if is_loss else None
-        known = {one.site: one for one in facts_of_modules(model).sites}
-        for site, found in program.sites.items():
-            base = known.get(site, SiteFacts(site=site))
-            known[site] = _joined(base, found)
-        parameters = tuple(_parameters(model, needed, _needed(stage, of_loss)))
-    return Facts(sites=tuple(known.values()), parameters=parameters)
+    model, jaxpr, program = stage.roots[()], stage.survey.jaxpr, _Program(stage.owner)
+    if stage.eager:
+        return facts_of_modules(model)
+    program.enter(jaxpr)
+    needed = _needed(stage, jaxprs.needed_inputs(jaxpr, stage.outputs, mark))
+    of_loss = jaxprs.needed_inputs(jaxpr, 1, mark) if is_loss else None
+    sites = {one.site: one for one in facts_of_modules(model).sites}
+    for site, found in program.sites.items():
+        sites[site] = _joined(sites.get(site, SiteFacts(site=site)), found)
+    parameters = tuple(_parameters(model, needed, _needed(stage, of_loss)))
+    return Facts(sites=tuple(sites.values()), parameters=parameters)
 
 
 def facts_of_watched(model: nnx.Module, call: WatchedCall, selection: Selection) -> Facts:
@@ -85,8 +73,9 @@ def facts_of_watched(model: nnx.Module, call: WatchedCall, selection: Selection)
     module = modules[call.path]
     bound = module if call.method == CALL else getattr(module, call.method)
     function = as_function(bound, "watch")
-    with unwatched():
-        return facts_of_call(function, call.args, call.kwargs, copy, selection)
+    layers, roots = marking_layers(selection, inputs=True), {(): copy}
+    with unwatched(), staged(function, call.args, call.kwargs, layers, roots=roots) as stage:
+        return facts_of_stage(stage)
 
 
 # ------------------------------------------------------------------- the modules

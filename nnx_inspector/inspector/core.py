@@ -31,7 +31,7 @@ from nnx_inspector.inspector.passes.trials import Shown, Trial
 from nnx_inspector.live.figures import Observer, gauges_of
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.perturbations.slots import CLEAN, Setting
-from nnx_inspector.program.analysis.trace import Trace, traced
+from nnx_inspector.program.analysis.trace import Trace, trace_of
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.layers import layers_of
@@ -74,7 +74,8 @@ class Core:
         self.watched = self.model = model
         self.selection = selection
         self.entry, self.example, self.trial = example.entry, example, example
-        self.trace = self.traced_of(model)
+        self.programs, self.modes = OwnedPasses((), selection), Modes(model)
+        self.trace = self.trace_example()
         self.shown: Shown | None = None
         self.eager = ""
         self.lock = threading.RLock()
@@ -82,10 +83,8 @@ class Core:
         self.step = 0
         self.parts: tuple[object, ...] = ()
         self.recording = Recording()
-        self.programs = OwnedPasses((), selection)
         self.settings = Settings()
         self.handles = Handles()
-        self.modes = Modes(model)
         self.meter = Meter()
         self.metrics = Metrics(self.recording, self.notice)
         self.effect: Callable[[], tuple[protocol.Effect | None, str]] = lambda: (None, "")
@@ -144,10 +143,10 @@ class Core:
         """The last requested pass, with the present model and modes."""
         return self.trial.call(self.model, self.modes.switches())
 
-    def traced_of(self, model: nnx.Module) -> Trace:
-        """The trace of the example on a model."""
-        call = self.entry.call(model, self.example.args, self.example.kwargs)
-        return traced(*call, selection=self.selection, roots={(): model})
+    def trace_example(self) -> Trace:
+        """The trace of the example, with the present model and modes."""
+        call = self.example.call(self.model, self.modes.switches())
+        return self.programs.read(call, trace_of)
 
     def take_trace(self, found: Trace) -> None:
         """Show the sites of a trace from now on."""

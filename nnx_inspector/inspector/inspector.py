@@ -21,7 +21,7 @@ from nnx_inspector.inspector.loops import Loops
 from nnx_inspector.inspector.nnx.modes import Modes
 from nnx_inspector.inspector.nnx.page import Pages
 from nnx_inspector.inspector.passes.entry import entry_of, others_in_words, say_if_ensemble
-from nnx_inspector.inspector.passes.rerun import Evaluating
+from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.passes.sweeps import Sweeps
 from nnx_inspector.inspector.passes.trials import Trial
 from nnx_inspector.inspector.passes.update import renewed
@@ -93,11 +93,11 @@ class Inspector(Readings):
         except Exception as error:
             say_if_ensemble(error, model)
             raise
-        self._rerun = Evaluating(core)
+        self._rerun = Reruns(core)
         self._loops = Loops(core, self._rerun)
         self._targets = Targets(core, self._rerun)
         self._sweeps = Sweeps(core)
-        self._pages, self._opening = Pages(core), Opening(selection)
+        self._pages, self._opening = Pages(core), Opening()
         self._commands = Commands(
             core,
             targets=self._targets,

@@ -20,7 +20,7 @@ from nnx_inspector.errors import InspectorError, warn
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle
-from nnx_inspector.inspector.passes.rerun import Evaluating
+from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.live.attendance import Attendance, Expected
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.losses import losses_of
@@ -40,7 +40,7 @@ MODEL = -1
 class Loops:
     """At most one loop at a time, by iterator or as a region."""
 
-    def __init__(self, core: Core, rerun: Evaluating):
+    def __init__(self, core: Core, rerun: Reruns):
         self._core, self._rerun = core, rerun
         self._sessions: dict[Any, Session] = {}
         self._session: Session | None = None

@@ -15,7 +15,7 @@ from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.diagnosing import Diagnosing
 from nnx_inspector.inspector.export import write_html
 from nnx_inspector.inspector.panels import At, compare_with, parameters_at, units_at
-from nnx_inspector.inspector.passes.rerun import Evaluating
+from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.values.opening import Opening, Part, opened_tree
 from nnx_inspector.inspector.values.reading import look_of
 from nnx_inspector.program.analysis.trace import Trace
@@ -36,7 +36,7 @@ class Readings:
     """Measurements, recorded and on request. `Inspector` is the class to use."""
 
     _core: Core
-    _rerun: Evaluating
+    _rerun: Reruns
     _diagnosing: Diagnosing
     _opening: Opening
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from nnx_inspector.hooks.sites import Only, Selection, nothing_selected
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle
-from nnx_inspector.inspector.passes.rerun import Evaluating
+from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.perturbations.apply import chosen_layer, parameter_keys
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.region import Known, check_applies, is_live, require_known
@@ -21,7 +21,7 @@ from nnx_inspector.perturbations.slots import place_of
 class Targets:
     """Adds perturbations, and checks their new values."""
 
-    def __init__(self, core: Core, rerun: Evaluating):
+    def __init__(self, core: Core, rerun: Reruns):
         self._core, self._rerun = core, rerun
         core.handles.check = self._check_value
 

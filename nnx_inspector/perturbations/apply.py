@@ -34,24 +34,15 @@ from nnx_inspector.perturbations.slots import Place
 from nnx_inspector.perturbations.substitute import ParameterRule, perturbed_parameters
 from nnx_inspector.perturbations.values import Perturbation
 from nnx_inspector.program.mark_layers import marking_layers
-from nnx_inspector.program.marks import INPUT, OUTPUT
+from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.stage import LayersOf, Staged
 from nnx_inspector.program.survey import Marked, lengths_of
 
 
-def layers_for(
-    selection: Selection, places: Iterable[Place], received: Iterable[str] = ()
-) -> LayersOf:
-    """The layers that mark the selected outputs, and the inputs that a place acts on.
-
-    Args:
-        selection: the sites whose outputs are marked.
-        places: the places of the perturbations.
-        received: further sites whose inputs are marked.
-    """
-    sites = [site for place in places if place.at == INPUT for site in place.sites]
-    sites += received
-    inputs = Selection(list(dict.fromkeys(sites))) if sites else None
+def layers_for(selection: Selection, received: Iterable[str]) -> LayersOf:
+    """The layers that mark the selected outputs, and the inputs of the sites that are given."""
+    sites = list(dict.fromkeys(received))
+    inputs = Selection(sites) if sites else None
 
     def layers(scope: Scope, owner: Any) -> Sequence[Layer]:
         of_outputs = marking_layers(selection, inputs=False)(scope, owner)

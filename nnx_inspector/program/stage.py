@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -35,10 +35,32 @@ from nnx_inspector.program.eager import (
 )
 from nnx_inspector.program.function import Arguments, Function, is_input, name_of, roots_of
 from nnx_inspector.program.harvest import Plan, evaluate
-from nnx_inspector.program.marks import describe
+from nnx_inspector.program.marks import INPUT, describe
 from nnx_inspector.program.survey import Survey, call_numbers, survey
 
 _TAG = "nnx_inspector"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tracing:
+    """What tracing a call gave: it serves every other call of an equal form. Holds no array of it.
+
+    Attributes:
+        survey, owner, calls: as of `Staged`.
+        result: what the call returned and what it left behind, without arrays.
+        written: to which kinds of references it writes.
+    """
+
+    survey: Survey
+    owner: Any
+    calls: dict[int, int]
+    result: dict[str, Any]
+    written: set[str]
+
+    def receiving(self, sites: Collection[str]) -> Tracing:
+        """The same; of the marks on what a site receives only those of these sites."""
+        found = self.survey.only(lambda mark: mark.part != INPUT or mark.site in sites)
+        return dataclasses.replace(self, survey=found)
 
 
 @dataclasses.dataclass
@@ -58,6 +80,7 @@ class Staged:
         calls: the number of each mark, see `survey.call_numbers`.
         spans: by the id of each Variable, the numbers of the inputs that hold its arrays.
         arrays: the arrays among the arguments, which are the last inputs.
+        tracing: what an equal call can be staged with; None for an eager call.
     """
 
     survey: Survey
@@ -71,6 +94,7 @@ class Staged:
     arrays: tuple[Any, ...]
     _finish: Callable[[Sequence[Any], bool], Any]
     _call: Callable[[Sequence[Any]], tuple[list[Any], Arguments]]
+    tracing: Tracing | None = None
     eager: str = ""
     last: EagerPass | None = None
     calls: dict[int, int] = dataclasses.field(default_factory=lambda: dict[int, int]())
@@ -125,8 +149,10 @@ def staged(
     *,
     roots: dict[Path, Any] | None = None,
     may_run: bool = False,
+    known: Tracing | None = None,
 ) -> Iterator[Staged]:
-    """Trace `function(*args, **kwargs)` with `layers(scope, owner)` open.
+    """Trace `function(*args, **kwargs)` with `layers(scope, owner)` open, unless the tracing of an
+    equal call is known.
 
     Nothing runs on a device. Within the context `finish` may update the modules. `roots` are the
     modules that paths are relative to, by default those among the arguments. With `may_run`, a
@@ -139,9 +165,10 @@ def staged(
     scope = Scope(roots, token)
     outer = open_layers()
     owner = (token, len(outer))  # differs from an enclosing one, even of the same model
-    result: dict[str, Any] = {}
+    result: dict[str, Any] = {} if known is None else known.result
+    wanted = layers(scope, owner) if known is None else ()
 
-    with jitted(), nnx.update_context(_TAG), hooked(*layers(scope, owner)):
+    with jitted(), nnx.update_context(_TAG), hooked(*wanted):
         with nnx.split_context(_TAG) as splitting:
             graphdef, state = splitting.split(arguments.take(arguments.nodes))
         held, state_leaves = _Held.of(state)
@@ -171,12 +198,10 @@ def staged(
 
         arrays = arguments.take(arguments.arrays)
         stage: Staged | None = None
-        written: set[str] = set()
-        key = _form_of(function, graphdef, arguments, state_leaves) if may_run else None
-        runs = may_run and can_run((*state_leaves, *arrays))
-        why = remembered(key) if runs else ""
-        jaxpr = None
-        if not why:
+        runs = known is None and may_run and can_run((*state_leaves, *arrays))
+        key = _form_of(function, graphdef, arguments, state_leaves) if runs else None
+        why = remembered(key)
+        if known is None and not why:
             try:
                 jaxpr = jax.make_jaxpr(pure)(state_leaves, list(arrays))
             except Exception as error:
@@ -186,9 +211,11 @@ def staged(
                     raise
                 remember(key, why)
                 scope.forget()
-        if jaxpr is not None:
-            written = jaxprs.writes(jaxpr)
-            warn_of_doubtful_calls(scope, "They are listed as unseen.")
+            else:
+                found = survey(jaxpr, owner)
+                numbers, written = call_numbers(found.marks), jaxprs.writes(jaxpr)
+                known = Tracing(found, owner, numbers, result, written)
+                warn_of_doubtful_calls(scope, "They are listed as unseen.")
 
         def call(inputs: Sequence[Any]) -> tuple[list[Any], Arguments]:
             count = len(state_leaves)
@@ -200,6 +227,7 @@ def staged(
             mine, rest = out[: len(returned.arrays)], out[len(returned.arrays) :]
             left, state_out = rest[: len(references)], rest[len(references) :]
             nodes: Any = ()
+            written: set[str] = set() if known is None else known.written
             if update and "hijax" in written:
                 raise InspectorError(
                     f"{name_of(function.call)} writes to a Variable with hijax=True, which NNX's "
@@ -221,26 +249,26 @@ def staged(
                     _, nodes = merging.merge(result["graphdef"], new_state)
             return returned.rebuild(nodes, mine)
 
-        returned = result["returned"] if jaxpr is not None else Arguments.of(())
-        found = EagerPass(owner, Plan()).survey if jaxpr is None else survey(jaxpr, owner)
+        returned = Arguments.of(()) if known is None else result["returned"]
         stage = Staged(
-            found,
+            EagerPass(owner, Plan()).survey if known is None else known.survey,
             [*state_leaves, *arrays],
             len(returned.arrays),
             returned,
             scope,
-            owner,
+            owner if known is None else known.owner,
             roots,
             spans,
             arrays,
             finish,
             call,
+            known,
             why,
-            calls=call_numbers(found.marks),
+            calls={} if known is None else known.calls,
         )
         # jax caches traces by the open layers, and these belong to this call alone: it would trace
         # and cache each jnp function used for measuring again for every model.
-        with contextlib.nullcontext() if jaxpr is None else opened(outer):
+        with contextlib.nullcontext() if known is None else opened(outer):
             yield stage
 
 

@@ -16,7 +16,7 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.changes import says_nothing
 from nnx_inspector.program.equations import bodies_of, kind_of
-from nnx_inspector.program.marks import INPUT, OUTPUT, Structure, mark
+from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, Structure, mark
 
 UNATTRIBUTED = "unattributed"
 """The part of a mark on a call that only looks like the model's; its site is the type's name."""
@@ -100,6 +100,15 @@ class Survey:
             for item in self.items.values()
         ]
 
+    def only(self, keeps: Callable[[Marked], bool]) -> Survey:
+        """The survey without the marks that are not kept."""
+        items: dict[int, Item] = {}
+        for number, item in self.items.items():
+            children = tuple(child.only(keeps) for child in item.children)
+            if any(c.items for c in children) if item.mark is None else keeps(item.mark):
+                items[number] = dataclasses.replace(item, children=children)
+        return dataclasses.replace(self, items=items)
+
     @property
     def marks(self) -> list[Marked]:
         return [mark for mark, _ in self.walk()]
@@ -139,7 +148,7 @@ def item_of(
     """
     params, name = equation.params, equation.primitive.name
     if equation.primitive is mark:
-        if params["owner"] != owner:
+        if params["owner"] != owner or params["part"] == BEGIN:
             return None
         if params["part"] == UNATTRIBUTED:
             unattributed[params["site"]] = unattributed.get(params["site"], 0) + 1

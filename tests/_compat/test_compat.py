@@ -545,3 +545,15 @@ def test_settings_of_a_thread_are_held_in_another_and_put_back():
         assert jax.config.jax_numpy_rank_promotion == "raise"
         assert jit.local_settings() == local
     assert jit.local_settings() == ()
+
+
+def test_the_context_of_a_trace_tells_settings_and_layers_apart():
+    plain = jit.trace_context()
+    assert jit.trace_context() == plain
+    for context in (jax.enable_x64(True), jax.numpy_dtype_promotion("strict"), KEY("open")):
+        with context:
+            assert jit.trace_context() != plain
+    assert hash(jit.trace_context()) == hash(plain)
+
+
+KEY = jax.make_user_context(default_value=None)

@@ -13,8 +13,8 @@ from models import batch, rngs
 from nnx_inspector._compat import jit
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.inspector.passes.call import Call
-from nnx_inspector.inspector.passes.programs import OwnedPasses, reach_of
-from nnx_inspector.perturbations.apply import chosen_layer, parameter_keys
+from nnx_inspector.inspector.passes.programs import OwnedPasses
+from nnx_inspector.perturbations.apply import Reach, chosen_layer, parameter_keys
 from nnx_inspector.perturbations.base import Kind
 from nnx_inspector.perturbations.gradients import (
     ClipGradient,
@@ -225,7 +225,7 @@ def test_inputs_are_measured_only_where_a_place_acts_on_them():
 
 
 def reach(model, *args, loss_fn=None):
-    return reach_of(Call(model, args, {}, loss_fn), Selection(None))
+    return passes().read(Call(model, args, {}, loss_fn), Reach)
 
 
 @pytest.mark.parametrize(

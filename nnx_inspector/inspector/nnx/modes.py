@@ -186,7 +186,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
     def view(self) -> nnx.Module:
         """The model as inspected passes see it: itself, or shapes with the modes in force."""
         switches = self.switches()
-        return viewed(self.model, switches, lambda _: None)[0] if switches else self.model
+        return viewed((self.model,), switches, lambda _: None)[0][0] if switches else self.model
 
     def table(self) -> list[Mode]:
         """Every mode of every module, in the model's order."""
@@ -205,7 +205,7 @@ class Modes(Mapping[str, Mapping[str, Any]]):
             return [current(nodes[site.path], offer.name) for site, offer in own]
 
         before = read(self.model)
-        now = viewed(self.model, switches, read)[1] if switches else before
+        now = viewed((self.model,), switches, read)[1] if switches else before
         return [
             Mode(
                 site=site.key,

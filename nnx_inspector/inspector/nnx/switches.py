@@ -257,19 +257,20 @@ def _switch(module: nnx.Module, modes: dict[str, Any]) -> None:
 
 
 def viewed(
-    model: nnx.Module, switches: Switches, read: Callable[[nnx.Module], Any]
-) -> tuple[nnx.Module, Any]:
-    """The model with its modes switched, as shapes without arrays, and the result of `read` on it.
+    nodes: tuple[Any, ...], switches: Switches, read: Callable[[nnx.Module], Any]
+) -> tuple[Any, Any]:
+    """The first of these modules with its modes switched, and the others as they are, as shapes
+    without arrays; and the result of `read` on the first.
 
     Nothing is computed, and the model is not changed.
     """
-    graphdef, state = nnx.split(model, graph=True)
+    graphdef, state = nnx.split(nodes, graph=True)
     held: dict[str, Any] = {}
 
     def build(state: Any) -> Any:
-        copy = nnx.merge(graphdef, state)
-        switches.apply(copy)
-        held["read"] = read(copy)
+        copy: Any = nnx.merge(graphdef, state)
+        switches.apply(copy[0])
+        held["read"] = read(copy[0])
         held["graphdef"], out = nnx.split(copy, graph=True)
         return out
 

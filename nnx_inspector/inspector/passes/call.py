@@ -18,7 +18,7 @@ from nnx_inspector._compat.configuration import Configuration
 from nnx_inspector.hooks.content import key_of
 from nnx_inspector.hooks.layers import unwatched
 from nnx_inspector.hooks.pytrees import orders
-from nnx_inspector.inspector.nnx.switches import Switches
+from nnx_inspector.inspector.nnx.switches import Switches, viewed
 from nnx_inspector.inspector.passes.entry import Entry
 from nnx_inspector.program.function import Arguments, Function
 
@@ -53,6 +53,16 @@ class Call:
         form = Form(graphdef, treedef, empty, self.loss_fn, self.switches, self.entry)
         key = (code, empty.treedef, orders(empty.numbered), treedef, self.switches)
         return Parts(form, key, leaves, arguments.take(arguments.arrays))
+
+    @functools.cached_property
+    def in_modes(self) -> Call:
+        """The call of the model in its modes: itself, or with shapes in place of the arrays."""
+        if not self.switches:
+            return self
+        own = Arguments.of((self.model, self.args, self.kwargs))
+        nodes, _ = viewed(own.take(own.nodes), self.switches, lambda model: None)
+        model, args, kwargs = own.rebuild(nodes, own.take(own.arrays))
+        return dataclasses.replace(self, model=model, args=args, kwargs=kwargs)
 
     def copied(self) -> Call:
         """The same call on a copy of the model (and of other modules among the arguments), in its

@@ -11,21 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 
 from nnx_inspector._compat import jit
-from nnx_inspector._compat.configuration import unchecked
-from nnx_inspector.findings.facts import facts_of_call, facts_of_modules
+from nnx_inspector._compat.configuration import Configuration, unchecked
+from nnx_inspector.findings.facts import facts_of_modules, facts_of_stage
 from nnx_inspector.hooks.layers import unwatched
-from nnx_inspector.hooks.sites import Selection
-from nnx_inspector.inspector.nnx.switches import viewed
+from nnx_inspector.hooks.sites import Path, Selection
 from nnx_inspector.inspector.passes.call import Call, Form, Parts, blank
 from nnx_inspector.perturbations.apply import (
-    Reach,
     are_random,
     at_marks,
     layers_for,
@@ -35,12 +34,12 @@ from nnx_inspector.perturbations.effects import Differences, differences
 from nnx_inspector.perturbations.region import rows_of
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting
 from nnx_inspector.perturbations.substitute import with_own_parameters
+from nnx_inspector.program.analysis.trace import staged_for_trace
 from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.function import Arguments
 from nnx_inspector.program.harvest import Keep, Plan
-from nnx_inspector.program.mark_layers import marking_layers
-from nnx_inspector.program.marks import OUTPUT
-from nnx_inspector.program.stage import LayersOf, Staged, staged
+from nnx_inspector.program.marks import INPUT, OUTPUT
+from nnx_inspector.program.stage import Staged, Tracing, staged
 from nnx_inspector.recordings.facts import Facts
 from nnx_inspector.records.backward import backward_pass, require_scalar
 from nnx_inspector.records.capture import record_of
@@ -57,6 +56,7 @@ class OfUnits:
     sites: tuple[str, ...]
 
 
+T = TypeVar("T")
 Kind = Literal["pass", "compare"] | OfUnits
 
 
@@ -83,16 +83,6 @@ class _Returned:
     arguments: Arguments
 
 
-@dataclasses.dataclass(frozen=True)
-class _Prepared:
-    """A program and its inputs; `key` is None if the inputs cannot be described."""
-
-    program: Any
-    inputs: tuple[Any, ...]
-    key: Any
-    avals: tuple[Any, ...]
-
-
 class Program:
     """A compiled function of arrays. If it cannot be traced, because a model's code reads values,
     it runs eagerly.
@@ -101,11 +91,14 @@ class Program:
         function: the function itself.
         compiled: the function under jit.
         ran_eagerly: whether the last call ran eagerly.
+        ready: whether it is compiled, as far as that is known.
+        lock: the thread that compiles it holds this lock.
     """
 
-    def __init__(self, function: Callable[..., Any]):
+    def __init__(self, function: Callable[..., Any], *, ready: bool = False):
         self.function, self.compiled = function, jax.jit(function)
-        self.ran_eagerly = False
+        self.ran_eagerly, self.ready = False, ready
+        self.lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
         if not self.ran_eagerly:
@@ -135,15 +128,23 @@ def inputs_of(parts: Parts, setting: Setting, keys: Sequence[str]) -> Inputs:
 
 @contextlib.contextmanager
 def entered(
-    form: Form, code: Code, keys: Sequence[str], layers: LayersOf, inputs: Inputs
+    form: Form,
+    setting: Code,
+    keys: Sequence[str],
+    selection: Selection,
+    known: Tracing | None,
+    received: Sequence[str],
+    inputs: Inputs,
 ) -> Generator[tuple[Staged, list[Any], Plan, dict[int, Any]]]:
     """Stage a call within a program, with the perturbations of a setting.
 
     Args:
         form: the call's form.
-        code: the setting's code.
+        setting: the setting's code.
         keys: the sites that have a row.
-        layers: the layers that mark values.
+        selection: the sites whose outputs are marked.
+        known: the tracing of the call, if there is one.
+        received: the sites whose inputs are marked, besides those that a place acts on.
         inputs: the program's inputs, as from `inputs_of`.
 
     Returns:
@@ -151,15 +152,23 @@ def entered(
         numbers of their inputs.
     """
     leaves, arrays, numbers, data, of_parameters = inputs
-    places, parameters = code
+    places, parameters = setting
     call = form.call(leaves, arrays)
-    function, args, kwargs = call.function()
-    roots = {(): call.model}
-    with staged(function, args, kwargs, layers, roots=roots, may_run=True) as stage:
+    received = (*received, *(s for place in places if place.at == INPUT for s in place.sites))
+    layers, roots = layers_for(selection, received), {(): call.model}
+    known = known and known.receiving(received)
+    with staged(*call.function(), layers, roots=roots, may_run=True, known=known) as stage:
         replaced = parameters_under(stage, parameters, of_parameters)
         perturb = at_marks(stage, keys, numbers, places, data)
         plan = Plan(perturb=perturb, numbered=are_random(places))
         yield stage, [replaced.get(i, x) for i, x in enumerate(stage.inputs)], plan, replaced
+
+
+@contextlib.contextmanager
+def under(configuration: Configuration) -> Generator[None]:
+    """The settings under which a pass of ours is traced and runs, in any thread."""
+    with configuration.held(), unchecked(), unwatched():
+        yield
 
 
 class OwnedPasses:
@@ -171,24 +180,18 @@ class OwnedPasses:
     """
 
     def __init__(self, keys: tuple[str, ...], selection: Selection):
-        self._keys = keys
-        self._selection = selection
-        self._programs: dict[Any, Any] = {}
+        self.keys = keys
+        self.selection = selection
+        self._programs: dict[Any, Program] = {}
+        self._tracings: dict[Any, Tracing] = {}
         self._facts: dict[Any, Facts] = {}
         self._same: dict[Any, Any] = {}
-        self._lock = threading.Lock()
-        self._compiled: set[Any] = set()
-        self._compiling: dict[Any, threading.Lock] = {}
         self._eager: set[Any] = set()
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The sites that have a row."""
-        return self._keys
+        self._lock = threading.RLock()
 
     def extend(self, keys: Iterable[str]) -> None:
         """Give more sites a row."""
-        self._keys = tuple(dict.fromkeys((*self._keys, *keys)))
+        self.keys = tuple(dict.fromkeys((*self.keys, *keys)))
 
     def run(self, call: Call, setting: Setting = CLEAN) -> Result:
         """Make a pass with a setting in force, and record it. A missing program is compiled first,
@@ -198,27 +201,52 @@ class OwnedPasses:
         record, states = jax.device_get((record, states))
         return Result(returned.arguments.rebuild((), out), record, states)
 
-    def facts(self, call: Call) -> Facts:
-        """The facts of the model and of a pass over it, traced once for each structure."""
-        with self._lock:
-            key = self._key_of(call)
-            known = self._facts.get(key)
-        if known is None:
-            with call.configuration.held(), unwatched():
-                known = self._facts_of(call)
-            with self._lock:
-                self._facts[key] = known
-            self._has_traced(call)
-        return known
+    def tracing(self, call: Call) -> Tracing | None:
+        """The tracing of a call, made once for all passes and all facts of the program; None if
+        the call runs eagerly or holds references.
+        """
+        shapes = _avals((call.parts.leaves, call.parts.arrays))
+        with self._lock, under(call.configuration):
+            if shapes is None or self._is_eager(call):
+                return None
+            key = (self._key_of(call), jit.trace_context(), *jax.tree.leaves(shapes))
+            if key not in self._tracings:
+                try:
+                    with self._staged(call.in_modes, runs=False) as stage:
+                        found = stage.tracing
+                except Exception as error:
+                    if not why_untraceable(error):
+                        raise
+                    found = None
+                if found is None:
+                    self._eager.add(self._key_of(call))
+                else:
+                    self._tracings[key] = found
+                self._has_traced(call)
+            return self._tracings.get(key)
 
-    def _facts_of(self, call: Call) -> Facts:
-        if not self._is_eager(call):
-            try:
-                return _facts(call, self._selection)
-            except Exception as error:
-                if not why_untraceable(error):
-                    raise
-        return facts_of_modules(call.model)  # the other facts need a program
+    def _staged(self, call: Call, known: Tracing | None = None, *, runs: bool = True) -> Any:
+        roots: dict[Path, Any] = {(): call.model}
+        how: Any = dict(selection=self.selection, roots=roots, known=known, runs=runs)
+        return staged_for_trace(*call.function(), **how)
+
+    def read(self, call: Call, read: Callable[[Staged], T]) -> T:
+        """The result of `read` on a call staged with all marks; an eager call runs for it."""
+        known = self.tracing(call)
+        shown = call.copied() if known is None and call.switches else call.in_modes
+        with under(call.configuration), self._staged(shown, known) as stage:
+            return read(stage)
+
+    def facts(self, call: Call) -> Facts:
+        """The facts of the model and of a pass over it, read once for each structure."""
+        with self._lock:
+            self.tracing(call)
+            key, model = self._key_of(call), call.model
+            if key not in self._facts:
+                of_stage = functools.partial(facts_of_stage, is_loss=call.loss_fn is not None)
+                eager = self._is_eager(call)  # it need not run: there is no program to read from
+                self._facts[key] = facts_of_modules(model) if eager else self.read(call, of_stage)
+            return self._facts[key]
 
     def compare(self, call: Call, setting: Setting) -> Differences:
         """The change of each site's output under a setting, from two passes in one program."""
@@ -236,47 +264,36 @@ class OwnedPasses:
         """A function that compiles the program for `run` ("pass") or `compare` on any thread; None
         if it is compiled. The function does not read the model, and keeps no array alive.
         """
-        with call.configuration.held():
-            prepared = self._prepared(kind, call, setting)
-        if prepared.key is None or prepared.key in self._compiled:
-            return None
-        if self._is_eager(call):
-            return None  # an eager call is not compiled ahead
         configuration = call.configuration
-        program, avals, key, lock = (
-            prepared.program.compiled,
-            prepared.avals,
-            prepared.key,
-            self._lock_of(prepared.key),
-        )
+        with under(configuration):
+            program, _, avals = self._prepared(kind, call, setting)
+        if program.ready or self._is_eager(call):
+            return None  # an eager call is not compiled ahead
 
         def compile_it(is_over: Callable[[], bool]) -> None:
-            with lock, configuration.held(), unchecked(), unwatched():
-                if key not in self._compiled:
-                    lowered = program.lower(*avals)
+            with program.lock, under(configuration):
+                if not program.ready:
+                    lowered = program.compiled.lower(*avals)
                     if not is_over():
                         lowered.compile()
-                        self._compiled.add(key)
+                        program.ready = True
 
         return compile_it
 
     def _run(self, kind: Kind, call: Call, setting: Setting) -> Any:
         try:
-            with call.configuration.held(), unchecked(), unwatched():
-                prepared = self._prepared(kind, call, setting)
-                program = prepared.program
+            with under(call.configuration):
+                program, inputs, _ = self._prepared(kind, call, setting)
                 if self._is_eager(call):
-                    return program.function(*prepared.inputs)
-                if prepared.key is None or prepared.key in self._compiled:
-                    return program(*prepared.inputs)
-                with self._lock_of(prepared.key):
-                    out = program(*prepared.inputs)
-                    if program.ran_eagerly:
-                        with self._lock:
-                            self._eager.add(self._key_of(call))
-                    else:
-                        self._compiled.add(prepared.key)
+                    return program.function(*inputs)
+                if program.ready:
+                    return program(*inputs)
+                with program.lock:
+                    out = program(*inputs)
+                    program.ready = not program.ran_eagerly
                 self._has_traced(call)
+                if program.ran_eagerly:
+                    self._eager.add(self._key_of(call))
                 return out
         except Exception as error:
             if call.switches:
@@ -287,41 +304,35 @@ class OwnedPasses:
         return self._same.get(call.parts.key, call.parts.key)
 
     def _is_eager(self, call: Call) -> bool:
-        with self._lock:
-            return self._key_of(call) in self._eager
+        return self._key_of(call) in self._eager
 
     def _has_traced(self, call: Call) -> None:
         """Give the call's key after tracing the same meaning as its key before. Tracing runs the
         model's Python, which may change the key (by counting calls, say) at every pass.
         """
-        after = dataclasses.replace(call).parts.key
-        with self._lock:
-            known = self._key_of(call)
-            if after != known:
-                self._same[after] = known
+        known, after = self._key_of(call), dataclasses.replace(call).parts.key
+        if after != known:
+            self._same[after] = known
 
-    def _lock_of(self, key: Any) -> threading.Lock:
+    def _prepared(self, kind: Kind, call: Call, setting: Setting) -> tuple[Program, Inputs, Any]:
+        """A program, its inputs, and their shapes."""
+        known, parts = self.tracing(call), call.parts
+        inputs = inputs_of(parts, setting, self.keys)
+        avals, code = _avals(inputs), (kind, self._key_of(call), self.keys, setting.code)
         with self._lock:
-            return self._compiling.setdefault(key, threading.Lock())
-
-    def _prepared(self, kind: Kind, call: Call, setting: Setting) -> _Prepared:
-        parts = call.parts
-        with self._lock:
-            key = (kind, self._key_of(call), self._keys, setting.code)
+            key = (*code, jit.trace_context(), *jax.tree.leaves(avals))
             if key not in self._programs:
-                self._programs[key] = self._program(kind, parts.form, setting)
-            program = self._programs[key]
-        inputs = inputs_of(parts, setting, self._keys)
-        avals = _avals(inputs)
-        flat = None if avals is None else (key, call.configuration, *jax.tree.leaves(avals))
-        return _Prepared(program, inputs, flat, avals or ())
+                function = self._function(kind, parts.form, setting, known)
+                self._programs[key] = Program(function, ready=avals is None)
+            return self._programs[key], inputs, avals
 
-    def _program(self, kind: Kind, form: Form, setting: Setting) -> Any:
-        keys, code = self._keys, setting.code
-        layers = layers_for(self._selection, setting.places)
+    def _function(
+        self, kind: Kind, form: Form, setting: Setting, known: Tracing | None
+    ) -> Callable[..., Any]:
+        what = form, setting.code, self.keys, self.selection, known, ()
 
         def program(*given: Any) -> Any:
-            with entered(form, code, keys, layers, given) as (stage, inputs, plan, replaced):
+            with entered(*what, given) as (stage, inputs, plan, replaced):
                 if kind == "compare":
                     return differences(stage, inputs, plan, root=form.entry.site)
                 if isinstance(kind, OfUnits):
@@ -344,39 +355,7 @@ class OwnedPasses:
             structure = _Returned(dataclasses.replace(returned, leaves=blank(returned)))
             return returned.take(returned.arrays), record, states, structure
 
-        return Program(program)
-
-
-def reach_of(call: Call, selection: Selection) -> Reach:
-    """The parts of a call that can be perturbed, from shapes alone; an eager call has to run."""
-    if call.switches:
-        try:
-            model, _ = viewed(call.model, call.switches, lambda copy: None)
-            return _reach(dataclasses.replace(call, model=model), selection)
-        except Exception as error:
-            if not why_untraceable(error):
-                raise
-        call = call.parts.form.call(call.parts.leaves, call.parts.arrays)
-    return _reach(call, selection)
-
-
-def _reach(call: Call, selection: Selection) -> Reach:
-    function, args, kwargs = call.function()
-    layers, roots = marking_layers(selection, inputs=True), {(): call.model}
-    with staged(function, args, kwargs, layers, roots=roots, may_run=True) as stage:
-        if stage.eager:
-            stage.evaluate(stage.inputs, plan=Plan(summarise=False))
-        return Reach(stage)
-
-
-def _facts(call: Call, selection: Selection) -> Facts:
-    model = call.model
-    if call.switches:
-        model, _ = viewed(model, call.switches, lambda copy: None)
-        call = dataclasses.replace(call, model=model)
-    function, args, kwargs = call.function()
-    is_loss = call.loss_fn is not None
-    return facts_of_call(function, args, kwargs, model, selection, is_loss=is_loss)
+        return program
 
 
 def _graded(
@@ -400,14 +379,12 @@ def _graded(
 
 
 def _avals(inputs: Any) -> Any:
-    """The same tree with jit's key for each array; None if it holds something else."""
-    try:
-        return jax.tree.map(_aval, inputs)
-    except TypeError:  # a reference, say; its program is compiled when it is called
+    """The same tree with jit's key for each array; None if it holds something else, such as a
+    reference; its program is compiled when it is called.
+    """
+    if any(isinstance(x, jax.Ref) for x in jax.tree.leaves(inputs)):
         return None
-
-
-def _aval(x: Any) -> jax.ShapeDtypeStruct:
-    if isinstance(x, jax.Ref):
-        raise TypeError("A reference has no aval of its own.")
-    return jit.abstract(x)
+    try:
+        return jax.tree.map(jit.abstract, inputs)
+    except TypeError:
+        return None

@@ -9,7 +9,6 @@ nothing, and knows of a loop only whether one runs and at which step.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,16 +17,13 @@ from flax import nnx
 from nnx_inspector._compat.configuration import forbids_nan
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.layers import unwatched
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.nnx.switches import Switches
 from nnx_inspector.inspector.passes.call import Call
-from nnx_inspector.inspector.passes.programs import reach_of
 from nnx_inspector.inspector.passes.trials import Shown, Trial, each_alone, made
 from nnx_inspector.perturbations.apply import Reach
 from nnx_inspector.perturbations.gradients import GradientPerturbation
 from nnx_inspector.perturbations.slots import PARAMETER, Setting
-from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.program.donated import (
     are_these,
     marks_of,
@@ -35,7 +31,6 @@ from nnx_inspector.program.donated import (
     require_whole,
     undisturbed,
 )
-from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.records.nan_site import where
 from nnx_inspector.screen import protocol
 
@@ -46,7 +41,7 @@ MEASURE_AGAIN = "The effect has not been measured: insp.run() or insp.step(...) 
 FAILED = "The effect could not be measured: see the messages."
 
 
-class Evaluating:
+class Reruns:
     """The passes of one model that are made for the screen.
 
     Attributes:
@@ -90,8 +85,7 @@ class Evaluating:
         """The parts of the pass on screen that can be perturbed; traced once."""
         trial, switches = self._core.trial, self._core.modes.switches()
         if self._reach is None or self._reach[:2] != (trial, switches):
-            with trial.configuration.held(), unwatched():
-                reach = reach_of(trial.call(self._core.model, switches), self._core.selection)
+            reach = self._core.programs.read(trial.call(self._core.model, switches), Reach)
             self._reach = (trial, switches, reach)
         return self._reach[2]
 
@@ -157,12 +151,12 @@ class Evaluating:
             return None, NEW_PROGRAM
         return None, NEXT_STEP if looping else MEASURE_AGAIN
 
-    def _modes_changed(self, view: nnx.Module) -> None:
+    def _modes_changed(self, _: nnx.Module) -> None:
         """Trace the example in the new modes, and run the last pass again."""
         core, runs = self._core, True
         core.require_open()
         try:
-            core.take_trace(self._traced(view))
+            core.take_trace(core.trace_example())
         except Exception as error:  # noqa: BLE001 - shown: another example may well run
             text = f"The example cannot be run in these modes: {type(error).__name__}: {error}"
             core.notice("warning", text)
@@ -171,18 +165,6 @@ class Evaluating:
             self.refresh()
         core.show_modes(core.modes.switches())
         core.view.state_changed()
-
-    def _traced(self, view: nnx.Module) -> Trace:
-        """The trace of the example in other modes; a view has shapes only, no readable arrays."""
-        core = self._core
-        with unwatched():
-            try:
-                return core.traced_of(view)
-            except Exception as error:
-                if not why_untraceable(error):
-                    raise
-            copy = core.example.call(core.model, core.modes.switches()).copied()
-            return core.traced_of(copy.model)
 
     def wait(self) -> None:
         """Wait until nothing is being compiled or measured for the effect any more."""
@@ -305,13 +287,13 @@ class Evaluating:
 
     def _measure_each(self, shown: Shown) -> None:
         setting, apart = self._core.handles.each_alone()
-        call = functools.partial(self._call_of, shown)
         passes, clean = self._core.programs, shown.outcome.clean
-        ready = passes.missing("compare", call(), setting) is None  # else again later
+        # else again later
+        ready = passes.missing("compare", self._call_of(shown), setting) is None
         if ready and clean is not None and setting.is_like(shown.setting) and len(apart) > 1:
-            still = functools.partial(self._still, shown)
-            measure = functools.partial(each_alone, passes, settings=apart, clean=clean)
-            found = undisturbed(lambda: measure(call(), wanted=still), "The model")
+            how: Any = dict(settings=apart, clean=clean, wanted=lambda: self._still(shown))
+            measure = lambda: each_alone(passes, self._call_of(shown), **how)  # noqa: E731
+            found = undisturbed(measure, "The model")
             if found is not None:
                 self._supplement(shown, alone=found)
                 self._core.view.state_changed()

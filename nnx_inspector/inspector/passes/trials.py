@@ -121,26 +121,20 @@ class Trial:
 
     def call(self, model: nnx.Module, switches: Switches) -> Call:
         """The call of this pass on a model in these modes."""
-        return Call(
-            model,
-            self.args,
-            self.kwargs,
-            self.loss_fn,
-            switches,
-            configuration=self.configuration,
-            entry=self.entry,
-        )
+        return Call(model, switches=switches, **vars(self))
 
 
-def made(passes: OwnedPasses, call: Call, setting: Setting) -> Outcome:
-    """Run a call, and also its clean pass if anything is perturbed."""
-    perturbed, of_a_loss = passes.run(call, setting), call.loss_fn is not None
-    if not setting.active:
-        return Outcome(setting, perturbed, None, None, of_a_loss, root=call.entry.site)
-    clean = passes.run(call, setting.clean())
-    ready = passes.missing("compare", call, setting) is None
-    found = passes.compare(call, setting) if ready else None
-    return Outcome(setting, perturbed, clean, found, of_a_loss, root=call.entry.site)
+def made(
+    passes: OwnedPasses, call: Call, setting: Setting, *, clean: Result | None = None
+) -> Outcome:
+    """Run a call, and also its clean pass if anything is perturbed and none is given."""
+    perturbed, found = passes.run(call, setting), None
+    if setting.active:
+        clean = clean or passes.run(call, setting.clean())
+        if passes.missing("compare", call, setting) is None:
+            found = passes.compare(call, setting)
+    is_loss, root = call.loss_fn is not None, call.entry.site
+    return Outcome(setting, perturbed, clean, found, is_loss, root=root)
 
 
 def each_alone(
@@ -168,15 +162,7 @@ def each_alone(
     for number, setting in settings.items():
         if not wanted():
             return None
-        outcome = Outcome(
-            setting,
-            passes.run(call, setting),
-            again,
-            passes.compare(call, setting),
-            call.loss_fn is not None,
-            root=call.entry.site,
-        )
-        effect = outcome.effect()
+        effect = made(passes, call, setting, clean=again).effect()
         if effect is not None:
             found.append(alone_of(number, effect))
     return tuple(found)

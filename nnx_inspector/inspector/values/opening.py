@@ -19,9 +19,10 @@ from flax import nnx
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.pytrees import plain_key
-from nnx_inspector.hooks.sites import Selection, parse_key, site_key
+from nnx_inspector.hooks.sites import parse_key, site_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.inspector.passes.call import Call
+from nnx_inspector.inspector.passes.programs import OwnedPasses
 from nnx_inspector.inspector.values.axes import (
     CONVOLUTIONS,
     Around,
@@ -48,7 +49,7 @@ class Look:
         setting: its perturbations.
         modules: site's key -> its module.
         stacked: site's key -> how many layers its module holds.
-        keys: the sites that may have a row in a setting.
+        passes: the passes of the model.
         trial: identifies the arguments: another trial has other arguments.
         source: the name of the pass, in words.
     """
@@ -57,7 +58,7 @@ class Look:
     setting: Setting
     modules: Mapping[str, nnx.Module]
     stacked: Mapping[str, int]
-    keys: tuple[str, ...]
+    passes: OwnedPasses
     trial: Any
     source: str
 
@@ -73,9 +74,9 @@ class Look:
 class Opening:
     """Opens arrays, on any thread, one at a time."""
 
-    def __init__(self, selection: Selection):
+    def __init__(self) -> None:
         self.shelf = Shelf()
-        self._passes = ValuePasses(selection)
+        self._passes = ValuePasses()
         self._lock = threading.Lock()
 
     def open(self, look: Look, site: str, part: Part, *, clean: bool = False) -> Opened:
@@ -106,13 +107,20 @@ class Opening:
         setting = look.setting.clean() if clean else look.setting
         parts = look.call.parts
         require_whole([*parts.leaves, *parts.arrays], "The values")
-        what = (site, part, look.trial, look.call.switches, _what_is_done(setting), look.keys)
+        what = (
+            site,
+            part,
+            look.trial,
+            look.call.switches,
+            _what_is_done(setting),
+            look.passes.keys,
+        )
         found = self.shelf.find(what, parts.leaves)  # the trial stands for the arguments
         if found is not None:
             return found
         moment = Moment(what, parts.leaves)
         try:
-            calls = self._passes.run(look.call, setting, site=site, part=part, keys=look.keys)
+            calls = self._passes.run(look.call, setting, site=site, part=part, passes=look.passes)
         except (RuntimeError, ValueError):
             require_whole(parts.leaves, "The values")  # the cause, if arrays were donated meanwhile
             raise

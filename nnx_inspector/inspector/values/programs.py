@@ -13,20 +13,23 @@ import dataclasses
 import functools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnx_inspector._compat.configuration import unchecked
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.layers import unwatched
-from nnx_inspector.hooks.sites import Selection
-from nnx_inspector.inspector.passes.call import Call, Form
-from nnx_inspector.inspector.passes.programs import Program, entered, inputs_of
-from nnx_inspector.perturbations.apply import layers_for
+from nnx_inspector.inspector.passes.call import Call
+from nnx_inspector.inspector.passes.programs import (
+    Inputs,
+    OwnedPasses,
+    Program,
+    entered,
+    inputs_of,
+    under,
+)
 from nnx_inspector.perturbations.slots import Setting
 from nnx_inspector.program.analysis.cost import available_bytes
 from nnx_inspector.program.eager import why_untraceable
@@ -81,13 +84,12 @@ class _Form:
 class ValuePasses:
     """The last PROGRAMS compiled passes that keep values."""
 
-    def __init__(self, selection: Selection):
-        self._selection = selection
+    def __init__(self) -> None:
         self._programs: collections.OrderedDict[Any, Any] = collections.OrderedDict()
         self._lock = threading.Lock()
 
     def run(
-        self, call: Call, setting: Setting, *, site: str, part: Part, keys: tuple[str, ...]
+        self, call: Call, setting: Setting, *, site: str, part: Part, passes: OwnedPasses
     ) -> list[CallValues]:
         """Make a pass, and keep the values of each call of a site.
 
@@ -96,17 +98,20 @@ class ValuePasses:
             setting: the perturbations.
             site: the site's key.
             part: the part whose values are kept.
-            keys: the sites that may have a row in a setting, see `OwnedPasses`.
+            passes: the other passes of the model.
 
         Raises:
             InspectorError: the values need more memory than is free.
         """
-        with call.configuration.held(), unchecked(), unwatched():
-            parts = call.parts
-            key = (site, part, *parts.key, keys, setting.code)
+        with under(call.configuration):
+            known, parts, keys = passes.tracing(call), call.parts, passes.keys
+            key = (site, part, *parts.key, keys, setting.code, known)
             with self._lock:
                 if key not in self._programs:
-                    made = self._program(parts.form, setting, site, part, keys)
+                    what = parts.form, setting.code, keys, passes.selection, known
+                    received = [site] if part == INPUT else []
+                    enter = functools.partial(entered, *what, received)
+                    made = self._program(enter, site, part)
                     self._programs[key] = made
                 program = self._programs[key]
                 self._programs.move_to_end(key)
@@ -124,15 +129,11 @@ class ValuePasses:
             )
         ]
 
-    def _program(
-        self, form: Form, setting: Setting, site: str, part: Part, keys: tuple[str, ...]
-    ) -> Any:
-        received, code = [site] if part == INPUT else [], setting.code
-        layers = layers_for(self._selection, setting.places, received)
+    def _program(self, enter: Callable[[Inputs], Any], site: str, part: Part) -> Any:
         keep = Keep(values=True, parts=(part,), sites=(site,))
 
         def program(*given: Any) -> Any:
-            with entered(form, code, keys, layers, given) as (stage, inputs, plan, _):
+            with enter(given) as (stage, inputs, plan, _):
                 plan = dataclasses.replace(plan, summarise=False, keep=keep, tap=_tied)
                 if part == GRADIENT:
                     found = _gradients(stage, inputs, plan, site)

@@ -96,7 +96,7 @@ def look_of(core: Core) -> Look:
         setting=setting,
         modules={site.key: site.module for site in module_sites(core.model)},
         stacked={call.site: call.stacked for call in core.trace.calls},
-        keys=core.programs.keys,
+        passes=core.programs,
         trial=trial,
         source=f"{of}; a loop is running." if core.looping else f"{of}.",
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nnx_inspector._compat import sources
@@ -41,7 +41,7 @@ from nnx_inspector.program.analysis.dataflow import Arrival, Edge, dataflow
 from nnx_inspector.program.function import Function, as_function, roots_of
 from nnx_inspector.program.harvest import Plan
 from nnx_inspector.program.mark_layers import MarkUnattributed
-from nnx_inspector.program.stage import LayersOf, staged
+from nnx_inspector.program.stage import LayersOf, Staged, Tracing, staged
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -178,37 +178,54 @@ def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
     """
     function = as_function(f, "trace")
     roots = roots_of(function, args, kwargs)
-    return traced(function, args, kwargs, selection=Selection(only), roots=roots)
+    with staged_for_trace(function, args, kwargs, selection=Selection(only), roots=roots) as stage:
+        return trace_of(stage)
 
 
-def traced(
+def trace_of(stage: Staged) -> Trace:
+    """The trace of a call that is staged with all marks; an eager one has run."""
+    sites, modules = _modules_of(stage.roots)
+    source, _ = sources.source_of_caller()
+    unseen = {**stage.survey.unseen, **unseen_references(stage.roots)}
+    for name, count in stage.survey.unattributed.items():
+        unseen[f"({name})"] = f"{count} calls of modules of this type are unattributed"
+    calls = calls_of(stage.survey.jaxpr, stage.owner, modules, source, known=not stage.eager)
+    if stage.eager:  # the operands of operations are not known
+        return Trace(calls, (), (), sites, unseen, eager=stage.eager)
+    edges, borders, arrivals = dataflow(stage.survey.jaxpr, stage.owner)
+    return Trace(calls, edges, borders, sites, unseen, arrivals=arrivals)
+
+
+@contextlib.contextmanager
+def staged_for_trace(
     function: Function,
     args: Sequence[Any],
     kwargs: dict[str, Any],
     *,
     selection: Selection,
     roots: dict[Path, Any],
-) -> Trace:
-    """As `trace`, with paths relative to the given roots."""
-    sites = tuple(s for prefix, root in roots.items() for s in module_sites(root, prefix))
-    parts: dict[str, Any] = {site.key: site.module for site in sites}
-    for site in sites:
-        parts |= {
-            site_key((*site.path, *path)): part for path, part in linen_parts(site.module).items()
-        }
-    modules = Modules(parts)
+    known: Tracing | None = None,
+    runs: bool = True,
+) -> Iterator[Staged]:
+    """Stage a call with all marks that a trace, a record or a perturbation needs.
+
+    Args:
+        runs: whether a call that cannot be traced runs now.
+
+    Raises:
+        Exception: any exception of the call, as of `trace`.
+    """
+    sites, modules = _modules_of(roots)
     history = History(modules)
-    source, _ = sources.source_of_caller()
     with contextlib.ExitStack() as stack:
         stack.callback(history.close)
         stack.enter_context(held(tuple(roots.values())))  # the modules are asked one by one
+        layers = _layers(selection, history)
         try:
             stage = stack.enter_context(
-                staged(
-                    function, args, kwargs, _layers(selection, history), roots=roots, may_run=True
-                )
+                staged(function, args, kwargs, layers, roots=roots, may_run=True, known=known)
             )
-            if stage.eager:
+            if stage.eager and runs:
                 history.restart()
                 stage.evaluate(stage.inputs, plan=Plan(summarise=False))
         except Exception as error:
@@ -219,15 +236,17 @@ def traced(
             vars(error)["partial_trace"] = partial
             error.add_note("nnx_inspector: this exception's partial_trace holds the calls so far.")
             raise
-        unseen = dict(stage.survey.unseen)
-        unseen.update(unseen_references(roots))
-        for name, count in stage.survey.unattributed.items():
-            unseen[f"({name})"] = f"{count} calls of modules of this type are unattributed"
-        calls = calls_of(stage.survey.jaxpr, stage.owner, modules, source, known=not stage.eager)
-        if stage.eager:  # the operands of operations are not known
-            return Trace(calls, (), (), sites, unseen, eager=stage.eager)
-        edges, borders, arrivals = dataflow(stage.survey.jaxpr, stage.owner)
-        return Trace(calls, edges, borders, sites, unseen, arrivals=arrivals)
+        yield stage
+
+
+def _modules_of(roots: dict[Path, Any]) -> tuple[tuple[ModuleSite, ...], Modules]:
+    sites = tuple(s for prefix, root in roots.items() for s in module_sites(root, prefix))
+    parts: dict[str, Any] = {site.key: site.module for site in sites}
+    for site in sites:
+        parts |= {
+            site_key((*site.path, *path)): part for path, part in linen_parts(site.module).items()
+        }
+    return sites, Modules(parts)
 
 
 def _layers(selection: Selection, history: History, again: Any = None) -> LayersOf:

@@ -281,8 +281,8 @@ def test_a_set_view_that_raises_is_named():
 def test_a_view_has_shapes_only_and_leaves_the_model():
     model = nnx.BatchNorm(3, rngs=rngs())
     graphdef = nnx.graphdef(model)
-    view, seen = viewed(
-        model,
+    (view,), seen = viewed(
+        (model,),
         Switches((((), (("use_running_average", True),)),)),
         lambda copy: copy.use_running_average,
     )

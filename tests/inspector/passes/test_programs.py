@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 from models import Table
 
+import nnx_inspector as nni
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.inspector.nnx.switches import Switches
 from nnx_inspector.inspector.passes.call import NONE, Call
@@ -185,3 +186,67 @@ def test_what_a_model_returns_as_numpy_stays_numpy():
         found = forward(owned, model, ()).value
         assert type(found) is np.ndarray
         np.testing.assert_array_equal(found, model())
+
+
+# ------------------------------------------------------------- staged once
+
+
+class Counted(nnx.Module):
+    """Counts how often its Python runs."""
+
+    times = 0
+
+    def __init__(self, rngs):
+        self.up = nnx.Linear(3, 3, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        Counted.times += 1
+        return self.drop(nnx.relu(self.up(x)))
+
+
+@pytest.fixture
+def staged():
+    """How often the model has been staged since."""
+    Counted.times = 0
+    return lambda: Counted.times
+
+
+def test_an_inspector_stages_a_call_once_for_all_that_needs_it(staged):
+    insp = nni.Inspector(Counted(nnx.Rngs(0)), X)
+    assert insp.findings is not None
+    assert insp.trace.edges
+    for perturbation in (nni.Zero(), nni.Noise(0.1), nni.Zero(at="input")):
+        handle = insp.perturb("up", perturbation)
+        insp.run()
+        assert insp.effect.sites
+        handle.remove()
+    insp.values("up"), insp.values("up", part="input"), insp.units("up")
+    assert staged() == 1
+    loss_fn = lambda model, x: (model(x) ** 2).mean()  # noqa: E731
+    insp.step(loss_fn, X)
+    with insp.perturb("up", nni.ScaleGradient(0.5)):
+        insp.step(loss_fn, X)
+        assert insp.effect is not None
+    insp.values("up", part="gradient")
+    assert staged() == 2
+    insp.modes.set(deterministic=True)
+    insp.run()
+    assert staged() == 4, "of the loss and of the example, in other modes"
+    insp.run(X[:2])
+    assert staged() == 5, "of another shape"
+    insp.close()
+
+
+def test_a_call_is_staged_again_under_other_layers_and_settings(staged):
+    model = Counted(nnx.Rngs(0))
+    model.eval()
+    insp = nni.Inspector(model, X)
+    plain = insp.run()
+    with nni.perturb("up", nni.Zero()):
+        assert not np.any(insp.run())
+    with jax.numpy_dtype_promotion("strict"):
+        insp.run()
+    np.testing.assert_array_equal(insp.run(), plain)
+    assert staged() == 3
+    insp.close()
