@@ -1,8 +1,8 @@
 """Reads a model whose arrays a training step may donate, and so delete, at the same time.
 
 Between the call of such a step and its return, the Variables refer to deleted arrays. Invariant: a
-read returns the complete state of one moment, or an error says why it cannot. The marks of a model
-distinguish its states, and keep no array alive.
+read returns the complete state of one moment, or an error says why it cannot. Weak references
+to a model's arrays distinguish its states, and keep no array alive.
 """
 
 from __future__ import annotations
@@ -75,26 +75,26 @@ def _is_deleted(error: Exception) -> bool:
     return "deleted" in str(error) or "donated" in str(error)
 
 
-Marks = tuple[weakref.ref[Any], ...]
+WeakArrays = tuple[weakref.ref[Any], ...]
 """Weak references to the arrays of a model at one moment."""
 
 
-def marks_of(leaves: Iterable[Any]) -> Marks:
+def weak_arrays(leaves: Iterable[Any]) -> WeakArrays:
     """Weak references to the arrays among the leaves of a model."""
     return tuple(weakref.ref(leaf) for leaf in leaves if isinstance(leaf, jax.Array))
 
 
-def are_there(marks: Marks) -> bool:
+def are_there(held: WeakArrays) -> bool:
     """Whether all of these arrays are alive; a model that was updated has released some.
 
     It is also True for an updated model if other code still holds the old arrays.
     """
-    arrays = [mark() for mark in marks]
+    arrays = [reference() for reference in held]
     return all(array is not None and not array.is_deleted() for array in arrays)
 
 
-def are_these(marks: Marks, leaves: Iterable[Any]) -> bool:
-    """Whether a model with these leaves has the same arrays as when the marks were made."""
-    now = marks_of(leaves)
-    same = len(marks) == len(now)
-    return same and all(a() is b() is not None for a, b in zip(marks, now, strict=True))
+def are_these(held: WeakArrays, leaves: Iterable[Any]) -> bool:
+    """Whether a model with these leaves has these arrays and no others."""
+    now = weak_arrays(leaves)
+    same = len(held) == len(now)
+    return same and all(a() is b() is not None for a, b in zip(held, now, strict=True))

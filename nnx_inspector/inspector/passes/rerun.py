@@ -26,10 +26,10 @@ from nnx_inspector.perturbations.gradients import GradientPerturbation
 from nnx_inspector.perturbations.slots import PARAMETER, Setting
 from nnx_inspector.program.donated import (
     are_these,
-    marks_of,
     require_there,
     require_whole,
     undisturbed,
+    weak_arrays,
 )
 from nnx_inspector.records.nan_site import where
 from nnx_inspector.screen import protocol
@@ -184,9 +184,9 @@ class Reruns:
     ) -> Shown:
         self._core.show_modes(switches)
         call, looping = trial.call(self._core.model, switches), self._core.looping
-        at, marks = self._core.step if step is None else step, marks_of(call.parts.leaves)
+        at, arrays = self._core.step if step is None else step, weak_arrays(call.parts.leaves)
         outcome = made(self._core.programs, call, setting)
-        return Shown(trial, switches, setting, outcome, at, looping, marks)
+        return Shown(trial, switches, setting, outcome, at, looping, arrays)
 
     def _took_place(self, shown: Shown) -> None:
         """Show a pass, unless another one was requested meanwhile."""
@@ -266,7 +266,7 @@ class Reruns:
             self.refresh()
         elif shown.outcome.differences is None and shown.setting.active:
             call = self._call_of(shown)
-            if are_these(shown.marks, call.parts.leaves):  # otherwise the model has changed
+            if are_these(shown.arrays, call.parts.leaves):  # else they would be of another model
                 found = self._core.programs.compare(call, shown.setting)
                 self._supplement(shown, differences=found)
             self._want_each_alone(shown)

@@ -25,7 +25,7 @@ from nnx_inspector.inspector.passes.entry import Entry
 from nnx_inspector.inspector.passes.programs import OwnedPasses, Result
 from nnx_inspector.perturbations.effects import Differences
 from nnx_inspector.perturbations.slots import Setting
-from nnx_inspector.program.donated import Marks, are_there, require_there
+from nnx_inspector.program.donated import WeakArrays, are_there, require_there
 from nnx_inspector.screen import protocol
 
 
@@ -181,10 +181,9 @@ class Shown:
     """A pass that was made for the screen, and its circumstances.
 
     Attributes:
-        step: the step of the run at that time.
-        looping: whether a watched loop ran. Then the screen shows the loop, and only the effect
-            comes from this pass.
-        marks: marks of the model's arrays.
+        step: where the run stood.
+        looping: whether a watched loop ran: it has the screen, and only the effect is of this pass.
+        arrays: the model's, then.
     """
 
     trial: Trial
@@ -193,7 +192,7 @@ class Shown:
     outcome: Outcome
     step: int
     looping: bool
-    marks: Marks
+    arrays: WeakArrays
 
     def source(self, step: int, *, looping: bool) -> str:
         """The name of the pass in words, if the run is now at `step`."""
@@ -202,4 +201,4 @@ class Shown:
             words = "the batch of the last insp.step" if self.looping else "the last step"
         if looping or step != self.step:
             return f"{words}, at step {self.step}"
-        return words if are_there(self.marks) else f"{words}, before the model was updated"
+        return words if are_there(self.arrays) else f"{words}, before the model was updated"
