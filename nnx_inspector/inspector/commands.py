@@ -1,8 +1,9 @@
 """The requests of the browser to an inspector: each one gets exactly one reply.
 
 Invariant: no message from a browser raises into the thread that received it; an error becomes the
-reply. Slow requests are answered by one thread, in their order. Knows no model: it turns messages
-into the calls that a user would make.
+reply. Slow requests are answered by a thread in their order, and those for values, which may wait
+for a compilation, by another. Knows no model: it turns messages into the calls that a user would
+make.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ class Commands:
     ):
         self._core, self._targets, self._sweeps = core, targets, sweeps
         self._pages, self._opening = pages, opening
-        self._worker = Worker("nnx_inspector.answers", lambda error: None)
-        self.wait = self._worker.wait
+        names = {*_LATER.values()}
+        self._workers = {n: Worker(f"nnx_inspector.{n}", lambda error: None) for n in names}
         core.asked = self.answer
-        core.closing.callback(self._worker.close)
+        for worker in self._workers.values():
+            core.closing.callback(worker.close)
         core.closing.callback(weakly(pages.forget))
         core.closing.callback(opening.shelf.clear)
 
@@ -49,8 +51,13 @@ class Commands:
             self._core.view.welcome()
         elif type(message) not in _LATER:
             self._answer(message)
-        elif not self._worker.do(lambda: self._answer(message)):
+        elif not self._workers[_LATER[type(message)]].do(lambda: self._answer(message)):
             self._core.view.screen.reply(message.id, "This inspector was closed.")
+
+    def wait(self) -> None:
+        """Return when all requests are answered."""
+        for worker in self._workers.values():
+            worker.wait()
 
     def _answer(self, message: Any) -> None:
         handles, view = self._core.handles, self._core.view
@@ -68,8 +75,6 @@ class Commands:
             view.state_changed()
         view.screen.reply(message.id)
 
-    # ------------------------------------------------------------ perturbations
-
     def _perturb(self, message: protocol.Perturb, one: Any) -> None:
         self._targets.perturb(message.site, one)
 
@@ -85,29 +90,6 @@ class Commands:
             handle.perturbation = one
         handle.enabled = message.enabled
 
-    def _switch_all(self, message: protocol.SwitchAll, _: Any) -> None:
-        self._core.handles.switch_all(message.enabled)
-
-    def _remove(self, message: protocol.Remove, _: Any) -> None:
-        self._core.handles.get(message.perturbation).remove()
-
-    def _start_sweep(self, message: protocol.StartSweep, one: Any) -> None:
-        self._sweeps.start(self._sweeps.wanted(message.sites, one))
-
-    def _stop_sweep(self, _: protocol.StopSweep, __: Any) -> None:
-        self._sweeps.stop()
-
-    def _switch_mode(self, message: protocol.SwitchMode, _: Any) -> None:
-        self._pages.switch(message.module, message.name, message.value)
-
-    # ----------------------------------------------------------------- looking
-
-    def _select(self, message: protocol.Select, _: Any) -> None:
-        self._core.select(message.site)
-
-    def _show_pass(self, message: protocol.ShowPass, _: Any) -> None:
-        self._core.view.show_pass(message.number, message.site)
-
     def _show_flow(self, message: protocol.ShowFlow, _: Any) -> Answer | None:
         layout = self._core.view.layout
         if layout is None:
@@ -116,12 +98,6 @@ class Commands:
 
     def _layout_library(self, _: protocol.GetLayoutLibrary, __: Any) -> Answer:
         return protocol.LayoutLibrary(version=protocol.VERSION), asset("layout.js").encode()
-
-    def _show_nnx(self, message: protocol.ShowNnx, _: Any) -> Answer:
-        return self._pages.page(message.site, message.id), None
-
-    def _look(self, message: protocol.Look, _: Any) -> Answer:
-        return look(self._core, message)
 
     def _compare(self, message: protocol.Compare, _: Any) -> Answer | None:
         found = self._core.view.compared(message)
@@ -132,28 +108,33 @@ class Commands:
 
 
 _REQUESTS: Final[Mapping[type, Callable[[Commands, Any, Any], Answer | None]]] = {
-    protocol.Select: Commands._select,
+    protocol.Select: lambda c, m, _: c._core.select(m.site),
     protocol.Perturb: Commands._perturb,
     protocol.SetMask: Commands._set_mask,
     protocol.Adjust: Commands._adjust,
-    protocol.SwitchAll: Commands._switch_all,
-    protocol.Remove: Commands._remove,
-    protocol.StartSweep: Commands._start_sweep,
-    protocol.StopSweep: Commands._stop_sweep,
-    protocol.SwitchMode: Commands._switch_mode,
-    protocol.ShowPass: Commands._show_pass,
+    protocol.SwitchAll: lambda c, m, _: c._core.handles.switch_all(m.enabled),
+    protocol.Remove: lambda c, m, _: c._core.handles.get(m.perturbation).remove(),
+    protocol.StartSweep: lambda c, m, one: c._sweeps.start(c._sweeps.wanted(m.sites, one)),
+    protocol.StopSweep: lambda c, _, __: c._sweeps.stop(),
+    protocol.SwitchMode: lambda c, m, _: c._pages.switch(m.module, m.name, m.value),
+    protocol.ShowPass: lambda c, m, _: c._core.view.show_pass(m.number, m.site),
     protocol.ShowFlow: Commands._show_flow,
     protocol.GetLayoutLibrary: Commands._layout_library,
-    protocol.ShowNnx: Commands._show_nnx,
-    protocol.Look: Commands._look,
+    protocol.ShowNnx: lambda c, m, _: (c._pages.page(m.site, m.id), None),
+    protocol.Look: lambda c, m, _: look(c._core, m),
     protocol.Compare: Commands._compare,
     protocol.ShowValues: Commands._read_values,
     protocol.ReadValues: Commands._read_values,
 }
 """Request -> its handler, which takes the message and the perturbation that the message makes, and
 returns the message to send before the reply."""
-_LATER: Final = (protocol.Look, protocol.Compare, protocol.ShowValues, protocol.ReadValues)
-"""The requests that may be slow."""
+_LATER: Final[Mapping[type, str]] = {
+    protocol.Look: "looks",
+    protocol.Compare: "looks",
+    protocol.ShowValues: "values",
+    protocol.ReadValues: "values",
+}
+"""Slow request -> the thread that answers it."""
 
 
 def _perturbation(message: Any, handles: Handles) -> Any:

@@ -298,6 +298,22 @@ def test_what_may_take_long_is_answered_in_order_before_its_reply_in_a_thread(fa
     assert said[-1] == (9, "This inspector was closed.")
 
 
+def test_a_look_does_not_wait_for_values_that_are_being_compiled(fake, monkeypatch):
+    compiled, replies = threading.Event(), {1: threading.Event(), 2: threading.Event()}
+    module = "nnx_inspector.inspector.commands"
+    monkeypatch.setattr(f"{module}.read_values", lambda *_: compiled.wait(60) and None)
+    monkeypatch.setattr(f"{module}.look", lambda core, request: None)
+    view = Replies()
+    view.screen = types.SimpleNamespace(reply=lambda number, error="": replies[number].set())
+    one = commands(fake, view)
+    one.answer(protocol.ShowValues(id=1, site="a", part="output", clean=False))
+    one.answer(protocol.Look(id=2, what="units", site="a"))
+    assert replies[2].wait(60)
+    assert not replies[1].is_set()
+    compiled.set()
+    assert replies[1].wait(60)
+
+
 def test_every_request_has_its_handler():
     without_reply = {protocol.Hello, protocol.Ack}
     assert set(_REQUESTS) == set(protocol.TO_KERNEL) - without_reply

@@ -266,7 +266,7 @@ class Reruns:
             self.refresh()
         elif shown.outcome.differences is None and shown.setting.active:
             call = self._call_of(shown)
-            if are_these(shown.arrays, call.parts.leaves):  # else they would be of another model
+            if are_these(shown.arrays, call.parts.leaves):  # otherwise the model has changed
                 found = self._core.programs.compare(call, shown.setting)
                 self._supplement(shown, differences=found)
             self._want_each_alone(shown)

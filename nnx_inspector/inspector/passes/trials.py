@@ -181,9 +181,10 @@ class Shown:
     """A pass that was made for the screen, and its circumstances.
 
     Attributes:
-        step: where the run stood.
-        looping: whether a watched loop ran: it has the screen, and only the effect is of this pass.
-        arrays: the model's, then.
+        step: the step of the run at that time.
+        looping: whether a watched loop ran. Then the screen shows the loop, and only the effect
+            comes from this pass.
+        arrays: the model's arrays at that time.
     """
 
     trial: Trial
