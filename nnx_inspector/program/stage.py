@@ -236,14 +236,11 @@ def staged(
             if update and ("ref" in written or why):
                 for reference, value in zip(references, left, strict=True):
                     reference[...] = value
+            new_state = result["held"].with_arrays(state_out)
+            if returned.nodes and not update:  # a copy, of what is the model's too
+                _, nodes = nnx.merge(result["graphdef"], new_state)
             # without a change nothing is written: a model of an outer trace cannot be written to
-            if (update and result["changed"]) or returned.nodes:
-                if returned.nodes and not update:
-                    raise InspectorError(
-                        f"{name_of(function.call)} returns an NNX object, which cannot leave a "
-                        f"pass that must not change the model. Return its arrays instead."
-                    )
-                new_state = result["held"].with_arrays(state_out)
+            elif (update and result["changed"]) or returned.nodes:
                 mine_before = arguments.take(arguments.nodes)
                 with _unchanged_on_error(mine_before), nnx.merge_context(_TAG, False) as merging:
                     _, nodes = merging.merge(result["graphdef"], new_state)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import jax
+from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import Configuration, unchecked
@@ -81,6 +82,7 @@ class _Returned:
     """A traced program's result without its arrays; jit keeps it with the trace."""
 
     arguments: Arguments
+    nodes: Any  # the graphdef of the NNX objects in it
 
 
 class Program:
@@ -197,9 +199,10 @@ class OwnedPasses:
         """Make a pass with a setting in force, and record it. A missing program is compiled first,
         or the call waits for the thread that compiles it.
         """
-        out, record, states, returned = self._run("pass", call, setting)
+        (out, held), record, states, returned = self._run("pass", call, setting)
         record, states = jax.device_get((record, states))
-        return Result(returned.arguments.rebuild((), out), record, states)
+        nodes = nnx.merge(returned.nodes, held)
+        return Result(returned.arguments.rebuild(nodes, out), record, states)
 
     def tracing(self, call: Call) -> Tracing | None:
         """The tracing of a call, made once for all passes and all facts of the program; None if
@@ -352,8 +355,9 @@ class OwnedPasses:
                 # every array must vary: labels may vary while the model's inputs do not
                 states[VARIED] = varied(stage.arrays, each=True)
             returned = Arguments.of(value).without_numpy()
-            structure = _Returned(dataclasses.replace(returned, leaves=blank(returned)))
-            return returned.take(returned.arrays), record, states, structure
+            nodes, held_by_nodes = nnx.split(returned.take(returned.nodes), graph=True)
+            structure = _Returned(dataclasses.replace(returned, leaves=blank(returned)), nodes)
+            return (returned.take(returned.arrays), held_by_nodes), record, states, structure
 
         return program
 
