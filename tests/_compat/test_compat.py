@@ -1,4 +1,4 @@
-"""What `_private` relies on in flax and jax: one test a function, to fail clearly when it moves."""
+"""What `_compat` relies on in flax and jax: one test per function, which fails if it moves."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def line_of(comment):
 
 
 def as_if_in(module, function):
-    """The same function, as if its code stood in another file."""
+    """The same function, as if its code were in another file."""
     code = function.__code__.replace(co_filename=module.__file__)
     return types.FunctionType(code, globals(), closure=function.__closure__)
 
@@ -455,7 +455,7 @@ def test_linens_jit_keeps_programs_apart_by_what_is_added_to_its_key():
     variables = Outer().init(jax.random.key(0), x)
     traced.clear()
     Outer().apply(variables, x)
-    assert traced == ["a"]  # what makes this necessary
+    assert traced == ["a"]  # the reason for this function
     undo = flax_linen.swap_linen_jit_key(lambda module: module.scope.path)
     try:
         traced.clear()

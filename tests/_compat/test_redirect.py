@@ -1,4 +1,4 @@
-"""`redirect`: every reference to a function leads elsewhere, and back again."""
+"""`redirect`: calls by every reference go to the target, until undone."""
 
 from __future__ import annotations
 

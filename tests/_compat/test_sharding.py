@@ -1,4 +1,4 @@
-"""What is done for arrays on several devices, as far as one device can tell; see test_sharded."""
+"""The handling of arrays on several devices, as far as one device shows it; see test_sharded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the browser asks, against a model that is not there: calls made, and one reply each."""
+"""Requests of the browser, with a stand-in for the inspector: its calls, and one reply each."""
 
 import contextlib
 import dataclasses
@@ -40,7 +40,7 @@ class Handle:
 
 
 class Fake:
-    """The handles, and what else a command may call."""
+    """The handles, and the other methods that a command may call."""
 
     def __init__(self):
         self.made: list[Handle] = []
@@ -83,7 +83,7 @@ class Fake:
 
 
 class Replies:
-    """The screen, as far as commands see it."""
+    """The part of the screen that commands use."""
 
     def __init__(self):
         self.said: list[tuple[int, str]] = []
@@ -110,7 +110,7 @@ def fake():
 
 
 def ask(fake, message):
-    """The error of the one reply, "" where there was none."""
+    """The error of the single reply, "" if it has none."""
     view = Replies()
     commands(fake, view).answer(message)
     ((number, error),) = view.said
@@ -119,7 +119,7 @@ def ask(fake, message):
 
 
 def shown(message):
-    """What a command has sent over the stream, and the error of its reply, which comes after."""
+    """The messages that a command sends over the stream, and the error of its later reply."""
     said = []
     screen = types.SimpleNamespace(
         send=lambda m, buffer=None: said.append((m, buffer)),
@@ -348,7 +348,7 @@ def test_a_command_that_does_not_fit_is_refused(header, text):
 
 
 class Owner:
-    """What a presenter asks for its snapshot."""
+    """The attributes that a presenter needs for its snapshot."""
 
     def __init__(self, handles):
         meter = types.SimpleNamespace(compared=(None, None), compilations=0)
@@ -391,7 +391,7 @@ def test_the_state_shows_every_kind_and_counts_what_is_compiled(silent):
 
 
 def elsewhere(work):
-    """Run something in another thread, to its end."""
+    """Run something in another thread, and wait for its end."""
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
@@ -430,7 +430,7 @@ def test_a_hello_that_waited_behind_cells_is_not_answered_any_more(silent):
         screen._received(None, hello, [])
 
     elsewhere(lambda: receive("a", 2))  # through the subshell, while cells run
-    receive("a", 1)  # said before it, and heard when the cells are done
+    receive("a", 1)  # sent before it, and received after the cells
     assert [message.said for message in heard] == [2]
     assert screen.listening(None) == "during"
     receive("b", 1)  # another page

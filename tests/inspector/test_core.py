@@ -1,4 +1,4 @@
-"""What the parts of an inspector share."""
+"""The core, which the parts of an inspector share."""
 
 import pathlib
 

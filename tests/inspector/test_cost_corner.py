@@ -27,7 +27,7 @@ def sent(monkeypatch):
 
 
 def streamed(sent):
-    """Bytes of all that went over the stream, as JSON and buffers."""
+    """The bytes of all messages on the stream, JSON and buffers."""
     return sum(
         len(json.dumps(content, ensure_ascii=False, sort_keys=True)) + len(buffer)
         for role, content, buffer in sent
@@ -47,7 +47,7 @@ def test_bytes_compilations_and_drops_are_what_was_counted(sent):
     for size in (5, 6, 7):
         jax.jit(lambda x: x * 2 + 1).lower(jax.ShapeDtypeStruct((size,), "float32")).compile()
     drops = 0
-    for _ in range(CREDITS):  # under way: nobody acknowledges them
+    for _ in range(CREDITS):  # under way: not acknowledged
         insp._core.view.screen.next_seq()
     for _ in range(10):
         drops += not insp._core.view.screen.ready_for_frame()
@@ -106,7 +106,7 @@ def meter():
 
 
 def steps(meter, *, compiles=0, **of):
-    """Steps of so many seconds; `measured` and `perturbed` as they are."""
+    """Steps with these durations in seconds; `measured` and `perturbed` mark them."""
     for seconds in of.pop("seconds"):
         meter.step_begins()
         meter.compilations += compiles
@@ -132,7 +132,7 @@ def test_steps_of_another_loop_and_steps_that_compile_are_left_out(meter):
     assert meter.compared == (None, 2.0), "each step is measured"
     steps(meter, seconds=[40.0], measured=False, perturbed=False, compiles=1)
     assert meter.compared == (None, 2.0)
-    meter.compilations += 5  # between two steps: of a pass for the screen
+    meter.compilations += 5  # between two steps: the cost of a pass for the screen
     steps(meter, seconds=[1.0], measured=False, perturbed=False)
     assert (meter.compared, meter.rate) == ((1.0, 2.0), 4 / 7)
     meter.loop_begins()

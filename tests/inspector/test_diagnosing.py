@@ -1,4 +1,4 @@
-"""What is wrong reaches the screen: in a thread, once for many passes, and changes alone."""
+"""Findings reach the screen: from a thread, once for many passes, and only if they change."""
 
 import contextlib
 import threading
@@ -28,7 +28,7 @@ def finding(site="a", rule="nonfinite", severity="error"):
 
 
 def diagnosing(monkeypatch, diagnose, keep=lambda message: None, notice=print):
-    """One that applies `diagnose` in place of the rules."""
+    """A `Diagnosing` that calls `diagnose` in place of the rules."""
     monkeypatch.setattr("nnx_inspector.inspector.diagnosing.diagnose", lambda recording: diagnose())
     view = types.SimpleNamespace(keep=keep)
     closing = contextlib.ExitStack()
@@ -47,7 +47,7 @@ def test_whoever_asks_never_waits_and_what_comes_meanwhile_is_looked_at_once_mor
 
     one = diagnosing(monkeypatch, diagnose)
     one.look()
-    assert begun.wait(60)  # what is asked for from here on is not in it
+    assert begun.wait(60)  # later requests are not part of it
     for _ in range(100):
         one.look()
     go.set()
@@ -65,7 +65,7 @@ def test_the_screen_is_told_of_changes_alone(monkeypatch):
         one.wait()
         return [[row.site for row in message.findings] for message in told]
 
-    assert look() == []  # it says that there are none without being told
+    assert look() == []  # it reports an empty list by itself
     found.append(finding("a"))
     assert look() == [["a"]]
     assert look() == [["a"]]

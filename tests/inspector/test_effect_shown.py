@@ -1,4 +1,4 @@
-"""The effect on screen is of what is perturbed now, or it is empty and says what it waits for."""
+"""The effect on screen is that of the current perturbations, or empty with the reason."""
 
 import gc
 
@@ -64,7 +64,7 @@ def train(model):
 
 
 def said(insp):
-    """The effect as a page and as Python have it, and what stands in its place."""
+    """The effect on the page and in Python, and the text in its place."""
     state = insp._core.view._state()
     assert state.effect == insp._rerun.effect()[0]
     assert (state.effect is None) == (state.no_effect != "")
@@ -97,7 +97,7 @@ def test_what_is_switched_off_in_a_loop_has_no_effect_any_more(insp, model, trai
 
 
 def test_in_a_loop_the_figures_are_of_what_is_named(insp, model, train):
-    """Zero, then Scale in its place: Zero's figures never stand for Scale's."""
+    """Zero, then Scale in its place: Zero's figures are never shown as Scale's."""
     insp.step(loss_fn, X)
     zero = insp.perturb("a", nni.Zero())
     for i in insp.watch(range(5), every=2):
@@ -115,7 +115,7 @@ def test_in_a_loop_the_figures_are_of_what_is_named(insp, model, train):
             scale.strength = 3.0
             assert said(insp) == (None, NEXT_STEP)
             scale.strength = 2.0
-            assert said(insp)[0] == effect  # it is of that again
+            assert said(insp)[0] == effect  # the effect is that one's again
             second = insp.perturb("b", nni.Zero())
             assert said(insp) == (None, NEXT_STEP)
             second.remove()
@@ -123,7 +123,7 @@ def test_in_a_loop_the_figures_are_of_what_is_named(insp, model, train):
             insp.modes.eval()
             assert said(insp) == (None, NEXT_STEP)
         if i != 3:
-            train()  # the figures are of the model as the measured step left it
+            train()  # the figures are of the model after the measured step
     assert insp.effect.perturbed["loss"] == pytest.approx(losses(model, 2), rel=1e-5)
 
 
@@ -216,8 +216,8 @@ def test_it_tells_that_the_model_was_updated_since(insp, train):
 
 
 def test_what_is_compiled_late_is_not_of_another_state_of_the_model(insp, model, monkeypatch):
-    """The change of the output is measured when its program is there: by then the model may be
-    another one."""
+    """The change of the output is measured when its program is compiled; the model may have changed
+    by then."""
     arming, jobs = insp._rerun._arming, []
     monkeypatch.setattr(arming, "do_instead", jobs.append)
     insp.perturb("a", nni.Scale(2.0))

@@ -1,4 +1,4 @@
-"""What an inspector tells a page: the very answers that its screen would get."""
+"""The answers in an inspector's page equal those that its screen gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handles: their order on one site, and which places they take, keep and give back."""
+"""Handles: their order on one site, and the places that they take, keep and return."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +18,7 @@ def handles():
 
 
 def kinds(setting):
-    """The kinds of the places, in their order, those that are off in brackets."""
+    """The kinds of the places in order; those that are off are in brackets."""
     pairs = zip(setting.places, setting.data, strict=True)
     named = [(type(p.treedef.unflatten(d[1:])).__name__, bool(d[0])) for p, d in pairs]
     return [name if on else f"({name})" for name, on in named]

@@ -1,4 +1,4 @@
-"""The Inspector from the outside: figures, effects, loops, commands of a browser, and bad input."""
+"""The public Inspector: figures, effects, loops, commands of a browser, and bad input."""
 
 import gc
 import threading
@@ -38,7 +38,7 @@ def loss_fn(model, x):
 
 
 class Browser:
-    """The other end of the two comms: what was sent, and a way to send."""
+    """The browser's end of the two comms: the received messages, and a way to send."""
 
     def __init__(self, monkeypatch):
         self.sent: list[tuple[str, dict, bytes | None]] = []
@@ -52,7 +52,7 @@ class Browser:
         return [(header, buffer) for _, header, buffer in self.sent if header["type"] == kind]
 
     def says(self, insp, message):
-        """Send a message (a dataclass or a raw header); the replies it got."""
+        """Send a message (a dataclass or a raw header); returns the replies."""
         header = message if isinstance(message, dict) else protocol.to_header(message)
         before = len(self.of("reply"))
         insp._core.view.screen._received(None, header, [])
@@ -325,7 +325,7 @@ def test_run_without_arguments_runs_what_was_run_last_and_at_first_the_example(i
     np.testing.assert_allclose(insp.run(), plain(X), rtol=1e-5)
     insp.run(X[:2])
     assert insp.run().shape == (2, 2)
-    insp.step(loss_fn, X)  # a loss' arguments are not the model's
+    insp.step(loss_fn, X)  # a loss's arguments are not the model's
     assert insp.run().shape == (2, 2)
 
 
@@ -548,7 +548,7 @@ def test_close_frees_both_widgets_and_a_dropped_inspector_is_freed(model, browse
     insp.close()
     assert set(_instances) == before
     dropped = nni.Inspector(model, X)
-    dropped._diagnosing.wait()  # a thread that looks at it holds it meanwhile
+    dropped._diagnosing.wait()  # a thread that reads it keeps it alive meanwhile
     alive = weakref.ref(dropped._core)
     del dropped
     gc.collect()
@@ -598,7 +598,7 @@ def test_commands_may_arrive_on_any_thread_while_a_loop_runs(insp, model, browse
 
 
 def dropped(insp):
-    """How many values Dropout put to zero, in each pass of the watched loop."""
+    """The number of values that Dropout set to zero, in each pass of the watched loop."""
     passes = [p for p in insp.recording.passes if p.kind == "watch"]
     found = [s for p in passes for site, q, s in p.items() if (site, q) == ("drop", "output")]
     assert len(found) == len(passes)
@@ -712,5 +712,5 @@ def test_equal_models_one_after_the_other_leave_no_programs_of_our_arithmetic_be
     for _ in range(4):
         look()
         counts.append(kept())
-    # jax keeps what it traced of the model's own code, tanh and mean say, for each model
+    # jax caches the traces of each model's own code (such as tanh and mean)
     assert max(counts[3] - counts[2], counts[2] - counts[1]) <= 60, counts

@@ -1,4 +1,4 @@
-"""Metrics: what is no scalar is told in Python, once a name, and never breaks the loop."""
+"""Metrics: a value that is not a scalar causes one warning per name, and never an error."""
 
 import re
 import warnings
@@ -16,7 +16,7 @@ from nnx_inspector.recordings.recording import Recording
 
 
 class Nameless:
-    """Answers to every name, as a mock or a lazy import does."""
+    """Has every attribute, like a mock or a lazy import."""
 
     def __getattr__(self, name: str) -> Any:
         return self

@@ -13,12 +13,12 @@ from nnx_inspector.inspector.panels import look, weights_of
 from nnx_inspector.screen import protocol
 from nnx_inspector.stats.units import Units
 
-# sow outside of nnx.capture is what a user may do
+# a user may sow outside nnx.capture
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 class Net(nnx.Module):
-    """Two layers, with something sown between."""
+    """Two layers, with a sown value between them."""
 
     def __init__(self, rngs):
         self.up = nnx.Linear(4, 7, rngs=rngs)
@@ -157,7 +157,7 @@ def test_the_message_of_units_has_their_figures(insp):
 
 
 def test_the_message_of_units_counts_the_values_of_its_own_pass(insp):
-    insp.step(lambda model, x: model(x).sum(), jnp.ones((5, 4)))  # not as many as the example has
+    insp.step(lambda model, x: model(x).sum(), jnp.ones((5, 4)))  # the example has another number
     message, _ = seen(insp, "units", "up")
     assert (message.each, message.source) == (5, "the last step")
 
@@ -215,7 +215,7 @@ def test_the_code_of_a_site(insp):
     message, buffer = seen(insp, "code", "")
     assert buffer is None
     assert (message.kind, message.documentation) == (
-        "Net", "Two layers, with something sown between.",
+        "Net", "Two layers, with a sown value between them.",
     )  # fmt: skip
     assert message.sown == ("hidden",)
     message, _ = seen(insp, "code", "up")

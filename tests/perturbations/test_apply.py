@@ -1,4 +1,4 @@
-"""What a setting does in owned passes, against `nni.perturbed` and models written by hand."""
+"""The effect of a setting in owned passes, against `nni.perturbed` and models by hand."""
 
 import dataclasses
 
@@ -122,7 +122,7 @@ def test_a_neutral_perturbation_leaves_the_output_as_it_is():
 
 
 class Two(nnx.Module):
-    """A gradient that is known by hand, one site behind another."""
+    """Two sites in sequence, with a gradient known by hand."""
 
     def __init__(self, rngs):
         self.first = nnx.Linear(3, 4, rngs=rngs)

@@ -53,7 +53,7 @@ both = pytest.mark.parametrize("where", ["host", "program"])
 
 
 def same(found, expected, **kwargs):
-    """As it is told on the host: None, where a program has NaN."""
+    """The host's form of a measure: None where a program has NaN."""
     assert (found is None) == (expected is None)
     if found is not None:
         np.testing.assert_allclose(found, expected, **kwargs)

@@ -206,7 +206,7 @@ def test_several_act_in_the_order_in_which_they_are_given():
 
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
 def test_of_several_keys_the_alphabetically_first_acts_first_jitted_or_not(jitted):
-    """A dict that is an argument of jit comes out sorted."""
+    """A dict that passes through jit comes out sorted."""
     model = models.MLP(rngs())
     call = lambda model, what, x: perturbed(model)(what, x)  # noqa: E731
     call = nnx.jit(call) if jitted else call
@@ -251,7 +251,7 @@ def test_strengths_are_vmapped_over():
 
 
 def test_strengths_are_scanned_over_and_learned():
-    """Differentiable masking: the mask that loses nothing keeps the units which matter."""
+    """Differentiable masking: the smallest mask without a loss keeps the units that matter."""
     model = models.MLP(rngs())
     target = by_hand(model, X, lambda a: a * jnp.array([1.0, 0.0, 1.0, 0.0]))
 
@@ -484,7 +484,7 @@ def test_perturb_takes_noise_inputs_and_gradients():
 
 @pytest.mark.parametrize("trace", [jax.jit, jax.checkpoint, jax.vmap, jax.grad, capture])
 def test_perturb_entered_inside_a_trace_is_part_of_the_program(trace):
-    """The program runs when the region is over: its numbers are not read then."""
+    """The program runs after the region and no longer reads its numbers."""
     model, direction = nnx.Linear(3, 3, rngs=rngs()), np.ones(3, np.float32)
     inner = jax.jit(lambda x: model(x))
     plain = inner(X)

@@ -1,4 +1,4 @@
-"""Places: what a program has room for, switched by data, under every transformation."""
+"""Places: the perturbations that a program has room for, switched by data, in every transform."""
 
 import jax
 import jax.numpy as jnp

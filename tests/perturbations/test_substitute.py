@@ -1,4 +1,4 @@
-"""Which parameters a key means, and one layer of a stack, against models changed by hand."""
+"""The parameters that a key selects, and one layer of a stack, against models changed by hand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Net(nnx.Module):
 
 
 def changed(model, change):
-    """A clone of which every Variable is what `change(path, variable)` says."""
+    """A clone whose Variables have the values of `change(path, variable)`."""
     clone = nnx.clone(model)
     for path, variable in nnx.iter_graph(clone):
         if isinstance(variable, nnx.Variable):
@@ -111,7 +111,7 @@ def test_every_array_of_a_parameter_that_holds_several_is_perturbed():
 
 
 class Stack(nnx.Module):
-    """Three layers along `axis`, which a scan takes apart, in a way of the caller's."""
+    """Three layers along `axis`, which the caller's scan splits."""
 
     def __init__(self, transform=lambda f: f, axis=0):
         @nnx.split_rngs(splits=3)

@@ -59,7 +59,7 @@ def assert_same_numbers(before, after):
 
 
 # -------------------------------------------------- the ablation built in
-# `touch(site, value)` is put where the module's output is
+# `touch(site, value)` is called on each module's output
 
 
 class TinyTransformer(nnx.Module):
@@ -149,7 +149,7 @@ KINDS_BY_HAND = {"zero": (nni.Zero(), lambda a: 0 * a), "apply": (CHANGE, CHANGE
 
 
 def expected_row(make, x, by_hand, site, change):
-    """What a site's row must be: loss and output of the model that has the change built in."""
+    """The expected row of a site: loss and output of the model with the change built in."""
     touched = []
 
     def touch(name, value):
@@ -168,7 +168,7 @@ HAND_CASES = [
     for kind in KINDS_BY_HAND
     if not (kind == "apply" and name in ("vmap", "while", "conv and BatchNorm"))
 ]
-"""The change moves examples, which a module in a vmap does not see; Zero does for those."""
+"""The change moves examples, which a module in a vmap does not see; there Zero is used."""
 
 
 @pytest.mark.parametrize(("name", "kind"), HAND_CASES)
@@ -364,7 +364,7 @@ def test_the_size_of_a_chunk_changes_nothing(chunk):
 
 def compiles(model, **kwargs):
     events = []
-    sweep(model, loss_fn, X, progress=False, **kwargs)  # small programs of jax's own
+    sweep(model, loss_fn, X, progress=False, **kwargs)  # small programs of jax itself
     undo = jit.compilation_events(lambda kind, _: events.append(kind))
     try:
         frame = sweep(model, loss_fn, X, progress=False, **kwargs)
@@ -696,7 +696,7 @@ SOME = st.sampled_from([nni.Zero(), nni.Scale(0.5), nni.Noise(0.1), nni.Clamp(-0
 
 
 COPIED = generated.SPECS.filter(lambda one: not one.kinds & generated.CLOSES_OVER)
-"""What the clone that is perturbed by hand does as the model itself."""
+"""The parts that the clone perturbed by hand has in common with the model."""
 
 
 @pytest.mark.long

@@ -1,7 +1,7 @@
 """Every kind of perturbation through every transform, values and gradients, against plain loops.
 
-The models by hand use no transform at all: loops over layers and examples, the one branch of a
-cond that is taken. The whole matrix is behind `long`; a few kinds of each way run always.
+The models by hand use no transforms: loops over layers and examples, and the taken branch of a
+cond. The whole matrix runs with `--long`; a few kinds of each transform always run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def noise(name, shape):
 
 
 def backward(change):
-    """The identity, whose gradient is changed."""
+    """The identity with a changed gradient."""
 
     @jax.custom_vjp
     def identity(a, data):
@@ -67,7 +67,7 @@ def clipped(ct, norm):
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """How to make it of data, and what it does to an array by hand."""
+    """A kind: how to make it from data, and its effect on an array by hand."""
 
     data: Any
     make: Callable[[Any], Any]
@@ -198,7 +198,7 @@ def if_false(f):
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """A model, how it is called, and the same by hand."""
+    """A model, a way of calling it, and the same by hand."""
 
     model: Callable[[], nnx.Module]
     key: str = "up"

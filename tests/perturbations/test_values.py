@@ -1,4 +1,4 @@
-"""Kinds by themselves: every dtype, empty arrays, odd strengths, second derivatives, refusals."""
+"""Kinds alone: every dtype, empty arrays, unusual strengths, second derivatives, errors."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_a_nan_in_the_gradient_of_the_other_layers_does_not_come_through():
             run = nnx.scan(lambda layer, x: layer(x), in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
             return run(self.layers, x)
 
-    model, x = Stack(), jnp.zeros((2, 3))  # all is 0, where the root has no derivative
+    model, x = Stack(), jnp.zeros((2, 3))  # all zeros, where the root has no derivative
 
     def loss(x, key):
         safe = Apply(lambda a: jnp.sqrt(a * a))

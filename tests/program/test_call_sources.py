@@ -26,7 +26,7 @@ def linear() -> nnx.Linear:
 
 
 def comment_at(source: str) -> str:
-    """The comment at the end of a line, told by `file:line`."""
+    """The comment at the end of the line `file:line`."""
     file, _, line = source.rpartition(":")
     assert file == __file__
     found = re.search(r"  # (.*)$", pathlib.Path(file).read_text().splitlines()[int(line) - 1])
@@ -34,7 +34,7 @@ def comment_at(source: str) -> str:
 
 
 def check(trace: Trace) -> None:
-    """Every call but those that the test itself makes comes from a line that names it."""
+    """Check that every call, except the test's own, comes from a line that names it."""
     named = {c.site: comment_at(c.source).split() for c in trace.calls if c.depth}
     assert named
     for site, words in named.items():
@@ -175,7 +175,7 @@ def apply(module, x):
 def test_a_call_is_at_the_line_that_makes_it(call):
     model = Parts(call)
     check(nni.trace(model, X))
-    check(nni.trace(model, X))  # functions that jax traced before
+    check(nni.trace(model, X))  # functions that jax has traced before
 
 
 def test_a_call_over_several_lines_is_where_it_begins():

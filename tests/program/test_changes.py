@@ -1,6 +1,6 @@
-"""Which Variables a call changes, and by how much, against the model before and after a plain call.
+"""The Variables that a call changes, and by how much, against a plain call of the model.
 
-`trace` says which; a record says by how much.
+`trace` lists the Variables; a record has the amounts.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def held(model) -> dict[str, np.ndarray]:
 
 
 def changed_by(model, *args, **kwargs) -> dict[str, np.ndarray]:
-    """By how much a plain call changes each Variable that it changes at all."""
+    """By how much a plain call changes each Variable that it changes."""
     before = held(model)
     model(*args, **kwargs)
     after = held(model)

@@ -1,4 +1,4 @@
-"""A model whose arrays a training step has taken: each way of asking says so in the same words."""
+"""A model whose arrays a training step has donated: every request gives the same error text."""
 
 import jax
 import jax.numpy as jnp

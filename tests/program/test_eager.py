@@ -1,4 +1,4 @@
-"""Calls whose Python reads the values of arrays run eagerly, measured as traced ones are."""
+"""Calls whose Python reads the values of arrays run eagerly, and are measured like traced calls."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ class Plain(nnx.Module):
 
 
 class Jitted(Plain):
-    """A jitted part, which a loop calls again and again, and which changes statistics."""
+    """A jitted part that a loop calls repeatedly and that changes statistics."""
 
     def __call__(self, x):
         steps = int((x > 1e3).sum()) + 2 if self.read else 2
@@ -157,7 +157,7 @@ def test_gradients_are_those_of_the_traced_one(cls):
 
 
 class Sampler(nnx.Module):
-    """Decodes token by token until it meets an end, with a jitted step and a cache."""
+    """Decodes token by token until an end token, with a jitted step and a cache."""
 
     def __init__(self, rngs):
         self.embed = nnx.Embed(8, 4, rngs=rngs)
@@ -223,10 +223,10 @@ def test_what_is_told_of_a_wrong_call():
 
     wrong = Wrong()
     with pytest.raises(LookupError, match="mine"):
-        nni.capture(wrong)(X)  # once in vain, once eagerly
+        nni.capture(wrong)(X)  # once for the failed trace, once eagerly
     assert len(calls) == 2
     assert float(wrong.count[...]) == 0
-    with pytest.raises(TypeError) as caught:  # no second try: it is no matter of tracing
+    with pytest.raises(TypeError) as caught:  # not tried again: the error does not concern tracing
         nni.capture(Plain(nnx.Rngs(0), False))(X[:, :3])
     assert not isinstance(caught.value, jax.errors.ConcretizationTypeError)
     with pytest.raises(jax.errors.ConcretizationTypeError) as caught:
@@ -280,7 +280,7 @@ def test_a_trace_has_the_calls_as_they_ran():
     flops = {call.site: (call.flops, own.flops) for call, own in _pairs(of_eager, of_traced)}
     assert flops[""][0] is None
     assert flops["last"][0] is None
-    assert flops["first"][0] == flops["first"][1]  # in the jitted part, whose program is there
+    assert flops["first"][0] == flops["first"][1]  # in the jitted part, whose program exists
     assert of_eager.edges == of_eager.borders == of_eager.arrivals == ()
     after = jax.tree.leaves(nnx.state(eager))
     assert all(a is b for a, b in zip(before, after, strict=True))

@@ -1,4 +1,4 @@
-"""What the table of equations says of bodies, against what jax evaluates, in generated functions.
+"""The table of equations with bodies, against jax's evaluation of generated functions.
 
 `run` evaluates a jaxpr by that table alone, whatever primitives it holds; `stands_for` checks
 `identity` against the values. Every generated function takes and returns pairs of vectors.
@@ -29,7 +29,7 @@ X, Y = jnp.arange(1.0, SIZE + 1), jnp.arange(-1.0, SIZE - 1)
 
 
 def run(jaxpr: Any, args: list[Any], ran: collections.Counter[str]) -> list[Any]:
-    """The results of a jaxpr; counts in `ran` how often each primitive took place."""
+    """The results of a jaxpr; counts in `ran` how often each primitive ran."""
     bare, consts = jaxprs.open_jaxpr(jaxpr)
     env = dict(zip((*bare.constvars, *bare.invars), (*consts, *args), strict=True))
     for equation in bare.eqns:
@@ -45,7 +45,7 @@ def run(jaxpr: Any, args: list[Any], ran: collections.Counter[str]) -> list[Any]
 def through(
     equation: Any, bodies: tuple[Body, ...], values: list[Any], ran: collections.Counter[str]
 ) -> list[Any]:
-    """The results of an equation, by what the table says of its bodies."""
+    """The results of an equation, computed by its bodies in the table."""
     results: list[Any] = [None] * len(equation.outvars)
     tests = [body for body in bodies if body.tests]
     (body,) = [body for body in bodies if not body.tests][chosen(bodies, values)]
@@ -227,7 +227,7 @@ def check(spec: Any) -> None:
 
 
 def stands_for(jaxpr: Any, args: list[Any], found: list[Any]) -> None:
-    """What `identity` calls the same is the same, bit for bit."""
+    """Values that `identity` reports as the same are equal bit for bit."""
     values = Values(jaxpr)
     for atom, value in zip(jaxpr.outvars, found, strict=True):
         for var, given in zip(jaxpr.invars, args, strict=True):
@@ -263,7 +263,7 @@ def test_what_a_call_hands_on_is_the_same(name):
 
 
 def count(equation: Any) -> collections.Counter[str]:
-    """How often each primitive takes place in an equation, as the table says."""
+    """How often each primitive runs in an equation, according to the table."""
     found = collections.Counter({equation.primitive.name: 1})
     for body in bodies_of(equation):
         assert body.times is not None

@@ -1,4 +1,4 @@
-"""A jaxpr with marks: what is surveyed, and that its evaluation is the plain one."""
+"""A jaxpr with marks: its survey, and that its evaluation equals the plain one."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ PROGRAMS = [
 def test_the_evaluation_is_the_plain_one(f):
     out, _ = evaluate(survey(jax.make_jaxpr(f)(X), "us"), [X], plan=Plan())
     for ours, plain in zip(out, jax.tree.leaves(f(X)), strict=True):
-        np.testing.assert_allclose(ours, plain, rtol=1e-6)  # a loop's body is fused anew
+        np.testing.assert_allclose(ours, plain, rtol=1e-6)  # XLA fuses a loop's body differently
 
 
 @pytest.mark.parametrize("f", [scan, scan_in_reverse, remat, inner_jit, over_devices, branches])
@@ -209,7 +209,7 @@ def test_one_value_marked_twice_is_reduced_once():
 
 
 def test_a_jaxpr_of_one_scan_stays_one_scan():
-    """Equations with marks are done again as what they are, not unrolled or inlined."""
+    """Equations with marks keep their kind: they are not unrolled or inlined."""
     found = survey(jax.make_jaxpr(scan)(X), "us")
     again = jax.make_jaxpr(lambda x: evaluate(found, [x], plan=Plan()))(X)
     assert [e.primitive.name for e in again.eqns].count("scan") == 1

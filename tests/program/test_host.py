@@ -1,4 +1,4 @@
-"""What a program asks and tells the host, under every transform: once, in order, never dropped."""
+"""A program's requests and messages to the host happen once, in order, under every transform."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
 
 
 class Host:
-    """Counts up when asked; notes what it is told."""
+    """Answers requests with a counter, and records messages."""
 
     def __init__(self):
         self.asked = 0
@@ -134,7 +134,7 @@ def test_arrays_of_several_kinds_arrive_as_they_were(host):
 
 
 def test_an_answer_that_may_come_twice_needs_no_effect(host):
-    """Within a while loop that is differentiated around."""
+    """Within a while loop in a differentiated function."""
 
     @jax.jit
     def f(w, x):

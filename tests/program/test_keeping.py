@@ -1,4 +1,4 @@
-"""What is kept of values besides summaries: arrays, reductions, through every transform."""
+"""Kept values besides summaries: arrays and reductions, through every transform."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_every_layer_of_a_scan_has_a_row():
 @pytest.mark.parametrize("out_axes", [0, 1])
 @pytest.mark.parametrize("in_axes", [0, 1, 2])
 def test_under_vmap_the_mapped_axes_come_first(in_axes, out_axes):
-    """Wherever vmap put them: units are those of the axis that the module's code sees."""
+    """Units belong to the axis that the module's code sees, wherever vmap puts its axis."""
     model, x = models.MLP(rngs()), batch(2, 4, 3)
 
     def run(model, x):

@@ -1,4 +1,4 @@
-"""Models of any size are traced without their weights: nothing is computed, nothing allocated."""
+"""Models of any size are traced without their weights; nothing is computed or allocated."""
 
 from __future__ import annotations
 

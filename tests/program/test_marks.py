@@ -1,4 +1,4 @@
-"""The two primitives: bitwise identities under every transformation, and what they observe."""
+"""The two primitives are bitwise identities under every transformation, and observe values."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_the_structure_of_nothing_says_so():
 
 
 def observed(f, x, sink=None):
-    """The summary of the cotangent of x in f, by the gradient with respect to a sink."""
+    """The summary of the cotangent of x in f, from the gradient with respect to a sink."""
     sink = sink_like(x) if sink is None else sink
     return unpack(jax.jit(jax.grad(lambda sink: f(observe_cotangent(x, sink))))(sink))
 
@@ -185,7 +185,7 @@ def test_the_gradient_of_the_value_is_what_it_is_without():
 
 
 def test_the_gradient_of_the_sink_alone_is_enough():
-    """The value need not depend on anything that is differentiated."""
+    """The value may be independent of everything that is differentiated."""
     assert_observed(observed(lambda x: (3.0 * x).sum(), X), np.full((4, 3), 3.0))
 
 

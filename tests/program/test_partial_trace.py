@@ -19,7 +19,7 @@ X = batch(4, 3)
 
 
 class Mine(Exception):
-    """The user's."""
+    """The user's exception."""
 
 
 class Bad(nnx.Module):
@@ -116,7 +116,7 @@ def test_completed_calls_tell_what_they_are():
     assert (first.type, first.shape, first.dtype) == ("Linear", (4, 3), "float32")
     assert (first.parameters, first.parameter_bytes, first.output_bytes) == (12, 48, 48)
     assert first.source.startswith(__file__)
-    # these are read from the program, and there is none
+    # these are read from the program, which does not exist
     assert all(c.flops is None and c.times is None and c.changed is None for c in trace.calls)
     assert trace.edges == trace.borders == ()
     assert {site.key for site in trace.modules} >= {"bad/b", "first/layers/0"}
@@ -254,7 +254,7 @@ def test_nothing_of_the_model_changes(where):
     raised(model, X)
     assert nnx.graphdef(model) == graphdef
     jax.tree.map(np.testing.assert_array_equal, state_of(model), before)
-    nni.trace(model.first, X)  # and the next trace is whole
+    nni.trace(model.first, X)  # the next trace is whole
 
 
 def test_the_repr_shows_where_it_ended():

@@ -1,4 +1,4 @@
-"""A module as NNX sees it, held against `nnx.split` itself: nodes, Variables, shared references."""
+"""A module as NNX sees it, against `nnx.split` itself: nodes, Variables, shared references."""
 
 import flax.linen
 import jax
@@ -26,7 +26,7 @@ class Own(nnx.Variable):
 
 
 class Everything(nnx.Module):
-    """One of each kind of thing that NNX takes apart."""
+    """One attribute of each kind that NNX splits."""
 
     def __init__(self, rngs):
         self.linear = nnx.Linear(2, 3, rngs=rngs)
@@ -120,7 +120,7 @@ def test_a_shared_object_has_one_number(everything):
     assert (nodes["linear"].first, nodes["tied"].first) == (None, "linear")
     one, other = leaves["linear/kernel"], leaves["kernel_again"]
     assert one.reference == other.reference not in (0, nodes["linear"].reference)
-    # the first in NNX's order is told whole, the other names it
+    # the first in NNX's order is complete, the other refers to it
     assert {one.first, other.first} == {None, "kernel_again"}
     assert leaves["linear/bias"].reference == 0
 

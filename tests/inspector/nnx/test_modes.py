@@ -1,4 +1,4 @@
-"""Modes: what may be switched, where, what is in force, and that the model never notices."""
+"""Modes: what can be switched, where, the current values; the model itself never changes."""
 
 import jax
 import jax.numpy as jnp
@@ -325,7 +325,7 @@ def insp(model):
 
 
 def expected(model, **modes):
-    """What a copy gives whose attributes are set, in a program of its own."""
+    """The result of a copy with these attributes, in a separate program."""
     copy = nnx.clone(model)
     copy.set_attributes(**modes)
     return np.asarray(nnx.jit(lambda m, x: m(x))(copy, X))
@@ -485,7 +485,7 @@ def test_decoding_without_a_cache_is_shown_then_raised_readably_and_taken_back()
 
 
 class Caching(nnx.Module):
-    """A mode whose switch makes a Variable that was not there."""
+    """A mode whose switch creates a Variable."""
 
     def __init__(self, rngs):
         self.linear = nnx.Linear(4, 4, rngs=rngs)

@@ -26,7 +26,7 @@ class Noisy(nnx.Module):
 
 
 class Asked:
-    """An inspector whose messages are kept: what a browser would get."""
+    """An inspector whose messages are collected, as a browser would receive them."""
 
     def __init__(self, monkeypatch, model, *args):
         self.sent = []
@@ -37,7 +37,7 @@ class Asked:
         self.number = 0
 
     def ask(self, message):
-        """The replies, and what came before them on the stream."""
+        """The replies, and the stream's messages before them."""
         self.number += 1
         self.sent.clear()
         header = {**message, "id": self.number}
@@ -208,7 +208,7 @@ def test_a_large_model_is_cut_and_says_how_much(monkeypatch):
 
 
 def test_while_another_thread_trains_with_donated_buffers(asked):
-    """Each page is whole, or refused in words; the training is none the worse for it."""
+    """Each page is complete or an error with a text; the training is not disturbed."""
     model = asked.insp.model
     state = nnx.state(model, (nnx.Param, nnx.BatchStat))
     step = jax.jit(lambda s: jax.tree.map(lambda x: x * 1, s), donate_argnums=0)

@@ -50,7 +50,7 @@ class Viewed(nnx.Module):
 
 
 class Open(nnx.Module):
-    """Takes every mode that nnx.view is given."""
+    """Accepts every mode that nnx.view gets."""
 
     def __init__(self):
         self.got = nnx.static({})
@@ -107,7 +107,7 @@ class Held(nnx.Module):
 
 
 class Wider(nnx.Linear):
-    """A subclass of a built-in layer: how Linear was built is no mode."""
+    """A subclass of a built-in layer: the settings of Linear are not modes."""
 
     scaled = False
 

@@ -30,7 +30,7 @@ def no_browser(monkeypatch):
 
 
 class Net(nnx.Module):
-    """Holds up who traces it in the background until it is let go."""
+    """Blocks the background trace until it is released."""
 
     def __init__(self, rngs, let_go=None):
         self.a = nnx.Linear(3, 4, rngs=rngs)
@@ -49,7 +49,7 @@ def loss_fn(model, x):
 
 @pytest.fixture
 def counted():
-    """How often anything is traced or compiled."""
+    """Counts traces and compilations."""
     events: Counter[str] = Counter()
     undo = jit.compilation_events(lambda kind, _: events.update([kind]))
     yield events
@@ -58,7 +58,7 @@ def counted():
 
 @pytest.fixture
 def held():
-    """A model, its inspector and what lets its background go."""
+    """A model, its inspector, and the event that releases its background thread."""
     let_go = Gate()
     model = Net(nnx.Rngs(0), let_go)
     insp = nni.Inspector(model, X, display=False)
@@ -352,7 +352,7 @@ def test_an_interrupted_step_leaves_nothing(insp):
 
     insp.perturb("a", nni.Mask(UNITS))
     insp.run(X)
-    insp._rerun._arming.wait()  # while a thread traces, the hooks are on the classes
+    insp._rerun._arming.wait()  # the hooks are on the classes while a thread traces
     with nothing_left(), pytest.raises(KeyboardInterrupt):
         insp.step(interrupted, X)
     assert dict(vars(nnx.Linear)) == methods

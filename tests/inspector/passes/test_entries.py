@@ -1,5 +1,5 @@
-"""An inspector of a model that is entered by a method or by a function of it: all of it works, with
-figures equal to those of plain Flax and NumPy, and what cannot be entered says what to pass.
+"""An inspector whose model is called through a method or a function: everything works, figures
+equal those of plain Flax and NumPy, and an error for an unusable entry says what to pass.
 """
 
 import functools
@@ -87,7 +87,7 @@ def test_all_of_an_inspector_works(way: str, tmp_path: pathlib.Path):
     )
     np.testing.assert_allclose(insp.run(), twice, rtol=1e-4)
     handle.remove()
-    entered = insp.perturb("enc", nni.Zero(at="input"))  # a place, which is compiled for
+    entered = insp.perturb("enc", nni.Zero(at="input"))  # a place needs a new program
     np.testing.assert_allclose(insp.run(), codes(model, 0 * X), rtol=1e-4, atol=1e-6)
     entered.remove()
 
@@ -104,7 +104,7 @@ def test_all_of_an_inspector_works(way: str, tmp_path: pathlib.Path):
     )
     change = insp.sweep("enc", progress=False)
     assert change["loss_change"][0] == pytest.approx(-(want**2).sum(), rel=1e-5)
-    assert np.isnan(change["output_change"][0]) == (way == "function")  # the loss calls no forward
+    assert np.isnan(change["output_change"][0]) == (way == "function")  # the loss calls no __call__
 
     insp.run(X)
     assert sorted(insp.parameters("enc")) == ["enc/bias", "enc/kernel"]
@@ -121,7 +121,7 @@ def test_all_of_an_inspector_works(way: str, tmp_path: pathlib.Path):
     assert insp.to_html(html) == html.stat().st_size
     assert "has no __call__" not in html.read_text()
     for finding in insp.findings:
-        assert (finding.rule, finding.site) == ("unused", "dec")  # which is true of an encoder
+        assert (finding.rule, finding.site) == ("unused", "dec")  # as in an encoder
     doubled = nnx.clone(model)
     doubled.enc.kernel[...] = 2 * model.enc.kernel[...]
     insp.update(doubled)
@@ -233,7 +233,7 @@ def test_a_method_that_reads_values_runs_eagerly():
 
 
 def test_a_loss_of_a_method_tells_how_far_its_result_moves():
-    """Its model has a `__call__` too, which the loss does not call."""
+    """The model also has a `__call__`, which the loss does not call."""
     model = Called(nnx.Rngs(0))
     insp = quiet(model.encode, X)
     insp.perturb("enc", nni.Zero())
@@ -297,7 +297,7 @@ def test_an_ensemble_by_itself_says_what_to_pass():
     assert "an extra first axis of 5" in notes
     assert "nni.Inspector(forward, ensemble, x)" in notes
     with pytest.raises(TypeError, match="contracting dimensions") as raised:
-        quiet(Called(nnx.Rngs(0)), X[:, :2])  # no ensemble, but a wrong example
+        quiet(Called(nnx.Rngs(0)), X[:, :2])  # not an ensemble, but a wrong example
     assert "ensemble" not in "\n".join(raised.value.__notes__)
 
 

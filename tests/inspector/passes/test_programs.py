@@ -1,4 +1,4 @@
-"""Owned passes: one program a structure and set of modes, and never another call's result."""
+"""Owned passes: one program per structure and set of modes, and never another call's result."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from nnx_inspector.perturbations.slots import CLEAN, Setting
 
 
 class Told(nnx.Module):
-    """Returns what a pass may confuse: static arguments, and Python values beside the array."""
+    """Returns values that a pass might confuse: static arguments and Python values."""
 
     def __init__(self, rngs):
         self.linear = nnx.Linear(3, 3, rngs=rngs)
@@ -182,7 +182,7 @@ def test_without_graph_mode_or_its_updates_a_pass_is_the_same(mode):
 
 def test_what_a_model_returns_as_numpy_stays_numpy():
     owned, model = passes(""), Table()
-    for _ in range(2):  # out of the trace, and out of the program that is kept
+    for _ in range(2):  # from the trace, and from the cached program
         found = forward(owned, model, ()).value
         assert type(found) is np.ndarray
         np.testing.assert_array_equal(found, model())

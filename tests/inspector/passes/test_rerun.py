@@ -1,4 +1,4 @@
-"""The pass that an inspector makes for the screen, and what is told of it a moment later."""
+"""The pass that an inspector makes for the screen, and the effect that is shown later."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def batch():
 
 
 def by_itself(site, kind):
-    """The effect as another inspector tells it, in which nothing else is perturbed."""
+    """The effect in another inspector in which nothing else is perturbed."""
     one = nni.Inspector(TwoLayers(nnx.Rngs(0)), batch(), display=False)
     one.step(loss_fn, batch())
     one.perturb(site, kind)
@@ -79,7 +79,7 @@ def test_what_is_told_of_each_is_never_of_another_moment(insp):
     assert after[first.id] == pytest.approx(before[first.id])
     assert abs(after[second.id]) < abs(before[second.id])
     second.enabled = False
-    assert insp.effect.alone == ()  # of one the effect is its own
+    assert insp.effect.alone == ()  # with one perturbation, the effect is its own
     first.remove()
     assert insp.effect.clean == insp.effect.perturbed
 
@@ -96,7 +96,7 @@ def test_measuring_each_alone_compiles_nothing_more(insp):
 
 
 def with_two_on(insp):
-    """What is on screen of a step with two perturbations, their single effects among it."""
+    """The screen after a step with two perturbations, including their single effects."""
     insp.step(loss_fn, batch())
     insp.perturb("a", nni.Scale(0.5))
     insp.perturb("b", nni.Scale(0.5))
@@ -108,7 +108,7 @@ def test_of_another_state_of_the_model_nothing_is_told_beside_the_effect(insp):
     shown = with_two_on(insp)
     without = dataclasses.replace(shown, outcome=dataclasses.replace(shown.outcome, alone=()))
     insp._core.shown = without
-    insp.model.b.bias[...] += 1.0  # somebody trains it meanwhile
+    insp.model.b.bias[...] += 1.0  # another thread trains it meanwhile
     insp._rerun._measure_each(without)
     assert insp._core.shown.outcome.alone == ()
     insp.model.b.bias[...] -= 1.0

@@ -1,4 +1,4 @@
-"""An inspector's sweep: the frame of `nni.sweep`, one at a time, shown, stopped, of a copy."""
+"""An inspector's sweep: equal to `nni.sweep`, one at a time, shown, stoppable, on a copy."""
 
 import threading
 
@@ -43,7 +43,7 @@ class Plain(nnx.Module):
 
 
 def numbers(model):
-    """Everything that a model holds, as NumPy arrays."""
+    """All arrays of a model, as NumPy arrays."""
     leaves = jax.tree.leaves(nnx.state(model))
     keys = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
     pairs = zip(leaves, keys, strict=True)
@@ -128,7 +128,7 @@ def test_what_is_shown_is_the_frame(insp):
 
 
 class Inf(nnx.Module):
-    """Perturbed at its child, its result is not finite."""
+    """If its child is perturbed, its result is not finite."""
 
     def __init__(self, rngs):
         self.child = nnx.Linear(4, 4, rngs=rngs)

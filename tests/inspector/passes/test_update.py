@@ -21,7 +21,7 @@ def loss_fn(model, x):
 
 @pytest.fixture(scope="module")
 def donated():
-    """An inspector whose model's arrays are gone, and the state that the step returned."""
+    """An inspector whose model's arrays were donated, and the state that the step returned."""
     model = TwoLayers(nnx.Rngs(0))
     inspector = nni.Inspector(model, X, display=False)
     step = jax.jit(lambda state: jax.tree.map(lambda p: 2 * p, state), donate_argnums=0)

@@ -26,14 +26,14 @@ def reals(x: np.ndarray, component: str) -> np.ndarray:
         if component in ("real", "imag"):
             return getattr(x, component).astype(np.float64)
         size = np.hypot(x.real.astype(np.float64), x.imag.astype(np.float64))
-        # a magnitude beyond the dtype is no Inf for that: as in summaries
+        # a magnitude beyond the dtype does not count as Inf, as in summaries
         finite = np.isfinite(x.real) & np.isfinite(x.imag)
         return np.where(finite, np.minimum(size, np.finfo(x.dtype).max), size)
     return x.astype(np.float64)
 
 
 def whole(shape, axes) -> Window:
-    """All of some axes, at the first index of the others."""
+    """Shows some axes whole, at the first index of the others."""
     spans = tuple((0, 1) if a is None else (0, shape[a]) for a in axes)
     return Window(axes=axes, spans=spans, index=(0,) * len(shape))
 

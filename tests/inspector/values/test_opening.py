@@ -1,4 +1,4 @@
-"""The arrays of one site, against the model computed by hand, in every part and transform."""
+"""The arrays of one site, against a model by hand, for every part and transform."""
 
 import jax
 import jax.numpy as jnp
@@ -285,7 +285,7 @@ def test_a_donated_model_is_told_and_kept_values_stay(net):
         optimizer.update(model, nnx.grad(loss)(model, x))
         return nnx.state((model, optimizer))
 
-    jax.jit(step, donate_argnums=0)(state)  # and nobody writes the new ones back
+    jax.jit(step, donate_argnums=0)(state)  # the new arrays are never written back
     for leaf in jax.tree.leaves(nnx.state(net.model)):
         leaf.delete() if not leaf.is_deleted() else None
     with pytest.raises(InspectorError, match="cannot be read now: a training step has taken"):
@@ -327,7 +327,7 @@ def test_the_shelf_keeps_the_last_sets_within_its_bounds(net, monkeypatch):
     numbers = [opened(net, *what).arrays[0].number for what in sites]
     assert [net._opening.shelf.get(n).ndim for n in numbers] == [2, 2, 2]
     monkeypatch.setattr(shelf, "MOST_BYTES", 100)
-    newest = opened(net, "", "input").arrays[0].number  # 60 bytes: there is room for no other
+    newest = opened(net, "", "input").arrays[0].number  # 60 bytes: no room for another
     assert net._opening.shelf.get(newest).shape == (5, 3)
     for number in numbers:
         with pytest.raises(InspectorError, match="no longer kept: others were opened since"):

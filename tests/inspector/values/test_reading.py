@@ -1,4 +1,4 @@
-"""What the browser asks of values: the messages that come, and one reply each."""
+"""Requests of the browser for values: the messages, and one reply each."""
 
 import threading
 
@@ -15,7 +15,7 @@ from nnx_inspector.screen.protocol import ReadValues, ShowValues
 
 
 class Screen:
-    """Takes what is sent, and tells when a request was replied to."""
+    """Collects messages, and signals the reply to a request."""
 
     def __init__(self):
         self.sent, self.said = [], []

@@ -1,4 +1,4 @@
-"""Operations: formulas by hand for each layer, and XLA's own count for whole models."""
+"""Operations, against formulas for each layer, and XLA's own count for whole models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNKNOWN = {
 
 
 def flops(f, *args):
-    """Of a module's call, or of a function of arrays."""
+    """The operations of a module's call, or of a function of arrays."""
     if isinstance(f, nnx.Module):
         return nni.trace(f, *args).calls[0].flops
 
@@ -89,7 +89,7 @@ def test_a_convolution(kind):
 @pytest.mark.parametrize("strides", [1, 2, 3])
 def test_a_transposed_convolution_counts_no_holes(strides):
     layer = nnx.ConvTranspose(4, 6, (3, 3), strides=strides, use_bias=False, rngs=rngs())
-    # every place of the input meets every tap, whatever the stride
+    # each position of the input meets each tap, for any stride
     assert flops(layer, batch(5, 9, 9, 4)) == pytest.approx(2 * 5 * (9 * 9) * 9 * 4 * 6, rel=1e-9)
 
 

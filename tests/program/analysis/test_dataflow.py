@@ -21,7 +21,7 @@ def linear() -> nnx.Linear:
 
 
 class Parts(nnx.Module):
-    """Four layers, and what a test does with them."""
+    """Four layers, called by a test's function."""
 
     def __init__(self, call):
         self.a, self.b, self.c, self.d = (linear() for _ in range(4))
@@ -37,7 +37,7 @@ def stack(n: int = 3) -> nnx.Linear:
 
 
 def flow(call, *args, shape: str = X) -> set[str]:
-    """The edges in a short form: "a b", "a b loop"; all of one shape."""
+    """The edges in a short form: "a b", "a b loop"; all have the same shape."""
     trace = nni.trace(Parts(call), *(args or (batch(4, D),)))
     assert {edge.shape for edge in trace.edges} <= {shape}
     return {short(edge) for edge in trace.edges}
@@ -339,7 +339,7 @@ wirings = st.integers(1, 5).flatmap(
 @settings(max_examples=30)
 @given(wirings)
 def test_any_wiring_is_found_as_it_was_made(wiring):
-    """Layer i adds up the outputs of some layers before it (-1 is the input)."""
+    """Layer i adds the outputs of some earlier layers (-1 is the input)."""
 
     def call(layers, x):
         values = {-1: x}
@@ -355,7 +355,7 @@ def test_any_wiring_is_found_as_it_was_made(wiring):
     )
     inputs = {e.consumer for e in trace.borders if e.producer == ""}
     fed = {f"layers/{i}" for i, (sources, _) in enumerate(wiring) if -1 in sources}
-    assert inputs == fed | {""}  # which is returned as it came
+    assert inputs == fed | {""}  # which is returned unchanged
 
 
 carries = st.integers(1, 4).flatmap(
@@ -370,7 +370,7 @@ carries = st.integers(1, 4).flatmap(
 @settings(max_examples=30)
 @given(carries, st.sampled_from(["scan", "while"]))
 def test_any_carry_of_a_loop_is_followed_round(carry, loop):
-    """Slot i of the carry becomes layer i of two slots, or another slot as it was."""
+    """Slot i of the carry becomes layer i of two slots, or a copy of another slot."""
 
     def call(layers, x):
         def body(slots):

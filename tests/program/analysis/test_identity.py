@@ -1,4 +1,4 @@
-"""Which values of a jaxpr are the same, read from the program, through every kind of call."""
+"""The equal values of a jaxpr, found in the program, through every kind of call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nnx_inspector.program.analysis.identity import Values
 
 
 def same(f, *args) -> list[bool]:
-    """For each result of `f(p, ...)`, whether it is the value of `f`'s first argument."""
+    """For each result of `f(p, ...)`, whether it equals `f`'s first argument."""
     jaxpr = jax.make_jaxpr(f)(*args).jaxpr
     values = Values(jaxpr)
     return [values.same(jaxpr.invars[0], out) for out in jaxpr.outvars]
@@ -110,7 +110,7 @@ def test_a_branch_that_returns_another_value_decides():
     other = lambda p, q: jax.lax.cond(p.sum() > 0, lambda p, q: p, lambda p, q: q, p, q)  # noqa: E731
     assert same(other, P, P) == [False]
     assert same(lambda p: jax.lax.cond(p.sum() > 0, lambda p, q: p, lambda p, q: q, p, p), P) == [
-        False  # it is, in truth; what cannot be read from the program counts as another
+        False  # in fact it is; values that the program does not show as equal count as different
     ]
 
 

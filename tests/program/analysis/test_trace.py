@@ -274,7 +274,7 @@ def test_it_shows_what_a_call_changes_by_itself():
     ends = {line.split()[0]: line.split("  ")[-1].strip() for line in lines[1:]}
     assert ends["norm"] == "mean, var"
     assert ends["drop"] == "rngs/count"
-    assert ends["first"].isdigit()  # the last column is empty: this is the one before
+    assert ends["first"].isdigit()  # the last column is empty; this is the column before it
     assert ends["(root)"].isdigit()
 
 
