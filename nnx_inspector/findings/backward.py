@@ -51,23 +51,23 @@ LEAST_ROWS: Final = 8
 
 WHY: Final = {
     "cut": (
-        "has no gradient: nothing of it comes back from the loss",
-        "usually jax.lax.stop_gradient, a rounding, sign or argmax on the way to the loss, or a "
-        "result that the loss does not use; fine where it is frozen on purpose",
+        "has no gradient: nothing comes back to it from the loss",
+        "usually a jax.lax.stop_gradient, round, sign or argmax between it and the loss, or a "
+        "result that the loss does not use; fine if it is frozen on purpose",
     ),
     "zero": (
         "has a gradient of exactly 0",
-        "it takes part, so usually a factor on the way to the loss is 0 (a mask, a gate, the "
-        "weight of a term), or the gradient underflows (float16 without a scaled loss)",
+        "it takes part in the pass, so usually a factor between it and the loss is 0 (a mask, a "
+        "gate, the weight of a term), or the gradient underflows (float16 without loss scaling)",
     ),
     "still": (
         "did not change although others did",
-        "fine where it is frozen on purpose; else the optimizer does not have it (look at its "
+        "fine if it is frozen on purpose; otherwise the optimizer does not update it (check its "
         "wrt=), or its updates are too small for its dtype",
     ),
     "absent": (
         "takes no part in this pass, so it has no gradient",
-        "fine where only another mode, method or term of the loss uses it; else its use was "
+        "fine if only another mode, method or term of the loss uses it; otherwise its use was "
         "forgotten",
     ),
 }
@@ -106,12 +106,12 @@ def _depth_finding(
     how = "falls" if vanishing else "grows"
     advice = (
         "usually functions that saturate, weights that are too small, or a deep network without "
-        "normalisation or skip connections, which all of them mend; the first layers hardly learn "
-        "until then, and a higher learning rate alone moves only the last ones"
+        "normalisation or skip connections, either of which helps in all three cases; until then "
+        "the first layers hardly learn, and a higher learning rate alone moves only the last ones"
         if vanishing
         else "usually weights that are too large, or a deep network without normalisation; "
-        "initialise smaller or normalise; clipping the gradient keeps steps from overshooting, and "
-        "the later layers then hardly learn"
+        "initialise smaller weights or normalise; clipping the gradient keeps steps from "
+        "overshooting, but the later layers then hardly learn"
     )
     return Finding(
         rule="vanishing-gradient" if vanishing else "exploding-gradient",
@@ -120,8 +120,8 @@ def _depth_finding(
         severity="warning",
         evidence={"ratio": ratio, "first": early, "last": late, "sites": layers},
         what=(
-            f"The norm of the gradient {how} from {late:.2g} at the last layers to {early:.2g} at "
-            f"{named(site)} among the first ({ratio:.1g} times it, over {layers} sites)"
+            f"The norm of the gradient {how} from {late:.2g} in the last layers to {early:.2g} at "
+            f"{named(site)}, one of the first (a ratio of {ratio:.1g} over {layers} sites)"
         ),
         advice=advice,
     )
@@ -278,10 +278,10 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
             {"ratio": largest, "limit": TOO_LARGE, "late": min(one.late for one in intervals)},
             "error" if largest >= FAR_TOO_LARGE else "warning",
             f"From step {first.before.step} on, one step changes the weights by up to "
-            f"{largest:.2g} times their size (the median over parameters, {first.path!r} for "
-            f"instance); about 1e-3 is usual",
+            f"{largest:.2g} times their size (the median over parameters, such as "
+            f"{first.path!r}); about 1e-3 is usual",
             "the learning rate is usually too high; lower it by a factor of 10 or more, or clip "
-            "the gradient where it is its size that jumps",
+            "the gradient if its size jumps",
         )
     elif len(intervals) >= LEAST_INTERVALS and 0 < largest <= TOO_SMALL and not _rises(ratios):
         yield _update(
@@ -289,10 +289,10 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
             intervals[0],
             {"ratio": largest, "limit": TOO_SMALL, "late": max(one.late for one in intervals)},
             "warning",
-            f"One step changes the weights by {largest:.2g} of their size at most (the median "
+            f"One step changes the weights by at most {largest:.2g} times their size (the median "
             f"over parameters); about 1e-3 is usual",
-            "the learning rate is usually too low (or, where the loss is at its lowest already, "
-            "training has converged)",
+            "the learning rate is usually too low (or training has converged, if the loss no "
+            "longer falls)",
         )
     elif len(intervals) >= STILL and largest == 0:
         part, passes = _moved_part(judged), len(intervals) + 1
@@ -303,10 +303,10 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
                 intervals[0],
                 evidence,
                 "warning",
-                f"No weight changed in {passes} passes with gradients, and what did change moved "
-                f"by {part:.2g} of the weights' size",
-                "steps are too small for the weights' dtype; usually the learning rate is far too "
-                "low, or weights in bfloat16 need a copy in float32",
+                f"No weight changed in {passes} passes with gradients, and other parameters moved "
+                f"by {part:.2g} times the weights' size",
+                "updates are too small for the weights' dtype; usually the learning rate is far "
+                "too low, or weights in bfloat16 need a copy in float32",
             )
         elif not _others_move(judged):
             yield _update(
@@ -315,8 +315,8 @@ def update_ratio(judged: Judged) -> Iterator[Finding]:
                 evidence,
                 "info",
                 f"No parameter changed in {passes} passes with gradients",
-                "fine where nothing is to be trained, or gradients are added up over more passes; "
-                "else the optimizer does not update this model, or the learning rate is 0",
+                "fine if nothing is to be trained, or gradients are accumulated over more passes; "
+                "otherwise the optimizer does not update this model, or the learning rate is 0",
             )
 
 

@@ -60,7 +60,7 @@ USUAL: Final = 0.1
 """Weight size times the square root of the number of inputs; usual initialisations: 0.5 to 2."""
 WHY_COLLAPSED: Final = {
     "rank": "usually a weight matrix of rank one or units that are copies of each other (a "
-    "constant initialisation); initialise it at random",
+    "constant initialisation); initialise the weights at random",
     "deviation": "usually weights that are initialised or scaled far too small; initialise them in "
     "proportion to 1 / sqrt(inputs), or normalise after the layer",
 }
@@ -109,14 +109,13 @@ def overflow(judged: Judged) -> Iterator[Finding]:
 def _why_large(largest: float) -> str:
     if largest < SMALL_DTYPE:
         return (
-            "usually weights or inputs that are too large for float16, which bfloat16 or float32 "
-            "in this place would hold (scaling the loss helps gradients, not this); Inf and NaN "
-            "come next"
+            "usually weights or inputs that are too large for float16; use bfloat16 or float32 "
+            "here (loss scaling helps gradients only), or Inf and NaN come next"
         )
     return (
-        "usually weights or inputs that are too large, or an exp of something large; normalise "
-        "or clip what goes in (a wider dtype only puts it off); its square is Inf already, and "
-        "Inf and NaN come next"
+        "usually weights or inputs that are too large, or an exp of a large value; normalise or "
+        "clip the input (a wider dtype only delays the overflow); the square of this value is Inf "
+        "already, and Inf and NaN come next"
     )
 
 
@@ -179,7 +178,7 @@ def dead_units(judged: Judged) -> Iterator[Finding]:
             },
             what=(
                 f"{off.part:.0%} of the {units} units of {named(site)} are off for all "
-                f"{off.samples} values looked at, in each of {len(passes)} "
+                f"{off.samples} values examined, in each of {len(passes)} "
                 f"pass{'es' * (len(passes) > 1)}{and_others(len(found) - 1)}"
             ),
             advice=_how_units_died(judged, off, step, judged.site(site).activation),
@@ -189,24 +188,24 @@ def dead_units(judged: Judged) -> Iterator[Finding]:
 def _how_units_died(judged: Judged, off: Off, step: int, kind: str) -> str:
     if judged.clean and step > judged.clean[0].step:
         return (
-            f"they were alive before step {step}, so a learning rate that is too high usually "
-            f"threw their weights or biases there; a unit that is off gets no gradient, so a lower "
-            f"rate keeps others alive and does not bring these back"
+            f"they were alive before step {step}, so usually a learning rate that is too high "
+            f"moved their weights or biases too far; a unit that is off gets no gradient, so a "
+            f"lower rate keeps others alive but does not revive these"
         )
     if off.biased:
         return (
-            "its bias is as large as what it returns, so usually the bias was initialised or "
-            "pushed far below 0; a unit that is off gets no gradient, so set the bias anew"
+            "the bias is as large as the output, so usually it was initialised or moved far below "
+            "0; a unit that is off gets no gradient, so reset the bias"
         )
     if kind == "relu":
         return (
-            "usually inputs that all have one sign before weights of the other, or weights that an "
-            "earlier step threw far off; a unit that is off gets no gradient; normalise what goes "
-            "in, initialise the layer anew, or use a function with a slope below 0 (leaky_relu)"
+            "usually all inputs have one sign and the weights the other, or an earlier step moved "
+            "the weights too far; a unit that is off gets no gradient; normalise the input, "
+            "reinitialise the layer, or use a function with a slope below 0 (leaky_relu)"
         )
     return (
         "usually a ReLU in it that lets nothing pass, or a factor or mask that is 0; no gradient "
-        "flows through them"
+        "flows through these units"
     )
 
 
@@ -251,9 +250,9 @@ def saturated_units(judged: Judged) -> Iterator[Finding]:
                 f"{function} for nearly all examples{and_others(len(found) - 1)}"
             ),
             advice=(
-                "usually weights, biases or inputs that are too large; normalise what goes in, or "
-                "initialise smaller; hardly any gradient flows through them, so training alone "
-                "rarely mends it (a gate that is open or shut on purpose is fine)"
+                "usually weights, biases or inputs that are too large; normalise the input, or "
+                "initialise smaller weights; hardly any gradient flows through these units, so "
+                "training alone rarely helps (a gate that is open or shut on purpose is fine)"
             ),
         )
 
@@ -310,9 +309,9 @@ def _constant(judged: Judged, window: list[Pass]) -> Finding | None:
             f"although the model's input is not{and_others(len(flat) - 1)}"
         ),
         advice=(
-            "usually the input is overwritten, multiplied by 0, or reduced over the axis of the "
-            "batch before it (right only where the first axis is no batch, as the nodes of one "
-            "graph)"
+            "usually the input is overwritten, multiplied by 0, or reduced over the batch axis "
+            "before this site (right only if the first axis is not a batch, such as the nodes of "
+            "one graph)"
         ),
     )
 
@@ -369,8 +368,8 @@ def _how_collapsed(site: str, what: str, before: float, after: float) -> str:
             f"{after:.3f}, before it {before:.1f})"
         )
     return (
-        f"What tells the examples apart has a deviation of {after:.2g} in the output of "
-        f"{named(site)}, and of {before:.2g} before it"
+        f"The examples differ by a deviation of {after:.2g} in the output of {named(site)}, and "
+        f"of {before:.2g} before it"
     )
 
 

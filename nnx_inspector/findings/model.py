@@ -72,8 +72,8 @@ def _casts(judged: Judged, one: SiteFacts, called: list[SiteFacts]) -> Why | Non
     return (
         f"receives {one.entering} and returns {one.leaving}, which {named(receiver.site)} then "
         f"receives",
-        f"usually an array or a NumPy number of {one.leaving} in it, which promotes; cast that to "
-        f"{one.entering}, unless the precision is wanted here",
+        f"usually it uses an array or a NumPy number of {one.leaving}, which promotes its result; "
+        f"cast that to {one.entering} unless the precision is wanted here",
     )
 
 
@@ -87,15 +87,15 @@ def _promotes(judged: Judged, one: SiteFacts) -> Why | None:
     if one.entering in WIDTHS and leaving > WIDTHS[one.entering]:
         return (
             f"receives {one.entering} and returns {one.leaving}",
-            f"its parameters are {names} and it declares no dtype, so it is usually promoted by "
-            f"accident; give it dtype={one.entering} where the class takes one, else cast its "
+            f"its parameters are {names} and it declares no dtype, so the promotion is usually an "
+            f"accident; pass dtype={one.entering} if the class takes one, otherwise cast its "
             f"parameters in its call",
         )
     if own and leaving > max(WIDTHS[name] for name in own):
         return (
             f"has {names} parameters and returns {one.leaving}",
-            f"its input was {one.entering or one.leaving}, usually one that was not cast; cast the "
-            f"input where {one.leaving} is not wanted",
+            f"its input was {one.entering or one.leaving}, usually because a cast is missing; cast "
+            f"the input unless {one.leaving} is wanted",
         )
     return None
 
@@ -115,8 +115,8 @@ def _odd_ones(leaves: list[SiteFacts]) -> list[tuple[SiteFacts, Why]]:
         by_design = "Norm" in one.type or number in (0, len(leaves) - 1)
         if not (wider and by_design):  # norms and the last layer are often kept in float32
             lost = "speed" if wider else "precision"
-            what = f"returns {one.leaving} where {count} of {len(leaves)} layers return {usual}"
-            advice = f"usually a dtype= that was left behind or left out, and {lost} is lost there"
+            what = f"returns {one.leaving} while {count} of {len(leaves)} layers return {usual}"
+            advice = f"usually a dtype= that was forgotten or left over, which costs {lost} here"
             out.append((one, (what, advice)))
     return out
 
@@ -184,8 +184,7 @@ def _stale(judged: Judged, one: SiteFacts) -> Finding | None:
         passes[0].step,
         {"shifted": shifted, "scaled": scaled},
         f"{named(one.site)} (BatchNorm) uses its running statistics, {seen}",
-        "right for an evaluation, once they were learnt; before training on this, call "
-        "model.train()",
+        "fine in an evaluation once the statistics are learnt; call model.train() before training",
         "info",
     )
 
@@ -197,10 +196,10 @@ def _alone(judged: Judged, one: SiteFacts) -> Finding | None:
         one,
         judged.passes[0].step if judged.passes else 0,
         {"examples": 1},
-        f"{named(one.site)} (BatchNorm) takes mean and variance of a single value, so it returns "
-        f"its bias whatever goes in",
-        "train it on a larger batch, or use a LayerNorm or GroupNorm; in an evaluation call "
-        "model.eval()",
+        f"{named(one.site)} (BatchNorm) takes the mean and variance of a single value, so it "
+        f"returns its bias for every input",
+        "train it on a larger batch, or use a LayerNorm or GroupNorm; call model.eval() for an "
+        "evaluation",
         "warning" if judged.graded else "info",
     )
 
@@ -226,7 +225,7 @@ def _evaluated(judged: Judged, one: SiteFacts) -> Finding | None:
         watched[0].step,
         {"passes": moved},
         f"{named(one.site)} (BatchNorm) updates its running statistics in passes without "
-        f"gradients beside those with",
+        f"gradients, between those with gradients",
         "usually model.eval() is missing before the evaluation (or model.train() after it)",
     )
 
@@ -285,11 +284,11 @@ def unused(judged: Judged) -> Iterator[Finding]:
                 f"parameters do nothing here"
             ),
             advice=(
-                "usually a call that was forgotten, or a result that is overwritten; fine where "
-                "only another mode or method uses it"
+                "usually a call was forgotten, or a result is overwritten; fine if only another "
+                "mode or method uses it"
                 if trained
-                else "fine where only another mode or method uses it (training, a decoder); else a "
-                "call was forgotten, or a result is overwritten"
+                else "fine if only another mode or method uses it (training, a decoder); otherwise "
+                "a call was forgotten, or a result is overwritten"
             ),
         )
 

@@ -86,7 +86,7 @@ def _finding(judged: Judged, item: Pass, site: str, quantity: str, summary: Summ
     severity, meaning = _meaning(judged, item, site, quantity, counts)
     where = f"the {quantity} of {site!r}" if site else f"the {quantity} of the model"
     where += _in_layers(item, site, quantity)
-    among = f" among {size} values" if size else ", too many values to be counted"
+    among = f" among {size} values" if size else " among more values than can be counted"
     before = "" if quantity == "gradient" else _before(judged, item, site, quantity)
     during = ", while a perturbation was on" if item.perturbed else ""
     return Finding(
@@ -109,7 +109,7 @@ def _finding(judged: Judged, item: Pass, site: str, quantity: str, summary: Summ
 def _before(judged: Judged, item: Pass, site: str, quantity: str) -> str:
     """What led there, in words: the finite output before it, in the order of the pass."""
     summary = item.summary(site, "input") if quantity == "output" else None
-    what = "what went in"
+    what = "its input"
     if summary is None:
         order = judged.at(site)
         earlier = [
@@ -145,9 +145,9 @@ def _meaning(
 ) -> tuple[Severity, str]:
     if counts["nan"] and quantity == "gradient":
         return "error", (
-            "all forward values were free of NaN, so this is usually a derivative without a limit "
-            "after this site (sqrt or norm at 0, log of 0), or an overflow in the loss; a "
-            "jnp.where around it does not help, its argument must be safe too"
+            "all forward values were free of NaN, so usually a derivative after this site is "
+            "infinite (sqrt or norm at 0, log of 0), or the loss overflows; a jnp.where around the "
+            "function does not help: the argument of the function must be safe too"
         )
     if counts["nan"]:
         return "error", _why_nan(judged, item, site, quantity)
@@ -156,7 +156,7 @@ def _meaning(
             "usually an overflow (exp, a division by 0, float16), and NaN comes next unless it is "
             "masked"
         )
-    return "info", "usually a mask, and then harmless, but log of 0 gives it as well"
+    return "info", "usually a mask, which is harmless, but log of 0 gives the same value"
 
 
 def _why_nan(judged: Judged, item: Pass, site: str, quantity: str) -> str:
@@ -169,8 +169,8 @@ def _why_nan(judged: Judged, item: Pass, site: str, quantity: str) -> str:
     ]
     if broken and quantity == "output":
         return (
-            f"its parameter {broken[0]!r} is not finite, so an earlier update (or what was loaded) "
-            f"made it so: look at the loss and the gradient of the step before"
+            f"its parameter {broken[0]!r} is not finite, usually since an earlier update (or since "
+            f"it was loaded): look at the loss and the gradient of the step before"
         )
     made = "0/0, Inf - Inf, or the log or root of a negative number"
     if judged.at(site) == min((judged.at(s) for s, _ in item.keys), default=()):

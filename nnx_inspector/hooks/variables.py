@@ -233,7 +233,7 @@ def unseen_references(roots: Mapping[Path, Any]) -> dict[str, str]:
     return {
         site_key(
             path
-        ): "it is a Variable with ref=True or hijax=True: whether a call changes it is not told"
+        ): "it is a Variable with ref=True or hijax=True: changes by a call are not seen"
         for path, variable in variables_by_path(roots)
         if variable.ref or variable.hijax
     }

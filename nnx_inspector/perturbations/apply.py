@@ -104,7 +104,7 @@ def chosen_layer(only: Only) -> tuple[Only, tuple[int, ...]]:
     rows = {of_term for _, of_term in apart}
     if len(rows) > 1:
         raise ValueError(
-            f"{only!r} chooses unlike layers. Add a perturbation for each, for instance in a loop."
+            f"{only!r} chooses different layers. Add a perturbation for each, such as in a loop."
         )
     bare = [term for term, _ in apart]
     return (bare if several else bare[0]), (rows.pop() if rows else ())

@@ -182,7 +182,7 @@ class Perturbation(Kind):
 
     def __post_init__(self) -> None:
         if self.at not in ("output", "input"):
-            raise ValueError(f"at= is 'output' or 'input', got {self.at!r}.")
+            raise ValueError(f"at= must be 'output' or 'input', got {self.at!r}.")
         check_numbers(self, self.numbers)
         lists_as_arrays(self, self.arrays)
 
@@ -216,7 +216,7 @@ def first_misfit(one: Any, names: Iterable[str], x: Any) -> Refusal | None:
         if not broadcasts(jnp.shape(value), x.shape):
             return ValueError(f"{name}= of shape {jnp.shape(value)} does not broadcast to it")
         if _rank(dtype_of(value)) > _rank(x.dtype):
-            return TypeError(f"{name}= of {dtype_of(value)} does not become {x.dtype}")
+            return TypeError(f"{name}= of {dtype_of(value)} cannot be cast to {x.dtype}")
     return None
 
 

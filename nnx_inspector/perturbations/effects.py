@@ -220,7 +220,7 @@ def logits_of(output: Any, logits: Logits = None) -> Any:
     if not is_array(found) or not _could_be_logits(found):
         what = f"{found.dtype}{list(found.shape)}" if is_array(found) else type(found).__name__
         raise TypeError(
-            f"Logits are a floating-point array [..., classes] with two classes or more, got "
+            f"Logits must be a floating-point array [..., classes] of two classes or more, got "
             f"{what}. Pass logits=False for an output that has none."
         )
     return found
@@ -239,14 +239,14 @@ def _pairs(xp: Any, clean: Any, perturbed: Any) -> list[tuple[Any, Any]]:
     others, treedef_of_others = jax.tree.flatten(perturbed)
     if treedef != treedef_of_others:
         raise ValueError(
-            f"The clean and the perturbed output are not alike: {treedef} and {treedef_of_others}."
+            f"The clean and perturbed outputs differ in structure: {treedef}, {treedef_of_others}."
         )
     pairs: list[tuple[Any, Any]] = []
     for a, b in zip(flat, others, strict=True):
         if is_array(a) and jnp.issubdtype(a.dtype, jnp.inexact):
             if a.shape != (shape := shape_of(b)):
                 raise ValueError(
-                    f"The clean and the perturbed output are not alike: arrays of shape "
+                    f"The clean and perturbed outputs differ in shape: arrays of shape "
                     f"{list(a.shape)} and {list(shape or ())}."
                 )
             pairs.append((_wide(xp, a), _wide(xp, b)))

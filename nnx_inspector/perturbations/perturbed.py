@@ -132,7 +132,7 @@ def perturbed(f: Any) -> Callable[..., Any]:
 def _rules(perturbations: Perturbations) -> list[_Rule]:
     for key in perturbations:
         if not isinstance(key, str):
-            raise TypeError(f"A key is a site key or a glob over them, got {type(key).__name__}.")
+            raise TypeError(f"A key must be a site key or a glob, got {type(key).__name__}.")
     # a dict that passes through jit comes out sorted: the order must not depend on that
     return [_Rule(key, _several(key, perturbations[key])) for key in sorted(perturbations)]
 
@@ -143,8 +143,8 @@ def _several(key: str, value: Any) -> tuple[Any, ...]:
         if not isinstance(one, Kind):
             name = one.__name__ if isinstance(one, type) else type(one).__name__
             raise TypeError(
-                f"At {key!r} there must be a perturbation such as nni.Scale(0.5), or several, "
-                f"got {name}."
+                f"At {key!r} there must be a perturbation such as nni.Scale(0.5), or a list of "
+                f"several, got {name}."
             )
     return found
 
@@ -245,7 +245,7 @@ def check_layers(site: str, wanted: Sequence[int], lengths: Sequence[int]) -> No
     chosen = "".join(f"[{i}]" for i in wanted)
     if not lengths:
         raise ValueError(
-            f"{site!r} is no stacked module (no scan runs over its layers), so {chosen} chooses "
+            f"{site!r} is not a stacked module (no scan runs over its layers), so {chosen} chooses "
             f"none of its calls. Leave it out, or name the module of a list by its path."
         )
     if len(wanted) > len(lengths):
@@ -255,7 +255,7 @@ def check_layers(site: str, wanted: Sequence[int], lengths: Sequence[int]) -> No
         )
     for index, length in zip(wanted, lengths, strict=False):
         if not -length <= index < length:
-            raise ValueError(f"{site!r} has {length} layers, there is no layer {index}.")
+            raise ValueError(f"{site!r} has {length} layers; there is no layer {index}.")
 
 
 def applied(one: Perturbation, x: Any, mapped: tuple[int, ...], name: str) -> Any:

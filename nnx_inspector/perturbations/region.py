@@ -55,14 +55,14 @@ def require_known(value: Any) -> Known:
         raise TypeError(f"Pass an instance: {one or f'nni.{value.__name__}(...)'}.")
     if not isinstance(value, Known):
         raise TypeError(
-            f"A perturbation is nni.Zero(), nni.Scale(factor) or another of the kinds, "
+            f"A perturbation must be nni.Zero(), nni.Scale(factor) or another kind, "
             f"got {type(value).__name__}."
         )
     if any(map(jit.is_tracer, jax.tree.leaves(value))):
         raise InspectorError(
-            f"{type(value).__name__} got a traced value, and its numbers are read from the host. "
-            f"Use it outside of jit (other numbers compile nothing), or pass the perturbation as "
-            f"an argument: nni.perturbed(f)(perturbations, ...)."
+            f"{type(value).__name__} got a traced value, but its numbers are read on the host. "
+            f"Use it outside jit (other numbers compile nothing), or pass the perturbation as an "
+            f"argument: nni.perturbed(f)(perturbations, ...)."
         )
     return value
 
@@ -263,5 +263,7 @@ def _data_of(perturbation: Any) -> tuple[list[np.ndarray], Any]:
     require_known(perturbation)
     if isinstance(perturbation, ParameterPerturbation):
         name = type(perturbation).__name__
-        raise TypeError(f"{name} acts on parameters: nni.perturbed(f)({{path: {name}(...)}}, ...).")
+        raise TypeError(
+            f"{name} acts on parameters. Use nni.perturbed(f)({{path: {name}(...)}}, ...)."
+        )
     return [np.ones((), np.bool_), *data_of(perturbation)], jax.tree.structure(perturbation)

@@ -121,13 +121,13 @@ def _layer_of(array: _Array, value: Any, rule: ParameterRule, stage: Staged) -> 
     lengths = _stack_lengths(stage.survey.jaxpr, array.number)
     if len(lengths) < len(rule.layer):
         raise ValueError(
-            f"{rule.key!r} chooses one layer, but which part of {array.name!r}, {describe(value)}, "
-            f"it has is not known: {len(lengths)} scans take it apart along its first axes. Give "
+            f"{rule.key!r} chooses one layer, but it is not known which part of {array.name!r}, "
+            f"{describe(value)}, belongs to it: {len(lengths)} scans run over its first axes. Pass "
             f"an array with an entry for each layer instead, such as a mask of ones elsewhere."
         )
     for index, length in zip(rule.layer, lengths, strict=False):
         if not -length <= index < length:
-            raise ValueError(f"{array.name!r} has {length} layers, there is no layer {index}.")
+            raise ValueError(f"{array.name!r} has {length} layers; there is no layer {index}.")
     return tuple(i % length for i, length in zip(rule.layer, lengths, strict=False))
 
 

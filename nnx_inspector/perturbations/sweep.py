@@ -204,22 +204,22 @@ def _check(perturbation: Any, chunk: Any) -> None:
     name = type(perturbation).__name__
     if isinstance(perturbation, GradientPerturbation):
         raise TypeError(
-            f"{name} leaves every value as it is and changes gradients alone, so its effect on a "
-            f"loss is none. Take a kind that changes values, such as nni.Zero()."
+            f"{name} leaves every value as it is and changes only gradients, so it has no effect "
+            f"on a loss. Pass a kind that changes values, such as nni.Zero()."
         )
     if isinstance(perturbation, ParameterPerturbation):
         raise TypeError(
-            f"{name} acts on parameters, and sweep on what modules return or receive. Use "
+            f"{name} acts on parameters, but sweep perturbs what modules return or receive. Use "
             f"nni.perturbed(loss_fn)({{path: {name}(...)}}, model, ...)."
         )
     if not isinstance(perturbation, Perturbation):
-        raise TypeError(f"A perturbation is nni.Zero() or another of the kinds, got {name}.")
+        raise TypeError(f"A perturbation must be nni.Zero() or another kind, got {name}.")
     if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-        raise ValueError(f"chunk is a number of passes, 1 or more, got {chunk!r}.")
+        raise ValueError(f"chunk must be a number of passes, 1 or more, got {chunk!r}.")
     if jit.is_tracing():
         raise InspectorError(
             "sweep compiles and runs a program of its own and cannot be part of a traced function. "
-            "Call it outside of jit, grad and vmap."
+            "Call it outside jit, grad and vmap."
         )
 
 
@@ -415,8 +415,8 @@ def _compiled(one: _Pass, chunk: int | None) -> _Program:
         except Exception as error:
             if chunk > 1:
                 error.add_note(
-                    "nnx_inspector: sweep vmaps the call over its sites. If that is what fails, "
-                    "pass chunk=1, which does without."
+                    "nnx_inspector: sweep vmaps the call over its sites. If the vmap fails, "
+                    "pass chunk=1, which avoids it."
                 )
             raise
         compiled = lowered.compile()

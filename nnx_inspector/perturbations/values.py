@@ -75,7 +75,7 @@ class Mean(Perturbation):
             object.__setattr__(self, "axis", tuple(self.axis))
         axes = self.axis if isinstance(self.axis, tuple) else (self.axis,)
         if not all(isinstance(axis, (int, np.integer)) for axis in axes):
-            raise TypeError(f"Mean takes an axis or several, whole numbers, got {self.axis!r}.")
+            raise TypeError(f"Mean takes one axis or several, as integers, got {self.axis!r}.")
 
     def apply(self, x: jax.Array) -> jax.Array:
         if self.value is not None:
@@ -211,7 +211,7 @@ class Clamp(Perturbation):
         bounds = (self.low, self.high)
         low, high = (None if x is None else check_number(x, "Clamp") for x in bounds)
         if isinstance(low, float) and isinstance(high, float) and low > high:
-            raise ValueError(f"Clamp takes low= of at most high=, got {low} and {high}.")
+            raise ValueError(f"Clamp needs low= to be at most high=, got {low} and {high}.")
 
     @classmethod
     def clicked(cls, strength: float | None, at: At) -> Clamp:
@@ -414,5 +414,5 @@ class Apply(Perturbation):
     def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
         made = jax.eval_shape(self.fn, x, *self.args)
         if not is_array(made) or made.shape != x.shape or made.dtype != x.dtype:
-            return ValueError(f"the function makes {made} of it, and must keep shape and dtype")
+            return ValueError(f"the function returns {made}, but it must keep shape and dtype")
         return None

@@ -116,7 +116,7 @@ def says_nothing(equation: Any, same: Callable[[Any, Any], bool]) -> bool:
 @ours()
 def difference(old: jax.Array, new: jax.Array) -> jax.Array:
     """`new - old`, exact for integers (up to 32 bits: within the range of int32)."""
-    old, new = jnp.asarray(old), jnp.asarray(new)  # outside of jit it may be a Python number
+    old, new = jnp.asarray(old), jnp.asarray(new)  # outside jit it may be a Python number
     dtype = jnp.promote_types(old.dtype, new.dtype)
     old, new = (jax.lax.stop_gradient(x).astype(dtype) for x in (old, new))
     if jnp.issubdtype(dtype, jnp.inexact):

@@ -82,7 +82,7 @@ def roots_of(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) ->
     if not found:
         raise TypeError(
             f"None of the arguments of {name_of(function.call)} holds an nnx.Module, so there is "
-            f"nothing to look into. Pass the model as an argument, not through a closure."
+            f"nothing to inspect. Pass the model as an argument, not through a closure."
         )
     return {(): next(iter(found.values()))} if len(found) == 1 else found
 

@@ -353,10 +353,10 @@ def _differ(before: tuple[Any, list[Any]], after: tuple[Any, list[Any]]) -> bool
 def _say_why_values_are_unknown(error: Exception, may_run: bool) -> None:
     place = why_untraceable(error)
     if place:
-        eagerly = "Call it with arrays, outside of jit and vmap, and it runs eagerly; or use"
+        eagerly = "Call it with arrays, outside jit and vmap, and it runs eagerly; or use"
         error.add_note(
-            f"nnx_inspector: the call is traced, as by jax.jit, so its code cannot ask for the "
-            f"value of an array: {place}. {eagerly if may_run else 'Use'} jax.lax.cond or "
+            f"nnx_inspector: the call is traced, as by jax.jit, so its code cannot read the value "
+            f"of an array: {place}. {eagerly if may_run else 'Use'} jax.lax.cond or "
             f"jnp.where, or pass what it branches on as a Python value."
         )
 

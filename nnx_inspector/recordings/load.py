@@ -107,7 +107,7 @@ def load(path: str | os.PathLike[str]) -> Recording:
             ) from error
 
 
-# ------------------------------------------------------------ what is no recording
+# -------------------------------------------------------- files of other kinds
 
 _HEAD: Final = 512
 _WAY_OUT: Final = (

@@ -31,7 +31,7 @@ def test_a_vanishing_gradient_explains_what_does_not_move() -> None:
     model.told["f"] = {"same": 0, "change": 1e-3}
     (finding,) = diagnose(model.recording(passes=6))
     assert told([finding]) == [("vanishing-gradient", ["no-gradient", "update-ratio"])]
-    for false in ("optimizer does not have it", "learning rate is usually too low"):
+    for false in ("optimizer does not update it", "learning rate is usually too low"):
         assert false not in finding.message
     assert "Because of this: the parameter 'a/kernel' did not change" in finding.message
 

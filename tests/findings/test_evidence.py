@@ -152,7 +152,7 @@ def test_a_layer_that_its_bias_turns_off_is_named(width: int, n: int) -> None:
         drawn.biases[1][:] = -10.0
         (finding,) = diagnose(drawn.recording())
         assert (finding.rule, finding.site, finding.severity) == ("dead-units", "layers/1", "error")
-        assert "its bias is as large as what it returns" in finding.advice
+        assert "the bias is as large as the output" in finding.advice
         # all that is before it has no gradient, and all that is after it is constant: because of it
         assert {one.rule for one in finding.effects} == {"constant", "no-gradient"}
 

@@ -125,4 +125,4 @@ def test_saturated_counts_are_no_evidence_but_a_nan_still_is() -> None:
     (finding,) = diagnose(recorded(outputs(a=stopped)))
     assert finding.evidence["nan"] == 3
     assert "size" not in finding.evidence
-    assert "NaN, too many values to be counted" in finding.message
+    assert "NaN among more values than can be counted" in finding.message

@@ -233,7 +233,7 @@ def reach(model, *args, loss_fn=None):
     [
         (Mask(UNITS), ["down"], (), ValueError, "down"),
         (Shift(np.ones(7)), ["up"], (), ValueError, r"'up', float32\[4,4\]"),
-        (Zero(), ["up"], (0,), ValueError, "is no stacked module"),
+        (Zero(), ["up"], (0,), ValueError, "is not a stacked module"),
         (Zero(), ["nowhere"], (), ValueError, "the call does not reach it"),
     ],
 )
@@ -244,7 +244,7 @@ def test_what_does_not_fit_is_refused_before_anything_runs(one, sites, rows, err
 
 def test_a_layer_that_is_not_there_names_how_many_there_are():
     reached = reach(Stack(rngs()), batch(2, 4))
-    with pytest.raises(ValueError, match=r"'layers' has 3 layers, there is no layer 3"):
+    with pytest.raises(ValueError, match=r"'layers' has 3 layers; there is no layer 3"):
         reached.check(Zero(), ["layers"], (3,))
     with pytest.raises(ValueError, match="within 1 scans"):
         reached.check(Zero(), ["layers"], (0, 0))
@@ -272,7 +272,7 @@ def test_selections_with_layers():
     assert chosen_layer(nnx.Linear) == (nnx.Linear, ())
     assert chosen_layer(["a[1]", "b[1]"]) == (["a", "b"], (1,))
     assert chosen_layer(None) == (None, ())
-    with pytest.raises(ValueError, match="unlike layers"):
+    with pytest.raises(ValueError, match="different layers"):
         chosen_layer(["a[1]", "b"])
     assert parameter_keys(models.MLP(rngs()), ["**/kernel", nnx.Linear]) == [
         "**/kernel",

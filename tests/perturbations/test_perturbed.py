@@ -169,7 +169,7 @@ def test_one_layer_of_a_stack_can_be_chosen():
             lambda layer, a, chosen=chosen: 0.5 * a if layer in chosen else a,
         )
         np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=key)
-    with pytest.raises(ValueError, match=r"'layers' has 3 layers, there is no layer 3"):
+    with pytest.raises(ValueError, match=r"'layers' has 3 layers; there is no layer 3"):
         perturbed(model)({"layers[3]": Zero()}, x)
     with pytest.raises(ValueError, match=r"within 1 scans, so \[0\]\[0\] chooses none"):
         perturbed(model)({"layers[0][0]": Zero()}, x)
@@ -415,7 +415,7 @@ def test_noise_on_parameters_is_each_ones_own_and_of_its_strength():
         ({"up": PruneMask(jnp.ones(7))}, ValueError, r"PruneMask at 'up/bias'.*shape \(7,\)"),
         ({"up": Zero}, TypeError, "must be a perturbation.*got Zero"),
         ({"up": 0.5}, TypeError, "must be a perturbation.*got float"),
-        ({3: Zero()}, TypeError, "A key is a site key.*got int"),
+        ({3: Zero()}, TypeError, "A key must be a site key.*got int"),
     ],
 )
 def test_what_has_no_meaning_is_refused_before_anything_runs(perturbations, error, text):
@@ -527,10 +527,10 @@ def test_perturb_with_other_arrays_traces_nothing_anew():
 @pytest.mark.parametrize(
     ("perturbation", "error", "text"),
     [
-        (ParameterNoise(0.1), TypeError, "acts on parameters: nni.perturbed"),
+        (ParameterNoise(0.1), TypeError, "acts on parameters. Use nni.perturbed"),
         (Mask(jnp.ones(3)), ValueError, r"Mask at 'up', float32\[4,4\]"),
         (Zero, TypeError, r"Pass an instance: nni.Zero\(\)"),
-        (0.5, TypeError, "A perturbation is.*got float"),
+        (0.5, TypeError, "A perturbation must be.*got float"),
     ],
 )
 def test_perturb_refuses_what_has_no_meaning(perturbation, error, text):

@@ -172,7 +172,7 @@ def test_a_strength_must_be_a_finite_number(bad):
 
 
 def test_what_is_no_perturbation_is_refused(model):
-    with pytest.raises(TypeError, match=r"nni.Scale\(factor\) or another of the kinds, got float"):
+    with pytest.raises(TypeError, match=r"nni.Scale\(factor\) or another kind, got float"):
         with nni.perturb("a", 0.5):
             pass
     with pytest.raises(TypeError, match=r"Pass an instance: nni.Zero\(\)"):

@@ -227,7 +227,7 @@ def test_a_stack_of_stacks_has_an_index_for_each():
 
 
 def test_a_layer_that_cannot_be_told_or_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="'layers/bias' has 3 layers, there is no layer 3"):
+    with pytest.raises(ValueError, match="'layers/bias' has 3 layers; there is no layer 3"):
         perturbed(Stack())({"layers[3]/bias": NONE}, X)
     with pytest.raises(ValueError, match=r"which part of 'layers/\w+', .*0 scans.*for each layer"):
         perturbed(Stack(axis=1))({"layers[0]": NONE}, X)

@@ -541,8 +541,8 @@ def test_where_it_has_no_meaning_a_site_is_skipped_and_the_frame_says_why():
         ({"perturbation": nni.ParameterNoise(0.1)}, TypeError, "acts on parameters"),
         ({"perturbation": nni.Zero}, TypeError, r"nni\.Zero\(\.\.\.\)"),
         ({"perturbation": 0.0}, TypeError, "got float"),
-        ({"chunk": 0}, ValueError, "chunk is a number of passes"),
-        ({"chunk": True}, ValueError, "chunk is a number of passes"),
+        ({"chunk": 0}, ValueError, "chunk must be a number of passes"),
+        ({"chunk": True}, ValueError, "chunk must be a number of passes"),
     ],
 )
 def test_errors_name_the_site_and_a_way_out(kwargs, error, text):

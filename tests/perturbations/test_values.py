@@ -109,7 +109,7 @@ def test_float64_keeps_its_precision():
 
 
 def test_a_clamp_whose_low_is_above_its_high_is_refused():
-    with pytest.raises(ValueError, match="Clamp takes low= of at most high="):
+    with pytest.raises(ValueError, match="Clamp needs low= to be at most high="):
         Clamp(1.0, -1.0)
     for bounds in (("a",), (0, float("nan"))):
         with pytest.raises((TypeError, ValueError), match="Clamp takes a"):
@@ -121,7 +121,7 @@ def test_a_clamp_of_integers_is_exact_and_its_bounds_may_lie_outside_the_dtype(d
     x = jnp.asarray([0, 1, 100, 127], dtype)
     for low, high in ((-3, 3), (1, 1000), (-(2**31), 2**31 - 1)):
         np.testing.assert_array_equal(apply(Clamp(low, high), x), np.clip(x.astype(int), low, high))
-    with pytest.raises(TypeError, match=rf"Clamp at .*{dtype}\[4\]: low= of float32 does not"):
+    with pytest.raises(TypeError, match=rf"Clamp at .*{dtype}\[4\]: low= of float32 cannot"):
         apply(Clamp(0.5), x)
     big = jnp.asarray([2**24 + 1], jnp.int32)
     np.testing.assert_array_equal(apply(Clamp(high=2**24 + 1), big), big)
@@ -155,7 +155,7 @@ def test_a_strength_that_would_change_the_shape_is_refused(one, text):
 
 @pytest.mark.parametrize("one", [Scale(1j * np.ones(3)), Shift(1j), Mean(1j), Patch(1j)])
 def test_a_complex_strength_of_real_values_is_refused(one):
-    with pytest.raises(TypeError, match="of complex64 does not become float32"):
+    with pytest.raises(TypeError, match="of complex64 cannot be cast to float32"):
         apply(one, jnp.ones((4, 3)))
 
 
@@ -193,7 +193,7 @@ def test_lists_are_arrays():
     np.testing.assert_allclose(apply(Mean(axis=[0, 1]), x), np.full((4, 3), x.mean()), rtol=1e-5)
     assert len(jax.tree.leaves(Mask([1, 0, 1]))) == 1
     for axis in (None, 1.0, "x"):
-        with pytest.raises(TypeError, match="Mean takes an axis or several"):
+        with pytest.raises(TypeError, match="Mean takes one axis or several"):
             Mean(axis=axis)
 
 

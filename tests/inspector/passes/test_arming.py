@@ -193,7 +193,7 @@ def test_no_pass_changes_the_model(insp):
 
 
 def test_errors_name_what_is_there(insp):
-    with pytest.raises(ValueError, match="'a' is no stacked module"):
+    with pytest.raises(ValueError, match="'a' is not a stacked module"):
         insp.perturb("a[1]", nni.Zero())
     with pytest.raises(TypeError, match=r"Pass an instance: nni.Mask"):
         insp.perturb("a", nni.Mask)
