@@ -1,10 +1,10 @@
-"""What it costs to see every activation and gradient: ours beside its rivals, one table a model.
+"""The cost of seeing every activation and gradient, beside other tools; one table per model.
 
     JAX_PLATFORMS=cpu python -m tests.benchmarks.cost [--write] [--rounds N] [--only TEXT] [--tiny]
 
-Within a framework the rows take turns, so that a busy machine is so for all; times are medians.
-`--write` puts the tables into notebooks/benchmarks.md, and leaves alone what stands there below
-them. Rows of PyTorch and torchlens need the `bench` extra. Not a test.
+Within a framework the rows take turns, so that other load affects all; times are medians.
+`--write` puts the tables into notebooks/benchmarks.md and keeps the text below them. The rows of
+PyTorch and torchlens need the `bench` extra. Not a test.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def other_rows(case: Case) -> tuple[list[Row], list[Row], str]:
 
 
 def take_turns(rows: list[Row], rounds: int) -> None:
-    """Time each row once a round, a loop of many steps every third; round 0 does not count."""
+    """Time each row once per round, a loop of many steps in every third; round 0 does not count."""
     for number in range(rounds + 1):
         for row in rows:
             if row.steps == 1 or (row.steps and number % 3 == 0):
@@ -138,7 +138,7 @@ def main() -> None:
             continue
         torch_rows, lens_rows, missing = other_rows(case)
         groups = [[*nnx_rows(case), *linen_rows(case)], torch_rows, lens_rows]
-        for group in groups:  # PyTorch's threads spin for a while, and would slow what comes next
+        for group in groups:  # PyTorch's threads spin for a while and would slow the next row
             take_turns(group, rounds)
         rows = [row for group in groups for row in group]
         lines = [f"## {case.name}", "", *table(rows), "", missing]

@@ -1,4 +1,4 @@
-"""What is timed in JAX: the bare steps, ours, `nnx.capture`, Linen's `capture_intermediates`."""
+"""The rows in JAX: the bare steps, ours, `nnx.capture`, Linen's `capture_intermediates`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Row:
         compile_s: CPU seconds of tracing, lowering and compiling, None where it does not compile.
         memory: bytes of temporaries and outputs of the compiled program.
         result: bytes of what it returns besides the bare step's results.
-        times: seconds a step, one for each round.
+        times: seconds per step, one for each round.
     """
 
     label: str

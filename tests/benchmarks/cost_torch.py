@@ -1,4 +1,4 @@
-"""What is timed in PyTorch: the bare steps, hooks with `torch.histc`, torchlens."""
+"""The rows in PyTorch: the bare steps, hooks with `torch.histc`, torchlens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What interception costs: calls that are not hooked, traces that are, entering and leaving.
+"""The cost of interception: calls without hooks, hooked traces, entering and leaving.
 
 Run by hand: `python tests/benchmarks/dispatch.py [--rounds N]`. Prints markdown tables; times are
 medians over rounds in which the variants take turns, ratios are between medians of one run. Not a
@@ -68,7 +68,7 @@ class Identity(nnx.Module):
 
 
 def per_call(work: Callable[[], Any], times: int) -> float:
-    """Seconds a call."""
+    """Seconds per call."""
     began = time.perf_counter()
     for _ in range(times):
         work()

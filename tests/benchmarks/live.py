@@ -1,4 +1,4 @@
-"""What watching and perturbing somebody else's step costs: ratios to the bare loop, side by side.
+"""The cost of watching and perturbing a user's step: ratios to the bare loop, side by side.
 
     JAX_PLATFORMS=cpu python -m tests.benchmarks.live [--steps N] [--rounds N] [--widths 128 512]
 

@@ -1,4 +1,4 @@
-"""What a page takes while 200 sites stream: updates a second, backlog, heap, click to detail.
+"""The load on a page while 200 sites stream: updates per second, backlog, heap, click to detail.
 
 In a real JupyterLab and Chromium: `python tests/benchmarks/streaming.py [minutes]`. Prints a table;
 asserts nothing. The kernel and the page share this machine's cores.

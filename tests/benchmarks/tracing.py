@@ -1,4 +1,4 @@
-"""What `trace` costs against tracing alone, and how it grows with the model.
+"""The cost of `trace` compared with tracing alone, and its growth with the model.
 
 Run by hand: `python tests/benchmarks/tracing.py [--rounds N]`. Prints for each model the CPU time
 of `jax.make_jaxpr` of the same split and merge, of the hooked pass, and of `nni.trace`: the
@@ -60,7 +60,7 @@ class Transformer(nnx.Module):
 
 
 def bare(model: nnx.Module, x: jax.Array) -> Any:
-    """What tracing costs by itself: a fresh function each time, as `trace` has one."""
+    """The cost of tracing alone: a fresh function each time, as in `trace`."""
     graphdef, state = nnx.split(model)
 
     def forward(state: Any, x: jax.Array) -> Any:

@@ -1,4 +1,4 @@
-"""What watching costs: the quickstart's model and step, bare and watched, side by side.
+"""The cost of watching: the quickstart's model and step, bare and watched, side by side.
 
 Run by hand: `python tests/benchmarks/watching.py [--steps N] [--rounds N]`. Prints a table of
 ratios to the bare loop, medians over rounds in which the variants take turns. Not a test: a shared

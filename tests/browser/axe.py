@@ -1,4 +1,4 @@
-"""axe-core on a page of the browser tests: what of our view breaks the WCAG, in words."""
+"""axe-core on a page of the browser tests: the violations of the WCAG in the view, as text."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ async root => (await axe.run(root, {resultTypes: ['violations'], elementRef: fal
 
 
 def violations(page: Page, root: Any) -> list[str]:
-    """What is serious or critical within `root` (an element), as axe-core says it."""
+    """The serious and critical violations within `root` (an element), by axe-core."""
     if not page.evaluate("'axe' in window"):
         source = AXE.read_text(encoding="utf-8")
-        # RequireJS, where the host has it, would take the script for a module of its own
+        # RequireJS, if present, would treat the script as one of its modules
         page.add_script_tag(content=f"(() => {{ const define = undefined; {source} }})();")
     return root.evaluate(RUN)

@@ -1,4 +1,4 @@
-"""Chromium for the browser tests: found, else installed, else a readable failure; never a skip.
+"""Chromium for the browser tests: found, or else installed, or a readable error; never a skip.
 
 `CHROMIUM` in the environment names the program to use; without it the usual names are tried.
 """
@@ -28,7 +28,7 @@ FLAGS = (
 
 
 class ChromiumError(RuntimeError):
-    """Chromium cannot be had here; says what was tried and what to do."""
+    """Chromium is not available; the text says what was tried and what to do."""
 
 
 def launch(playwright: Playwright) -> Browser:
@@ -78,7 +78,7 @@ def _installed(playwright: Playwright) -> str:
 
 
 def _ran(*command: str) -> str:
-    """What a command did, for the error; a failure shows in that nothing is found afterwards."""
+    """The output of a command, for the error; after a failure no Chromium is found."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = (done.stdout + done.stderr).strip().splitlines()[-8:]
     return "\n".join([f"$ {' '.join(command)} (exit status {done.returncode})", *said])

@@ -1,7 +1,7 @@
 """A real JupyterLab in a real Chromium, for tests: one server, and one page for each notebook.
 
 The server has empty configuration folders of its own, and ends with its kernels when the `with`
-block does. What happens on a page is `notebook.Notebook`'s.
+block does. `notebook.Notebook` handles a page.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ APPS: Mapping[str, str] = {"lab": "LabApp", "notebook": "JupyterNotebookApp"}
 
 
 def source_path() -> dict[str, str]:
-    """Environment in which other processes import the very package that this one imports."""
+    """An environment in which other processes import the same package as this one."""
     import nnx_inspector
 
     folder = str(pathlib.Path(nnx_inspector.__file__).parents[1])
@@ -135,7 +135,7 @@ class Lab:
         while not _answers(f"{self.url}/api?token={self._token}"):
             if server.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"JupyterLab did not start:\n{(home / 'log').read_text()}")
-            time.sleep(0.1)  # a server that is not there yet cannot say when it will be
+            time.sleep(0.1)  # a server that is still starting cannot say when it is ready
 
     @contextlib.contextmanager
     def notebook(

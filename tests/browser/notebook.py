@@ -1,7 +1,7 @@
 """One notebook, open on a page of JupyterLab: cells, the kernel, the theme, and what went wrong.
 
-The page may talk to its server alone: every other request is refused and recorded. Nothing here
-sleeps: it waits for what JupyterLab, the kernel or the page says.
+The page may connect only to its server: every other request is refused and recorded. Nothing here
+sleeps: it waits for events of JupyterLab, the kernel or the page.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from playwright.sync_api import ConsoleMessage, Locator, Page, Route, WebSocket, expect
 
 WAIT = 60.0
-"""Seconds that anything may take; runs share two cores with others."""
+"""The time limit in seconds; runs share two cores with others."""
 expect.set_options(timeout=WAIT * 1000)
 
 _SCOPE = """
@@ -26,9 +26,9 @@ class Notebook:
     """One notebook on one page.
 
     Attributes:
-        page: the page, for everything that is not here.
+        page: the page, for everything else.
         console: what the page wrote to its console, as "type: text".
-        foreign: addresses outside the server that were asked for, and refused.
+        foreign: the refused requests to other addresses.
     """
 
     def __init__(self, page: Page, name: str, url: str):
@@ -63,7 +63,7 @@ class Notebook:
 
     @property
     def errors(self) -> list[str]:
-        """What on the console is an error."""
+        """The errors on the console."""
         return [line for line in self.console if line.startswith(("error:", "pageerror:"))]
 
     def evaluate(self, body: str, arg: Any = None) -> Any:
@@ -131,7 +131,7 @@ class Notebook:
         )
 
     def ask(self, expression: str) -> Any:
-        """What a Python expression is in the kernel, by way of JSON; uses one cell at the end."""
+        """The value of a Python expression in the kernel, by JSON; uses one cell at the end."""
         code = f"import json\nprint(json.dumps({expression}))"
         if self._asking is None:
             self._asking = self.append(code)

@@ -1,4 +1,4 @@
-"""What a person needs who sees little, hears the page, or has a keyboard only."""
+"""Accessibility for people with low vision, a screen reader, or only a keyboard."""
 
 from __future__ import annotations
 

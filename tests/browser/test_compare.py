@@ -1,4 +1,4 @@
-"""Two runs beside each other in a real JupyterLab: what is shown is what `nni.compare` says."""
+"""Two runs side by side in a real JupyterLab: the screen shows the figures of `nni.compare`."""
 
 from __future__ import annotations
 

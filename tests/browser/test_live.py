@@ -185,7 +185,7 @@ def test_a_cell_that_trains_is_switched_and_tuned_while_it_runs(lab: Lab):
         expect(view.part("nni-listening")).to_have_attribute("data-value", "during")
         expect(view.part("nni-listening")).to_contain_text("even while a cell runs")
         view.perturb("Zero")
-        view.part("nni-output-change").wait_for()  # what measures it is compiled once
+        view.part("nni-output-change").wait_for()  # the measuring program is compiled once
         view.part("nni-switch").click()
         zeroed = notebook.ask("zeroed")
         with training(lab, notebook, view, IN_A_CELL) as cell:

@@ -1,4 +1,4 @@
-"""The quickstart notebook in a real JupyterLab: what is on screen is what the kernel says."""
+"""The quickstart notebook in a real JupyterLab: the screen shows the kernel's figures."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @dataclasses.dataclass
 class Story:
-    """The quickstart, run from the first cell to the last, and what was so on the way."""
+    """The quickstart, run from the first cell to the last, and its states in between."""
 
     notebook: Notebook
     trained: dict[str, str | None] = dataclasses.field(default_factory=dict)
@@ -377,7 +377,7 @@ root => {
   return cut;
 }
 """
-"""What a person cannot read or reach because it is cut off on the right."""
+"""The parts that are cut off on the right, so that nobody can read or reach them."""
 
 _CONTRASTS = """
 root => {

@@ -1,4 +1,4 @@
-"""What must not go wrong on the page: a closed inspector, hostile names, malformed commands."""
+"""Robustness of the page: a closed inspector, hostile names, malformed commands."""
 
 from __future__ import annotations
 

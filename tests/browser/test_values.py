@@ -1,4 +1,4 @@
-"""The panel "Values" in a real JupyterLab: what is shown, by the keyboard alone, is Python's."""
+"""The panel "Values" in a real JupyterLab, by keyboard alone, shows Python's values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One view of an inspector on a page: what a person reads and clicks, by the `data-testid`s."""
+"""One view of an inspector on a page: its texts and buttons, found by `data-testid`."""
 
 from __future__ import annotations
 

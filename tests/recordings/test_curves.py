@@ -1,4 +1,4 @@
-"""Metrics: what is not finite is kept, and their number is bounded."""
+"""Metrics: values that are not finite are kept, and the number of points is bounded."""
 
 # jax and pandas are only partly typed
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false

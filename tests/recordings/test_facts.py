@@ -1,4 +1,4 @@
-"""Facts and figures go into a file and come back; what does not belong together is refused."""
+"""Facts and figures are saved and loaded; columns that do not fit together are refused."""
 
 from __future__ import annotations
 

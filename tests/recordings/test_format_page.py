@@ -1,4 +1,4 @@
-"""A reader that knows the page notebooks/recording-format.md and nothing else of this package."""
+"""A reader written from notebooks/recording-format.md alone, without this package."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_history_fractions_against_numpy(scale: float) -> None:
     for row, x in enumerate(values):
         ranked = np.sort(x.astype(np.float64))
         exact = np.histogram(ranked, inner)[0] / len(x)
-        # The cumulated fraction at an edge is off by at most what the log bin around it holds.
+        # The cumulated fraction at an edge is off by at most the fraction in its log bin.
         slack = 0.13 * np.abs(history.edges) + 1e-30
         low, high = (np.searchsorted(ranked, history.edges + d) for d in (-slack, slack))
         cumulated = np.concatenate([[0], np.cumsum(history.fractions[row])])

@@ -1,4 +1,4 @@
-"""A run that is saved as it goes: the file has what was recorded, and no disk stops it."""
+"""A run that is saved while it runs: the file has every pass, and disk errors do not stop it."""
 
 # jax is only partly typed
 # pyright: reportUnknownMemberType=false

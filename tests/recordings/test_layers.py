@@ -1,5 +1,5 @@
-"""Layers of stacked modules as sites of their own: in passes of ours and in somebody's loop each
-has the figures of a model by hand, and together they are the stack's.
+"""Layers of stacked modules as separate sites: in the inspector's passes and in a user's loop each
+has the figures of a model by hand, and together they give the stack's.
 """
 
 import jax
@@ -50,7 +50,7 @@ def loss_fn(model, x):
 
 
 def by_hand(model):
-    """Of every layer its output and the gradient of that, in float64, by layer's number."""
+    """Each layer's output and its gradient, in float64, by the layer's number."""
     kernel = np.asarray(model.blocks.linear.kernel[...], np.float64)
     bias = np.asarray(model.blocks.linear.bias[...], np.float64)
     order = list(range(N))[:: -1 if model.reverse else 1]

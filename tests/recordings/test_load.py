@@ -1,4 +1,4 @@
-"""Files that are broken or lie: an InspectorError or valid data, quickly and in little memory."""
+"""Broken or forged files give an InspectorError or valid data, quickly and in little memory."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.encoding import encoded
 
 SPARE = 9 * 2**20
-"""Bytes of memory that a file of any size may take besides twice its own."""
+"""The bytes of memory that a file may take in addition to twice its size."""
 
 
 def tried(path: pathlib.Path, data: bytes) -> Recording | None:
-    """What is loaded of a file with these bytes, None where it is refused in words."""
+    """The recording in a file with these bytes, or None if an InspectorError is raised."""
     path.write_bytes(data)
     try:
         return load(path)
@@ -158,7 +158,7 @@ def test_kinds_of_sections_that_may_be_skipped_are(path: pathlib.Path) -> None:
 
 @functools.cache
 def bombs() -> dict[str, list[crafted.Part]]:
-    """Files that are well formed and lie."""
+    """Well-formed files with false content."""
     header = BLOB[:20]
     kind, width, used, low, high = struct.unpack("<BBHdd", header)
     inner = zlib.decompress(BLOB[20 + 48 :])
@@ -254,7 +254,7 @@ def test_a_lie_is_refused(path: pathlib.Path, name: str) -> None:
 
 
 def assert_cheap(path: pathlib.Path, data: bytes) -> Recording | None:
-    """Loaded or refused within some seconds and twice the file."""
+    """Check that a file is loaded or refused within seconds and twice its size."""
     path.write_bytes(data)
     tracemalloc.start()
     try:
@@ -281,7 +281,7 @@ def tried_again(path: pathlib.Path) -> Recording | None:
 
 
 def test_a_length_that_lies_is_a_torn_write_or_refused(path: pathlib.Path) -> None:
-    """With a right check it is a last section that was not written to its end."""
+    """With a correct check, it is an incomplete last section."""
     data = file_of([NAMES, head(), one_pass([BLOB])])
     check = zlib.crc32(MAGIC)
     for _, _, body in parts_of(data):
@@ -297,7 +297,7 @@ def test_a_length_that_lies_is_a_torn_write_or_refused(path: pathlib.Path) -> No
 
 
 def test_what_is_no_file_is_refused_at_once(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    os.mkfifo(tmp_path / "fifo")  # to open it would wait for a writer
+    os.mkfifo(tmp_path / "fifo")  # opening it would wait for a writer
     for name in (tmp_path / "fifo", "/dev/zero"):
         with pytest.raises(InspectorError, match="not a regular file"):
             load(name)
@@ -315,11 +315,11 @@ def test_what_is_no_file_is_refused_at_once(path: pathlib.Path, tmp_path: pathli
 
 @pytest.mark.parametrize("change", ["grows", "shrinks", "is emptied", "is overwritten"])
 def test_a_file_that_changes_while_it_is_read(path: pathlib.Path, change: str) -> None:
-    """What is read is what was there when it was opened, or it is torn or damaged."""
+    """The reader gives the content at the time of opening, or the file is torn or damaged."""
     data = file_of([NAMES, head(), *(one_pass([BLOB], **{"pass": p}) for p in PASSES)])
     path.write_bytes(data)
     kinds = [kind for kind, _, _ in parts_of(data)]
-    with open(path, "rb", buffering=0) as file:  # nothing of it is read ahead
+    with open(path, "rb", buffering=0) as file:  # unbuffered: nothing is read ahead
         reader = Reader(file)
         found = [next(sections := reader.sections(set(kinds))).kind]
         with open(path, "r+b") as writer:
@@ -399,7 +399,7 @@ def test_memory_stays_below_twice_the_file(
 
 
 def test_metrics_without_end_are_thinned_in_time(path: pathlib.Path) -> None:
-    """Names by the thousand, and points that thinning would rather keep, are no hang."""
+    """Thousands of names, and points that thinning prefers to keep, do not hang the reader."""
     names = part(b"name", **packed([b"%d" % i for i in range(300)]))
     rows = np.zeros((6000, 3))
     rows[:, 0] = np.arange(6000) % 300

@@ -1,4 +1,4 @@
-"""Saving and loading give back the same recording, bit for bit, whatever was in it."""
+"""Saving and loading give the same recording, bit for bit, whatever its content."""
 
 # pandas is only partly typed
 # pyright: reportUnknownMemberType=false
@@ -41,7 +41,7 @@ steps = st.integers(-(2**53), 2**53) | st.integers(0, 50)
 
 @st.composite
 def operations(draw: Any) -> list[Any]:
-    """What a run does to its recording."""
+    """The operations of a run on its recording."""
     found: list[Any] = []
     for _ in range(draw(st.integers(0, 25))):
         if draw(st.booleans()):
@@ -99,15 +99,13 @@ def test_the_same_of_many_runs(
 
 
 def check_run(before: Any, attached: Any, after: Any, max_steps: int, max_bytes: int) -> None:
-    """Saved whole, and written on to: both files hold the same recording; both are appended to."""
+    """A file saved whole and one appended to hold the same recording; both can be appended to."""
     recording = Recording(max_steps=max_steps, max_bytes=max_bytes)
     for operation in before:
         do(recording, operation)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)  # one for each example
-        patch.setattr(
-            "nnx_inspector.recordings.save._SPARE", 2000
-        )  # it is written anew now and then
+        patch.setattr("nnx_inspector.recordings.save._SPARE", 2000)  # it is rewritten now and then
         recording.attach(folder / "grows", _never)
         for operation in attached:
             do(recording, operation)
@@ -353,7 +351,7 @@ def test_loading_touches_no_accelerator(tmp_path: pathlib.Path) -> None:
 
 
 def test_summaries_by_hand_survive() -> None:
-    """Those of the pool are really of every kind that a recording keeps."""
+    """Check that the pool has passes of every kind that a recording keeps."""
     kinds = {s.merged().points.dtype.str for s in pool()}
     assert {"<f8", "<i4", "<u4", "<i8"} <= kinds
     assert any(s.merged().saturated for s in pool())

@@ -1,4 +1,4 @@
-"""Thinning: what stays, what is counted, and that the past is spaced evenly."""
+"""Thinning: the passes that stay, the count of dropped ones, and an evenly spaced past."""
 
 # jax and pandas are only partly typed
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false

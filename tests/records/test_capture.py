@@ -46,7 +46,7 @@ def assert_same(a, b, **tolerance):
 
 
 def assert_summary(summary, values, rtol=2e-5, atol=1e-6):
-    """A Summary says of `values` what NumPy says of them in float64."""
+    """Check the figures of a Summary of `values` against NumPy in float64."""
     values = np.asarray(values)
     v = values.astype(np.float64)
     assert summary.size == v.size
@@ -66,7 +66,7 @@ def assert_summary(summary, values, rtol=2e-5, atol=1e-6):
 
 
 def assert_rows(summary, rows, **tolerance):
-    """Row i of a summary is that of the i-th values."""
+    """Check that row i of a summary is the summary of the i-th values."""
     assert summary.rows == (len(rows),)
     for i, values in enumerate(rows):
         assert_summary(summary.row(i), values, **tolerance)
@@ -74,9 +74,9 @@ def assert_rows(summary, rows, **tolerance):
 
 @contextlib.contextmanager
 def recorded_by_hand(model):
-    """Per path the lists of what `__call__` received and returned, by plain patching of classes.
+    """Path -> the inputs and outputs of `__call__`, by plain patching of classes.
 
-    Nothing of nnx_inspector is used. Holds for eager calls outside transforms.
+    Does not use nnx_inspector. Works for eager calls outside transforms.
     """
     paths = {id(m): "/".join(map(str, p)) for p, m in nnx.iter_modules(model)}
     seen: dict[str, list] = {}
@@ -144,7 +144,7 @@ IN_OTHER_TESTS = {
     "bf16",
     "linear",
 }
-"""Whose like is tested below: only in the long run."""
+"""Similar cases are tested below: these run only in the long tests."""
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_eagerly_result_state_and_classes_are_those_of_the_plain_call(name):
     assert_same(nnx.state(ours.model), nnx.state(plain.model))
     assert nnx.graphdef(ours.model) == nnx.graphdef(plain.model)
     assert {cls: vars(cls).get("__call__") for cls in calls} == calls
-    sown = {"features", "hidden"}  # sites of what the user's own sow and perturb are given
+    sown = {"features", "hidden"}  # the sites of values in the user's own sow and perturb
     assert set(record) - sown <= {site.key for site in module_sites(ours.model)}
     assert record.unseen == {}
 

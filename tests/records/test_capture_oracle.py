@@ -1,4 +1,4 @@
-"""`nnx.capture` where it works is the oracle, value for value; and it works as ever beside us."""
+"""Where `nnx.capture` works it is the oracle, value by value; the hooks do not disturb it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def method_outputs(f):
-    """Flax's own: every method's output is sown where the method is called."""
+    """Flax's capture: the output of every method is sown where the method is called."""
     return nnx.capture(f, nnx.Intermediate, method_outputs=nnx.Intermediate)
 
 
@@ -56,7 +56,7 @@ METHODS = {"head", "encode"}
 
 
 def site_of(path):
-    """Our key for what flax sows under a path: a method's output, or a value of the user's own."""
+    """The site key of what flax sows under a path: a method's output, or the user's own value."""
     head, name = "/".join(map(str, path[:-1])), path[-1]
     if name == "__call__":
         return head
@@ -68,7 +68,7 @@ def is_function(x):
 
 
 def bits(tree):
-    """The leaves of a tree, arrays as their bytes: for equality to the bit."""
+    """The leaves of a tree with arrays as bytes, to compare them bit for bit."""
     out = []
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -88,7 +88,7 @@ def assert_close(a, b, tolerance=1e-6):
 
 
 def arrays(tree):
-    """What a summary is made of: every array of a pytree but PRNG keys."""
+    """The arrays that a summary covers: every array of a pytree except PRNG keys."""
     return [
         np.asarray(x)
         for x in jax.tree.leaves(tree)
@@ -124,7 +124,7 @@ BEYOND_THE_ORACLE = {
     "methods": TypeError,
     "frozen_sealed": Exception,
 }
-"""Models that nnx.capture(method_outputs=) cannot run, and what it raises."""
+"""Models that nnx.capture(method_outputs=) cannot run, and the errors that it raises."""
 
 ROWS = {"scan", "scan_remat", "ensemble"}
 """Models whose oracle gives one array with a row for each layer or member."""
@@ -133,13 +133,13 @@ CHAINS = {"supers": 2, "twice": 3}
 """Sites whose `super()` chain the oracle logs at each of its steps, the site's own last."""
 
 LARGER = ["cnn", "nested", "inner_jit"]
-"""Models whose like is tested besides: with gradients in the long run only."""
+"""Models similar to others: tested with gradients in the long tests only."""
 
 ORACLE = sorted(ZOO.keys() - BEYOND_THE_ORACLE)
 
 
 def oracle(name, *, jit=False):
-    """{site: [values, one a call]} by flax, and the result."""
+    """{site: [one value per call]} by flax, and the result."""
     case = ZOO[name]()
     run = lambda m, args, kwargs: method_outputs(m)(*args, **kwargs)  # noqa: E731
     out, state = (nnx.jit(run) if jit else run)(case.model, case.args, case.kwargs)
@@ -153,7 +153,7 @@ def oracle(name, *, jit=False):
 
 @pytest.mark.parametrize("name", sorted(BEYOND_THE_ORACLE))
 def test_what_the_oracle_cannot_run_we_can(name):
-    """When flax learns to, take the name off the list: then it is compared."""
+    """When flax supports it, remove the name from the list: then it is compared."""
     with pytest.raises(BEYOND_THE_ORACLE[name]):
         oracle(name)
     case = ZOO[name]()
@@ -175,7 +175,7 @@ def test_an_interceptor_sees_exactly_the_values_that_the_oracle_sows(name):
     with intercept_methods(collect):
         ours = case.run()
     out, sown = oracle(name)
-    sown.pop("features", None)  # of the user's own: no method
+    sown.pop("features", None)  # the user's own: not a method
     assert bits(ours) == bits(out)
     assert seen.keys() == sown.keys()
     for site, values in sown.items():
@@ -185,7 +185,7 @@ def test_an_interceptor_sees_exactly_the_values_that_the_oracle_sows(name):
 
 @pytest.mark.parametrize("name", ["scan", "scan_remat", "inner_jit", "remat_super", "ensemble"])
 def test_inside_transforms_an_interceptor_sees_exactly_the_values_of_the_oracle(name):
-    """Values leave the transform by a callback: one a layer, one a member."""
+    """Values leave the transform by a callback: one per layer, one per member."""
     seen, case = {}, ZOO[name]()
 
     def collect(next_fun, args, kwargs, context):
@@ -319,13 +319,13 @@ def perturbed(f, *args):
 
 
 HOOKS = [around, around_of_model, recorded, perturbed]
-"""Ways to have hooks open around a function of a model; none changes what it returns."""
+"""Ways to open hooks around a function of a model; none changes its result."""
 
 hooks = pytest.mark.parametrize("hook", HOOKS, ids=lambda f: f.__name__)
 
 
 def sown_by(name, wrap_inside, wrap_outside):
-    """Result and everything sown, with hooks opened inside and outside of nnx.capture."""
+    """The result and all sown values, with hooks opened inside and outside nnx.capture."""
     case = ZOO[name]()
 
     def inside(model, args, kwargs):
@@ -343,7 +343,7 @@ def plainly(f, *args):
 
 
 def beside(*short):
-    """Models to cross with every hook: a few by default, all of them in the long run."""
+    """Models to combine with every hook: a few by default, all in the long tests."""
     names = ["cnn", "shared", "scan_remat", "super", "tree_kwargs", "sows"]
     return pytest.mark.parametrize(
         "name", [pytest.param(n, marks=() if n in short else pytest.mark.long) for n in names]
@@ -419,7 +419,7 @@ def test_nnx_capture_of_a_function_jitted_before_and_after_the_hooks(hook):
 
 
 class Recipe(nnx.Module):
-    """The model of the recipe in flax's guide, with a parameter and modules to look into."""
+    """The model of the recipe in flax's guide, with a parameter and modules."""
 
     def __init__(self, rngs):
         self.up, self.inner = nnx.Linear(3, 3, rngs=rngs), Inner()
@@ -493,7 +493,7 @@ def test_the_recipe_in_a_jitted_step_made_before_the_hooks(hook):
 
 @hooks
 def test_the_recipe_under_vmap(hook):
-    """Perturbations with a batch axis, from a batched first step, as the guide has it."""
+    """Perturbations with a batch axis, from a batched first step, as in the guide."""
     model, x = Recipe(rngs()), batch(4, 3)
 
     @nnx.jit
@@ -521,7 +521,7 @@ def test_the_recipe_under_vmap(hook):
 
 
 def test_our_record_of_the_recipe_agrees_with_it():
-    """Gradients of activations in one pass: what the recipe needs two and a buffer for."""
+    """Gradients of activations in one pass, for which the recipe needs two and a buffer."""
     model, x = Recipe(rngs()), batch(4, 3)
     found = four_steps(model, x)[1]
     (_, record), _ = nnx.jit(value_and_grad(lambda m, x: m(x)))(model, x)
@@ -556,7 +556,7 @@ def test_an_exception_within_all_of_them_is_the_users_and_leaves_nothing_of_ours
     with pytest.raises(models.ForwardError):
         method_outputs(plain)(x)
     names, left = ({p: set(vars(m)) for p, m in nnx.iter_modules(m)} for m in (model, plain))
-    if outside is recorded:  # a pass of ours that raises changes nothing
+    if outside is recorded:  # a pass that raises changes nothing
         left = {path: own - {"__captures__"} for path, own in left.items()}
     assert names == left
     good = models.MLP(rngs())
@@ -915,7 +915,7 @@ def test_raw_jax_transforms_within_a_module(raw):
 
 
 def fresh_family():
-    """Classes that nothing has touched yet: nnx.tabulate changes a class for good."""
+    """Fresh classes, because nnx.tabulate changes a class for good."""
 
     class Parent(nnx.Module):
         def __init__(self, rngs):
@@ -993,7 +993,7 @@ def test_tabulate_and_hooks_in_every_order(order):
 
 @pytest.mark.usefixtures("after_tabulate")
 def test_what_tabulate_within_hooks_leaves_on_a_class_is_none_of_ours():
-    """It copies what it finds on the class while we are there."""
+    """It copies what it finds on the class while the hooks are open."""
     own = nnx_inspector.__file__.rpartition("/")[0]
     model, heir = fresh_family()
     with intercept_methods(passing):

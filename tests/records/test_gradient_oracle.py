@@ -1,8 +1,8 @@
 """Gradients of activations against `jax.grad` of models written out by hand.
 
-In those every activation is an argument: zeros that are added to it, whose gradient is the
-cotangent of the activation. Each figure of a record's summary is that of float64 NumPy on the
-exact array. The transforms around and within are those that train models.
+These models take zeros as arguments and add them to the activations; the zeros' gradients are the
+activations' cotangents. Each figure of a record's summary equals that of float64 NumPy on the exact
+array. The transforms around and within the calls are those of training code.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def assert_gradients(record, cotangents, rtol=1e-5):
 
 
 class Rows:
-    """Cotangents of which each iteration of a scan has its own."""
+    """Cotangents with a separate array for each iteration of a scan."""
 
     def __init__(self, rows):
         self.rows = np.asarray(rows)
@@ -111,7 +111,7 @@ def squares(y):
 
 
 def by_hand(model, hand, x=X, loss=squares):
-    """The cotangents: the gradient by the zeros."""
+    """The cotangents: the gradients with respect to the zeros."""
     d = zeros(model, hand, len(x))
     return jax.jit(jax.grad(lambda d: loss(hand(model, d, x))))(d)
 
@@ -243,7 +243,7 @@ def test_microbatches_within_the_loss_have_a_row_each():
 
 
 def test_accumulated_microbatches_have_a_record_each():
-    """One backward pass a microbatch, gradients added up in the carry of a scan."""
+    """One backward pass per microbatch; the carry of a scan adds the gradients."""
     model, parts = BY_HAND[mlp](), X.reshape(4, 2, 3)
     graphdef, state = nnx.split(model)
 
@@ -290,7 +290,7 @@ def mixed(model, d, x):
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**12])
 def test_mixed_precision_with_a_scaled_loss(scale):
-    """Cotangents are bfloat16 and scaled as the loss is; they are summed in float32."""
+    """Cotangents are bfloat16 and scaled like the loss; they are summed in float32."""
     model = Mixed(rngs())
     loss = lambda y: scale * squares(y.astype(jnp.float32))  # noqa: E731
     d = {k: jnp.zeros((8, n), jnp.bfloat16) for k, n in (("up", 4), ("down", 2), ("", 2))}

@@ -1,4 +1,4 @@
-"""A record: a mapping, a pytree, and what it says where something was not measured."""
+"""A record: a mapping, a pytree, and its errors for what was not measured."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ class Drawing(nnx.Module):
 
 
 class Split(nnx.Module):
-    """Returns nothing but keys, from inside a loop as well."""
+    """Returns only keys, also from inside a loop."""
 
     def __call__(self, key):
         return jax.random.split(key)
@@ -256,7 +256,7 @@ def test_what_has_no_numbers_is_shape_only(wrap):
     frame = frame[frame["quantity"] == "output"].set_index("array")
     assert frame["size"].to_dict() == {"[0]": 6, "[1]['keys']": 3, "[1]['token']": 0}
     assert frame.loc["[1]['keys']"][["mean", "min", "norm"]].isna().all()
-    assert record.merged()[""]["output"].size == 6  # on screen numbers only
+    assert record.merged()[""]["output"].size == 6  # on screen only numbers
 
 
 def test_the_gradients_of_what_has_no_numbers_are_none():

@@ -1,6 +1,6 @@
-"""A record is a value: it goes wherever a pytree of arrays goes, and reads the same afterwards.
+"""A record is a value: it passes wherever a pytree of arrays does, and reads the same afterwards.
 
-Also what `capture` and `value_and_grad` take: modules in every container, arguments in every form.
+Also the inputs of `capture` and `value_and_grad`: modules in any container, arguments in any form.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOSS = lambda model, x: (model(x) ** 2).mean()  # noqa: E731
 
 
 def figures(record):
-    """All that a record says, by site, quantity and array."""
+    """The content of a record, by site, quantity and array."""
     said = {}
     for site in record:
         for number, call in enumerate(record[site].calls):

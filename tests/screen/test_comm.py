@@ -1,4 +1,4 @@
-"""How often frames are sent, by a clock of the test's own."""
+"""How often frames are sent, measured by the test's own clock."""
 
 import pytest
 
@@ -15,7 +15,7 @@ class Drawn:
         self.screen = Screen(lambda message: None)
 
     def sent_at(self, every: float, seconds: float) -> list[float]:
-        """When frames are sent, where a pass is there every so many seconds."""
+        """The times at which frames are sent, if a pass arrives at a fixed interval."""
         sent, passes = [], round(seconds / every)
         for i in range(passes):
             self.now = 100.0 + i * every

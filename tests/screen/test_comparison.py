@@ -49,7 +49,7 @@ def ask(number: int, pinned: int = protocol.OTHER) -> protocol.Compare:
 
 
 def figures(frame):
-    """The rows of a frame as they travel."""
+    """The rows of a frame in the form of a message."""
     names = (*("total_variation", "quantile_distance"), *(f"{f}_difference" for f in STATISTICS))
     return [
         {

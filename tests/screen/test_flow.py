@@ -22,7 +22,7 @@ def linear() -> nnx.Linear:
 
 
 class Parts(nnx.Module):
-    """Three layers, a list of two, and what a test does with them."""
+    """Three layers and a list of two, called by a test's function."""
 
     def __init__(self, call, **parts):
         self.call = call
@@ -51,7 +51,7 @@ def name(node: protocol.FlowNode) -> str:
 
 
 def edges(found: protocol.Flow) -> set[str]:
-    """Edges in a short form: "a b", "a b loop"; where the shape is not X it comes last."""
+    """Edges in a short form: "a b", "a b loop"; a shape other than X comes last."""
     out = [
         " ".join(
             [name(found.nodes[edge.producer]), name(found.nodes[edge.consumer])]
@@ -169,7 +169,7 @@ class Pair(nnx.Module):
 
 
 class Sharing(nnx.Module):
-    """Two pairs that share a layer, which is the first's by name."""
+    """Two pairs that share a layer, which has the first one's name."""
 
     def __init__(self):
         shared = linear()

@@ -1,4 +1,4 @@
-"""The built front end: what is in it, and what must not be."""
+"""The built front end: its required and its forbidden content."""
 
 import pathlib
 import re

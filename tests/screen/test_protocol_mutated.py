@@ -1,4 +1,4 @@
-"""Messages that are not as they should be: each is refused in words or is one, never else."""
+"""Mutated messages: each is either valid or refused with a text."""
 
 import copy
 import json
@@ -30,7 +30,7 @@ values = st.recursive(
 
 
 def places(value, path=()):
-    """The path of everything in a header."""
+    """The path of every part of a header."""
     yield path
     items = value.items() if isinstance(value, dict) else ()
     items = enumerate(value) if isinstance(value, list) else items

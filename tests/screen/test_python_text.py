@@ -1,4 +1,4 @@
-"""What a click adds, how a perturbation is shown, and the text that does the same as a click."""
+"""The perturbation that a click adds, its text on screen, and the equivalent Python."""
 
 import ast
 import dataclasses
@@ -193,7 +193,7 @@ def test_where_it_acts_and_on_what(perturbation, at, acts_on):
     [
         (np.array([True, False, True, False, False]), (5, 3)),
         (jnp.ones(4, bool), (4, 0)),
-        (np.array([1.0, 0.0]), (0, 0)),  # learned, perhaps: no switches
+        (np.array([1.0, 0.0]), (0, 0)),  # perhaps a learned mask: not switches
         (np.ones((2, 3), bool), (0, 0)),
     ],
 )

@@ -1,4 +1,4 @@
-"""Source around a call: the right lines, the function, and only what there is."""
+"""The source around a call: the right lines, the function, and only existing files."""
 
 import linecache
 

@@ -1,5 +1,5 @@
-"""Older passes on screen: which there are, what they looked like, and where what is perturbed
-changed; live frames go on beside them.
+"""Older passes on screen: their list, their figures, and where the perturbations changed; live
+frames continue meanwhile.
 """
 
 import types

@@ -1,4 +1,4 @@
-"""Compact summaries: bit for bit there and back, and small."""
+"""Compact summaries: encoded and decoded bit for bit, and small."""
 
 # jax and pandas are only partly typed
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false

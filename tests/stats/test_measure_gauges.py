@@ -1,4 +1,4 @@
-"""Gauges: every figure against plain NumPy in float64, and what is read of them on the host."""
+"""Gauges: every figure against plain NumPy in float64, and their reading on the host."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -121,7 +121,7 @@ def test_constant_over_the_batch_is_exact_at_each_position():
     assert figures_of(constant)[0]["spread"] == 0
     constant[1, 2, 0] += 1
     assert figures_of(constant)[0]["flat"] == pytest.approx(2 / 3)
-    assert np.isnan(figures_of(one)[0]["flat"])  # of one example nothing can be said
+    assert np.isnan(figures_of(one)[0]["flat"])  # one example is not judged
 
 
 def test_batch_norm_is_held_against_its_scale_and_bias():

@@ -1,4 +1,4 @@
-"""Moments of parts, added up, against NumPy on the whole."""
+"""Moments of parts, combined, against NumPy on the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Summaries as vectors: bit for bit there and back, and as cotangents."""
+"""Summaries as vectors: packed and unpacked bit for bit, also as cotangents."""
 
 from __future__ import annotations
 

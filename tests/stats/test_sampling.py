@@ -1,4 +1,4 @@
-"""summarize(sample=k): what stays exact, and that the rest is that of the slices, as stated."""
+"""summarize(sample=k): some figures stay exact, the others are those of the slices."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ from nnx_inspector.stats.summarize import merge_in_trace, summarize
 from nnx_inspector.stats.summary import Summary, merge
 
 SHAPES = [(257,), (257,), (257,), (257,), (), (0,), (3, 0)]
-"""Few shapes, for each is a compilation; most arrays have values."""
+"""Few shapes, because each is a compilation; most arrays have values."""
 
 
 @st.composite
 def arrays(draw: st.DrawFn, shapes: Any = SHAPES) -> np.ndarray:
-    """Arrays of every dtype and class of values, empty and 0-d among them."""
+    """Arrays of every dtype and class of values, also empty and 0-d ones."""
     dtype, kind = draw(st.sampled_from(ALL)), draw(st.sampled_from(CLASSES))
     x = values(draw(st.integers(0, 2**32)), kind, dtype, draw(st.sampled_from(shapes)))
     if x.size > 1 and dtype in FLOATS:  # few values in a known shape

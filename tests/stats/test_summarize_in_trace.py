@@ -17,7 +17,7 @@ from nnx_inspector.stats.summary import Summary, merge
 
 
 def same(a: Summary, b: Summary) -> None:
-    """Equal, bit for bit (moments: as near as two compilations are)."""
+    """Check equality bit for bit (moments: up to the difference of two compilations)."""
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x.dtype, y.dtype), a, b)
     np.testing.assert_array_equal(a.bins, b.bins)
     np.testing.assert_array_equal(np.asarray(a.points)[..., :2], np.asarray(b.points)[..., :2])

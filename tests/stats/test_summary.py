@@ -128,7 +128,7 @@ LARGEST = np.finfo(np.float32).max
 
 
 def within_a_bin(x: np.ndarray, edges: np.ndarray, counts: np.ndarray) -> None:
-    """How many values lie below an edge is wrong by no more than the log bin that it cuts has."""
+    """The count of values below an edge is off by at most the count of the log bin that it cuts."""
     below = np.concatenate([[0], np.cumsum(counts)])[1:-1]
     exact = np.array([(x < e).sum() for e in edges[1:-1]], int)
     signed = x.astype(np.float32)
@@ -138,7 +138,7 @@ def within_a_bin(x: np.ndarray, edges: np.ndarray, counts: np.ndarray) -> None:
         single = np.float32(np.clip(edge, -LARGEST, LARGEST))
         around = [single, *(np.nextafter(single, s * LARGEST) for s in (-1, 1))]
         cut = {int(log_bin(e)) for e in around}
-        if np.abs(edge) < 2.0**-129:  # zeros are among the least subnormals
+        if np.abs(edge) < 2.0**-129:  # zeros count among the smallest subnormals
             cut |= {0, 0x800}
         assert abs(below[i] - exact[i]) <= np.isin(bins, list(cut)).sum()
 

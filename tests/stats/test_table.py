@@ -41,7 +41,7 @@ def summarized(values, shift=0.0, scale=1.0):
 
 
 def check(summaries):
-    """Each row is what the Summary gives."""
+    """Check each row against the Summary's figures."""
     parts = [decoded(encoded(s)) for s in summaries]
     table, sparks = figures_of(parts), sparklines_of(parts, SPARK)
     assert table.shape == (len(parts), len(STATISTICS))
@@ -65,7 +65,7 @@ counts = st.dictionaries(
 
 @st.composite
 def counted(draw):
-    """A Summary of which only counts are known, or extremes of some dtype as well."""
+    """A Summary with known counts only, or also with the extremes of some dtype."""
     bins = np.zeros(BINS, np.uint64)
     for number, count in draw(counts).items():
         if (number & 0x7F8) != 0x7F8 or number in APART:

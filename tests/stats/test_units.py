@@ -19,7 +19,7 @@ FEW = [jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_, jnp.complex64]
 
 
 def check(u: Units, x: np.ndarray, axis: int = -1, tolerance: float = 1e-5) -> None:
-    """Every figure of every unit is that of the values at its index of the axis."""
+    """Check every figure of every unit against the values at its index of the axis."""
     v = magnitudes(x).reshape(x.shape)
     shape = (x.shape[axis], x.size // max(x.shape[axis], 1))
     v, exact = (np.moveaxis(a, axis, 0).reshape(shape) for a in (v, x))

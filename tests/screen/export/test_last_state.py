@@ -1,4 +1,4 @@
-"""What a saved notebook keeps: bounded, whatever the model, and nobody's text is markup in it."""
+"""The content of a saved notebook: bounded for any model, and no text is ever markup."""
 
 from __future__ import annotations
 

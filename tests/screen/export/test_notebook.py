@@ -1,4 +1,4 @@
-"""The output that holds the last state: when it is replaced, and that it raises into nobody."""
+"""The output with the last state: when it is replaced, and that it raises no error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nnx_inspector.screen.export.notebook import SavedOutput
 
 
 class Shell:
-    """What a kernel's shell offers: the end of a cell."""
+    """The part of a kernel's shell that is used: the event at the end of a cell."""
 
     def __init__(self) -> None:
         self.events = self
@@ -46,7 +46,7 @@ class Last:
 
 
 class Owner:
-    """Makes what is shown; `weakly` keeps no owner alive."""
+    """Makes the shown state; `weakly` keeps no owner alive."""
 
     html: str | None = "first"
     seen = False
@@ -61,7 +61,7 @@ class Owner:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch):
-    """What was displayed: (whether it replaces, HTML); and an event set by each."""
+    """Collects what is displayed: (whether it replaces, HTML); each sets an event."""
     found: list[tuple[bool, str, str]] = []
     told = threading.Event()
 
@@ -179,7 +179,7 @@ def test_a_page_that_was_loaded_anew_gets_another_output_at_the_end_of_a_cell(se
     owner.html = "second"
     owner.output.moved()
     owner.output.greeted("two")
-    owner.output._rested()  # no cell runs: it would go nowhere
+    owner.output._rested()  # no cell runs: the output has no place
     assert len(found) == 1
     shell.end_cell()
     owner.html = "third"

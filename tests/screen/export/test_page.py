@@ -1,4 +1,4 @@
-"""The file of a saved page: bounded, written whole, and nobody's text is markup in it."""
+"""The file of a saved page: bounded, written whole, and no text is ever markup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page replays: unpacked here by hand, and compared with the messages of the kernel."""
+"""The messages in a page, unpacked by hand and compared with those of the kernel."""
 
 from __future__ import annotations
 
