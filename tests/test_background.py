@@ -40,7 +40,7 @@ def test_jobs_are_done_in_their_order_and_one_that_fails_holds_up_none():
     worker.wait()
     assert done == [1, 2]
     assert [str(error) for error in failed] == ["no"]
-    assert worker.do(lambda: done.append(3)), "a thread that has ended begins anew"
+    assert worker.do(lambda: done.append(3)), "a thread that has ended starts again"
     worker.wait()
     assert done == [1, 2, 3]
 
@@ -103,7 +103,7 @@ def test_a_wish_that_fails_takes_no_newer_one_with_it():
     worker.do_instead(lambda: told.append("newer"))
     older.let_go.set()
     worker.wait()
-    assert told == ["newer", "done"], "that the older one failed concerns nobody any more"
+    assert told == ["newer", "done"], "the failure of the older job is not reported"
 
 
 def test_what_is_told_at_the_end_may_ask_for_more_and_may_fail():

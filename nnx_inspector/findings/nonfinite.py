@@ -107,7 +107,7 @@ def _finding(judged: Judged, item: Pass, site: str, quantity: str, summary: Summ
 
 
 def _before(judged: Judged, item: Pass, site: str, quantity: str) -> str:
-    """What led there, in words: the finite output before it, in the order of the pass."""
+    """The finite input, or the last finite output before it in the order of the pass, in words."""
     summary = item.summary(site, "input") if quantity == "output" else None
     what = "its input"
     if summary is None:
@@ -127,7 +127,7 @@ def _before(judged: Judged, item: Pass, site: str, quantity: str) -> str:
 
 
 def _in_layers(item: Pass, site: str, quantity: str) -> str:
-    """In which layers of a stack it is, where they were measured each apart."""
+    """The layers of a stack that have such values, if they were measured separately."""
     found = [layer_of(s) for s, q in item.keys if q == quantity]
     layers = [at[1] for at in found if at is not None and at[0] == site]
     bad = [

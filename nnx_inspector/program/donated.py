@@ -24,7 +24,7 @@ def undisturbed(read: Callable[[], T], what: str) -> T:
     """The result of `read`, which is called again if an array is deleted during the call.
 
     Args:
-        read: a function that reads the model anew at each call, and computes.
+        read: a function that reads the model at each call, and computes.
         what: what is being read, for the text of the error: "The parameters".
 
     Raises:

@@ -21,9 +21,9 @@ watched_long = functools.partial(watched, steps=200, every=10)
 
 
 GAPS = {
-    "all units are copies": "of the first layer it is not known what went in",
+    "all units are copies": "the input of the first layer is not known",
     "attention without residual": "the examples stay apart, only the tokens of each grow alike",
-    "a siamese net without negatives": "half of its units die on the way, which is named",
+    "a siamese net without negatives": "half of its units die first, which is reported",
     "weight decay that shrinks all": "after 50 steps no layer is small beside another",
 }
 """Faults that are not found, or not named first, with the reason."""

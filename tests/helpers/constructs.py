@@ -49,10 +49,10 @@ UNSEEN = "unseen (warned)"
 LISTED = "unseen (listed)"
 
 _THREAD = "hooks hold for the thread that opened them; another thread opens its own"
-_EXPORT = "an exported function is a finished program, and nothing tells that it is called"
-_EXPORTS = "what is exported is a finished program: marks do not come out of it"
+_EXPORT = "an exported function is a finished program, and its calls cannot be noticed"
+_EXPORTS = "an exported function is a finished program, from which no marks can be read"
 _COPY = (
-    "a clone that was made before is a model of its own: give it as `model=`. `capture` and "
+    "a clone that was made before is a separate model: pass it as `model=`. `capture` and "
     "`watch` list its calls"
 )
 _HOOKS = ("fires", "attributed", "instance", "perturb", "watched")
@@ -490,17 +490,16 @@ def line(*cells: str) -> str:
 
 HEAD = """# What is seen where
 
-Each way to call a model, against what nnx_inspector promises of it.
+Each way to call a model, and whether the promises of nnx_inspector hold for it.
 `python tests/helpers/constructs.py` writes this page: every cell is the outcome of a run, and
-the tests hold the page against a run on each supported version of flax. A number that is
-wrong, a path that is wrong, and a call that is neither seen nor told are failures of the tests,
-so they cannot stand here; the few cells where nothing can be told are marked, with the reason
-below.
+the tests compare the page with a run on each supported version of flax. A wrong number, a wrong
+path, and a call that is neither seen nor reported fail the tests, so they cannot appear here; the
+few cells in which a call cannot be reported are marked, with the reason below.
 
 A function can be made **before** the hooks (jitted, mapped, compiled, and called once) or
-**inside** them. Where both give the same, the cell says it once.
+**inside** them. If both give the same outcome, the cell has it once.
 
-| column | what is asked |
+| column | the promise |
 |---|---|
 """
 
@@ -508,11 +507,11 @@ LEGEND = """
 | cell | meaning |
 |---|---|
 | yes | it holds |
-| unattributed (warned) | the calls are seen, and whose they are is not known: a warning says so |
-| unattributed (listed) | the same, told in `record.unseen` or `session.unattributed` |
-| unseen (warned), unseen (listed) | the calls cannot be looked into: a warning or a list says so |
-| n/a | the question has no meaning here, or the construct cannot do it without us either |
-| no | it does not hold, for the reason that is numbered |
+| unattributed (warned) | the calls are seen, but a warning says that their module is not known |
+| unattributed (listed) | the same, listed in `record.unseen` or `session.unattributed` |
+| unseen (warned), unseen (listed) | the calls cannot be seen: a warning or a list says so |
+| n/a | the promise has no meaning here, or the construct fails without the hooks, too |
+| no | it does not hold, for the numbered reason |
 """
 
 

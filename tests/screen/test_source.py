@@ -46,7 +46,7 @@ def test_a_file_that_was_edited_is_read_anew(tmp_path):
     assert "inner" in excerpt_of(f"{file}:5").text
     file.write_text("a = 1\nb = 2\n")
     assert excerpt_of(f"{file}:2").text == "a = 1\nb = 2"
-    assert excerpt_of(f"{file}:5") is None, "that line is no more"
+    assert excerpt_of(f"{file}:5") is None, "that line does not exist"
 
 
 def test_what_cannot_be_read_is_left_out(tmp_path):

@@ -34,14 +34,12 @@ SOME = (
     "cache that is none at first", "mixture density", "attributes that are no modules",
     "module among the results",
 )  # fmt: skip
-"""Run, not only traced, in every run."""
+"""The networks that every test run runs and not only traces."""
 TOLERANCE = 2e-4
-"""How far figures may be from those of a program that XLA put together in another way, relative
-to the largest.
-"""
+"""The largest relative difference between figures of programs that XLA compiles differently."""
 ROUNDED = {"test_inspected[masked autoencoder in two precisions]"}
-"""Compiled here and told line by line there: bfloat16 is rounded where a fusion ends, so all that
-follows may be off by one such rounding, 2 ** -7.
+"""Here compiled, in the oracle line by line: bfloat16 is rounded at the end of a fusion, so later
+values may differ by one such rounding, 2 ** -7.
 """
 
 traced = pytest.mark.parametrize("build", NETWORKS.values(), ids=NETWORKS)
@@ -54,9 +52,9 @@ run = pytest.mark.parametrize(
 )
 
 
-LEAKS = "what is no pytree among the results keeps the tracers of the pass"
-NUMBERS = "a number of Python in a Variable is an array after capture, as after nnx.jit"
-NUMPY = "an array of NumPy that a module returns is one of jax in a pass that is measured"
+LEAKS = "a result that is not a pytree keeps the tracers of the pass"
+NUMBERS = "a Python number in a Variable is an array after capture, as after nnx.jit"
+NUMPY = "a NumPy array that a module returns is a jax array in a measured pass"
 GAPS = {
     "test_one_pass[agent with a state and dicts]": NUMBERS,
     "test_one_pass[state among the results]": NUMBERS,
@@ -66,7 +64,7 @@ GAPS = {
     "test_backward[detector with a tree of outputs]": NUMPY,
     "test_backward[agent with a state and dicts]": NUMBERS,
     "test_backward[state among the results]": NUMBERS,
-    "test_backward[physics with derivatives by the input]": "the oracle hears inner gradients too",
+    "test_backward[physics with derivatives by the input]": "the oracle also sees inner gradients",
 }
 """Known failures, and what these tests cannot decide, with the reason."""
 
@@ -154,7 +152,7 @@ def assert_seen(record: Any, heard: Any, part: str) -> None:
     """Check that the oracle's values are in the record, figure by figure, or reported as unseen."""
     for site, leaves in heard.items():
         if site not in record:
-            assert site in record.unseen, f"{site!r} ran and is not told"
+            assert site in record.unseen, f"{site!r} ran and is not reported"
             continue
         found = summaries(getattr(record[site], part))
         expected = [arrays for _, arrays in sorted(leaves.items())]
