@@ -220,6 +220,31 @@ def test_a_second_loop_goes_on_counting_and_compiles_nothing(insp, model):
     assert insp._loops._sessions[True, None] is session
 
 
+@pytest.mark.parametrize("way", ["iterated", "left early", "region", "ticked"])
+def test_the_count_of_steps_on_screen_never_runs_backwards(insp, model, monkeypatch, way):
+    seen, own = [], insp._loops._progress
+
+    def note(step, total):
+        own(step, total)
+        seen.append(insp._core.view.progress.step)
+
+    monkeypatch.setattr(insp._loops, "_progress", note)
+    forward = nnx.jit(lambda model, x: model(x))
+    if way in ("iterated", "left early"):
+        for i, x in enumerate(insp.watch([X] * 8, every=3)):
+            forward(model, x)
+            if way == "left early" and i == 6:
+                break
+    else:
+        with insp.watch(every=3):
+            for _ in range(8):
+                if way == "ticked":
+                    insp.tick()
+                forward(model, X)
+    assert seen == sorted(seen)
+    assert (seen[0], seen[-1]) == (0, 7 if way == "left early" else 8)
+
+
 def test_a_perturbation_acts_from_the_next_step_and_is_flagged(insp, model):
     handle = insp.perturb("b", nni.Zero())
     handle.enabled = False
