@@ -5,7 +5,7 @@ import { ids } from "../src/ui/testids";
 import widget from "../src/widget";
 import { HOSTILE as EVIL } from "./helpers/injection";
 import { MockModel, settle } from "./helpers/kernel";
-import { SITES, effect, frame, layout, scale, site, state } from "./helpers/messages";
+import { SITES, cell, effect, frame, layout, scale, site, state } from "./helpers/messages";
 import { mounted, press, start as tell, type Mounted } from "./helpers/mounted";
 
 let { control, stream, el, life, find, all, end } = {} as Mounted;
@@ -102,7 +102,7 @@ describe("what was not measured", () => {
     show();
     stream.emit(layout());
     stream.emit(state());
-    stream.emit(...frame(1, { edit: (t) => t.fill(NaN, 2 * 20 + 10, 2 * 20 + 20) }));
+    stream.emit(...frame(1, { edit: (t) => t.fill(NaN, cell(2, 1, "size"), cell(3, 0, "size")) }));
     await settle();
     const mean = find(ids.stat("gradient", "mean"))!;
     expect(mean.textContent).toBe("–");

@@ -3,7 +3,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import type { Ask } from "../src/kernel/bridge";
 import { statistic } from "../src/kernel/decode";
 import { Store } from "../src/store";
-import { SITES, frame, layout, perturbation, scale, site, state } from "./helpers/messages";
+import { SITES, cell, frame, layout, perturbation, scale, site, state } from "./helpers/messages";
 
 let store: Store;
 let acked: number[];
@@ -97,7 +97,7 @@ describe("frames", () => {
   });
 
   it("with NaN mark their site and what is above it", () => {
-    store.receive(...frame(1, { value: 0, edit: (t) => (t[2 * 20 + 7] = 3) }));
+    store.receive(...frame(1, { value: 0, edit: (t) => (t[cell(2, 0, "nan")] = 3) }));
     draw();
     expect(statistic(store.frame.value!, 2, 0, "nan")).toBe(3);
     expect([...store.bad.value]).toEqual([2, 2, 1, 0, 0]);

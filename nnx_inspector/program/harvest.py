@@ -36,6 +36,7 @@ from nnx_inspector.program.marks import (
     sinks_apart,
 )
 from nnx_inspector.program.survey import Around, Item, Marked, Survey, lengths_of
+from nnx_inspector.stats.census import Sample
 from nnx_inspector.stats.summarize import merge_in_trace, merge_rows, summarize
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.stats.units import MAX_UNITS, Units, measure_units, merge_units
@@ -132,7 +133,7 @@ class Plan:
     numbered: bool = True
     rows: tuple[tuple[Any, int], ...] = ()
     keep: Keep = NOTHING
-    sample: int = 1
+    sample: Sample = "auto"
     tap: Callable[..., Any] = observe_cotangent
 
 

@@ -25,6 +25,7 @@ from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.sharding import counted_once
 from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
+from nnx_inspector.stats.census import Sample
 from nnx_inspector.stats.packing import pack, packed_size, unpack
 from nnx_inspector.stats.summarize import (
     in_words,
@@ -200,7 +201,7 @@ _tap_linear.def_abstract_eval(lambda t, sink, **_: t)
 mlir.register_lowering(_tap_linear, lambda ctx, t, sink, **_: [t])
 
 
-def observe_cotangent(x: jax.Array, sink: jax.Array, *, sample: int = 1) -> jax.Array:
+def observe_cotangent(x: jax.Array, sink: jax.Array, *, sample: Sample = "auto") -> jax.Array:
     """Returns `x`; the gradient with respect to `sink` is the packed summary of that of `x`.
 
     Args:
@@ -221,7 +222,7 @@ def sink_dtype(dtype: Any) -> Any:
     return jnp.float64 if dtype in (jnp.float64, jnp.complex128) else jnp.float32
 
 
-def _tap_jvp(primals: Any, tangents: Any, *, rows: int, sample: int) -> Any:
+def _tap_jvp(primals: Any, tangents: Any, *, rows: int, sample: Sample) -> Any:
     x, sink = primals
     t, t_sink = tangents
     out = _tap.bind(x, sink, rows=rows, sample=sample)
@@ -230,17 +231,17 @@ def _tap_jvp(primals: Any, tangents: Any, *, rows: int, sample: int) -> Any:
     return out, _tap_linear.bind(ad.instantiate_zeros(t), t_sink, rows=rows, sample=sample)
 
 
-def _tap_linear_jvp(primals: Any, tangents: Any, *, rows: int, sample: int) -> Any:
+def _tap_linear_jvp(primals: Any, tangents: Any, *, rows: int, sample: Sample) -> Any:
     return _tap_jvp_linear(primals, rows, sample), _tap_jvp(
         primals, tangents, rows=rows, sample=sample
     )[1]
 
 
-def _tap_jvp_linear(primals: Any, rows: int, sample: int) -> Any:
+def _tap_jvp_linear(primals: Any, rows: int, sample: Sample) -> Any:
     return _tap_linear.bind(*primals, rows=rows, sample=sample)
 
 
-def _tap_transpose(ct: Any, t: Any, sink: Any, *, rows: int, sample: int) -> Any:
+def _tap_transpose(ct: Any, t: Any, sink: Any, *, rows: int, sample: Sample) -> Any:
     if type(ct) is ad.Zero:
         return None, None
     payload = None
@@ -252,7 +253,7 @@ def _tap_transpose(ct: Any, t: Any, sink: Any, *, rows: int, sample: int) -> Any
 
 
 def _batcher(primitive: Primitive) -> Any:
-    def batch(args: Any, dims: Any, *, rows: int, sample: int) -> Any:
+    def batch(args: Any, dims: Any, *, rows: int, sample: Sample) -> Any:
         (x, sink), (x_dim, sink_dim) = args, dims
         if sink_dim is None:  # one sink for the whole batch: its summary covers all of it
             if rows:

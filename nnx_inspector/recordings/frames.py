@@ -20,7 +20,7 @@ from nnx_inspector.stats.summary import STATISTICS
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
-_COUNTED: Final = ("size", "zeros", "nan", "posinf", "neginf")
+_COUNTED: Final = ("size", "zeros", "nan", "posinf", "neginf", "seen")
 
 
 def passes_frame(passes: Sequence[Pass], *, layers: bool) -> pd.DataFrame:

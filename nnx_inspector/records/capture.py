@@ -35,6 +35,7 @@ from nnx_inspector.records.backward import (
 from nnx_inspector.records.nan_site import noting_where
 from nnx_inspector.records.parameters import Parameter, measure_parameters, updates_of
 from nnx_inspector.records.record import Call, Record
+from nnx_inspector.stats.census import Sample
 from nnx_inspector.stats.packing import unpack
 from nnx_inspector.stats.summary import Summary
 
@@ -59,7 +60,7 @@ def capture(
     values: bool | Reduce = False,
     units: int | None = None,
     parameters: bool = False,
-    sample: int = 1,
+    sample: Sample = "auto",
 ) -> Callable[..., tuple[Any, Record]]:
     """Wrap `f` so that it also returns a record of what its modules received and returned.
 
@@ -78,9 +79,10 @@ def capture(
             without keeping the array. Read them as `record[site].units`; None for an array
             without that axis.
         parameters: whether to measure the parameters too, in `record.parameters`.
-        sample: 8, for example, takes histograms, means and deviations from every eighth token
-            (row, slice), in a third of the time; counts, min and max stay exact. For the error
-            see `nnx_inspector.stats.summarize.summarize`.
+        sample: "auto" takes the histogram of a large array from 65,536 of its values or a few
+            more, evenly spaced; 1 from all, 8 from every eighth token (row, slice). All other
+            figures are exact. `Summary.rank_error` says how far quantiles may be off; what a
+            sample can miss, see `nnx_inspector.stats.summarize.summarize`.
 
     Returns:
         A function that returns `(f's result, Record)`.
@@ -127,7 +129,7 @@ def value_and_grad(
     units: int | None = None,
     parameters: bool = False,
     optimizer: nnx.Optimizer[Any] | None = None,
-    sample: int = 1,
+    sample: Sample = "auto",
 ) -> Callable[..., Any]:
     """Like `nnx.value_and_grad`, but also record every activation and its gradient.
 
@@ -148,7 +150,7 @@ def value_and_grad(
         optimizer: an `nnx.Optimizer` of the model. The record's parameters then include the
             updates that it would make, hence `update_ratio`. Neither the optimizer nor the model
             is changed by measuring them.
-        sample: measure a part of the tokens only; see `capture`.
+        sample: how many values the histograms count; see `capture`.
 
     Returns:
         A function that returns `((loss, record), grads)`, or `((loss, aux, record), grads)` with

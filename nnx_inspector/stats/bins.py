@@ -38,10 +38,12 @@ SIGN: Final = BINS // 2
 # No finite float32 has these bins; a summary uses them for values that are counted separately.
 POSINF_BIN: Final = 0xFF << MANTISSA
 ZERO_BIN, OPAQUE_BIN, NAN_BIN = POSINF_BIN + 1, POSINF_BIN + 2, SIGN - 1
+UNSEEN_BIN: Final = POSINF_BIN + 3
+"""Counts the nonzero finite values that are not in the sample, and hence in no other bin."""
 NEGINF_BIN, MINUS_ZERO_BIN = SIGN | POSINF_BIN, SIGN | ZERO_BIN
 FINITE_BINS: Final = np.arange(BINS) & POSINF_BIN != POSINF_BIN
-"""Which bins hold finite values, zeros included, bool[4096]."""
-FINITE_BINS[[ZERO_BIN, MINUS_ZERO_BIN]] = True
+"""Which bins count finite values, zeros and those unseen included, bool[4096]."""
+FINITE_BINS[[ZERO_BIN, MINUS_ZERO_BIN, UNSEEN_BIN]] = True
 VALUE_ORDER: Final = np.concatenate(
     [np.arange(NEGINF_BIN - 1, SIGN - 1, -1), np.arange(POSINF_BIN)]
 )
@@ -126,6 +128,87 @@ def bin_edges() -> _Floats:
     return edges
 
 
+def spread(
+    rows: _Ints, bins: _Ints, counts: npt.ArrayLike, low: _Floats, high: _Floats
+) -> tuple[_Ints, _Ints, _Floats]:
+    """(row, bin, count) with the values that only `UNSEEN_BIN` counts added to the other bins.
+
+    They are spread in proportion to the nonzero values that the sample has of their row; where it
+    has none, over the bins of the smallest and the largest value.
+
+    Args:
+        rows: int[k], the row of each entry.
+        bins: int[k], its bin.
+        counts: [k], its count.
+        low: float64[rows], the smallest value of each row.
+        high: float64[rows], the largest.
+
+    Example:
+        >>> row, entries = np.zeros(3, int), np.array([5, 6, UNSEEN_BIN])
+        >>> spread(row, entries, [1, 3, 8], np.zeros(1), np.ones(1))[2].tolist()
+        [3.0, 9.0]
+    """
+    counts = np.asarray(counts, np.float64)
+    missing = bins == UNSEEN_BIN
+    if not missing.any():
+        return rows, bins, counts
+    many = len(low)
+    unseen = np.bincount(rows[missing], counts[missing], many)
+    sampled = (RANKS[bins] >= 0) & (bins != ZERO_BIN) & (bins != MINUS_ZERO_BIN)
+    seen = np.bincount(rows[sampled], counts[sampled], many)
+    factor = 1.0 + unseen / np.where(seen > 0, seen, np.inf)
+    counts = np.where(sampled, counts * factor[rows], counts)
+    nowhere = np.flatnonzero((unseen > 0) & (seen == 0) & ~np.isnan(low))
+    ends = np.concatenate([bin_of(low[nowhere]), bin_of(high[nowhere])])
+    keep = ~missing
+    return (
+        np.concatenate([rows[keep], nowhere, nowhere]),
+        np.concatenate([bins[keep], ends]),
+        np.concatenate([counts[keep], *[unseen[nowhere] / 2] * 2]),
+    )
+
+
+def bin_of(values: _Floats) -> _Ints:
+    """The bins of finite values.
+
+    Example:
+        >>> bin_of(np.array([1.0, -1.0])).tolist()
+        [1016, 3064]
+    """
+    top = np.finfo(np.float32).max
+    single = np.clip(values, -top, top).astype(np.float32)
+    return (single.view(np.uint32) >> LOW_BITS).astype(np.intp)
+
+
+def pooled(bins: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The bins of several parts together, uint64[4096], from uint64[parts, 4096].
+
+    A part whose sample is a smaller share of its values counts for more: nothing is favoured
+    because more of it was seen. The pooled sample is as large as one that would be as good.
+
+    Example:
+        >>> parts = np.zeros((2, BINS), np.uint64)
+        >>> parts[0, 5], parts[1, 6], parts[1, UNSEEN_BIN] = 10, 10, 90
+        >>> pooled(parts)[[5, 6, UNSEEN_BIN]].tolist()
+        [1, 11, 98]
+    """
+    total = bins.sum(axis=0)
+    if not total[UNSEEN_BIN]:
+        return total
+    sampled = bins[:, VALUE_ORDER].astype(np.float64)
+    seen = sampled.sum(axis=1)
+    some = seen > 0
+    seen, sampled = seen[some], sampled[some]
+    all_of = seen + bins[some, UNSEEN_BIN].astype(np.float64)
+    size = all_of.sum() ** 2 / (all_of**2 / seen).sum() if some.any() else 0.0
+    reached = np.cumsum((sampled * (all_of / seen)[:, None]).sum(axis=0))
+    reached = np.rint(reached * (size / max(all_of.sum(), 1.0))).astype(np.uint64)
+    nonzero = total[VALUE_ORDER].sum() + total[UNSEEN_BIN]
+    total[VALUE_ORDER] = np.diff(reached, prepend=np.uint64(0))
+    total[UNSEEN_BIN] = nonzero - reached[-1]
+    return total
+
+
 def tabulated(rows: _Ints, bins: _Ints, counts: npt.ArrayLike, many: int) -> tuple[_Ints, _Floats]:
     """`bins` and `counts` of a `Binned` of `many` rows from (row, bin, count), in any order.
 
@@ -156,7 +239,7 @@ def quantiles(binned: Binned, fractions: _Floats) -> _Floats:
         return np.full((len(counts), len(fractions)), np.nan)
     lowest, highest = low[:, None], high[:, None]
     below = np.cumsum(counts, axis=1)
-    total = below[:, -1:]
+    total = np.rint(below[:, -1:])  # counts scaled up from a sample are not whole
     rank = np.floor(fractions * (total - 1))
     at = np.stack([np.searchsorted(b, r, side="right") for b, r in zip(below, rank, strict=True)])
     at = np.minimum(at, len(bins) - 1)

@@ -15,7 +15,16 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.stats.bins import BINS, RANKS, VALUE_ORDER, Binned, bin_edges, tabulated
+from nnx_inspector.stats.bins import (
+    BINS,
+    FINITE_BINS,
+    RANKS,
+    VALUE_ORDER,
+    Binned,
+    bin_edges,
+    spread,
+    tabulated,
+)
 from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE
 from nnx_inspector.stats.summary import SATURATED, Summary
 
@@ -79,12 +88,12 @@ def encoded(summary: Summary) -> bytes:
 
 def _range(index: npt.NDArray[Any], points: npt.NDArray[Any]) -> tuple[float, float]:
     """`low` and `high` of a summary with these bins in use."""
-    ranks = RANKS[index]
-    ranks = ranks[ranks >= 0]
-    if not len(ranks):
+    if not FINITE_BINS[index].any():
         return np.nan, np.nan
     low, high = float(points[MINIMUM]), float(points[MAXIMUM])
-    if np.isnan(low):  # moments unknown: the outermost bins bound the values
+    ranks = RANKS[index]
+    ranks = ranks[ranks >= 0]
+    if np.isnan(low) and len(ranks):  # moments unknown: the outermost bins bound the values
         ends = bin_edges()[VALUE_ORDER[[ranks.min(), ranks.max()]]]
         low, high = float(ends[0, 0]), float(ends[1, 1])
     return low, high
@@ -178,7 +187,7 @@ def entries(parts: Sequence[Sparse]) -> Entries:
 def binned(parts: Sequence[Sparse]) -> Binned:
     """The finite values of all summaries, one in each row. Saturated (unknown) rows are zeros."""
     rows, bins, counts = entries(parts)
-    table = tabulated(rows, bins, counts, len(parts))
-    table[1][np.unique(rows[counts == SATURATED])] = 0.0
     low, high = np.array([[p.low, p.high] for p in parts]).reshape(-1, 2).T
+    table = tabulated(*spread(rows, bins, counts, low, high), len(parts))
+    table[1][np.unique(rows[counts == SATURATED])] = 0.0
     return Binned(*table, low, high)

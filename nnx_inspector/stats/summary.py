@@ -24,6 +24,7 @@ from nnx_inspector.stats.bins import (
     NEGINF_BIN,
     OPAQUE_BIN,
     POSINF_BIN,
+    UNSEEN_BIN,
     VALUE_ORDER,
     ZERO_BIN,
     Binned,
@@ -31,13 +32,16 @@ from nnx_inspector.stats.bins import (
     apportioned,
     axes,
     bin_edges,
+    pooled,
     quantiles,
     ragged,
+    spread,
+    tabulated,
 )
 from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2, merged_moments
 
 STATISTICS: Final = (
-    "size", "mean", "std", "min", "max", "norm", "zeros", "nan", "posinf", "neginf"
+    "size", "mean", "std", "min", "max", "norm", "zeros", "nan", "posinf", "neginf", "seen",
 )  # fmt: skip
 """The figures of one summary by name. Recordings, frames and messages keep this order."""
 
@@ -110,7 +114,7 @@ def merge(summaries: Sequence[Summary]) -> Summary:
     exact = np.dtype(np.float64) if exact.kind == "f" else exact
     points = np.concatenate([s.points.reshape(-1, 3).astype(exact) for s in hosts])
 
-    total = bins.sum(axis=0)
+    total = pooled(bins)
     for s in hosts:
         if s.saturated:  # and stays so
             stopped = s.bins.reshape(-1, BINS) == np.iinfo(s.bins.dtype).max
@@ -147,7 +151,8 @@ class Summary:
     Attributes:
         bins: uint32 or uint64, rows + (4096,): how many values have these upper 12 bits (sign, 8
             of exponent, 3 of mantissa) in float32. Zeros, NaN, +-Inf and opaque values are counted
-            in bins that no finite value has (`ZERO_BIN` and the like); see `nonzero_bins`.
+            in bins that no finite value has (`ZERO_BIN` and the like), and so are the nonzero
+            values that are not in the sample (`UNSEEN_BIN`); see `nonzero_bins`.
         points: rows + (3,): the smallest and largest finite value, and the shift, in a dtype that
             holds the values exactly (float32, float64, or an integer of 32 or 64 bits). 0 if no
             value is finite, NaN if only counts are known.
@@ -279,12 +284,12 @@ class Summary:
     @functools.cached_property
     def min(self) -> float:
         """The smallest finite value, NaN if there is none. Integers beyond 2**53 are rounded."""
-        return float(self._one.points[MINIMUM]) if len(self._used[0]) else math.nan
+        return float(self._one.points[MINIMUM]) if self._some else math.nan
 
     @functools.cached_property
     def max(self) -> float:
         """The largest finite value, NaN if there is none. Integers beyond 2**53 are rounded."""
-        return float(self._one.points[MAXIMUM]) if len(self._used[0]) else math.nan
+        return float(self._one.points[MAXIMUM]) if self._some else math.nan
 
     @functools.cached_property
     def mean(self) -> float:
@@ -317,28 +322,47 @@ class Summary:
         return math.hypot(self.mean, self.std) * math.sqrt(self.finite)
 
     @functools.cached_property
-    def _used(self) -> tuple[_Array, _Array]:
-        """The bins of `VALUE_ORDER` in use, and their counts; zeros count with the subnormals."""
-        bins = self._one.bins
-        counts = bins[VALUE_ORDER]
-        half = len(VALUE_ORDER) // 2
-        counts[half - 1] += bins[MINUS_ZERO_BIN]
-        counts[half] += bins[ZERO_BIN]
-        used = np.flatnonzero(counts > 0)
-        return VALUE_ORDER[used], counts[used]
+    def _some(self) -> bool:
+        return bool(self._one.bins[FINITE_BINS].any())
+
+    @functools.cached_property
+    def seen(self) -> int:
+        """Number of nonzero finite values in the histogram: a sample of a large array's."""
+        self._check()
+        return int(self._one.bins[VALUE_ORDER].sum())
+
+    @functools.cached_property
+    def rank_error(self) -> float:
+        """How far the rank of a quantile may be off because of the sample, as a part of all finite
+        values: 0.011 if 65,536 of very many were seen, 0 if all were.
+
+        The error is larger with a probability of 1e-6 (Hoeffding 1963), if what was seen is like
+        what was not: see `sample` of `nnx_inspector.stats.summarize.summarize`.
+        """
+        unseen = self._count(UNSEEN_BIN)
+        if not unseen:
+            return 0.0
+        of_sample = math.sqrt(math.log(2 / 1e-6) / (2 * max(self.seen, 1)))
+        return min(of_sample, 1.0) * (unseen + self.seen) / self.finite
 
     @functools.cached_property
     def _binned(self) -> Binned:
         """The finite values by bin. If moments are unknown, the outermost bins bound the values."""
         self._check()
-        index, counts = self._used
         low, high = self.min, self.max
-        if math.isnan(low) and len(index):
-            low, high = bin_edges()[index[0], 0], bin_edges()[index[-1], 1]
-        return Binned(index, counts[None].astype(np.float64), np.array([low]), np.array([high]))
+        used = np.flatnonzero(self._one.bins)
+        rows = np.zeros(len(used), np.intp)
+        ends = np.array([low]), np.array([high])
+        bins, counts = tabulated(*spread(rows, used, self._one.bins[used], *ends), 1)
+        if math.isnan(low) and len(bins):
+            low, high = bin_edges()[bins[0], 0], bin_edges()[bins[-1], 1]
+        return Binned(bins, counts, np.array([low]), np.array([high]))
 
     def nonzero_bins(self) -> _Floats:
-        """The bins in use as float64[k, 2], (bin, count), the most negative values first."""
+        """The bins in use as float64[k, 2], (bin, count), the most negative values first.
+
+        The counts of a sample are scaled up to all finite values, and need not be whole.
+        """
         index, counts, _, _ = self._binned
         pairs = np.empty((len(index), 2))
         pairs[:, 0], pairs[:, 1] = index, counts[0]
@@ -349,8 +373,9 @@ class Summary:
 
         The relative error is at most `QUANTILE_ERROR` (6.25 %) for a normal float32 number, also
         after merging (Masson, Rim and Lee 2019, "DDSketch"); below the normal range the absolute
-        error is at most `SUBNORMAL_ERROR`. The first and the last are exact. The result is NaN if
-        it may be a value of a wider dtype beyond float32's range: these share the outermost bin.
+        error is at most `SUBNORMAL_ERROR`. Of a sample, the rank is off by at most `rank_error`.
+        The first and the last are exact. The result is NaN if it may be a value of a wider dtype
+        beyond float32's range: these share the outermost bin.
 
         Args:
             q: one or many fractions from 0 to 1.

@@ -28,6 +28,7 @@ from nnx_inspector.stats.bins import (
     axes,
     bounds,
     running,
+    spread,
 )
 from nnx_inspector.stats.encoding import Sparse, entries
 from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2
@@ -82,6 +83,7 @@ def figures_of(parts: Sequence[Sparse]) -> _Floats:
         "nan": total(bins == NAN_BIN),
         "posinf": total(bins == POSINF_BIN),
         "neginf": total(bins == NEGINF_BIN),
+        "seen": total((RANKS[bins] >= 0) & (bins != ZERO_BIN) & (bins != MINUS_ZERO_BIN)),
     }
     table = np.stack([np.asarray(by_name[name], np.float64) for name in STATISTICS], axis=1)
     unknown = np.array([name not in ("min", "max") for name in STATISTICS])
@@ -114,9 +116,12 @@ def sparklines_of(parts: Sequence[Sparse], heights: int) -> npt.NDArray[np.uint8
 def _ragged(parts: Sequence[Sparse]) -> tuple[_Ints, Ragged]:
     """Which of the parts have finite values and known counts, and these values."""
     row, bins, counts = entries(parts)
-    ranks = RANKS[bins]
     unknown = np.zeros(len(parts), bool)
     unknown[row[counts == SATURATED]] = True
+    low = np.array([p.low for p in parts], np.float64)
+    high = np.array([p.high for p in parts], np.float64)
+    row, bins, counts = spread(row, bins, counts, low, high)
+    ranks = RANKS[bins]
     used = (ranks >= 0) & ~unknown[row]
     place = row[used] * len(VALUE_ORDER) + ranks[used]
     order = np.argsort(place, kind="stable")
@@ -127,8 +132,7 @@ def _ragged(parts: Sequence[Sparse]) -> tuple[_Ints, Ragged]:
         count = np.add.reduceat(counts[used][order], first).astype(np.float64)
     place = place[first]
     lines, at = np.unique(place // len(VALUE_ORDER), return_inverse=True)
-    low = np.array([parts[i].low for i in lines], np.float64)
-    high = np.array([parts[i].high for i in lines], np.float64)
+    low, high = low[lines], high[lines]
     lower, upper = bounds(VALUE_ORDER[place % len(VALUE_ORDER)], low[at], high[at])
     start = np.searchsorted(at, np.arange(len(lines) + 1))
     return lines, Ragged(at, start, count, running(count, start, at), lower, upper, low, high)

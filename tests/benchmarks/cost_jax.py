@@ -126,16 +126,16 @@ def nnx_rows(case: Case) -> list[Row]:
     # the first compilation of a process pays for starting the compiler
     nnx.jit(bare).lower(model(), x[:1], labels[:1]).compile()
     train, look = "train step", "forward pass"
-    batch, few = (x, labels), {"inputs": False, "sample": 8}
+    batch, few = (x, labels), {"inputs": False, "sample": 1}
     rows = [
         _row(train, train, nnx.jit(bare), (model(), *batch)),
         _row("ours", train, ours(), (model(), *batch), second),
         _row("ours, inputs=False", train, ours(inputs=False), (model(), *batch), second),
-        _row("ours, inputs=False, sample=8", train, ours(**few), (model(), *batch), second),
+        _row("ours, inputs=False, sample=1", train, ours(**few), (model(), *batch), second),
         _row(look, look, nnx.jit(forward), (model(), x)),
         _row("ours, forward", look, captured(), (model(), x), second),
         _row("ours, forward, inputs=False", look, captured(inputs=False), (model(), x), second),
-        _row("ours, forward, inputs=False, sample=8", look, captured(**few), (model(), x), second),
+        _row("ours, forward, inputs=False, sample=1", look, captured(**few), (model(), x), second),
     ]
     try:
         row = _row("nnx.capture, all returned", look, nnx.jit(everything), (model(), x), second)

@@ -18,6 +18,8 @@ interface Props {
   word: string;
   /** The histogram of the pinned pass, drawn as an outline. */
   behind?: readonly Bar[] | undefined;
+  /** What `precision` says. */
+  precise: string;
 }
 
 const WIDTH = 400;
@@ -32,7 +34,7 @@ interface Drawn extends Bar {
   readonly text: string;
 }
 
-export function Histogram({ bars, log, quantity, word, behind }: Props) {
+export function Histogram({ bars, log, quantity, word, behind, precise }: Props) {
   const [at, setAt] = useState<number | null>(null);
   const svg = useRef<SVGSVGElement>(null);
   const { drawn, scale } = useMemo(() => (log ? onLog(bars) : onLinear(bars)), [bars, log]);
@@ -47,6 +49,7 @@ export function Histogram({ bars, log, quantity, word, behind }: Props) {
     return () => observer.disconnect();
   }, []);
   const all = total(bars);
+  const values = `${count(all)} values${precise && `, ${precise}`}`;
   const heights = drawn.map((bar) => bar.count / Math.max(bar.to - bar.from, 1e-9));
   const { top, cut } = ceiling(heights);
   const y = (i: number): number => HEIGHT * (1 - Math.min(heights[i] / top, 1));
@@ -74,7 +77,7 @@ export function Histogram({ bars, log, quantity, word, behind }: Props) {
         preserveAspectRatio="none"
         role="img"
         tabIndex={0}
-        aria-label={`Histogram of the ${word}: ${count(all)} values, ${summary(bars)}`}
+        aria-label={`Histogram of the ${word}: ${values}, ${summary(bars)}`}
         onPointerMove={point}
         onPointerLeave={() => setAt(null)}
         onBlur={() => setAt(null)}
@@ -100,8 +103,8 @@ export function Histogram({ bars, log, quantity, word, behind }: Props) {
         {active
           ? `${active.text}: ${count(active.count)} (${percent(active.count / all)})`
           : cut === null
-            ? `${count(all)} values`
-            : `${count(all)} values; cut bar: ${percent(drawn[cut].count / all)}`}
+            ? values
+            : `${values}; cut bar: ${percent(drawn[cut].count / all)}`}
       </p>
     </div>
   );

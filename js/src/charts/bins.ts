@@ -2,6 +2,8 @@
 // from floats: positive bins cover [f(b<<20), f((b+1)<<20)), negative ones the mirror image, and
 // those of exponent 0 hold zeros and subnormals. Invariant: rebinning keeps the total count.
 
+import { count, percent } from "../ui/format";
+
 export interface Bar {
   readonly low: number;
   readonly high: number;
@@ -29,6 +31,17 @@ export function edges(bin: number): [low: number, high: number] {
   const low = size >= LAST ? LARGEST : float(size << SHIFT);
   const high = size + 1 >= LAST ? LARGEST : float((size + 1) << SHIFT);
   return bin & SIGN ? [-high, -low] : [low, high];
+}
+
+/** What a histogram says of its precision; empty if it counts every value. */
+export function precision(figure: (name: "size" | "zeros" | "nan" | "posinf" | "neginf" | "seen") => number): string {
+  const finite = figure("size") - figure("nan") - figure("posinf") - figure("neginf");
+  const nonzero = finite - figure("zeros");
+  const seen = figure("seen");
+  if (!(seen < nonzero)) return "";
+  // Hoeffding's bound, exceeded once in a million; as Summary.rank_error
+  const error = Math.min(Math.sqrt(Math.log(2e6) / (2 * Math.max(seen, 1))), 1) * (nonzero / finite);
+  return `from a sample of ${count(seen)}, ranks within ${percent(error)}`;
 }
 
 /** Pairs (bin, count) -> bars in ascending order, with all bins about zero as one. */

@@ -1,6 +1,6 @@
 // The histograms of the selected site's activation and gradient, on the same kind of axis.
 import { useMemo } from "preact/hooks";
-import { toBars } from "../charts/bins";
+import { precision, toBars } from "../charts/bins";
 import { Histogram } from "../charts/Histogram";
 import { histogramKey, statistic, type FrameData } from "../kernel/decode";
 import type { Store } from "../store";
@@ -55,7 +55,10 @@ function One({ frame, pinned, site, q, quantity, word, log }: OneProps) {
   const behind = useMemo(() => (before ? toBars(before) : undefined), [before]);
   const pairs = frame?.histograms.get(histogramKey(site, q));
   const bars = useMemo(() => (pairs ? toBars(pairs) : null), [pairs]);
-  if (bars && bars.length > 0) return <Histogram bars={bars} log={log} quantity={quantity} word={word} behind={behind} />;
+  if (frame && bars && bars.length > 0) {
+    const precise = precision((name) => statistic(frame, site, q, name));
+    return <Histogram bars={bars} log={log} quantity={quantity} word={word} behind={behind} precise={precise} />;
+  }
   return <div class="nni-nothing">{reason(frame, site, q, word, bars !== null)}</div>;
 }
 

@@ -18,8 +18,9 @@ const NAMES: Readonly<Record<Statistic, string>> = {
   nan: "NaN",
   posinf: "+Inf",
   neginf: "−Inf",
+  seen: "in histogram",
 };
-const COUNTS: ReadonlySet<Statistic> = new Set(["size", "nan", "posinf", "neginf"]);
+const COUNTS: ReadonlySet<Statistic> = new Set(["size", "nan", "posinf", "neginf", "seen"]);
 const WIDE: ReadonlySet<Statistic> = new Set(["mean", "std", "min", "max", "norm"]);
 const ALARMING: ReadonlySet<Statistic> = new Set(["nan", "posinf", "neginf"]);
 

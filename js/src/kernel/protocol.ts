@@ -3,7 +3,7 @@
 
 export const VERSION = 5;
 export const QUANTITIES = ["output", "gradient"] as const;
-export const STATISTICS = ["size", "mean", "std", "min", "max", "norm", "zeros", "nan", "posinf", "neginf"] as const;
+export const STATISTICS = ["size", "mean", "std", "min", "max", "norm", "zeros", "nan", "posinf", "neginf", "seen"] as const;
 export const HISTORY_QUANTILES = [0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99] as const;
 export const UNIT_FIGURES = ["mean", "std", "norm", "min", "max", "zero_fraction", "nonfinite"] as const;
 export const SPARK = 32;

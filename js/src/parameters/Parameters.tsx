@@ -1,7 +1,7 @@
 // The present parameters of the selected module: a histogram and figures for each.
 // Invariant: a dash means "not measured"; NaN and Inf are counted and stand out.
 import { useMemo } from "preact/hooks";
-import { toBars } from "../charts/bins";
+import { precision, toBars } from "../charts/bins";
 import { Histogram } from "../charts/Histogram";
 import type { ParameterData } from "../kernel/decode";
 import { useLook } from "../kernel/looks";
@@ -72,7 +72,7 @@ function One({ parameter, site, log }: { parameter: ParameterData; site: string;
       {bars.length > 0 && figures.min === figures.max ? (
         <div class="nni-nothing">Every value is {real(figures.min)}.</div>
       ) : bars.length > 0 ? (
-        <Histogram bars={bars} log={log} quantity="parameter" word={`parameter ${path}`} />
+        <Histogram bars={bars} log={log} quantity="parameter" word={`parameter ${path}`} precise={precision((figure) => figures[figure])} />
       ) : (
         <div class="nni-nothing">No finite value.</div>
       )}

@@ -1,6 +1,6 @@
 // Bins, scales and numbers: the parts of a chart that can be wrong without looking wrong.
 import { describe, expect, it } from "vitest";
-import { edges, quantile, rebin, toBars, total } from "../../src/charts/bins";
+import { edges, precision, quantile, rebin, toBars, total } from "../../src/charts/bins";
 import { pinnedOutline } from "../../src/charts/outline";
 import { along, labels, linear, niceTicks, symlog } from "../../src/charts/scale";
 import { tick } from "../../src/ui/format";
@@ -49,6 +49,22 @@ describe("bins", () => {
     const bars = toBars(pairsOf([3, -2, 0, 0, 1, 1]));
     expect(bars.map((b) => b.count)).toEqual([1, 2, 2, 1]);
     for (let i = 1; i < bars.length; i++) expect(bars[i].low).toBeGreaterThanOrEqual(bars[i - 1].high);
+  });
+});
+
+describe("precision", () => {
+  const of = (figures: Partial<Record<string, number>>) => precision((name) => figures[name] ?? 0);
+
+  it("is silent where every value is in a bin", () => {
+    expect(of({ size: 10, zeros: 3, nan: 2, seen: 5 })).toBe("");
+    expect(of({ size: NaN, zeros: NaN, nan: NaN, posinf: NaN, neginf: NaN, seen: NaN })).toBe("");
+    expect(of({})).toBe("");
+  });
+
+  it("says how many values of a sample there are, and how far ranks are off", () => {
+    expect(of({ size: 8388608, seen: 65536 })).toBe("from a sample of 65\u202f536, ranks within 1.05\u202f%");
+    expect(of({ size: 8388608, zeros: 4194304, seen: 65536 })).toBe("from a sample of 65\u202f536, ranks within 0.526\u202f%");
+    expect(of({ size: 100, zeros: 97, seen: 0 })).toBe("from a sample of 0, ranks within 3\u202f%");
   });
 });
 

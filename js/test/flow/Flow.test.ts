@@ -12,7 +12,7 @@ import { VERSION, type Flow, type FlowEdge, type FlowNode } from "../../src/kern
 import { toSites } from "../../src/kernel/sites";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
-import { effect, frame, layout, perturbation, site, state } from "../helpers/messages";
+import { cell, effect, frame, layout, perturbation, site, state } from "../helpers/messages";
 import { mounted, press, type Mounted } from "../helpers/mounted";
 
 const X = "float32[4,3]";
@@ -235,7 +235,7 @@ describe("the panel", () => {
     ({ control, stream, el, find, all, end } = mounted());
     stream.emit(layout([site("", -1, { name: "MLP", kind: "MLP" }), ...layout().sites.slice(1)]));
     stream.emit(state({ selected: "" }));
-    stream.emit(...frame(1, { edit: (table) => (table[2 * 20 + 5] = 4) }));
+    stream.emit(...frame(1, { edit: (table) => (table[cell(2, 0, "norm")] = 4) }));
     await settle();
     find(ids.tab("flow"))!.click();
     await settle();

@@ -1,6 +1,6 @@
 // Messages as the kernel sends them, of a small model, with their buffers.
 import { HISTORY_BINS, HISTORY_QUANTILES, QUANTITIES, SPARK, STATISTICS, UNIT_FIGURES, VERSION } from "../../src/kernel/protocol";
-import type { Effect, Frame, Layout, Passes, Perturbation, Site, State, UnitFigures } from "../../src/kernel/protocol";
+import type { Effect, Frame, Layout, Passes, Perturbation, Site, State, Statistic, UnitFigures } from "../../src/kernel/protocol";
 
 export function site(key: string, parent: number, more: Partial<Site> = {}): Site {
   const name = key.split("/").at(-1)!;
@@ -52,6 +52,10 @@ export function effect(more: Partial<Effect> = {}): Effect {
 }
 
 /** A frame whose every figure is `value`, except that `edit` may change the table. */
+/** Where a figure stands in a frame's table. */
+export const cell = (site: number, quantity: number, name: Statistic): number =>
+  (site * QUANTITIES.length + quantity) * STATISTICS.length + STATISTICS.indexOf(name);
+
 export function frame(
   seq: number,
   {

@@ -41,7 +41,7 @@ describe("golden messages", () => {
     const header = toBrowser(read("frame")) as Frame;
     const frame = decodeFrame(header, buffer("frame", offset));
     expect(statistic(frame, 0, 0, "mean")).toBe(1 / 8);
-    expect(statistic(frame, 1, 0, "size")).toBe(20 / 8);
+    expect(statistic(frame, 1, 0, "size")).toBe(22 / 8);
     expect(statistic(frame, 1, 1, "neginf")).toBeNaN();
     expect([...frame.histograms.get("1/0")!]).toEqual([8, 3, 1016, 5]);
     expect(frame.sparklines[SPARK + 1]).toBe(SPARK + 1);
@@ -115,7 +115,7 @@ describe("messages that do not fit", () => {
     const [header, buffer] = units(4);
     expect(() => decodeUnits({ ...header, units: 5 }, buffer)).toThrow("The buffer of units has 224 bytes, 280 were expected.");
     expect(() => decodeParameters({ type: "parameters", version: VERSION, id: 1, site: "", parameters: [{ path: "a", array: "", bins: 2 }], more: 0, why: "" }, undefined)).toThrow(
-      "0 bytes, 112 were expected",
+      "0 bytes, 120 were expected",
     );
   });
 });

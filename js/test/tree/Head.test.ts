@@ -1,9 +1,9 @@
 // What the heads and cells of the tree show beside a pinned pass.
 import { afterEach, beforeEach, expect, it } from "vitest";
-import { QUANTITIES, STATISTICS, type Statistic } from "../../src/kernel/protocol";
+import { STATISTICS } from "../../src/kernel/protocol";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
-import { SITES, frame } from "../helpers/messages";
+import { SITES, cell, frame } from "../helpers/messages";
 import { started, type Mounted } from "../helpers/mounted";
 
 let { stream, find, all, end } = {} as Mounted;
@@ -11,9 +11,8 @@ beforeEach(async () => void ({ stream, find, all, end } = await started()));
 afterEach(() => end());
 
 it("says what a column shows beside a pinned pass, and blanks nothing that exists", async () => {
-  const at = (site: number, q: number, name: Statistic): number => (site * QUANTITIES.length + q) * STATISTICS.length + STATISTICS.indexOf(name);
   const blank = (table: Float64Array, sites: readonly number[]): void => {
-    for (const i of sites) for (const name of STATISTICS) table[at(i, 1, name)] = NaN;
+    for (const i of sites) for (const name of STATISTICS) table[cell(i, 1, name)] = NaN;
   };
   const head = (): string | null | undefined => find(ids.sort("gradient"))?.textContent;
   const cells = (): (string | null)[] => all(ids.cell("gradient")).map((cell) => cell.textContent);

@@ -1,11 +1,11 @@
 // Search, filters, sorting and columns of the tree, on messages as they arrive.
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import { QUANTITIES, STATISTICS, type Statistic } from "../../src/kernel/protocol";
+import { STATISTICS } from "../../src/kernel/protocol";
 import { toSites } from "../../src/kernel/sites";
 import { Store } from "../../src/store";
 import { COLUMNS } from "../../src/tree/columns";
 import { testOf } from "../../src/tree/search";
-import { frame, layout, perturbation, site, state } from "../helpers/messages";
+import { cell, frame, layout, perturbation, site, state } from "../helpers/messages";
 
 const LIST = [
   site("", -1, { name: "Net", kind: "Net" }),
@@ -42,8 +42,6 @@ describe("a search", () => {
 });
 
 let store: Store;
-const at = (index: number, quantity: number, name: Statistic): number =>
-  (index * QUANTITIES.length + quantity) * STATISTICS.length + STATISTICS.indexOf(name);
 
 function show(seq: number, edit: (table: Float64Array) => unknown): void {
   store.receive(...frame(seq, { sites: LIST.length, edit }));
@@ -57,14 +55,14 @@ beforeEach(() => {
   store.receive(layout(LIST), undefined);
   store.receive(state({ perturbations: [perturbation(1, "head")] }), undefined);
   show(1, (table) => {
-    LIST.forEach((_, i) => (table[at(i, 1, "norm")] = 10 ** -i));
-    table[at(3, 1, "norm")] = NaN;
-    table[at(2, 0, "nan")] = 5;
-    for (const name of ["nan", "posinf", "neginf"] as const) for (const i of [0, 1, 3, 4, 5]) for (const q of [0, 1]) table[at(i, q, name)] = 0;
-    table[at(5, 0, "zeros")] = 99;
-    table[at(5, 0, "size")] = 100;
-    for (const i of [0, 1, 2, 4]) table[at(i, 0, "zeros")] = 0;
-    for (const name of STATISTICS) table[at(3, 0, name)] = NaN;
+    LIST.forEach((_, i) => (table[cell(i, 1, "norm")] = 10 ** -i));
+    table[cell(3, 1, "norm")] = NaN;
+    table[cell(2, 0, "nan")] = 5;
+    for (const name of ["nan", "posinf", "neginf"] as const) for (const i of [0, 1, 3, 4, 5]) for (const q of [0, 1]) table[cell(i, q, name)] = 0;
+    table[cell(5, 0, "zeros")] = 99;
+    table[cell(5, 0, "size")] = 100;
+    for (const i of [0, 1, 2, 4]) table[cell(i, 0, "zeros")] = 0;
+    for (const name of STATISTICS) table[cell(3, 0, name)] = NaN;
   });
 });
 afterEach(() => {
@@ -94,16 +92,16 @@ describe("sorting", () => {
 
   it("against a pinned pass goes by the ratio", () => {
     store.timeline.pin();
-    show(2, (table) => LIST.forEach((_, i) => (table[at(i, 1, "norm")] = 1)));
+    show(2, (table) => LIST.forEach((_, i) => (table[cell(i, 1, "norm")] = 1)));
     store.tree.sortBy("gradient");
     expect(rows()).toEqual(["blocks[1]", "blocks[0]", "blocks/conv", "blocks", "", "head"]);
   });
 
   it("against a pinned pass without gradients goes by the gradients themselves", () => {
     const gradient = COLUMNS.find((column) => column.id === "gradient")!;
-    show(2, (table) => LIST.forEach((_, i) => STATISTICS.forEach((name) => (table[at(i, 1, name)] = NaN))));
+    show(2, (table) => LIST.forEach((_, i) => STATISTICS.forEach((name) => (table[cell(i, 1, name)] = NaN))));
     store.timeline.pin();
-    show(3, (table) => LIST.forEach((_, i) => (table[at(i, 1, "norm")] = i)));
+    show(3, (table) => LIST.forEach((_, i) => (table[cell(i, 1, "norm")] = i)));
     expect(store.tree.compares(gradient)).toBe(false);
     expect(store.tree.compares(COLUMNS.find((column) => column.id === "std")!)).toBe(true);
     store.tree.sortBy("gradient");
@@ -114,11 +112,11 @@ describe("sorting", () => {
 
   it("of a running loop moves rows once a second", () => {
     store.tree.sortBy("gradient");
-    const rising = (table: Float64Array): unknown => LIST.forEach((_, i) => (table[at(i, 1, "norm")] = i));
+    const rising = (table: Float64Array): unknown => LIST.forEach((_, i) => (table[cell(i, 1, "norm")] = i));
     store.receive(...frame(2, { sites: LIST.length, edit: rising }));
     vi.advanceTimersByTime(40); // the last time is more than a second ago
     expect(rows()[0]).toBe("blocks[1]");
-    store.receive(...frame(3, { sites: LIST.length, edit: (t) => LIST.forEach((_, i) => (t[at(i, 1, "norm")] = -i)) }));
+    store.receive(...frame(3, { sites: LIST.length, edit: (t) => LIST.forEach((_, i) => (t[cell(i, 1, "norm")] = -i)) }));
     vi.advanceTimersByTime(40);
     expect(store.frame.value?.header.seq).toBe(3);
     expect(rows()[0]).toBe("blocks[1]");

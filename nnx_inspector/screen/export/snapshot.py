@@ -181,7 +181,7 @@ def _detail(layout: protocol.Layout, selected: str, newest: Pass | None) -> Iter
         yield _element("table", _element("tbody", *rows))
 
 
-_COUNTS: Final = ("size", "zeros", "nan", "posinf", "neginf")
+_COUNTS: Final = ("size", "zeros", "nan", "posinf", "neginf", "seen")
 
 
 def _shown(sites: Sequence[protocol.Site], selected: str, most: int) -> list[int]:

@@ -1,0 +1,120 @@
+"""The program of each platform against the oracle, and what it lowers to."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracle import CLASSES, FLOATS, check, device, values
+
+from nnx_inspector.stats import census as module
+from nnx_inspector.stats.census import census, strides
+from nnx_inspector.stats.summarize import summarize
+from nnx_inspector.stats.summary import Summary
+
+PLATFORMS = ["cpu", "cuda", "tpu"]
+DTYPES = [*FLOATS[:4], FLOATS[5], np.int8, np.uint16, np.int32, np.uint64, np.bool_, np.complex64]
+
+
+@functools.partial(jax.jit, static_argnames=("platform", "rows", "sample"))
+def run(x: jax.Array, *, platform: str, rows: int = 0, sample: Any = "auto") -> Summary:
+    """The summary by a platform's program, on whatever there is here."""
+    program = module._program_for(platform)
+    bins, points, sums = program(x, batch_rank=rows, steps=strides(x.shape[rows:], sample))
+    return Summary(bins=bins, points=points, sums=sums)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_platforms_program_against_the_oracle(platform: str, dtype: Any) -> None:
+    for kind in CLASSES:
+        x = values(11, kind, dtype, (257,))
+        with jax.enable_x64(x.dtype.itemsize == 8 and dtype != np.complex64):
+            check(run(device(x), platform=platform), x)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda z: 1e4 + 1e-2 * z,
+        lambda z: np.where(np.arange(z.size) == 5, -1e30, z),
+        lambda z: np.sign(z) * 3.4e38,
+        lambda z: 1e-30 * z,
+        lambda z: np.where(np.arange(z.size) == 3_001, 3e38, 1e-30 * z),
+        lambda z: np.full_like(z, 0.1),
+    ],
+)
+def test_one_reduction_needs_no_scale_beforehand(platform: str, make: Any) -> None:
+    x = make(np.random.default_rng(1).normal(size=4_000)).astype(np.float32)
+    # A CPU adds these one after the other, which loses more than an accelerator's tree.
+    check(run(x, platform=platform), x, tolerance=3e-4)
+
+
+@pytest.mark.parametrize("shape", [(6, 130, 200), (2**21 + 5,), (3, 2**19 + 1)])
+def test_all_programs_count_alike(shape: tuple[int, ...]) -> None:
+    x = np.maximum(np.random.default_rng(0).normal(size=shape), 0).astype(np.float32)
+    x.ravel()[::97] = np.nan
+    for rows in range(len(shape)):
+        for sample in ("auto", 1):
+            how = {"rows": rows, "sample": sample}
+            first, *others = (run(x, platform=platform, **how) for platform in PLATFORMS)
+            for other in others:
+                np.testing.assert_array_equal(other.bins, first.bins)
+                np.testing.assert_array_equal(other.points[..., :2], first.points[..., :2])
+
+
+def lowered(shape: tuple[int, ...], platform: str, **how: Any) -> str:
+    x = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    traced = jax.jit(functools.partial(summarize, **how)).trace(x)
+    return traced.lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.mark.parametrize("sample", ["auto", 1])
+def test_what_is_lowered_for_each_platform(sample: Any) -> None:
+    texts = {p: lowered((16, 512, 1024), p, sample=sample) for p in PLATFORMS}
+    scatters = {p: text.count('"stablehlo.scatter"(') for p, text in texts.items()}
+    assert scatters == {"cpu": 1, "cuda": 1, "tpu": 0}
+    assert {p: "dot_general" in text for p, text in texts.items()} == {
+        "cpu": False, "cuda": False, "tpu": True,
+    }  # fmt: skip
+    whole = r"stablehlo.reduce\([^\n]*\n?[^\n]*tensor<16x512x1024x"
+    reads = {p: len(re.findall(whole, text)) for p, text in texts.items()}
+    assert reads["cuda"] == reads["tpu"] == 1
+    assert reads["cpu"] == 3  # integers, and two sums
+
+
+def test_private_counters_where_a_gpu_counts_many() -> None:
+    assert f"tensor<{512 * 4096}xui32>" in lowered((16, 512, 1024), "cuda", sample=1)
+    assert f"tensor<{512 * 4096}xui32>" not in lowered((16, 512, 1024), "cuda")
+
+
+def test_nothing_of_it_is_an_arrays_size() -> None:
+    x = jax.ShapeDtypeStruct((16, 512, 256), jnp.float32)
+    size = 4 * 16 * 512 * 256
+    memory = jax.jit(summarize).lower(x).compile().memory_analysis()
+    # On a CPU the differences from the mean are written once.
+    assert memory.temp_size_in_bytes < size + 4 * 2**20
+
+
+def test_it_runs_without_jit_and_under_every_transformation() -> None:
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 40, 20)).astype(np.float32))
+    expected = summarize(x)
+    with jax.disable_jit():
+        check(summarize(x), np.asarray(x))
+    for one in (
+        jax.jit(jax.checkpoint(summarize))(x),
+        jax.lax.map(summarize, x[None]).row(0),
+        jax.lax.cond(True, summarize, lambda x: summarize(x), x),
+        jax.vmap(summarize, in_axes=1)(x[:, None]).row(0),
+        jax.value_and_grad(lambda x: (x.sum(), summarize(x)), has_aux=True)(x)[0][1],
+    ):
+        np.testing.assert_array_equal(one.bins, expected.bins)
+        np.testing.assert_array_equal(one.points, expected.points)
+    bins, points, sums = jax.eval_shape(functools.partial(census, batch_rank=1, sample="auto"), x)
+    assert (bins.shape, points.shape, sums.dtype) == ((3, 4096), (3, 3), jnp.float32)
