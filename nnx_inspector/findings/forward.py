@@ -29,7 +29,8 @@ from nnx_inspector.findings.finding import Finding, and_others, named
 from nnx_inspector.findings.judged import Judged
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.passes import Pass
-from nnx_inspector.stats.bins import SIGN, bin_edges
+from nnx_inspector.stats.bins import bin_edges
+from nnx_inspector.stats.summary import Summary
 
 NEAR_LIMIT: Final = 8.0
 """float16: a value within this factor of 65504 is one layer's gain away from Inf. Loss scaling
@@ -132,14 +133,13 @@ def _limit_of(figures: Figures, site: str) -> float:
     return 2.0**power / NEAR_LIMIT if power < 64 else 2.0 ** (power * SQUARE_LIMIT)
 
 
-def _is_mask(summary: object, limit: float) -> bool:
+def _is_mask(summary: Summary, limit: float) -> bool:
     """Whether all large values are negative and far from the rest, as an added mask makes them."""
-    bins = summary.nonzero_bins()[:, 0].astype(int)  # type: ignore[attr-defined]
-    sizes = np.abs(bin_edges()[bins]).min(axis=1)
-    large = np.isfinite(sizes) & (sizes >= limit / 2)
-    rest = np.isfinite(sizes) & ~large
-    negative = (bins[large] & SIGN != 0).all()
-    return bool(rest.any() and negative and sizes[rest].max() < limit / GAP)
+    if summary.max >= limit / 2:
+        return False
+    sizes = np.abs(bin_edges()[summary.nonzero_bins()[:, 0].astype(int)]).min(axis=1)
+    rest = sizes[sizes < limit / 2]
+    return bool(len(rest) and rest.max() < limit / GAP)
 
 
 def dead_units(judged: Judged) -> Iterator[Finding]:

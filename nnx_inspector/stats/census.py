@@ -94,7 +94,7 @@ def strides(shape: tuple[int, ...], sample: Sample) -> tuple[int, ...]:
 
     Example:
         >>> strides((16, 512, 1024), "auto"), strides((16, 512, 1024), 8), strides((9, 9), "auto")
-        ((1, 15, 7), (1, 8, 1), (1, 1))
+        ((1, 17, 7), (1, 8, 1), (1, 1))
     """
     if sample == "auto":
         return _strides(shape, SAMPLE)
