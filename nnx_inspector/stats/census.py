@@ -85,8 +85,9 @@ def strides(shape: tuple[int, ...], sample: Sample) -> tuple[int, ...]:
     """The step along each axis that takes a sample of an array of this shape.
 
     Axes between the first and the last are thinned first (tokens, pixels), then the last (units),
-    then the first (examples, which usually lie on several devices). The last axis has an odd step:
-    an even one would meet the same unit of each pair, or of each head.
+    then the first (examples). The last axis has an odd step: an even one would meet the same unit
+    of each pair, or of each head. With several devices, a step divides what one of them may hold of
+    an axis, so that no value is sent to another.
 
     Args:
         shape: lengths, none of them 0.
@@ -110,12 +111,20 @@ def _strides(shape: tuple[int, ...], least: int) -> tuple[int, ...]:
     for axis, keep in [*gently, (0, 1), *((axis, 1) for axis in inner), (last, 1)]:
         kept = [_kept(n, step) for n, step in zip(shape, steps, strict=True)]
         wanted = max(keep, -(-least * kept[axis] // math.prod(kept)))
-        step = shape[axis] // wanted
-        odd = axis == last
-        while step > 1 and ((odd and step % 2 == 0) or _kept(shape[axis], step) < wanted):
+        step = max(shape[axis] // wanted, 1)
+        while step > 1 and not (
+            _fits(step, shape[axis], odd=axis == last) and _kept(shape[axis], step) >= wanted
+        ):
             step -= 1
         steps[axis] = max(step, steps[axis])
     return tuple(steps)
+
+
+def _fits(step: int, length: int, *, odd: bool) -> bool:
+    devices = jax.device_count()
+    if devices == 1:
+        return not odd or step % 2 == 1
+    return (length // devices if length % devices == 0 else length) % step == 0
 
 
 def _kept(length: int, step: int) -> int:

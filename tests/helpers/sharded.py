@@ -45,7 +45,7 @@ def mesh_of(kind: AxisType, shape: tuple[int, int] = (4, 2)) -> Any:
     return jax.make_mesh(shape, ("data", "model"), axis_types=(kind, kind), devices=devices)
 
 
-BATCH = (128, 16, models.WIDTH)
+BATCH = (64, 16, models.WIDTH)
 GRADED: dict[str, Any] = {
     "bare": nnx.value_and_grad(models.loss),
     "ours": nni.value_and_grad(models.loss),
@@ -90,7 +90,7 @@ def microbatches(step: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(model: Any, x: Any) -> Any:
         graphdef, state = nnx.split(model)
-        parts = x.reshape(32, 4, *x.shape[1:]).swapaxes(0, 1)
+        parts = x.reshape(-1, 4, *x.shape[1:]).swapaxes(0, 1)
         parts = jax.lax.with_sharding_constraint(parts, P(None, "data"))
         one = lambda state, x: (state, step(nnx.merge(graphdef, state), x))  # noqa: E731
         return jax.lax.scan(one, state, parts)[1]
