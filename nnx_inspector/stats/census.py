@@ -408,7 +408,8 @@ def _multiplied(index: jax.Array, batch_rank: int) -> jax.Array:
     nowhere = [(0, 0)] * batch_rank + [(0, blocks * block - flat.shape[-1])]
     flat = jnp.pad(flat, nowhere, constant_values=BINS)
     each = jnp.moveaxis(flat.reshape(*rows, blocks, block), -2, 0)
-    inner = (((batch_rank,), (batch_rank,)), (tuple(range(batch_rank)),) * 2)
+    batch = tuple(range(batch_rank))
+    inner = (((batch_rank,), (batch_rank,)), (batch, batch))
 
     def add(total: jax.Array, one: jax.Array) -> tuple[jax.Array, None]:
         upper, lower = (
