@@ -49,7 +49,7 @@ export function Histogram({ bars, log, quantity, word, behind, precise }: Props)
     return () => observer.disconnect();
   }, []);
   const all = total(bars);
-  const values = `${count(all)} values${precise && `, ${precise}`}`;
+  const values = precise || `${count(all)} values`;
   const heights = drawn.map((bar) => bar.count / Math.max(bar.to - bar.from, 1e-9));
   const { top, cut } = ceiling(heights);
   const y = (i: number): number => HEIGHT * (1 - Math.min(heights[i] / top, 1));
@@ -99,7 +99,7 @@ export function Histogram({ bars, log, quantity, word, behind, precise }: Props)
           </span>
         ))}
       </div>
-      <p class="nni-told" data-testid={ids.histCount(quantity)} data-value={all} aria-live={active ? "polite" : "off"}>
+      <p class="nni-told" data-testid={ids.histCount(quantity)} data-value={all} title={precise} aria-live={active ? "polite" : "off"}>
         {active
           ? `${active.text}: ${count(active.count)} (${percent(active.count / all)})`
           : cut === null

@@ -33,7 +33,7 @@ export function edges(bin: number): [low: number, high: number] {
   return bin & SIGN ? [-high, -low] : [low, high];
 }
 
-/** What a histogram says of its precision; empty if it counts every value. */
+/** What a histogram of a sample says of its precision; empty if it counts every value. */
 export function precision(figure: (name: "size" | "zeros" | "nan" | "posinf" | "neginf" | "seen") => number): string {
   const finite = figure("size") - figure("nan") - figure("posinf") - figure("neginf");
   const nonzero = finite - figure("zeros");
@@ -41,7 +41,8 @@ export function precision(figure: (name: "size" | "zeros" | "nan" | "posinf" | "
   if (!(seen < nonzero)) return "";
   // Hoeffding's bound, exceeded once in a million; as Summary.rank_error
   const error = Math.min(Math.sqrt(Math.log(2e6) / (2 * Math.max(seen, 1))), 1) * (nonzero / finite);
-  return `from a sample of ${count(seen)}, ranks within ${percent(error)}`;
+  const of = figure("zeros") > 0 ? "nonzero values" : "values";
+  return `${count(seen)} of ${count(nonzero)} ${of}, ranks ±${percent(Number(error.toPrecision(2)))}`;
 }
 
 /** Pairs (bin, count) -> bars in ascending order, with all bins about zero as one. */

@@ -62,9 +62,9 @@ describe("precision", () => {
   });
 
   it("says how many values of a sample there are, and how far ranks are off", () => {
-    expect(of({ size: 8388608, seen: 65536 })).toBe("from a sample of 65\u202f536, ranks within 1.05\u202f%");
-    expect(of({ size: 8388608, zeros: 4194304, seen: 65536 })).toBe("from a sample of 65\u202f536, ranks within 0.526\u202f%");
-    expect(of({ size: 100, zeros: 97, seen: 0 })).toBe("from a sample of 0, ranks within 3\u202f%");
+    expect(of({ size: 8388608, seen: 65536 })).toBe("65\u202f536 of 8\u202f388\u202f608 values, ranks ±1.1\u202f%");
+    expect(of({ size: 8388608, zeros: 4194304, seen: 65536 })).toBe("65\u202f536 of 4\u202f194\u202f304 nonzero values, ranks ±0.53\u202f%");
+    expect(of({ size: 100, zeros: 97, seen: 0 })).toBe("0 of 3 nonzero values, ranks ±3\u202f%");
   });
 });
 
