@@ -168,7 +168,7 @@ def entered(
 
 @contextlib.contextmanager
 def under(configuration: Configuration) -> Generator[None]:
-    """The settings under which a pass of ours is traced and runs, in any thread."""
+    """The settings under which one of our own passes is traced and runs, in any thread."""
     with configuration.held(), unchecked(), unwatched():
         yield
 
