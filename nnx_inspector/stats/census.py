@@ -21,6 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
+from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.sharding import with_even_axes
 from nnx_inspector.stats.arithmetic import (
     bit_pattern,
@@ -435,7 +436,8 @@ def _program_for(platform: str | None) -> Callable[..., _Raw]:
 
     def in_its_width(x: jax.Array, **how: Any) -> _Raw:
         # A program may be lowered where 64 bits are off again.
-        with jax.enable_x64(x.dtype.itemsize >= 8 or jax.config.read("jax_enable_x64")):
+        wide = x.dtype.itemsize >= 8 or jax.config.read("jax_enable_x64")
+        with ours(), jax.enable_x64(wide):
             return program(x, **how)
 
     return in_its_width

@@ -193,7 +193,9 @@ def test_a_cell_that_trains_is_switched_and_tuned_while_it_runs(lab: Lab):
             toggle(view, 1)
             near = "Math.abs(value - arg) < 1e-5 * arg"
             view.wait("nni-effect-loss-perturbed", near, zeroed)
-            expect(view.part("nni-effect")).to_contain_text("Effect of Zero on the last insp.step")
+            expect(view.part("nni-effect")).to_contain_text(
+                "Effect of Zero on the batch of the last insp.step"
+            )
             toggle(view, 1)
             expect(view.part("nni-no-effect")).to_have_text("Nothing is perturbed.")
             expect(view.root.get_by_test_id("nni-effect")).to_have_count(0)

@@ -9,6 +9,9 @@ from playwright.sync_api import Locator, expect
 
 from nnx_inspector.screen.protocol import QUANTITIES, STATISTICS
 
+SHOWN = tuple(name for name in STATISTICS if name != "seen")
+"""The statistics of the table; the histogram says how many values it has seen."""
+
 
 class View:
     """The root of one view.
@@ -82,9 +85,9 @@ class View:
         texts = self.root.evaluate(
             "(root, [quantities, statistics]) => quantities.map(q => statistics.map(s =>"
             " root.querySelector(`[data-testid='nni-stat-${q}-${s}']`).dataset.value))",
-            [QUANTITIES, STATISTICS],
+            [QUANTITIES, SHOWN],
         )
         figures: dict[str, dict[str, str]] = {}
         for quantity, row in zip(QUANTITIES, texts, strict=True):
-            figures[quantity] = {s: text for s, text in zip(STATISTICS, row, strict=True)}
+            figures[quantity] = {s: text for s, text in zip(SHOWN, row, strict=True)}
         return figures

@@ -99,7 +99,7 @@ export function Histogram({ bars, log, quantity, word, behind, precise }: Props)
           </span>
         ))}
       </div>
-      <p class="nni-told" data-testid={ids.histCount(quantity)} data-value={all} title={precise} aria-live={active ? "polite" : "off"}>
+      <p class="nni-told" data-testid={ids.histCount(quantity)} data-value={Math.round(all)} title={precise} aria-live={active ? "polite" : "off"}>
         {active
           ? `${active.text}: ${count(active.count)} (${percent(active.count / all)})`
           : cut === null

@@ -7,7 +7,7 @@ import { NOT_MEASURED, compact, count, exact, percent, real } from "../ui/format
 import { EACH } from "../ui/quantities";
 import { ids } from "../ui/testids";
 
-const NAMES: Readonly<Record<Statistic, string>> = {
+const NAMES: Readonly<Record<Exclude<Statistic, "seen">, string>> = {
   size: "values",
   mean: "mean",
   std: "std",
@@ -18,9 +18,9 @@ const NAMES: Readonly<Record<Statistic, string>> = {
   nan: "NaN",
   posinf: "+Inf",
   neginf: "−Inf",
-  seen: "in histogram",
 };
-const COUNTS: ReadonlySet<Statistic> = new Set(["size", "nan", "posinf", "neginf", "seen"]);
+const SHOWN = STATISTICS.filter((name) => name !== "seen"); // the histogram says it
+const COUNTS: ReadonlySet<Statistic> = new Set(["size", "nan", "posinf", "neginf"]);
 const WIDE: ReadonlySet<Statistic> = new Set(["mean", "std", "min", "max", "norm"]);
 const ALARMING: ReadonlySet<Statistic> = new Set(["nan", "posinf", "neginf"]);
 
@@ -48,7 +48,7 @@ export function Numbers({ store, index }: { store: Store; index: number }) {
           </tr>
         </thead>
         <tbody>
-          {STATISTICS.map((name) => (
+          {SHOWN.map((name) => (
             <tr key={name} class={WIDE.has(name) ? "nni-wide" : undefined}>
               <th scope="row">{NAMES[name]}</th>
               {EACH.map(({ quantity, index: q }) => (

@@ -220,10 +220,10 @@ def test_norms_tell_what_is_not_finite():
 @pytest.mark.parametrize(
     ("window", "text"),
     [
-        (Window(axes=(None, 0, 0), spans=((0, 1),) * 3, index=(0, 0)), "unlike axes"),
+        (Window(axes=(None, 0, 0), spans=((0, 1),) * 3, index=(0, 0)), "distinct axes"),
         (Window(axes=(None, 0, 2), spans=((0, 1),) * 3, index=(0, 0)), "has no axis 2"),
         (Window(axes=(None, 0, None), spans=((0, 1),) * 3, index=(0, 9)), "Index 9 is out of"),
-        (Window(axes=(None, 0, 1), spans=((0, 1),) * 3, index=(0,)), "one index an axis"),
+        (Window(axes=(None, 0, 1), spans=((0, 1),) * 3, index=(0,)), "one index per axis"),
     ],
 )
 def test_a_window_that_does_not_fit_is_refused(window, text):

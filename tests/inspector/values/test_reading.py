@@ -129,11 +129,11 @@ def test_what_cannot_be_answered_is_a_readable_reply(asked):
     _, message, _ = asked(show(3))
     number = message.arrays[0].number
     refused = (
-        ({"axes": (0, 1)}, "three each"),
-        ({"axes": (3, 1, 1)}, "unlike axes"),
+        ({"axes": (0, 1)}, "three numbers"),
+        ({"axes": (3, 1, 1)}, "distinct axes"),
         ({"axes": (3, 1, 7)}, "no axis 7"),
         ({"index": (9, 0, 0, 0)}, "Index 9 is out of range"),
-        ({"index": (0,)}, "one index an axis"),
+        ({"index": (0,)}, "one index per axis"),
         ({"norm_over": 4}, "no axis 4"),
     )
     for request, (change, text) in enumerate(refused, 100):
