@@ -19,13 +19,11 @@ from nnx_inspector.recordings.layers import layer_of
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.bins import (
-    BINS,
     MINUS_ZERO_BIN,
     RANKS,
     VALUE_ORDER,
     ZERO_BIN,
     bounds,
-    spread,
 )
 from nnx_inspector.stats.summary import Summary
 
@@ -223,21 +221,11 @@ def _total_variation(a: Summary, b: Summary) -> float:
         return 0.0 if a.size == b.size else math.nan
     fractions: list[_Floats] = []
     for one in (a, b):
-        bins = _counts(one)
+        bins = one.whole_bins()
         bins[ZERO_BIN] += bins[MINUS_ZERO_BIN]  # the same number
         bins[MINUS_ZERO_BIN] = 0.0
         fractions.append(bins / bins.sum())
     return min(0.5 * float(np.abs(fractions[0] - fractions[1]).sum()), 1.0)
-
-
-def _counts(summary: Summary) -> _Floats:
-    """How many values each bin has, float64[4096]; those of a sample stand for all."""
-    used = np.flatnonzero(summary.merged().bins)
-    ends = np.array([summary.min]), np.array([summary.max])
-    rows = np.zeros(len(used), np.intp)
-    _, bins, counts = spread(rows, used, summary.merged().bins[used], *ends)
-    found: _Floats = np.bincount(bins, counts, BINS).astype(np.float64)
-    return found
 
 
 class _Distribution(NamedTuple):
@@ -249,7 +237,7 @@ class _Distribution(NamedTuple):
 
 
 def _distribution(summary: Summary) -> _Distribution:
-    bins = _counts(summary)
+    bins = summary.whole_bins()
     used = np.flatnonzero((bins > 0) & (RANKS >= 0))
     ranks, where = np.unique(RANKS[used], return_inverse=True)
     mass: Any = np.bincount(where, bins[used], len(ranks))

@@ -52,6 +52,8 @@ RANKS: Final = np.full(BINS, -1)
 """The index of each bin in `VALUE_ORDER`, int[4096]; that of the subnormals for zeros, else -1."""
 RANKS[VALUE_ORDER] = np.arange(len(VALUE_ORDER))
 RANKS[[MINUS_ZERO_BIN, ZERO_BIN]] = RANKS[[SIGN, 0]]
+NONZERO: Final = np.isin(np.arange(BINS), VALUE_ORDER)
+"""Which bins hold nonzero finite values, bool[4096]."""
 
 Scale = Literal["linear", "symlog"]
 
@@ -154,7 +156,7 @@ def spread(
         return rows, bins, counts
     many = len(low)
     unseen = np.bincount(rows[missing], counts[missing], many)
-    sampled = (RANKS[bins] >= 0) & (bins != ZERO_BIN) & (bins != MINUS_ZERO_BIN)
+    sampled = NONZERO[bins]
     seen = np.bincount(rows[sampled], counts[sampled], many)
     factor = 1.0 + unseen / np.where(seen > 0, seen, np.inf)
     counts = np.where(sampled, counts * factor[rows], counts)

@@ -157,16 +157,10 @@ def _types(x: Any, *, batch_rank: int, steps: tuple[int, ...]) -> list[Any]:
 
 
 @_census.def_impl
-def _run(x: jax.Array, **how: Any) -> Any:
-    if jax.config.read("jax_disable_jit"):
-        (platform,) = {device.platform for device in x.devices()}
-        return _program_for(platform)(x, **how)
-    return _compiled(x, **how)
-
-
-@functools.partial(jax.jit, static_argnames=("batch_rank", "steps"))
-def _compiled(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> Any:
-    return _census.bind(x, batch_rank=batch_rank, steps=steps)
+def _run(x: Any, **how: Any) -> Any:
+    x = jnp.asarray(x)  # without jit (`jax_disable_jit`) a NumPy array arrives as it is
+    (platform,) = {device.platform for device in x.devices()}
+    return _program_for(platform)(x, **how)
 
 
 def _batched(args: Any, dims: Any, *, batch_rank: int, steps: tuple[int, ...]) -> Any:
@@ -203,7 +197,7 @@ def _read_once(
     *,
     batch_rank: int,
     steps: tuple[int, ...],
-    count: Callable[[jax.Array, int], jax.Array] | None = None,
+    count: Callable[[jax.Array, int], jax.Array],
 ) -> _Raw:
     """On an accelerator: one reduction for all exact figures.
 
@@ -215,8 +209,7 @@ def _read_once(
     few = _few(x, batch_rank)
     shift = _near_mean(few, axes, *_counted(few, axes)[:2])
     low, high, apart, sums = _counted_and_summed(value, _broadcastable(shift, axes), axes)
-    counts = (count or _counted_apart)(_bins_of(part), batch_rank)
-    bins = _whole_bins(counts, value, part, axes, apart)
+    bins = _whole_bins(count(_bins_of(part), batch_rank), value, part, axes, apart)
     return bins, jnp.stack([low, high, shift], axis=-1), sums
 
 
@@ -427,12 +420,12 @@ def _multiplied(index: jax.Array, batch_rank: int) -> jax.Array:
 _PROGRAMS: Final[dict[str | None, Callable[..., _Raw]]] = {
     "cpu": _read_by_kind,
     "tpu": functools.partial(_read_once, count=_multiplied),
-    None: _read_once,
+    None: functools.partial(_read_once, count=_counted_apart),
 }
 
 
 def _program_for(platform: str | None) -> Callable[..., _Raw]:
-    program = _PROGRAMS.get(platform, _read_once)
+    program = _PROGRAMS.get(platform, _PROGRAMS[None])
 
     def in_its_width(x: jax.Array, **how: Any) -> _Raw:
         # A program may be lowered where 64 bits are off again.

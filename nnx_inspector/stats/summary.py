@@ -350,13 +350,21 @@ class Summary:
         """The finite values by bin. If moments are unknown, the outermost bins bound the values."""
         self._check()
         low, high = self.min, self.max
-        used = np.flatnonzero(self._one.bins)
-        rows = np.zeros(len(used), np.intp)
-        ends = np.array([low]), np.array([high])
-        bins, counts = tabulated(*spread(rows, used, self._one.bins[used], *ends), 1)
+        every = self.whole_bins()
+        used = np.flatnonzero(every)
+        bins, counts = tabulated(np.zeros(len(used), np.intp), used, every[used], 1)
         if math.isnan(low) and len(bins):
             low, high = bin_edges()[bins[0], 0], bin_edges()[bins[-1], 1]
         return Binned(bins, counts, np.array([low]), np.array([high]))
+
+    def whole_bins(self) -> _Floats:
+        """How many values each bin has, float64[4096]; those of a sample are scaled up to all."""
+        used = np.flatnonzero(self._one.bins)
+        ends = np.array([self.min]), np.array([self.max])
+        rows = np.zeros(len(used), np.intp)
+        _, bins, counts = spread(rows, used, self._one.bins[used], *ends)
+        whole: _Floats = np.bincount(bins, counts, BINS).astype(np.float64)
+        return whole
 
     def nonzero_bins(self) -> _Floats:
         """The bins in use as float64[k, 2], (bin, count), the most negative values first.

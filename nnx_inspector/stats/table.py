@@ -19,6 +19,7 @@ from nnx_inspector.stats.bins import (
     MINUS_ZERO_BIN,
     NAN_BIN,
     NEGINF_BIN,
+    NONZERO,
     POSINF_BIN,
     RANKS,
     VALUE_ORDER,
@@ -83,7 +84,7 @@ def figures_of(parts: Sequence[Sparse]) -> _Floats:
         "nan": total(bins == NAN_BIN),
         "posinf": total(bins == POSINF_BIN),
         "neginf": total(bins == NEGINF_BIN),
-        "seen": total((RANKS[bins] >= 0) & (bins != ZERO_BIN) & (bins != MINUS_ZERO_BIN)),
+        "seen": total(NONZERO[bins]),
     }
     table = np.stack([np.asarray(by_name[name], np.float64) for name in STATISTICS], axis=1)
     unknown = np.array([name not in ("min", "max") for name in STATISTICS])

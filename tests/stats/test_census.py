@@ -107,6 +107,7 @@ def test_it_runs_without_jit_and_under_every_transformation() -> None:
     expected = summarize(x)
     with jax.disable_jit():
         check(summarize(x), np.asarray(x))
+        check(summarize(np.asarray(x, np.float64)), np.asarray(x))
     for one in (
         jax.jit(jax.checkpoint(summarize))(x),
         jax.lax.map(summarize, x[None]).row(0),
