@@ -69,7 +69,7 @@ class Holding(nnx.Module):
         return y + old["a"]
 
 
-def attributes_that_are_no_modules() -> Network:
+def attributes_that_are_not_modules() -> Network:
     return Network(Holding(rngs=nnx.Rngs(0)), (gauss(3, 3),))
 
 
@@ -350,7 +350,7 @@ def dataclass_that_is_no_pytree() -> Network:
 
 FORMS: list[Callable[[], Network]] = [
     modules_in_a_dict_of_lists,
-    attributes_that_are_no_modules,
+    attributes_that_are_not_modules,
     module_that_is_a_dataclass,
     constructor_under_vmap_and_call_under_scan,
     linen_among_nnx,

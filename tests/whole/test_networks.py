@@ -31,7 +31,7 @@ NETWORKS = {
     build.__name__.replace("_", " "): build for build in [*TEXT, *IMAGES, *SCIENCE, *AGENTS, *FORMS]
 }
 SOME = (
-    "cache that is none at first", "mixture density", "attributes that are no modules",
+    "cache that is none at first", "mixture density", "attributes that are not modules",
     "module among the results",
 )  # fmt: skip
 """The networks that every test run runs and not only traces."""
