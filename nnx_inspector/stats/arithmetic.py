@@ -64,12 +64,33 @@ def is_floating(value: jax.Array) -> bool:
     return value.dtype.kind == "f"
 
 
-def ordered_key(value: jax.Array) -> jax.Array:
-    """Floats as integers of the same order (subnormals and signed zeros too), and back again."""
-    if is_floating(value):
-        value = bit_pattern(value)
-    width = value.dtype.itemsize * 8
-    return value ^ ((value >> (width - 1)) & np.iinfo(value.dtype).max)
+def ordered_keys(value: jax.Array) -> jax.Array:
+    """Floats as integers of the same order (subnormals and signed zeros too); integers as such."""
+    return _folded(bit_pattern(value)) if is_floating(value) else value
+
+
+def from_keys(keys: jax.Array, dtype: Any) -> jax.Array:
+    """The values, of this dtype, whose `ordered_keys` these are."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return keys
+    return lax.bitcast_convert_type(_folded(keys), dtype)
+
+
+def _folded(bits: jax.Array) -> jax.Array:
+    """Bit patterns of floats as keys, and keys as bit patterns."""
+    width = bits.dtype.itemsize * 8
+    return bits ^ ((bits >> (width - 1)) & np.iinfo(bits.dtype).max)
+
+
+def extremes_of(
+    low: jax.Array, high: jax.Array, used: jax.Array, *, axis: int
+) -> tuple[jax.Array, jax.Array]:
+    """The extremes of several parts from those of each; arbitrary where no part is used."""
+    lower, upper = ordered_keys(low), ordered_keys(high)
+    info = np.iinfo(lower.dtype)
+    least = jnp.where(used, lower, info.max).min(axis=axis)
+    most = jnp.where(used, upper, info.min).max(axis=axis)
+    return from_keys(least, low.dtype), from_keys(most, low.dtype)
 
 
 def scaled_difference(a: jax.Array, b: jax.Array, factor: Any) -> jax.Array:

@@ -25,10 +25,11 @@ from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.sharding import with_even_axes
 from nnx_inspector.stats.arithmetic import (
     bit_pattern,
+    from_keys,
     infinity_pattern,
     is_floating,
     moved_shift,
-    ordered_key,
+    ordered_keys,
     points_dtype,
     real_values,
     scale_for,
@@ -219,7 +220,7 @@ def _counters(value: jax.Array) -> tuple[list[jax.Array], list[Any], Callable[[A
     XLA may reorder integers, unlike floats, and hence vectorise them.
     """
     finite = _is_finite(value)
-    key = ordered_key(value) if is_floating(value) else value
+    key = ordered_keys(value)
     info = np.iinfo(key.dtype)
     first, last = (np.array(limit, key.dtype) for limit in (info.min, info.max))
     if is_floating(value):
@@ -247,10 +248,8 @@ def _from_counters(
     """The extremes (0 if no value is finite), and the counts by bin."""
     low, high, *counts = found
     some = low <= high
-    if is_floating(value):
-        back = functools.partial(lax.bitcast_convert_type, new_dtype=value.dtype)
-        low, high = back(ordered_key(low)), back(ordered_key(high))
-    low, high = (jnp.where(some, x, jnp.zeros_like(x)) for x in (low, high))
+    ends = [from_keys(end, value.dtype) for end in (low, high)]
+    low, high = (jnp.where(some, x, jnp.zeros_like(x)) for x in ends)
     return low, high, dict(zip(_APART, counts, strict=False))
 
 

@@ -21,9 +21,9 @@ from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.sharding import left_to_the_compiler
 from nnx_inspector.stats.arithmetic import (
+    extremes_of,
     is_floating,
     moved_shift,
-    ordered_key,
     points_dtype,
     scale_for,
     scaled_difference,
@@ -235,13 +235,7 @@ def _merged(s: Summary, *, axis: int) -> Summary:
     real = sums.dtype
     many = jnp.moveaxis(jnp.where(FINITE_BINS, s.bins, 0).astype(real).sum(axis=-1), axis, -1)
     used, total = many > 0, many.sum(axis=-1)
-    key = ordered_key(points) if is_floating(points) else points
-    info = np.iinfo(key.dtype)
-    low = jnp.where(used, key[..., 0], info.max).min(axis=-1)
-    high = jnp.where(used, key[..., 1], info.min).max(axis=-1)
-    if is_floating(points):
-        back = functools.partial(lax.bitcast_convert_type, new_dtype=points.dtype)
-        low, high = back(ordered_key(low)), back(ordered_key(high))
+    low, high = extremes_of(points[..., 0], points[..., 1], used, axis=-1)
     largest = many.argmax(axis=-1, keepdims=True)
     origin = jnp.take_along_axis(points[..., 2], largest, axis=-1)
     apart = jnp.where(used, scaled_difference(points[..., 2], origin, 0.5), 0)

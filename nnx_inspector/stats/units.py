@@ -22,10 +22,12 @@ from jax import lax
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector.stats.arithmetic import (
     bit_pattern,
+    extremes_of,
+    from_keys,
     infinity_pattern,
     is_floating,
     moved_shift,
-    ordered_key,
+    ordered_keys,
     points_dtype,
     real_values,
     scale_for,
@@ -349,7 +351,7 @@ def _measured(x: jax.Array, axis: int) -> Units:
     share = math.ldexp(1.0, -max(n - 1, 1).bit_length())
     first = value[tuple(slice(None) if a == axis else 0 for a in range(x.ndim))]
     origin = jnp.zeros_like(first) if floating else first
-    key = ordered_key(value) if floating else value
+    key = ordered_keys(value)
     info = np.iinfo(key.dtype)
     least, most = (np.array(limit, key.dtype) for limit in (info.min, info.max))
     if floating:
@@ -373,9 +375,7 @@ def _measured(x: jax.Array, axis: int) -> Units:
     counts += [jnp.zeros_like(counts[0])] * (NEGINF + 1 - len(counts))
     counts.append(np.uint32(min(n, _LARGEST)) - counts[NAN] - counts[POSINF] - counts[NEGINF])
     many = counts[FINITE].astype(real)
-    if floating:
-        back = functools.partial(lax.bitcast_convert_type, new_dtype=value.dtype)
-        low, high = back(ordered_key(low)), back(ordered_key(high))
+    low, high = from_keys(low, value.dtype), from_keys(high, value.dtype)
     low, high = (jnp.where(many > 0, end, jnp.zeros_like(end)) for end in (low, high))
     shift = moved_shift(origin, total * (1 / (share * jnp.maximum(many, 1))), low, high)
     scale, factor = scale_for(
@@ -449,14 +449,7 @@ def _merged(s: Units) -> Units:
     real = s.sums.dtype
     n = s.counts[..., FINITE, :].astype(real)
     seen, total = n > 0, jnp.maximum(n.sum(axis=0), 1)
-    floating = is_floating(s.points)
-    key = ordered_key(s.points) if floating else s.points
-    info = np.iinfo(key.dtype)
-    low = jnp.where(seen, key[..., MINIMUM, :], info.max).min(axis=0)
-    high = jnp.where(seen, key[..., MAXIMUM, :], info.min).max(axis=0)
-    if floating:
-        back = functools.partial(lax.bitcast_convert_type, new_dtype=s.points.dtype)
-        low, high = back(ordered_key(low)), back(ordered_key(high))
+    low, high = extremes_of(s.points[..., MINIMUM, :], s.points[..., MAXIMUM, :], seen, axis=0)
     low, high = (jnp.where(seen.any(axis=0), end, jnp.zeros_like(end)) for end in (low, high))
     # First about the largest part's shift, then about the mean itself.
     largest = jnp.argmax(n, axis=0, keepdims=True)
