@@ -22,6 +22,7 @@ from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.native import FUNCTIONS, call, serves_here
 from nnx_inspector._compat.sharding import with_even_axes
 from nnx_inspector.stats.arithmetic import (
     bit_pattern,
@@ -64,6 +65,11 @@ _COUNTERS: Final = 512
 _BLOCK: Final = 2**18
 """Values that a TPU counts at once."""
 _LARGEST: Final = 2**32 - 1
+_IN_C: Final = frozenset(
+    ["bool", "float16", "bfloat16", "float32", "float64"]
+    + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+)
+"""The dtypes that the function in C reads; others are converted first."""
 
 _Raw = tuple[jax.Array, jax.Array, jax.Array]
 _Axes = tuple[int, ...]
@@ -175,8 +181,22 @@ batching.primitive_batchers[_census] = _batched
 # ------------------------------------------------------------------ a program for each platform
 
 
+def _on_a_cpu(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
+    """A function in C that reads once and needs no compiler, or else the program in jax."""
+    if not serves_here():
+        return _read_by_kind(x, batch_rank=batch_rank, steps=steps)
+    exact = points_dtype(x.dtype)
+    if x.dtype.name not in _IN_C:
+        x = real_values(x)
+    kinds = zip((BINS, 3, 3), (np.uint32, exact, sum_dtype(exact)), strict=True)
+    out = [jax.ShapeDtypeStruct((*x.shape[:batch_rank], n), dtype) for n, dtype in kinds]
+    how = {"batch_rank": np.int32(batch_rank), "steps": np.array(steps, np.int64)}
+    bins, points, sums = call(FUNCTIONS[0], out, x, **how)
+    return bins, points, sums
+
+
 def _read_by_kind(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
-    """On a CPU: integers in one reduction, sums in others, so that each is vectorised."""
+    """On several CPUs: integers in one reduction, sums in others, so that each is vectorised."""
     # Otherwise XLA would recompute x in each reduction, and compile it anew for each.
     x = lax.optimization_barrier(x)
     value, part = real_values(x), real_values(_part(x, batch_rank, steps))
@@ -417,7 +437,7 @@ def _multiplied(index: jax.Array, batch_rank: int) -> jax.Array:
 
 
 _PROGRAMS: Final[dict[str | None, Callable[..., _Raw]]] = {
-    "cpu": _read_by_kind,
+    "cpu": _on_a_cpu,
     "tpu": functools.partial(_read_once, count=_multiplied),
     None: functools.partial(_read_once, count=_counted_apart),
 }

@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.native import by_rows
 from nnx_inspector.stats.arithmetic import points_dtype
 from nnx_inspector.stats.bins import BINS
 from nnx_inspector.stats.summary import Summary
@@ -56,11 +57,7 @@ def pack(s: Summary) -> jax.Array:
     if not jnp.issubdtype(s.points.dtype, jnp.floating):
         raise TypeError(f"only summaries of floats are packed, not of {s.points.dtype}")
     bins = jnp.asarray(s.bins).astype(jnp.uint32)
-    real = s.sums.dtype
-    payloads = (bins > 0).any(axis=-1, keepdims=True).astype(real)
-    word = jnp.concatenate([bins, _words(s.points), _words(s.sums)], axis=-1)
-    halves = [payloads, (word >> 16).astype(real), (word & 0xFFFF).astype(real)]
-    return jnp.concatenate(halves, axis=-1)
+    return _packed(bins, jnp.asarray(s.points), jnp.asarray(s.sums))[0]
 
 
 @ours()
@@ -81,12 +78,29 @@ def unpack(vector: Any) -> Summary:
         >>> unpack(pack(summarize(jnp.ones(3)))).mean
         1.0
     """
-    xp: Any = np if isinstance(vector, np.ndarray) else jnp
     length = vector.shape[-1] if vector.ndim else 0
-    dtypes = {packed_size(np.float32): np.float32, packed_size(np.float64): np.float64}
-    if length not in dtypes:
-        raise ValueError(f"a packed summary has {sorted(dtypes)} elements, not {length}")
-    float_dtype, middle = dtypes[length], 1 + (length - 1) // 2
+    if length not in _DTYPES:
+        raise ValueError(f"a packed summary has {sorted(_DTYPES)} elements, not {length}")
+    read = _words_of if isinstance(vector, np.ndarray) else _unpacked
+    bins, points, sums = read(vector)
+    return Summary(bins=bins, points=points, sums=sums)
+
+
+_DTYPES: Final = {packed_size(dtype): dtype for dtype in (np.float32, np.float64)}
+
+
+def _vector_of(bins: jax.Array, points: jax.Array, sums: jax.Array) -> list[jax.Array]:
+    real = sums.dtype
+    payloads = (bins > 0).any(axis=-1, keepdims=True).astype(real)
+    word = jnp.concatenate([bins, _words(points), _words(sums)], axis=-1)
+    halves = [payloads, (word >> 16).astype(real), (word & 0xFFFF).astype(real)]
+    return [jnp.concatenate(halves, axis=-1)]
+
+
+def _words_of(vector: Any) -> list[Any]:
+    xp: Any = np if isinstance(vector, np.ndarray) else jnp
+    length = vector.shape[-1]
+    float_dtype, middle = _DTYPES[length], 1 + (length - 1) // 2
     upper = vector[..., 1:middle].astype(np.uint32)
     lower = vector[..., middle:].astype(np.uint32)
     carried = upper + (lower >> 16)  # the sum of several lower halves has more than 16 bits
@@ -99,10 +113,14 @@ def unpack(vector: Any) -> Summary:
     else:
         reals = lax.bitcast_convert_type(reals[..., 0], jnp.float32)
     reals = xp.where(vector[..., :1] > 1, float_dtype(np.nan), reals)
-    return Summary(bins=word[..., :BINS], points=reals[..., :3], sums=reals[..., 3:])
+    return [word[..., :BINS], reals[..., :3], reals[..., 3:]]
 
 
 def _words(reals: Any) -> Any:
     """Floats [..., k] as the 32-bit words that they consist of, uint32[..., k * itemsize / 4]."""
     words = lax.bitcast_convert_type(jnp.asarray(reals), jnp.uint32)
     return words.reshape(*reals.shape[:-1], -1)
+
+
+_packed = by_rows("nnx_inspector_pack", _vector_of)
+_unpacked = by_rows("nnx_inspector_unpack", _words_of)
