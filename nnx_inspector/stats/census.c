@@ -174,43 +174,82 @@ static int has_avx2(void) {
 static int has_avx2(void) { return 0; }
 #endif
 
-static inline __attribute__((always_inline)) void add_block(
-    const uint32_t *bits, int n, double shift, Singles *to) {
+#define EVERYWHERE static inline __attribute__((always_inline))
+
+/* Add a block to a row. Loops that do one thing each are vectorised; zeros of either sign, NaN and
+ * Inf are told apart in blocks that have any. */
+EVERYWHERE void add_block(const uint32_t *bits, int n, double shift, Singles *to) {
 #pragma clang fp reassociate(on)
-    int32_t low = to->low, high = to->high;
-    uint32_t zeros = 0, minus_zeros = 0, nans = 0, posinfs = 0, neginfs = 0;
+    int32_t low = INT32_MAX, high = INT32_MIN, largest = 0, zeros = 0;
     for (int i = 0; i < n; i++) {
-        uint32_t magnitude = bits[i] & MAGNITUDE;
-        int finite = magnitude < INFINITE;
-        int32_t key = folded((int32_t)bits[i]);
-        int32_t least = finite ? key : INT32_MAX, most = finite ? key : INT32_MIN;
-        low = least < low ? least : low;
-        high = most > high ? most : high;
-        zeros += bits[i] == 0;
-        minus_zeros += bits[i] == SIGN;
-        nans += magnitude > INFINITE;
-        posinfs += bits[i] == INFINITE;
-        neginfs += bits[i] == (SIGN | INFINITE);
+        int32_t key = folded((int32_t)bits[i]), magnitude = (int32_t)(bits[i] & MAGNITUDE);
+        low = key < low ? key : low;
+        high = key > high ? key : high;
+        largest = magnitude > largest ? magnitude : largest;
+        zeros += magnitude == 0;
     }
-    to->low = low, to->high = high;
-    to->counts.zeros += zeros, to->counts.minus_zeros += minus_zeros, to->counts.nans += nans;
-    to->counts.posinfs += posinfs, to->counts.neginfs += neginfs;
     double sum = 0, squares = 0;
-    for (int i = 0; i < n; i++) {
-        double d = (double)float_of(bits[i]) - shift;
-        d = (bits[i] & MAGNITUDE) < INFINITE ? d : 0;
-        sum += d;
-        squares += d * d;
+    if (largest < (int32_t)INFINITE) {
+        for (int i = 0; i < n; i++) {
+            double d = (double)float_of(bits[i]) - shift;
+            sum += d, squares += d * d;
+        }
+    } else {
+        int32_t nans = 0, posinfs = 0, neginfs = 0;
+        low = INT32_MAX, high = INT32_MIN;
+        for (int i = 0; i < n; i++) {
+            int finite = (bits[i] & MAGNITUDE) < INFINITE;
+            int32_t key = folded((int32_t)bits[i]);
+            int32_t least = finite ? key : INT32_MAX, most = finite ? key : INT32_MIN;
+            low = least < low ? least : low;
+            high = most > high ? most : high;
+            nans += (bits[i] & MAGNITUDE) > INFINITE;
+            posinfs += bits[i] == INFINITE;
+            neginfs += bits[i] == (SIGN | INFINITE);
+        }
+        for (int i = 0; i < n; i++) {
+            double d = (double)float_of(bits[i]) - shift;
+            d = (bits[i] & MAGNITUDE) < INFINITE ? d : 0;
+            sum += d, squares += d * d;
+        }
+        to->counts.nans += nans, to->counts.posinfs += posinfs, to->counts.neginfs += neginfs;
     }
+    if (zeros) {
+        int32_t minus = 0;
+        for (int i = 0; i < n; i++) minus += bits[i] == SIGN;
+        to->counts.zeros += zeros - minus, to->counts.minus_zeros += minus;
+    }
+    to->low = low < to->low ? low : to->low, to->high = high > to->high ? high : to->high;
     to->sum += sum, to->squares += squares;
 }
+
+/* The bin of each of a block's values. */
+EVERYWHERE void find_bins(const uint32_t *bits, int n, uint32_t *bins) {
+    for (int i = 0; i < n; i++) {
+        uint32_t magnitude = bits[i] & MAGNITUDE, bin = bits[i] >> LOW_BITS;
+        bin = magnitude == 0 ? ZERO_BIN | (bin & SIGN_BIN) : bin;
+        bins[i] = magnitude > INFINITE ? NAN_BIN : bin;
+    }
+}
+
+typedef struct {
+    void (*add)(const uint32_t *bits, int n, double shift, Singles *to);
+    void (*find)(const uint32_t *bits, int n, uint32_t *bins);
+} Loops;
 
 static void add_anywhere(const uint32_t *bits, int n, double shift, Singles *to) {
     add_block(bits, n, shift, to);
 }
-
+static void find_anywhere(const uint32_t *bits, int n, uint32_t *bins) { find_bins(bits, n, bins); }
 FASTER static void add_faster(const uint32_t *bits, int n, double shift, Singles *to) {
     add_block(bits, n, shift, to);
+}
+FASTER static void find_faster(const uint32_t *bits, int n, uint32_t *bins) {
+    find_bins(bits, n, bins);
+}
+
+static Loops loops_here(void) {
+    return has_avx2() ? (Loops){add_faster, find_faster} : (Loops){add_anywhere, find_anywhere};
 }
 
 /* A power of two, 2 to 4 times the largest |half|, as `scale_for` in arithmetic.py. */
@@ -230,12 +269,11 @@ static double clipped(double x, double low, double high) { return x < low ? low 
 
 /* Values that float32 holds: doubles add them up about any one of them. Their mean is at most
  * sqrt(n) deviations from it, so that the variance loses at most n * 2**-53 of itself. */
-static void singles(const void *x, int64_t at, int64_t n, Load *load, int plain, Counts *counts,
-                    float *points, float *sums) {
+static void singles(const void *x, int64_t at, int64_t n, Load *load, int plain, Loops loops,
+                    Counts *counts, float *points, float *sums) {
     uint32_t block[BLOCK];
     Singles row = {{0}, INT32_MAX, INT32_MIN, 0, 0};
     double shift = 0;
-    void (*add)(const uint32_t *, int, double, Singles *) = has_avx2() ? add_faster : add_anywhere;
     for (int64_t done = 0; done < n; done += BLOCK) {
         int m = n - done < BLOCK ? (int)(n - done) : BLOCK;
         const uint32_t *bits = (const uint32_t *)x + at + done;
@@ -243,7 +281,7 @@ static void singles(const void *x, int64_t at, int64_t n, Load *load, int plain,
         if (row.low > row.high) /* nothing finite so far */
             for (int i = 0; i < m; i++)
                 if ((bits[i] & MAGNITUDE) < INFINITE) { shift = float_of(bits[i]); break; }
-        add(bits, m, shift, &row);
+        loops.add(bits, m, shift, &row);
     }
     *counts = row.counts;
     for (int i = 0; i < 3; i++) points[i] = sums[i] = 0;
@@ -337,8 +375,8 @@ INTEGERS(unsigned64, uint64_t, 0, double, scale64_for)
 /* ------------------------------------------------------------------ the histogram */
 
 /* Count the values at every step along each axis into bins. */
-static void histogram(const void *x, int64_t at, Load *load, int axes, const int64_t *dims,
-                      const int64_t *steps, uint32_t *bins) {
+static void histogram(const void *x, int64_t at, Load *load, Loops loops, int axes,
+                      const int64_t *dims, const int64_t *steps, uint32_t *bins) {
     uint32_t block[BLOCK];
     int64_t index[64], stride[64], last = axes - 1;
     stride[last] = 1;
@@ -351,12 +389,8 @@ static void histogram(const void *x, int64_t at, Load *load, int axes, const int
         while (left > 0) {
             int n = left < BLOCK ? (int)left : BLOCK;
             load(x, from, steps[last], n, block);
-            for (int i = 0; i < n; i++) {
-                uint32_t magnitude = block[i] & MAGNITUDE, bin = block[i] >> LOW_BITS;
-                bin = magnitude == 0 ? ZERO_BIN | (bin & SIGN_BIN) : bin;
-                bin = magnitude > INFINITE ? NAN_BIN : bin;
-                bins[bin]++;
-            }
+            loops.find(block, n, block);
+            for (int i = 0; i < n; i++) bins[block[i]]++;
             left -= n, from += n * steps[last];
         }
         int64_t axis = last - 1;
@@ -398,6 +432,8 @@ EXPORT void *nnx_inspector_census(Frame *frame) {
         n *= dims[i];
         sampled *= (dims[i] - steps[i] / 2 + steps[i] - 1) / steps[i];
     }
+    Load *load = LOADS[x->dtype];
+    Loops loops = loops_here();
     int wide = x->dtype == S64 || x->dtype == U64 || x->dtype == F64;
     for (int64_t row = 0; row < rows; row++) {
         Counts counts = {0};
@@ -411,10 +447,10 @@ EXPORT void *nnx_inspector_census(Frame *frame) {
             case S64: signed64(start, n, &counts, here, there); break;
             case U64: unsigned64(start, n, &counts, here, there); break;
             default:
-                singles(x->data, at, n, LOADS[x->dtype], x->dtype == F32, &counts, here, there);
+                singles(x->data, at, n, load, x->dtype == F32, loops, &counts, here, there);
         }
         uint32_t *own = bins + row * BINS;
-        histogram(x->data, at, LOADS[x->dtype], axes, dims, steps, own);
+        histogram(x->data, at, load, loops, axes, dims, steps, own);
         if (sampled < n) complete(own, n, sampled, &counts);
     }
     return NULL;

@@ -20,7 +20,13 @@ from browser.view import View
 
 ROOT = pathlib.Path(__file__).parents[2]
 BUILT = ("widget.js", "widget.css", "stream.js", "layout.js", "page.js", "saved.js", "licenses.txt")
-STATIC = tuple(f"nnx_inspector/static/{name}" for name in BUILT)
+LIBRARIES = (
+    "census-x86_64-linux.so",
+    "census-aarch64-linux.so",
+    "census-aarch64-macos.dylib",
+    "census-x86_64-windows.dll",
+)
+STATIC = tuple(f"nnx_inspector/static/{name}" for name in (*BUILT, *LIBRARIES))
 
 CELL = """
 import jax, jax.numpy as jnp
@@ -73,10 +79,20 @@ def test_the_front_end_is_in_wheel_and_sdist(built: pathlib.Path, wheel: pathlib
         assert all(len(packed.read(name)) > 300 for name in STATIC)
     extra = [name for name in inside if name.startswith(("tests/", "js/", "notebooks/"))]
     assert extra == []
+    with zipfile.ZipFile(wheel) as packed:
+        for name in STATIC[len(BUILT) :]:
+            assert b"nnx_inspector_census" in packed.read(name)
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as packed_source:
         names = {name.partition("/")[2] for name in packed_source.getnames()}
-    wanted = {"pyproject.toml", "LICENSE", "js/src/widget.ts", "js/build.mjs", "README.md"}
+    wanted = {
+        "pyproject.toml",
+        "LICENSE",
+        "nnx_inspector/stats/census.c",
+        "js/src/widget.ts",
+        "js/build.mjs",
+        "README.md",
+    }
     assert {*STATIC, *wanted, "notebooks/docs/conf.py", "notebooks/quickstart.ipynb"} <= names
     assert [name for name in names if "node_modules" in name] == []
 
@@ -106,7 +122,7 @@ def test_the_wheel_comes_without_a_trace_of_the_machine(
 ):
     places = (checkout, ROOT, pathlib.Path.home(), pathlib.Path(tempfile.gettempdir()))
     wanted = [f"{place}/" for place in places if place != pathlib.Path("/")]
-    wanted += [sys.prefix, "node_modules", "nnx-inspector-js-"]
+    wanted += [sys.prefix, "node_modules", "nnx-inspector-build-"]
     with zipfile.ZipFile(wheel) as packed:
         for name in packed.namelist():
             content = packed.read(name).decode("utf-8", "replace")
@@ -143,6 +159,8 @@ def test_it_is_imported_elsewhere(python: str, tmp_path: pathlib.Path):
     assert pathlib.Path(place).is_relative_to(pathlib.Path(python).parents[1])
     assert with_jax == "False"
     _run(python, "-I", "-c", "import nnx_inspector; nnx_inspector.Inspector", cwd=tmp_path)
+    code = "from nnx_inspector._compat.native import has_functions; print(has_functions())"
+    assert _run(python, "-I", "-c", code, cwd=tmp_path).strip() == "True"
 
 
 @pytest.mark.browser

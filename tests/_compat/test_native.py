@@ -1,0 +1,66 @@
+"""The functions in C are called where they can be, and nothing fails where they cannot."""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nnx_inspector._compat import native
+from nnx_inspector._compat.native import has_functions, serves_here
+from nnx_inspector.stats.packing import pack, unpack
+from nnx_inspector.stats.summarize import summarize
+
+
+def test_xla_takes_the_library_of_this_machine() -> None:
+    """Fails where a new jaxlib has another interface, or where the library was not built."""
+    assert native.library_path().is_file()
+    assert has_functions()
+    assert serves_here() == (jax.device_count() == 1)
+
+
+@pytest.mark.parametrize("content", [None, b"not a library"])
+def test_without_a_library_the_programs_are_jax(
+    content: bytes | None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 700)).astype(np.float32))
+    expected = summarize(x)
+    vector = pack(expected)
+    if content is not None:
+        (tmp_path / "library").write_bytes(content)
+    monkeypatch.setattr(native, "library_path", lambda: tmp_path / "library")
+    has_functions.cache_clear()
+    jax.clear_caches()
+    try:
+        assert not has_functions()
+        assert "custom_call" not in jax.jit(summarize).lower(x).as_text()
+        found = summarize(x)
+        np.testing.assert_array_equal(found.bins, expected.bins)
+        np.testing.assert_array_equal(found.points[:2], expected.points[:2])
+        np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-5)
+        np.testing.assert_allclose(found.std, expected.std, rtol=1e-6)
+        np.testing.assert_array_equal(pack(expected), vector)
+        np.testing.assert_array_equal(unpack(vector).sums, expected.sums)
+    finally:
+        has_functions.cache_clear()
+        jax.clear_caches()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_it_packs_and_unpacks_as_jax_does(dtype: type) -> None:
+    with jax.enable_x64(dtype is np.float64):
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 50)).astype(dtype))
+        s = summarize(x, batch_rank=2)
+        vector = pack(s)
+        alone = [np.stack([pack(s.row((i, j))) for j in range(3)]) for i in range(2)]
+        np.testing.assert_array_equal(vector, np.stack(alone))
+        np.testing.assert_array_equal(jax.vmap(jax.vmap(pack))(s), vector)
+        for twice in (vector, vector + vector):
+            on_device, on_host = unpack(twice), unpack(np.asarray(twice))
+            for name in ("bins", "points", "sums"):
+                one, other = getattr(on_device, name), getattr(on_host, name)
+                assert one.dtype == other.dtype
+                np.testing.assert_array_equal(one, other)
