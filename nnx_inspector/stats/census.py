@@ -21,8 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nnx_inspector._compat.configuration import ours
-from nnx_inspector._compat.native import FUNCTIONS, call, serves_here
+from nnx_inspector._compat.native import CENSUS, call, in_the_width, serves_here
 from nnx_inspector._compat.sharding import with_even_axes
 from nnx_inspector.stats.arithmetic import (
     bit_pattern,
@@ -190,8 +189,7 @@ def _on_a_cpu(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
         x = real_values(x)
     kinds = zip((BINS, 3, 3), (np.uint32, exact, sum_dtype(exact)), strict=True)
     out = [jax.ShapeDtypeStruct((*x.shape[:batch_rank], n), dtype) for n, dtype in kinds]
-    how = {"batch_rank": np.int32(batch_rank), "steps": np.array(steps, np.int64)}
-    bins, points, sums = call(FUNCTIONS[0], out, x, **how)
+    bins, points, sums = call(CENSUS, out, x, batch_rank=batch_rank, steps=steps)
     return bins, points, sums
 
 
@@ -444,15 +442,7 @@ _PROGRAMS: Final[dict[str | None, Callable[..., _Raw]]] = {
 
 
 def _program_for(platform: str | None) -> Callable[..., _Raw]:
-    program = _PROGRAMS.get(platform, _PROGRAMS[None])
-
-    def in_its_width(x: jax.Array, **how: Any) -> _Raw:
-        # A program may be lowered where 64 bits are off again.
-        wide = x.dtype.itemsize >= 8 or jax.config.read("jax_enable_x64")
-        with ours(), jax.enable_x64(wide):
-            return program(x, **how)
-
-    return in_its_width
+    return in_the_width(_PROGRAMS.get(platform, _PROGRAMS[None]))
 
 
 for _platform in _PROGRAMS:

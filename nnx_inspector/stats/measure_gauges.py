@@ -7,15 +7,16 @@ says so in its head. What the figures mean is in `gauges`.
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.native import by_rows
 from nnx_inspector._compat.sharding import left_to_the_compiler
 from nnx_inspector.arrays import is_array
 from nnx_inspector.stats.gauges import (
@@ -32,11 +33,6 @@ from nnx_inspector.stats.gauges import (
     UNITS,
 )
 from nnx_inspector.stats.summarize import is_number
-
-
-def _at_once(f: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    """Compiled, so that an eager call is one program; where the array lies is the compiler's."""
-    return jax.jit(functools.wraps(f)(lambda x: left_to_the_compiler(f, x)))
 
 
 def is_gauged(x: Any) -> bool:
@@ -56,12 +52,28 @@ def gauge(x: jax.Array) -> jax.Array:
     """
     if not is_gauged(x):
         return jnp.zeros(LENGTH, jnp.float32)
-    return _gauged(jax.lax.stop_gradient(x))
+    limits = [EXAMPLES, *_shares(x.shape[1:-1], POSITIONS), UNITS]
+    how = {"limit": math.log2(float(jnp.finfo(x.dtype).max)), "steps": _steps(x.shape, limits)}
+    return _at_once(_gauged, _readable(x), **how)
 
 
-def _thinned(x: jax.Array, limits: list[int]) -> jax.Array:
-    """At most so many indices along each axis, evenly spaced from the first."""
-    steps = [-(-n // limit) for n, limit in zip(x.shape, limits, strict=True)]
+def _at_once(f: Callable[..., Any], *arrays: jax.Array, **how: Any) -> jax.Array:
+    """Where the arrays lie is the compiler's, and nothing is differentiated."""
+    measure = lambda arrays: f(*arrays, rows=0, **how)[0]  # noqa: E731
+    return left_to_the_compiler(measure, jax.lax.stop_gradient(arrays))
+
+
+def _readable(x: jax.Array) -> jax.Array:
+    """In a dtype that the functions in C read."""
+    return x if x.dtype.name in ("float32", "float16", "bfloat16") else x.astype(jnp.float32)
+
+
+def _steps(shape: tuple[int, ...], limits: list[int]) -> tuple[int, ...]:
+    """The steps that leave at most so many indices along each axis, the first one always."""
+    return tuple(-(-n // limit) for n, limit in zip(shape, limits, strict=True))
+
+
+def _thinned(x: jax.Array, steps: tuple[int, ...]) -> jax.Array:
     if all(step == 1 for step in steps):
         return x
     return jax.lax.slice(x, (0,) * x.ndim, x.shape, steps)
@@ -82,14 +94,12 @@ def _shares(lengths: tuple[int, ...], most: int) -> list[int]:
         out[i] = min(2 * out[i], lengths[i])
 
 
-@_at_once
-def _gauged(x: jax.Array) -> jax.Array:
+def _gauge_of(x: jax.Array, *, limit: float, steps: tuple[int, ...]) -> list[jax.Array]:
     """See `gauge`. Each reduction is a kernel to compile for each shape: there are as few as can
     be, with several results each.
     """
     units, examples = x.shape[-1], x.shape[0]
-    limits = [EXAMPLES, *_shares(x.shape[1:-1], POSITIONS), UNITS]
-    y = _thinned(x, limits).astype(jnp.float32)
+    y = _thinned(x, steps).astype(jnp.float32)
     looked, positions = y.shape[-1], int(np.prod(y.shape[1:-1]))
     y = y.reshape(y.shape[0], positions, looked)
     rows = y.shape[0] * positions
@@ -126,13 +136,13 @@ def _gauged(x: jax.Array) -> jax.Array:
         "looked": looked,
         "rank": rank if min(centred.shape) > 1 else jnp.nan,
         "positions": positions,
-        "limit": float(np.log2(float(jnp.finfo(x.dtype).max))),
+        "limit": limit,
         "reserved": 0.0,
     }
     head = _in_rows([jnp.asarray(heads[name], jnp.float32) for name in HEAD])
     rest = _in_rows([figures[name] for name in PARTS])
     rest = jnp.pad(rest, ((0, 0), (0, UNITS - looked)), constant_values=jnp.nan)
-    return jnp.concatenate([head, rest.reshape(-1)])
+    return [jnp.concatenate([head, rest.reshape(-1)])]
 
 
 def _in_rows(figures: list[jax.Array]) -> jax.Array:
@@ -198,25 +208,17 @@ def sampled(x: jax.Array, gradient: jax.Array | None = None) -> jax.Array:
     Returns:
         float32[STATE_LENGTH].
     """
-    x = jnp.asarray(x)
-    state = _sampled(jax.lax.stop_gradient(x))
-    if gradient is None:
-        return state
-    return state.at[STATE_HEAD.index("gradient") : STATE_HEAD.index("graded") + 1].set(
-        _norm_of(jax.lax.stop_gradient(gradient))
-    )
+    x = _readable(jnp.asarray(x))
+    x = x.reshape(1) if x.ndim == 0 else x
+    steps = _steps(x.shape, [*_shares(x.shape[:-1], SAMPLE // UNITS), UNITS])
+    state = _at_once(_sampled, x, steps=steps)
+    return state if gradient is None else _at_once(_graded, _readable(gradient), state)
 
 
-@_at_once
-def _sampled(x: jax.Array) -> jax.Array:
-    if x.dtype.itemsize == 8:
-        x = x.astype(jnp.float32)
-    word = {4: jnp.uint32, 2: jnp.uint16, 1: jnp.uint8}[x.dtype.itemsize]
+def _sample_of(x: jax.Array, *, steps: tuple[int, ...]) -> list[jax.Array]:
+    word = {4: jnp.uint32, 2: jnp.uint16}[x.dtype.itemsize]
     bits = jax.lax.bitcast_convert_type(x, word).astype(jnp.uint32).sum(dtype=jnp.uint32)
-    if x.ndim == 0:
-        x = x[None]
-    y = _thinned(x, [*_shares(x.shape[:-1], SAMPLE // UNITS), UNITS]).astype(jnp.float32)
-    y = y.reshape(-1)
+    y = _thinned(x, steps).astype(jnp.float32).reshape(-1)
     first = jnp.stack([
         (bits & 0xFFFF).astype(jnp.float32),
         (bits >> 16).astype(jnp.float32),
@@ -224,16 +226,23 @@ def _sampled(x: jax.Array) -> jax.Array:
         jnp.float32(jnp.nan),
         jnp.float32(jnp.nan),
     ])  # fmt: skip
-    return jnp.concatenate([first, jnp.pad(y, (0, STATE_LENGTH - len(STATE_HEAD) - y.size))])
+    return [jnp.concatenate([first, jnp.pad(y, (0, STATE_LENGTH - len(STATE_HEAD) - y.size))])]
 
 
-@_at_once
-def _norm_of(gradient: jax.Array) -> jax.Array:
+def _graded_of(gradient: jax.Array, state: jax.Array) -> list[jax.Array]:
     g = gradient.astype(jnp.float32)
     largest = jnp.max(jnp.abs(g))
     unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
     norm = jnp.sqrt(jnp.square(g / unit).sum()) * unit
-    return jnp.stack([norm, (g != 0).mean(dtype=jnp.float32)])
+    found = jnp.stack([norm, (g != 0).mean(dtype=jnp.float32)])
+    return [state.at[STATE_HEAD.index("gradient") : STATE_HEAD.index("graded") + 1].set(found)]
+
+
+_WORK: Final = UNITS * (6 + 2 * 3 + 2 * POSITIONS + 4 + UNITS)
+"""The words of memory that the function in C works in: `Sums` in gauges.c."""
+_gauged = by_rows("nnx_inspector_gauge", _gauge_of, attributes=("limit", "steps"), work=_WORK)
+_sampled = by_rows("nnx_inspector_sampled", _sample_of, attributes=("steps",))
+_graded = by_rows("nnx_inspector_graded", _graded_of)
 
 
 @ours()
@@ -252,6 +261,6 @@ def varied(tree: Any, *, each: bool = False) -> jax.Array:
     return state.at[len(STATE_HEAD)].set(differ.astype(jnp.float32))
 
 
-@_at_once
+@jax.jit
 def _differs(x: jax.Array) -> jax.Array:
-    return jnp.any(x != x[:1])
+    return left_to_the_compiler(lambda x: jnp.any(x != x[:1]), x)

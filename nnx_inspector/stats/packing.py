@@ -57,7 +57,7 @@ def pack(s: Summary) -> jax.Array:
     if not jnp.issubdtype(s.points.dtype, jnp.floating):
         raise TypeError(f"only summaries of floats are packed, not of {s.points.dtype}")
     bins = jnp.asarray(s.bins).astype(jnp.uint32)
-    return _packed(bins, jnp.asarray(s.points), jnp.asarray(s.sums))[0]
+    return _packed(bins, jnp.asarray(s.points), jnp.asarray(s.sums), rows=bins.ndim - 1)[0]
 
 
 @ours()
@@ -81,8 +81,10 @@ def unpack(vector: Any) -> Summary:
     length = vector.shape[-1] if vector.ndim else 0
     if length not in _DTYPES:
         raise ValueError(f"a packed summary has {sorted(_DTYPES)} elements, not {length}")
-    read = _words_of if isinstance(vector, np.ndarray) else _unpacked
-    bins, points, sums = read(vector)
+    if isinstance(vector, np.ndarray):
+        bins, points, sums = _fields_of(vector)
+    else:
+        bins, points, sums = _unpacked(vector, rows=vector.ndim - 1)
     return Summary(bins=bins, points=points, sums=sums)
 
 
@@ -97,7 +99,7 @@ def _vector_of(bins: jax.Array, points: jax.Array, sums: jax.Array) -> list[jax.
     return [jnp.concatenate(halves, axis=-1)]
 
 
-def _words_of(vector: Any) -> list[Any]:
+def _fields_of(vector: Any) -> list[Any]:
     xp: Any = np if isinstance(vector, np.ndarray) else jnp
     length = vector.shape[-1]
     float_dtype, middle = _DTYPES[length], 1 + (length - 1) // 2
@@ -123,4 +125,4 @@ def _words(reals: Any) -> Any:
 
 
 _packed = by_rows("nnx_inspector_pack", _vector_of)
-_unpacked = by_rows("nnx_inspector_unpack", _words_of)
+_unpacked = by_rows("nnx_inspector_unpack", _fields_of)

@@ -21,10 +21,10 @@ from browser.view import View
 ROOT = pathlib.Path(__file__).parents[2]
 BUILT = ("widget.js", "widget.css", "stream.js", "layout.js", "page.js", "saved.js", "licenses.txt")
 LIBRARIES = (
-    "census-x86_64-linux.so",
-    "census-aarch64-linux.so",
-    "census-aarch64-macos.dylib",
-    "census-x86_64-windows.dll",
+    "native-x86_64-linux.so",
+    "native-aarch64-linux.so",
+    "native-aarch64-macos.dylib",
+    "native-x86_64-windows.dll",
 )
 STATIC = tuple(f"nnx_inspector/static/{name}" for name in (*BUILT, *LIBRARIES))
 
@@ -88,7 +88,7 @@ def test_the_front_end_is_in_wheel_and_sdist(built: pathlib.Path, wheel: pathlib
     wanted = {
         "pyproject.toml",
         "LICENSE",
-        "nnx_inspector/stats/census.c",
+        "nnx_inspector/stats/native/census.c",
         "js/src/widget.ts",
         "js/build.mjs",
         "README.md",
