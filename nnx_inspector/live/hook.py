@@ -95,7 +95,8 @@ class _Asked:
 
     def __init__(self, watch: Watch, *, begins: bool):
         self._watch, self._begins = watch, begins
-        self.reached: Reached = set()  # filled while the level is traced
+        self.reached: Reached = set()  # both are filled while the level is traced
+        self.unseen: dict[str, str] = {}
 
     def __call__(self) -> tuple[Any, ...]:
         return _safely(
@@ -109,6 +110,7 @@ class _Asked:
             now, turn = session.inbox.turn(id(self))
         if now.setting.active:
             session.ran[id(self.reached)] = self.reached
+        session.unseen.update(self.unseen)  # the session may be later than the trace
         return self._numbers(now.number, turn, now.sampled, now.setting)
 
     def _numbers(self, number: int, turn: int, sampled: bool, setting: Setting) -> tuple[Any, ...]:
@@ -167,12 +169,12 @@ class _Frame:
         watch: Watch,
         level: Any,
         numbers: Sequence[Any],
-        reached: Reached,
+        asked: _Asked,
         *,
         begins: bool,
         seen: bool,
     ):
-        self.begins, self.reached = begins, reached
+        self.begins, self.reached, self.unseen = begins, asked.reached, asked.unseen
         ticket, gate, rows, *data = numbers
         self.level, self.ticket, self.gate, self.rows, self.seen = level, ticket, gate, rows, seen
         self.data: list[list[Any]] = []
@@ -266,7 +268,7 @@ class Watch:
         numbers = ask(asked, avals, (args, kwargs), once=not loops)
         if begins and not loops:
             args, kwargs = _after(numbers[0], args, kwargs)
-        frame = _Frame(self, level, numbers, asked.reached, begins=begins, seen=not loops)
+        frame = _Frame(self, level, numbers, asked, begins=begins, seen=not loops)
         return frame, args, kwargs
 
     @ours()
@@ -314,7 +316,7 @@ class Watch:
         if frame.seen:
             leaves = [self._leaf(frame, key, leaf) for leaf in leaves]
         else:
-            self._unseen(key, IN_A_WHILE_LOOP)
+            self._unseen(frame, key, IN_A_WHILE_LOOP)
         return rebuilt(out, leaves, is_whole)
 
     def _at_places(
@@ -342,6 +344,7 @@ class Watch:
             return on
         if self._in_no_turn(place, frame, site):
             self._unseen(
+                frame,
                 site or "",
                 "its layer cannot be identified here, outside a call of the model, so a "
                 "perturbation of a single layer does not act",
@@ -361,7 +364,8 @@ class Watch:
         # a scan, if there is one, is around the pass, and nothing counts its turns
         return frame.begins and bool(place.rows and dict(self.turns).get(site or ""))
 
-    def _unseen(self, site: str, why: str) -> None:
+    def _unseen(self, frame: _Frame, site: str, why: str) -> None:
+        frame.unseen[site] = why
         found = listeners.get(self.session)
         if found is not None:
             found.unseen[site] = why

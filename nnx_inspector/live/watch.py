@@ -89,7 +89,7 @@ def watch(
     finally:
         session.close()
         recording.detach()
-        if is_over:
+        if is_over and uncalled is None:  # what was called instead is seen in a new trace alone
             free.append(session.number)
         lost = list(losses_of(session))
         for text in (*failed, *(lost if uncalled is None else ())):

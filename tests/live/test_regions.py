@@ -420,6 +420,32 @@ def test_calls_in_a_while_loop_are_warned_of_by_their_names():
     assert {site for site, *_ in recording.passes[0].items()} == {"", "head"}
 
 
+def test_a_later_region_warns_again_of_a_while_loop_and_compiles_nothing():
+    model, forward = Looped(nnx.Rngs(0)), nnx.jit(lambda m, x: m(x))
+    for _ in range(2):
+        with (
+            pytest.warns(nni.InspectorWarning, match="^'inner': it is called inside a while loop"),
+            nni.watch(model, every=1, gradients=False),
+            Compiled() as compiled,
+        ):
+            forward(model, X)
+    assert not compiled.kinds
+    direct = nnx.jit(lambda m, x: m.head(m.inner(x)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with nni.watch(model, every=1, gradients=False):
+            direct(model, X)
+
+
+def test_a_later_region_says_again_what_was_called_instead_of_the_model():
+    model, _ = made()
+    older = nnx.split(model)
+    forward = nnx.jit(lambda state, x: nnx.merge(older[0], state)(x))
+    for _ in range(2):
+        with pytest.warns(nni.InspectorWarning, match="could not be attributed"), nni.watch(model):
+            forward(older[1], X)
+
+
 def test_nothing_is_warned_of_where_all_was_seen():
     model, optimizer = made()
     with warnings.catch_warnings():
