@@ -27,6 +27,7 @@ FUNCTIONS: Final = (
     CENSUS,
     "nnx_inspector_pack",
     "nnx_inspector_unpack",
+    "nnx_inspector_join",
     "nnx_inspector_gauge",
     "nnx_inspector_sampled",
     "nnx_inspector_graded",

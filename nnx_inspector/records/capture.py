@@ -33,11 +33,10 @@ from nnx_inspector.records.backward import (
     numbers_as_arrays,
 )
 from nnx_inspector.records.nan_site import noting_where
+from nnx_inspector.records.packed import Small, Sunk
 from nnx_inspector.records.parameters import Parameter, measure_parameters, updates_of
 from nnx_inspector.records.record import Call, Record
 from nnx_inspector.stats.census import Sample
-from nnx_inspector.stats.packing import unpack
-from nnx_inspector.stats.summary import Summary
 
 
 def _require_model(stage: Staged) -> None:
@@ -221,7 +220,7 @@ class _Passed:
 
     mark: Marked
     seen: Seen
-    gradients: list[Summary | None]
+    gradients: list[Sunk | None]
 
 
 def record_of(
@@ -238,7 +237,7 @@ def record_of(
     for mark, _, here, back in stage.survey.walk(seen, cotangents):
         if here is None:
             continue
-        gradients = [None if g is None else unpack(g) for g in back or [None] * len(mark.avals)]
+        gradients = [None if g is None else Sunk(g) for g in back or [None] * len(mark.avals)]
         passed, site = _Passed(mark, here, gradients), mark.site
         if passed.mark.part != OUTPUT:
             kept = changes if passed.mark.part == CHANGE else waiting
@@ -251,7 +250,7 @@ def record_of(
                 outputs=passed.seen.summaries,
                 inputs=None if entered is None else entered.seen.summaries,
                 gradients=passed.gradients,
-                ran=passed.seen.ran,
+                ran=Small(passed.seen.ran),
                 structure=passed.mark.structure,
                 input_structure=None if entered is None else entered.mark.structure,
                 changed=[change.seen.summaries[0] for change in changed],

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import closest, split_escaped
 from nnx_inspector.records.call import Call, concrete, named_summaries
+from nnx_inspector.records.packed import is_joinable, joined, taken_apart, unpacked
 from nnx_inspector.stats.summary import STATISTICS, Summary, merge
 from nnx_inspector.stats.units import Units, merge_units
 
@@ -189,7 +191,6 @@ class Record(Mapping[str, Entry]):
 
     Attributes:
         unseen: the sites that could not be read, each with the reason.
-        parameters: the model's parameters by path (`"blocks/0/attn/kernel"`), if asked for.
         eager: why the pass ran line by line instead of being traced; `""` if it was traced.
     """
 
@@ -201,10 +202,37 @@ class Record(Mapping[str, Entry]):
         *,
         eager: str = "",
     ):
-        self._calls = {key: tuple(value) for key, value in calls.items()}
         self.unseen = dict(unseen)
-        self.parameters = dict(parameters or {})
         self.eager = eager
+        self._keys = tuple(calls)
+        tree = (tuple(map(tuple, calls.values())), dict(parameters or {}))
+        # It leaves its program as one array: each costs the host time.
+        if is_joinable(tree):
+            self._layout, self._children = joined(tree)
+        else:
+            self._layout, self._children = None, unpacked(tree)
+
+    @property
+    def _held(self) -> tuple[dict[str, tuple[Call, ...]], dict[str, Parameter]]:
+        known = self.__dict__.get("_known")
+        if known is None:
+            tree = self._children
+            if self._layout is not None:
+                tree = taken_apart(self._layout, self._children)
+            calls, parameters = tree
+            known = dict(zip(self._keys, calls, strict=True)), parameters
+            if not any(map(is_tracer, jax.tree.leaves(self._children))):
+                self._known = known  # tracers belong to the trace in which they were cut out
+        return known
+
+    @property
+    def _calls(self) -> dict[str, tuple[Call, ...]]:
+        return self._held[0]
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """The model's parameters by path (`"blocks/0/attn/kernel"`), if asked for."""
+        return self._held[1]
 
     def __getitem__(self, key: str) -> Entry:
         if key in self._calls:
@@ -318,24 +346,23 @@ def figures(summary: Summary | None) -> dict[str, Any]:
 
 
 def _flatten(record: Record) -> tuple[Any, Any]:
-    keys = tuple(record._calls)
-    calls = (record._calls[key] for key in keys)
-    parameters = (record.parameters,) if record.parameters else ()
-    return (*calls, *parameters), (keys, tuple(sorted(record.unseen.items())), record.eager)
+    unseen = tuple(sorted(record.unseen.items()))
+    aux = (record._keys, unseen, record.eager, record._layout)
+    return tuple(record._children), aux
 
 
 def _flatten_with_keys(record: Record) -> tuple[Any, Any]:
     children, aux = _flatten(record)
-    names = [jax.tree_util.DictKey(key) for key in aux[0]]
-    names += [jax.tree_util.GetAttrKey("parameters")] * (len(children) - len(names))
+    first = "words" if record._layout is not None else "calls"
+    rest = [jax.tree_util.SequenceKey(i) for i in range(len(children) - 1)]
+    names = [jax.tree_util.GetAttrKey(first), *rest]
     return tuple(zip(names, children, strict=True)), aux
 
 
 def _unflatten(aux: Any, children: Any) -> Record:
-    keys, unseen, eager = aux
-    made = Record(dict(zip(keys, children, strict=False)), dict(unseen), eager=eager)
-    for parameters in children[len(keys) :]:
-        made.parameters = parameters  # unchecked: jax also fills trees with other objects
+    made = Record.__new__(Record)  # unchecked: jax also fills trees with other objects
+    made._keys, unseen, made.eager, made._layout = aux
+    made.unseen, made._children = dict(unseen), children
     return made
 
 

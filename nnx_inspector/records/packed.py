@@ -1,0 +1,166 @@
+"""A tree of summaries as one array: each array that leaves a program costs the host time.
+
+Arrays are joined by their bits, and cut out again when somebody reads them. A packed cotangent
+stays as it travels until then. Invariant: what was joined comes back bit for bit, with the leading
+axes that a vmap or a scan has added since. Does not know what the summaries are of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnx_inspector._compat import jaxprs, jit
+from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.native import by_rows
+from nnx_inspector.stats.packing import unpack
+from nnx_inspector.stats.summary import Summary
+
+_DTYPES: Final = ("uint32", "int32", "float32", "uint64", "int64", "float64")
+_FIELDS: Final = ("bins", "points", "sums")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sunk:
+    """The packed summary that a sink received, as a leaf of a tree."""
+
+    array: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Small:
+    """An array that is joined too, as a leaf of a tree; others are kept as they are."""
+
+    array: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _Array:
+    """The type of an array, and its first word; it is not among them if that is None."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    at: int | None
+
+    def cut_from(self, words: Any) -> Any:
+        lead, width = words.shape[:-1], self.dtype.itemsize // 4
+        if isinstance(words, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct((*lead, *self.shape), self.dtype)
+        assert self.at is not None
+        piece = words[..., self.at : self.at + math.prod(self.shape) * width]
+        if isinstance(words, np.ndarray):
+            return np.ascontiguousarray(piece).view(self.dtype).reshape((*lead, *self.shape))
+        piece = piece.reshape((*lead, *self.shape, *([width] if width > 1 else [])))
+        with jax.enable_x64(width > 1 or jax.config.read("jax_enable_x64")):
+            return jax.lax.bitcast_convert_type(piece, self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Leaf:
+    """What was a leaf of the tree, by its arrays."""
+
+    kind: type
+    parts: tuple[_Array, ...]
+    opaque: str = ""
+
+    def made_of(self, arrays: Any) -> Any:
+        if self.kind is Summary:
+            return Summary(**dict(zip(_FIELDS, arrays, strict=True)), opaque=self.opaque)
+        return _unpacked(arrays[0]) if self.kind is Sunk else arrays[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a tree was joined; hashable, and equal for equal trees."""
+
+    structure: Any
+    leaves: tuple[_Leaf, ...]
+
+
+def is_joinable(tree: Any) -> bool:
+    """Whether a tree can be joined: not where the devices of a shard_map differ."""
+    leaves = jax.tree.leaves(tree, is_leaf=_is_whole)
+    arrays = [array for leaf in leaves for array in _arrays_of(leaf)]
+    return not any(map(jaxprs.varying_axes, arrays))
+
+
+@ours()
+def joined(tree: Any) -> tuple[Layout, list[Any]]:
+    """A tree of arrays, summaries, `Sunk` and `Small` as a layout, and its arrays.
+
+    Returns:
+        The layout; the words, uint32, and the arrays that are not among them.
+    """
+    leaves, structure = jax.tree.flatten(tree, is_leaf=_is_whole)
+    pieces: list[Any] = []
+    others: list[Any] = []
+    end = 0
+
+    def placed(x: Any, whole: bool) -> _Array:
+        nonlocal end
+        x = jnp.asarray(x)
+        if not whole or x.dtype.name not in _DTYPES:
+            others.append(x)
+            return _Array(x.dtype, x.shape, None)
+        start, end = end, end + x.size * (x.dtype.itemsize // 4)
+        pieces.append(x)
+        return _Array(x.dtype, x.shape, start)
+
+    found: list[_Leaf] = []
+    for leaf in leaves:
+        kind = type(leaf) if _is_whole(leaf) else object
+        parts = tuple(placed(x, _is_whole(leaf)) for x in _arrays_of(leaf))
+        found.append(_Leaf(kind, parts, leaf.opaque if kind is Summary else ""))
+    words = _join(*pieces, rows=0)[0] if pieces else jnp.zeros(0, jnp.uint32)
+    return Layout(structure, tuple(found)), [words, *others]
+
+
+@ours()
+def taken_apart(layout: Layout, arrays: Any) -> Any:
+    """The tree that was joined."""
+    words, *others = arrays
+    if isinstance(words, jax.Array) and not jit.is_tracer(words):
+        words = np.asarray(jax.device_get(words))  # explicit: jax may forbid implicit transfers
+    rest = iter(others)
+    leaves = [
+        leaf.made_of([next(rest) if x.at is None else x.cut_from(words) for x in leaf.parts])
+        for leaf in layout.leaves
+    ]
+    return jax.tree.unflatten(layout.structure, leaves)
+
+
+def unpacked(tree: Any) -> Any:
+    """A tree that is not joined, with a summary for each `Sunk`."""
+
+    def opened(x: Any) -> Any:
+        return unpack(x.array) if isinstance(x, Sunk) else x.array if isinstance(x, Small) else x
+
+    return jax.tree.map(opened, tree, is_leaf=_is_whole)
+
+
+def _is_whole(x: Any) -> bool:
+    return isinstance(x, (Summary, Sunk, Small))
+
+
+def _arrays_of(leaf: Any) -> list[Any]:
+    if isinstance(leaf, Summary):
+        return [getattr(leaf, name) for name in _FIELDS]
+    return [leaf.array] if _is_whole(leaf) else [leaf]
+
+
+def _unpacked(vector: Any) -> Any:
+    shape = isinstance(vector, jax.ShapeDtypeStruct)
+    return jax.eval_shape(unpack, vector) if shape else unpack(vector)
+
+
+def _joined(*arrays: jax.Array) -> list[jax.Array]:
+    words = [jax.lax.bitcast_convert_type(x, jnp.uint32).reshape(-1) for x in arrays]
+    return [jnp.concatenate(words)]
+
+
+_join = by_rows("nnx_inspector_join", _joined)
