@@ -196,5 +196,5 @@ def effect(name: str) -> Any:
 
 def no_tangent(x: Any) -> Any:
     """The tangent of a value that nothing differentiates."""
-    zero: Any = ad.Zero
-    return zero.from_primal_value(x)
+    aval: Any = jax.typeof(x)
+    return ad.Zero(aval.to_tangent_aval())

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 from flax.nnx import graphlib
+from jax.interpreters import ad
 from models import batch, rngs
 
 from nnx_inspector._compat import flax_graphs, flax_linen, interpreter, jaxprs, jit, sources
@@ -189,6 +190,13 @@ def test_the_parameters_of_loops_that_harvest_reads():
     assert {"cond_jaxpr", "body_jaxpr", "cond_nconsts", "body_nconsts"} <= loop.params.keys()
     cond = equation(lambda x: jax.lax.cond(x > 0, lambda x: x, lambda x: -x, x), 1.0, name="cond")
     assert "branches" in cond.params
+
+
+def test_no_tangent_is_the_zero_of_a_value_that_nothing_differentiates():
+    for x, dtype in [(jnp.ones(3), jnp.float32), (jnp.arange(3), jax.dtypes.float0)]:
+        zero = jaxprs.no_tangent(x)
+        assert type(zero) is ad.Zero
+        assert (zero.aval.shape, zero.aval.dtype) == ((3,), dtype)
 
 
 def test_literals_are_told_from_variables():
