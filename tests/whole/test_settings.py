@@ -158,6 +158,15 @@ def flag(name, value):
 
 
 @contextlib.contextmanager
+def transfers_forbidden():
+    """All transfers but those to the host: on a GPU each figure that `USES` reads is one, and the
+    user's own (see limits.md); on a CPU jax never forbids them.
+    """
+    with jax.transfer_guard("disallow"), jax.transfer_guard_device_to_host("allow"):
+        yield
+
+
+@contextlib.contextmanager
 def every_check():
     """All settings that forbid something, at once."""
     with (
@@ -165,7 +174,7 @@ def every_check():
         jax.debug_infs(True),
         jax.numpy_rank_promotion("raise"),
         jax.numpy_dtype_promotion("strict"),
-        jax.transfer_guard("disallow"),
+        transfers_forbidden(),
         jax.legacy_prng_key("error"),
     ):
         yield
@@ -183,7 +192,7 @@ ALIKE = {
     "debug_infs": lambda: jax.debug_infs(True),
     "rank_promotion": lambda: jax.numpy_rank_promotion("raise"),
     "dtype_promotion": lambda: jax.numpy_dtype_promotion("strict"),
-    "transfer_guard": lambda: jax.transfer_guard("disallow"),
+    "transfer_guard": transfers_forbidden,
     "no jit": lambda: jax.disable_jit(True),
     "explain": lambda: jax.explain_cache_misses(True),
     "log": lambda: jax.log_compiles(True),

@@ -263,6 +263,8 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_count_is_within_three_percent_of_xlas(name):
-    model, shape = MODELS[name]()
-    ours = flops(model, batch(*shape))
-    assert math.isclose(ours, xla(model, batch(*shape)), rel_tol=0.03)
+    # XLA's count is of the program that it makes: on a GPU convolutions are calls of a library
+    with jax.default_device(jax.devices("cpu")[0]):
+        model, shape = MODELS[name]()
+        ours = flops(model, batch(*shape))
+        assert math.isclose(ours, xla(model, batch(*shape)), rel_tol=0.03)
