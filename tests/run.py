@@ -2,10 +2,14 @@
 
 Needs Python 3.11 or newer and nothing else: `python3 tests/run.py`. Arguments go to pytest; with
 `--long` the thousands of generated cases run too. Stops at the first check that fails.
+
+`--platform cuda` (or tpu, rocm, ...) runs the tests of numbers on that platform, and nothing else.
+jax's plugin for the platform has to be installed in `.venv` beforehand.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import pathlib
 import runpy
@@ -16,6 +20,48 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+NOT_OF_NUMBERS = ("browser", "package", "screen")
+"""Folders of tests that say the same on every platform."""
+
+
+def asked(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """The platform that was asked for, and the arguments for pytest."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--long", action="store_true", help="all generated cases too")
+    parser.add_argument("--platform", help="run the tests of numbers there: cuda, tpu, ...")
+    options, others = parser.parse_known_args(arguments)
+    marker = ["-m", "long or not long"] if options.long else []
+    if options.platform is None:
+        # a file stays on one core: its fixtures (a JupyterLab, a built wheel) are made once
+        return None, ["-n", "auto", "--dist", "loadfile", "--durations=60", *marker, *others]
+    # one process, because a TPU belongs to one; on a GPU, `-n 4` among the arguments makes it four
+    ignored = [f"--ignore=tests/{folder}" for folder in NOT_OF_NUMBERS]
+    return options.platform, ["-n", "0", *ignored, *marker, *others]
+
+
+def settings(platform: str | None) -> dict[str, str]:
+    """The environment variables of a run on a platform, or on the CPU if none was asked for."""
+    if platform is None:
+        return {"JAX_PLATFORMS": "cpu"}
+    return {
+        "JAX_PLATFORMS": platform if platform == "cpu" else f"{platform},cpu",
+        "JAX_DEFAULT_MATMUL_PRECISION": "highest",  # the tests' oracles are exact, TF32 is not
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # subprocesses of the tests need memory too
+    }
+
+
+def check_platform(platform: str, python: str, env: dict[str, str]) -> None:
+    """Exit with what is missing where jax does not find a device of the platform."""
+    code = f"import jax; print(*(d.device_kind for d in jax.devices({platform!r})), sep=', ')"
+    command = [python, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+        sys.exit(
+            f"jax finds no {platform} device: {reason}\nInstall jax's plugin for the platform into "
+            f"the environment of the tests, for example `{python} -m pip install 'jax[cuda13]'`."
+        )
+    print(f"Running the tests of numbers on {done.stdout.strip()}", flush=True)
 
 
 def run(what: str, *command: str, cwd: pathlib.Path = ROOT, env: dict[str, str]) -> None:
@@ -44,12 +90,18 @@ def node(python: pathlib.Path) -> tuple[pathlib.Path, list[str]]:
 
 
 def main() -> None:
+    platform, arguments = asked(sys.argv[1:])
     setup = runpy.run_path(str(ROOT / "notebooks" / "open.py"))
     python = setup["environment"]("test")
     py, js = str(python), ROOT / "js"
+    env = {**os.environ, **settings(platform)}
+    if platform is not None:
+        check_platform(platform, py, env)
+        run(f"pytest on {platform}", py, "-m", "pytest", *arguments, env=env)
+        return
+
     folder, npm = node(python)
-    path = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PATH": path}
+    env["PATH"] = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
 
     run("ruff", py, "-m", "ruff", "check", ".", env=env)
     run("format", py, "-m", "ruff", "format", "--check", ".", env=env)
@@ -58,13 +110,9 @@ def main() -> None:
     run("npm packages", *npm, "ci", "--ignore-scripts", cwd=js, env=env)
     run("tsc and eslint", *npm, "run", "check", cwd=js, env=env)
     run("vitest", *npm, "test", cwd=js, env=env)
-    arguments = [a for a in sys.argv[1:] if a != "--long"]
-    marker = ["-m", "long or not long"] if "--long" in sys.argv else []
-    # a file stays on one core: its fixtures (a JupyterLab, a built wheel) are made once
-    cores = ["-n", "auto", "--dist", "loadfile", "--durations=60"]
     with tempfile.TemporaryDirectory() as executed:  # the output of the notebooks when they run
         env["NNX_INSPECTOR_EXECUTED"] = executed
-        run("pytest", py, "-m", "pytest", *cores, *marker, *arguments, env=env)
+        run("pytest", py, "-m", "pytest", *arguments, env=env)
         site = ROOT / "dist" / "site"
         shutil.rmtree(site, ignore_errors=True)
         strict = ["-W", "--keep-going", "--quiet", "-d", f"{executed}/doctrees"]
