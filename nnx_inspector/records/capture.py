@@ -220,7 +220,7 @@ class _Passed:
 
     mark: Marked
     seen: Seen
-    gradients: list[Sunk | None]
+    gradients: list[Any]  # a `Sunk` each, which the record unpacks
 
 
 def record_of(
