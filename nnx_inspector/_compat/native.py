@@ -23,8 +23,10 @@ from jax.interpreters import batching, mlir
 from nnx_inspector._compat.configuration import ours
 
 CENSUS: Final = "nnx_inspector_census"
+APPLY: Final = "nnx_inspector_apply"
 FUNCTIONS: Final = (
     CENSUS,
+    APPLY,
     "nnx_inspector_pack",
     "nnx_inspector_unpack",
     "nnx_inspector_join",
@@ -64,11 +66,18 @@ def serves_here() -> bool:
     return jax.device_count() == 1 and has_functions()
 
 
-def call(name: str, out: Sequence[Any], *args: Any, **how: Any) -> list[Any]:
-    """Call a function on arrays, with results of these types, and numbers as its attributes."""
+def call(
+    name: str, out: Sequence[Any], *args: Any, in_place: bool = False, **how: Any
+) -> list[Any]:
+    """Call a function on arrays, with results of these types, and numbers as its attributes.
+
+    If it works in place, its first result lies where its first array lies, which XLA copies before
+    if it is needed afterwards.
+    """
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out]
     attributes = {name: _attribute(value) for name, value in how.items()}
-    return list(jax.ffi.ffi_call(name, types)(*args, **attributes))
+    aliases = {0: 0} if in_place else None
+    return list(jax.ffi.ffi_call(name, types, input_output_aliases=aliases)(*args, **attributes))
 
 
 def _attribute(value: float | tuple[int, ...]) -> Any:

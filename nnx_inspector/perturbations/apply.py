@@ -76,7 +76,7 @@ def at_marks(
 
     def perturb(mark: Marked, values: list[Any], rows: Rows) -> list[Any]:
         if mark.part == OUTPUT and mark.site in index:
-            values = [apply(value, numbers[index[mark.site]]) for value in values]
+            values = [apply(value, numbers, index[mark.site]) for value in values]
         return at_places(mark, values, rows)
 
     return perturb

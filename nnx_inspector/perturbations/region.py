@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,9 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.native import APPLY, call, in_the_width, serves_here
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.intercept import open_layer
 from nnx_inspector.hooks.layers import PERTURBATION, Context, Layer
@@ -102,14 +106,21 @@ def combine(perturbations: Iterable[Live]) -> tuple[float, float]:
 
 
 @ours()
-def apply(x: Any, row: Any) -> Any:
-    """`x` perturbed by a row, float32[2]; keeps shape and dtype. `row` may be traced.
+def apply(x: Any, rows: Any, index: int) -> Any:
+    """`x` perturbed by one of some rows, float32[..., 2]; keeps shape and dtype.
 
-    A scaled integer is rounded towards zero, like a cast.
+    A scaled integer is rounded towards zero, like a cast. The rows may be traced.
     """
     if not is_observable(x):
         return x
-    mode, strength = row[0], row[1]
+    x = jnp.asarray(x)
+    if x.dtype == np.float32 and serves_here():
+        return _apply.bind(x, jnp.asarray(rows), index=index)
+    return _applied(x, rows, index=index)
+
+
+def _applied(x: jax.Array, rows: jax.Array, *, index: int) -> jax.Array:
+    mode, strength = rows[index]
     if jnp.issubdtype(x.dtype, jnp.inexact):
         scaled = x * strength.astype(x.dtype)
     else:
@@ -117,6 +128,44 @@ def apply(x: Any, row: Any) -> Any:
     # The outer choice is between two arrays, so XLA computes the result once. It would repeat a
     # choice between an array and a number in every kernel that reads it, and compile each anew.
     return jnp.where(mode == OFF, x, jnp.where(mode == ZERO, jnp.zeros_like(x), scaled))
+
+
+# On a CPU it is a function in C, which changes the array where it lies, or leaves it alone.
+_apply = Primitive("nnx_inspector_apply")
+_apply.def_impl(jax.jit(_applied, static_argnames="index"))
+_apply.def_abstract_eval(lambda x, rows, *, index: x)
+mlir.register_lowering(_apply, mlir.lower_fun(in_the_width(_applied), multiple_results=False))
+mlir.register_lowering(
+    _apply,
+    mlir.lower_fun(
+        lambda x, rows, *, index: call(APPLY, [x], x, rows, index=index, in_place=True)[0],
+        multiple_results=False,
+    ),
+    platform="cpu",
+)
+
+
+def _apply_jvp(primals: Any, tangents: Any, *, index: int) -> Any:
+    out, (x, rows) = _apply.bind(*primals, index=index), tangents
+    if type(rows) is not ad.Zero:  # differentiated by a strength
+        every = tuple(map(ad.instantiate_zeros, tangents))
+        return jax.jvp(functools.partial(_applied, index=index), primals, every)
+    return out, x if type(x) is ad.Zero else _apply.bind(x, primals[1], index=index)
+
+
+def _apply_transpose(ct: Any, x: Any, rows: Any, *, index: int) -> Any:
+    return ct if type(ct) is ad.Zero else _apply.bind(ct, rows, index=index), None
+
+
+def _apply_batch(args: Any, dims: Any, *, index: int) -> Any:
+    if dims[1] is None:
+        return _apply.bind(*args, index=index), dims[0]
+    return jax.vmap(functools.partial(_applied, index=index), in_axes=dims)(*args), 0
+
+
+ad.primitive_jvps[_apply] = _apply_jvp
+ad.primitive_transposes[_apply] = _apply_transpose
+batching.primitive_batchers[_apply] = _apply_batch
 
 
 def check_applies(perturbation: Live, site: str, output: str) -> None:

@@ -335,7 +335,8 @@ def axes(ragged: Ragged, bins: int, scale: Scale) -> _Floats:
     margin = np.maximum(np.abs(low), np.abs(high)) / 16
     margin = np.where(margin == 0, 0.5, margin)
     largest = sys.float_info.max
-    low, high = np.maximum(low - margin, -largest), np.minimum(high + margin, largest)
+    with np.errstate(over="ignore"):
+        low, high = np.maximum(low - margin, -largest), np.minimum(high + margin, largest)
     edges[narrow] = 2.0 * evenly(low / 2, high / 2, bins)
     return edges
 

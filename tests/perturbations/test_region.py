@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nnx_inspector as nni
+from nnx_inspector.perturbations import region
 from nnx_inspector.perturbations.region import OFF, SCALE, ZERO, apply, check_applies, combine
 from nnx_inspector.program import host as board
 from nnx_inspector.stats.measure_gauges import gauge
@@ -100,32 +101,63 @@ def test_an_exception_inside_leaves_nothing(model):
 
 def test_zero_removes_nan_and_scale_by_zero_does_not():
     x = jnp.array([jnp.nan, jnp.inf, 1.0])
-    assert np.array_equal(apply(x, jnp.array([ZERO, 0.0])), [0.0, 0.0, 0.0])
-    assert np.isnan(apply(x, jnp.array([SCALE, 0.0]))[:2]).all()
+    assert np.array_equal(apply(x, jnp.array([[ZERO, 0.0]]), 0), [0.0, 0.0, 0.0])
+    assert np.isnan(apply(x, jnp.array([[ZERO, 0.0], [SCALE, 0.0]]), 1)[:2]).all()
 
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=8))
 def test_a_row_of_zeros_changes_no_bit(values):
     x = jnp.array(values, jnp.float32)
-    got = apply(x, jnp.zeros(2))
+    got = apply(x, jnp.zeros((1, 2)), 0)
     assert np.array_equal(np.asarray(x).view(np.uint32), np.asarray(got).view(np.uint32))
 
 
-def test_a_perturbed_value_is_made_once():
-    def program(x, row):
-        y = apply(x @ x, row)
+@pytest.mark.parametrize("in_c", [True, False])
+def test_a_perturbed_value_is_made_once(in_c, monkeypatch):
+    monkeypatch.setattr(region, "serves_here", lambda: in_c)
+
+    def program(x, rows):
+        y = apply(x @ x, rows, 0)
         return y @ y, summarize(y), gauge(y)
 
-    compiled = jax.jit(program).lower(jnp.ones((4, 4)), jnp.zeros(2)).compile().as_text()
-    readers = re.findall(r"^[^\n=]*fused[^\n=]*\bf32\[2\][^\n]*\{$", compiled, re.MULTILINE)
+    compiled = jax.jit(program).lower(jnp.ones((4, 4)), jnp.zeros((1, 2))).compile().as_text()
+    fused = r"^[^\n=]*fused[^\n=]*\bf32\[1,2\][^\n]*\{$"
+    called = 'custom_call_target="nnx_inspector_apply"'
+    readers = [*re.findall(fused, compiled, re.MULTILINE), *re.findall(called, compiled)]
     assert len(readers) == 1, readers
+
+
+@pytest.mark.parametrize("row", [[OFF, 0.0], [ZERO, 0.0], [SCALE, -1.5]])
+def test_in_c_it_is_what_it_is_in_jax(row, monkeypatch):
+    x, t = jnp.array([[1.0, -2.0, jnp.inf], [0.1, 3e38, 7.0]]), jnp.linspace(-1.0, 1.0, 6)
+    t, rows = t.reshape(2, 3), jnp.array([[SCALE, 9.0], row])
+
+    def uses(x, rows):
+        return apply(x, rows, 1) + 2 * x  # what is changed in place is needed afterwards
+
+    def everything():
+        of_x = lambda x: uses(x, rows)  # noqa: E731
+        return (
+            jax.jit(uses)(x, rows),
+            jax.jvp(of_x, (x,), (t,)),
+            jax.vjp(of_x, x)[1](t),
+            jax.jvp(lambda rows: uses(x[1], rows), (rows,), (jnp.ones_like(rows),)),
+            jax.vmap(of_x)(x),
+            jax.vmap(uses, in_axes=(None, 0))(x, jnp.stack([rows, 0 * rows])),
+            jax.lax.scan(lambda c, y: (c, apply(y, rows, 1)), 0, x)[1],
+        )
+
+    found = everything()
+    monkeypatch.setattr(region, "serves_here", lambda: False)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(everything()), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.bfloat16, jnp.complex64])
 def test_dtype_and_shape_are_kept(dtype):
     x = jnp.ones((2, 3), dtype)
     for row in ([OFF, 0.0], [ZERO, 0.0], [SCALE, 0.5]):
-        got = apply(x, jnp.array(row))
+        got = apply(x, jnp.array([row]), 0)
         assert (got.dtype, got.shape) == (x.dtype, x.shape)
 
 
