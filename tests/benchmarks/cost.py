@@ -1,26 +1,25 @@
 """The cost of seeing every activation and gradient, beside other tools; one table per model.
 
-    JAX_PLATFORMS=cpu python -m tests.benchmarks.cost [--write] [--rounds N] [--only TEXT] [--tiny]
+    python -m tests.benchmarks.cost [--write] [--rounds N] [--only TEXT] [--tiny]
 
-Within a framework the rows take turns, so that other load affects all; times are medians.
-`--write` puts the tables into notebooks/benchmarks.md and keeps the text below them. The rows of
+Runs on whatever jax finds first: an accelerator, or the CPU (`JAX_PLATFORMS=cpu`). Within a
+framework the rows take turns, so that other load affects all; times are medians. `--write` puts the
+tables into their section of notebooks/benchmarks.md and keeps all other text. The rows of
 PyTorch and torchlens need the `bench` extra. Not a test.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import pathlib
-import platform
-import re
 import statistics
 import time
 
 import jax
 
 from tests.benchmarks.cost_jax import Case, Row, linen_rows, nnx_rows
+from tests.benchmarks.machine import device, machine
 
 PAGE = pathlib.Path(__file__).parents[2] / "notebooks" / "benchmarks.md"
 BELOW = "## What was tried"
@@ -31,6 +30,12 @@ CASES = [
     Case("ResNet, 6 blocks", "ResNet", (16, 3, 2), (32, 32, 32, 3)),
     Case("MLP, 5 layers, d=1024", "MLP", (1024, 5), (256, 1024)),
 ]
+LARGE = [
+    Case("medium: transformer, 8 layers, d=1024, bfloat16", "Transformer", (1024, 8, 32_000),
+         (16, 512), 32_000, half=True),
+    Case("small: transformer, 4 layers, d=512", "Transformer", (512, 4, 32_000), (8, 128), 32_000),
+]  # fmt: skip
+"""Run on accelerators only."""
 TINY = [
     Case("transformer, tiny", "Transformer", (8, 1, 16), (2, 4), 16),
     Case("MLP, tiny", "MLP", (8, 2), (4, 8)),
@@ -61,8 +66,8 @@ def table(rows: list[Row]) -> list[str]:
     """Markdown: ratios to the row that each is measured against."""
     by_label = {row.label: row for row in rows}
     out = [
-        "| | ms | time | compile | memory | result |",
-        "|---|--:|--:|--:|--:|--:|",
+        "| | ms | time | first call | compile | kernels | memory | result | machine |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
     for row in rows:
         base = by_label[row.against]
@@ -70,9 +75,12 @@ def table(rows: list[Row]) -> list[str]:
         ms = f"{1e3 * statistics.median(row.times):.1f}" if row.times else "-"
         cells = [f"**{row.label}**" if bare else row.label, ms]
         cells.append(_ratio(_median(row), _median(base)))
+        cells.append(_ratio(row.first_s, base.first_s))
         cells.append(_ratio(row.compile_s, base.compile_s))
+        cells.append("-" if row.kernels is None else f"{row.kernels}")
         cells.append(_ratio(row.memory, base.memory))
         cells.append("-" if bare or row.result is None else f"{row.result / 1e6:.2f} MB")
+        cells.append(row.machine or device())
         out.append(f"| {' | '.join(cells)} |")
     return out
 
@@ -85,39 +93,10 @@ def _ratio(value: float | None, base: float | None) -> str:
     return "-" if value is None or not base else f"{value / base:.2f}x"
 
 
-def machine() -> str:
-    """The machine by its cores, its processor and the versions; no name, no path."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = pathlib.Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        named = re.search(r"model name\s*: (.*)", cpuinfo.read_text())
-        model = named[1] if named else model
-    versions = []
-    for name in ("jax", "flax", "numpy", "torch", "torchlens"):
-        try:
-            versions.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            versions.append(f"{name} not installed")
-    device = jax.devices()[0]
-    kind = "" if device.platform == "cpu" else f" and {device.device_kind}"
-    return (
-        f"{os.cpu_count()} cores of {model}{kind}, Python {platform.python_version()}, "
-        f"{', '.join(versions)}"
-    )
+SECTION = """## {title}
 
-
-HEAD = """# What it costs
-
-Written by `python -m tests.benchmarks.cost --write` on {machine}; medians of {rounds} rounds in
-which the rows of a framework take turns, batch and sizes as in `tests/benchmarks/cost.py`. Ratios
-are to the bold row above, of the same framework; the milliseconds are those of a shared machine and
-mean nothing alone (load {load:.1f} on {cores} cores when it was written).
-
-*time*: one step, dispatch included. *compile*: CPU time of tracing, lowering and compiling.
-*memory*: the compiled program's temporaries and outputs (`compiled.memory_analysis()`); PyTorch
-has no such figure. *result*: bytes returned besides what the bare step returns. "ours" is
-`nni.value_and_grad` (all activations and their gradients) and `nni.capture` (forward) inside the
-user's own `nnx.jit`, with inputs as well unless it says otherwise.
+Taken by `python -m tests.benchmarks.cost --write` on {machine}; medians of {rounds} rounds, load
+{load:.1f} when it was written.
 """
 
 
@@ -130,10 +109,13 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="tiny models, to see that it runs")
     options = parser.parse_args()
     rounds = max(options.rounds, 3)
+    jax.config.update("jax_enable_compilation_cache", False)  # a program read from disk is not made
     load = os.getloadavg()[0]
-    page = [HEAD.format(machine=machine(), rounds=rounds, load=load, cores=os.cpu_count())]
+    on_cpu = jax.default_backend() == "cpu"
+    title = "On a CPU" if on_cpu else f"On a {jax.default_backend().upper()}"
+    page = [SECTION.format(title=title, machine=machine(), rounds=rounds, load=load)]
     print(page[0])
-    for case in TINY if options.tiny else CASES:
+    for case in TINY if options.tiny else CASES if on_cpu else [*LARGE, *CASES]:
         if options.only not in case.name:
             continue
         torch_rows, lens_rows, missing = other_rows(case)
@@ -141,18 +123,20 @@ def main() -> None:
         for group in groups:  # PyTorch's threads spin for a while and would slow the next row
             take_turns(group, rounds)
         rows = [row for group in groups for row in group]
-        lines = [f"## {case.name}", "", *table(rows), "", missing]
+        lines = [f"### {case.name}", "", *table(rows), "", missing]
         print("\n".join(lines), flush=True)
         page.append("\n".join(lines).rstrip() + "\n")
         if options.write:
             write(page)
 
 
-def write(page: list[str]) -> None:
-    """Put the tables on top of what stands below them."""
-    old = PAGE.read_text() if PAGE.exists() else ""
-    kept = old[old.index(BELOW) :] if BELOW in old else ""
-    PAGE.write_text("\n".join(page) + ("\n" + kept if kept else ""))
+def write(section: list[str]) -> None:
+    """Put the tables in place of those of the same kind of machine, or above what was tried."""
+    heading, old = section[0].partition("\n")[0] + "\n", PAGE.read_text()
+    start = old.find(heading)
+    start = old.index(BELOW) if start < 0 else start
+    end = start if old.startswith(BELOW, start) else old.index("\n## ", start) + 1
+    PAGE.write_text(old[:start] + "\n".join(section) + "\n" + old[end:])
 
 
 if __name__ == "__main__":

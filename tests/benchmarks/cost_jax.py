@@ -14,6 +14,7 @@ from flax import nnx
 
 import nnx_inspector as nni
 from tests.benchmarks import nets, nets_linen
+from tests.benchmarks.kernels import kernels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Case:
     batch: tuple[int, ...]
     tokens: int = 0
     stacked: bool = False
+    half: bool = False
+    """Parameters, and with them activations, are bfloat16."""
 
     def options(self) -> dict[str, Any]:
         """What only the transformers take."""
@@ -49,9 +52,12 @@ class Row:
         against: the row whose figures are 1; its own for a bare step.
         call: runs it once and waits for the result.
         steps: how many steps that is.
+        first_s: seconds from the function to the result of its first call, None likewise.
         compile_s: CPU seconds of tracing, lowering and compiling, None where it does not compile.
+        kernels: how many the compiled program launches.
         memory: bytes of temporaries and outputs of the compiled program.
         result: bytes of what it returns besides the bare step's results.
+        machine: what it ran on, "" for jax's device.
         times: seconds per step, one for each round.
     """
 
@@ -59,9 +65,12 @@ class Row:
     against: str
     call: Callable[[], Any]
     steps: int = 1
+    first_s: float | None = None
     compile_s: float | None = None
+    kernels: int | None = None
     memory: int | None = None
     result: int | None = None
+    machine: str = ""
     times: list[float] = dataclasses.field(default_factory=lambda: list[float]())
 
 
@@ -72,15 +81,32 @@ def size_of(tree: Any) -> int:
 
 def _row(label: str, against: str, f: Any, args: Sequence[Any], extra: Any = None) -> Row:
     """Compile `f` ahead of time; `extra` picks from its result what the bare step has not."""
-    began = time.process_time()
+    began, cpu = time.perf_counter(), time.process_time()
     compiled = f.lower(*args).compile()
-    seconds = time.process_time() - began
+    seconds = time.process_time() - cpu
+    out = jax.block_until_ready(compiled(*args))
+    first = time.perf_counter() - began
     used = compiled.memory_analysis()
     memory = used.temp_size_in_bytes + used.output_size_in_bytes
-    out = jax.block_until_ready(compiled(*args))
     result = 0 if extra is None else size_of(extra(out))
     call = lambda: jax.block_until_ready(compiled(*args))  # noqa: E731
-    return Row(label, against, call, compile_s=seconds, memory=memory, result=result)
+    return Row(
+        label,
+        against,
+        call,
+        first_s=first,
+        compile_s=seconds,
+        kernels=kernels(compiled.as_text()),
+        memory=memory,
+        result=result,
+    )
+
+
+def _in_its_dtype(case: Case, tree: Any) -> Any:
+    if not case.half:
+        return tree
+    half = lambda x: x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x  # noqa: E731
+    return jax.tree.map(half, tree)
 
 
 def _descend(model: nnx.Module, grads: Any) -> None:
@@ -94,7 +120,9 @@ def nnx_rows(case: Case) -> list[Row]:
     x, labels = (jnp.asarray(a) for a in case.data())
 
     def model() -> Any:
-        return make(*case.sizes, **case.options(), rngs=nnx.Rngs(0))
+        made = make(*case.sizes, **case.options(), rngs=nnx.Rngs(0))
+        nnx.update(made, _in_its_dtype(case, nnx.state(made, nnx.Param)))
+        return made
 
     def loss_fn(model: Any, x: Any, labels: Any) -> Any:
         return nets.cross_entropy(model(x), labels)
@@ -192,7 +220,7 @@ def linen_rows(case: Case) -> list[Row]:
     """The rows of Linen."""
     model = getattr(nets_linen, case.maker)(*case.sizes, **case.options())
     x, _ = (jnp.asarray(a) for a in case.data())
-    variables = model.init(jax.random.key(0), x)
+    variables = _in_its_dtype(case, model.init(jax.random.key(0), x))
     kept = [name for name in variables if name != "params"]
 
     def forward(variables: Any, x: Any) -> Any:

@@ -1,6 +1,6 @@
 """The cost of watching and perturbing a user's step: ratios to the bare loop, side by side.
 
-    JAX_PLATFORMS=cpu python -m tests.benchmarks.live [--steps N] [--rounds N] [--widths 128 512]
+    python -m tests.benchmarks.live [--steps N] [--rounds N] [--widths 128 512]
 
 The 4-layer transformer of the cost table, its step jitted by nnx and donated, without a screen.
 Variants take turns within a round; medians of the rounds, of the time that passed and of the CPU
@@ -24,6 +24,7 @@ from flax import nnx
 
 import nnx_inspector as nni
 from tests.benchmarks import nets
+from tests.benchmarks.machine import device
 
 Loop = Callable[[int], Any]
 
@@ -106,15 +107,15 @@ def compare(width: int, steps: int, rounds: int) -> None:
             times[name].append((time.perf_counter() - began[0], time.process_time() - began[1]))
     bare = times["bare"]
     seconds = statistics.median(elapsed for elapsed, _ in bare) / steps
-    print(f"\n| d={width}, {1e3 * seconds:.0f} ms a step | time | CPU time |")
-    print("|---|--:|--:|")
+    print(f"\n| d={width}, {1e3 * seconds:.0f} ms a step | time | CPU time | machine |")
+    print("|---|--:|--:|---|")
     for name, found in times.items():
         pairs = [
             [mine / theirs for mine, theirs in zip(one, of_bare, strict=True)]
             for one, of_bare in zip(found, bare, strict=True)
         ]
         elapsed, cpu = (statistics.median(column) for column in zip(*pairs, strict=True))
-        print(f"| `{name}` | {elapsed:.3f} | {cpu:.3f} |", flush=True)
+        print(f"| `{name}` | {elapsed:.3f} | {cpu:.3f} | {device()} |", flush=True)
 
 
 def main() -> None:

@@ -24,8 +24,8 @@ class Attention(nn.Module):
         size = width // self.heads
         q, k, v = self.qkv(x).reshape(batch, length, self.heads, 3 * size).chunk(3, dim=-1)
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / size**0.5
-        keep = torch.tril(torch.ones(length, length, dtype=torch.bool))
-        scores = torch.where(keep, scores, torch.tensor(-1e9))
+        keep = torch.tril(torch.ones(length, length, dtype=torch.bool, device=x.device))
+        scores = scores.masked_fill(~keep, -1e9)
         mixed = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(dim=-1), v)
         return self.out(mixed.reshape(batch, length, width))
 

@@ -1,6 +1,6 @@
 """Milliseconds of `summarize` beside its rivals, interleaved in one run: a table, not a test.
 
-JAX_PLATFORMS=cpu python tests/benchmarks/summaries.py
+python tests/benchmarks/summaries.py
 """
 
 from __future__ import annotations

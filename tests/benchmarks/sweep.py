@@ -1,6 +1,6 @@
 """The effect of zeroing each of 50 sites: `nni.sweep` against Python loops of separate runs.
 
-    JAX_PLATFORMS=cpu python -m tests.benchmarks.sweep [--rounds N] [--chunks]
+    python -m tests.benchmarks.sweep [--rounds N] [--chunks]
 
 Each row is the whole job, all sites, compiling included where it must compile, and beside it the
 same job once everything is compiled. Rows take turns within a round, caches are cleared between
