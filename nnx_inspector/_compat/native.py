@@ -56,7 +56,7 @@ def has_functions() -> bool:
         for name in FUNCTIONS:
             function = jax.ffi.pycapsule(getattr(library, name))
             jax.ffi.register_ffi_target(name, function, platform="cpu")
-    except (OSError, jax.errors.JaxRuntimeError):
+    except (OSError, AttributeError, jax.errors.JaxRuntimeError):  # an older library, say
         return False
     return True
 
