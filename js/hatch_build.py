@@ -99,6 +99,8 @@ class Part(NamedTuple):
             self.build(self.root, self.sources, pathlib.Path(folder))
             self._static.mkdir(exist_ok=True)
             for name in self.built:
+                # written over, a library would crash the processes that use it
+                (self._static / name).unlink(missing_ok=True)
                 shutil.copyfile(pathlib.Path(folder) / name, self._static / name)
         (self._static / self.stamp).write_text(self._hash() + "\n")
 

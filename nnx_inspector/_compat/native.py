@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector._compat.configuration import ours
 
@@ -27,6 +27,7 @@ APPLY: Final = "nnx_inspector_apply"
 FUNCTIONS: Final = (
     CENSUS,
     APPLY,
+    "nnx_inspector_once",
     "nnx_inspector_pack",
     "nnx_inspector_unpack",
     "nnx_inspector_join",
@@ -152,3 +153,29 @@ def by_rows(
         rule = mlir.lower_fun(in_the_width(chosen), multiple_results=True)
         mlir.register_lowering(primitive, rule, platform=platform_name)
     return primitive.bind
+
+
+_once = Primitive("nnx_inspector_once")
+
+
+def computed_once(x: jax.Array) -> jax.Array:
+    """`x`, for a value that is both measured and passed on.
+
+    XLA for a CPU copies the elementwise operations that make a value into each of its uses, so that
+    a chain of n measured values becomes n**2 operations. Nothing is copied across a call. (XLA
+    removes an `optimization_barrier` before it fuses.)
+    """
+    return _once.bind(x)
+
+
+def _once_on_a_cpu(x: jax.Array) -> jax.Array:
+    return call("nnx_inspector_once", [x], x, in_place=True)[0] if serves_here() else x
+
+
+_once.def_impl(lambda x: x)
+_once.def_abstract_eval(lambda x: x)
+mlir.register_lowering(_once, lambda ctx, x: [x])
+_rule = mlir.lower_fun(in_the_width(_once_on_a_cpu), multiple_results=False)
+mlir.register_lowering(_once, _rule, platform="cpu")
+ad.primitive_jvps[_once] = lambda primals, tangents: (_once.bind(*primals), tangents[0])
+batching.primitive_batchers[_once] = lambda args, dims: (_once.bind(*args), dims[0])

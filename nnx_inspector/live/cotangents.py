@@ -20,6 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.native import computed_once
 from nnx_inspector._compat.sharding import zeros_of
 from nnx_inspector.program.host import tell, tied
 from nnx_inspector.stats.arithmetic import points_dtype
@@ -247,6 +248,7 @@ def _tap_transpose(ct: Any, t: Any, gate: Any, ticket: Any, *sink: Any, host: An
     if type(ct) is ad.Zero:
         return (ct if ad.is_undefined_primal(t) else None), None, None, *[None for _ in sink]
     with ours():
+        ct = computed_once(ct)
         payload = packed_if(gate, jax.lax.stop_gradient(ct))
     if sink and ad.is_undefined_primal(sink[0]):
         return ct, None, None, payload

@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec
 
 from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.native import computed_once
 from nnx_inspector._compat.sharding import a_row_each, counted_once, on_this_mesh, placed, zeros_of
 from nnx_inspector.program.changes import difference
 from nnx_inspector.program.equations import bodies_of
@@ -229,6 +230,9 @@ def _run_mark(
     assert marked is not None
     if marked.part in (OUTPUT, INPUT) and plan.perturb is not None:
         values = plan.perturb(marked, values, plan.rows)
+    keeps = plan.keep.keeps(marked.site, marked.part)
+    if marked.part == OUTPUT and (plan.summarise or keeps):
+        values = [v if memo.get(id(v), (None,))[0] is v else computed_once(v) for v in values]
     summaries: list[Summary] = []
     if plan.summarise:
         for value in [difference(*values[:2])] if marked.part == CHANGE else values:
@@ -237,7 +241,7 @@ def _run_mark(
                 known = memo[id(value)] = (value, summarize(value, sample=plan.sample))
             summaries.append(known[1])
     kept: list[Kept] = []
-    if plan.keep.keeps(marked.site, marked.part):
+    if keeps:
         kept = [
             plan.keep.of(mapped_first(value, mapped), site=marked.site, mapped=len(mapped))
             for value, mapped in zip(values, marked.mapped, strict=True)

@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.native import computed_once
 from nnx_inspector._compat.sharding import counted_once
 from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
@@ -247,6 +248,7 @@ def _tap_transpose(ct: Any, t: Any, sink: Any, *, rows: int, sample: Sample) -> 
     payload = None
     if ad.is_undefined_primal(sink):
         with ours():
+            ct = computed_once(ct)
             payload = pack(summarize(ct, batch_rank=rows, sample=sample))
             payload = counted_once(payload, ct, jaxprs.varying_axes(sink))
     return (ct if ad.is_undefined_primal(t) else None), payload

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +48,36 @@ def test_without_a_library_the_programs_are_jax(
     finally:
         has_functions.cache_clear()
         jax.clear_caches()
+
+
+def test_a_library_without_one_of_the_functions_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native, "FUNCTIONS", (*native.FUNCTIONS, "of_a_later_version"))
+    has_functions.cache_clear()
+    try:
+        assert not has_functions()
+    finally:
+        has_functions.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.complex64, jnp.int8, jnp.bool_])
+def test_what_is_computed_once_is_the_value_itself(dtype: Any) -> None:
+    x = jnp.asarray([[0.0, -0.0, 1.5], [2.0, 3.0, jnp.nan]]).astype(dtype)
+    same = jax.jit(lambda x: (native.computed_once(x), x))  # XLA must not write over the argument
+    for one in (*same(x), jax.jit(jax.vmap(native.computed_once))(x), native.computed_once(x)):
+        assert one.dtype == x.dtype
+        assert np.asarray(one).tobytes() == np.asarray(x).tobytes()
+
+
+def test_what_is_computed_once_is_differentiated_as_the_identity() -> None:
+    def f(x: jax.Array) -> jax.Array:
+        return (native.computed_once(x**3) ** 2).sum()  # x**6
+
+    x = jnp.array([0.5, 2.0])
+    np.testing.assert_allclose(jax.jit(jax.grad(f))(x), 6 * x**5, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.hessian(f))(x), jnp.diag(30 * x**4), rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.jacfwd(f))(x), 6 * x**5, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
