@@ -55,7 +55,7 @@ SAMPLE: Final = 2**16
 _MIDDLE, _LAST = 32, 64
 """Indices that a sample keeps of axes between the first and the last, and of the last one, if there
 are others to leave out."""
-_APART: Final = (ZERO_BIN, MINUS_ZERO_BIN, NAN_BIN, POSINF_BIN, NEGINF_BIN)
+APART: Final = (ZERO_BIN, MINUS_ZERO_BIN, NAN_BIN, POSINF_BIN, NEGINF_BIN)
 """The bins whose counts are exact, in the order in which they are counted."""
 _FEW: Final = 2**12
 _CROWD: Final = 2**20
@@ -205,7 +205,7 @@ def _read_by_kind(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _
         scaled_difference(high, shift, 0.5), scaled_difference(low, shift, 0.5)
     )
     d = scaled_difference(value, _broadcastable(shift, axes), _broadcastable(factor, axes))
-    d = jnp.where(_is_finite(value), d, 0)
+    d = jnp.where(is_finite(value), d, 0)
     sums = jnp.stack([scale, d.sum(axis=axes), (d * d).sum(axis=axes)], axis=-1)
     bins = _whole_bins(_scattered(_bins_of(part), batch_rank), value, part, axes, apart)
     return bins, jnp.stack([low, high, shift], axis=-1), sums
@@ -232,12 +232,12 @@ def _read_once(
     return bins, jnp.stack([low, high, shift], axis=-1), sums
 
 
-def _counters(value: jax.Array) -> tuple[list[jax.Array], list[Any], Callable[[Any, Any], Any]]:
-    """Operands, initial values and reducer for extremes and the counts of `_APART`.
+def counters(value: jax.Array) -> tuple[list[jax.Array], list[Any], Callable[[Any, Any], Any]]:
+    """Operands, initial values and reducer for extremes and the counts of `APART`.
 
     XLA may reorder integers, unlike floats, and hence vectorise them.
     """
-    finite = _is_finite(value)
+    finite = is_finite(value)
     key = ordered_keys(value)
     info = np.iinfo(key.dtype)
     first, last = (np.array(limit, key.dtype) for limit in (info.min, info.max))
@@ -260,7 +260,7 @@ def _counters(value: jax.Array) -> tuple[list[jax.Array], list[Any], Callable[[A
     return operands, initial, combine
 
 
-def _from_counters(
+def from_counters(
     value: jax.Array, found: Any
 ) -> tuple[jax.Array, jax.Array, dict[int, jax.Array]]:
     """The extremes (0 if no value is finite), and the counts by bin."""
@@ -268,12 +268,12 @@ def _from_counters(
     some = low <= high
     ends = [from_keys(end, value.dtype) for end in (low, high)]
     low, high = (jnp.where(some, x, jnp.zeros_like(x)) for x in ends)
-    return low, high, dict(zip(_APART, counts, strict=False))
+    return low, high, dict(zip(APART, counts, strict=False))
 
 
 def _counted(value: jax.Array, axes: _Axes) -> tuple[jax.Array, jax.Array, dict[int, jax.Array]]:
-    operands, initial, combine = _counters(value)
-    return _from_counters(value, lax.reduce(tuple(operands), tuple(initial), combine, axes))
+    operands, initial, combine = counters(value)
+    return from_counters(value, lax.reduce(tuple(operands), tuple(initial), combine, axes))
 
 
 def _counted_and_summed(
@@ -284,11 +284,11 @@ def _counted_and_summed(
     The scale is not known beforehand: each partial sum carries its own, that of its largest value
     (Anderson 2017, "Algorithm 978: Safe scaling in the level 1 BLAS").
     """
-    operands, initial, counted = _counters(value)
+    operands, initial, counted = counters(value)
     half = scaled_difference(value, shift, 0.5)
     bits = bit_pattern(half)
     width, bias = (52, 1023) if half.dtype == np.float64 else (23, 127)
-    exponent = jnp.where(_is_finite(value), (bits & np.iinfo(bits.dtype).max) >> width, 0)
+    exponent = jnp.where(is_finite(value), (bits & np.iinfo(bits.dtype).max) >> width, 0)
     as_float = functools.partial(lax.bitcast_convert_type, new_dtype=half.dtype)
     fraction = (bits & ~infinity_pattern(half.dtype)) | (bias << width)
     fraction = jnp.where(exponent > 0, as_float(fraction), 0)  # from 1 to 2, or 0
@@ -305,7 +305,7 @@ def _counted_and_summed(
     *found, e, sum1, sum2 = lax.reduce((*operands, *sums), (*initial, *none), combine, axes)
     scale = jnp.where(e > 0, as_float(e << width), 0)
     doubled = jnp.stack([scale, 2 * sum1, 4 * sum2], axis=-1)  # they were those of halves
-    return *_from_counters(value, found), doubled
+    return *from_counters(value, found), doubled
 
 
 def _few(x: jax.Array, batch_rank: int) -> jax.Array:
@@ -324,7 +324,7 @@ def _near_mean(value: jax.Array, axes: _Axes, low: jax.Array, high: jax.Array) -
     share = math.ldexp(1.0, -max(n - 1, 1).bit_length())
     origin = jnp.zeros_like(low) if is_floating(value) else low
     shares = scaled_difference(value, _broadcastable(origin, axes), jnp.asarray(share, real))
-    finite = _is_finite(value)
+    finite = is_finite(value)
     zero = np.array(0, real)
     total, many = lax.reduce(
         (jnp.where(finite, shares, 0), finite.astype(real)),
@@ -340,7 +340,7 @@ def _broadcastable(figure: jax.Array, axes: _Axes) -> jax.Array:
     return lax.expand_dims(figure, axes)
 
 
-def _is_finite(value: jax.Array) -> jax.Array:
+def is_finite(value: jax.Array) -> jax.Array:
     if not is_floating(value):
         return jnp.ones(value.shape, bool)
     bits = bit_pattern(value)
@@ -366,7 +366,7 @@ def _bins_of(value: jax.Array) -> jax.Array:
 def _whole_bins(
     bins: jax.Array, value: jax.Array, part: jax.Array, axes: _Axes, apart: dict[int, jax.Array]
 ) -> jax.Array:
-    """The bins of a part, with the exact counts of `_APART`, and of what no bin has counted."""
+    """The bins of a part, with the exact counts of `APART`, and of what no bin has counted."""
     if part.shape == value.shape:
         return bins
     n, m = (math.prod(x.shape[axis] for axis in axes) for x in (value, part))

@@ -21,19 +21,16 @@ from jax import lax
 
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector.stats.arithmetic import (
-    bit_pattern,
     extremes_of,
-    from_keys,
-    infinity_pattern,
     is_floating,
     moved_shift,
-    ordered_keys,
     points_dtype,
     real_values,
     scale_for,
     scaled_difference,
     sum_dtype,
 )
+from nnx_inspector.stats.census import APART, counters, from_counters, is_finite
 from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2
 from nnx_inspector.stats.summarize import as_array, in_words, is_number, is_token
 
@@ -351,32 +348,21 @@ def _measured(x: jax.Array, axis: int) -> Units:
     share = math.ldexp(1.0, -max(n - 1, 1).bit_length())
     first = value[tuple(slice(None) if a == axis else 0 for a in range(x.ndim))]
     origin = jnp.zeros_like(first) if floating else first
-    key = ordered_keys(value)
-    info = np.iinfo(key.dtype)
-    least, most = (np.array(limit, key.dtype) for limit in (info.min, info.max))
-    if floating:
-        bits, infinity = bit_pattern(value), infinity_pattern(value.dtype)
-        magnitude = bits & np.iinfo(bits.dtype).max
-        finite = magnitude < infinity
-        counted = [magnitude == 0, magnitude > infinity, bits == infinity]
-        counted.append((magnitude == infinity) & (bits < 0))
-    else:
-        finite, counted = jnp.ones(value.shape, bool), [value == 0]
+    finite, (kinds, initial, counted) = is_finite(value), counters(value)
     shares = scaled_difference(value, _along(origin, axis, x.ndim), jnp.asarray(share, real))
-    *counts, low, high, total = _reduced(
-        (
-            *((c.astype(jnp.uint32), np.uint32(0), jnp.add) for c in counted),
-            (jnp.where(finite, key, most), most, jnp.minimum),
-            (jnp.where(finite, key, least), least, jnp.maximum),
-            (jnp.where(finite, shares, 0), np.zeros((), real), jnp.add),
-        ),
-        axis,
-    )
-    counts += [jnp.zeros_like(counts[0])] * (NEGINF + 1 - len(counts))
-    counts.append(np.uint32(min(n, _LARGEST)) - counts[NAN] - counts[POSINF] - counts[NEGINF])
+
+    def counted_and_added(a: Any, b: Any) -> Any:
+        return *counted(a[:-1], b[:-1]), a[-1] + b[-1]
+
+    nothing = np.zeros((), real)
+    operands, initial = [*kinds, jnp.where(finite, shares, 0)], [*initial, nothing]
+    *found, total = _reduced(operands, initial, counted_and_added, axis)
+    low, high, apart = from_counters(value, found)
+    none = jnp.zeros_like(apart[APART[0]])
+    zeros, negative, *others = (apart.get(kind, none) for kind in APART)
+    most = np.uint32(min(n, _LARGEST))
+    counts = [zeros + negative, *others, most - others[0] - others[1] - others[2]]
     many = counts[FINITE].astype(real)
-    low, high = from_keys(low, value.dtype), from_keys(high, value.dtype)
-    low, high = (jnp.where(many > 0, end, jnp.zeros_like(end)) for end in (low, high))
     shift = moved_shift(origin, total * (1 / (share * jnp.maximum(many, 1))), low, high)
     scale, factor = scale_for(
         scaled_difference(high, shift, 0.5), scaled_difference(low, shift, 0.5)
@@ -384,8 +370,8 @@ def _measured(x: jax.Array, axis: int) -> Units:
     # Pass 2: sums about the shift.
     about, unit = (_along(v, axis, x.ndim) for v in (shift, factor))
     d = jnp.where(finite, scaled_difference(value, about, unit), 0)
-    nothing = np.zeros((), real)
-    ones, twos = _reduced(((d, nothing, jnp.add), (d * d, nothing, jnp.add)), axis)
+    add = lambda a, b: (a[0] + b[0], a[1] + b[1])  # noqa: E731
+    ones, twos = _reduced([d, d * d], [nothing] * 2, add, axis)
     return Units(
         counts=jnp.stack(counts),
         points=jnp.stack([low, high, shift]),
@@ -398,30 +384,25 @@ def _along(figure: jax.Array, axis: int, rank: int) -> jax.Array:
     return lax.expand_dims(figure, [a for a in range(rank) if a != axis])
 
 
-_Operand = tuple[jax.Array, Any, Callable[[Any, Any], Any]]
-
-
-def _reduced(operands: Sequence[_Operand], axis: int) -> tuple[Any, ...]:
-    """Each of (values, neutral element, operation) reduced to its units, in one loop.
+def _reduced(
+    values: Sequence[jax.Array], initial: Sequence[Any], combine: Callable[..., Any], axis: int
+) -> list[jax.Array]:
+    """All values reduced to their units together, as by `lax.reduce`.
 
     The axes are reduced one by one, because a sharded array could not be flattened in place.
     """
-    values = [value for value, _, _ in operands]
     for other in reversed([a for a in range(values[0].ndim) if a != axis]):
-        again = [(v, *rest) for v, (_, *rest) in zip(values, operands, strict=True)]
-        values = _without(again, other)  # type: ignore[arg-type]
-    return tuple(values)
+        values = _without(values, initial, combine, other)
+    return list(values)
 
 
-def _without(operands: Sequence[_Operand], axis: int) -> list[Any]:
-    """Each operand reduced over one axis: in chunks, whose results are reduced in the same way."""
-    values, neutral, operations = (list(column) for column in zip(*operands, strict=True))
+def _without(
+    values: Sequence[jax.Array], initial: Sequence[Any], combine: Callable[..., Any], axis: int
+) -> list[jax.Array]:
+    """The values reduced over one axis: in chunks, whose results are reduced in the same way."""
 
-    def combine(a: Any, b: Any) -> Any:
-        return tuple(f(x, y) for f, x, y in zip(operations, a, b, strict=True))
-
-    def reduce(values: Sequence[Any], axis: int) -> list[Any]:
-        return list(lax.reduce(tuple(values), tuple(neutral), combine, (axis,)))
+    def reduce(values: Sequence[jax.Array], axis: int) -> list[jax.Array]:
+        return list(lax.reduce(tuple(values), tuple(initial), combine, (axis,)))
 
     length = values[0].shape[axis]
     if length <= 2 * _CHUNK:
@@ -438,8 +419,7 @@ def _without(operands: Sequence[_Operand], axis: int) -> list[Any]:
         rest = reduce([lax.slice_in_dim(v, many * _CHUNK, length, axis=axis) for v in values], axis)
         joined = zip(parts, rest, strict=True)
         parts = [jnp.concatenate([a, jnp.expand_dims(b, axis)], axis=axis) for a, b in joined]
-    again = zip(parts, neutral, operations, strict=True)
-    return _without(list(again), axis)
+    return _without(parts, initial, combine, axis)
 
 
 @jax.jit
