@@ -19,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
+from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import ours
 
 CENSUS: Final = "nnx_inspector_census"
@@ -132,7 +134,16 @@ def by_rows(
 
     def types(*args: Any, **how: Any) -> list[Any]:
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args]
-        return [jax.typeof(x) for x in jax.eval_shape(lowered(**how), *shapes)]
+        like = max(args, key=lambda x: len(jaxprs.varying_axes(x)))  # within a shard_map
+        return [
+            like.update(
+                shape=x.shape,
+                dtype=x.dtype,
+                weak_type=False,
+                sharding=NamedSharding(like.sharding.mesh, PartitionSpec(*[None] * len(x.shape))),
+            )
+            for x in jax.eval_shape(lowered(**how), *shapes)
+        ]
 
     def lowered(**how: Any) -> Callable[..., Any]:
         return functools.partial(in_the_width(of_all_rows), **how)

@@ -206,8 +206,8 @@ class Record(Mapping[str, Entry]):
         self.eager = eager
         self._keys = tuple(calls)
         tree = (tuple(map(tuple, calls.values())), dict(parameters or {}))
-        # It leaves its program as one array: each costs the host time.
-        if is_joinable(tree):
+        # It leaves its program as one array, because each costs the host time.
+        if not eager and is_joinable(tree):
             self._layout, self._children = joined(tree)
         else:
             self._layout, self._children = None, unpacked(tree)

@@ -195,8 +195,6 @@ def _on_a_cpu(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
 
 def _read_by_kind(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
     """On several CPUs: integers in one reduction, sums in others, so that each is vectorised."""
-    # Otherwise XLA would recompute x in each reduction, and compile it anew for each.
-    x = lax.optimization_barrier(x)
     value, part = real_values(x), real_values(_part(x, batch_rank, steps))
     axes = tuple(range(batch_rank, x.ndim))
     low, high, apart = _counted(value, axes)
