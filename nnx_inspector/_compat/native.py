@@ -100,6 +100,26 @@ def in_the_width(program: Callable[..., Any]) -> Callable[..., Any]:
     return lowered
 
 
+def lower_for_a_cpu(
+    primitive: Primitive, program: Callable[..., Any], in_c: Callable[..., Any]
+) -> None:
+    """Lower a primitive for a CPU as `in_c`, which calls the functions, where they can be called.
+
+    `program` is lowered where there are several devices or no library, and for `jax.export`, whose
+    result goes to processes that do not know the functions.
+    """
+    several = primitive.multiple_results
+    with_c, without = (
+        mlir.lower_fun(in_the_width(f), multiple_results=several) for f in (in_c, program)
+    )
+
+    def rule(ctx: Any, *args: Any, **how: Any) -> Any:
+        exported = ctx.module_context.lowering_parameters.for_export
+        return (with_c if serves_here() and not exported else without)(ctx, *args, **how)
+
+    mlir.register_lowering(primitive, rule, platform="cpu")
+
+
 def by_rows(
     name: str,
     program: Callable[..., Sequence[jax.Array]],
@@ -125,9 +145,7 @@ def by_rows(
             one = jax.vmap(one)
         return one(*args)
 
-    def on_a_cpu(*args: Any, **how: Any) -> Sequence[jax.Array]:
-        if not serves_here():
-            return of_all_rows(*args, **how)
+    def in_c(*args: Any, **how: Any) -> Sequence[jax.Array]:
         out = list(jax.eval_shape(functools.partial(of_all_rows, **how), *args))
         memory = [jax.ShapeDtypeStruct((work,), np.uint32)] if work else []
         return call(name, [*out, *memory], *args, **how)[: len(out)]
@@ -160,9 +178,9 @@ def by_rows(
     primitive.def_impl(jax.jit(primitive.bind, static_argnames=("rows", *attributes)))
     primitive.def_abstract_eval(types)
     batching.primitive_batchers[primitive] = batched
-    for platform_name, chosen in ((None, of_all_rows), ("cpu", on_a_cpu)):
-        rule = mlir.lower_fun(in_the_width(chosen), multiple_results=True)
-        mlir.register_lowering(primitive, rule, platform=platform_name)
+    everywhere = mlir.lower_fun(in_the_width(of_all_rows), multiple_results=True)
+    mlir.register_lowering(primitive, everywhere)
+    lower_for_a_cpu(primitive, of_all_rows, in_c)
     return primitive.bind
 
 
@@ -179,14 +197,9 @@ def computed_once(x: jax.Array) -> jax.Array:
     return _once.bind(x)
 
 
-def _once_on_a_cpu(x: jax.Array) -> jax.Array:
-    return call("nnx_inspector_once", [x], x, in_place=True)[0] if serves_here() else x
-
-
 _once.def_impl(lambda x: x)
 _once.def_abstract_eval(lambda x: x)
 mlir.register_lowering(_once, lambda ctx, x: [x])
-_rule = mlir.lower_fun(in_the_width(_once_on_a_cpu), multiple_results=False)
-mlir.register_lowering(_once, _rule, platform="cpu")
+lower_for_a_cpu(_once, lambda x: x, lambda x: call("nnx_inspector_once", [x], x, in_place=True)[0])
 ad.primitive_jvps[_once] = lambda primals, tangents: (_once.bind(*primals), tangents[0])
 batching.primitive_batchers[_once] = lambda args, dims: (_once.bind(*args), dims[0])

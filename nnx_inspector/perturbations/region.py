@@ -24,7 +24,7 @@ from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import ours
-from nnx_inspector._compat.native import APPLY, call, in_the_width, serves_here
+from nnx_inspector._compat.native import APPLY, call, in_the_width, lower_for_a_cpu, serves_here
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.intercept import open_layer
 from nnx_inspector.hooks.layers import PERTURBATION, Context, Layer
@@ -135,13 +135,8 @@ _apply = Primitive("nnx_inspector_apply")
 _apply.def_impl(jax.jit(_applied, static_argnames="index"))
 _apply.def_abstract_eval(lambda x, rows, *, index: x)
 mlir.register_lowering(_apply, mlir.lower_fun(in_the_width(_applied), multiple_results=False))
-mlir.register_lowering(
-    _apply,
-    mlir.lower_fun(
-        lambda x, rows, *, index: call(APPLY, [x], x, rows, index=index, in_place=True)[0],
-        multiple_results=False,
-    ),
-    platform="cpu",
+lower_for_a_cpu(
+    _apply, _applied, lambda x, rows, **how: call(APPLY, [x], x, rows, in_place=True, **how)[0]
 )
 
 

@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nnx_inspector._compat.native import CENSUS, call, in_the_width, serves_here
+from nnx_inspector._compat.native import CENSUS, call, in_the_width, lower_for_a_cpu, serves_here
 from nnx_inspector._compat.sharding import with_even_axes
 from nnx_inspector.stats.arithmetic import (
     bit_pattern,
@@ -443,6 +443,7 @@ def _program_for(platform: str | None) -> Callable[..., _Raw]:
     return in_the_width(_PROGRAMS.get(platform, _PROGRAMS[None]))
 
 
-for _platform in _PROGRAMS:
+lower_for_a_cpu(_census, _read_by_kind, _on_a_cpu)
+for _platform in (None, "tpu"):
     _lowered = mlir.lower_fun(_program_for(_platform), multiple_results=True)
     mlir.register_lowering(_census, _lowered, platform=_platform)

@@ -12,6 +12,8 @@ import pytest
 
 from nnx_inspector._compat import native
 from nnx_inspector._compat.native import has_functions, serves_here
+from nnx_inspector.perturbations.region import SCALE, apply
+from nnx_inspector.stats.measure_gauges import gauge
 from nnx_inspector.stats.packing import pack, unpack
 from nnx_inspector.stats.summarize import summarize
 
@@ -95,3 +97,16 @@ def test_it_packs_and_unpacks_as_jax_does(dtype: type) -> None:
                 one, other = getattr(on_device, name), getattr(on_host, name)
                 assert one.dtype == other.dtype
                 np.testing.assert_array_equal(one, other)
+
+
+def test_what_is_exported_calls_no_function_of_ours() -> None:
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32))
+
+    def measured(x: jax.Array) -> list[jax.Array]:
+        x = apply(native.computed_once(x), jnp.array([[SCALE, 2.0]]), 0)
+        return [x, unpack(pack(summarize(x))).bins, gauge(x)]
+
+    exported = jax.export.export(jax.jit(measured))(x)
+    assert "@nnx_inspector_" not in exported.mlir_module()
+    for one, other in zip(exported.call(x), jax.jit(measured)(x), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
