@@ -109,10 +109,13 @@ def test_units_masks_and_a_sweep_in_a_running_notebook(lab: Lab):
         compiled = view.number("nni-compilations")
         strip.focus()
         strip.press("Home")
-        strip.press("Space")
-        view.wait("nni-units-off", "value === 2")
-        view.wait("nni-metric-loss", "Math.abs(value - arg) > 1e-3", _zeroed())
-        assert view.number("nni-compilations") == compiled
+        for off in (2, 3, 2):
+            strip.press("Space")
+            view.wait("nni-units-off", "value === arg", off)
+            sign = ">" if off == 2 else "<"
+            view.wait("nni-metric-loss", f"Math.abs(value - arg) {sign} 1e-3", _zeroed())
+        # one program may still have been under way; a change that compiles would add three
+        assert view.number("nni-compilations") <= compiled + 1
 
         # a sweep beside the training
         view.part("nni-tab-sweep").click()

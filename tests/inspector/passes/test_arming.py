@@ -379,6 +379,7 @@ def test_a_dropped_inspector_is_freed_while_something_is_compiled():
     insp = nni.Inspector(Net(nnx.Rngs(0), let_go), X, display=False)
     insp.perturb("a", nni.Mask(UNITS))
     arming, alive = insp._rerun._arming, weakref.ref(insp._core)
+    insp._diagnosing.wait()  # a thread that reads it keeps it alive meanwhile
     del insp
     gc.collect()
     assert alive() is None
