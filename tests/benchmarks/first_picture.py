@@ -88,22 +88,15 @@ def first_step(name: str, *, inspected: bool) -> dict[str, float]:
     model, x, y = MODELS[name]()
     optimizer = nnx.Optimizer(model, optax.adam(1e-4), wrt=nnx.Param)
 
-    @nnx.jit
-    def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
-        loss_fn = lambda model: nets.cross_entropy(model(x), y)  # noqa: E731
-        loss, grads = nnx.value_and_grad(loss_fn)(model)
-        optimizer.update(model, grads)
-        return loss
-
     jax.block_until_ready((x, y, nnx.state(model)))
     began = time.perf_counter()
     if not inspected:
-        jax.block_until_ready(step(model, optimizer, x, y))
+        jax.block_until_ready(nets.train_step(model, optimizer, x, y))
         return {"bare": time.perf_counter() - began}
     inspector = nni.Inspector(model, x, display=False)
     made = time.perf_counter()
     for _ in inspector.watch(range(1), every=1):
-        jax.block_until_ready(step(model, optimizer, x, y))
+        jax.block_until_ready(nets.train_step(model, optimizer, x, y))
     return {"made": made - began, "watched": time.perf_counter() - made}
 
 

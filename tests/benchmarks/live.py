@@ -39,15 +39,8 @@ def loops(width: int) -> dict[str, Loop]:
     half = inspector.perturb("blocks/1/mlp", nni.Scale(0.5))
     half.enabled = False
 
-    @nnx.jit
-    def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
-        loss_fn = lambda model: nets.cross_entropy(model(x), y)  # noqa: E731
-        loss, grads = nnx.value_and_grad(loss_fn)(model)
-        optimizer.update(model, grads)
-        return loss
-
     def train() -> Any:
-        return step(model, optimizer, x, y)
+        return nets.train_step(model, optimizer, x, y)
 
     def bare(steps: int) -> Any:
         for _ in range(steps):

@@ -146,3 +146,12 @@ def cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Array:
     """The mean negative log probability of the labels."""
     chosen = jnp.take_along_axis(jax.nn.log_softmax(scores), labels[..., None], axis=-1)
     return -chosen.mean()
+
+
+@nnx.jit
+def train_step(model: nnx.Module, optimizer: nnx.Optimizer[Any], x: Any, labels: Any) -> jax.Array:
+    """A user's step: the loss, and an update of the model."""
+    loss_fn = lambda model: cross_entropy(model(x), labels)  # noqa: E731
+    loss, grads = nnx.value_and_grad(loss_fn)(model)
+    optimizer.update(model, grads)
+    return loss
