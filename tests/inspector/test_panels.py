@@ -165,12 +165,14 @@ def test_the_message_of_units_counts_the_values_of_its_own_pass(insp):
 def test_units_are_compiled_once_a_site_and_a_mask_that_changes_compiles_nothing(insp):
     handle = insp.perturb("up", nni.Mask.without([0], units=7))
     assert insp.units("up").dead.tolist() == [True, *[False] * 6]
+    insp._rerun._arming.wait()  # the perturbed program, compiled for the next run
+    insp._diagnosing.wait()
     with Compiled() as compiled:
         handle.perturbation = nni.Mask.without([1, 3], units=7)
         assert insp.units("up").dead.tolist() == [False, True, False, True, False, False, False]
         handle.enabled = False
         assert not insp.units("up").dead.any()
-    assert compiled.kinds == []
+    assert compiled.kinds == [], compiled.threads
 
 
 def test_units_of_one_layer_of_a_stack_and_of_all():
