@@ -89,7 +89,8 @@ def watch(
     finally:
         session.close()
         recording.detach()
-        if is_over and uncalled is None:  # what was called instead is seen in a new trace alone
+        # other calls, of a twin say, are seen in a new trace alone: a later region must trace again
+        if is_over and not session.unattributed:
             free.append(session.number)
         lost = list(losses_of(session))
         for text in (*failed, *(lost if uncalled is None else ())):

@@ -446,6 +446,28 @@ def test_a_later_region_says_again_what_was_called_instead_of_the_model():
             forward(older[1], X)
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_each_region_tells_of_a_twin_that_is_called_beside_the_model(apart):
+    (model, _), (twin, _) = made(), made()
+    both = nnx.jit(lambda model, twin, x: (model(x) - twin(x)) ** 2)
+    alone = nnx.jit(lambda model, x: model(x))
+    for calls_twin in (True, True, False, True, False):
+        with warnings.catch_warnings(record=True) as told, nni.watch(model, every=1) as recording:
+            warnings.simplefilter("always")
+            if calls_twin and not apart:
+                both(model, twin, X)
+            else:
+                alone(model, X)
+            if calls_twin and apart:
+                alone(twin, X)
+        assert len(recording.passes) == 1
+        assert len(told) == 2 * calls_twin  # one for each type of its modules
+        assert all("could not be attributed" in str(one.message) for one in told)
+    with Compiled() as compiled, nni.watch(model, every=1):
+        alone(model, X)
+    assert not compiled.kinds
+
+
 def test_nothing_is_warned_of_where_all_was_seen():
     model, optimizer = made()
     with warnings.catch_warnings():
