@@ -1,18 +1,22 @@
 """Plotly figures of a recording: one site's distribution now and over the steps.
 
-Invariant: every number drawn comes from a Summary or the recording's history; nothing is smoothed,
-and a pass that did not measure is a gap. Does not measure anything and imports no jax.
+Each step has one column, that of its newest unperturbed pass. Perturbed passes alone do not change
+a scale, and are marked. The colours suit a light and a dark page: the figure has no background.
+
+Invariant: every number drawn comes from a Summary; nothing is smoothed, and a step that was not
+measured is a gap. Does not measure anything and imports no jax.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import math
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.recordings.history import HISTORY_QUANTILES, HistoryArrays
-from nnx_inspector.recordings.passes import Quantity
+from nnx_inspector.recordings.history import HISTORY_QUANTILES, HistoryArrays, history_of
+from nnx_inspector.recordings.passes import Pass, Quantity
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.bins import Scale
 from nnx_inspector.stats.summary import Summary
@@ -25,8 +29,23 @@ _COLOURS: Final = {"output": "31, 119, 180", "gradient": "214, 39, 40", "input":
 _BANDS: Final = ((0, 6), (1, 5), (2, 4))
 _MEDIAN: Final = 3
 _SYMLOG: Final = "value (symmetric log)"
+_INK, _GRID = "#777777", "rgba(128, 128, 128, 0.25)"  # readable on white and on black
+_COLUMNS: Final = 300
+_TICKS: Final = 9
 
 _Floats = npt.NDArray[np.float64]
+
+
+class _Steps(NamedTuple):
+    """The history of a site with one column for each step."""
+
+    history: HistoryArrays
+    perturbed: npt.NDArray[np.bool_]
+
+    @property
+    def spanned(self) -> npt.NDArray[np.bool_]:
+        """The columns that the scales span: the unperturbed ones, if there are any."""
+        return ~self.perturbed if not self.perturbed.all() else self.perturbed
 
 
 def figure(
@@ -35,7 +54,8 @@ def figure(
     """Draw one site: a histogram of the newest pass, a heatmap and percentile bands over the steps.
 
     The output is drawn with a histogram of its gradient, if one was measured. The intervals of a
-    histogram are equally wide on the chosen axis; the height is the number of elements.
+    histogram are equally wide on the chosen axis; the height is the number of elements. Over the
+    steps, a triangle marks a step that was measured only with a perturbation.
 
     Args:
         recording: the recording to draw.
@@ -63,16 +83,16 @@ def figure(
         raise ValueError(f"scale must be 'symlog' or 'linear', got {scale!r}.")
     newest = _newest(recording, site, quantity)
     gradient = _newest_or_none(recording, site, "gradient") if quantity == "output" else None
-    history = recording.history(site, quantity)
+    steps = _steps(recording, site, quantity)
     panels = [(quantity, *newest)] + ([("gradient", *gradient)] if gradient else [])
-    titles = [_title(name, step, summary) for name, step, summary in panels]
+    titles = [_title(name, item, summary) for name, item, summary in panels]
     titles += [f"{quantity} over the steps", f"percentiles of the {quantity}"]
 
     drawn = _subplots(titles)
     for row, (name, _, summary) in enumerate(panels, 1):
         _histogram(drawn, go, row, name, summary, scale)
-    _heatmap(drawn, go, len(panels) + 1, history)
-    _bands(drawn, go, len(panels) + 2, history, quantity)
+    _heatmap(drawn, go, len(panels) + 1, steps)
+    _bands(drawn, go, len(panels) + 2, steps, quantity)
     label = site or "the model"
     gone = f" ({recording.thinned} older passes thinned out)" if recording.thinned else ""
     drawn.update_layout(
@@ -80,11 +100,31 @@ def figure(
         height=260 * len(titles) + 80,
         bargap=0,
         showlegend=False,
+        font={"color": _INK},
+        paper_bgcolor="rgba(0, 0, 0, 0)",
+        plot_bgcolor="rgba(0, 0, 0, 0)",
     )
+    for axes in (drawn.update_xaxes, drawn.update_yaxes):
+        axes(gridcolor=_GRID, zeroline=False, linecolor=_GRID)
     return drawn
 
 
-def _newest(recording: Recording, site: str, quantity: Quantity) -> tuple[int, Summary]:
+def _steps(recording: Recording, site: str, quantity: Quantity) -> _Steps:
+    """The newest unperturbed pass of each step, or the newest if all of them were perturbed."""
+    found: dict[int, tuple[bool, bytes]] = {}
+    for item in recording.passes:
+        at = item.layout.at.get((site, quantity))
+        if at is not None and (not item.perturbed or found.get(item.step, (True,))[0]):
+            found[item.step] = item.perturbed, item.packed[at]
+    every = sorted(found)
+    spanned = [found[step][1] for step in every if not found[step][0]]
+    spanned = spanned or [found[step][1] for step in every]
+    shown = sorted({every[i] for i in np.linspace(0, len(every) - 1, _COLUMNS).round().astype(int)})
+    history = history_of(shown, [found[step][1] for step in shown], spanned)
+    return _Steps(history, np.array([found[step][0] for step in shown]))
+
+
+def _newest(recording: Recording, site: str, quantity: Quantity) -> tuple[Pass, Summary]:
     if not len(recording):
         raise ValueError("There is nothing to draw: the recording is empty. Run a pass first.")
     try:
@@ -104,22 +144,23 @@ def _newest(recording: Recording, site: str, quantity: Quantity) -> tuple[int, S
 
 def _newest_or_none(
     recording: Recording, site: str, quantity: Quantity
-) -> tuple[int, Summary] | None:
+) -> tuple[Pass, Summary] | None:
     for item in reversed(recording.passes):
         summary = item.summary(site, quantity)
         if summary is not None:
-            return item.step, summary
+            return item, summary
     return None
 
 
-def _title(name: str, step: int, summary: Summary) -> str:
+def _title(name: str, item: Pass, summary: Summary) -> str:
+    when = f"{name} at step {item.step}{', perturbed' if item.perturbed else ''}"
     if summary.saturated:
-        return f"{name} at step {step}: unknown, a count stopped at its largest value"
+        return f"{when}: unknown, a count stopped at its largest value"
     apart = {"NaN": summary.nan, "+Inf": summary.posinf, "-Inf": summary.neginf}
     extra = "".join(f", {count:,} {kind}" for kind, count in apart.items() if count)
     if not summary.finite:
-        return f"{name} at step {step}: nothing finite among {summary.size:,} elements{extra}"
-    return f"{name} at step {step}: {summary.finite:,} finite elements{extra}"
+        return f"{when}: nothing finite among {summary.size:,} elements{extra}"
+    return f"{when}: {summary.finite:,} finite elements{extra}"
 
 
 def _subplots(titles: list[str]) -> Any:
@@ -157,57 +198,90 @@ def _histogram(drawn: Any, go: Any, row: int, name: str, summary: Summary, scale
     drawn.update_yaxes(title_text="elements", row=row, col=1)
 
 
-def _heatmap(drawn: Any, go: Any, row: int, history: HistoryArrays) -> None:
+def _heatmap(drawn: Any, go: Any, row: int, steps: _Steps) -> None:
+    history = steps.history
     shape = history.fractions.T.shape
     lower = np.broadcast_to(history.edges[:-1, None], shape)
     upper = np.broadcast_to(history.edges[1:, None], shape)
+    clean = history.fractions[steps.spanned]
     drawn.add_trace(
         go.Heatmap(
-            x=np.arange(shape[1]),
+            x=history.steps,
             y=np.arange(shape[0]),
             z=history.fractions.T,
-            customdata=np.stack([np.broadcast_to(history.steps, shape), lower, upper], axis=2),
+            zmin=0,
+            zmax=1 if np.isnan(clean).all() else np.nanmax(clean),
+            customdata=np.stack([lower, upper], axis=2),
             hovertemplate=(
-                "step %{customdata[0]:.0f}<br>%{customdata[1]:.4g} to %{customdata[2]:.4g}<br>"
+                "step %{x}<br>%{customdata[0]:.4g} to %{customdata[1]:.4g}<br>"
                 "%{z:.2%} of the finite elements<extra></extra>"
             ),
             colorscale="Viridis",
-            colorbar={"title": {"text": "fraction of<br>elements"}, "len": 0.25},
+            colorbar={"title": {"text": "fraction of<br>elements"}, "len": 0.25, "nticks": 5},
             hoverongaps=False,
             name="fractions",
         ),
         row=row,
         col=1,
     )
+    at = history.steps[steps.perturbed]
+    if len(at):
+        drawn.add_trace(
+            go.Scatter(
+                x=at,
+                y=np.full(len(at), -2.0),
+                mode="markers",
+                marker={"symbol": "triangle-up", "color": _INK},
+                hovertemplate="step %{x}: perturbed<extra></extra>",
+                name="perturbed",
+            ),
+            row=row,
+            col=1,
+        )
     drawn.update_yaxes(title_text=_SYMLOG, row=row, col=1, **_value_ticks(history.edges))
-    _step_axis(drawn, row, history)
+    drawn.update_xaxes(title_text="step", row=row, col=1)
 
 
 def _value_ticks(edges: _Floats) -> dict[str, Any]:
-    """Ticks at some of the edges, on an axis on which the intervals stand side by side."""
-    shown = np.unique(np.linspace(0, len(edges) - 1, 7).round().astype(int))
-    return {"tickvals": shown - 0.5, "ticktext": [f"{edges[i]:.3g}" for i in shown]}
+    """Ticks at round values, on an axis on which the intervals stand side by side.
+
+    Those that come first in `_round_values` stay, where two would be too close.
+    """
+    places, apart = np.arange(len(edges)) - 0.5, len(edges) / _TICKS
+    kept: dict[float, float] = {}
+    for value in _round_values(float(edges[0]), float(edges[-1])):
+        place = float(np.interp(value, edges, places))
+        if all(abs(place - other) >= apart for other in kept.values()):
+            kept[value] = place
+    shown = sorted(kept)
+    return {"tickvals": [kept[v] for v in shown], "ticktext": [f"{v:.12g}" for v in shown]}
 
 
-def _step_axis(drawn: Any, row: int, history: HistoryArrays) -> None:
-    """Label the columns, which stand side by side, with steps: several passes may share a step."""
-    last = len(history.steps) - 1
-    shown = np.unique(np.linspace(0, last, 7).round().astype(int))
-    drawn.update_xaxes(
-        title_text="step",
-        range=[-0.5, last + 0.5],
-        tickvals=shown,
-        ticktext=[f"{history.steps[i]:.0f}" for i in shown],
-        row=row,
-        col=1,
-    )
+def _round_values(low: float, high: float) -> list[float]:
+    """Values from low to high that make good ticks, the best first: 0, powers of ten, even steps.
+
+    Example:
+        >>> _round_values(-0.2, 3.0)[:6]
+        [0.0, 1.0, 0.1, -0.1, 0.01, -0.01]
+    """
+    top = max(abs(low), abs(high))
+    if not 0 < top < math.inf:
+        return [low]
+    first = math.floor(math.log10(top))
+    powers = [10.0**k for k in range(first, max(first - 12, -307), -1)]
+    step = 10.0 ** math.floor(math.log10(max((high - low) / 2, top * 1e-9)))
+    start = math.ceil(low / step)
+    even = [float(f"{(start + i) * step:.12g}") for i in range(int((high - low) / step) + 1)]
+    signed = [sign * power for power in powers for sign in (1, -1)]
+    return [value for value in [0.0, *signed, *even] if low <= value <= high]
 
 
-def _bands(drawn: Any, go: Any, row: int, history: HistoryArrays, quantity: str) -> None:
+def _bands(drawn: Any, go: Any, row: int, steps: _Steps, quantity: str) -> None:
+    history = steps.history
     names = [f"{100 * q:g} %" for q in HISTORY_QUANTILES]
-    colour, columns = _COLOURS[quantity], np.arange(len(history.steps), dtype=np.float64)
+    colour = _COLOURS[quantity]
     for low, high in _BANDS:
-        x, y = _outline(columns, history.quantiles[:, low], history.quantiles[:, high])
+        x, y = _outline(history.steps, history.quantiles[:, low], history.quantiles[:, high])
         drawn.add_trace(
             go.Scatter(
                 x=x,
@@ -222,24 +296,29 @@ def _bands(drawn: Any, go: Any, row: int, history: HistoryArrays, quantity: str)
             row=row,
             col=1,
         )
-    figures = "".join(f"<br>{name}: %{{customdata[{i + 1}]:.4g}}" for i, name in enumerate(names))
+    figures = "".join(f"<br>{name}: %{{customdata[{i}]:.4g}}" for i, name in enumerate(names))
     drawn.add_trace(
         go.Scatter(
-            x=columns,
+            x=history.steps,
             y=history.quantiles[:, _MEDIAN],
             mode="lines+markers",
             marker={"size": 3},
             connectgaps=False,
             line={"color": f"rgb({colour})", "width": 2},
-            customdata=np.column_stack([history.steps, history.quantiles]),
-            hovertemplate=f"step %{{customdata[0]:.0f}}{figures}<extra></extra>",
+            customdata=history.quantiles,
+            hovertemplate=f"step %{{x}}{figures}<extra></extra>",
             name="median",
         ),
         row=row,
         col=1,
     )
+    clean = history.quantiles[steps.spanned]
     drawn.update_yaxes(title_text="value", row=row, col=1)
-    _step_axis(drawn, row, history)
+    if steps.perturbed.any() and not np.isnan(clean).all():
+        low, high = np.nanmin(clean), np.nanmax(clean)
+        margin = (high - low) / 20 or abs(high) / 20 or 1.0
+        drawn.update_yaxes(range=[low - margin, high + margin], row=row, col=1)
+    drawn.update_xaxes(title_text="step", row=row, col=1)
 
 
 def _outline(x: _Floats, low: _Floats, high: _Floats) -> tuple[_Floats, _Floats]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.stats.bins import Binned, axes, quantiles, ragged, rebinned
-from nnx_inspector.stats.encoding import binned, decoded
+from nnx_inspector.stats.encoding import binned, decoded, ranges
 from nnx_inspector.stats.summary import STATISTICS, Summary
 
 HISTORY_QUANTILES: Final = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
@@ -43,13 +43,19 @@ class HistoryArrays(NamedTuple):
 
 
 def history_of(
-    steps: Sequence[int], blobs: Sequence[bytes], low: float, high: float
+    steps: Sequence[int], blobs: Sequence[bytes], spanned: Sequence[bytes]
 ) -> HistoryArrays:
-    """The history of encoded summaries whose finite values all lie within low and high."""
+    """The history of encoded summaries, on an axis that spans the finite values of `spanned`.
+
+    Values outside of the axis are counted in its outermost intervals.
+    """
+    ends = ranges(spanned)
+    ends = ends[np.isfinite(ends).all(axis=1)]
+    low, high = (ends[:, 0].min(), ends[:, 1].max()) if len(ends) else (0.0, 0.0)
     rows = binned([decoded(blob) for blob in blobs])
-    together = Binned(
-        rows.bins, rows.counts.sum(axis=0, keepdims=True), np.array([low]), np.array([high])
-    )
+    kept = set(spanned)
+    counts = rows.counts[[blob in kept for blob in blobs]].sum(axis=0, keepdims=True)
+    together = Binned(rows.bins, counts, np.array([low]), np.array([high]))
     anything = len(rows.bins) > 0
     edges = axes(ragged(together), HISTORY_BINS, "symlog")[0] if anything else _no_axis()
     total = rows.counts.sum(axis=1, keepdims=True)

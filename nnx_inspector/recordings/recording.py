@@ -31,7 +31,7 @@ from nnx_inspector.recordings.passes import (
     step_number,
 )
 from nnx_inspector.recordings.save import HELD, PASS, Journal, State, save
-from nnx_inspector.stats.encoding import decoded, ranges
+from nnx_inspector.stats.encoding import decoded
 from nnx_inspector.stats.summary import Summary
 
 if TYPE_CHECKING:
@@ -438,13 +438,11 @@ class Recording:
         if columns < 2:
             raise ValueError(f"history needs at least 2 columns, got columns={columns}.")
         steps, blobs = self._series(site, quantity)
-        ends = ranges(blobs)
-        ends = ends[np.isfinite(ends).all(axis=1)]
-        low, high = (ends[:, 0].min(), ends[:, 1].max()) if len(ends) else (0.0, 0.0)
+        every = blobs
         if len(steps) > columns:
             picked = [round(i * (len(steps) - 1) / (columns - 1)) for i in range(columns)]
             steps, blobs = [steps[i] for i in picked], [blobs[i] for i in picked]
-        return history_of(steps, blobs, float(low), float(high))
+        return history_of(steps, blobs, every)
 
     def _series(self, site: str, quantity: str) -> tuple[list[int], list[bytes]]:
         self._check(site, quantity)

@@ -1,4 +1,4 @@
-"""The cost of watching: the quickstart's model and step, bare and watched, side by side.
+"""The cost of watching: a small convolutional network and its step, bare and watched, side by side.
 
 Run by hand: `python tests/benchmarks/watching.py [--steps N] [--rounds N]`. Prints a table of
 ratios to the bare loop, medians over rounds in which the variants take turns. Not a test: a shared
@@ -23,7 +23,7 @@ import nnx_inspector as nni
 
 
 class Block(nnx.Module):
-    """Convolution, batch norm, relu: the quickstart's block."""
+    """Convolution, batch norm, relu."""
 
     def __init__(self, features_in: int, features_out: int, *, rngs: nnx.Rngs):
         self.conv = nnx.Conv(features_in, features_out, kernel_size=(3, 3), rngs=rngs)
@@ -34,7 +34,7 @@ class Block(nnx.Module):
 
 
 class Digits(nnx.Module):
-    """The quickstart's network, `width` times as wide."""
+    """A network for images of digits, `width` times 8 channels wide at first."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.conv1 = nnx.Conv(1, 8 * width, kernel_size=(3, 3), rngs=rngs)

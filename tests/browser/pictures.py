@@ -24,8 +24,8 @@ from playwright.sync_api import FloatRect, expect  # noqa: E402
 NOTEBOOK = ROOT / "notebooks" / "quickstart.ipynb"
 IMAGES = ROOT / "notebooks" / "images"
 TABS = ("overview", "values", "units", "flow", "code", "nnx", "sweep", "compare")
-INSPECTOR, STEP = 7, 12
-"""Numbers of cells of the notebook: what comes after the second is not run."""
+INSPECTOR, STEP = 3, 8
+"""Numbers of cells of the notebook: what comes after the second number is not run."""
 PERTURB = """
 insp.perturb("block1/conv", nni.Scale(0.25)); insp.perturb("head", nni.Noise(0.5))
 insp.selected = "block2/conv"; insp.effect.alone

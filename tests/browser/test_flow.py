@@ -14,7 +14,7 @@ from playwright.sync_api import Locator, expect
 pytestmark = pytest.mark.browser
 
 NOTEBOOK = pathlib.Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
-MODEL, INSPECTOR = 2, 7
+MODEL, INSPECTOR = 1, 3
 """Numbers of cells of the notebook."""
 
 
@@ -52,9 +52,10 @@ def follow(notebook: Notebook, view: View) -> None:
     wait_shown(view, "", "conv1")
     assert named(view) == [
         "input, f32[64,8,8,1], feeds conv1",
-        "conv1, Conv, f32[64,8,8,8], feeds block1",
-        "block1, Block, f32[64,8,8,16], feeds block2",
-        "block2, Block, f32[64,4,4,32], feeds head",
+        "conv1, Conv, f32[64,8,8,24], feeds block1",
+        "block1, Block, f32[64,8,8,24], feeds block2",
+        "block2, Block, f32[64,4,4,24], feeds block3",
+        "block3, Block, f32[64,4,4,24], feeds head",
         "head, Linear, f32[64,10], feeds output",
         "output, f32[64,10]",
     ]

@@ -52,7 +52,8 @@ FOUND: dict[str, dict[str, list[str]]] = {
         "second": ["dead-units layers/1"],  # layers/2 is constant because of it
         "third": ["vanishing-gradient layers/2"],
         "fourth": ["mode norm"],
-    }
+    },
+    "quickstart": {"recording": ["update-ratio block3/conv"]},
 }
 """The findings that a notebook shows on purpose: notebook -> variable -> rules and sites."""
 

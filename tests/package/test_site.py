@@ -73,7 +73,7 @@ def test_every_public_name_has_an_anchor(site: pathlib.Path):
 
 def test_outputs_of_an_executed_notebook_are_shown_and_others_go_without(site: pathlib.Path):
     quickstart = (site / "quickstart.html").read_text()
-    assert "printed by cell 2\n" in quickstart
+    assert "printed by cell 1\n" in quickstart
     assert "Widget&gt;" not in quickstart  # the live one, which needs a kernel
     assert 'src="_static/plotly.min.js"' in quickstart
     assert (site / "_static" / "plotly.min.js").stat().st_size > 1_000_000

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnx_inspector.recordings.figure import figure
+from nnx_inspector.recordings.figure import _value_ticks, figure
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen.protocol import HISTORY_QUANTILES
 from nnx_inspector.stats.bins import Scale
@@ -45,6 +45,16 @@ def traces(drawn: Any) -> dict[str, list[Any]]:
     return found
 
 
+def are_round(axis: Any, edges: Any) -> None:
+    """Several ticks, none of more than two digits, each where its value is."""
+    values = [float(text) for text in axis.ticktext]
+    assert 3 <= len(values) <= 10
+    assert all(float(f"{value:.2g}") == value for value in values)
+    np.testing.assert_allclose(
+        axis.tickvals, np.interp(values, edges, np.arange(len(edges)) - 0.5), atol=1e-9
+    )
+
+
 @pytest.mark.parametrize("scale", ["linear", "symlog"])
 def test_the_bars_are_the_histogram_of_the_newest_pass(scale: Scale) -> None:
     recording = filled()
@@ -68,9 +78,8 @@ def test_the_bars_are_the_histogram_of_the_newest_pass(scale: Scale) -> None:
             assert (x_axis.title.text, x_axis.tickvals) == ("value", None)
         else:
             assert x_axis.title.text == "value (symmetric log)"
-            at = (np.asarray(x_axis.tickvals) + 0.5).astype(int)
             edges = summary.histogram(64, scale="symlog").edges
-            assert list(x_axis.ticktext) == [f"{e:.3g}" for e in edges[at]]
+            are_round(x_axis, edges)
 
 
 def test_the_heatmap_and_the_bands_are_the_history() -> None:
@@ -78,14 +87,15 @@ def test_the_heatmap_and_the_bands_are_the_history() -> None:
     found, history = traces(figure(recording, "blocks/0")), recording.history("blocks/0")
     (heat,) = found["heatmap"]
     np.testing.assert_array_equal(heat.z, history.fractions.T)
-    np.testing.assert_array_equal(np.asarray(heat.customdata)[0, :, 0], history.steps)
-    np.testing.assert_array_equal(np.asarray(heat.customdata)[:, 0, 1], history.edges[:-1])
+    np.testing.assert_array_equal(heat.x, history.steps)
+    np.testing.assert_array_equal(np.asarray(heat.customdata)[:, 0, 0], history.edges[:-1])
     *bands, median = found["scatter"]
     np.testing.assert_array_equal(median.y, history.quantiles[:, 3])
-    np.testing.assert_array_equal(np.asarray(median.customdata)[:, 1:], history.quantiles)
+    np.testing.assert_array_equal(median.customdata, history.quantiles)
+    np.testing.assert_array_equal(median.x, history.steps)
     for row, summary in enumerate(recording.series("blocks/0")[1]):
         np.testing.assert_array_equal(
-            np.asarray(median.customdata)[row, 1:], summary.quantile(HISTORY_QUANTILES)
+            np.asarray(median.customdata)[row], summary.quantile(HISTORY_QUANTILES)
         )
     for band, (low, high) in zip(bands, ((0, 6), (1, 5), (2, 4)), strict=True):
         q = history.quantiles
@@ -105,9 +115,82 @@ def test_titles_and_axes_say_what_and_in_which_unit() -> None:
     assert drawn.layout.xaxis.title.text == "value (symmetric log)"
     assert drawn.layout.yaxis.title.text == "elements"
     assert drawn.layout.xaxis3.title.text == drawn.layout.xaxis4.title.text == "step"
-    assert list(drawn.layout.xaxis3.ticktext) == ["0", "10", "20", "30", "40", "50"]
+    are_round(drawn.layout.yaxis3, recording.history("blocks/0").edges)
     assert all(t.hovertemplate or t.hoverinfo == "skip" for t in drawn.data)
     assert drawn.to_json()
+
+
+def test_a_perturbed_pass_washes_no_scale_out() -> None:
+    recording = filled()
+    recording.append(50, {"blocks/0": {"output": normal(9, 1e4)}}, perturbed=True)
+    recording.append(60, {"blocks/0": {"output": normal(9, 1e4)}}, perturbed=True)
+    zero = summarize(jnp.zeros(2000)).merged()
+    recording.append(70, {"blocks/0": {"output": zero}}, perturbed=True)
+    drawn: Any = figure(recording, "blocks/0")
+    heat, before = traces(drawn)["heatmap"][0], traces(figure(filled(), "blocks/0"))["heatmap"][0]
+    assert list(heat.x) == [0, 10, 20, 30, 40, 50, 60, 70]
+    np.testing.assert_array_equal(np.asarray(heat.z)[:, :6], before.z)
+    np.testing.assert_array_equal(heat.customdata[:, 0], before.customdata[:, 0])
+    assert heat.zmax == before.zmax == np.nanmax(before.z) < np.nanmax(heat.z)
+    marked, *_, median = traces(drawn)["scatter"]
+    assert (marked.name, list(marked.x)) == ("perturbed", [60, 70])
+    low, high = drawn.layout.yaxis4.range
+    finite = recording.history("blocks/0").quantiles[[0, 1, 3, 4, 5]]
+    assert low < finite.min() < finite.max() < high < 2 * finite.max()
+    assert np.nanmax(median.y) > high, "cut, and not left out"
+    assert drawn.layout.annotations[0].text.startswith("output at step 70, perturbed:")
+
+
+def test_passes_of_nothing_but_perturbations_are_drawn() -> None:
+    recording = Recording()
+    for step in (3, 3, 4):
+        recording.append(step, {"a": {"output": normal(step)}}, perturbed=True)
+    drawn: Any = figure(recording, "a")
+    assert list(traces(drawn)["heatmap"][0].x) == [3, 4]
+
+
+def test_a_step_has_one_column_of_its_newest_clean_pass() -> None:
+    recording = Recording()
+    for seed, perturbed in ((0, False), (1, False), (2, True)):
+        recording.append(5, {"a": {"output": normal(seed)}}, perturbed=perturbed)
+    recording.append(4, {"a": {"output": normal(3)}})  # a second loop that starts again
+    median = traces(figure(recording, "a"))["scatter"][-1]
+    assert list(median.x) == [4, 5]
+    assert list(median.y) == [normal(seed).quantile(0.5) for seed in (3, 1)]
+
+
+@pytest.mark.parametrize(
+    "edges",
+    [
+        np.linspace(1.0003, 1.0007, 49),
+        np.sinh(np.linspace(-20, 12, 49)) * 1e-8,
+        np.linspace(-3e-30, 2e-30, 49),
+        np.geomspace(2.1, 8.4, 49),
+    ],
+)
+def test_ticks_are_round(edges: Any) -> None:
+    ticks = _value_ticks(edges)
+    values = [float(text) for text in ticks["ticktext"]]
+    assert len(values) >= 2
+    assert all(edges[0] <= value <= edges[-1] for value in values)
+    assert np.all(np.diff(ticks["tickvals"]) >= 49 / 9 - 1e-9)
+    assert all(len(text) <= 8 for text in ticks["ticktext"])
+
+
+def test_a_figure_has_no_background_of_its_own() -> None:
+    layout: Any = figure(filled(), "blocks/0").layout
+    assert layout.paper_bgcolor == layout.plot_bgcolor == "rgba(0, 0, 0, 0)"
+    for background in ((255, 255, 255), (17, 17, 17)):  # of JupyterLab's two themes
+        ink = tuple(int(layout.font.color[i : i + 2], 16) for i in (1, 3, 5))
+        light, dark = sorted((luminance(ink), luminance(background)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4  # WCAG asks for 3 in large text, 4.5 in small
+
+
+def luminance(colour: tuple[int, ...]) -> float:
+    """The relative luminance of WCAG."""
+    parts = [c / 255 for c in colour]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return sum(a * b for a, b in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def test_without_a_gradient_and_for_other_quantities() -> None:
