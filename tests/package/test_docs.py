@@ -33,12 +33,13 @@ RUN, SHOWN = {"python"}, {"text"}
 
 
 class Block(NamedTuple):
-    """One fenced block: its language, first line number, text, and why it is not run."""
+    """One fenced block: language, first line number, text, why it is not run, what printed it."""
 
     language: str
     line: int
     text: str
     reason: str
+    printed: str
 
 
 def blocks(path: pathlib.Path) -> list[Block]:
@@ -52,9 +53,11 @@ def blocks(path: pathlib.Path) -> list[Block]:
         end = lines.index("```", at + 1)
         above = next((line for line in reversed(lines[:at]) if line), "")
         reason = re.fullmatch(r"<!-- not run: (.{12,}) -->", above)
+        printed = re.fullmatch(r"<!-- printed by (.+) -->", above)
         text = "\n".join(lines[at + 1 : end]) + "\n"
         if not lines[at].startswith("```{"):
-            found.append(Block(lines[at][3:], at + 2, text, reason[1] if reason else ""))
+            why, by = (match[1] if match else "" for match in (reason, printed))
+            found.append(Block(lines[at][3:], at + 2, text, why, by))
         at = end + 1
     return found
 
@@ -69,11 +72,27 @@ def test_the_code_of_a_page_runs(
 ):
     monkeypatch.chdir(tmp_path)  # keep files that a page writes out of the checkout
     namespace: dict[str, Any] = {"__name__": "page"}
+    said = io.StringIO()
     for block in blocks(path):
         if block.language in RUN and not block.reason:
             code = "\n" * (block.line - 1) + block.text  # so that a traceback shows the page's line
-            with contextlib.redirect_stdout(io.StringIO()):
+            said = io.StringIO()
+            with contextlib.redirect_stdout(said):
                 exec(compile(code, str(path), "exec"), namespace)
+        elif block.printed == "the block above":
+            assert words(block.text) == words(said.getvalue())
+
+
+def words(text: str) -> list[Any]:
+    """The words of a text; numbers up to rounding, which differs between versions of jax."""
+    number = re.compile(r"([-+]?\d+\.\d+(?:e[-+]?\d+)?)")
+    parts = [part for word in text.split() for part in number.split(word) if part]
+    return [pytest.approx(float(p), rel=1e-3, abs=1e-6) if number.match(p) else p for p in parts]
+
+
+def test_ten_lines_are_ten():
+    code = next(b.text for b in blocks(ROOT / "README.md") if b.language == "python")
+    assert len([line for line in code.splitlines() if line]) == 10
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
@@ -121,6 +140,14 @@ def test_what_a_page_names_exists(path: pathlib.Path):
         assert (ROOT / name).exists(), f"{name_of(path)} names {name}"
     for name in re.findall(r"python3? (\S+\.py)\b", text):
         assert (ROOT / name).exists(), f"{name_of(path)} runs {name}"
+
+
+def test_the_words_of_the_guide_are_on_screen():
+    page = (SITE / "docs" / "guide.md").read_text().partition("| words | meaning |\n|---|---|\n")[2]
+    words = re.findall(r"^\| ([^|]+) \|", page.partition("\n\n")[0], flags=re.MULTILINE)
+    screen = "".join(path.read_text() for path in (ROOT / "js" / "src").rglob("*.tsx"))
+    assert len(words) >= 8
+    assert [word for row in words for word in row.split(", ") if word not in screen] == []
 
 
 @pytest.mark.parametrize("name", ["design", "contributing"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import sys
 from typing import Any
 
@@ -19,6 +20,9 @@ from nbclient import NotebookClient
 ROOT = pathlib.Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 EXECUTED = os.environ.get("NNX_INSPECTOR_EXECUTED", "")
+
+QUOTED = r"<!-- printed by notebooks/{} -->\n```text\n([^`]+)```"
+"""What the README quotes from a notebook; it may end in the middle."""
 
 OFFLINE = """
 import socket as _socket
@@ -95,6 +99,9 @@ def test_runs(path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.Mo
     said = notebook.cells[-1].outputs[-1].text.removeprefix("FINDINGS ")
     found = {name: rows for name, rows in json.loads(said).items() if rows}
     assert found == FOUND.get(path.stem, {}), "an alarm that the notebook does not mean to raise"
+    printed = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
+    for text in re.findall(QUOTED.format(path.name), (ROOT / "README.md").read_text()):
+        assert " ".join(text.split()) in " ".join(printed.split())
     if EXECUTED:
         notebook.cells = notebook.cells[1:-1]  # those of the notebook itself
         pathlib.Path(EXECUTED).mkdir(parents=True, exist_ok=True)
