@@ -65,6 +65,8 @@ def _inner(shape: tuple[int, ...], dtype: Any, around: Around) -> list[str]:
     first = ["batch"] if is_batch else [""]
     if rank == 4 and around.attends:
         return [*first, "head", "query", "key"]
+    if rank == 3 and around.attends:
+        return ["batch" if is_batch else "head", "query", "key"]
     if isinstance(around.module, CONVOLUTIONS):
         space = len(around.module.kernel_size)
         if floating and rank > space and space in SPACES:

@@ -311,8 +311,13 @@ def _convolves(model: nnx.Module) -> bool:
 
 
 def _attends(value: jax.Array, front: int, module: Any) -> bool:
-    """Whether an array of rank 4 holds weights that add up to 1 along its last axis."""
-    if value.ndim - front != 4 or not jnp.issubdtype(value.dtype, jnp.floating):
+    """Whether an array holds weights that add up to 1 along its last axis.
+
+    Of rank 3 it could be the probabilities of classes, unless it has as many keys as queries.
+    """
+    rank = value.ndim - front
+    attends = rank == 4 or (rank == 3 and value.shape[-2] == value.shape[-1])
+    if not attends or not jnp.issubdtype(value.dtype, jnp.floating):
         return False
     if isinstance(module, CONVOLUTIONS) or value.shape[-1] < 2 or not value.size:
         return False

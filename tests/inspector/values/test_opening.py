@@ -230,6 +230,28 @@ def test_attention_weights_are_known_by_their_sums():
     insp.close()
 
 
+@pytest.mark.filterwarnings(r"ignore:\s*Using 'Module:DeprecationWarning")
+def test_attention_of_rank_3_and_weights_that_are_sown():
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.attn = nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs)
+            self.head = nnx.Linear(4, 3, rngs=rngs)
+
+        def __call__(self, x):
+            y = self.attn(x, sow_weights=True)
+            self.sow(nnx.Intermediate, "one", nnx.softmax(jnp.einsum("bqd,bkd->bqk", x, x)))
+            self.sow(nnx.Intermediate, "heads", nnx.softmax(jnp.einsum("qhd,khd->hqk", *[y] * 2)))
+            self.sow(nnx.Intermediate, "classes", nnx.softmax(self.head(y)))
+            return y
+
+    insp = inspected(Model(nnx.Rngs(0)), models.batch(2, 5, 4))
+    assert axes(insp, "attn/attention_weights") == [("", ("batch", "head", "query", "key"))]
+    assert axes(insp, "one") == [("", ("batch", "query", "key"))]
+    assert axes(insp, "heads") == [("", ("head", "query", "key"))]
+    assert axes(insp, "classes") == [("", ("batch", "position", "feature"))]
+    insp.close()
+
+
 def test_axes_of_a_convolution():
     insp = inspected(models.CNN(nnx.Rngs(0)), models.batch(4, 5, 5, 1))
     assert axes(insp, "conv") == [("", ("batch", "height", "width", "channel"))]
