@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from nnx_inspector.findings.evidence import gain_by_luck, may_be_off
+from nnx_inspector.findings.evidence import gain_by_luck, left_by_luck, may_be_off
 from nnx_inspector.findings.finding import Finding, Severity, named
 from nnx_inspector.findings.judged import Judged
 from nnx_inspector.recordings.facts import ParameterFacts
@@ -94,7 +94,7 @@ def exploding_gradient(judged: Judged) -> Iterator[Finding]:
 def _along_depth(judged: Judged, *, vanishing: bool) -> Iterator[Finding]:
     for window in judged.windows(judged.graded):
         found = [one for p in window if (one := _ratio(judged, p)) is not None]
-        luck = max((_luck(judged, p) for p in window), default=1.0)
+        luck = max((_luck(judged, p, vanishing=vanishing) for p in window), default=1.0)
         if len(found) == len(window) and all(_is_bad(r, n, luck, vanishing) for r, n, *_ in found):
             yield _depth_finding(window[0].step, *found[0], vanishing=vanishing)
             return
@@ -144,10 +144,14 @@ def _ratio(judged: Judged, one: Pass) -> tuple[float, int, str, float, float] | 
     return norms[first] / late, len(sites), first, norms[first], late
 
 
-def _luck(judged: Judged, one: Pass) -> float:
+def _luck(judged: Judged, one: Pass, *, vanishing: bool) -> float:
     """The factor by which random layers of these widths may change a gradient by chance."""
+    if one.figures is None:
+        return 1.0
     sites = _graded_sites(judged, judged.gradients(one))
-    widths = [one.figures.figure(s, "units") for s in sites] if one.figures else []
+    if vanishing:
+        return 1 / left_by_luck(judged, one.figures, sites, fault=VANISHED)
+    widths = [one.figures.figure(s, "units") for s in sites]
     return gain_by_luck([width for width in widths if width > 0])
 
 

@@ -39,6 +39,8 @@ NARROW: Final = 8
 
 BEYOND: Final = 3.1
 """One value in a thousand of a normal distribution lies above this many deviations."""
+HALVING: Final = ("relu", "gelu", "silu")
+"""Functions that keep about half of the squared norm of a signal."""
 
 
 def tail(count: int, of: int, chance: float) -> float:
@@ -65,6 +67,25 @@ def gain_by_luck(widths: Sequence[float]) -> float:
     """
     spread = 5 * math.fsum(1 / width for width in widths) / 4
     return math.exp(spread + BEYOND * math.sqrt(spread))
+
+
+def left_by_luck(judged: Judged, figures: Figures, sites: Sequence[str], *, fault: float) -> float:
+    """The part of a signal that random layers leave at least, but for one network in a thousand.
+
+    LeCun's initialisation, the default of `nnx.Linear`, makes up for no activation function: the
+    squared norm halves at each ReLU. Narrow layers, and those in which few units pass anything on,
+    take more by chance. A network so deep that the halving alone leaves less than `fault` is not
+    excused by it.
+    """
+    left = 0.5 ** (sum(judged.site(site).activation in HALVING for site in sites) / 2)
+    widths = [_passing(judged, figures, site) for site in sites if site in figures.sites]
+    return (left if left > fault else 1.0) / gain_by_luck(widths)
+
+
+def _passing(judged: Judged, figures: Figures, site: str) -> float:
+    relu = judged.site(site).activation == "relu"
+    off = judged.part_of(figures, site, "below") if relu else 0.0
+    return max(1.0, figures.figure(site, "units") * (1 - off))
 
 
 @dataclasses.dataclass(frozen=True)

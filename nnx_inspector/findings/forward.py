@@ -20,7 +20,7 @@ from nnx_inspector.findings.evidence import (
     NARROW,
     SOME,
     Off,
-    gain_by_luck,
+    left_by_luck,
     off_by_luck,
     off_units,
     tail,
@@ -432,8 +432,8 @@ def _faded(
         return []
     third = max(1, len(sites) // 3)
     early, late = float(rms[:third].max()), float(rms[-third:].max())
-    luck = gain_by_luck([figures.figure(s, "units") for s in sites])
-    if late <= min(FADED, 1 / luck) * early and late <= SMALL:
+    left = left_by_luck(judged, figures, sites, fault=FADED)
+    if late <= min(FADED, left) * early and late <= SMALL:
         where = int(np.flatnonzero(rms <= FADED * early)[0])
         return [(sites[where], "deviation", early, float(rms[where]))]
     return []

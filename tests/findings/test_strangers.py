@@ -12,9 +12,10 @@ import functools
 
 import pytest
 import strange_miswired  # noqa: F401 - it adds to the tables of faults
+from flax import nnx
 from judging import looped, stepped, watched
 from strange_faults import FAULTS, ONLY_AFTER_TRAINING
-from strange_healthy import FROZEN, HEALTHY
+from strange_healthy import FROZEN, HEALTHY, a_gpt_of_bfloat16_parameters
 
 trained = functools.partial(stepped, steps=50)
 watched_long = functools.partial(watched, steps=200, every=10)
@@ -80,3 +81,18 @@ def test_what_is_healthy_raises_no_alarm(name, way, tmp_path):
 def test_what_is_frozen_on_purpose_is_information_at_most(name, way, tmp_path):
     found = way(FROZEN[name](), tmp_path / "run.nni")
     assert {one.severity for one in found} <= {"info"}, said(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", LOOPS)
+def test_updates_that_bfloat16_rounds_off_are_information(way, tmp_path):
+    """Only a loop can show that the scales of the norms stay at 1 for good."""
+    subject = a_gpt_of_bfloat16_parameters()
+    assert said(stepped(subject)) == []
+    (one,) = LOOPS[way](subject, tmp_path / "run.nni")
+    assert (one.severity, one.rule, one.evidence["parameters"]) == ("info", "no-gradient", 5)
+    assert "layers/0/ln1/scale" in one.what
+    assert "too small for its dtype" in one.advice
+    scales = [x for path, x in nnx.to_flat_state(nnx.state(subject.model)) if "scale" in path]
+    assert len(scales) == 5
+    assert all((scale[...] == 1).all() for scale in scales)
