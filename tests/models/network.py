@@ -28,7 +28,6 @@ class Network:
     Attributes:
         loss: by default the mean square of everything that the call returns.
         wrt: the Variables to differentiate with respect to.
-        trains: whether it is trained.
     """
 
     model: Any
@@ -36,7 +35,6 @@ class Network:
     kwargs: dict[str, Any] = dataclasses.field(default_factory=no_arguments)
     loss: Callable[..., Any] | None = None
     wrt: Any = nnx.Param
-    trains: bool = True
 
     def call(self) -> Any:
         return self.model(*self.args, **self.kwargs)

@@ -451,6 +451,18 @@ def test_only_that_matches_nothing_names_the_nearest():
         capture(models.MLP(rngs()), only="upp")(batch(4, 3))
 
 
+def test_a_number_that_the_model_passes_on_is_an_input():
+    class Told(nnx.Module):
+        def __init__(self):
+            self.embed = nnx.Embed(5, 3, rngs=nnx.Rngs(0))
+
+        def __call__(self, kind):
+            return self.embed(jnp.asarray(kind))  # a constant of the program, in 64 bits
+
+    _, record = capture(Told())(2)
+    assert record["embed"].input.mean == 2
+
+
 def test_without_inputs_there_are_none():
     _, record = capture(models.MLP(rngs()), inputs=False)(batch(4, 3))
     assert record["up"].input is None
