@@ -15,6 +15,7 @@ import leftovers
 import numpy as np
 import training_plain
 import training_several
+import training_slopes
 import training_split
 from flax import nnx
 from leftovers import assert_close, nothing_left
@@ -23,7 +24,7 @@ import nnx_inspector as nni
 
 LOOPS = {
     one.__name__.replace("_", " "): one
-    for group in (training_plain, training_several, training_split)
+    for group in (training_plain, training_several, training_split, training_slopes)
     for one in group.LOOPS
 }
 EVERY = 2
