@@ -193,9 +193,10 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         ),
         no_effect="", progress=idle,
         cost=p.Cost(plain_seconds=0.01, inspected_seconds=0.011, compilations=2, bytes_sent=4096,
-                    frames_dropped=1, errors=0),
+                    frames_dropped=1, errors=0, tree_seconds=0.5, pass_seconds=3.0),
         notices=(p.Notice(level="warning", text="NaN at step 3", site="blocks/0"),),
         python='insp.selected = "blocks/0"', closed=False,
+        waiting=(p.Waiting(what="compiling the measured step", seconds=8.5),),
     )  # fmt: skip
     parameters = p.Parameters(
         version=p.VERSION, id=11, site="head", parameters=(

@@ -28,6 +28,12 @@ interface Intent {
   readonly answered: boolean;
 }
 
+/** Something that takes a while, and since when, on the clock of this page. */
+export interface Wait {
+  readonly what: string;
+  readonly since: number;
+}
+
 export interface Line extends Notice {
   readonly id: string;
 }
@@ -45,6 +51,7 @@ export class Store implements Receiver {
   readonly frame = signal<FrameData | null>(null);
   readonly state = signal<State | null>(null);
   readonly progress = signal<Progress | null>(null);
+  readonly waiting = signal<readonly Wait[]>([]);
   readonly curves = signal<readonly CurveData[]>([]);
   readonly histories = signal<ReadonlyMap<number, HistoryData>>(new Map());
   readonly selected = signal<string | null>(null);
@@ -252,6 +259,10 @@ export class Store implements Receiver {
     batch(() => {
       this.state.value = message;
       this.progress.value = this.told = message.progress;
+      const now = performance.now();
+      if (message.waiting.length + this.waiting.value.length > 0) {
+        this.waiting.value = message.waiting.map(({ what, seconds }) => ({ what, since: now - 1000 * seconds }));
+      }
       this.masks.settle();
       // A State is the truth: it ends a wish, once the kernel has answered the wish.
       for (const [id, wish] of this.intents.value) if (wish.answered) this.setIntent(id, null);

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,6 +33,7 @@ from nnx_inspector.live.figures import Observer, gauges_of
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.perturbations.slots import CLEAN, Setting
 from nnx_inspector.program.analysis.trace import Trace, trace_of
+from nnx_inspector.program.donated import require_whole
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.layers import layers_of
@@ -71,11 +73,14 @@ class Core:
     """
 
     def __init__(self, model: nnx.Module, selection: Selection, example: Trial):
+        began = time.monotonic()
         self.watched = self.model = model
         self.selection = selection
         self.entry, self.example, self.trial = example.entry, example, example
         self.programs, self.modes = OwnedPasses((), selection), Modes(model)
-        self.trace = self.trace_example()
+        example.require_there()
+        require_whole((call := self.call()).parts.leaves, "The model")
+        self.trace = self.programs.read(call, trace_of)
         self.shown: Shown | None = None
         self.eager = ""
         self.lock = threading.RLock()
@@ -85,6 +90,8 @@ class Core:
         self.recording = Recording()
         self.settings = Settings()
         self.handles = Handles()
+        self._waiting: dict[str, tuple[str, float]] = {}
+        self.programs.waits = weakly(self.wait_for)
         self.meter = Meter()
         self.metrics = Metrics(self.recording, self.notice)
         self.effect: Callable[[], tuple[protocol.Effect | None, str]] = lambda: (None, "")
@@ -96,6 +103,7 @@ class Core:
         self.closing.callback(self.meter.close)
         weakref.finalize(self, self.closing.close)
         self.take_trace(self.trace)
+        self.meter.waited["tree_seconds"] = time.monotonic() - began
 
     def _asked(self, message: Any) -> None:
         self.asked(message)
@@ -109,7 +117,20 @@ class Core:
             "meter": self.meter,
             "effect": self.effect,
             "errors": self.metrics.errors,
+            "waiting": tuple(
+                protocol.Waiting(what=what, seconds=time.monotonic() - since)
+                for what, since in list(self._waiting.values())
+            ),
         }
+
+    def wait_for(self, who: str, what: str = "") -> None:
+        """Show that a part of the inspector waits for something; "" for nothing any more."""
+        if self._waiting.get(who, ("", 0.0))[0] != what:
+            if what:
+                self._waiting[who] = what, time.monotonic()
+            else:
+                self._waiting.pop(who, None)
+            self.view.state_changed()
 
     def notice(self, level: str, text: str, site: str | None = None) -> None:
         """Show a text on screen."""
@@ -142,6 +163,11 @@ class Core:
     def call(self) -> Call:
         """The last requested pass, with the present model and modes."""
         return self.trial.call(self.model, self.modes.switches())
+
+    def learn(self) -> None:
+        """Give the recording the facts of the model and the last requested pass, once."""
+        if self.recording.facts is None:
+            self.recording.learn(self.programs.facts(self.call()))
 
     def trace_example(self) -> Trace:
         """The trace of the example, with the present model and modes."""

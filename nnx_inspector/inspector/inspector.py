@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from nnx_inspector._compat.configuration import forbids_nan
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.commands import Commands
 from nnx_inspector.inspector.core import Core
@@ -32,6 +33,7 @@ from nnx_inspector.live.steps import Region
 from nnx_inspector.perturbations.region import Known
 from nnx_inspector.perturbations.values import Perturbation, Zero
 from nnx_inspector.records.record import Record
+from nnx_inspector.screen.presenter import runs_by_itself
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -46,7 +48,10 @@ _ZERO = Zero()
 class Inspector(Readings):
     """A live view of one model. In a notebook it displays itself.
 
-    The constructor traces the example and runs one forward pass; the model is not changed.
+    The constructor traces the example; the model is not changed. Its first forward pass is compiled
+    and run in a thread while the screen shows the model already. What reads a figure, such as
+    `recording`, waits for that pass, and makes it if the inspector is not on screen; a `run`,
+    `step` or watched loop that comes first takes its place.
 
     Args:
         f: an `nnx.Module`; a bound method of one, `model.encode`; or a function that takes the
@@ -60,7 +65,9 @@ class Inspector(Readings):
 
     Raises:
         TypeError: `f` is none of these, or cannot be called with the example.
-        Any error of the forward pass on the example, with a note that names the failing site.
+        InspectorError: the arrays of the model or the example were donated to a step.
+        Any error of tracing the example, with a note that names the failing site. An error of
+        its first pass is raised by what reads a figure.
 
     Example:
         >>> import jax.numpy as jnp
@@ -110,12 +117,13 @@ class Inspector(Readings):
         if others := others_in_words(args, kwargs):
             core.notice("info", others)
         try:
-            self.run()
+            if core.trace.eager or forbids_nan():
+                self.run()
+            if display and core.view.display_in_notebook():
+                self._rerun.begin(wait=runs_by_itself())
         except BaseException:
             self.close()
             raise
-        if display:
-            core.view.display_in_notebook()
 
     # ------------------------------------------------------------- one pass
 
@@ -291,6 +299,7 @@ class Inspector(Readings):
         Raises:
             OSError: the file cannot be created.
         """
+        self._rerun.first()
         self._core.require_open().keep_file(path)
 
     # --------------------------------------------------------- perturbations
@@ -372,6 +381,7 @@ class Inspector(Readings):
         self._core.close()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        self._rerun.begin()
         return self._core.view.mimebundle(repr(self), **kwargs)
 
     def __repr__(self) -> str:

@@ -44,6 +44,7 @@ class Loops:
         self._core, self._rerun = core, rerun
         self._sessions: dict[Any, Session] = {}
         self._session: Session | None = None
+        self._ready: Session | None = None  # whose program is compiled
         self._region: Region | None = None
         self._first = False
         self._unseen: dict[str, str] = {}
@@ -203,8 +204,14 @@ class Loops:
         """Begin a loop and return the number of its first step."""
         core = self._core
         self._require_idle()
+        try:
+            core.learn()
+        except Exception as error:  # noqa: BLE001 - shown: the training goes on without
+            text = f"The model could not be traced for findings: {type(error).__name__}: {error}"
+            core.notice("warning", text)
         with core.lock:
             core.looping, core.pending, self._first = True, True, True
+            self._rerun.drop_first()
             core.view.loop_thread = threading.get_ident()
             start = core.step + 1 if core.recording.curves() or self._some else 0
             core.step = self._start = start
@@ -226,6 +233,9 @@ class Loops:
                 self._warned = set()
             if core.pending:
                 self._take_over(session)
+            measured = self._between_passes or core.step % self._every == 0
+            if measured and session is not self._ready:
+                core.wait_for("loop", "compiling the measured step")
             self._first = False
             core.meter.step_begins()
             return self._perturbed
@@ -240,6 +250,7 @@ class Loops:
                 return
             certain: list[str] = []
             if sampled:
+                self._have_program(session)
                 passes = session.take_passes()
                 certain = self._attended(session, step, passes, over=False)
                 self._record(session, step, passes, session.setting)
@@ -251,6 +262,10 @@ class Loops:
         self._shown(step, sampled)
         for text in certain:
             warn(text)
+
+    def _have_program(self, session: Session) -> None:
+        self._ready = session
+        self._core.wait_for("loop")
 
     def step_left(self, session: Session, step: int, *, sampled: bool) -> None:
         """End a loop that was left within a step. The step counts if it is known to have done
@@ -285,6 +300,7 @@ class Loops:
         with core.lock:
             if core.closed:
                 return
+            self._have_program(session)
             self._attended(session, step, [one], over=False)
             self._record(session, step, [one], one.setting, held=one.number)
             core.metrics.settle()
@@ -320,6 +336,7 @@ class Loops:
             core.step = max(0, core.step - 1)
             if core.closed:
                 return
+            core.wait_for("loop")
             passes = session.take_passes()
             if self._attendance is not None:
                 certain = self._attended(session, core.step, passes, over=True)
@@ -434,3 +451,4 @@ class Loops:
         for session in self._sessions.values():
             session.close()
         self._sessions.clear()
+        self._ready = None

@@ -123,6 +123,9 @@ class Meter:
 
     A step with a compilation is not typical and is not counted. Unperturbed steps of a loop are
     compared with unperturbed ones, and perturbed steps with perturbed ones.
+
+    Attributes:
+        waited: how long the user waited for each first thing; see `protocol.Cost`.
     """
 
     def __init__(self) -> None:
@@ -131,6 +134,7 @@ class Meter:
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._compiled_before = 0
         self.compilations = 0
+        self.waited: dict[str, float] = {}
         self._undo = jit.compilation_events(self._on_event)
 
     def _on_event(self, kind: str, _seconds: float) -> None:
@@ -149,6 +153,8 @@ class Meter:
 
     def step_ends(self, seconds: float, *, measured: bool, perturbed: bool) -> None:
         """End the step, and count its time if nothing was compiled."""
+        if measured:
+            self.waited.setdefault("step_seconds", seconds)
         if self.compilations == self._compiled_before:
             of_its_kind = self._seconds.setdefault((measured, perturbed), deque(maxlen=RECENT))
             of_its_kind.append(seconds)

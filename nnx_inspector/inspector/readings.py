@@ -53,11 +53,13 @@ class Readings:
     @property
     def recording(self) -> Recording:
         """Everything measured so far."""
+        self._rerun.first()
         return self._core.recording
 
     @property
     def findings(self) -> list[Finding]:
         """The problems found in this run, worst first."""
+        self._rerun.first()
         return self._diagnosing.found()
 
     @property
@@ -137,6 +139,7 @@ class Readings:
             ['', '']
             >>> insp.close()
         """
+        self._rerun.first()
         return compare_with(self._core.require_open(), other, at, name)
 
     def figure(self, site: str, *, quantity: str = "output", scale: Scale = "symlog") -> go.Figure:
@@ -146,7 +149,7 @@ class Readings:
         """
         from nnx_inspector.recordings.figure import figure
 
-        return figure(self._core.recording, site, quantity=quantity, scale=scale)  # type: ignore[arg-type]
+        return figure(self.recording, site, quantity=quantity, scale=scale)  # type: ignore[arg-type]
 
     def to_html(self, path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> int:
         """Write one page that shows the recording, without a kernel and without a network.
@@ -179,6 +182,7 @@ class Readings:
             True
             >>> insp.close()
         """
+        self._rerun.first()
         self._rerun.wait_unless_looping()  # for the effect
         return write_html(self._core, path, self.findings, max_bytes=max_bytes)
 

@@ -72,7 +72,7 @@ def require_whole(arrays: Iterable[Any], what: str) -> None:
 
 
 def _is_deleted(error: Exception) -> bool:
-    return "deleted" in str(error) or "donated" in str(error)
+    return any(words in str(error) for words in ("been deleted", "deleted or donated"))
 
 
 WeakArrays = tuple[weakref.ref[Any], ...]

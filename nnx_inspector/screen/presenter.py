@@ -136,6 +136,7 @@ class Presenter:
             training_perturbed=False,
             compiling=0,
             closed=False,
+            waiting=(),
         )
 
     def kept(self, type_: str) -> Any:
@@ -188,7 +189,10 @@ class Presenter:
             self.screen.dropped += 1
             return
         snapshot = self._snapshot()
-        if snapshot is None or not len(snapshot["recording"]):
+        if snapshot is None:
+            return
+        if not len(snapshot["recording"]):
+            self._slow(force=force)  # metrics may come before the first pass
             return
         if not self.screen.greeted and self._layout is not None:
             self._send(self._layout)  # again: a view that is still loading has missed it
@@ -327,7 +331,9 @@ class Presenter:
                     bytes_sent=self.screen.bytes_sent,
                     frames_dropped=self.screen.dropped,
                     errors=self.failures + snapshot["errors"],
+                    **meter.waited,
                 ),
+                waiting=snapshot["waiting"],
                 notices=(*self.standing, *self._notices),
                 python=self.python,
                 closed=self.screen.closed,
@@ -335,8 +341,8 @@ class Presenter:
 
     # --------------------------------------------------------------- display
 
-    def display_in_notebook(self) -> None:
-        """Show the widget if this runs in a notebook's kernel."""
+    def display_in_notebook(self) -> bool:
+        """Show the widget if this runs in a notebook's kernel, and return whether it does."""
         count = _execution_count()
         if count is not None:
             from IPython.display import display
@@ -344,6 +350,7 @@ class Presenter:
             display(self.screen.control)
             self._shown_in = count
             self._save_last_state()
+        return count is not None
 
     def _save_last_state(self) -> None:
         """Put the last state beside the widget, so that a saved notebook shows it."""
@@ -392,6 +399,16 @@ class Presenter:
                 if state is not None:
                     self._send(dataclasses.replace(state, closed=True))
             self.screen.close()
+
+
+def runs_by_itself() -> bool:
+    """Whether a program runs the notebook, such as nbconvert: nobody could answer `input()`. It
+    keeps only what a cell sends before the cell ends.
+    """
+    from IPython.core.getipython import get_ipython
+
+    parent: Any = getattr(get_ipython(), "parent_header", None) or {}
+    return parent.get("content", {}).get("allow_stdin", True) is False
 
 
 def _execution_count() -> int | None:

@@ -34,7 +34,7 @@ EVIL = "</script><img src=x onerror='window.hacked=1'>"
 model = Net(nnx.Rngs(0))
 x = jax.random.normal(jax.random.key(1), (16, 3))
 """
-INSPECT = "insp = nni.Inspector(model, x)"
+INSPECT = "insp = nni.Inspector(model, x)\nassert len(insp.recording) == 1"
 TRAIN = """
 @nnx.jit
 def train_step(model, x):

@@ -39,6 +39,7 @@ class Deep(nnx.Module):
 
 x = jax.random.normal(jax.random.key(0), (8, 4))
 insp = nni.Inspector(Deep(nnx.Rngs(0)), x)
+insp.recording  # the first pass
 look = nnx.jit(lambda model, x: nni.capture(model)(x)[1])
 for i in range(1, 6):
     insp.push(look(insp.model, i * x), step=10 * i)

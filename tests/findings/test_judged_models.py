@@ -112,6 +112,7 @@ def test_a_frozen_layer_is_information_at_most():
 def test_a_frozen_recording_is_judged_alike_when_its_columns_come_back():
     subject = FAULTY["half of the units dead"][1]()
     insp = nni.Inspector(subject.model, subject.x, display=False)
+    insp.run()
     insp.close()
     facts = insp.recording.facts
     again = nni.Recording()

@@ -351,9 +351,9 @@ class Owner:
     """The attributes that a presenter needs for its snapshot."""
 
     def __init__(self, handles):
-        meter = types.SimpleNamespace(compared=(None, None), compilations=0)
+        meter = types.SimpleNamespace(compared=(None, None), compilations=0, waited={})
         self.parts = {"recording": [], "handles": handles, "pending": True, "metrics": {}}
-        self.parts |= {"meter": meter, "effect": lambda: (None, ""), "errors": 0}
+        self.parts |= {"meter": meter, "effect": lambda: (None, ""), "errors": 0, "waiting": ()}
 
     def snapshot(self):
         return self.parts

@@ -17,6 +17,7 @@ def test_passes_reach_the_recording_through_one_door(monkeypatch):
     for path in ROOM.rglob("*.py"):
         assert ("recording.append(" in path.read_text()) == (path.name == "core.py"), path
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    assert len(insp.recording) == 1  # it waits for the first pass
     record, through = insp._core.record_pass, []
 
     def told(step, summaries, **about):
@@ -50,9 +51,11 @@ def test_whoever_holds_a_handle_or_a_loop_holds_the_inspector():
         optimizer.update(model, grads)
 
     handle = nni.Inspector(model, X, display=False).perturb("a", nni.Zero())
-    core = handle._owner.on_change.__self__._core
-    passes = len(core.recording)
+    loops = handle._owner.on_change.__self__
+    core = loops._core
+    loops._rerun.first()
+    assert len(core.recording) == 1
     handle.enabled = False
-    assert len(core.recording) == passes + 1
+    assert len(core.recording) == 2
     for x in nni.Inspector(model, X, display=False).watch([X] * 3, every=1):
         step(model, optimizer, x)

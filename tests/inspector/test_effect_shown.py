@@ -52,6 +52,7 @@ def model():
 @pytest.fixture
 def insp(model):
     inspector = nni.Inspector(model, X, display=False)
+    inspector._rerun.first()
     yield inspector
     inspector._rerun._arming.join()
     inspector.close()

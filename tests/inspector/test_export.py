@@ -118,6 +118,7 @@ def test_what_cannot_be_told_is_told_in_words(tmp_path: pathlib.Path):
 
 def test_a_closed_inspector_still_has_its_page(tmp_path: pathlib.Path):
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    insp.run()
     insp.close()
     insp.to_html(tmp_path / "run.html")
     index = store((tmp_path / "run.html").read_text()).index

@@ -72,6 +72,7 @@ def model():
 @pytest.fixture
 def insp(model, browser):
     inspector = nni.Inspector(model, X)
+    assert len(inspector.recording) == 1  # it waits for the first pass
     yield inspector
     inspector.close()
 

@@ -86,6 +86,7 @@ def _nothing_is_left_behind():
 def insp():
     model, _ = made()
     inspector = nni.Inspector(model, X, display=False)
+    inspector._rerun.first()
     yield inspector
     inspector.close()
 

@@ -162,6 +162,7 @@ def test_layers_that_cannot_be_told_apart_in_a_loop_say_so():
     """The user's step calls the layers itself: each call is a pass, and nothing counts them."""
     model = Deep(nnx.Rngs(0))
     insp = nni.Inspector(model, X, display=False)
+    insp.run()
 
     @nnx.jit
     def layer_by_layer(model, x):

@@ -30,6 +30,7 @@ def browser(monkeypatch):
 @pytest.fixture
 def insp():
     made = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    made._rerun.first()
     yield made
     made.close()
 
@@ -37,6 +38,7 @@ def insp():
 @pytest.fixture
 def other():
     made = nni.Inspector(TwoLayers(nnx.Rngs(7)), X, display=False)
+    made._rerun.first()
     made.close()
     return made.recording
 

@@ -37,6 +37,7 @@ def show(number, site="a", request=7):
 
 def test_a_pass_comes_whole_with_the_histograms_of_a_site_and_before_the_reply(browser):
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    insp._rerun.first()
     for scale in (2.0, 3.0):
         insp.run(scale * X)
     sent = browser.ask(insp, show(1, site="b"))
@@ -56,6 +57,7 @@ def test_a_pass_comes_whole_with_the_histograms_of_a_site_and_before_the_reply(b
 
 def test_live_frames_are_of_the_newest_pass_and_go_on_beside_a_held_one(browser):
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    insp._rerun.first()
     browser.ask(insp, show(0))
     browser.sent.clear()
     insp.run(X)
@@ -66,6 +68,7 @@ def test_live_frames_are_of_the_newest_pass_and_go_on_beside_a_held_one(browser)
 
 def test_a_pass_that_is_not_there_is_an_error_that_says_why(browser):
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    insp._rerun.first()
     ((reply, _),) = browser.ask(insp, show(40))
     assert not reply["ok"]
     assert reply["error"].startswith("Pass 40 is not in the recording")
@@ -74,6 +77,7 @@ def test_a_pass_that_is_not_there_is_an_error_that_says_why(browser):
 
 def test_a_pass_that_is_looked_at_stays_when_the_recording_thins_it_out(browser):
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    insp._rerun.first()
     insp.recording.max_steps = 4
     insp.run(X)
     browser.ask(insp, show(1))
@@ -86,6 +90,7 @@ def test_a_pass_that_is_looked_at_stays_when_the_recording_thins_it_out(browser)
 
 def test_the_passes_are_told_when_there_are_new_ones(browser):
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    insp._rerun.first()
     handle = insp.perturb("a", nni.Scale(0.5))
     assert insp.effect  # waits: what ends compiling during a change makes the pass once more
     handle.perturbation = nni.Scale(0.25)

@@ -3,6 +3,7 @@ import { useMemo } from "preact/hooks";
 import { precision, toBars } from "../charts/bins";
 import { Histogram } from "../charts/Histogram";
 import { histogramKey, statistic, type FrameData } from "../kernel/decode";
+import { Waiting } from "../header/Waiting";
 import type { Store } from "../store";
 import { Choice } from "../ui/Choice";
 import { count } from "../ui/format";
@@ -32,7 +33,7 @@ export function Distributions({ store, index }: { store: Store; index: number })
               <span class={`nni-q-${quantity}`}>{word}</span>
               <NotFinite frame={frame} site={index} q={q} />
             </figcaption>
-            <One frame={frame} pinned={pinned} site={index} q={q} quantity={quantity} word={word} log={store.logAxis.value} />
+            <One store={store} frame={frame} pinned={pinned} site={index} q={q} quantity={quantity} word={word} log={store.logAxis.value} />
           </figure>
         ))}
       </div>
@@ -41,6 +42,7 @@ export function Distributions({ store, index }: { store: Store; index: number })
 }
 
 interface OneProps {
+  store: Store;
   frame: FrameData | null;
   pinned: FrameData | null;
   site: number;
@@ -50,7 +52,7 @@ interface OneProps {
   log: boolean;
 }
 
-function One({ frame, pinned, site, q, quantity, word, log }: OneProps) {
+function One({ store, frame, pinned, site, q, quantity, word, log }: OneProps) {
   const before = pinned?.histograms.get(histogramKey(site, q));
   const behind = useMemo(() => (before ? toBars(before) : undefined), [before]);
   const pairs = frame?.histograms.get(histogramKey(site, q));
@@ -59,11 +61,14 @@ function One({ frame, pinned, site, q, quantity, word, log }: OneProps) {
     const precise = precision((name) => statistic(frame, site, q, name));
     return <Histogram bars={bars} log={log} quantity={quantity} word={word} behind={behind} precise={precise} />;
   }
-  return <div class="nni-nothing">{reason(frame, site, q, word, bars !== null)}</div>;
+  return (
+    <div class="nni-nothing">
+      {frame ? reason(frame, site, q, word, bars !== null) : <Waiting store={store} before="No pass yet" />}
+    </div>
+  );
 }
 
-function reason(frame: FrameData | null, site: number, q: number, word: string, sent: boolean): string {
-  if (!frame) return "No pass yet.";
+function reason(frame: FrameData, site: number, q: number, word: string, sent: boolean): string {
   if (Number.isNaN(statistic(frame, site, q, "size"))) return `No ${word} was measured here.`;
   return sent ? "No finite value." : "Comes with the next frame.";
 }

@@ -2,6 +2,7 @@
 // Invariant: a dash means "not measured"; a count of NaN values stands out if it is not 0.
 import { statistic, type FrameData } from "../kernel/decode";
 import { STATISTICS, type Statistic } from "../kernel/protocol";
+import { Waiting } from "../header/Waiting";
 import type { Store } from "../store";
 import { NOT_MEASURED, compact, count, exact, percent, real } from "../ui/format";
 import { EACH } from "../ui/quantities";
@@ -64,7 +65,7 @@ export function Numbers({ store, index }: { store: Store; index: number }) {
       </table>
       <p class="nni-missing">
         {frame === null
-          ? "No pass yet."
+          ? <Waiting store={store} before="No pass yet" />
           : missing.length === EACH.length
             ? "Nothing was measured here in this pass."
             : missing.map(({ word }) => `No ${word} was measured here in this pass.`).join(" ")}

@@ -4,6 +4,7 @@ import { Canvas, type Area } from "../charts/Canvas";
 import { paintBands, paintHeatmap } from "../charts/overSteps";
 import type { HistoryData } from "../kernel/decode";
 import { HISTORY_QUANTILES } from "../kernel/protocol";
+import { Waiting } from "../header/Waiting";
 import type { Store } from "../store";
 import { Choice } from "../ui/Choice";
 import { count } from "../ui/format";
@@ -44,7 +45,9 @@ export function OverSteps({ store }: { store: Store }) {
               {fits ? (
                 <Chart history={history} quantity={quantity} word={word} heatmap={kind === "heatmap"} log={store.logAxis.value} />
               ) : (
-                <div class="nni-nothing">No steps recorded yet.</div>
+                <div class="nni-nothing">
+                  <Waiting store={store} before="No steps recorded yet" />
+                </div>
               )}
             </figure>
           );

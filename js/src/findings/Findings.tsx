@@ -16,6 +16,7 @@ export function Findings({ store }: { store: Store }) {
   const button = useRef<HTMLButtonElement>(null);
   const all = found ? found.findings.length + found.more : 0;
   const shown = open && all > 0;
+  const unknown = store.frame.value === null && store.waiting.value.length > 0;
   const onKeyDown = (event: KeyboardEvent): void => {
     if (event.key !== "Escape" || !open) return;
     event.stopPropagation();
@@ -35,7 +36,7 @@ export function Findings({ store }: { store: Store }) {
         data-value={all}
         onClick={() => setOpen(!open)}
       >
-        <span role="status">{all === 0 ? "no findings" : all === 1 ? "1 finding" : `${count(all)} findings`}</span>
+        <span role="status">{all === 0 ? (unknown ? "no findings yet" : "no findings") : all === 1 ? "1 finding" : `${count(all)} findings`}</span>
       </button>
       {shown && <List found={found!} store={store} />}
     </div>

@@ -5,9 +5,15 @@ import { ids } from "../ui/testids";
 
 export function CostCorner({ cost }: { cost: Cost }) {
   const { plain_seconds: plain, inspected_seconds: inspected } = cost;
+  const waits = [
+    ["the tree", cost.tree_seconds],
+    ["a pass of insp.run or insp.step", cost.pass_seconds],
+    ["a measured step of a loop", cost.step_seconds],
+  ] as const;
   const ratio = plain && inspected ? `${(inspected / plain).toFixed(2)}×` : NOT_MEASURED;
   return (
     <dl class="nni-cost" data-testid={ids.cost} aria-label="Cost of inspection">
+      <Item name="waited" value={`${waits.map(([, time]) => (time === null ? NOT_MEASURED : Number(time.toPrecision(2)))).join(" · ")} s`} hint={`Seconds until the first of each was there: ${waits.map(([name, time]) => `${name} ${seconds(time)}`).join(", ")}. The last two include compiling.`} />
       <Item name="measured step" value={ratio} hint={stepHint(plain, inspected)} />
       <Item
         name="compiled"

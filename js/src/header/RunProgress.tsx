@@ -1,16 +1,19 @@
 // The progress of the run, and its speed.
-// Invariants: the progress is shown once, in steps done if a loop counts them, else as the step on
+// Invariants: whatever takes a while is named in place of "running", with the time so far;
+// the progress is shown once, in steps done if a loop counts them, else as the step on
 // screen; that is the step of the drawn frame, not of the newest one received.
 import type { Progress } from "../kernel/protocol";
 import type { Store } from "../store";
 import { count, exact, real } from "../ui/format";
 import { ids } from "../ui/testids";
+import { Waiting } from "./Waiting";
 
 export function RunProgress({ store }: { store: Store }) {
   const progress = store.progress.value;
-  const step = store.frame.value?.header.step ?? progress?.step;
+  const step = store.frame.value?.header.step ?? (progress?.kind ? progress.step : undefined);
   const status = progress ? statusOf(progress) : "waiting";
   const onScreen = step === undefined ? "no step yet" : `step ${count(step)}`;
+  const waits = store.waiting.value.length > 0;
   const text = progress?.kind === "watch" ? doneOf(progress) : onScreen;
   return (
     <div class="nni-run">
@@ -20,8 +23,14 @@ export function RunProgress({ store }: { store: Store }) {
           {text}
         </span>
       </span>
-      <span class={`nni-status nni-status-${status}`}>{status}</span>
-      {progress?.running && progress.rate !== null && (
+      {waits ? (
+        <span class="nni-status nni-status-waiting" role="status">
+          <Waiting store={store} />
+        </span>
+      ) : (
+        <span class={`nni-status nni-status-${status}`}>{status}</span>
+      )}
+      {progress?.running && !waits && progress.rate !== null && (
         <span class="nni-rate">{real(Number(progress.rate.toPrecision(3)))} steps/s</span>
       )}
     </div>

@@ -153,7 +153,7 @@ export interface Effect {
   readonly alone: readonly EffectAlone[];
 }
 
-/** The cost of inspection. Seconds are medians of recent steps: of plain steps, and of measured steps that are otherwise like them (both perturbed, or neither). None if there are no such steps. */
+/** The cost of inspection. Seconds are medians of recent steps: of plain steps, and of measured steps that are otherwise like them (both perturbed, or neither). None if there are no such steps. The last three say how long the user waited: for the tree, for the first pass, and for the first measured step of a loop, with its compilation; None while unknown. */
 export interface Cost {
   readonly plain_seconds: number | null;
   readonly inspected_seconds: number | null;
@@ -161,6 +161,9 @@ export interface Cost {
   readonly bytes_sent: number;
   readonly frames_dropped: number;
   readonly errors: number;
+  readonly tree_seconds: number | null;
+  readonly pass_seconds: number | null;
+  readonly step_seconds: number | null;
 }
 
 /** Something the user should know; `level` is "info", "warning" or "error". */
@@ -170,7 +173,13 @@ export interface Notice {
   readonly site: string | null;
 }
 
-/** Everything small that the screen shows; each message has all of it. Buffer: none. `training_perturbed` is True while a watched loop runs with a perturbation on. `no_effect` says why there is no effect to show. `listening` says how a change reaches a running loop: "during" a cell (the kernel handles messages while the cell runs), "thread" (the loop runs in a thread), or "after" the cell has ended. `compiling` counts the perturbations for which a program is being compiled. `python` is the Python equivalent of the last request from the screen. */
+/** Something that takes a while, such as "compiling the first pass", and the time so far. */
+export interface Waiting {
+  readonly what: string;
+  readonly seconds: number;
+}
+
+/** Everything small that the screen shows; each message has all of it. Buffer: none. `training_perturbed` is True while a watched loop runs with a perturbation on. `no_effect` says why there is no effect to show. `listening` says how a change reaches a running loop: "during" a cell (the kernel handles messages while the cell runs), "thread" (the loop runs in a thread), or "after" the cell has ended. `compiling` counts the perturbations for which a program is being compiled. `python` is the Python equivalent of the last request from the screen. `waiting` names what the screen waits for. */
 export interface State {
   readonly type: "state";
   readonly version: number;
@@ -187,6 +196,7 @@ export interface State {
   readonly notices: readonly Notice[];
   readonly python: string;
   readonly closed: boolean;
+  readonly waiting: readonly Waiting[];
 }
 
 /** One thing that is or may be wrong; see `findings.Finding`. */
@@ -696,9 +706,10 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   SiteEffect: { site: "str", change: "float?" },
   EffectAlone: { perturbation: "int", loss_change: "float?", output_change: "float?", kl: "float?", top1_changed: "float?" },
   Effect: { source: "str", clean: "float?{}", perturbed: "float?{}", output_change: "float?", kl: "float?", top1_changed: "float?", sites: "SiteEffect[]", alone: "EffectAlone[]" },
-  Cost: { plain_seconds: "float?", inspected_seconds: "float?", compilations: "int", bytes_sent: "int", frames_dropped: "int", errors: "int" },
+  Cost: { plain_seconds: "float?", inspected_seconds: "float?", compilations: "int", bytes_sent: "int", frames_dropped: "int", errors: "int", tree_seconds: "float?", pass_seconds: "float?", step_seconds: "float?" },
   Notice: { level: "str", text: "str", site: "str?" },
-  State: { version: "int", seq: "int", selected: "str", perturbations: "Perturbation[]", training_perturbed: "bool", listening: "during|thread|after", compiling: "int", effect: "Effect?", no_effect: "str", progress: "Progress", cost: "Cost", notices: "Notice[]", python: "str", closed: "bool" },
+  Waiting: { what: "str", seconds: "float" },
+  State: { version: "int", seq: "int", selected: "str", perturbations: "Perturbation[]", training_perturbed: "bool", listening: "during|thread|after", compiling: "int", effect: "Effect?", no_effect: "str", progress: "Progress", cost: "Cost", notices: "Notice[]", python: "str", closed: "bool", waiting: "Waiting[]" },
   FindingRow: { rule: "str", site: "str", step: "int", severity: "error|warning|info", message: "str" },
   Findings: { version: "int", findings: "FindingRow[]", more: "int" },
   Reply: { id: "int", ok: "bool", error: "str" },

@@ -58,6 +58,7 @@ export const ids = {
   banner: "nni-banner",
   step: "nni-step",
   progress: "nni-progress",
+  waiting: "nni-waiting",
   pause: "nni-pause",
   cost: "nni-cost",
   compilations: "nni-compilations",

@@ -42,6 +42,10 @@ class Call:
     configuration: Configuration = dataclasses.field(default_factory=Configuration.here)
     entry: Entry = ITSELF
 
+    def of_same(self, other: Call) -> bool:
+        """Whether two calls with the same arguments have the same model and modes."""
+        return self.model is other.model and self.switches == other.switches
+
     @functools.cached_property
     def parts(self) -> Parts:
         """The parts of the call, taken once for several passes of one moment."""

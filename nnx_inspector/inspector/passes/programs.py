@@ -179,6 +179,9 @@ class OwnedPasses:
     Args:
         keys: the sites that have a row, in order.
         selection: the sites to measure.
+
+    Attributes:
+        waits: called with a name and what a caller waits for, in words; "" when it is there.
     """
 
     def __init__(self, keys: tuple[str, ...], selection: Selection):
@@ -190,6 +193,7 @@ class OwnedPasses:
         self._same: dict[Any, Any] = {}
         self._eager: set[Any] = set()
         self._lock = threading.RLock()
+        self.waits: Callable[[str, str], object] = lambda who, what: None
 
     def extend(self, keys: Iterable[str]) -> None:
         """Give more sites a row."""
@@ -291,9 +295,14 @@ class OwnedPasses:
                     return program.function(*inputs)
                 if program.ready:
                     return program(*inputs)
-                with program.lock:
-                    out = program(*inputs)
-                    program.ready = not program.ran_eagerly
+                what = "units" if isinstance(kind, OfUnits) else kind
+                self.waits("run", f"compiling the {'effect' if what == 'compare' else what}")
+                try:
+                    with program.lock:
+                        out = program(*inputs)
+                        program.ready = not program.ran_eagerly
+                finally:
+                    self.waits("run", "")
                 self._has_traced(call)
                 if program.ran_eagerly:
                     self._eager.add(self._key_of(call))

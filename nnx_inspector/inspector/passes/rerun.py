@@ -1,5 +1,6 @@
 """Runs the example or the last step for the screen, and runs it again after each change.
 
+The first pass is made in a thread once the model is on screen, or when something reads a figure.
 Invariant: the screen belongs to one moment (pass, clean pass and effect have the same arguments,
 modes and perturbations); it shows the effect of the present perturbations, or says what the effect
 waits for; a rerun that the user did not request raises nothing: its failure is reported. Draws
@@ -8,7 +9,9 @@ nothing, and knows of a loop only whether one runs and at which step.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +19,7 @@ from flax import nnx
 
 from nnx_inspector._compat.configuration import forbids_nan
 from nnx_inspector.background import Worker, weakly
-from nnx_inspector.errors import InspectorError
+from nnx_inspector.errors import InspectorError, InspectorWarning, warn
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.nnx.switches import Switches
 from nnx_inspector.inspector.passes.call import Call
@@ -51,6 +54,9 @@ class Reruns:
     def __init__(self, core: Core):
         self._core = core
         self.failed = False
+        self._first: tuple[Trial, Call] | None = None  # the first pass, while it is wanted
+        self._asked = False  # whether anything has waited for it
+        self._began: float | None = None  # when a pass was first wanted
         self._measured: Shown | None = None  # the pass with the newest effect
         self._reach: tuple[Trial, Switches, Reach] | None = None
         self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))
@@ -63,22 +69,67 @@ class Reruns:
         """The call of a shown pass, on the present model."""
         return shown.trial.call(self._core.model, shown.switches)
 
+    def begin(self, *, wait: bool = False) -> None:
+        """Make the first pass in a thread, on the model's present values; with `wait`, or if it
+        cannot be compiled ahead, here.
+        """
+        core = self._core
+        if not self._lacks_first:
+            return
+        if wait or forbids_nan() or core.programs.tracing(core.call()) is None:
+            self.run(core.example)
+        else:
+            self.refresh()
+
+    def first(self) -> None:
+        """Return when there is a pass to read. If none was made or begun, run the example here.
+
+        Raises:
+            Exception: any exception of the pass.
+        """
+        self._asked = True
+        if self._lacks_first:
+            self._arming.wait()
+        if self._lacks_first:
+            self.run(self._core.example)
+        elif not self._core.looping:
+            self._core.learn()
+
+    def drop_first(self) -> None:
+        """Begin the first pass no more: a loop takes its place."""
+        self._first = None
+
+    @property
+    def _lacks_first(self) -> bool:
+        core = self._core
+        return not (len(core.recording) or core.looping or core.closed)
+
     def run(self, trial: Trial) -> Any:
         """A pass that was asked for: it waits for its program. What the function returns."""
+        begun, self._first = self._first, None  # nobody waits for the first pass any more
+        self._began = self._began or time.monotonic()
+        try:
+            return self._run(trial)
+        finally:
+            if begun is not None and self._lacks_first:
+                self.refresh()
+
+    def _run(self, trial: Trial) -> Any:
         setting, switches = self._core.handles.setting(), self._core.modes.switches()
         trial.require_there()
 
-        def make() -> Shown:
-            require_there(trial.call(self._core.model, switches).parts.leaves)
-            return self._make(trial, switches, setting)
+        def make() -> tuple[Shown, Call]:
+            call = trial.call(self._core.model, switches)
+            require_there(call.parts.leaves)
+            return self._make(trial, call, setting), call
 
-        shown = undisturbed(make, "The model")
+        shown, call = undisturbed(make, "The model")
         with self._core.lock:
             self._core.trial = trial
             self._core.example = trial if trial.loss_fn is None else self._core.example
-        self._took_place(shown)
+        self._took_place(shown, call)
         if forbids_nan() and (found := where(shown.outcome.perturbed.record)):
-            self._call_of(shown).raise_theirs(found)
+            call.raise_theirs(found)
         return shown.outcome.perturbed.value
 
     def reached(self) -> Reach:
@@ -96,34 +147,40 @@ class Reruns:
         Args:
             step: the step of a watched loop that has just been measured.
         """
-        trial, switches = self._core.trial, self._core.modes.switches()
-        handles, passes = self._core.handles, self._core.programs
+        trial, switches, before = self._core.trial, self._core.modes.switches(), self._core.shown
+        handles, passes, first = self._core.handles, self._core.programs, self._first
         self.failed = False
         try:
             setting = handles.setting()
             old = handles.setting(armed=True)
             call = trial.call(self._core.model, switches)
+            if first is not None and first[0] is trial and first[1].of_same(call):
+                call = first[1]  # with the model's values of the moment when it was wanted
             trial.require_there()
             require_whole(call.parts.leaves, "The model")
             missing = passes.missing("pass", call, setting)
             # in other modes or for another call, equal places have no old program
-            later = missing is not None and setting.code != old.code
+            later = missing is not None and (setting.code != old.code or before is None)
             if later:
+                if before is None and not self._core.looping:
+                    self._first = trial, call  # its parts are taken
+                    self._began = self._began or time.monotonic()
                 self._compile(missing)
                 setting = old
             if self._core.looping:
                 if not later:
                     handles.arm(setting)
                     if setting.active:  # the screen shows the loop, and the effect beside it
-                        self._measured = shown = self._make(trial, switches, setting, step=step)
+                        self._measured = shown = self._make(trial, call, setting, step=step)
                         if shown.outcome.differences is None:
                             self._want_comparison(call, setting)
-            elif not (later and self._is_shown(trial, switches, setting)):
-                self._took_place(self._make(trial, switches, setting))
+            elif not later or not (before is None or self._is_shown(trial, switches, setting)):
+                count = len(self._core.recording)
+                shown = self._make(trial, call, setting)
+                self._took_place(shown, call, instead_of=(before, count))
         except Exception as error:  # noqa: BLE001 - shown instead
-            self.failed = True
-            text = f"{trial.name} could not be run again: {type(error).__name__}: {error}"
-            self._core.notice("error", text)
+            again = "" if before is None else " again"
+            self._fail(f"{trial.name} could not be run{again}", error)
 
     def effect(self) -> tuple[protocol.Effect | None, str]:
         """The effect of the present perturbations, or None and the reason why there is none.
@@ -177,37 +234,51 @@ class Reruns:
             self.wait()
 
     def _forget(self) -> None:
-        self._reach = self._measured = None
+        self._first = self._reach = self._measured = None
 
     def _make(
-        self, trial: Trial, switches: Switches, setting: Setting, *, step: int | None = None
+        self, trial: Trial, call: Call, setting: Setting, *, step: int | None = None
     ) -> Shown:
-        self._core.show_modes(switches)
-        call, looping = trial.call(self._core.model, switches), self._core.looping
+        self._core.show_modes(call.switches)
+        looping = self._core.looping
         at, arrays = self._core.step if step is None else step, weak_arrays(call.parts.leaves)
         outcome = made(self._core.programs, call, setting)
-        return Shown(trial, switches, setting, outcome, at, looping, arrays)
+        return Shown(trial, call.switches, setting, outcome, at, looping, arrays)
 
-    def _took_place(self, shown: Shown) -> None:
-        """Show a pass, unless another one was requested meanwhile."""
-        with self._core.lock:
-            if self._core.trial is not shown.trial or self._core.closed:
+    def _took_place(
+        self, shown: Shown, call: Call, *, instead_of: tuple[Shown | None, int] | None = None
+    ) -> None:
+        """Show a pass, unless another one was requested meanwhile.
+
+        Args:
+            instead_of: for a pass that nobody asked for, the pass that was on screen when it began,
+                and the number of recorded ones: it is dropped if others came meanwhile.
+        """
+        core = self._core
+        with core.lock:
+            if core.trial is not shown.trial or core.closed:
                 return
-            self._core.shown = self._measured = shown
-            self._core.handles.arm(shown.setting)
-            if not self._core.looping:
-                self._core.handles.tell_idle(self._idle_in(shown))
-        self._show(shown)
+            now = core.shown, len(core.recording)
+            if instead_of is not None and (now != instead_of or core.looping):
+                return
+            self._first = None
+            if self._began is not None:
+                core.meter.waited.setdefault("pass_seconds", time.monotonic() - self._began)
+            core.shown = self._measured = shown
+            core.handles.arm(shown.setting)
+            if not core.looping:
+                core.handles.tell_idle(self._idle_in(shown))
+        self._show(shown, call)
         if shown.setting.active and shown.outcome.differences is None:
-            self._want_comparison(self._call_of(shown), shown.setting)
+            self._want_comparison(call, shown.setting)
         self._want_each_alone(shown)
 
-    def _show(self, shown: Shown) -> None:
+    def _show(self, shown: Shown, call: Call) -> None:
         # the loss of this evaluation does not belong to the curves, which show the training
         core, found = self._core, shown.outcome.perturbed
         core.eager = found.record.eager
         core.show_modes(shown.switches)
-        core.recording.learn(core.programs.facts(self._call_of(shown)))
+        core.recording.learn(core.programs.facts(call))
         core.show_record(
             found.record, kind=shown.trial.kind, setting=shown.setting, states=found.states
         )
@@ -238,9 +309,15 @@ class Reruns:
 
     def _compile(self, missing: Callable[[Callable[[], bool]], None] | None) -> None:
         """Compile a missing program instead of any other that still waits."""
-        arming = self._arming
+        arming, first, unwanted = self._arming, self._first is not None, weakly(self._unwanted)
         if missing is not None:
-            arming.do_instead(lambda: missing(lambda: arming.closed))
+            what = "the first pass" if first else "the program with the perturbations"
+            self._core.wait_for("program", f"compiling {what}")
+            arming.do_instead(lambda: missing(lambda: arming.closed or (first and unwanted())))
+
+    def _unwanted(self) -> bool:
+        """Whether nobody waits for the first pass any more."""
+        return self._first is None
 
     def _is_shown(self, trial: Trial, switches: Switches, setting: Setting) -> bool:
         shown = self._core.shown
@@ -254,7 +331,16 @@ class Reruns:
 
     def _armed(self) -> None:
         """Use a program that has just been compiled; called in the thread that compiles."""
-        if self._core.closed:
+        first = self._first
+        self._core.wait_for("program")
+        self._core.wait_for("pass", "running the first pass" if first else "")
+        self._arm_shown()
+        self._first = self._first if self._first is not first else None
+        self._core.wait_for("pass")
+        self._core.view.state_changed()
+
+    def _arm_shown(self) -> None:
+        if self._core.closed or (self._core.shown is self._first is None):
             return
         if self._core.looping:  # the loop measures the effect at its next measured step
             self._core.view.state_changed()
@@ -274,10 +360,20 @@ class Reruns:
 
     def _not_armed(self, error: Exception) -> None:
         self._core.handles.give_up(f"{type(error).__name__}: {error}")
-        self.failed = True
-        what = "A program for the perturbations could not be compiled"
-        self._core.notice("error", f"{what}: {type(error).__name__}: {error}")
+        first, self._first = self._first, None
+        self._core.wait_for("program")
+        self._core.wait_for("pass")
+        what = "The first pass" if first else "A program for the perturbations"
+        self._fail(f"{what} could not be compiled", error)
         self._core.view.state_changed()
+
+    def _fail(self, what: str, error: Exception) -> None:
+        """Report a failure of a pass that nobody asked for; of the first one, in Python too."""
+        self.failed, text = True, f"{what}: {type(error).__name__}: {error}"
+        self._core.notice("error", text)
+        if self._core.shown is None and not self._asked:
+            with contextlib.suppress(InspectorWarning):  # a filter may make it an error
+                warn(text)
 
     def _want_each_alone(self, shown: Shown) -> None:
         """If there are several perturbations, measure the effect of each by itself."""

@@ -79,6 +79,7 @@ from nnx_inspector.screen.protocol.shown import Reply as Reply
 from nnx_inspector.screen.protocol.shown import Site as Site
 from nnx_inspector.screen.protocol.shown import SiteEffect as SiteEffect
 from nnx_inspector.screen.protocol.shown import State as State
+from nnx_inspector.screen.protocol.shown import Waiting as Waiting
 from nnx_inspector.screen.protocol.terms import HISTORY_BINS as HISTORY_BINS
 from nnx_inspector.screen.protocol.terms import HISTORY_QUANTILES as HISTORY_QUANTILES
 from nnx_inspector.screen.protocol.terms import LONGEST_ERROR as LONGEST_ERROR

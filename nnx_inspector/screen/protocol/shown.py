@@ -217,7 +217,8 @@ class Effect:
 class Cost:
     """The cost of inspection. Seconds are medians of recent steps: of plain steps, and of measured
     steps that are otherwise like them (both perturbed, or neither). None if there are no such
-    steps.
+    steps. The last three say how long the user waited: for the tree, for the first pass, and for
+    the first measured step of a loop, with its compilation; None while unknown.
     """
 
     plain_seconds: float | None
@@ -226,6 +227,9 @@ class Cost:
     bytes_sent: int
     frames_dropped: int
     errors: int
+    tree_seconds: float | None = None
+    pass_seconds: float | None = None
+    step_seconds: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -238,6 +242,14 @@ class Notice:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """Something that takes a while, such as "compiling the first pass", and the time so far."""
+
+    what: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class State:
     """Everything small that the screen shows; each message has all of it. Buffer: none.
 
@@ -245,7 +257,8 @@ class State:
     why there is no effect to show. `listening` says how a change reaches a running loop: "during" a
     cell (the kernel handles messages while the cell runs), "thread" (the loop runs in a thread), or
     "after" the cell has ended. `compiling` counts the perturbations for which a program is being
-    compiled. `python` is the Python equivalent of the last request from the screen.
+    compiled. `python` is the Python equivalent of the last request from the screen. `waiting`
+    names what the screen waits for.
     """
 
     type: ClassVar[str] = "state"
@@ -263,6 +276,7 @@ class State:
     notices: tuple[Notice, ...]
     python: str
     closed: bool
+    waiting: tuple[Waiting, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -320,6 +320,7 @@ X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
 @pytest.fixture
 def insp(model):
     inspector = nni.Inspector(model, X)
+    inspector._rerun.first()
     yield inspector
     inspector.close()
 

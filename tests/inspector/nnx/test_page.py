@@ -34,6 +34,7 @@ class Asked:
             InspectorWidget, "send", lambda _, content, *__: self.sent.append(content)
         )
         self.insp = nni.Inspector(model, *args, display=False)
+        self.insp._rerun.first()
         self.number = 0
 
     def ask(self, message):

@@ -62,6 +62,7 @@ def held():
     let_go = Gate()
     model = Net(nnx.Rngs(0), let_go)
     insp = nni.Inspector(model, X, display=False)
+    insp._rerun.first()
     yield model, insp, let_go
     let_go.set()
     insp.close()

@@ -24,6 +24,7 @@ def donated():
     """An inspector whose model's arrays were donated, and the state that the step returned."""
     model = TwoLayers(nnx.Rngs(0))
     inspector = nni.Inspector(model, X, display=False)
+    inspector._rerun.first()
     step = jax.jit(lambda state: jax.tree.map(lambda p: 2 * p, state), donate_argnums=0)
     yield inspector, step(nnx.state(model))
     inspector.close()

@@ -338,7 +338,7 @@ def test_a_watched_loop_is_not_disturbed(net):
         if number == 1:
             before = len(traces)
     assert len(traces) == before
-    assert len(net.recording) == 1 + 3
+    assert len(net.recording) == 3
 
 
 # ------------------------------------------------------------- what is kept

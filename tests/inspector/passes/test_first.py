@@ -1,0 +1,289 @@
+"""The first pass: made in a thread once it is wanted, or not at all if something else came first.
+
+A job that waits for an event holds the thread, so that each test decides what happens before it.
+"""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+import warnings
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled import Compiled
+from flax import nnx
+from models import TwoLayers
+
+import nnx_inspector as nni
+from nnx_inspector.screen import presenter
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
+
+
+class Begun:
+    """An inspector whose first pass is wanted, and waits for `let_go`."""
+
+    def __init__(self, model):
+        self.gate, held = threading.Event(), threading.Event()
+        self.model, self.insp = model, nni.Inspector(model, X, display=False)
+        self.insp._rerun._arming.do(lambda: (held.set(), self.gate.wait()))
+        held.wait()
+        self.insp._rerun.begin()
+
+    def let_go(self):
+        self.gate.set()
+        self.insp._rerun.wait()
+
+    @property
+    def kinds(self):
+        return [one.kind for one in self.insp._core.recording.passes]
+
+    @property
+    def waiting(self):
+        return [one.what for one in self.insp._core._snapshot()["waiting"]]
+
+
+@pytest.fixture
+def begun():
+    one = Begun(TwoLayers(nnx.Rngs(0)))
+    yield one
+    one.let_go()
+    one.insp.close()
+
+
+def loss_fn(model, x):
+    return (model(x) ** 2).mean()
+
+
+def test_it_is_not_made_before_a_figure_is_read():
+    model = TwoLayers(nnx.Rngs(0))
+    with Compiled() as compiled:
+        insp = nni.Inspector(model, X, display=False)
+        assert "compile" not in compiled.kinds
+        assert len(insp.trace.calls) == 3
+    assert not insp._rerun._arming.busy
+    assert insp.recording.summary("a").size
+    assert len(insp.recording) == 1
+    insp.close()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda insp, _: insp.findings,
+        lambda insp, path: insp.save(path / "run.nni"),
+        lambda insp, path: insp.to_html(path / "run.html"),
+        lambda insp, _: insp.compare(nni.capture(insp.model)(X)[1]),
+    ],
+    ids=["findings", "save", "to_html", "compare"],
+)
+def test_what_reads_a_figure_makes_it(read, tmp_path):
+    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    read(insp, tmp_path)
+    assert len(insp._core.recording) == 1
+    insp.close()
+
+
+def test_it_is_compiled_and_run_in_the_thread_and_says_what_it_waits_for(begun):
+    assert begun.waiting == ["compiling the first pass"]
+    with Compiled() as compiled:
+        begun.let_go()
+    assert "compile" in compiled.kinds
+    assert set(compiled.threads) == {"nnx_inspector.arming"}
+    assert begun.kinds == ["run"]
+    assert begun.waiting == []
+    assert set(begun.insp._core.meter.waited) == {"tree_seconds", "pass_seconds"}
+
+
+def test_a_model_that_changes_meanwhile_is_shown_as_it_was(begun):
+    norm = jnp.linalg.norm(begun.model(X))
+    begun.model.b.bias[...] += 100.0
+    begun.let_go()
+    assert begun.insp.recording.summary("b").norm == pytest.approx(float(norm), rel=1e-5)
+
+
+def test_a_new_model_is_the_one_that_is_shown(begun):
+    new = TwoLayers(nnx.Rngs(1))
+    begun.insp.update(new)
+    begun.let_go()
+    norm = jnp.linalg.norm(new(X))
+    assert begun.insp.recording.summary("b").norm == pytest.approx(float(norm), rel=1e-5)
+
+
+def test_a_perturbation_that_comes_meanwhile_acts_in_it(begun):
+    begun.insp.perturb("b", nni.Scale(2.0))
+    norm = 2 * jnp.linalg.norm(begun.model(X))
+    begun.let_go()
+    assert begun.insp.recording.summary("b").norm == pytest.approx(float(norm), rel=1e-5)
+    assert begun.kinds == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("first", "kind"),
+    [
+        (lambda insp: insp.run(), "run"),
+        (lambda insp: insp.step(loss_fn, X), "step"),
+        (lambda insp: [loss_fn(insp.model, x) for x in insp.watch([X], every=1)], "watch"),
+    ],
+    ids=["run", "step", "watch"],
+)
+def test_what_comes_first_takes_its_place(begun, first, kind):
+    first(begun.insp)
+    begun.let_go()
+    assert begun.kinds == [kind]
+    assert begun.waiting == []
+
+
+def test_a_run_that_fails_does_not_take_its_place(begun):
+    with pytest.raises(TypeError):
+        begun.insp.run(jnp.ones((4, 7)))
+    begun.let_go()
+    assert begun.kinds == ["run"]
+
+
+def test_a_loop_that_came_first_leaves_the_facts_that_findings_need():
+    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    for x in insp.watch([X], every=1):
+        loss_fn(insp.model, x)
+    assert insp.recording.facts == nni_facts(insp)
+    insp.close()
+
+
+def nni_facts(insp):
+    return insp._core.programs.facts(insp._core.call())
+
+
+def test_a_closed_inspector_compiles_nothing(begun):
+    begun.insp.close()
+    with Compiled() as compiled:
+        begun.let_go()
+    assert compiled.kinds == []
+    assert begun.kinds == []
+
+
+def test_the_thread_does_not_keep_an_inspector_that_nobody_holds():
+    begun = Begun(TwoLayers(nnx.Rngs(0)))
+    core, arming = weakref.ref(begun.insp._core), begun.insp._rerun._arming
+    del begun.insp
+    gc.collect()
+    assert core() is None
+    with Compiled() as compiled:
+        begun.gate.set()
+        arming.wait()
+    assert compiled.kinds == []
+    assert not arming.busy
+
+
+class Raising(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(3, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return jax.pure_callback(out_of_range, jax.typeof(x), self.linear(x))
+
+
+def out_of_range(x):
+    raise ValueError("a token is out of range")
+
+
+def test_its_error_is_on_screen_warned_of_once_and_raised_where_a_figure_is_read():
+    begun = Begun(Raising(nnx.Rngs(0)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        begun.let_go()
+    ours = [str(one.message) for one in told if one.category is nni.InspectorWarning]
+    assert len(ours) == 1
+    assert "The example could not be run: " in ours[0]
+    assert "a token is out of range" in ours[0]
+    assert [n.text for n in begun.insp._core.view._notices] == ours
+    assert begun.waiting == []
+    for _ in range(2):
+        with pytest.raises(Exception, match="a token is out of range"):
+            _ = begun.insp.recording
+    begun.insp.close()
+
+
+def test_a_model_that_is_donated_meanwhile_is_told(begun):
+    step = jax.jit(lambda state: jax.tree.map(lambda p: 2 * p, state), donate_argnums=0)
+    state = step(nnx.state(begun.model))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        begun.let_go()
+    (text,) = [str(one.message) for one in told if one.category is nni.InspectorWarning]
+    assert "a training step has taken the model's arrays" in text
+    with pytest.raises(nni.InspectorError, match="has taken the model's arrays"):
+        _ = begun.insp.recording
+    begun.insp.update(state)
+    assert len(begun.insp.recording) == 1
+
+
+class Reading(nnx.Module):
+    """Its code reads a value, so it cannot be traced."""
+
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(3, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.linear(x) * (1 if float(x.sum()) > -1e9 else 2)
+
+
+def test_what_cannot_be_compiled_ahead_runs_at_once():
+    insp = nni.Inspector(Reading(nnx.Rngs(0)), X, display=False)
+    assert len(insp._core.recording) == 1
+    insp.close()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_notebook_that_a_program_runs_has_it_in_the_cell(answers, monkeypatch):
+    """Such a program keeps what was sent before the cell has ended."""
+    shell = type("Shell", (), {"parent_header": {"content": {"allow_stdin": answers}}})
+    monkeypatch.setattr("IPython.core.getipython.get_ipython", shell)
+    assert presenter.runs_by_itself() is not answers
+
+
+def test_it_waits_where_nobody_will_see_it_later():
+    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    insp._rerun.begin(wait=True)
+    assert len(insp._core.recording) == 1
+    insp.close()
+
+
+RESTARTED = """
+import collections, json, sys
+import jax
+import jax.numpy as jnp
+import nnx_inspector as nni
+from flax import nnx
+from models import TwoLayers
+
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+model, x = TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3))
+events = collections.Counter()
+jax.monitoring.register_event_listener(lambda name, **_: events.update([name.split("/")[-1]]))
+insp = nni.Inspector(model, x, display=False)
+insp._rerun.begin()
+assert len(insp.recording) == 1
+insp.perturb("a", nni.Zero())
+assert insp.effect is not None
+insp.step(lambda model, x: (model(x) ** 2).mean(), x)
+print(json.dumps([events["cache_hits"], events["cache_misses"]]))
+"""
+
+
+def test_with_the_cache_on_disk_a_restarted_kernel_compiles_nothing(tmp_path):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    found = []
+    for _ in range(2):
+        command = [sys.executable, "-c", RESTARTED, str(tmp_path / "cache")]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    (hits, misses), again = found
+    assert hits == 0
+    assert misses > 2, "each program is written"
+    assert again == [misses, 0]
