@@ -150,7 +150,7 @@ def test_runs_from_the_first_cell_to_the_last_offline(notebook: Notebook):
 
 
 def test_the_run_is_shown_to_its_end(story: Story, notebook: Notebook, view: View):
-    assert story.trained == {"steps": "1000", "total": "1000"}
+    assert story.trained == {"steps": "800", "total": "800"}
     assert view.number("nni-step") == notebook.ask("insp.recording.passes[-1].step")
     for name in ("loss", "accuracy"):
         last = notebook.ask(f"float(insp.recording.curves()[{name!r}][-1, 1])")

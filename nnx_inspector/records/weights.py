@@ -1,0 +1,126 @@
+"""`compare_weights`: the weights of two models or checkpoints, one array at a time.
+
+Invariant: arrays are aligned by path alone; an array that only one side has is reported; an unknown
+figure is NaN. Runs no model and changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from nnx_inspector.arrays import is_array
+from nnx_inspector.hooks.sites import site_key
+from nnx_inspector.program.donated import require_whole
+from nnx_inspector.recordings.compare import differences
+from nnx_inspector.stats.summarize import in_words, summarize
+from nnx_inspector.stats.summary import Summary
+
+if TYPE_CHECKING:
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+_SHARED: Final = ("total_variation", "quantile_distance", "mean_difference", "std_difference")
+"""Columns that mean the same as those of `compare`."""
+
+
+def compare_weights(a: Any, b: Any) -> pd.DataFrame:
+    """Measure how far apart the weights of two models or checkpoints are, largest change first.
+
+    Args:
+        a: a module, a state of one (`nnx.state(model)`), or nested dictionaries of arrays
+            (`nnx.to_pure_dict`): the weights before.
+        b: the weights after.
+
+    Returns:
+        A pandas frame with a row for each array of floats, ordered by `relative_change`. Arrays
+        that only one side has come last. Columns:
+
+        - `parameter`: its path; `type`: that of its Variable; `in`: "both", "a" or "b".
+        - `array`: its dtype and shape, those of both sides if they differ.
+        - `distance`: the norm of b - a; NaN if the shapes differ.
+        - `relative_change`: `distance` divided by the norm of a.
+        - `total_variation`, `quantile_distance`, `mean_difference`, `std_difference`: of the
+          histograms of the two arrays, as in `nni.compare`.
+
+    Raises:
+        TypeError: `a` or `b` is none of these.
+        InspectorError: a training step has taken the arrays of a model.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, use_bias=False, rngs=nnx.Rngs(0))
+        >>> after = nnx.clone(model)
+        >>> after.kernel[...] *= 1.5
+        >>> compare_weights(model, after)[["parameter", "relative_change"]].round(3).values.tolist()
+        [['kernel', 0.5]]
+    """
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+    of_a, of_b = _weights(a, "a"), _weights(b, "b")
+    rows: list[dict[str, Any]] = []
+    for path in dict.fromkeys((*of_a, *of_b)):
+        pair = [side.get(path) for side in (of_a, of_b)]
+        here = [one for one in pair if one is not None]
+        rows.append(
+            {
+                "parameter": path,
+                "type": here[0][0],
+                "in": "both" if len(here) == 2 else "a" if pair[0] is not None else "b",
+                "array": " and ".join(dict.fromkeys(in_words(x.dtype, x.shape) for _, x in here)),
+                **_figures(*(None if one is None else one[1] for one in pair)),
+            }
+        )
+    frame: Any = pd.DataFrame(rows, columns=[*_TEXTS, "distance", "relative_change", *_SHARED])
+    frame["last"] = frame["in"] != "both"
+    order = frame.sort_values(["last", "relative_change"], ascending=[True, False], kind="stable")
+    return order.drop(columns="last").reset_index(drop=True)
+
+
+_TEXTS: Final = ("parameter", "type", "in", "array")
+
+
+def _weights(of: Any, name: str) -> dict[str, tuple[str, Any]]:
+    """Path -> the type of the Variable and the array, for each array of floats."""
+    if isinstance(of, nnx.Pytree):
+        of = nnx.state(of, graph=True)
+    if not isinstance(of, Mapping):
+        raise TypeError(
+            f"compare_weights takes two modules, states or dictionaries of arrays, got "
+            f"{type(of).__name__} for {name}."
+        )
+    found: dict[str, tuple[str, Any]] = {}
+    flat: Any = nnx.to_flat_state(of if isinstance(of, nnx.State) else nnx.State(of))
+    for path, leaf in flat:
+        is_variable = isinstance(leaf, nnx.Variable)
+        value = leaf.get_value() if is_variable else leaf
+        for inner, x in jax.tree_util.tree_flatten_with_path(value)[0]:
+            if is_array(x) and jnp.issubdtype(x.dtype, jnp.inexact):
+                kind = type(leaf).__name__ if is_variable else "array"
+                found[site_key(path) + jax.tree_util.keystr(inner)] = (kind, x)
+    require_whole([x for _, x in found.values()], "The weights")
+    return found
+
+
+def _figures(a: Any, b: Any) -> dict[str, float]:
+    nan = float("nan")
+    if a is None or b is None:
+        return dict.fromkeys(("distance", "relative_change", *_SHARED), nan)
+    before, after, change = _measured(a, b)
+    (row,) = differences({("", ""): before.merged()}, {("", ""): after.merged()})
+    distance = nan if change is None else change.merged().norm
+    size = before.merged().norm
+    relative = distance / size if size else 0.0 if distance == 0 else distance * math.inf
+    shared = {name: getattr(row, name) for name in _SHARED}
+    return {"distance": distance, "relative_change": relative, **shared}
+
+
+@jax.jit
+def _measured(a: jax.Array, b: jax.Array) -> tuple[Summary, Summary, Summary | None]:
+    """The summaries of both, and of their difference in at least float32."""
+    wide = jnp.promote_types(jnp.promote_types(a.dtype, b.dtype), jnp.float32)
+    apart = summarize(b.astype(wide) - a.astype(wide)) if a.shape == b.shape else None
+    return summarize(a), summarize(b), apart
