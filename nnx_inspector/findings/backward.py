@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from nnx_inspector.findings.evidence import gain_by_luck, left_by_luck, may_be_off
+from nnx_inspector.findings.evidence import STILL, gain_by_luck, left_by_luck, may_be_off
 from nnx_inspector.findings.finding import Finding, Severity, named
 from nnx_inspector.findings.judged import Judged
 from nnx_inspector.recordings.facts import ParameterFacts
@@ -41,6 +41,7 @@ LEAST_INTERVALS: Final = 3
 LASTS: Final = 2
 """The intervals above TOO_LARGE that make a finding: a single first step may be large."""
 FAR_TOO_LARGE: Final = 1.0
+"""A single interval above TOO_LARGE makes a finding if its steps together change this much."""
 FEW_ELEMENTS: Final = 64
 """A model with fewer weights may at first move by as much as its size."""
 BEGAN_SMALL: Final = 0.05
@@ -72,7 +73,6 @@ WHY: Final = {
     ),
 }
 """For each way in which a parameter does not learn: what is seen, and what it usually means."""
-STILL: Final = 5
 
 ON_PURPOSE: Final = re.compile(r"teacher|target|ema|momentum|frozen|reference|codebook", re.I)
 """Names of parameters that are usually not trained by gradients."""
@@ -348,7 +348,8 @@ def _is_too_large(judged: Judged, intervals: list[_Interval]) -> bool:
     over = [one.ratio >= TOO_LARGE for one in intervals]
     if sum(p.size for ps in judged.held.values() for p in ps) < FEW_ELEMENTS:
         return len(over) >= LEAST_INTERVALS and all(over[-LEAST_INTERVALS:])
-    return sum(over) >= LASTS or max(one.ratio for one in intervals) >= FAR_TOO_LARGE
+    whole = (one.ratio * one.steps for one in intervals if one.ratio >= TOO_LARGE)
+    return sum(over) >= LASTS or max(whole, default=0.0) >= FAR_TOO_LARGE
 
 
 def _rises(ratios: list[float]) -> bool:
@@ -374,12 +375,14 @@ class _Interval:
 
     Attributes:
         before: the first of the two passes.
+        steps: how many steps are between them.
         path: the parameter with the median ratio.
         ratio: the median ratio.
         late: the largest ratio in the last third of the weights, in the order of the pass.
     """
 
     before: Pass
+    steps: int
     path: str
     ratio: float
     late: float
@@ -407,7 +410,7 @@ def _intervals(judged: Judged) -> list[_Interval]:
             late = max(ratio for ratio, _ in found[-max(1, len(found) // 3) :])
             moved = [one for one in found if one[0] > 0]  # no-gradient reports those that stay
             ratio, path = statistics.median_low(moved or found)
-            out.append(_Interval(before, path, ratio, late))
+            out.append(_Interval(before, steps, path, ratio, late))
     return out
 
 

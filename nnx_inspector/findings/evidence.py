@@ -37,8 +37,13 @@ FEW_UNITS: Final = 4
 NARROW: Final = 8
 """A layer with fewer units is off as a whole more often than LUCK; 2**-8 is below LUCK."""
 
+STILL: Final = 5
+"""What does not change from one measured step to the next this many times does not learn."""
+
 BEYOND: Final = 3.1
 """One value in a thousand of a normal distribution lies above this many deviations."""
+FLAT_BELOW: Final = {"gelu": -5.0, "silu": -12.0}
+"""Below this, the value and the slope of the function are less than 1e-4."""
 HALVING: Final = ("relu", "gelu", "silu")
 """Functions that keep about half of the squared norm of a signal."""
 
@@ -109,7 +114,8 @@ def off_units(judged: Judged, site: str) -> Off | None:
     """The units that are off, if they are more than chance explains or a healthy layer has."""
     facts, (_, figures) = judged.site(site), judged.with_figures(site)[-1]
     samples = judged.samples(site)
-    mask = "below" if facts.activation == "relu" else "dead"
+    below = facts.activation == "relu" or _is_far_below(judged, site)
+    mask = "below" if below else "dead"
     each = judged.masked(site, mask)
     off, on = int(each.sum()), int(judged.masked(site, "above").sum())
     part = off / max(1, len(each))
@@ -121,6 +127,12 @@ def off_units(judged: Judged, site: str) -> Off | None:
     if tail(off, off + on, 0.5) > LUCK and not (biased and off >= FEW_UNITS):
         return None
     return Off(part, samples, biased, mask)
+
+
+def _is_far_below(judged: Judged, site: str) -> bool:
+    limit = FLAT_BELOW.get(judged.site(site).activation, -math.inf)
+    told = [one.summary(site) for one, _ in judged.with_figures(site)]
+    return all(one is not None and one.max <= limit for one in told)
 
 
 def _is_biased(judged: Judged, site: str, figures: Figures) -> bool:

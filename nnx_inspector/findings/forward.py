@@ -19,6 +19,7 @@ from nnx_inspector.findings.evidence import (
     LUCK,
     NARROW,
     SOME,
+    STILL,
     Off,
     left_by_luck,
     off_by_luck,
@@ -320,11 +321,14 @@ def _stays_zero(judged: Judged, site: str) -> bool:
     """Whether weights that are all zeros also get no gradient, so that they never learn."""
     held = judged.parameters_of(site)
     paths = [p.path for p in held if p.axes == max(q.axes for q in held)]
-    told = [
-        p.figures.parameter(path, "graded") for p in judged.graded if p.figures for path in paths
-    ]
-    known = [x for x in told if not math.isnan(x)]
-    return bool(known) and max(known) == 0
+    passes = [p.figures for p in judged.graded if p.figures]
+
+    def told(name: str) -> list[float]:
+        each = [f.parameter(path, name) for f in passes for path in paths]
+        return [x for x in each if not math.isnan(x)]
+
+    graded, same = told("graded"), told("same")
+    return max(graded) == 0 if graded else len(same) >= STILL * len(paths) and min(same) == 1
 
 
 def _fades(judged: Judged, figures: Figures, before: list[str]) -> bool:
@@ -393,6 +397,7 @@ def _collapsed(judged: Judged, figures: Figures) -> list[tuple[str, str, float, 
             figures.figure(s, "rank") for s in sites[:i] if figures.figure(s, "units") >= WIDE
         ]  # fmt: skip
         wide = figures.figure(site, "units") >= WIDE and figures.figure(site, "examples") >= WIDE
+        wide &= figures.figure(site, "flat") < 1  # the rank of what is constant is rounding
         fan = min((p.size / figures.figure(site, "units") for p in held), default=0)
         if wide and fan >= WIDE and rank <= RANK_ONE and before and before[-1] >= RANK_BEFORE:
             found.append((site, "rank", before[-1], rank))

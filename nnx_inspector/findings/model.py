@@ -255,6 +255,7 @@ def _finding(
 def unused(judged: Judged) -> Iterator[Finding]:
     """Modules with parameters that no result depends on."""
     recorded = {s.partition(":")[0] for p in judged.passes for s, _ in p.keys}
+    in_loops = {s.partition(":")[0] for p in judged.graded if p.kind == "watch" for s, _ in p.keys}
     found: list[tuple[str, bool]] = []
     for one in judged.facts.sites:
         parameters = judged.parameters_in(one.site)
@@ -267,6 +268,8 @@ def unused(judged: Judged) -> Iterator[Finding]:
         called = one.order != UNKNOWN or any(_in(site, one.site) for site in recorded)
         if called and judged.graded and _reached(judged, one.site):
             continue  # a watched loss uses values that the traced call does not return
+        if one.order == UNKNOWN and any(_in(site, one.site) for site in in_loops):
+            continue  # only the loop calls it: the traced call says nothing about it
         found.append((one.site, called))
     if found:
         site, called = found[0]

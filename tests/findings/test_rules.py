@@ -10,6 +10,7 @@ from made_up import SITES, Model, along, dead, healthy, of
 
 from nnx_inspector.findings.findings import diagnose
 from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.stats.summary import Summary
 
 
 @pytest.mark.parametrize("kind", ["step", "watch", "run"])
@@ -39,6 +40,20 @@ def test_half_of_all_values_may_be_zero() -> None:
     model = Model()
     model.facts["c"] = {"activation": "relu"}
     assert model.found() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "top", "is_dead"), [("gelu", -6, 1), ("gelu", -1, 0), ("", -6, 0)]
+)
+def test_a_layer_far_below_where_its_function_is_flat_is_dead(
+    kind: str, top: float, is_dead: bool
+) -> None:
+    model = Model(masks={("c", "below"): 1.0})
+    model.facts["c"] = {"activation": kind}
+    bins, sums = np.zeros(4096, np.uint64), np.array([8.0, 0.0, 64.0])
+    bins[np.array([top], np.float32).view(np.uint32)[0] >> 20] = 64
+    model.outputs["c"] = Summary(bins=bins, points=np.array([top - 1.0, top, 0.0]), sums=sums)
+    assert model.found() == [("dead-units", "c", "error")] * is_dead
 
 
 def test_a_layer_that_begins_at_zero_is_not_dead() -> None:
@@ -85,10 +100,21 @@ def test_constant_over_the_batch() -> None:
     assert branch.found() == []  # other paths bypass it
 
 
+def test_a_zero_weight_that_never_moves_makes_the_rest_constant() -> None:
+    model = constant_from("c")
+    model.kind = "watch"
+    model.told["c"] = {"norm": 0.0, "same": 1.0}
+    assert ("constant", "c", "error") in model.found(passes=6)
+    assert ("constant", "c", "error") not in model.found(passes=4)  # too few to be sure
+    model.told["c"]["same"] = 0.0
+    assert "constant" not in {rule for rule, *_ in model.found(passes=6)}
+
+
 @pytest.mark.parametrize(
     ("figures", "expected"),
     [
         ({"rank": 1.0}, [("collapse", "c", "warning")]),
+        ({"rank": 1.0, "flat": 1, "spread": 0}, []),  # constant: its rank is rounding
         ({"rank": 1.2}, []),
         ({"rank": 1.0, "units": 4}, []),
     ],
@@ -187,6 +213,19 @@ def test_update_ratio(change: float, expected: list[Any]) -> None:
     assert [(rule, severity) for rule, _, severity in found] == [(r, s) for r, _, s in expected]
 
 
+@pytest.mark.parametrize(("every", "expected"), [(1, []), (10, ["update-ratio"])])
+def test_one_interval_of_many_large_steps_is_too_large(every: int, expected: list[str]) -> None:
+    """A single large step may be the first of a healthy run; ten of them are not."""
+    model, recording = Model(kind="watch"), Recording()
+    recording.learn(model.known())
+    outputs = {s: {"output": model.outputs[s], "gradient": model.gradients[s]} for s in SITES}
+    for number in range(4):
+        change = 0.5 * every if number == 1 else 1e-3
+        model.told = {s: {"change": change} for s in SITES}
+        recording.append(number * every, outputs, kind="watch", figures=model.figures())
+    assert [one.rule for one in diagnose(recording)] == expected
+
+
 @pytest.mark.parametrize(
     ("facts", "dtype", "expected"),
     [
@@ -233,6 +272,14 @@ def test_unused_modules() -> None:
     assert model.found()[:1] == [("unused", "c", "warning")]
     model.parameters["c"] = {"needed": -1}
     assert "unused" not in [rule for rule, _, _ in model.found()]
+
+
+def test_what_only_a_loop_calls_is_not_unused() -> None:
+    model = Model(kind="watch")
+    model.facts["c"] = {"order": -1}  # the example does not call it
+    model.parameters["c"] = {"needed": 0, "path": "target/kernel"}
+    model.gradients["c"] = None
+    assert {severity for *_, severity in model.found()} <= {"info"}
 
 
 def test_a_cause_comes_before_its_consequences() -> None:

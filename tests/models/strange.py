@@ -215,7 +215,7 @@ class Scanned(nnx.Module):
     def __init__(self, make: Callable[[nnx.Rngs], Any], depth: int, width: int, k: int = 4, *,
                  remat: bool = False):  # fmt: skip
         self.inlet = nnx.Linear(8, width, rngs=nnx.Rngs(7))
-        self.stack = nnx.vmap(make, in_axes=0)(nnx.Rngs(0).fork(split=depth))
+        self.stack = nnx.vmap(make, in_axes=0)(nnx.Rngs(0).split(depth))
         self.head = nnx.Linear(width, k, rngs=nnx.Rngs(9))
         self.remat = remat
 

@@ -275,7 +275,7 @@ class Ensemble(nnx.Module):
                 nnx.Linear(8, 16, rngs=rngs), nnx.relu, nnx.Linear(16, 4, rngs=rngs)
             )
 
-        self.members = make(nnx.Rngs(0).fork(split=n))
+        self.members = make(nnx.Rngs(0).split(n))
 
     def __call__(self, x):
         return nnx.vmap(lambda m, x: m(x), in_axes=(0, None))(self.members, x).mean(0)
