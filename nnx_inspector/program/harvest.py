@@ -192,7 +192,15 @@ def evaluate(
             note_equation(error, found, number)
             raise
         env.update(zip(equation.outvars, out, strict=True))
-    return [read(v) for v in found.jaxpr.outvars], seen
+    return [_as_array(read(v)) for v in found.jaxpr.outvars], seen
+
+
+def _as_array(x: Any) -> Any:
+    """A constant of the program, which jax holds as a number of Python or NumPy, as an array."""
+    if isinstance(x, jax.Array):
+        return x
+    with ours():
+        return jnp.asarray(x)
 
 
 def run_item(
@@ -228,6 +236,7 @@ def _run_mark(
 ) -> Any:
     marked = item.mark
     assert marked is not None
+    values = list(map(_as_array, values))
     if marked.part in (OUTPUT, INPUT) and plan.perturb is not None:
         values = plan.perturb(marked, values, plan.rows)
     keeps = plan.keep.keeps(marked.site, marked.part)

@@ -463,6 +463,23 @@ def test_a_number_that_the_model_passes_on_is_an_input():
     assert record["embed"].input.mean == 2
 
 
+def test_constants_of_the_model_are_arrays_of_jax_as_in_a_plain_call():
+    class Counts(nnx.Module):
+        def __init__(self):
+            self.linear, self.last = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.Variable(jnp.zeros(()))
+
+        def __call__(self, x):
+            self.last[...] = jnp.asarray(7.0)
+            constants = jnp.asarray(3), jnp.asarray(True), jnp.asarray([1, 2]), np.ones(2)
+            return self.linear(x), constants
+
+    plain, model, x = Counts(), Counts(), jnp.ones((1, 2))
+    found, expected = capture(model)(x)[0], plain(x)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (type(a), a.dtype, a.shape) == (type(b), b.dtype, b.shape)
+    assert isinstance(model.last.get_value(), jax.Array)
+
+
 def test_without_inputs_there_are_none():
     _, record = capture(models.MLP(rngs()), inputs=False)(batch(4, 3))
     assert record["up"].input is None

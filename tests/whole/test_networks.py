@@ -63,6 +63,7 @@ GAPS = {
     "test_one_pass[state among the results]": NUMBERS,
     "test_one_pass[dataclass that is no pytree]": LEAKS,
     "test_inspected[dataclass that is no pytree]": LEAKS,
+    "test_one_pass[detector with a tree of outputs]": NUMPY,
     "test_inspected[detector with a tree of outputs]": NUMPY,
     "test_backward[detector with a tree of outputs]": NUMPY,
     "test_backward[agent with a state and dicts]": NUMBERS,
@@ -266,7 +267,7 @@ def test_backward(build):
     (found, record), got = f(network.model, network.args, network.kwargs)
     assert_same((found, got), (value, grads), 1e-3)
     assert_same(state_of(network), state_of(expected))
-    if "" not in record:  # the caches are modules too: keys begin with the argument's name
+    if any(f"{site}/".startswith("m/") for site in record):  # the caches are modules too
         heard = {f"m/{site}".rstrip("/"): leaves for site, leaves in heard.items()}
     assert_seen(record, heard, "gradient")
 
