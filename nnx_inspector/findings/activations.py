@@ -174,17 +174,31 @@ def _is_in(atom: Any, known: Mapping[Any, Any]) -> bool:
 
 
 def _constant(atom: Any, made: Mapping[Any, Any]) -> Any:
-    """The number that fills an array; None if it is not known."""
+    """The number that fills an array; None if it is not known, or takes many operations."""
+    waiting, near = [atom], dict[Any, Any]()
+    while waiting:
+        one = waiting.pop()
+        if jaxprs.is_literal(one) or one in near:
+            continue
+        equation = made.get(one)
+        if equation is None or not _is_elementwise(equation) or len(near) == STEPS:
+            return None
+        near[one] = equation
+        waiting.extend(equation.invars)
+    return _filled(atom, near, {})
+
+
+def _filled(atom: Any, near: Mapping[Any, Any], known: dict[Any, Any]) -> Any:
     if jaxprs.is_literal(atom):
         value = np.asarray(atom.val)
         is_real = value.size == 1 and value.dtype.kind not in "cOSU"
         return value.astype(np.float64).reshape(()) if is_real else None
-    equation = made.get(atom)
-    if equation is None or not _is_elementwise(equation):
-        return None
-    values = [_constant(v, made) for v in equation.invars]
-    found = None if any(value is None for value in values) else _applied(equation, values)
-    return None if found is None else found[equation.outvars.index(atom)]
+    if atom not in known:
+        equation = near[atom]
+        values = [_filled(v, near, known) for v in equation.invars]
+        found = None if any(value is None for value in values) else _applied(equation, values)
+        known[atom] = None if found is None else found[equation.outvars.index(atom)]
+    return known[atom]
 
 
 def _applied(equation: Any, values: list[Any]) -> list[Any] | None:

@@ -177,8 +177,10 @@ class Core:
     def take_trace(self, found: Trace) -> None:
         """Show the sites of a trace from now on."""
         # the traced model may be a view with other modes; the rows are the model's own modules
-        own = {site.path: site for site in module_sites(self.model)}
-        modules = (*own.values(), *(site for site in found.modules if site.path not in own))
+        modules = found.modules
+        if all(site.module is not self.model for site in modules):
+            own = {site.path: site for site in module_sites(self.model)}
+            modules = (*own.values(), *(site for site in modules if site.path not in own))
         self.trace = dataclasses.replace(found, modules=modules)
         self.programs.extend([*(c.site for c in found.calls), *(site.key for site in modules)])
         self.show_layout({})

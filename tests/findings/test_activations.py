@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 from jax.extend.core import Literal
 
+from nnx_inspector.findings import activations
 from nnx_inspector.findings.activations import CLOSE, POINTS, kind_after, kind_before
 
 RELU = {
@@ -118,3 +119,16 @@ def test_the_functions_are_those_of_jax_and_far_apart():
     for a, of_a in values.items():
         for b, of_b in values.items():
             assert a == b or np.abs(of_a - of_b).max() > 10 * CLOSE
+
+
+def test_a_sum_over_a_thousand_modules_is_no_constant():
+    """It is looked through without a recursion into each summand."""
+
+    def total(x):
+        for _ in range(1500):
+            x = x + 1.0
+        return x
+
+    jaxpr = jax.make_jaxpr(total)(1.0).jaxpr
+    made = {v: equation for equation in jaxpr.eqns for v in equation.outvars}
+    assert activations._constant(jaxpr.outvars[0], made) is None

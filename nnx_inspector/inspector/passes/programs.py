@@ -208,9 +208,11 @@ class OwnedPasses:
         nodes = nnx.merge(returned.nodes, held)
         return Result(returned.arguments.rebuild(nodes, out), record, states)
 
-    def tracing(self, call: Call) -> Tracing | None:
+    def tracing(
+        self, call: Call, read: Callable[[Staged], object] = lambda stage: None
+    ) -> Tracing | None:
         """The tracing of a call, made once for all passes and all facts of the program; None if
-        the call runs eagerly or holds references.
+        the call runs eagerly or holds references. If it is made now, `read` is called with it.
         """
         shapes = _avals((call.parts.leaves, call.parts.arrays))
         with self._lock, under(call.configuration):
@@ -221,6 +223,8 @@ class OwnedPasses:
                 try:
                     with self._staged(call.in_modes, runs=False) as stage:
                         found = stage.tracing
+                        if found is not None:
+                            read(stage)
                 except Exception as error:
                     if not why_untraceable(error):
                         raise
@@ -239,7 +243,10 @@ class OwnedPasses:
 
     def read(self, call: Call, read: Callable[[Staged], T]) -> T:
         """The result of `read` on a call staged with all marks; an eager call runs for it."""
-        known = self.tracing(call)
+        found: list[T] = []
+        known = self.tracing(call, lambda stage: found.append(read(stage)))
+        if found:  # it need not be staged again
+            return found[0]
         shown = call.copied() if known is None and call.switches else call.in_modes
         with under(call.configuration), self._staged(shown, known) as stage:
             return read(stage)
