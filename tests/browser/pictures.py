@@ -27,7 +27,7 @@ TABS = ("overview", "values", "units", "flow", "code", "nnx", "sweep", "compare"
 INSPECTOR, STEP = 3, 8
 """Numbers of cells of the notebook: what comes after the second number is not run."""
 PERTURB = """
-insp.perturb("block1/conv", nni.Scale(0.25)); insp.perturb("head", nni.Noise(0.5))
+insp.perturb("block1/norm", nni.Scale(0.25)); insp.perturb("head", nni.Noise(0.5))
 insp.selected = "block2/conv"; insp.effect.alone
 """
 COMPARE = """
