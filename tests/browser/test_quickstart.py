@@ -68,7 +68,7 @@ for batch in insp.watch(UntilStopped(), every=1):
 """
 
 ARMED = "(insp._rerun._arming.wait(), insp._core.meter.compilations)[1]"
-"""The compilations so far, that of the program which the first switch needs included."""
+"""The compilations so far, those that run in a thread included."""
 
 FIGURES = """{
     q: {s: repr(float(getattr(insp.recording.summary(%r, q), s))) for s in %r}
@@ -157,9 +157,12 @@ def test_the_run_is_shown_to_its_end(story: Story, notebook: Notebook, view: Vie
         assert view.number(f"nni-metric-{name}") == last
 
 
-def test_the_first_switch_compiles_nothing(story: Story):
+def test_a_switch_compiles_nothing(story: Story, notebook: Notebook):
     before, after = story.compilations
-    assert after == before
+    assert after - before <= 1, "the comparison of two passes, in a thread; no pass"
+    compiled = notebook.ask(ARMED)
+    notebook.run(PERTURB)
+    assert notebook.ask(ARMED) == compiled
 
 
 @pytest.mark.parametrize("site", SITES)
