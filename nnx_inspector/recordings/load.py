@@ -6,6 +6,7 @@ never a crash, and never more memory than twice the file plus some megabytes. Im
 
 from __future__ import annotations
 
+import codecs
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -154,11 +155,19 @@ def _instead(head: bytes) -> str:
         what = "it is a web page; if insp.to_html wrote it, open it in a browser"
     elif text.startswith(b"{"):
         what = "it is JSON; if it is a notebook, open it in Jupyter"
-    elif b"\0" not in head:
+    elif _is_text(head):
         what = "it is a text file"
     else:
         what = "it begins with unknown bytes"
     return f"is not a recording: {what}. {_WAY_OUT}"
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        decoded = codecs.getincrementaldecoder("utf-8")().decode(head)  # may end within a letter
+    except UnicodeDecodeError:
+        return False
+    return "\0" not in decoded
 
 
 class _Marks(NamedTuple):

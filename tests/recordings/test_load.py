@@ -435,6 +435,7 @@ def _checkpoint(path: pathlib.Path) -> None:
         (lambda path: path.write_bytes(safetensors.numpy.save({"a": np.ones(2)})), "safetensors"),
         (lambda path: path.write_bytes(b"\x80\x04\x95"), "a pickle"),
         (lambda path: path.write_bytes(b"\x00\x01\x02\x03"), "unknown bytes"),
+        (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n"), "unknown bytes"),
         (lambda path: path.write_bytes(MAGIC[:9]), "cut off before the first pass"),
         (_checkpoint, "a folder.*restore it with the library"),
     ],
