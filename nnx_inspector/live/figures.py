@@ -15,13 +15,11 @@ from nnx_inspector.recordings.facts import UNKNOWN, Figures
 from nnx_inspector.recordings.layers import Stack, layer_key
 from nnx_inspector.records.record import Record
 from nnx_inspector.stats.gauges import (
-    BYTES,
     LENGTH,
-    MASKS,
-    PARAMETER_FIGURES,
-    SITE_FIGURES,
     STATE_HEAD,
+    STATE_LENGTH,
     VARIED,
+    Calls,
     compared,
     read,
     sample_of,
@@ -33,6 +31,8 @@ Gauges = Mapping[str, Sequence[Any]]
 """Site -> the gauges of its calls, each `[..., LENGTH]`."""
 States = Mapping[str, Any]
 """Path of a parameter -> its state, `[STATE_LENGTH]`."""
+_UNKNOWN = np.full(STATE_LENGTH, np.nan, np.float32)
+"""The state of a parameter that no pass has sent."""
 
 
 def gauges_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[Any]]:
@@ -88,33 +88,29 @@ class Observer:
             follow: whether to compare the parameters with those of the pass before; False for a
                 pass outside the loop, which is not part of its history.
         """
-        sites: list[str] = []
-        rows: list[Any] = []
-        masks: list[Any] = []
-        for site, vectors in gauges.items():
-            mean, scale, bias = (_sample(states, site, n) for n in ("mean", "scale", "bias"))
-            if mean is None:  # not a module that normalises over the batch
-                found = read(vectors)
-            else:
-                found = read(vectors, np.ones(len(mean)) if scale is None else scale, bias)
-            if found is not None:
-                sites.append(site)
-                rows.append(found[0])
-                masks.append(found[1])
+        calls = [self._calls(site, vectors, states) for site, vectors in gauges.items()]
+        numbers, rows, masks = read(calls)
+        names = list(gauges)
         states = dict(states)
         told = states.pop(VARIED, None)
-        before = self._before if follow else {}
-        compares = [compared(state, before.get(path)) for path, state in states.items()]
+        now = np.array([_flat(state) for state in states.values()]).reshape(-1, STATE_LENGTH)
+        before = [self._before.get(path, _UNKNOWN) if follow else _UNKNOWN for path in states]
         if follow:
-            self._before.update((path, np.array(state)) for path, state in states.items())
+            self._before.update(zip(states, now, strict=True))
         return Figures(
-            sites=self._shared(sites),
-            rows=_stacked(rows, (len(SITE_FIGURES),), np.float32),
-            masks=_stacked(masks, (len(MASKS), BYTES), np.uint8),
+            sites=self._shared(names[i] for i in numbers),
+            rows=rows,
+            masks=masks,
             parameters=self._shared(states),
-            parameter_rows=_stacked(compares, (len(PARAMETER_FIGURES),), np.float32),
+            parameter_rows=compared(now, np.array(before).reshape(-1, STATE_LENGTH)),
             varied=UNKNOWN if told is None else int(np.any(np.asarray(told)[..., AT])),
         )
+
+    def _calls(self, site: str, vectors: Sequence[Any], states: States) -> Calls:
+        mean, scale, bias = (_sample(states, site, n) for n in ("mean", "scale", "bias"))
+        if mean is None:  # not a module that normalises over the batch
+            return Calls(vectors)
+        return Calls(vectors, np.ones(len(mean)) if scale is None else scale, bias)
 
     def _shared(self, names: Iterable[str]) -> tuple[str, ...]:
         found = tuple(names)
@@ -126,5 +122,5 @@ def _sample(states: States, site: str, name: str) -> Any:
     return sample_of(states[path]) if path in states else None
 
 
-def _stacked(rows: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any:
-    return np.stack(rows) if rows else np.zeros((0, *shape), dtype)
+def _flat(state: Any) -> Any:
+    return np.array(state, np.float32).reshape(-1)[:STATE_LENGTH]

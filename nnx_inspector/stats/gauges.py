@@ -7,6 +7,7 @@ Invariant: what was not measured is NaN, never a zero. Imports no jax; `gauging`
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -85,69 +86,115 @@ def units(vectors: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
     return vectors[..., start : start + UNITS]
 
 
-def read(
-    vectors: Sequence[npt.NDArray[Any]], scale: Any = None, bias: Any = None
-) -> tuple[Vector, npt.NDArray[np.uint8]] | None:
-    """The figures and masks of a site in one pass, from the gauges of all its calls.
+@dataclasses.dataclass(frozen=True)
+class Calls:
+    """The gauges of all calls of one site in a pass.
 
-    Args:
-        vectors: each `[..., LENGTH]`, rows are further calls of the same site.
+    Attributes:
+        vectors: each `[..., LENGTH]`; rows are further calls.
         scale, bias: of a BatchNorm, as `sampled` along its one axis; None for 1 and 0.
+    """
+
+    vectors: Sequence[npt.NDArray[Any]]
+    scale: Any = None
+    bias: Any = None
+
+
+def read(
+    sites: Sequence[Calls],
+) -> tuple[list[int], npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
+    """The figures and masks of sites in one pass, all at once.
 
     Returns:
-        float32[len(SITE_FIGURES)] and uint8[len(MASKS), BYTES]; None where nothing was measured.
+        The numbers of the sites that were measured, and of each float32[len(SITE_FIGURES)] and
+        uint8[len(MASKS), BYTES].
     """
-    rows = [np.asarray(v, np.float64).reshape(-1, LENGTH) for v in vectors]
-    every = np.concatenate(rows) if rows else np.zeros((0, LENGTH))
-    every = every[head(every, "measured") == 1]
-    if not len(every):
-        return None
-    counts = {tuple(r) for r in every[:, [HEAD.index("units"), HEAD.index("looked")]]}
-    if len(counts) > 1:  # calls of unlike shapes: the last stands for all
-        every = every[-1:]
-    of = lambda name: units(every, name)[:, : int(head(every, "looked")[0])]  # noqa: E731
-    low, high = of("low").min(axis=0), of("high").max(axis=0)
-    spread, mean, std = of("spread"), of("mean"), of("std")
-    size = np.maximum(np.abs(of("low")), np.abs(of("high")))
-    rms = float(np.sqrt(np.mean(mean**2 + std**2)))
-    flat = (spread <= FLAT * size).all(axis=0)
-    figures = dict.fromkeys(SITE_FIGURES, np.nan)
-    for name in ("examples", "units", "looked", "positions", "limit"):
-        figures[name] = float(head(every, name).max())
-    rank = head(every, "rank")
-    figures["rank"] = float(rank.max()) if np.isfinite(rank).any() else np.nan
-    figures["rms"] = rms
-    if figures["examples"] > 1:
-        figures["spread"] = float(np.sqrt(np.mean(spread**2)))
-        figures["flat"] = float(flat.mean())
-        figures["mean"] = float(np.max(np.abs(mean) / np.maximum(std, 1e-30)))
-    wanted = len(low)
-    fits = all(x is None or len(x) == wanted for x in (scale, bias))
-    if fits and (scale is not None or bias is not None):
-        around = np.zeros(wanted) if bias is None else np.asarray(bias, np.float64)
-        size_of = np.ones(wanted) if scale is None else np.abs(np.asarray(scale, np.float64))
-        used = size_of > 1e-6
-        if used.any():
-            off = np.abs(mean.mean(axis=0) - around)[used] / size_of[used]
-            wide = std.mean(axis=0)[used] / size_of[used]
-            figures["shifted"], figures["scaled"] = float(np.median(off)), float(np.median(wide))
-    within = (low >= -1) & (high <= 1)
-    positive = (low >= 0) & (high <= 1)
+    found = [[np.asarray(v).reshape(-1, LENGTH) for v in one.vectors] for one in sites]
+    whole = np.concatenate([np.zeros((0, LENGTH)), *(v for of in found for v in of)])
+    number = np.repeat(np.arange(len(sites)), [sum(map(len, of)) for of in found])
+    used = head(whole, "measured") == 1
+    used &= _alike(whole, number, used)
+    every, number = whole[used].astype(np.float64), number[used]
+    start = np.flatnonzero(np.diff(number, prepend=-1))
+    measured = number[start]
+    if not len(measured):
+        empty = (0, len(SITE_FIGURES)), (0, len(MASKS), BYTES)
+        return [], np.zeros(empty[0], np.float32), np.zeros(empty[1], np.uint8)
+    looked = head(every, "looked")
+    is_unit = np.arange(UNITS) < looked[:, None]
+
+    def of(name: str) -> npt.NDArray[np.float64]:
+        return np.where(is_unit, units(every, name), 0.0)
+
+    def total(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.add.reduceat(values, start, axis=0)
+
+    def always(values: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        return np.logical_and.reduceat(values, start, axis=0)
+
+    lows, highs, spread, mean, std = map(of, ("low", "high", "spread", "mean", "std"))
+    low, high = np.minimum.reduceat(lows, start), np.maximum.reduceat(highs, start)
+    flat = always((spread <= FLAT * np.maximum(np.abs(lows), np.abs(highs))) | ~is_unit)
+    rows, wanted = total(np.ones_like(looked)), looked[start]
+    figures = {
+        name: np.maximum.reduceat(head(every, name), start)
+        for name in ("examples", "units", "looked", "positions", "limit", "rank")
+    }
+    with np.errstate(over="ignore"):  # of float32's largest numbers the root mean square is Inf
+        figures["rms"] = np.sqrt(total((mean**2 + std**2).sum(axis=1)) / (rows * wanted))
+        figures["spread"] = np.sqrt(total((spread**2).sum(axis=1)) / (rows * wanted))
+    figures["flat"] = (flat & is_unit[start]).sum(axis=1) / wanted
+    most = (np.abs(mean) / np.maximum(std, 1e-30)).max(axis=1)
+    figures["mean"] = np.maximum.reduceat(most, start)
+    for name in ("spread", "flat", "mean"):
+        figures[name] = np.where(figures["examples"] > 1, figures[name], np.nan)
+    figures["shifted"], figures["scaled"] = np.full((2, len(measured)), np.nan)
+    for i, one in enumerate(measured):
+        count, width = int(rows[i]), int(wanted[i])
+        here = slice(start[i], start[i] + count), slice(width)
+        affine = _from_affine(sites[one], mean[here].mean(axis=0), std[here].mean(axis=0))
+        figures["shifted"][i], figures["scaled"][i] = affine
+    positive, within = (low >= 0) & (high <= 1), (low >= -1) & (high <= 1)
+    mostly = {name: always(of(name) >= MOSTLY) for name in ("tanh", "sigmoid", "ends", "top")}
     masks = {
+        **mostly,
         "dead": (low == 0) & (high == 0),
         "below": high <= 0,
-        "tanh": (of("tanh") >= MOSTLY).all(axis=0),
-        "sigmoid": (of("sigmoid") >= MOSTLY).all(axis=0),
-        "ends": (of("ends") >= MOSTLY).all(axis=0) & positive,
-        "top": (of("top") >= MOSTLY).all(axis=0) & within,
+        "ends": mostly["ends"] & positive,
+        "top": mostly["top"] & within,
         "above": low > 0,
     }
-    bits = np.zeros((len(MASKS), UNITS), bool)
-    for number, name in enumerate(MASKS):
-        bits[number, :wanted] = masks[name]
-    with np.errstate(over="ignore"):  # of float32's largest numbers the root mean square is Inf
-        row = np.array([figures[name] for name in SITE_FIGURES], np.float32)
-    return row, np.packbits(bits, axis=1)
+    bits = np.stack([masks[name] & is_unit[start] for name in MASKS], axis=1)
+    with np.errstate(over="ignore"):
+        rows_of = np.stack([figures[name] for name in SITE_FIGURES], axis=1).astype(np.float32)
+    return measured.tolist(), rows_of, np.packbits(bits, axis=2)
+
+
+def _alike(
+    every: npt.NDArray[Any], number: npt.NDArray[Any], used: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """Which rows count: of the calls of a site with unlike shapes the last stands for all."""
+    counts = np.stack([head(every, "units"), head(every, "looked")], axis=1)
+    out = np.ones(len(every), bool)
+    for one in np.unique(number[used]):
+        mine = np.flatnonzero(used & (number == one)) if (number == one).sum() > 1 else []
+        if len(mine) > 1 and (counts[mine] != counts[mine[0]]).any():
+            out[mine[:-1]] = False
+    return out
+
+
+def _from_affine(one: Calls, mean: Any, std: Any) -> tuple[float, float]:
+    """The figures "shifted" and "scaled" of a BatchNorm; NaN for another module."""
+    parts = [x for x in (one.scale, one.bias) if x is not None]
+    if not parts or any(len(x) != len(mean) for x in parts):
+        return np.nan, np.nan
+    around = 0.0 if one.bias is None else np.asarray(one.bias, np.float64)
+    size = np.ones(len(mean)) if one.scale is None else np.abs(np.asarray(one.scale, np.float64))
+    used = size > 1e-6
+    if not used.any():
+        return np.nan, np.nan
+    off = np.abs(mean - around)[used] / size[used]
+    return float(np.median(off)), float(np.median(std[used] / size[used]))
 
 
 FLAT: Final = 1e-6
@@ -176,40 +223,47 @@ def sample_of(state: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     return flat[len(STATE_HEAD) : len(STATE_HEAD) + count]
 
 
-def compared(state: npt.NDArray[Any], before: npt.NDArray[Any] | None) -> Vector:
-    """The figures of a parameter in one pass, given what it was in the pass before.
+def compared(states: npt.NDArray[Any], before: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """The figures of parameters in one pass, given what they were in the pass before.
 
     Args:
-        state: `[STATE_LENGTH]`.
-        before: likewise, or None.
+        states: `[parameters, STATE_LENGTH]`.
+        before: likewise; a row of NaN of a parameter that was not there.
+
+    Returns:
+        float32[parameters, len(PARAMETER_FIGURES)].
     """
-    now = sample_of(state)
-    flat = np.asarray(state, np.float64).reshape(-1)[:STATE_LENGTH]
-    found = dict.fromkeys(PARAMETER_FIGURES, np.nan)
-    finite = bool(np.isfinite(now).all()) and len(now) > 0
-    found["norm"] = float(np.sqrt(np.mean(now**2))) if finite else np.nan
-    found["gradient"] = float(flat[STATE_HEAD.index("gradient")])
-    found["graded"] = float(flat[STATE_HEAD.index("graded")])
-    if before is not None:
-        past, old = sample_of(before), np.asarray(before, np.float64).reshape(-1)[:STATE_LENGTH]
-        sums = [STATE_HEAD.index(name) for name in ("sum_low", "sum_high")]
-        found["same"] = float((flat[sums] == old[sums]).all() and np.array_equal(now, past))
-        if finite and len(past) == len(now) and np.isfinite(past).all():
-            change = now - past
-            size = float(np.sqrt(np.mean(past**2)))
-            if size > 0:
-                found["change"] = float(np.sqrt(np.mean(change**2))) / size
-            found["decay"] = float(_is_decay(past, change))
-    return np.array([found[name] for name in PARAMETER_FIGURES], np.float32)
+    states, before = np.asarray(states, np.float64), np.asarray(before, np.float64)
+    elements, first = STATE_HEAD.index("elements"), len(STATE_HEAD)
+    count, known = states[:, elements], ~np.isnan(before[:, elements])
+    sent = np.arange(SAMPLE) < count[:, None]
+    now, past = (np.where(sent, x[:, first:STATE_LENGTH], 0.0) for x in (states, before))
+    finite = np.isfinite(now).all(axis=1) & (count > 0)
+    follows = known & finite & (before[:, elements] == count) & np.isfinite(past).all(axis=1)
+    same = (states[:, :elements] == before[:, :elements]).all(axis=1)
+    same &= (before[:, elements] == count) & (now == past).all(axis=1)
+    n = np.maximum(count, 1)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        change = now - past
+        size = np.sqrt((past**2).sum(axis=1) / n)
+        moved = np.sqrt((change**2).sum(axis=1) / n) / size
+        found = {
+            "norm": np.where(finite, np.sqrt((now**2).sum(axis=1) / n), np.nan),
+            "gradient": states[:, STATE_HEAD.index("gradient")],
+            "graded": states[:, STATE_HEAD.index("graded")],
+            "change": np.where(follows & (size > 0), moved, np.nan),
+            "same": np.where(known, same, np.nan),
+            "decay": np.where(follows, _is_decay(past, change, count), np.nan),
+        }
+        rows = np.stack([found[name] for name in PARAMETER_FIGURES], axis=1)
+        return rows.astype(np.float32)
 
 
-def _is_decay(past: npt.NDArray[np.float64], change: npt.NDArray[np.float64]) -> bool:
+def _is_decay(past: Any, change: Any, count: Any) -> npt.NDArray[np.bool_]:
     """Whether a change is the value times one negative factor, to float32's rounding."""
-    square = float((past**2).sum())
-    if len(past) < 4 or square == 0:
-        return False
-    factor = float((past * change).sum()) / square
-    if not factor < 0:
-        return False
-    rounding = 4 * 2**-24 * np.abs(past) + 1e-3 * abs(factor) * np.abs(past)
-    return bool((np.abs(change - factor * past) <= rounding).all())
+    square = (past**2).sum(axis=1)
+    factor = (past * change).sum(axis=1) / np.where(square > 0, square, 1.0)
+    size = np.abs(past)
+    rounding = 4 * 2**-24 * size + 1e-3 * np.abs(factor)[:, None] * size
+    fits = (np.abs(change - factor[:, None] * past) <= rounding).all(axis=1)
+    return fits & (factor < 0) & (square > 0) & (count >= 4)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnx_inspector.stats import gauges
-from nnx_inspector.stats.gauges import bits_of, compared, head, read, units
+from nnx_inspector.stats.gauges import STATE_LENGTH, Calls, bits_of, head, units
 from nnx_inspector.stats.measure_gauges import gauge, sampled, varied
 
 
@@ -85,6 +85,18 @@ def test_it_is_not_differentiated_and_works_in_jit():
     np.testing.assert_array_equal(grad, np.ones((4, 3)))
 
 
+def read(vectors, **affine):
+    """The figures of one site, None if it was not measured."""
+    numbers, rows, masks = gauges.read([Calls(vectors, **affine)])
+    return (rows[0], masks[0]) if numbers else None
+
+
+def compared(state, before):
+    unknown = np.full(STATE_LENGTH, np.nan)
+    (row,) = gauges.compared(state[None], (unknown if before is None else before)[None])
+    return row
+
+
 def figures_of(x, **affine):
     row, masks = read([np.asarray(gauge(jnp.asarray(x, jnp.float32)))], **affine)
     return dict(zip(gauges.SITE_FIGURES, row, strict=True)), masks
@@ -112,6 +124,28 @@ def test_a_unit_that_wakes_in_another_call_is_not_dead():
     assert not bits_of(read([np.stack(vectors)])[1], "dead").any()
     assert read([]) is None
     assert read([np.zeros(gauges.LENGTH)]) is None
+
+
+def test_sites_are_read_together_as_they_are_alone():
+    sites = [
+        Calls([np.asarray(gauge(jnp.asarray(values((5, 3)))))]),
+        Calls([]),
+        Calls([np.asarray(gauge(jnp.asarray(values((4, n), n)))) for n in (70, 2)]),
+        Calls([np.stack([np.asarray(gauge(jnp.asarray(values((6, 9), n)))) for n in (1, 2)])]),
+        Calls([np.zeros(gauges.LENGTH)]),
+        Calls([np.asarray(gauge(jnp.asarray(values((50, 3)))))], np.ones(3), np.zeros(3)),
+    ]
+    numbers, rows, masks = gauges.read(sites)
+    assert numbers == [0, 2, 3, 5]
+    for number, row, mask in zip(numbers, rows, masks, strict=True):
+        one = sites[number]
+        alone = read(one.vectors, scale=one.scale, bias=one.bias)
+        np.testing.assert_array_equal(row, alone[0])
+        np.testing.assert_array_equal(mask, alone[1])
+    last = read(sites[2].vectors[-1:])
+    np.testing.assert_array_equal(rows[1], last[0], "of unlike shapes the last stands for all")
+    assert np.isfinite(rows[3]).all()
+    assert np.isnan(rows[0]).any(), "it has no scale and bias"
 
 
 def test_constant_over_the_batch_is_exact_at_each_position():
