@@ -1,4 +1,4 @@
-"""Runs code eagerly and passes each primitive to a rule, without tracers.
+"""Runs code as it stands and passes each primitive to a rule, without tracers of its own.
 
 One function for each private part of flax or jax that it uses; `tests/_compat` fails clearly if a
 new version moves one.
@@ -7,11 +7,14 @@ new version moves one.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 from jax._src import core
 
+from nnx_inspector._compat.jaxprs import is_literal, open_jaxpr
 from nnx_inspector._compat.jit import is_tracer
 
 Bind = Callable[[], Any]
@@ -22,13 +25,37 @@ def interpreted(rule: Callable[[Any, Sequence[Any], dict[str, Any], Bind], Any])
     """Within the context, `rule(primitive, values, params, bind)` gives the results of each
     primitive; `bind()` gives its usual results.
 
-    Values remain ordinary arrays, so Python may read them. For a function that jax traces (jit,
-    scan) the rule gets one primitive with the function's jaxpr, not the primitives inside. NNX
-    objects made outside the context may still be changed.
+    Values remain those of the trace around the context: arrays that Python may read, if nothing is
+    traced. For a function that jax traces (jit, scan) the rule gets one primitive with the
+    function's jaxpr, not the primitives inside. NNX objects made outside the context may still be
+    changed.
     """
     outer = core.trace_ctx.trace
     with core.set_current_trace(_Interpreted(outer, rule)):
         yield
+
+
+class _Thread(threading.local):
+    apart = ""
+
+
+_thread = _Thread()
+
+
+def kept_apart() -> str:
+    """The name of the primitive whose function runs here, if the rule does not get what is inside;
+    otherwise "".
+    """
+    return _thread.apart
+
+
+@contextlib.contextmanager
+def _apart(primitive: Any) -> Iterator[None]:
+    before, _thread.apart = _thread.apart, primitive.name
+    try:
+        yield
+    finally:
+        _thread.apart = before
 
 
 class _Interpreted(core.Trace):
@@ -57,7 +84,8 @@ class _Interpreted(core.Trace):
         self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any
     ) -> Any:
         if any(map(is_tracer, tracers)):
-            return self._outer.process_custom_jvp_call(primitive, fun, jvp, tracers, **params)
+            with core.set_current_trace(self._outer), _apart(primitive):
+                return self._outer.process_custom_jvp_call(primitive, fun, jvp, tracers, **params)
         with core.set_current_trace(self):
             return fun.call_wrapped(*tracers)
 
@@ -65,14 +93,44 @@ class _Interpreted(core.Trace):
         self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any
     ) -> Any:
         if any(map(is_tracer, tracers)):
-            return self._outer.process_custom_vjp_call(primitive, fun, fwd, bwd, tracers, **params)
+            with core.set_current_trace(self._outer), _apart(primitive):
+                return self._outer.process_custom_vjp_call(
+                    primitive, fun, fwd, bwd, tracers, **params
+                )
         with core.set_current_trace(self):
             return fun.call_wrapped(*tracers)
+
+    def process_shard_map(self, primitive: Any, fun: Any, tracers: Any, /, **params: Any) -> Any:
+        def bind() -> Any:
+            with core.set_current_trace(self._outer), _apart(primitive):
+                return self._outer.process_shard_map(primitive, fun, tracers, **params)
+
+        results: list[Any] = []
+
+        def stage(*xs: Any) -> list[Any]:
+            trace = core.trace_ctx.trace
+            results.append(trace.process_shard_map(primitive, fun, xs, **params))
+            return list(results[0])
+
+        with core.set_current_trace(self._outer):
+            jaxpr = jax.make_jaxpr(stage)(*tracers)
+            inner, consts = open_jaxpr(jaxpr)
+            if len(inner.eqns) != 1:
+                return bind()
+            env = dict(zip((*inner.constvars, *inner.invars), (*consts, *tracers), strict=True))
+            (one,) = inner.eqns
+            values = [v.val if is_literal(v) else env[v] for v in one.invars]
+            out = self._rule(one.primitive, values, one.params, lambda: None)
+            if out is None:  # nothing in it is the rule's
+                return bind()
+            env.update(zip(one.outvars, out, strict=True))
+            given = [v.val if is_literal(v) else env[v] for v in inner.outvars]
+            return results[0].update(given) if hasattr(results[0], "update") else given
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._outer, name)  # methods of some traces only: `process_shard_map`
+        return getattr(self._outer, name)  # methods of some traces only
 
 
 def is_concrete(x: Any) -> bool:

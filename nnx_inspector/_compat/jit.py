@@ -60,6 +60,27 @@ def trace_is_over(state: Any) -> bool:
     return state._trace_ref() is None
 
 
+def outermost_trace() -> Any:
+    """The trace of the program that is being traced, whatever transforms are within it; None if
+    nothing is traced.
+    """
+    trace, found = core.trace_ctx.trace, None
+    while trace is not None and not isinstance(trace, core.EvalTrace):
+        trace, found = getattr(trace, "parent_trace", None), trace
+    return found
+
+
+def identity_of(tracer: Any) -> int:
+    """What tells a value of a program from others, whatever transforms it has entered since."""
+    while is_tracer(tracer):
+        inner = getattr(tracer, "primal", None)
+        inner = getattr(tracer, "val", None) if inner is None else inner
+        if inner is None:
+            break
+        tracer = inner
+    return id(tracer)
+
+
 def is_tracer(x: Any) -> bool:
     return isinstance(x, jcore.Tracer)
 

@@ -7,6 +7,7 @@ The user and XLA decide where an array lies, never this module.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -101,3 +102,26 @@ def counted_once(x: jax.Array, like: jax.Array, axes: Iterable[str]) -> jax.Arra
         return x
     first = functools.reduce(jnp.logical_and, [jax.lax.axis_index(axis) == 0 for axis in copied])
     return jnp.where(first, x, jnp.zeros_like(x))
+
+
+def device_within() -> tuple[jax.Array | None, int]:
+    """Within a `shard_map`, the number of the device and how many of this process run it; else
+    None and 1.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = tuple(mesh.manual_axes)
+    if not axes:
+        return None, 1
+    devices = math.prod(mesh.shape[axis] for axis in axes)
+    return jax.lax.axis_index(axes), min(devices, jax.local_device_count())
+
+
+def counted_once_here(tree: T) -> T:
+    """Arrays that are added up over devices, zeros where another device of a `shard_map` has them
+    too.
+    """
+    axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
+
+    if not axes or not jaxprs.varying_axes(jax.lax.axis_index(axes)):
+        return tree  # it keeps no account of what differs (`check_vma=False`)
+    return jax.tree.map(lambda x: counted_once(x, x, axes), tree)

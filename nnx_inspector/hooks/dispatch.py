@@ -349,7 +349,7 @@ def _tag_of(module: Any) -> Any:
         return None
     tag = {}
     for scope in _scopes():
-        path = scope.leaves_with_tag(module)
+        path = scope.tag_of(module)
         if path is not None or scope.doubts(module):
             tag[scope.token] = path
     return tuple(tag.items())  # empty: certainly a module of another model

@@ -14,16 +14,29 @@ from typing import Any, cast
 from flax import nnx
 
 from nnx_inspector._compat import jit
+from nnx_inspector.hooks.lookalikes import Lookalikes
 from nnx_inspector.hooks.sites import Path, iter_modules, require_module
+
+CLONE: Path = ("", "clone")
+"""In place of a path, for a copy that the user has made of a module of the model."""
 
 
 class Scope:
     """The known paths of one model's modules: the objects themselves and the transforms' copies.
 
     Two scopes of the same object are equal, so that entering equal hooks again hits the jit cache.
+
+    Args:
+        roots: the model's modules, by the prefixes of their paths.
+        token: tells the model.
+        lookalikes: where claims are kept on trees that may be the model's, which then have its
+            paths; None if only what is certain has a path.
     """
 
-    def __init__(self, roots: dict[Path, nnx.Module], token: Any):
+    def __init__(
+        self, roots: dict[Path, nnx.Module], token: Any, lookalikes: Lookalikes | None = None
+    ):
+        self.lookalikes = lookalikes
         self.token = token  # not the model: jit caches keep scopes alive
         self._paths: dict[int, tuple[weakref.ref[Any], Path]] = {}
         self._copies: dict[int, tuple[weakref.ref[Any], Path]] = {}
@@ -57,7 +70,25 @@ class Scope:
         if asked is not None and asked() is module:
             return None
         self._no_views[id(module)] = weakref.ref(module)
-        return self._path_of_view(module)
+        path = self._path_of_view(module)
+        return self._claimed(module) if path is None else path
+
+    def _claimed(self, module: nnx.Module) -> Path | None:
+        """The path of a module of unknown origin, if its tree is claimed to be the model's."""
+        if self.lookalikes is None or self._doubted.get(id(module), (None, ()))[1] is not None:
+            return None
+        own = self._roots[0][1]()
+        doubted = [ref() for ref, path in self._doubted.values() if path is None]
+        for tree in doubted:
+            if own is None or tree is None or type(tree) is not type(own):
+                continue
+            if not any(part is module for _, part in iter_modules(tree)):
+                continue
+            for original, part in self.lookalikes.claim(own, tree):
+                path = self._known(original)
+                if path is not None:
+                    self._copies[id(part)] = (weakref.ref(part), path)
+        return self._known(module)
 
     def _known(self, module: Any) -> Path | None:
         for known in (self._paths, self._copies):
@@ -83,7 +114,7 @@ class Scope:
     def _shown_by(self, module: nnx.Module, mine: list[tuple[Path, int]]) -> Path | None:
         """The path of the module that this one may be a view of, by its tag or first Variable."""
         ref, tag = self._doubted.get(id(module), (None, None))
-        if ref is not None and ref() is module and tag is not None:
+        if ref is not None and ref() is module and tag is not None and tag != CLONE:
             return tag
         if self._variables is None:  # only a hint, because it may be out of date
             roots = [(prefix, ref()) for prefix, ref in self._roots]
@@ -106,6 +137,15 @@ class Scope:
         """Whether a module may be a copy of one of the model's, but its origin is unknown."""
         known = self._doubted.get(id(module))
         return known is not None and known[0]() is module
+
+    def tag_of(self, module: Any) -> Path | None:
+        """What a module that is taken apart takes along: its path, `CLONE`, or None if it may be
+        the model's and its origin is not known.
+        """
+        path = self.leaves_with_tag(module)
+        if path is None and self.doubts(module) and self._doubted[id(module)][1] is not None:
+            return CLONE
+        return path
 
     def note_unattributed(self, module: Any) -> None:
         """Count the call if the module looks like one of the model's but has no known path.
@@ -168,7 +208,7 @@ class Scope:
         """
         if self._known(module) is not None or type(module) not in self.types:
             return
-        if path is None or not (moved or self._is_stand_in(path)):
+        if path in (None, CLONE) or not (moved or self._is_stand_in(path)):
             self._doubted[id(module)] = (weakref.ref(module), path)
             return
         self._arrived[path] = (jit.trace_state(), weakref.ref(module))
@@ -188,6 +228,6 @@ def variables_of(module: nnx.Module) -> list[tuple[Path, int]]:
     return [(tuple(p), id(node)) for p, node in every if isinstance(node, nnx.Variable)]
 
 
-def scope_of(model: nnx.Module, what: str = "model") -> Scope:
+def scope_of(model: nnx.Module, what: str = "model", lookalikes: Lookalikes | None = None) -> Scope:
     """The scope of a model, or of a submodule (that instance only)."""
-    return Scope({(): require_module(model, what)}, id(model))
+    return Scope({(): require_module(model, what)}, id(model), lookalikes)

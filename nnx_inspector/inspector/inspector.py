@@ -317,7 +317,7 @@ class Inspector(Readings):
                 or several. For `ParameterNoise` and `PruneMask` it selects parameters, by their
                 paths or by modules with all their parameters.
             perturbation: any kind, such as `nni.Zero()`, `nni.Mask(units)` or
-                `nni.StopGradient()`. Kinds for parameters act in `run` and `step`.
+                `nni.StopGradient()`.
 
         Raises:
             TypeError: it is not a perturbation, or has no meaning for a site's values.

@@ -166,11 +166,7 @@ class Loops:
 
     def _take_over(self, session: Session) -> None:
         core = self._core
-        setting = core.handles.setting().without_parameters()
-        if any(place.rows for place in setting.places):
-            reach = self._rerun.reached()
-            sites = {site for place in setting.places for site in place.sites if place.rows}
-            session.turns = {site: reach.turns(site) for site in sites}
+        setting = core.handles.setting().in_one()
         session.perturb(setting)
         if self._first:
             session.make_room()

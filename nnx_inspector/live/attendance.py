@@ -10,19 +10,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
+from nnx_inspector.hooks.lookalikes import SPLIT_INSIDE, TWINS
 from nnx_inspector.hooks.sites import module_sites
 from nnx_inspector.live.hook import GRADIENT, Reached
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.session import Session
-from nnx_inspector.perturbations.slots import PARAMETER, Place
+from nnx_inspector.perturbations.slots import Place
 from nnx_inspector.recordings.facts import Uncalled
 
 MEASURED = 3
 """The measured steps without a call of the model after which a running loop is reported."""
 STEPS = 20
 """The steps that must have passed in all: another model, or an evaluation, may come first."""
-
-OF_PARAMETERS = "a perturbation of parameters acts in insp.run and insp.step, not in a watched loop"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +51,13 @@ class Seen:
         others: type -> calls of modules of the model's types that are not the model's.
         doubtful: type -> those of the calls in `others` that may be the model's after all.
         executables: calls of executables that were compiled ahead of time.
+        twins: whether a program has two trees that may be the model.
     """
 
     others: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
     doubtful: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
     executables: int = 0
+    twins: bool = False
 
     def in_words(self, model: str, every: int) -> tuple[str, str]:
         """Two clauses: what was called instead of the model, and what to do about it."""
@@ -67,6 +68,8 @@ class Seen:
                 "it calls an executable that was compiled ahead of time, which runs no Python",
                 "call the jitted function itself, or compile it inside the watched loop",
             )
+        if self.twins:
+            return TWINS, SPLIT_INSIDE
         if model in self.doubtful:
             return (
                 f"{them} of a {model} were seen that could not be attributed to it: their graphdef "
@@ -129,6 +132,7 @@ class Attendance:
                 into[name] = into.get(name, 0) + count
         session.doubtful.clear()
         seen.executables += session.executables
+        seen.twins |= any(why.startswith(TWINS) for why in session.unseen.values())
         self._now = session.inbox.count > self._before
         self._before = session.inbox.count
         self.called |= self._now
@@ -147,7 +151,8 @@ class Attendance:
 
     @property
     def _strange(self) -> bool:
-        return bool(self._seen.executables or self._model in self._seen.doubtful)
+        seen = self._seen
+        return bool(seen.executables or seen.twins or self._model in seen.doubtful)
 
     def uncalled(self, *, over: bool) -> Uncalled | None:
         """What to say if no measured step has called the model; None if one has, or if that is not
@@ -161,7 +166,7 @@ class Attendance:
             return None
         if self._steps == 0 and not self._in_region:
             return None  # the loop was left in its first step
-        if not (self._seen.others or self._seen.executables):
+        if not (self._seen.others or self._seen.executables or self._seen.twins):
             # nothing was called in the model's place: other steps may call the model
             few = self._steps < MEASURED and not (self._in_region and self._steps == 0)
             if self.called or few:
@@ -199,9 +204,7 @@ class Attendance:
         found: dict[int, str] = {}
         graded = {site for one in passes for site, what in one.arrived if what == GRADIENT}
         for one in expected:
-            if one.place.at == PARAMETER:
-                found[one.number] = OF_PARAMETERS
-            elif any((site, one.in_use) in reached for site in one.sites):
+            if any((site, one.in_use) in reached for site in one.sites):
                 found[one.number] = self._without_gradient(one, passes, graded)
             elif self._away or reached:
                 found[one.number] = self._why_not(one)
@@ -256,6 +259,5 @@ class Attendance:
         return {
             number: why
             for number, (since, why) in self._idle.items()
-            if number not in self._acted
-            and (over or strange or step - since >= STEPS or why == OF_PARAMETERS)
+            if number not in self._acted and (over or strange or step - since >= STEPS)
         }

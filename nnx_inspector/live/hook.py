@@ -1,19 +1,20 @@
 """The hook of a watched model: what its programs do at each call, and what they send to the host.
 
-While it is open, every selected site is perturbed as the setting says, and its output is reduced to
-a summary where it is computed. One message sends all summaries of a trace level to the host; the
-cotangents follow in another. Each pass asks once, at its outermost call, for its number, whether it
-is sampled, and its setting. Invariant: a callback never raises (its errors are counted), and equal
-hooks share programs. A hook holds names and numbers alone: its session may be gone.
+The outermost call begins a pass: it asks the host for its ticket, whether it is measured, and the
+numbers of its perturbations. Then it runs as it stands, in the user's own trace, and its marks are
+harvested as they run. One message sends all outputs to the host, one all cotangents; both hold the
+ticket. Invariant: a callback never raises (its errors are counted), and equal hooks share programs.
+A hook holds names and numbers alone: its session may be gone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -23,35 +24,50 @@ from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import ours
-from nnx_inspector.hooks.layers import (
-    Context,
-    open_layers,
-    opened,
-)
-from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
-from nnx_inspector.hooks.sites import site_key
+from nnx_inspector._compat.interpreter import kept_apart
+from nnx_inspector._compat.sharding import counted_once_here, device_within
+from nnx_inspector.hooks.layers import Context, open_layers, opened
+from nnx_inspector.hooks.lookalikes import Claim, Lookalikes
+from nnx_inspector.hooks.pytrees import rebuilt
+from nnx_inspector.hooks.sites import parse_key
 from nnx_inspector.hooks.variables import contents
-from nnx_inspector.live.cotangents import Collectors, beginning, beginning_if, measured_if
+from nnx_inspector.live.beginning import beginning
 from nnx_inspector.live.inbox import Inbox
+from nnx_inspector.perturbations.apply import parameter_rules
+from nnx_inspector.perturbations.perturbed import Rows
+from nnx_inspector.perturbations.perturbed import applied as applied_at
 from nnx_inspector.perturbations.region import ROW, apply, rows_of
-from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, applied
-from nnx_inspector.program.error_notes import note_site
+from nnx_inspector.perturbations.slots import CLEAN, PARAMETER, Place, Setting, switched
+from nnx_inspector.perturbations.substitute import parameters_within
+from nnx_inspector.program.analysis.error_notes import note_site
+from nnx_inspector.program.eager import EagerPass
 from nnx_inspector.program.function import WatchedCall, call_in_shapes
+from nnx_inspector.program.harvest import Keep, Plan, sinks_for
 from nnx_inspector.program.host import ask, tell, tied
-from nnx_inspector.program.marks import INPUT, OUTPUT, is_observable, is_whole
-from nnx_inspector.stats.gauges import VARIED
-from nnx_inspector.stats.measure_gauges import is_sampled
-from nnx_inspector.stats.packing import unpack
-from nnx_inspector.stats.summary import Summary
+from nnx_inspector.program.marks import (
+    INPUT,
+    OUTPUT,
+    is_observable,
+    is_whole,
+    mark_arguments,
+    mark_tree,
+    observe_cotangent,
+)
+from nnx_inspector.program.supply import supply_of
+from nnx_inspector.program.survey import Marked, Survey, lengths_of
+from nnx_inspector.records.packed import Layout, Small, Sunk, joined, taken_apart
+from nnx_inspector.stats.gauges import LENGTH
+from nnx_inspector.stats.measure_gauges import gauge
+from nnx_inspector.stats.summary import Summary, merge
 
 GRADIENT = "gradient"
 
 Reached = set[tuple[str, Place | None]]
 """The sites that a program calls, each with the place that acts there, None for a row."""
 
-IN_A_WHILE_LOOP = (
-    "it is called inside a while loop, from which a watched program cannot send without "
-    "disturbing its differentiation; insp.run and nni.capture can see it"
+OUTSIDE = (
+    "its layer cannot be identified here, outside a call of the model, so a perturbation of a "
+    "single layer does not act"
 )
 
 
@@ -67,6 +83,7 @@ class Listener(Protocol):
     interrupted: bool
     ran: dict[int, Reached]
     unseen: dict[str, str]
+    lookalikes: Lookalikes
 
     def receive(
         self, number: int, key: str, quantity: str, summary: Summary, turn: int = 0
@@ -91,119 +108,142 @@ def _safely(number: int, what: Callable[[Listener], Any], otherwise: Callable[[]
 
 
 class _Asked:
-    """Answers a program that asks, at one of its trace levels, for the numbers of a pass."""
+    """Answers a program that asks for the numbers of a pass that begins.
 
-    def __init__(self, watch: Watch, *, begins: bool):
-        self._watch, self._begins = watch, begins
-        self.reached: Reached = set()  # both are filled while the level is traced
+    Within a `shard_map` each device asks: the passes of one number are one pass.
+    """
+
+    def __init__(self, watch: Watch, claim: Claim | None, devices: int):
+        self._watch, self._claim, self._devices = watch, claim, devices
+        self.reached: Reached = set()  # both are filled while the call is traced
         self.unseen: dict[str, str] = {}
+        self._asked: dict[int, int] = {}  # how often each device has asked
+        self._begun: dict[int, list[tuple[Any, ...]]] = {}  # an answer for each of the others
+        self._lock = threading.Lock()
 
-    def __call__(self) -> tuple[Any, ...]:
-        return _safely(
-            self._watch.session, self._answer, lambda: self._numbers(-1, 0, False, CLEAN)
-        )
+    def __call__(self, device: Any = 0) -> tuple[Any, ...]:
+        def answer(session: Listener) -> tuple[Any, ...]:
+            with self._lock:
+                return self._answer(session, int(device))
 
-    def _answer(self, session: Listener) -> tuple[Any, ...]:
-        if self._begins:
-            now, turn = session.inbox.begin(session.setting), 0
-        else:
-            now, turn = session.inbox.turn(id(self))
+        return _safely(self._watch.session, answer, lambda: self._numbers(-1, False, CLEAN))
+
+    def _answer(self, session: Listener, device: int) -> tuple[Any, ...]:
+        number = self._asked.get(device, 0)
+        self._asked[device] = number + 1
+        if number in self._begun:
+            found = self._begun[number].pop()
+            if not self._begun[number]:
+                del self._begun[number]
+            return found
+        if self._claim is not None and self._claim.withdrawn:
+            session.unseen[""] = self._claim.withdrawn
+            return self._numbers(-1, False, CLEAN)
+        now = session.inbox.begin(session.setting)
         if now.setting.active:
             session.ran[id(self.reached)] = self.reached
         session.unseen.update(self.unseen)  # the session may be later than the trace
-        return self._numbers(now.number, turn, now.sampled, now.setting)
+        found = self._numbers(now.number, now.sampled, now.setting)
+        if self._devices > 1:
+            self._begun[number] = [found] * (self._devices - 1)
+        return found
 
-    def _numbers(self, number: int, turn: int, sampled: bool, setting: Setting) -> tuple[Any, ...]:
-        keys, places = self._watch.keys, self._watch.places
-        rows = rows_of(keys, setting.rows)
-        found = [x for data in setting.at(places) for x in data]
-        ticket = np.array([number % 2**31, turn % 2**31], np.int32)
-        return ticket, np.array(sampled, np.bool_), rows, *found
-
-
-class _Told:
-    """Receives summaries of one quantity for the sites in `names`."""
-
-    def __init__(self, session: int, names: list[str], quantity: str, begun: _Begun | None = None):
-        self._session, self.names, self._quantity = session, names, quantity
-        self._begun = begun
-
-    def __call__(self, ticket: Any, *arrays: Any, used: tuple[int, ...] | None = None) -> None:
-        def receive(session: Listener) -> None:
-            number, turn = np.ravel(ticket)[:2].tolist()
-            if self._quantity == GRADIENT:
-                names = self.names if used is None else [self.names[i] for i in used]
-                for name, vector in zip(names, arrays, strict=True):
-                    session.receive(number, name, GRADIENT, unpack(np.asarray(vector)), turn)
-                return
-            found = [np.asarray(a) for a in arrays]
-            if self._begun is not None:
-                states = found.pop()
-                rows = {name: states[..., i, :] for i, name in enumerate(self._begun.states)}
-                session.inbox.receive_states(number, rows, self._begun.call)
-            fields = zip(self.names, *(found[i::4] for i in range(4)), strict=True)
-            for name, bins, points, sums, gauge in fields:
-                summary = Summary(bins=bins, points=points, sums=sums)
-                session.receive(number, name, OUTPUT, summary, turn)
-                session.inbox.receive_gauge(number, name, gauge, turn)
-
-        _safely(self._session, receive, lambda: None)
+    def _numbers(self, number: int, sampled: bool, setting: Setting) -> tuple[Any, ...]:
+        rows = rows_of(self._watch.keys, setting.rows)
+        found = [x for data in setting.at(self._watch.places) for x in data]
+        return np.array(number % 2**31, np.int32), np.array(sampled, np.bool_), rows, *found
 
 
-@dataclasses.dataclass(frozen=True)
-class _Begun:
-    """The extra data in an outermost call's message: the paths of its states, and the call."""
+Where = tuple[str, tuple[int, ...]]
+"""A site, and the lengths of the scans around it."""
 
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Outputs:
+    """Receives what a pass measured of its outputs. A program holds it: it has no arrays.
+
+    Attributes:
+        layout: how `[(summary, gauge)]` and the states were joined.
+        where: the site of each of them.
+        states: the paths of the parameters whose samples end the message.
+        apart: whether several devices send a message each.
+    """
+
+    session: int
+    layout: Layout
+    where: tuple[Where, ...]
     states: tuple[str, ...]
     call: WatchedCall | None
+    apart: bool
+
+    def __call__(self, ticket: Any, *arrays: Any) -> None:
+        def receive(session: Listener) -> None:
+            number = int(np.ravel(ticket)[0])
+            measured, states = taken_apart(self.layout, [np.asarray(a) for a in arrays])
+            rows = {name: states[..., i, :] for i, name in enumerate(self.states)}
+            session.inbox.receive_states(number, rows, self.call)
+            for (site, lengths), (summary, vector) in zip(self.where, measured, strict=True):
+                for turn, one in _turns(summary, lengths):
+                    if not self.apart or np.any(one.bins):  # else another device sends it
+                        session.receive(number, site, OUTPUT, one, turn)
+                for turn, at in _rows(lengths):
+                    one = vector[(..., *at, slice(None))]
+                    session.inbox.receive_gauge(number, site, one, turn)
+
+        _safely(self.session, receive, lambda: None)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Cotangents:
+    """Receives what a pass measured of its cotangents; like `_Outputs`."""
+
+    session: int
+    layout: Layout
+    where: tuple[Where, ...]
+
+    def __call__(self, ticket: Any, *arrays: Any) -> None:
+        def receive(session: Listener) -> None:
+            number = int(np.ravel(ticket)[0])
+            found = taken_apart(self.layout, [np.asarray(a) for a in arrays])
+            for (site, lengths), summary in zip(self.where, found, strict=True):
+                for turn, one in _turns(summary, lengths):
+                    if np.any(one.bins):  # else no cotangent reached this turn
+                        session.receive(number, site, GRADIENT, one, turn)
+
+        _safely(self.session, receive, lambda: None)
+
+
+def _rows(lengths: tuple[int, ...]) -> Iterable[tuple[int, tuple[int, ...]]]:
+    """For each turn of the scans, in the order of execution, the index of its row."""
+    for turn, at in enumerate(np.ndindex(*map(abs, lengths))):
+        yield turn, tuple(i if n > 0 else -n - 1 - i for i, n in zip(at, lengths, strict=True))
+
+
+def _turns(whole: Summary, lengths: tuple[int, ...]) -> Iterable[tuple[int, Summary]]:
+    """The summary of each turn; axes in front are of vmaps, whose examples are merged."""
+    for turn, at in _rows(lengths):
+        one = jax.tree.map(lambda x, at=at: x[(..., *at, slice(None))], whole)
+        yield turn, one if np.ndim(one.bins) == 1 else merge([one])
 
 
 # ------------------------------------------------------------------- the hook
 
 
-class _Frame:
-    """Gathers what the outermost call at one trace level of a session sends."""
-
-    def __init__(
-        self,
-        watch: Watch,
-        level: Any,
-        numbers: Sequence[Any],
-        asked: _Asked,
-        *,
-        begins: bool,
-        seen: bool,
-    ):
-        self.begins, self.reached, self.unseen = begins, asked.reached, asked.unseen
-        ticket, gate, rows, *data = numbers
-        self.level, self.ticket, self.gate, self.rows, self.seen = level, ticket, gate, rows, seen
-        self.data: list[list[Any]] = []
-        for place in watch.places:
-            self.data.append(data[: 1 + len(place.avals)])
-            data = data[1 + len(place.avals) :]
-        self.names: list[str] = []
-        self.arrays: list[Any] = []
-        self.begun: _Begun | None = None
-        self.states: list[Any] = []
-        told = lambda names: _Told(watch.session, names, GRADIENT)  # noqa: E731
-        self.collectors = Collectors(gate, ticket, told)
-
-
 class _Threads(threading.local):
     def __init__(self) -> None:
-        self.frames: dict[int, list[_Frame]] = {}
+        self.asked: dict[int, _Asked] = {}
+
+    @contextlib.contextmanager
+    def running(self, session: int, asked: _Asked) -> Iterator[None]:
+        """Know the pass of a session that this thread runs."""
+        self.asked[session] = asked
+        try:
+            yield
+        finally:
+            del self.asked[session]
 
 
 _threads = _Threads()
-
-
-def forget(session: int) -> None:
-    """Let go of what the passes of this thread gathered for a session."""
-    _threads.frames.pop(session, None)
-
-
-def _frames_of(session: int) -> list[_Frame]:
-    return _threads.frames.setdefault(session, [])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,191 +259,242 @@ class Watch:
     unmeasured: tuple[str, ...]
     gradients: bool
     places: tuple[Place, ...]
-    turns: tuple[tuple[str, tuple[int, ...]], ...]
     inside: bool = False
 
-    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
-        key = context.site
-        assert key is not None
-        frames, level = _frames_of(self.session), jit.trace_state()
-        depth = len(frames)
-        if not frames or frames[-1].level != level:
-            frame, args, kwargs = self._begin(level, args, kwargs)
-            if frame.begins and frame.seen:
-                self._sample(frame, args, kwargs, context)
-            frames.append(frame)
-        frame = frames[-1]
-        try:
-            args, kwargs = self._perturbed_arguments(frame, args, kwargs, context)
-            try:
-                with self._within():
-                    out = next_fun(*args, **kwargs)
-            except FloatingPointError as error:  # of the user's `jax_debug_nans`
-                note_site(error, key)
-                raise
-            out = self._observed(frame, out, context)
-            return self._tell(frame, out) if len(frames) > depth else out
-        finally:
-            del frames[depth:]
+    @property
+    def _owner(self) -> Any:
+        return "watch", self.session
 
-    def _within(self) -> AbstractContextManager[None]:
+    def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
         if self.inside:
-            return nullcontext()
+            return self._marked(next_fun, args, kwargs, context)
+        with opened(()):  # see `EagerPass`
+            device, devices = device_within()
+            found = listeners.get(self.session)
+            claim = None if found is None else found.lookalikes.claim_on(context.module)
+            asked = _Asked(self, claim, devices)
+            ticket, gate, rows, data = self._asks(asked, (args, kwargs), device)
+        if not jit.is_tracer(gate) and not bool(gate) and not _acts(rows, data):
+            with self._within(), _threads.running(self.session, asked):
+                return self._marked(next_fun, args, kwargs, context)
+        with opened(()):
+            states, begun = self._sampled(gate, args, kwargs, context)
+        call = call_in_shapes(context, args, kwargs) if context.kind == "method" else None
+        drawn: dict[int, Where] = {}  # a program keeps it: nothing of this trace may be in it
+        one = self._pass(asked, ticket, gate, rows, data, (args, kwargs), context, drawn)
+        parameters = self._parameters(data, asked, context)
+        with self._within(), _threads.running(self.session, asked), parameters:
+            out = one.run(lambda: self._marked(next_fun, args, kwargs, context))
+        drawn |= _drawn(one)
+        asked.unseen.update(one.survey.unseen)
+        if found is not None:
+            found.unseen.update(asked.unseen)
+        with opened(()):
+            where, measured = _measured(one)
+            layout, arrays = joined((measured, Small(begun)))
+            host = _Outputs(self.session, layout, where, states, call, devices > 1)
+            return _tied(out, tell(host, gate, ticket, *arrays))
+
+    def _marked(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+        site, owner, apart = context.site or "", self._owner, kept_apart()
+        if apart:
+            why = f"it is called inside a {apart} equation, which cannot be entered"
+            _threads.asked[self.session].unseen[site] = why
+        if any(p.at == INPUT and site in p.sites for p in self.places):
+            args, kwargs = mark_arguments(args, kwargs, owner=owner, site=site, part=INPUT)
+        try:
+            out = next_fun(*args, **kwargs)
+        except FloatingPointError as error:  # of the user's `jax_debug_nans`
+            note_site(error, site)
+            raise
+        return mark_tree(out, owner=owner, site=site, part=OUTPUT)
+
+    def _within(self) -> Any:
         hook = dataclasses.replace(self, inside=True)
         layers = open_layers()
         inner = (dataclasses.replace(x, wrap=hook) if x.wrap == self else x for x in layers)
         return opened(tuple(inner))
 
-    def _begin(self, level: Any, args: Any, kwargs: Any) -> tuple[_Frame, Any, Any]:
-        loops = jit.is_tracing() and jit.inside_while_loop()
-        begins = not self.inside
+    def _asks(self, asked: _Asked, arguments: Any, device: Any) -> tuple[Any, Any, Any, list[Any]]:
         avals = [
-            jax.ShapeDtypeStruct((2,), jnp.int32),
+            jax.ShapeDtypeStruct((), jnp.int32),
             jax.ShapeDtypeStruct((), jnp.bool_),
             jax.ShapeDtypeStruct((len(self.keys), ROW), jnp.float32),
         ]
         for place in self.places:
             avals += [jax.ShapeDtypeStruct((), jnp.bool_), *place.avals]
-        asked = _Asked(self, begins=begins)
-        numbers = ask(asked, avals, (args, kwargs), once=not loops)
-        if begins and not loops:
-            args, kwargs = _after(numbers[0], args, kwargs)
-        frame = _Frame(self, level, numbers, asked, begins=begins, seen=not loops)
-        return frame, args, kwargs
+        once = not (jit.is_tracing() and jit.inside_while_loop())
+        ticket, gate, rows, *data = ask(asked, avals, arguments, once=once, device=device)
+        return ticket, gate, rows, data
 
-    @ours()
-    def _sample(self, frame: _Frame, args: Any, kwargs: Any, context: Context) -> None:
-        """Sample the parameters and arguments of a pass as it begins, if it is measured."""
-        idle = not jit.is_tracer(frame.gate) and not bool(frame.gate)
-        if idle or context.kind != "method" or context.path is None:
+    def _sampled(
+        self, gate: Any, args: Any, kwargs: Any, context: Context
+    ) -> tuple[tuple[str, ...], Any]:
+        """The paths of the states of a pass, and their samples."""
+        if context.kind != "method" or context.path is None:
+            return (), jnp.zeros((0, 0))
+        return beginning(gate, args, kwargs, context)
+
+    def _pass(
+        self,
+        asked: _Asked,
+        ticket: Any,
+        gate: Any,
+        rows: Any,
+        data: Sequence[Any],
+        arguments: Any,
+        context: Context,
+        drawn: dict[int, Where],
+    ) -> EagerPass:
+        """The pass that is to run; `drawn` gets the sites of its sinks."""
+        open_gate = not jit.is_tracer(gate)
+        wanted = not open_gate or bool(gate)
+        calls: dict[int, int] = {}
+        plan = Plan(
+            summarise=wanted,
+            perturb=self._perturb(rows, data, asked, calls) if _acts(rows, data) else None,
+            keep=Keep(gauge, parts=(OUTPUT,)) if wanted else Keep(),
+            unmeasured=self.unmeasured,
+            tap=_tap,
+            gate=None if open_gate else gate,
+        )
+        one = EagerPass(self._owner, plan, calls=calls, sinks_of=self._sinks_of)
+        values = _differentiable(context.module, arguments) if self.gradients and wanted else []
+        if values:
+            send = functools.partial(self._send, drawn)
+            one.seed = supply_of(values, ticket, gate, received=one.received, send=send)
+        return one
+
+    def _sinks_of(self, found: Survey) -> list[Any]:
+        sinks = sinks_for(found)
+        for mark, _, here in found.walk(sinks):
+            if here and mark.site in self.unmeasured:
+                here[:] = [None] * len(here)
+        return sinks
+
+    def _send(
+        self, drawn: dict[int, Where], received: dict[int, Any]
+    ) -> tuple[Callable[..., None], list[Any]]:
+        """The message of the cotangents that a pass received."""
+        numbers = sorted(received)
+        layout, arrays = joined([Sunk(received[i]) for i in numbers])
+        return _Cotangents(self.session, layout, tuple(drawn[i] for i in numbers)), arrays
+
+    # ------------------------------------------------------------- perturbations
+
+    def _with_data(self, data: Sequence[Any]) -> Iterator[tuple[Place, Any, Sequence[Any]]]:
+        """Each place, whether it is on, and its numbers."""
+        for place in self.places:
+            on, *numbers = data[: 1 + len(place.avals)]
+            yield place, on, numbers
+            data = data[1 + len(place.avals) :]
+
+    @contextlib.contextmanager
+    def _parameters(self, data: Sequence[Any], asked: _Asked, context: Context) -> Iterator[None]:
+        """Perturb the parameters of the module that is called, while it runs."""
+        mine = [one for one in self._with_data(data) if one[0].at == PARAMETER]
+        if not mine or not isinstance(context.module, nnx.Module) or context.path is None:
+            yield
             return
-        held: dict[str, jax.Array] = {}
-        for path, variable, value in contents(context.module):
-            is_kept = isinstance(variable, (nnx.Param, nnx.BatchStat))
-            if is_kept and isinstance(value, jax.Array) and is_sampled(value):
-                inner = site_key(path)
-                held[f"{context.path}/{inner}" if context.path else inner] = value
+        places = [place for place, *_ in mine]
+        rules = parameter_rules(places, [(on, *numbers) for _, on, numbers in mine])
+        with parameters_within(context.module, parse_key(context.path)[0], rules) as reached:
+            asked.reached.update((key, p) for p in places for key in p.sites if key in reached)
+            yield
 
-        leaves = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
-        arrays = [jnp.asarray(x) for x in leaves if is_observable(x)]
-        operands = jax.lax.stop_gradient((list(held.values()), arrays))
-        if any(map(jit.is_tracer, (frame.gate, *jax.tree.leaves(operands)))):
-            states = beginning_if(frame.gate, *operands)
-        else:  # nothing is traced, and a cond would be compiled anew for each call
-            states = beginning(*operands)
-        frame.begun = _Begun((*held, VARIED), call_in_shapes(context, args, kwargs))
-        frame.states = [states]
+    def _perturb(self, rows: Any, data: Sequence[Any], asked: _Asked, calls: dict[int, int]) -> Any:
+        places = list(self._with_data(data))
 
-    def _perturbed_arguments(
-        self, frame: _Frame, args: Any, kwargs: Any, context: Context
-    ) -> tuple[Any, Any]:
-        if not any(p.at == INPUT and context.site in p.sites for p in self.places):
-            return args, kwargs
-        leaves = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
-        new = self._at_places(frame, leaves, INPUT, context)
-        return with_arguments(args, kwargs, new, is_whole)
+        def perturb(mark: Marked, values: list[Any], around: Rows) -> list[Any]:
+            site = mark.site
+            if mark.part == OUTPUT and site in self.keys:
+                asked.reached.add((site, None))
+                index = self.keys.index(site)
+                values = [apply(x, rows, index) for x in values]
+            for place, on, numbers in places:
+                if place.at != mark.part or site not in place.sites:
+                    continue
+                if len(place.rows) > len(around):
+                    asked.unseen[site] = OUTSIDE
+                    continue
+                asked.reached.add((site, place))
+                one = jax.tree.unflatten(place.treedef, numbers)
+                name = f"{site}/{calls[id(mark)]}"
+                changes = [
+                    functools.partial(applied_at, one, mapped=mapped, name=f"{name}/{n}")
+                    for n, mapped in enumerate(mark.mapped)
+                ]
+                here = _in_layer(on, place.rows, around)
+                values = [switched(here, *pair) for pair in zip(changes, values, strict=True)]
+            return values
 
-    def _observed(self, frame: _Frame, out: Any, context: Context) -> Any:
-        key = context.site
-        leaves = list(jax.tree.leaves(out, is_leaf=is_whole))
-        if key in self.keys:
-            index = self.keys.index(key)
-            leaves = [apply(x, frame.rows, index) for x in leaves]
-            frame.reached.add((key, None))
-        leaves = self._at_places(frame, leaves, OUTPUT, context)
-        assert key is not None
-        if frame.seen:
-            leaves = [self._leaf(frame, key, leaf) for leaf in leaves]
-        else:
-            self._unseen(frame, key, IN_A_WHILE_LOOP)
-        return rebuilt(out, leaves, is_whole)
-
-    def _at_places(
-        self, frame: _Frame, leaves: Sequence[Any], part: str, context: Context
-    ) -> list[Any]:
-        leaves = list(leaves)
-        for place, (on, *numbers) in zip(self.places, frame.data, strict=True):
-            if place.at != part or context.site not in place.sites:
-                continue
-            on, count = self._in_this_turn(place, on, frame, context.site), 0
-            if not self._in_no_turn(place, frame, context.site):
-                frame.reached.add((context.site, place))
-            for index, leaf in enumerate(leaves):
-                if is_observable(leaf):
-                    name = f"{context.site}/{context.call}/{count}"
-                    leaves[index] = applied(place, on, numbers, jnp.asarray(leaf), name)
-                    count += 1
-        return leaves
-
-    @ours()
-    def _in_this_turn(self, place: Place, on: Any, frame: _Frame, site: str | None) -> Any:
-        """Whether a place acts in this turn of the scans around its site."""
-        lengths = dict(self.turns).get(site or "")
-        if not place.rows or not lengths:
-            return on
-        if self._in_no_turn(place, frame, site):
-            self._unseen(
-                frame,
-                site or "",
-                "its layer cannot be identified here, outside a call of the model, so a "
-                "perturbation of a single layer does not act",
-            )
-            return jnp.zeros((), jnp.bool_)
-        turn = frame.ticket[1]
-        wanted = (*place.rows, *(None for _ in lengths[len(place.rows) :]))
-        for length, row in zip(reversed(lengths), reversed(wanted), strict=True):
-            size = abs(length)
-            if row is not None:
-                at = row % size
-                on = on & (turn % size == (at if length > 0 else size - 1 - at))
-            turn = turn // size
-        return on
-
-    def _in_no_turn(self, place: Place, frame: _Frame, site: str | None) -> bool:
-        # a scan, if there is one, is around the pass, and nothing counts its turns
-        return frame.begins and bool(place.rows and dict(self.turns).get(site or ""))
-
-    def _unseen(self, frame: _Frame, site: str, why: str) -> None:
-        frame.unseen[site] = why
-        found = listeners.get(self.session)
-        if found is not None:
-            found.unseen[site] = why
-
-    def _leaf(self, frame: _Frame, key: str, leaf: Any) -> Any:
-        idle = not jit.is_tracer(frame.gate) and not bool(frame.gate)
-        if idle or not is_observable(leaf) or key in self.unmeasured:
-            return leaf
-        with ours():
-            summary, gauge = measured_if(frame.gate, jax.lax.stop_gradient(jnp.asarray(leaf)))
-        frame.names.append(key)
-        frame.arrays += [summary.bins, summary.points, summary.sums, gauge]
-        if (
-            self.gradients
-            and isinstance(leaf, jax.Array)
-            and jnp.issubdtype(leaf.dtype, jnp.inexact)
-        ):
-            return frame.collectors.tap(leaf, key)
-        return leaf
-
-    def _tell(self, frame: _Frame, out: Any) -> Any:
-        if not frame.names and frame.begun is None:
-            return out
-        host = _Told(self.session, frame.names, OUTPUT, frame.begun)
-        zero = tell(host, frame.gate, frame.ticket, *frame.arrays, *frame.states)
-        leaves = list(jax.tree.leaves(out, is_leaf=is_whole))
-        for index, leaf in enumerate(leaves):
-            if is_observable(leaf) and isinstance(leaf, jax.Array):
-                leaves[index] = tied(leaf, zero)
-                break
-        return rebuilt(out, leaves, is_whole)
+        return perturb
 
 
-def _after(ticket: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments, made to depend on the ticket, so that a pass begins with it."""
-    leaves = list(jax.tree.leaves((args, kwargs), is_leaf=is_whole))
-    arrays = [i for i, x in enumerate(leaves) if is_observable(x) and jit.is_tracer(x)]
-    if arrays and jit.is_tracer(ticket):
-        _, *new = jax.lax.optimization_barrier((ticket, *(leaves[i] for i in arrays)))
-        for i, x in zip(arrays, new, strict=True):
-            leaves[i] = x
-    return with_arguments(args, kwargs, leaves, is_whole)
+def _tap(x: jax.Array, sink: jax.Array, **how: Any) -> jax.Array:
+    """The user's program computes no cotangent for us."""
+    return observe_cotangent(x, sink, always=False, **how)
+
+
+def _acts(rows: Any, data: Sequence[Any]) -> bool:
+    """Whether a perturbation may act."""
+    if jit.is_tracer(rows):
+        return True
+    return bool(np.any(np.asarray(rows))) or any(
+        np.ndim(x) == 0 and np.asarray(x).dtype == np.bool_ and bool(x) for x in data
+    )
+
+
+@ours()
+def _in_layer(on: Any, wanted: tuple[int, ...], around: Rows) -> Any:
+    """Whether a place acts in this iteration of the scans around it."""
+    for index, (row, length) in zip(wanted, around, strict=False):
+        on = on & (row == index % length)
+    return on
+
+
+def _measured(one: EagerPass) -> tuple[tuple[Where, ...], list[Any]]:
+    """The sites that a pass has measured, and of each the summary and the gauge."""
+    where: list[Where] = []
+    measured: list[Any] = []
+    with ours():
+        for mark, around, here in one.survey.walk(one.seen):
+            found: Sequence[Summary] = here.summaries if here and mark.part == OUTPUT else ()
+            for i, summary in enumerate(found):
+                vector = here.kept[i].value if here.kept else None
+                if vector is None:  # of a while loop
+                    vector = jnp.zeros((*summary.bins.shape[:-1], LENGTH), jnp.float32)
+                where.append((mark.site, lengths_of(around)))
+                measured.append((counted_once_here(summary), Small(vector)))
+    return tuple(where), measured
+
+
+def _drawn(one: EagerPass) -> dict[int, Where]:
+    """The site of each sink that a pass has drawn."""
+    return {
+        number: (mark.site, lengths_of(around))
+        for mark, around, here in one.survey.walk(one.sinks)
+        for number in here or ()
+        if number is not None
+    }
+
+
+def _differentiable(module: Any, arguments: Any) -> list[Any]:
+    """What a call may be differentiated by: tracers of its module and of its arguments."""
+    held = [value for _, _, value in contents(module)] if isinstance(module, nnx.Module) else []
+    leaves = [*held, *jax.tree.leaves(arguments)]
+    return [
+        x
+        for x in leaves
+        if jit.is_tracer(x) and is_observable(x) and jnp.issubdtype(x.dtype, jnp.inexact)
+    ]
+
+
+def _tied(out: Any, zero: jax.Array) -> Any:
+    """What a call returns, dependent on a message."""
+    leaves = list(jax.tree.leaves(out, is_leaf=is_whole))
+    for index, leaf in enumerate(leaves):
+        if is_observable(leaf) and isinstance(leaf, jax.Array):
+            leaves[index] = tied(leaf, zero)
+            break
+    return rebuilt(out, leaves, is_whole)

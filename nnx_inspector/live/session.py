@@ -22,10 +22,11 @@ from nnx_inspector.hooks.layers import (
     TAP_OUTPUT,
     Layer,
 )
+from nnx_inspector.hooks.lookalikes import Lookalikes
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import Only, Selection, methods, module_sites, site_key
 from nnx_inspector.live.figures import Observer, told_gauges
-from nnx_inspector.live.hook import Reached, Watch, forget, listeners
+from nnx_inspector.live.hook import Reached, Watch, listeners
 from nnx_inspector.live.inbox import Inbox, Taken, merged
 from nnx_inspector.live.recompile import JitCalls
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, has_room
@@ -50,8 +51,6 @@ class Session:
             programs are used again if the hooks are equal.
 
     Attributes:
-        turns: site within scans -> the number of turns of each scan, outermost first, negative for
-            a reverse scan; they distinguish the layers of a stack.
         blurred: the stacks whose layers could not be told apart.
         stacks: sites whose layers are also measured separately, if they can be.
         places: the places that programs have room for, from the next `open` on.
@@ -76,7 +75,6 @@ class Session:
         self.measured = None if measured is None else Selection(measured)
         if self.measured is not None:
             self.measured.require_match(model)
-        self.turns: dict[str, tuple[int, ...]] = {}
         self.stacks: Mapping[str, Stack] = {}
         self.keys: list[str] = []
         self._unmeasured: tuple[str, ...] = ()
@@ -95,6 +93,7 @@ class Session:
         self.on_armed: Callable[[], None] = lambda: None
         self._wanted: tuple[Place, ...] = ()
         self._observer = Observer()
+        self.lookalikes = Lookalikes()
         self._calls = JitCalls(weakly(self._is_mine))
         self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))
         listeners[self.number] = self
@@ -102,7 +101,7 @@ class Session:
 
     def refresh(self) -> None:
         """Read the model's modules again: one may have been added or removed."""
-        self._scope = scope_of(self.model)
+        self._scope = scope_of(self.model, lookalikes=self.lookalikes)
         # sorted: an NNX transform reorders the attributes of the objects that it updates
         self.keys = sorted({*self.besides, *self._selected(self.selection)})
         only = self.measured
@@ -126,10 +125,8 @@ class Session:
 
     def hook(self, places: tuple[Place, ...]) -> Layer:
         """The watching layer, with room for these places."""
-        rows = sorted({site for place in places if place.rows for site in place.sites})
-        turns = tuple((site, self.turns[site]) for site in rows if site in self.turns)
         keys = tuple(self.keys)
-        watch = Watch(self.number, keys, self._unmeasured, self.gradients, places, turns)
+        watch = Watch(self.number, keys, self._unmeasured, self.gradients, places)
         return Layer(watch, TAP_OUTPUT, self.selection, self._scope, watches=True)
 
     @property
@@ -203,7 +200,6 @@ class Session:
             with hooked(self.hook(self.places)), self._calls.listening():
                 yield
         finally:
-            forget(self.number)
             self._note(scope)
             self.executables += executables_called()
 

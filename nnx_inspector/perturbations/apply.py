@@ -207,9 +207,13 @@ def parameter_rule(key: str, rows: tuple[int, ...], one: ParameterPerturbation) 
 
 def parameters_under(stage: Staged, places: Sequence[Place], data: Sequence[Any]) -> dict[int, Any]:
     """The perturbed parameters, by the number of the stage's input that holds each."""
-    rules = [
+    return perturbed_parameters(stage, parameter_rules(places, data))
+
+
+def parameter_rules(places: Sequence[Place], data: Sequence[Any]) -> list[ParameterRule]:
+    """Places of parameter kinds, each with its data, as rules."""
+    return [
         parameter_rule(key, place.rows, _Switched(place, on, tuple(leaves)))
         for place, (on, *leaves) in zip(places, data, strict=True)
         for key in place.sites
     ]
-    return perturbed_parameters(stage, rules)

@@ -208,9 +208,15 @@ class Setting:
             parameter_data=tuple(data for _, data in of_parameters),
         )
 
-    def without_parameters(self) -> Setting:
-        """The part that acts on values and gradients."""
-        return dataclasses.replace(self, parameters=(), parameter_data=())
+    def in_one(self) -> Setting:
+        """The same, with the places of parameters after the others, as a watched loop has them."""
+        return dataclasses.replace(
+            self,
+            places=(*self.places, *self.parameters),
+            data=(*self.data, *self.parameter_data),
+            parameters=(),
+            parameter_data=(),
+        )
 
 
 def has_room(places: Sequence[Place], wanted: Sequence[Place]) -> bool:

@@ -8,8 +8,9 @@ by each perturbation. Does not trace or run the call.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ from nnx_inspector.hooks.sites import (
     site_key,
     split_escaped,
 )
-from nnx_inspector.hooks.variables import variables_by_path
+from nnx_inspector.hooks.variables import contents, variables_by_path
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.region import refusal
 from nnx_inspector.program.analysis.identity import Values
@@ -109,6 +110,59 @@ def _perturbed(
         raise refusal(one, name, part, why)
     new = one.apply(part, name)
     return value.at[layer].set(new) if layer else new
+
+
+@contextlib.contextmanager
+def parameters_within(
+    module: nnx.Module, prefix: Path, rules: Sequence[ParameterRule]
+) -> Iterator[set[str]]:
+    """Within the context the Variables of a module hold their perturbed values, for a call in the
+    user's own program.
+
+    A parameter (`nnx.Param`) has its own value afterwards, and another Variable too unless the call
+    has written to it.
+
+    Args:
+        module: the module that is called.
+        prefix: its path.
+        rules: the perturbations; of one that chooses a layer it is known that the layers lie along
+            the first axis.
+
+    Returns:
+        The patterns of the rules that have changed something.
+    """
+    changed: list[tuple[nnx.Variable[Any], Any, Any]] = []
+    reached: set[str] = set()
+    try:
+        for path, variable, value in contents(module) if rules else ():
+            if isinstance(value, jax.Ref):
+                continue
+            new = _perturbed_value(variable, value, (*prefix, *path), rules, reached)
+            if new is not value:
+                changed.append((variable, value, new))
+                variable.set_raw_value(new)
+        yield reached
+    finally:
+        for variable, value, new in changed:
+            if isinstance(variable, nnx.Param) or variable.get_raw_value() is new:
+                variable.set_raw_value(value)
+
+
+def _perturbed_value(
+    variable: Any, value: Any, path: Path, rules: Sequence[ParameterRule], reached: set[str]
+) -> Any:
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(value)
+    new = [leaf for _, leaf in leaves]
+    for i, (below, leaf) in enumerate(leaves):
+        name = site_key(path) + jax.tree_util.keystr(below)
+        array = _Array(name, path, i, isinstance(variable, nnx.Param))
+        for rule in rules:
+            if isinstance(leaf, jax.Array) and array.is_meant_by(rule.pattern):
+                reached.add(rule.pattern)
+                for one in rule.perturbations:
+                    new[i] = _perturbed(one, new[i], name, rule.layer)
+    same = all(a is b for a, (_, b) in zip(new, leaves, strict=True))
+    return value if same else jax.tree.unflatten(treedef, new)
 
 
 # ----------------------------------------------------------------- layers

@@ -1,10 +1,11 @@
-"""Runs a call eagerly, line by line, and harvests its marks as they run.
+"""Runs a call as it stands, line by line, and harvests its marks as they run.
 
-This is for calls that cannot be traced because their code reads the values of arrays. Arrays stay
-arrays. Each mark, and each jitted function, scan or cond that holds marks, is passed to this module
-when it runs, and is harvested as it would be from a jaxpr. Invariant: the measurements are those of
-a traced call, in the same order, and the call's results do not change. An inner transform compiles
-once for its program: a loop over tokens compiles one token.
+This is for calls that cannot be traced because their code reads the values of arrays, and for the
+calls within a user's own program, which are traced already. Values stay the caller's own, arrays or
+tracers. Each mark, and each jitted function, scan or cond that holds marks, is passed to this
+module when it runs, and is harvested as it would be from a jaxpr. Invariant: the measurements are
+those of a traced call, in the same order, and the call's results do not change. Of an eager call,
+an inner transform compiles once for its program: a loop over tokens compiles one token.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ import jax.numpy as jnp
 from flax import errors
 
 from nnx_inspector._compat import interpreter, jaxprs, jit, sources
+from nnx_inspector._compat.sharding import on_this_mesh
+from nnx_inspector.hooks.layers import opened
 from nnx_inspector.program.analysis.identity import handed_on
 from nnx_inspector.program.changes import says_nothing
 from nnx_inspector.program.harvest import Plan, run_item
 from nnx_inspector.program.marks import mark
+from nnx_inspector.program.supply import Received, draw
 from nnx_inspector.program.survey import Item, Survey, item_of
 
 PROGRAMS = 64
@@ -59,19 +63,21 @@ class Equation:
 
 
 class EagerPass:
-    """One eager run of a call, and what its marks saw.
+    """One run of a call as it stands, and what its marks saw.
 
     Args:
         owner: the owner of the marks.
         plan: what to do at the marks.
         seed: a zero by which the run is differentiated, or None. Every measured value depends on
             it, and so has a cotangent.
-        sinks_of: gives the sinks whose gradients are wanted.
+        sinks_of: gives the sinks whose gradients are wanted; only their shapes count.
         calls: filled with the number of each mark, see `survey.call_numbers`.
 
     Attributes:
+        seed: as above; it may be set until the run.
         seen: what was seen for each item of the survey, as `evaluate` returns it.
-        received: likewise what the sinks received, after the backward pass.
+        sinks: likewise the number of each sink.
+        received: what the sinks receive, by their numbers.
     """
 
     def __init__(
@@ -84,7 +90,7 @@ class EagerPass:
         calls: dict[int, int] | None = None,
     ):
         self._owner, self._plan = owner, plan
-        self._seed, self._sinks_of = seed, sinks_of
+        self.seed, self._sinks_of = seed, sinks_of
         self._equations: list[Equation] = []
         self._items: dict[int, Item] = {}
         self._memo: dict[int, Any] = {}
@@ -95,8 +101,10 @@ class EagerPass:
         self._used: set[_Program] = set()
         self._unseen: dict[str, str] = {}
         self._unattributed: dict[str, int] = {}
+        self._drawn: list[Any] = []
         self.seen: list[Any] = []
-        self.received: list[Any] = []
+        self.sinks: list[Any] = []
+        self.received = Received()
 
     @property
     def survey(self) -> Survey:
@@ -105,6 +113,12 @@ class EagerPass:
             eqns=self._equations, invars=[], outvars=[], constvars=[], effects=()
         )
         return Survey(program, (), self._items, self._unseen, self._unattributed)
+
+    def cotangents(self) -> list[Any]:
+        """What the sinks received, nested like the survey, once it has been differentiated."""
+        found = self.received.take()
+        drawn = [found.get(i, jnp.zeros(x.shape, x.dtype)) for i, x in enumerate(self._drawn)]
+        return jax.tree.map(lambda number: drawn[number], self.sinks)
 
     def run(self, call: Callable[[], Any]) -> Any:
         """Run the call; returns its result."""
@@ -147,20 +161,19 @@ class EagerPass:
     def _take(
         self, item: Item, equation: Equation, values: list[Any], program: _Program | None
     ) -> list[Any]:
-        number = len(self.seen)
         self._count(item)
         if len(self._memo) > MEMO:
             self._memo.clear()  # it keeps arrays alive
-        sinks = self._sinks(item)
-        if sinks is not None:
-            values, sinks = _lent(values, sinks, self._seed, self._receiver(number))
-        if program is None:
-            out, seen = run_item(item, equation, values, self._plan, sinks, self._memo)
-        else:
-            out, seen = program.run(values, sinks)
+        # jax caches traces by the open layers: it would trace what measures again for each session
+        with opened(()):
+            sinks = self._sinks(item)
+            if program is None or not all(map(interpreter.is_concrete, values)):
+                out, seen = run_item(item, equation, values, self._plan, sinks, self._memo)
+            else:
+                out, seen = program.run(values, sinks)
         self._items[len(self._equations)] = item
         self._equations.append(equation)
-        self.seen.append(seen)
+        self.seen.append(on_this_mesh(seen))
         return out
 
     def _program(self, code: _Code) -> _Program:
@@ -179,17 +192,21 @@ class EagerPass:
             self._numbers[key] = self._calls[id(one)] + 1
 
     def _sinks(self, item: Item) -> Any:
-        self.received.append([])
-        if self._sinks_of is None:
+        """Draw the sinks of an item."""
+        sinks_of = self._sinks_of
+        if sinks_of is None or self.seed is None:
+            self.sinks.append([])
             return None
-        (sinks,) = self._sinks_of(_alone(item))
-        return sinks if jax.tree.leaves(sinks) else None
-
-    def _receiver(self, number: int) -> Callable[[Any], None]:
-        def receive(gradients: Any) -> None:
-            self.received[number] = gradients
-
-        return receive
+        (wanted,) = jax.eval_shape(lambda: sinks_of(_alone(item)))
+        first = len(self._drawn)
+        shapes, structure = jax.tree.flatten(wanted)
+        self._drawn += shapes
+        self.sinks.append(structure.unflatten(range(first, len(self._drawn))))
+        drawn = [
+            draw(self.seed, shape, number=first + i, received=self.received)
+            for i, shape in enumerate(shapes)
+        ]
+        return on_this_mesh(structure.unflatten(drawn)) if drawn else None
 
 
 def _of(params: dict[str, Any]) -> Any:
@@ -265,36 +282,6 @@ class _Program:
 @functools.lru_cache(maxsize=PROGRAMS)
 def _program(code: _Code, owner: Any, plan: Plan) -> _Program:
     return _Program(code, owner, plan)
-
-
-# -------------------------------------------------------------------- gradients
-
-
-def _lent(
-    values: list[Any], sinks: Any, seed: Any, receive: Callable[[Any], None]
-) -> tuple[list[Any], Any]:
-    """The values and the sinks, unchanged; the backward pass calls `receive` with what the sinks
-    received.
-    """
-    floats = [i for i, x in enumerate(values) if jnp.issubdtype(x.dtype, jnp.inexact)]
-
-    @jax.custom_vjp
-    def lend(seed: Any, chosen: Any) -> Any:
-        return chosen, sinks
-
-    def forward(seed: Any, chosen: Any) -> Any:
-        return (chosen, sinks), jnp.zeros_like(seed)
-
-    def backward(zero: Any, cotangents: Any) -> Any:
-        receive(cotangents[1])
-        return zero, cotangents[0]
-
-    lend.defvjp(forward, backward)
-    chosen, lent = lend(seed, [values[i] for i in floats])
-    values = list(values)
-    for i, x in zip(floats, chosen, strict=True):
-        values[i] = x
-    return values, lent
 
 
 # ---------------------------------------------------------- why it is not traced

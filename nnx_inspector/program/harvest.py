@@ -23,9 +23,9 @@ from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.native import computed_once
 from nnx_inspector._compat.sharding import a_row_each, counted_once, on_this_mesh, placed, zeros_of
+from nnx_inspector.program.analysis.error_notes import note_equation
 from nnx_inspector.program.changes import difference
 from nnx_inspector.program.equations import bodies_of
-from nnx_inspector.program.error_notes import note_equation
 from nnx_inspector.program.marks import (
     CHANGE,
     INPUT,
@@ -33,6 +33,7 @@ from nnx_inspector.program.marks import (
     describe,
     mapped_first,
     observe_cotangent,
+    only_if,
     sink_like,
     sinks_apart,
 )
@@ -90,8 +91,6 @@ class Keep:
 
     def of(self, x: jax.Array, *, site: str, mapped: int = 0) -> Kept:
         """What is kept of an array whose first `mapped` axes come from vmaps."""
-        if self.sites is not None and site not in self.sites:
-            return Kept()
         value: Any = None
         if callable(self.values):
             try:
@@ -127,6 +126,9 @@ class Plan:
         keep: what to keep besides summaries.
         sample: distributions are of every `sample`-th slice of a value; see `summarize`.
         tap: the function that ties a value to its sink: `(value, sink, sample=) -> value`.
+        unmeasured: the sites that are only perturbed.
+        gate: bool[], whether anything is measured when the program runs; None if it is. Under a
+            vmap around the call, what it gates is measured of the whole batch.
     """
 
     summarise: bool = True
@@ -136,6 +138,12 @@ class Plan:
     keep: Keep = NOTHING
     sample: Sample = "auto"
     tap: Callable[..., Any] = observe_cotangent
+    unmeasured: tuple[str, ...] = ()
+    gate: Any = None
+
+    def measured(self, measure: Callable[[jax.Array], Any], x: jax.Array) -> Any:
+        """What a function measures of an array, if anything is measured."""
+        return measure(x) if self.gate is None else only_if(self.gate, measure, x)
 
 
 @ours()
@@ -219,6 +227,28 @@ def run_item(
     return _RUN[item.kind](item, equation, values, plan, sink, memo)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Summarise:
+    """Reduces an array to its summary."""
+
+    sample: Sample
+
+    def __call__(self, x: jax.Array) -> Summary:
+        return summarize(x, sample=self.sample)
+
+
+@dataclasses.dataclass(frozen=True)
+class _KeepOf:
+    """Reduces an array to what is kept of it."""
+
+    keep: Keep
+    site: str
+    mapped: int
+
+    def __call__(self, x: jax.Array) -> Kept:
+        return self.keep.of(x, site=self.site, mapped=self.mapped)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Seen:
@@ -239,28 +269,31 @@ def _run_mark(
     values = list(map(_as_array, values))
     if marked.part in (OUTPUT, INPUT) and plan.perturb is not None:
         values = plan.perturb(marked, values, plan.rows)
-    keeps = plan.keep.keeps(marked.site, marked.part)
-    if marked.part == OUTPUT and (plan.summarise or keeps):
+    measures = marked.site not in plan.unmeasured
+    keeps = measures and plan.keep.keeps(marked.site, marked.part)
+    summarises = measures and plan.summarise
+    if marked.part == OUTPUT and (summarises or keeps):
         values = [v if memo.get(id(v), (None,))[0] is v else computed_once(v) for v in values]
     summaries: list[Summary] = []
-    if plan.summarise:
+    if summarises:
         for value in [difference(*values[:2])] if marked.part == CHANGE else values:
             known = memo.get(id(value))
             if known is None or known[0] is not value:
-                known = memo[id(value)] = (value, summarize(value, sample=plan.sample))
+                read = _Summarise(plan.sample)
+                known = memo[id(value)] = (value, plan.measured(read, value))
             summaries.append(known[1])
     kept: list[Kept] = []
     if keeps:
-        kept = [
-            plan.keep.of(mapped_first(value, mapped), site=marked.site, mapped=len(mapped))
-            for value, mapped in zip(values, marked.mapped, strict=True)
-        ]
+        for value, mapped in zip(values, marked.mapped, strict=True):
+            keep = _KeepOf(plan.keep, marked.site if plan.gate is None else "", len(mapped))
+            kept.append(plan.measured(keep, mapped_first(value, mapped)))
     if marked.part == OUTPUT and sink is not None:
         tapped = []
         for value, one in zip(values, sink, strict=True):
             new = value
             if one is not None:
-                new = plan.tap(value, one, sample=plan.sample)
+                gated = {} if plan.gate is None else {"gate": plan.gate}
+                new = plan.tap(value, one, sample=plan.sample, **gated)
             if new is not value and id(value) in memo:
                 memo[id(new)] = (new, memo[id(value)][1])
             tapped.append(new)

@@ -40,6 +40,7 @@ def ask(
     after: Any = (),
     *,
     once: bool = True,
+    device: jax.Array | None = None,
 ) -> list[jax.Array]:
     """What `host()` returns when the program gets here: arrays like `avals`.
 
@@ -50,12 +51,16 @@ def ask(
             call for each iteration.
         once: whether to make exactly one call; otherwise there may be two. Within a while loop,
             exactly one would prevent the program from being differentiated.
+        device: within a `shard_map`, the number of the device, with which `host` is called then;
+            it returns the same to all of them.
     """
-    first = _first_element(after)
+    of = [] if device is None else [device]
+    operands = [*of, *_first_element(after)]
     if not once and jit.is_tracing():
-        return list(jax.pure_callback(lambda *_: host(), list(avals), *first))
+        now = lambda *xs: host(*xs[: len(of)])  # noqa: E731
+        return list(jax.pure_callback(now, list(avals), *operands))
     shapes = tuple((a.shape, jnp.dtype(a.dtype)) for a in avals)
-    return _ask.bind(*first, host=host, shapes=shapes)
+    return _ask.bind(*operands, host=host, shapes=shapes, told=len(of))
 
 
 def _first_element(tree: Any) -> list[jax.Array]:
@@ -71,19 +76,19 @@ def _first(x: jax.Array) -> jax.Array:
 
 
 @ours()
-def _ask_impl(*after: Any, host: Any, shapes: Any) -> list[jax.Array]:
+def _ask_impl(*operands: Any, host: Any, shapes: Any, told: int) -> list[jax.Array]:
     avals = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
-    return list(io_callback(lambda *_: host(), avals, *after))
+    return list(io_callback(lambda *xs: host(*xs[:told]), avals, *operands))
 
 
-def _ask_now(*after: Any, host: Any, shapes: Any) -> list[jax.Array]:
+def _ask_now(*operands: Any, host: Any, shapes: Any, told: int) -> list[jax.Array]:
     jax.effects_barrier()  # programs started before must ask first
-    return [jnp.asarray(x) for x in host()]
+    return [jnp.asarray(x) for x in host(*operands[:told])]
 
 
 _ask.def_impl(_ask_now)
 _ask.def_effectful_abstract_eval(
-    lambda *after, host, shapes: ([ShapedArray(*s) for s in shapes], {_effect})
+    lambda *_, shapes, **how: ([ShapedArray(*s) for s in shapes], {_effect})
 )
 mlir.register_lowering(_ask, mlir.lower_fun(_ask_impl, multiple_results=True))
 

@@ -8,8 +8,9 @@ names and structure, so a traced function that contains marks may be cached.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.native import computed_once
-from nnx_inspector._compat.sharding import counted_once
+from nnx_inspector._compat.sharding import counted_once, zeros_of
 from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
 from nnx_inspector.stats.census import Sample
@@ -191,26 +192,37 @@ def _marked(
 # -------------------------------------------------------------- cotangents
 
 _tap = Primitive("nnx_inspector_observe_cotangent")
-_tap.def_impl(lambda x, sink, **_: x)
-_tap.def_abstract_eval(lambda x, sink, **_: x)
-mlir.register_lowering(_tap, lambda ctx, x, sink, **_: [x])
+_tap.def_impl(lambda x, *_, **how: x)
+_tap.def_abstract_eval(lambda x, *_, **how: x)
+mlir.register_lowering(_tap, lambda ctx, x, *_, **how: [x])
 
 # linear in (tangent, sink) and equal to the tangent; we define its transpose
 _tap_linear = Primitive("nnx_inspector_observe_cotangent_linear")
-_tap_linear.def_impl(lambda t, sink, **_: t)
-_tap_linear.def_abstract_eval(lambda t, sink, **_: t)
-mlir.register_lowering(_tap_linear, lambda ctx, t, sink, **_: [t])
+_tap_linear.def_impl(lambda t, *_, **how: t)
+_tap_linear.def_abstract_eval(lambda t, *_, **how: t)
+mlir.register_lowering(_tap_linear, lambda ctx, t, *_, **how: [t])
 
 
-def observe_cotangent(x: jax.Array, sink: jax.Array, *, sample: Sample = "auto") -> jax.Array:
+def observe_cotangent(
+    x: jax.Array,
+    sink: jax.Array,
+    *,
+    sample: Sample = "auto",
+    gate: Any = None,
+    always: bool = True,
+) -> jax.Array:
     """Returns `x`; the gradient with respect to `sink` is the packed summary of that of `x`.
 
     Args:
         x: a floating-point or complex array.
         sink: zeros, `[packed_size(x.dtype)]` of `sink_dtype(x.dtype)`.
         sample: see `summarize`.
+        gate: bool[], whether it is measured, or None; see `only_if`.
+        always: whether to compute a cotangent that the program would not compute, of a value that
+            depends on nothing it differentiates by.
     """
-    return _tap.bind(x, sink, rows=0, sample=sample)
+    gates = [] if gate is None else [gate]
+    return _tap.bind(x, sink, *gates, rows=0, sample=sample, always=always)
 
 
 @ours()
@@ -223,50 +235,87 @@ def sink_dtype(dtype: Any) -> Any:
     return jnp.float64 if dtype in (jnp.float64, jnp.complex128) else jnp.float32
 
 
-def _tap_jvp(primals: Any, tangents: Any, *, rows: int, sample: Sample) -> Any:
-    x, sink = primals
-    t, t_sink = tangents
-    out = _tap.bind(x, sink, rows=rows, sample=sample)
-    if type(t_sink) is ad.Zero:
-        return out, t
-    return out, _tap_linear.bind(ad.instantiate_zeros(t), t_sink, rows=rows, sample=sample)
+def _tap_jvp(primals: Any, tangents: Any, **how: Any) -> Any:
+    out, gates = _tap.bind(*primals, **how), primals[2:]
+    return out, _tapped_tangent(*tangents[:2], *gates, **how)
 
 
-def _tap_linear_jvp(primals: Any, tangents: Any, *, rows: int, sample: Sample) -> Any:
-    return _tap_jvp_linear(primals, rows, sample), _tap_jvp(
-        primals, tangents, rows=rows, sample=sample
-    )[1]
+def _tap_linear_jvp(primals: Any, tangents: Any, **how: Any) -> Any:
+    out, gates = _tap_linear.bind(*primals, **how), primals[2:]
+    return out, _tapped_tangent(*tangents[:2], *gates, **how)
 
 
-def _tap_jvp_linear(primals: Any, rows: int, sample: Sample) -> Any:
-    return _tap_linear.bind(*primals, rows=rows, sample=sample)
+def _tapped_tangent(t: Any, t_sink: Any, *gates: Any, always: bool, **how: Any) -> Any:
+    if type(t_sink) is ad.Zero or (type(t) is ad.Zero and not always):
+        return t
+    return _tap_linear.bind(ad.instantiate_zeros(t), t_sink, *gates, always=always, **how)
 
 
-def _tap_transpose(ct: Any, t: Any, sink: Any, *, rows: int, sample: Sample) -> Any:
+def _tap_transpose(
+    ct: Any, t: Any, sink: Any, *gates: Any, rows: int, sample: Sample, **_: Any
+) -> Any:
+    rest = [None for _ in gates]
     if type(ct) is ad.Zero:
-        return None, None
+        return None, None, *rest
     payload = None
     if ad.is_undefined_primal(sink):
         with ours():
             ct = computed_once(ct)
-            payload = pack(summarize(ct, batch_rank=rows, sample=sample))
+            measure = _Packed(rows, sample)
+            payload = only_if(gates[0], measure, ct) if gates else measure(ct)
             payload = counted_once(payload, ct, jaxprs.varying_axes(sink))
-    return (ct if ad.is_undefined_primal(t) else None), payload
+    return (ct if ad.is_undefined_primal(t) else None), payload, *rest
+
+
+def only_if(gate: Any, measure: Callable[[jax.Array], Any], x: jax.Array) -> Any:
+    """`measure(x)` if the gate is open, else zeros. Under vmap it is of the whole batch, once.
+
+    `measure` is hashable: equal functions share what is traced.
+    """
+    return _gated(measure)(gate, jax.lax.stop_gradient(x))
+
+
+@functools.lru_cache(maxsize=64)
+def _gated(measure: Callable[[jax.Array], Any]) -> Callable[[Any, jax.Array], Any]:
+    def nothing(x: Any) -> Any:
+        return jax.tree.map(zeros_of, jax.eval_shape(measure, x))
+
+    @jax.custom_batching.custom_vmap
+    def measured(gate: Any, x: Any) -> Any:
+        return jax.lax.cond(gate, measure, nothing, x)
+
+    @measured.def_vmap
+    def _batch(size: int, batched: Any, gate: Any, x: Any) -> Any:
+        found = measured(jnp.any(gate), x)
+        return found, jax.tree.map(lambda _: False, found)
+
+    return measured
+
+
+@dataclasses.dataclass(frozen=True)
+class _Packed:
+    """The packed summary of an array, for each of its rows."""
+
+    rows: int
+    sample: Sample
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return pack(summarize(x, batch_rank=self.rows, sample=self.sample))
 
 
 def _batcher(primitive: Primitive) -> Any:
-    def batch(args: Any, dims: Any, *, rows: int, sample: Sample) -> Any:
-        (x, sink), (x_dim, sink_dim) = args, dims
+    def batch(args: Any, dims: Any, *, rows: int, **how: Any) -> Any:
+        (x, sink, *gates), (x_dim, sink_dim, *_) = args, dims
         if sink_dim is None:  # one sink for the whole batch: its summary covers all of it
             if rows:
                 x = jnp.moveaxis(x, x_dim, -1)
-                return primitive.bind(x, sink, rows=rows, sample=sample), x.ndim - 1
-            return primitive.bind(x, sink, rows=rows, sample=sample), x_dim
+                return primitive.bind(x, sink, *gates, rows=rows, **how), x.ndim - 1
+            return primitive.bind(x, sink, *gates, rows=rows, **how), x_dim
         size = sink.shape[sink_dim]
         sink = jnp.moveaxis(sink, sink_dim, 0)
         whole = (size, *x.shape)
         x = jnp.broadcast_to(x, whole) if x_dim is None else jnp.moveaxis(x, x_dim, 0)
-        return primitive.bind(x, sink, rows=rows + 1, sample=sample), 0
+        return primitive.bind(x, sink, *gates, rows=rows + 1, **how), 0
 
     return batch
 

@@ -156,4 +156,4 @@ def backward_pass(
     (_, (out, seen)), (grads, cotangents, _) = transform(
         {i: inputs[i] for i in numbers}, sinks, seed
     )
-    return out, seen, cotangents if stage.last is None else stage.last.received, grads
+    return out, seen, cotangents if stage.last is None else stage.last.cotangents(), grads

@@ -13,7 +13,7 @@ import jax
 
 from nnx_inspector._compat.configuration import unchecked
 from nnx_inspector.findings.findings import diagnose
-from nnx_inspector.program.error_notes import is_noted
+from nnx_inspector.program.analysis.error_notes import is_noted
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.record import Record
 

@@ -94,9 +94,11 @@ def joined(tree: Any) -> tuple[Layout, list[Any]]:
     """A tree of arrays, summaries, `Sunk` and `Small` as a layout, and its arrays.
 
     Returns:
-        The layout; the words, uint32, and the arrays that are not among them.
+        The layout; the words, uint32, and the arrays that are not among them: none are if the tree
+        is not joinable.
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=_is_whole)
+    together = is_joinable(tree)
     pieces: list[Any] = []
     others: list[Any] = []
     end = 0
@@ -104,7 +106,7 @@ def joined(tree: Any) -> tuple[Layout, list[Any]]:
     def placed(x: Any, whole: bool) -> _Array:
         nonlocal end
         x = jnp.asarray(x)
-        if not whole or x.dtype.name not in _DTYPES:
+        if not (whole and together) or x.dtype.name not in _DTYPES:
             others.append(x)
             return _Array(x.dtype, x.shape, None)
         start, end = end, end + x.size * (x.dtype.itemsize // 4)

@@ -492,6 +492,74 @@ def test_writes_are_found_in_the_program_and_what_is_inside_it():
     assert jaxprs.writes(jax.make_jaxpr(lambda x: jax.new_ref(x)[...])(1.0)) == set()
 
 
+def test_a_shard_map_is_interpreted_with_its_jaxpr():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    of_a_device = jax.shard_map(jnp.sin, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d"))
+    seen = []
+
+    def rule(primitive, values, params, bind):
+        if primitive.name == "shard_map":
+            (jaxpr,) = jaxprs.sub_jaxprs(types.SimpleNamespace(params=params))
+            seen.append([one.primitive.name for one in jaxprs.open_jaxpr(jaxpr)[0].eqns])
+            return [3 * x for x in values] if replaced else bind()
+        return bind()
+
+    def run(x):
+        with interpreter.interpreted(rule):
+            return of_a_device(x)
+
+    x = jnp.arange(3.0)
+    for call in (run, jax.jit(run), lambda x: jax.vjp(run, x)[0]):
+        for replaced in (False, True):
+            np.testing.assert_allclose(call(x), 3 * x if replaced else jnp.sin(x), rtol=1e-6)
+            jax.clear_caches()
+    assert all("sin" in names for names in seen)
+    assert len(seen) == 6
+
+
+def test_code_within_a_custom_derivative_knows_that_it_is_kept_apart():
+    found = []
+
+    @jax.custom_jvp
+    def f(x):
+        found.append(interpreter.kept_apart())
+        return 2 * x
+
+    f.defjvp(lambda xs, ts: (f(*xs), 2 * ts[0]))
+
+    def run(x):
+        with interpreter.interpreted(lambda primitive, values, params, bind: bind()):
+            return f(x)
+
+    jax.jit(run)(1.0)
+    assert found == ["custom_jvp_call"]
+    assert interpreter.kept_apart() == ""
+
+
+def test_the_outermost_trace_and_the_identity_of_a_value_within_transforms():
+    traces, values = [], []
+
+    @jax.jit
+    def program(x, y):
+        def inner(x):
+            traces.append(jit.outermost_trace())
+            values.append(jit.identity_of(x))
+            return x.sum()
+
+        inner(x)
+        jax.grad(inner)(x)
+        jax.vmap(inner)(x)
+        jax.jit(lambda x: traces.append(jit.outermost_trace()))(x)
+        values.append(jit.identity_of(y))
+
+    program(jnp.ones((2, 2)), jnp.ones((2, 2)))
+    assert len(set(map(id, traces))) == 1
+    assert len(traces) == 4
+    assert len(set(values[:3])) == 1
+    assert values[3] != values[0]
+    assert jit.outermost_trace() is None
+
+
 def test_primitives_are_interpreted_where_python_runs_them():
     names = []
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from flax.training import train_state
@@ -21,6 +22,7 @@ from training import (
     Call,
     Loop,
     Net,
+    Weights,
     batches,
     by,
     descended,
@@ -36,8 +38,17 @@ def _update(model, optimizer, x):
     return loss
 
 
-def _hidden(model: Net, step: Any, state: Any) -> Loop:
-    return Loop(model, step, lambda x: [], state, model.factor, hidden=True, told=True)
+def _split(model: Net, step: Any, state: Any, weights: Any = None) -> Loop:
+    """A loop whose program merges what was split before; `weights()` are those of the next step."""
+    weights = weights or (lambda: numbers_of(model))
+    return Loop(model, step, lambda x: [Call(weights(), x)], state, model.factor)
+
+
+def numbers_in(state: Any, *prefix: Any) -> Weights:
+    """Copies of the parameters of a split Net, by path."""
+    flat = dict(nnx.to_flat_state(state))
+    names = [(part, leaf) for part in ("a", "b") for leaf in ("kernel", "bias")]
+    return {f"{p}/{n}": np.array(flat[*prefix, p, n][...], np.float64) for p, n in names}
 
 
 def closed_over(factor: float) -> Loop:
@@ -56,7 +67,7 @@ def closed_over(factor: float) -> Loop:
         now[0], loss = train_step(now[0], x)
         return loss
 
-    return _hidden(model, step, lambda: now[0])
+    return _split(model, step, lambda: now[0], lambda: numbers_in(now[0], 0))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -76,7 +87,7 @@ def static_before(factor: float) -> Loop:
         now[0], loss = static_step(graphdef, now[0], x)
         return loss
 
-    return _hidden(model, step, lambda: now[0])
+    return _split(model, step, lambda: now[0], lambda: numbers_in(now[0], 0))
 
 
 def static_each_step(factor: float) -> Loop:
@@ -108,7 +119,7 @@ def cached(factor: float) -> Loop:
     model = Net(factor=factor)
     optimizer = by(model)
     step = nnx.cached_partial(to_be_cached, model, optimizer)
-    return _hidden(model, step, lambda: nnx.state((model, optimizer)))
+    return _split(model, step, lambda: nnx.state((model, optimizer)))
 
 
 def cached_in_the_loop(factor: float) -> Loop:
@@ -134,7 +145,7 @@ def partial(factor: float) -> Loop:
     model = Net(factor=factor)
     optimizer = by(model)
     step = nnx.jit_partial(_update, model, optimizer, graph=False, graph_updates=False)
-    return _hidden(model, step, lambda: nnx.state((model, optimizer)))
+    return _split(model, step, lambda: nnx.state((model, optimizer)))
 
 
 class TrainState(train_state.TrainState):
@@ -160,7 +171,8 @@ def state_of_training(factor: float) -> Loop:
         now[0], loss = train_step(now[0], x)
         return loss
 
-    return _hidden(model, step, lambda: (now[0].params, now[0].opt_state))
+    state_of = lambda: (now[0].params, now[0].opt_state)  # noqa: E731
+    return _split(model, step, state_of, lambda: numbers_in(now[0].params))
 
 
 class Everything(nnx.Module):
@@ -262,16 +274,21 @@ def searched(model, optimizer, x):
 
 
 def line_search(factor: float) -> Loop:
-    """The optimizer calls a merged model in a while loop."""
+    """The optimizer calls a merged model in a while loop, which accepts its first trial."""
     model = Net(factor=factor)
     optimizer = nnx.Optimizer(model, LINE_SEARCH, wrt=nnx.Param)
+
+    def calls(x):
+        first = Call(numbers_of(model), x)
+        trial = descended(first.weights, gradient_of(first, factor), 1.0)
+        return [first, Call(trial, x, back=None)]
+
     return Loop(
         model,
         lambda x: searched(model, optimizer, x),
-        lambda x: [Call(numbers_of(model), x), Call({}, x, seen=False)],
+        calls,
         lambda: nnx.state((model, optimizer)),
         factor,
-        told=True,
     )
 
 

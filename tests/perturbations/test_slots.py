@@ -177,6 +177,7 @@ def test_a_clean_setting_is_the_same_code_with_everything_off():
     assert clean.code == setting.code
     assert clean.rows == {}
     np.testing.assert_array_equal(clean.data[0][1], UNITS)
-    assert setting.without_parameters().code == ((place,), ())
+    assert setting.in_one().code == ((place, parameter), ())
+    assert setting.in_one().data == (*setting.data, *setting.parameter_data)
     assert not CLEAN.active
     assert Setting({"b": (1.0, 0.0)}).active

@@ -1,0 +1,106 @@
+"""Trees that were merged from a graphdef without our tag, and may therefore be a scope's model.
+
+Loops that split a model once and merge it in a `jax.jit` make such trees: their graphdef is older
+than the hooks. A tree is the model's if it has the model's structure and no other tree of the same
+program can be the model's. Whether another one can is known only when the program has been traced;
+so a tree comes with a claim, which is withdrawn if a second one appears. Invariant: of a program
+with two such trees, an EMA beside its student, neither is taken for the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Hashable
+from typing import Any
+
+from flax import nnx
+
+from nnx_inspector._compat import jit
+from nnx_inspector.hooks.variables import contents
+
+TWINS = (
+    "two trees of its structure, split before the loop, are called in one program (an average of "
+    "its weights, or a teacher), and nothing says which is the model"
+)
+SPLIT_INSIDE = "split them inside the watched loop"
+
+
+@dataclasses.dataclass(eq=False)
+class Claim:
+    """That a tree is the model's.
+
+    Attributes:
+        withdrawn: why it is not known to be, in words; "" while it holds.
+    """
+
+    withdrawn: str = ""
+
+
+class _Program:
+    """The trees of one program, by the values that they were merged from."""
+
+    def __init__(self) -> None:
+        self.claims: dict[Hashable, Claim] = {}
+        self.certain = False
+
+    def claim_of(self, tree: nnx.Module) -> Claim:
+        values = tuple(jit.identity_of(x) for *_, x in contents(tree) if jit.is_tracer(x))
+        claim = self.claims.setdefault(values, Claim())
+        self.judge()
+        return claim
+
+    def judge(self) -> None:
+        if len(self.claims) + self.certain > 1:
+            for one in self.claims.values():
+                one.withdrawn = f"{TWINS}: {SPLIT_INSIDE}"
+
+
+class Lookalikes:
+    """The claims on one model, by the programs that are being traced."""
+
+    def __init__(self) -> None:
+        self._programs: weakref.WeakKeyDictionary[Any, _Program] = weakref.WeakKeyDictionary()
+        self._claims: dict[int, tuple[weakref.ref[Any], Claim]] = {}
+
+    def claim(self, own: nnx.Module, tree: nnx.Module) -> list[tuple[Any, Any]]:
+        """The modules of the model, each with the one in its place in a tree that is claimed to be
+        the model's; empty if it cannot be, or not all of it is traced.
+        """
+        trace = jit.outermost_trace()
+        if trace is None or _structure_of(own) != _structure_of(tree):
+            return []
+        claim = self._programs.setdefault(trace, _Program()).claim_of(tree)
+        if claim.withdrawn:
+            return []
+        nodes = (nnx.iter_graph(one, graph=True) for one in (own, tree))
+        pairs = [(a, b) for (_, a), (_, b) in zip(*nodes, strict=True)]
+        modules = [pair for pair in pairs if isinstance(pair[0], nnx.Module)]
+        self._claims.update((id(part), (weakref.ref(part), claim)) for _, part in modules)
+        return modules
+
+    def claim_on(self, module: Any) -> Claim | None:
+        """The claim by which a module that is called is the model's; None if it certainly is, and
+        then no other tree of this program can be.
+        """
+        ref, claim = self._claims.get(id(module), (None, None))
+        if ref is not None and ref() is module:
+            return claim
+        trace = jit.outermost_trace()
+        if trace is not None:
+            program = self._programs.setdefault(trace, _Program())
+            program.certain = True
+            program.judge()
+        return None
+
+
+def _structure_of(module: nnx.Module) -> list[Any]:
+    """Paths and types of a module's objects, and shapes and dtypes of its arrays."""
+    every: Any = nnx.iter_graph(module, graph=True)
+    found: list[Any] = []
+    for path, node in every:
+        value = node.get_raw_value() if isinstance(node, nnx.Variable) else node
+        found.append(
+            (path, type(node), getattr(value, "shape", None), getattr(value, "dtype", None))
+        )
+    return found

@@ -1,0 +1,77 @@
+"""What a pass sends about its beginning: samples of the parameters, and whether its arguments vary.
+
+Invariant: it is measured once for a pass, whatever is mapped around it, and differentiates nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from nnx_inspector._compat import jit
+from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.sharding import zeros_of
+from nnx_inspector.hooks.layers import Context
+from nnx_inspector.hooks.sites import site_key
+from nnx_inspector.hooks.variables import contents
+from nnx_inspector.program.marks import is_observable, is_whole
+from nnx_inspector.stats.gauges import VARIED
+from nnx_inspector.stats.measure_gauges import is_sampled, sampled, varied
+
+
+@ours()
+def beginning(gate: Any, args: Any, kwargs: Any, context: Context) -> tuple[tuple[str, ...], Any]:
+    """The paths of the parameters of a call's module and `VARIED`, and a row for each.
+
+    Args:
+        gate: bool[], whether anything is measured.
+        args: the call's positional arguments.
+        kwargs: its keyword arguments.
+        context: its module and path.
+    """
+    held: dict[str, jax.Array] = {}
+    for path, variable, value in contents(context.module):
+        is_kept = isinstance(variable, (nnx.Param, nnx.BatchStat))
+        if is_kept and isinstance(value, jax.Array) and is_sampled(value):
+            inner = site_key(path)
+            held[f"{context.path}/{inner}" if context.path else inner] = value
+    leaves = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
+    arrays = [jnp.asarray(x) for x in leaves if is_observable(x)]
+    operands = jax.lax.stop_gradient((list(held.values()), arrays))
+    # where nothing is traced, a cond would be compiled anew for each call
+    traced = any(map(jit.is_tracer, (gate, *jax.tree.leaves(operands))))
+    return (*held, VARIED), sampled_if(gate, *operands) if traced else samples_of(*operands)
+
+
+@ours()
+def samples_of(held: Any, arguments: Any) -> Any:
+    """A sample of each parameter, and whether the arguments vary; float32[..., STATE_LENGTH]."""
+    return jnp.stack([*map(sampled, held), varied(arguments)])
+
+
+@jax.custom_batching.custom_vmap
+def sampled_if(gate: Any, held: Any, arguments: Any) -> Any:
+    """`samples_of` if `gate` is true, else zeros. Under vmap they are made once, from all arguments
+    of the batch and the first model's parameters.
+    """
+
+    def nothing(held: Any, arguments: Any) -> Any:
+        return zeros_of(jax.eval_shape(samples_of, held, arguments))
+
+    return jax.lax.cond(gate, samples_of, nothing, held, arguments)
+
+
+@sampled_if.def_vmap
+def _sampled_batch(
+    axis_size: int, in_batched: Any, gate: Any, held: Any, arguments: Any
+) -> tuple[Any, Any]:
+    _, of_held, of_arguments = in_batched
+    held = [x[0] if batched else x for x, batched in zip(held, of_held, strict=True)]
+    arguments = [
+        x.reshape(-1, *x.shape[2:]) if batched else x
+        for x, batched in zip(arguments, of_arguments, strict=True)
+    ]
+    return sampled_if(jnp.any(gate), held, arguments), False

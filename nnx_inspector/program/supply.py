@@ -1,0 +1,168 @@
+"""Sinks that are drawn while a pass runs, and what they receive when it is differentiated.
+
+A pass does not know beforehand how many cotangents it will measure. It has a supply, a zero that
+depends on everything the pass may be differentiated by; each sink is drawn from the supply. What a
+sink receives is kept while the backward pass is traced, and the supply, which is the last to be
+transposed, sends all of it to the host in one message. Invariant: bitwise the identity; where
+nothing is differentiated, nothing is sent. Knows no sites.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from nnx_inspector._compat import jaxprs, jit
+from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.sharding import zeros_of
+from nnx_inspector.program.host import tell, tied
+
+
+class Received:
+    """What the sinks of one pass received. A program that is traced once is transposed at will:
+    what an abandoned backward pass left behind is dropped.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[tuple[Any, int, Any]] = []
+
+    def put(self, number: int, cotangent: Any) -> None:
+        """Keep what a sink received, in the trace of its backward pass."""
+        self._found.append((jit.trace_state(), number, cotangent))
+
+    def take(self) -> dict[int, Any]:
+        """What the sinks received in this trace, by their numbers."""
+        state, found = jit.trace_state(), self._found
+        self._found = [one for one in found if one[0] != state and not jit.trace_is_over(one[0])]
+        return {number: cotangent for of, number, cotangent in found if of == state}
+
+
+Send = Callable[[dict[int, Any]], tuple[Callable[..., None], Sequence[Any]]]
+"""A function of what was received that returns the function for the host, and its arrays."""
+
+_supply = Primitive("nnx_inspector_supply")
+_linear = Primitive("nnx_inspector_supply_linear")
+
+
+def supply_of(
+    values: Sequence[jax.Array], ticket: Any, gate: Any, *, received: Received, send: Send
+) -> jax.Array:
+    """A zero that sinks can be drawn from, float32[].
+
+    Args:
+        values: what the pass may be differentiated by: arrays of floating or complex numbers.
+        ticket: tells the pass; the first thing that the host gets.
+        gate: bool[], whether to send the message.
+        received: where what the sinks receive is kept.
+        send: makes the message. The host's function must not raise.
+    """
+    # within a shard_map it differs between devices if one of the values does
+    like = max(map(jax.typeof, values), key=lambda aval: len(jaxprs.varying_axes(aval)))
+    kind = _like(like, (), jnp.float32)
+    return _supply.bind(*values, ticket, gate, kind=kind, received=received, send=send)
+
+
+def _zero(*_: Any, **how: Any) -> jax.Array:
+    return jnp.zeros(())
+
+
+def _like(x: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    spec = PartitionSpec(*[None] * len(shape))
+    where = NamedSharding(x.sharding.mesh, spec)
+    return x.update(shape=shape, dtype=jnp.dtype(dtype), weak_type=False, sharding=where)
+
+
+def _supply_jvp(primals: Any, tangents: Any, *, of: Primitive, **params: Any) -> Any:
+    out = of.bind(*primals, **params)
+    moved = [t for t in tangents[:-2] if type(t) is not ad.Zero]
+    if not moved:
+        return out, jaxprs.no_tangent(out)
+    return out, _linear.bind(*moved, *primals[-2:], **params)
+
+
+@ours()
+def _supply_transpose(ct: Any, *xs: Any, received: Received, send: Send, **_: Any) -> Any:
+    *tangents, ticket, gate = xs
+    out = [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in xs]
+    found = received.take()
+    if found:
+        host, arrays = send(found)
+        zero = tell(host, gate, ticket, *arrays)
+        wanted = [i for i, x in enumerate(tangents) if ad.is_undefined_primal(x)]
+        # tied to the least of them, as a transform may drop what nothing depends on; x - 0 is x
+        least = min(wanted, key=lambda i: tangents[i].aval.size)
+        out[least] = tied(-zeros_of(tangents[least].aval), zero)
+    return out
+
+
+def _supply_batch(args: Any, dims: Any, *, of: Primitive, **params: Any) -> Any:
+    """All examples of a vmap, or all members, have one supply: they are measured as one."""
+    *values, ticket, gate = args
+    numbers = [
+        x if d is None else jnp.take(x, 0, axis=d)
+        for x, d in zip((ticket, gate), dims[-2:], strict=True)
+    ]
+    return of.bind(*values, *numbers, **params), None
+
+
+for _primitive in (_supply, _linear):
+    _primitive.def_impl(_zero)
+    _primitive.def_abstract_eval(lambda *_, kind, **how: kind)
+    mlir.register_lowering(_primitive, mlir.lower_fun(_zero, multiple_results=False))
+    ad.primitive_jvps[_primitive] = functools.partial(_supply_jvp, of=_primitive)
+    batching.primitive_batchers[_primitive] = functools.partial(_supply_batch, of=_primitive)
+ad.primitive_transposes[_linear] = _supply_transpose
+
+# --------------------------------------------------------------------- drawing
+
+_draw = Primitive("nnx_inspector_draw")
+
+
+def draw(supply: jax.Array, like: Any, *, number: int, received: Received) -> jax.Array:
+    """A sink like `like` (shape and dtype); what it receives is kept under its number. It holds
+    -0.0, which changes nothing that it is added to.
+    """
+    shape, dtype = tuple(like.shape), jnp.dtype(like.dtype)
+    return _draw.bind(supply, shape=shape, dtype=dtype, number=number, received=received)
+
+
+@ours()
+def _drawn(supply: Any, *, shape: tuple[int, ...], dtype: Any, **_: Any) -> jax.Array:
+    return jnp.full((*supply.shape, *shape), -0.0, dtype)
+
+
+def _draw_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    out = _draw.bind(*primals, **params)
+    moved = type(tangents[0]) is not ad.Zero
+    return out, _draw.bind(*tangents, **params) if moved else jaxprs.no_tangent(out)
+
+
+@ours()
+def _draw_transpose(
+    ct: Any, supply: Any, *, number: int, received: Received, **_: Any
+) -> list[Any]:
+    if type(ct) is ad.Zero:
+        return [None]
+    received.put(number, ct)
+    return [zeros_of(supply.aval)]
+
+
+def _draw_batch(args: Any, dims: Any, **params: Any) -> Any:
+    return _draw.bind(jnp.moveaxis(args[0], dims[0], 0), **params), 0
+
+
+_draw.def_impl(_drawn)
+_draw.def_abstract_eval(
+    lambda supply, *, shape, dtype, **_: _like(supply, (*supply.shape, *shape), dtype)
+)
+mlir.register_lowering(_draw, mlir.lower_fun(_drawn, multiple_results=False))
+ad.primitive_jvps[_draw] = _draw_jvp
+ad.primitive_transposes[_draw] = _draw_transpose
+batching.primitive_batchers[_draw] = _draw_batch

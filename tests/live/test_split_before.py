@@ -1,0 +1,147 @@
+"""Models that were split before the loop: attributed by their structure, or not at all."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import nnx_inspector as nni
+
+X = jax.random.normal(jax.random.key(3), (5, 3))
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs, width=4):
+        self.a, self.b = nnx.Linear(3, width, rngs=rngs), nnx.Linear(width, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.b(jnp.tanh(self.a(x)))
+
+
+def split(seed=0, width=4):
+    model = Net(nnx.Rngs(seed), width)
+    return model, *nnx.split(model)
+
+
+def sizes(recording):
+    return [{site: found.size for site, q, found in one.items() if q == "output"}
+            for one in recording.passes]  # fmt: skip
+
+
+ALL = {"": 10, "a": 20, "b": 10}
+
+
+def test_a_step_that_merges_an_older_graphdef_is_measured():
+    model, graphdef, state = split()
+
+    @jax.jit
+    def step(state, x):
+        loss_fn = lambda state: (nnx.merge(graphdef, state)(x) ** 2).mean()  # noqa: E731
+        grads = jax.grad(loss_fn)(state)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads)
+
+    with nni.watch(model, every=1) as recording:
+        for _ in range(2):
+            before = nnx.merge(graphdef, state)
+            state = step(state, X)
+    assert sizes(recording) == [ALL, ALL]
+    last = recording.passes[-1].summary("a", "output")
+    np.testing.assert_allclose(last.mean, np.mean(before.a(X)), rtol=1e-5)
+    assert recording.passes[-1].summary("a", "gradient").size == 20
+
+
+def test_of_two_trees_in_one_program_neither_is_taken_for_the_model():
+    model, graphdef, student = split()
+    teacher = jax.tree.map(jnp.copy, student)
+
+    @jax.jit
+    def step(student, teacher, x):
+        def loss_fn(student):
+            y, target = nnx.merge(graphdef, student)(x), nnx.merge(graphdef, teacher)(x)
+            return ((y - target) ** 2).mean()
+
+        loss, grads = jax.value_and_grad(loss_fn)(student)
+        student = jax.tree.map(lambda p, g: p - 0.1 * g, student, grads)
+        return student, jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, teacher, student), loss
+
+    def watched(student, teacher):
+        with nni.watch(model, every=1) as recording:
+            for _ in range(2):
+                student, teacher, _ = step(student, teacher, X)
+        return recording
+
+    for _ in range(2):  # the second region runs the program of the first, or traces it again
+        with pytest.warns(nni.InspectorWarning, match="two trees of its structure"):
+            recording = watched(student, teacher)
+        assert recording.passes == ()
+
+
+@pytest.mark.parametrize("model_first", [True, False])
+@pytest.mark.filterwarnings(
+    "ignore:.*could not be attributed:nnx_inspector.errors.InspectorWarning"
+)
+@pytest.mark.filterwarnings("ignore:.*two trees:nnx_inspector.errors.InspectorWarning")
+def test_beside_the_model_itself_no_other_tree_is_taken_for_it(model_first):
+    model, graphdef, _ = split()
+    _, _, other = split(seed=1)
+
+    @nnx.jit
+    def step(model, other, x):
+        first = model(x) if model_first else nnx.merge(graphdef, other)(x)
+        second = nnx.merge(graphdef, other)(x) if model_first else model(x)
+        return ((first - second) ** 2).mean()
+
+    with nni.watch(model, every=1) as recording:
+        step(model, other, X)
+    (one,) = recording.passes
+    np.testing.assert_allclose(one.summary("", "output").mean, np.mean(model(X)), rtol=1e-5)
+    assert one.summary("", "output").size == 10
+
+
+def test_a_tree_that_is_merged_twice_from_the_same_values_makes_two_calls():
+    model, graphdef, state = split()
+
+    @jax.jit
+    def step(state, x):
+        loss_fn = lambda state: (nnx.merge(graphdef, state)(x) ** 2).mean()  # noqa: E731
+        return jax.grad(loss_fn)(state), nnx.merge(graphdef, state)(2 * x)
+
+    with nni.watch(model, every=1) as recording:
+        step(state, X)
+    assert sizes(recording) == [ALL, ALL]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*could not be attributed:nnx_inspector.errors.InspectorWarning"
+)
+@pytest.mark.filterwarnings(
+    "ignore:Nothing in the watched region:nnx_inspector.errors.InspectorWarning"
+)
+def test_a_tree_of_another_structure_is_another_model():
+    model = Net(nnx.Rngs(0))
+    _, graphdef, state = split(width=5)
+    with nni.watch(model, every=1) as recording:
+        jax.jit(lambda state, x: nnx.merge(graphdef, state)(x))(state, X)
+    assert recording.passes == ()
+
+
+def test_a_perturbation_acts_on_it_and_on_no_twin():
+    model, graphdef, state = split()
+    forward = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x))
+    both = jax.jit(lambda a, b, x: nnx.merge(graphdef, a)(x) + nnx.merge(graphdef, b)(x))
+    insp = nni.Inspector(model, X, display=False)
+    handle = insp.perturb("b", nni.Zero())
+    for _ in insp.watch(range(1), every=1):
+        assert not forward(state, X).any()
+    assert handle.not_acting == ""
+    twin = jax.tree.map(lambda x: x + 1.0, state)
+
+    def watched():
+        return [both(state, twin, X) for _ in insp.watch(range(3), every=1)][-1]
+
+    with pytest.warns(nni.InspectorWarning, match="two trees of its structure"):
+        found = watched()
+    np.testing.assert_allclose(found, forward(state, X) + forward(twin, X), rtol=1e-6)
+    assert "two trees" in handle.not_acting
+    insp.close()
