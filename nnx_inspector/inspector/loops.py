@@ -99,12 +99,12 @@ class Loops:
 
     def _stacks(self) -> dict[str, Stack]:
         """The sites whose layers are measured separately, and how they run."""
-        stacks = stacks_of(self._core.trace)
-        found = {
-            site: Stack(count, self._rerun.reached().turns(site))
+        stacks, reach = stacks_of(self._core.trace), self._rerun.reached()
+        return {
+            site: Stack(count, stacks[site])
             for site, count in shown_of(stacks).items()
+            if tuple(map(abs, reach.turns(site)[:1])) == (stacks[site],)
         }
-        return {s: one for s, one in found.items() if one.turns and abs(one.turns[0]) == stacks[s]}
 
     def background(self, train: Callable[[], Any]) -> threading.Thread:
         """See `Inspector.background`."""

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 
 from nnx_inspector.hooks.lookalikes import SPLIT_INSIDE, TWINS
 from nnx_inspector.hooks.sites import module_sites
-from nnx_inspector.live.hook import GRADIENT, Reached
 from nnx_inspector.live.inbox import Taken
+from nnx_inspector.live.messages import GRADIENT, Reached
 from nnx_inspector.live.session import Session
 from nnx_inspector.perturbations.slots import Place
 from nnx_inspector.recordings.facts import Uncalled

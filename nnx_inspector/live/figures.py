@@ -57,18 +57,16 @@ def gauges_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[Any]]
 
 
 def told_gauges(
-    told: Mapping[str, Sequence[tuple[int, Any]]], stacks: Mapping[str, Stack]
+    told: Mapping[str, Sequence[Any]], stacks: Mapping[str, Stack]
 ) -> dict[str, list[Any]]:
-    """The gauges of a watched pass, including single layers, from gauges with their turns."""
-    out: dict[str, list[Any]] = {site: [g for _, g in pairs] for site, pairs in told.items()}
-    for site, pairs in told.items():
+    """The gauges of a watched pass, including single layers."""
+    out: dict[str, list[Any]] = {site: list(vectors) for site, vectors in told.items()}
+    for site, vectors in told.items():
         stack = stacks.get(site)
-        layers = None if stack is None else stack.layers_in([turn for turn, _ in pairs])
-        if stack is None or layers is None:
+        if stack is None or not all(stack.has_rows_in(v.shape[:-1]) for v in vectors):
             continue
-        for layer, (_, vector) in zip(layers, pairs, strict=True):
-            if layer < stack.layers:
-                out.setdefault(layer_key(site, layer), []).append(vector)
+        for layer in range(stack.layers):
+            out[layer_key(site, layer)] = [v[layer] for v in vectors]
     return out
 
 

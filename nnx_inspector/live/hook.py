@@ -13,9 +13,8 @@ import contextlib
 import dataclasses
 import functools
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,21 +26,20 @@ from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.interpreter import kept_apart
 from nnx_inspector._compat.sharding import counted_once_here, device_within
 from nnx_inspector.hooks.layers import Context, open_layers, opened
-from nnx_inspector.hooks.lookalikes import Claim, Lookalikes
 from nnx_inspector.hooks.pytrees import rebuilt
 from nnx_inspector.hooks.sites import parse_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.live.beginning import beginning
-from nnx_inspector.live.inbox import Inbox
+from nnx_inspector.live.messages import Asked, Cotangents, Outputs, Where, listeners
 from nnx_inspector.perturbations.apply import parameter_rules
 from nnx_inspector.perturbations.perturbed import Rows
 from nnx_inspector.perturbations.perturbed import applied as applied_at
-from nnx_inspector.perturbations.region import ROW, apply, rows_of
-from nnx_inspector.perturbations.slots import CLEAN, PARAMETER, Place, Setting, switched
+from nnx_inspector.perturbations.region import ROW, apply
+from nnx_inspector.perturbations.slots import PARAMETER, Place, switched
 from nnx_inspector.perturbations.substitute import parameters_within
 from nnx_inspector.program.analysis.error_notes import note_site
 from nnx_inspector.program.eager import EagerPass
-from nnx_inspector.program.function import WatchedCall, call_in_shapes
+from nnx_inspector.program.function import call_in_shapes
 from nnx_inspector.program.harvest import Keep, Plan, sinks_for
 from nnx_inspector.program.host import ask, tell, tied
 from nnx_inspector.program.marks import (
@@ -55,15 +53,10 @@ from nnx_inspector.program.marks import (
 )
 from nnx_inspector.program.supply import supply_of
 from nnx_inspector.program.survey import Marked, Survey, lengths_of
-from nnx_inspector.records.packed import Layout, Small, Sunk, joined, taken_apart
+from nnx_inspector.records.packed import Small, Sunk, joined
 from nnx_inspector.stats.gauges import LENGTH
 from nnx_inspector.stats.measure_gauges import gauge
-from nnx_inspector.stats.summary import Summary, merge
-
-GRADIENT = "gradient"
-
-Reached = set[tuple[str, Place | None]]
-"""The sites that a program calls, each with the place that acts there, None for a row."""
+from nnx_inspector.stats.summary import Summary
 
 OUTSIDE = (
     "its layer cannot be identified here, outside a call of the model, so a perturbation of a "
@@ -71,170 +64,15 @@ OUTSIDE = (
 )
 
 
-# ------------------------------------------------------------- the host's side
-
-
-class Listener(Protocol):
-    """What a session is to the programs that are compiled with its hook."""
-
-    inbox: Inbox
-    setting: Setting
-    errors: list[str]
-    interrupted: bool
-    ran: dict[int, Reached]
-    unseen: dict[str, str]
-    lookalikes: Lookalikes
-
-    def receive(
-        self, number: int, key: str, quantity: str, summary: Summary, turn: int = 0
-    ) -> None: ...
-
-
-listeners: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictionary()
-"""The open sessions by their number."""
-
-
-def _safely(number: int, what: Callable[[Listener], Any], otherwise: Callable[[], Any]) -> Any:
-    """Call `what` with a session; no error may reach the user's training step."""
-    found = listeners.get(number)
-    if found is None:
-        return otherwise()
-    try:
-        return what(found)
-    except BaseException as error:  # noqa: BLE001 - counted and shown instead
-        found.errors.append(f"{type(error).__name__}: {error}")
-        found.interrupted |= isinstance(error, KeyboardInterrupt)
-        return otherwise()
-
-
-class _Asked:
-    """Answers a program that asks for the numbers of a pass that begins.
-
-    Within a `shard_map` each device asks: the passes of one number are one pass.
-    """
-
-    def __init__(self, watch: Watch, claim: Claim | None, devices: int):
-        self._watch, self._claim, self._devices = watch, claim, devices
-        self.reached: Reached = set()  # both are filled while the call is traced
-        self.unseen: dict[str, str] = {}
-        self._asked: dict[int, int] = {}  # how often each device has asked
-        self._begun: dict[int, list[tuple[Any, ...]]] = {}  # an answer for each of the others
-        self._lock = threading.Lock()
-
-    def __call__(self, device: Any = 0) -> tuple[Any, ...]:
-        def answer(session: Listener) -> tuple[Any, ...]:
-            with self._lock:
-                return self._answer(session, int(device))
-
-        return _safely(self._watch.session, answer, lambda: self._numbers(-1, False, CLEAN))
-
-    def _answer(self, session: Listener, device: int) -> tuple[Any, ...]:
-        number = self._asked.get(device, 0)
-        self._asked[device] = number + 1
-        if number in self._begun:
-            found = self._begun[number].pop()
-            if not self._begun[number]:
-                del self._begun[number]
-            return found
-        if self._claim is not None and self._claim.withdrawn:
-            session.unseen[""] = self._claim.withdrawn
-            return self._numbers(-1, False, CLEAN)
-        now = session.inbox.begin(session.setting)
-        if now.setting.active:
-            session.ran[id(self.reached)] = self.reached
-        session.unseen.update(self.unseen)  # the session may be later than the trace
-        found = self._numbers(now.number, now.sampled, now.setting)
-        if self._devices > 1:
-            self._begun[number] = [found] * (self._devices - 1)
-        return found
-
-    def _numbers(self, number: int, sampled: bool, setting: Setting) -> tuple[Any, ...]:
-        rows = rows_of(self._watch.keys, setting.rows)
-        found = [x for data in setting.at(self._watch.places) for x in data]
-        return np.array(number % 2**31, np.int32), np.array(sampled, np.bool_), rows, *found
-
-
-Where = tuple[str, tuple[int, ...]]
-"""A site, and the lengths of the scans around it."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Outputs:
-    """Receives what a pass measured of its outputs. A program holds it: it has no arrays.
-
-    Attributes:
-        layout: how `[(summary, gauge)]` and the states were joined.
-        where: the site of each of them.
-        states: the paths of the parameters whose samples end the message.
-        apart: whether several devices send a message each.
-    """
-
-    session: int
-    layout: Layout
-    where: tuple[Where, ...]
-    states: tuple[str, ...]
-    call: WatchedCall | None
-    apart: bool
-
-    def __call__(self, ticket: Any, *arrays: Any) -> None:
-        def receive(session: Listener) -> None:
-            number = int(np.ravel(ticket)[0])
-            measured, states = taken_apart(self.layout, [np.asarray(a) for a in arrays])
-            rows = {name: states[..., i, :] for i, name in enumerate(self.states)}
-            session.inbox.receive_states(number, rows, self.call)
-            for (site, lengths), (summary, vector) in zip(self.where, measured, strict=True):
-                for turn, one in _turns(summary, lengths):
-                    if not self.apart or np.any(one.bins):  # else another device sends it
-                        session.receive(number, site, OUTPUT, one, turn)
-                for turn, at in _rows(lengths):
-                    one = vector[(..., *at, slice(None))]
-                    session.inbox.receive_gauge(number, site, one, turn)
-
-        _safely(self.session, receive, lambda: None)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Cotangents:
-    """Receives what a pass measured of its cotangents; like `_Outputs`."""
-
-    session: int
-    layout: Layout
-    where: tuple[Where, ...]
-
-    def __call__(self, ticket: Any, *arrays: Any) -> None:
-        def receive(session: Listener) -> None:
-            number = int(np.ravel(ticket)[0])
-            found = taken_apart(self.layout, [np.asarray(a) for a in arrays])
-            for (site, lengths), summary in zip(self.where, found, strict=True):
-                for turn, one in _turns(summary, lengths):
-                    if np.any(one.bins):  # else no cotangent reached this turn
-                        session.receive(number, site, GRADIENT, one, turn)
-
-        _safely(self.session, receive, lambda: None)
-
-
-def _rows(lengths: tuple[int, ...]) -> Iterable[tuple[int, tuple[int, ...]]]:
-    """For each turn of the scans, in the order of execution, the index of its row."""
-    for turn, at in enumerate(np.ndindex(*map(abs, lengths))):
-        yield turn, tuple(i if n > 0 else -n - 1 - i for i, n in zip(at, lengths, strict=True))
-
-
-def _turns(whole: Summary, lengths: tuple[int, ...]) -> Iterable[tuple[int, Summary]]:
-    """The summary of each turn; axes in front are of vmaps, whose examples are merged."""
-    for turn, at in _rows(lengths):
-        one = jax.tree.map(lambda x, at=at: x[(..., *at, slice(None))], whole)
-        yield turn, one if np.ndim(one.bins) == 1 else merge([one])
-
-
 # ------------------------------------------------------------------- the hook
 
 
 class _Threads(threading.local):
     def __init__(self) -> None:
-        self.asked: dict[int, _Asked] = {}
+        self.asked: dict[int, Asked] = {}
 
     @contextlib.contextmanager
-    def running(self, session: int, asked: _Asked) -> Iterator[None]:
+    def running(self, session: int, asked: Asked) -> Iterator[None]:
         """Know the pass of a session that this thread runs."""
         self.asked[session] = asked
         try:
@@ -272,7 +110,7 @@ class Watch:
             device, devices = device_within()
             found = listeners.get(self.session)
             claim = None if found is None else found.lookalikes.claim_on(context.module)
-            asked = _Asked(self, claim, devices)
+            asked = Asked(self.session, self.keys, self.places, claim=claim, devices=devices)
             ticket, gate, rows, data = self._asks(asked, (args, kwargs), device)
         if not jit.is_tracer(gate) and not bool(gate) and not _acts(rows, data):
             with self._within(), _threads.running(self.session, asked):
@@ -292,7 +130,7 @@ class Watch:
         with opened(()):
             where, measured = _measured(one)
             layout, arrays = joined((measured, Small(begun)))
-            host = _Outputs(self.session, layout, where, states, call, devices > 1)
+            host = Outputs(self.session, layout, where, states, call, devices > 1)
             return _tied(out, tell(host, gate, ticket, *arrays))
 
     def _marked(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
@@ -315,7 +153,7 @@ class Watch:
         inner = (dataclasses.replace(x, wrap=hook) if x.wrap == self else x for x in layers)
         return opened(tuple(inner))
 
-    def _asks(self, asked: _Asked, arguments: Any, device: Any) -> tuple[Any, Any, Any, list[Any]]:
+    def _asks(self, asked: Asked, arguments: Any, device: Any) -> tuple[Any, Any, Any, list[Any]]:
         avals = [
             jax.ShapeDtypeStruct((), jnp.int32),
             jax.ShapeDtypeStruct((), jnp.bool_),
@@ -337,7 +175,7 @@ class Watch:
 
     def _pass(
         self,
-        asked: _Asked,
+        asked: Asked,
         ticket: Any,
         gate: Any,
         rows: Any,
@@ -378,7 +216,7 @@ class Watch:
         """The message of the cotangents that a pass received."""
         numbers = sorted(received)
         layout, arrays = joined([Sunk(received[i]) for i in numbers])
-        return _Cotangents(self.session, layout, tuple(drawn[i] for i in numbers)), arrays
+        return Cotangents(self.session, layout, tuple(drawn[i] for i in numbers)), arrays
 
     # ------------------------------------------------------------- perturbations
 
@@ -390,7 +228,7 @@ class Watch:
             data = data[1 + len(place.avals) :]
 
     @contextlib.contextmanager
-    def _parameters(self, data: Sequence[Any], asked: _Asked, context: Context) -> Iterator[None]:
+    def _parameters(self, data: Sequence[Any], asked: Asked, context: Context) -> Iterator[None]:
         """Perturb the parameters of the module that is called, while it runs."""
         mine = [one for one in self._with_data(data) if one[0].at == PARAMETER]
         if not mine or not isinstance(context.module, nnx.Module) or context.path is None:
@@ -402,7 +240,7 @@ class Watch:
             asked.reached.update((key, p) for p in places for key in p.sites if key in reached)
             yield
 
-    def _perturb(self, rows: Any, data: Sequence[Any], asked: _Asked, calls: dict[int, int]) -> Any:
+    def _perturb(self, rows: Any, data: Sequence[Any], asked: Asked, calls: dict[int, int]) -> Any:
         places = list(self._with_data(data))
 
         def perturb(mark: Marked, values: list[Any], around: Rows) -> list[Any]:
@@ -464,7 +302,7 @@ def _measured(one: EagerPass) -> tuple[tuple[Where, ...], list[Any]]:
                 vector = here.kept[i].value if here.kept else None
                 if vector is None:  # of a while loop
                     vector = jnp.zeros((*summary.bins.shape[:-1], LENGTH), jnp.float32)
-                where.append((mark.site, lengths_of(around)))
+                where.append((mark.site, len(lengths_of(around))))
                 measured.append((counted_once_here(summary), Small(vector)))
     return tuple(where), measured
 
@@ -472,7 +310,7 @@ def _measured(one: EagerPass) -> tuple[tuple[Where, ...], list[Any]]:
 def _drawn(one: EagerPass) -> dict[int, Where]:
     """The site of each sink that a pass has drawn."""
     return {
-        number: (mark.site, lengths_of(around))
+        number: (mark.site, len(lengths_of(around)))
         for mark, around, here in one.survey.walk(one.sinks)
         for number in here or ()
         if number is not None

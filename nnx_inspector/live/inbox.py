@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,9 +53,7 @@ class Inbox:
         self._lock = threading.Condition()
         self._count = 0
         self._now = Begun(-1, False, setting)
-        self._turns: dict[Hashable, int] = {}
         self._arrived: dict[int, Arrived] = {}
-        self._turns_of: dict[int, dict[tuple[str, str], list[int]]] = {}
         self._settings: dict[int, Any] = {}
         self._besides: dict[int, Besides] = {}
 
@@ -67,10 +65,8 @@ class Inbox:
             self._count += 1
             sampled = self.every > 0 and number % self.every == 0
             self._now = Begun(number, sampled, setting)
-            self._turns = {}
             if sampled:
                 self._arrived[number] = {}
-                self._turns_of[number] = {}
                 self._settings[number] = setting
                 self._besides[number] = Besides()
                 self._lock.notify_all()
@@ -85,15 +81,13 @@ class Inbox:
         if number not in self._arrived:
             return None
         arrived = {what: list(found) for what, found in self._arrived[number].items()}
-        turns = {what: list(found) for what, found in self._turns_of[number].items()}
-        return Taken(number, self._settings[number], arrived, turns)
+        return Taken(number, self._settings[number], arrived)
 
     def restart(self, every: int) -> None:
         """Count passes from 0 again, and sample every `every`-th one."""
         with self._lock:
             self.every, self._count = every, 0
-            self._arrived, self._turns_of, self._settings = {}, {}, {}
-            self._besides = {}
+            self._arrived, self._settings, self._besides = {}, {}, {}
 
     def wait_for_more_than(self, number: int, over: Callable[[], bool]) -> bool:
         """Wait until more than `number` sampled passes have begun; return False if `over` first."""
@@ -106,30 +100,20 @@ class Inbox:
         with self._lock:
             self._lock.notify_all()
 
-    def turn(self, of: Hashable) -> tuple[Begun, int]:
-        """The pass under way, and how often this part of its program asked for it before."""
-        with self._lock:
-            before = self._turns.get(of, 0)
-            self._turns[of] = before + 1
-            return self._now, before
-
-    def receive(
-        self, number: int, site: str, quantity: str, summary: Summary, turn: int = 0
-    ) -> None:
-        """Take in a summary of a pass, sent in this turn of its part of the program."""
+    def receive(self, number: int, site: str, quantity: str, summary: Summary) -> None:
+        """Take in a summary of a pass."""
         with self._lock:
             arrived = self._arrived.get(number)
             if arrived is None:
                 self.late += 1
                 return
             arrived.setdefault((site, quantity), []).append(summary)
-            self._turns_of[number].setdefault((site, quantity), []).append(turn)
 
-    def receive_gauge(self, number: int, site: str, gauge: Any, turn: int = 0) -> None:
-        """Take in a gauge of a site's output, sent in this turn of its part of the program."""
+    def receive_gauge(self, number: int, site: str, gauge: Any) -> None:
+        """Take in the gauge of a call of a site."""
         with self._lock:
             if number in self._besides:
-                self._besides[number].gauges.setdefault(site, []).append((turn, gauge))
+                self._besides[number].gauges.setdefault(site, []).append(gauge)
 
     def receive_states(self, number: int, states: Mapping[str, Any], call: Any) -> None:
         """Take in the parameters' states that a pass sends as it begins, and its outermost call."""
@@ -159,7 +143,6 @@ class Inbox:
                     n,
                     self._settings.pop(n),
                     self._arrived.pop(n),
-                    self._turns_of.pop(n),
                     self._besides.pop(n),
                 )
                 for n in numbers
@@ -171,12 +154,12 @@ class Besides:
     """What a pass sent besides summaries.
 
     Attributes:
-        gauges: site -> the turn and the gauge of each call.
+        gauges: site -> the gauge of each call, `[..., LENGTH]`.
         states: parameter's path -> its state.
         calls: the outermost calls in shapes, None for a call that cannot be described.
     """
 
-    gauges: dict[str, list[tuple[int, Any]]] = dataclasses.field(default_factory=lambda: {})
+    gauges: dict[str, list[Any]] = dataclasses.field(default_factory=lambda: {})
     states: dict[str, Any] = dataclasses.field(default_factory=lambda: {})
     calls: list[Any] = dataclasses.field(default_factory=lambda: [])
 
@@ -188,28 +171,19 @@ class Taken:
     Attributes:
         number: how many passes began before it.
         setting: the perturbations that were in force.
-        arrived: its summaries.
-        turns: the turn in which each summary was sent.
+        arrived: its summaries; their rows are the iterations of the scans around the site.
         besides: what else it sent.
     """
 
     number: int
     setting: Any
     arrived: Mapping[tuple[str, str], list[Summary]]
-    turns: Mapping[tuple[str, str], list[int]]
     besides: Besides = dataclasses.field(default_factory=Besides)
 
     @property
     def perturbed(self) -> bool:
         """Whether a perturbation was on."""
         return bool(self.setting.active)
-
-    def told(self) -> dict[tuple[str, str], list[tuple[int, Summary]]]:
-        """Its summaries with their turns."""
-        return {
-            what: list(zip(self.turns[what], found, strict=True))
-            for what, found in self.arrived.items()
-        }
 
 
 def merged(passes: list[Taken], keys: tuple[str, ...] = ()) -> dict[str, dict[str, Summary]]:

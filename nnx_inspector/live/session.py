@@ -26,8 +26,9 @@ from nnx_inspector.hooks.lookalikes import Lookalikes
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import Only, Selection, methods, module_sites, site_key
 from nnx_inspector.live.figures import Observer, told_gauges
-from nnx_inspector.live.hook import Reached, Watch, listeners
+from nnx_inspector.live.hook import Watch
 from nnx_inspector.live.inbox import Inbox, Taken, merged
+from nnx_inspector.live.messages import Reached, listeners
 from nnx_inspector.live.recompile import JitCalls
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, has_room
 from nnx_inspector.recordings.facts import Figures
@@ -235,7 +236,7 @@ class Session:
 
     def summaries_in(self, passes: list[Taken]) -> tuple[dict[str, dict[str, Summary]], set[str]]:
         """`measured_in` and the stacks whose layers cannot be told apart. Changes nothing."""
-        layers, unknown = told_apart([one.told() for one in passes], self.stacks)
+        layers, unknown = told_apart([one.arrived for one in passes], self.stacks)
         return {**merged(passes, tuple(self.keys)), **layers}, unknown
 
     def figures_in(self, passes: list[Taken]) -> Figures:
@@ -253,11 +254,9 @@ class Session:
         jax.effects_barrier()
         return self.inbox.take()
 
-    def receive(
-        self, number: int, key: str, quantity: str, summary: Summary, turn: int = 0
-    ) -> None:
+    def receive(self, number: int, key: str, quantity: str, summary: Summary) -> None:
         """Called on any thread when a summary arrives."""
-        self.inbox.receive(number, key, quantity, summary, turn)
+        self.inbox.receive(number, key, quantity, summary)
 
     def close(self) -> None:
         """Close the session; what programs compiled with its hook still send is ignored."""

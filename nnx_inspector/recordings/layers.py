@@ -1,17 +1,17 @@
 """The layers of stacked modules as sites of their own: `"blocks[3]"` is a layer of `"blocks"`.
 
-Invariant: the figures of a scan's turns are assigned to layers only if turns and layers correspond
-one to one; otherwise only the whole stack has figures, and a reason is given. Imports no jax.
+Invariant: the figures of a scan's iterations are assigned to layers only if they correspond one to
+one; otherwise only the whole stack has figures, and a reason is given. Imports no jax.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
+
+import numpy as np
 
 from nnx_inspector.stats.summary import Summary, merge
 
@@ -21,7 +21,7 @@ MOST_ROWS: Final = 2048
 """The most layers with sites of their own in all stacked sites of a model."""
 
 NOT_TOLD_APART: Final = (
-    "in the watched program the turns of its scan do not correspond one to one to its layers, so "
+    "in the watched program no scan runs over its layers within a call of the model, so "
     "only the whole stack is measured; insp.run and insp.step measure each layer"
 )
 
@@ -49,34 +49,23 @@ def layer_of(key: str) -> tuple[str, int] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """How the layers of one site run.
+    """The layers of one site, over which its outermost scan runs.
 
     Attributes:
         layers: how many of them, counted from the first, have sites of their own.
-        turns: the number of turns of each scan around the site, negative for a reverse scan. The
-            first is the outermost scan, which is over the layers.
+        length: the number of them all.
     """
 
     layers: int
-    turns: tuple[int, ...]
+    length: int
 
-    def layers_in(self, turns: Sequence[int]) -> list[int] | None:
-        """The layer that each of these turns ran; None if that cannot be determined.
-
-        Example:
-            >>> Stack(3, (-3,)).layers_in([0, 1, 2]), Stack(2, (2, 2)).layers_in([0, 1])
-            ([2, 1, 0], None)
-        """
-        within = math.prod(map(abs, self.turns[1:]))
-        count = Counter(turns)
-        if set(count) != set(range(abs(self.turns[0]) * within)) or len(set(count.values())) != 1:
-            return None
-        found = [turn // within for turn in turns]
-        return found if self.turns[0] > 0 else [abs(self.turns[0]) - 1 - layer for layer in found]
+    def has_rows_in(self, shape: Sequence[int]) -> bool:
+        """Whether something with these rows has one for each layer."""
+        return tuple(shape[:1]) == (self.length,)
 
 
-Told = Iterable[Mapping[tuple[str, str], Sequence[tuple[int, Summary]]]]
-"""For each pass: (site, quantity) -> the turns, each with what was measured in it."""
+Told = Iterable[Mapping[tuple[str, str], Sequence[Summary]]]
+"""For each pass: (site, quantity) -> the summaries of its calls, with a row for each iteration."""
 
 
 def told_apart(told: Told, stacks: Mapping[str, Stack]) -> tuple[Summaries, set[str]]:
@@ -84,21 +73,22 @@ def told_apart(told: Told, stacks: Mapping[str, Stack]) -> tuple[Summaries, set[
     parts: dict[tuple[str, str], list[Summary]] = {}
     unknown: set[str] = set()
     for one in told:
-        for (site, quantity), pairs in one.items():
+        for (site, quantity), found in one.items():
             stack = stacks.get(site)
             if stack is None:
                 continue
-            layers = stack.layers_in([turn for turn, _ in pairs])
-            if layers is None:
+            if not all(stack.has_rows_in(summary.rows) for summary in found):
                 unknown.add(site)
                 continue
-            for layer, (_, summary) in zip(layers, pairs, strict=True):
-                if layer < stack.layers:
-                    parts.setdefault((layer_key(site, layer), quantity), []).append(summary)
+            for layer in range(stack.layers):
+                rows = (summary.row(layer) for summary in found)
+                # a layer that no cotangent reached has an empty row
+                reached = [row for row in rows if quantity != "gradient" or np.any(row.bins)]
+                parts.setdefault((layer_key(site, layer), quantity), []).extend(reached)
     out: Summaries = {}
     for (key, quantity), summaries in sorted(parts.items(), key=lambda item: _rank(item[0][0])):
         site, _ = layer_of(key) or ("", 0)
-        if site not in unknown:
+        if site not in unknown and summaries:
             out.setdefault(key, {})[quantity] = one_of(summaries)
     return out, unknown
 

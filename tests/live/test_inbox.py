@@ -47,10 +47,8 @@ def test_none_is_sampled_where_every_is_zero():
 def test_a_pass_has_its_own_setting_to_its_end():
     inbox = Inbox(Setting())
     inbox.begin(Setting(active=True))
-    assert [inbox.turn("layer") for _ in range(2)] == [(inbox._now, 0), (inbox._now, 1)]
-    assert inbox.turn("layer")[0].setting.active
-    inbox.begin(Setting())
-    assert inbox.turn("layer") == (inbox._now, 0)
+    assert inbox.begin(Setting()).number == 1
+    inbox.receive(0, "a", "output", some(1))
     assert [one.perturbed for one in inbox.take()] == [True, False]
 
 

@@ -16,7 +16,7 @@ from leftovers import nothing_left
 from models import TwoLayers
 
 import nnx_inspector as nni
-from nnx_inspector.live import hook as watching
+from nnx_inspector.live import messages
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 SGD = optax.sgd(0.1)
@@ -332,12 +332,12 @@ def test_a_scan_over_steps_has_a_pass_for_each():
 
 def test_a_pass_is_sent_in_one_message_forward_and_one_backward(monkeypatch):
     model, optimizer = made()
-    messages = []
-    for kind in (watching._Outputs, watching._Cotangents):
+    sent = []
+    for kind in (messages.Outputs, messages.Cotangents):
         told = kind.__call__
 
         def counted(self, *arrays, told=told):
-            messages.append((type(self).__name__, len(arrays)))
+            sent.append((type(self).__name__, len(arrays)))
             return told(self, *arrays)
 
         monkeypatch.setattr(kind, "__call__", counted)
@@ -345,7 +345,7 @@ def test_a_pass_is_sent_in_one_message_forward_and_one_backward(monkeypatch):
         for x in batches(3):
             step(model, optimizer, x)
     # each is the ticket and one array
-    assert sorted(messages) == [("_Cotangents", 2)] * 3 + [("_Outputs", 2)] * 3
+    assert sorted(sent) == [("Cotangents", 2)] * 3 + [("Outputs", 2)] * 3
 
 
 def test_a_second_recording_of_a_model_runs_the_programs_of_the_first():

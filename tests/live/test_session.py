@@ -12,7 +12,7 @@ from flax import nnx
 from jax.extend.core import Jaxpr
 from models import TwoLayers
 
-from nnx_inspector.live import hook as watching
+from nnx_inspector.live import messages
 from nnx_inspector.live.session import Session
 from nnx_inspector.perturbations.region import SCALE, ZERO
 
@@ -306,7 +306,7 @@ def test_a_program_that_outlives_its_session_still_runs():
         expected = f(model, X)
         session.close()
         np.testing.assert_array_equal(f(model, X), expected)
-    assert session.number not in watching.listeners
+    assert session.number not in messages.listeners
 
 
 def test_a_dropped_session_is_freed():
@@ -317,7 +317,7 @@ def test_a_dropped_session_is_freed():
     session.take()
     del session
     gc.collect()
-    assert number not in watching.listeners
+    assert number not in messages.listeners
 
 
 def test_a_session_leaves_hardly_more_behind_than_what_jax_keeps_of_the_model_s_own_code():

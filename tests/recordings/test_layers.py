@@ -237,14 +237,12 @@ def test_rows_are_bounded_and_what_is_left_out_is_said():
     assert shown_of({str(i): 2 for i in range(MOST_ROWS + 1)}) == {}
 
 
-def test_turns_are_layers_only_where_they_are_one_to_one():
-    assert Stack(3, (3,)).layers_in([2, 0, 1]) == [2, 0, 1]
-    assert Stack(3, (-3,)).layers_in([0, 1, 2]) == [2, 1, 0]
-    assert Stack(2, (2, 3)).layers_in([0, 1, 2, 3, 4, 5]) == [0, 0, 0, 1, 1, 1]
-    assert Stack(2, (2,)).layers_in([0, 1, 1, 0]) == [0, 1, 1, 0], "two arrays each"
-    assert Stack(2, (2,)).layers_in([0, 1, 1]) is None, "one of a layer was lost"
-    assert Stack(2, (2,)).layers_in([0, 1, 2, 3]) is None, "more turns than layers"
-    assert Stack(2, (2,)).layers_in([0]) is None
+def test_rows_are_layers_only_where_there_is_one_for_each():
+    stack = Stack(2, 3)
+    assert stack.has_rows_in((3,))
+    assert stack.has_rows_in((3, 7)), "a scan within the layers, or examples"
+    for rows in ((), (2,), (7, 3)):
+        assert not stack.has_rows_in(rows)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,197 @@
+"""What a watched program asks the host, and what it tells the host of a pass.
+
+A program holds these objects, and may outlive the session: they have names and numbers alone, and
+find the session by its number. Invariant: no error reaches the user's training step; it is counted
+and shown instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from nnx_inspector.hooks.lookalikes import Claim, Lookalikes
+from nnx_inspector.live.inbox import Inbox
+from nnx_inspector.perturbations.region import rows_of
+from nnx_inspector.perturbations.slots import CLEAN, Place, Setting
+from nnx_inspector.program.function import WatchedCall
+from nnx_inspector.program.marks import OUTPUT
+from nnx_inspector.records.packed import Layout, taken_apart
+from nnx_inspector.stats.summary import Summary, merge
+
+GRADIENT = "gradient"
+
+Reached = set[tuple[str, Place | None]]
+"""The sites that a program calls, each with the place that acts there, None for a row."""
+
+
+class Listener(Protocol):
+    """What a session is to the programs that are compiled with its hook."""
+
+    inbox: Inbox
+    setting: Setting
+    errors: list[str]
+    interrupted: bool
+    ran: dict[int, Reached]
+    unseen: dict[str, str]
+    lookalikes: Lookalikes
+
+    def receive(self, number: int, key: str, quantity: str, summary: Summary) -> None: ...
+
+
+listeners: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictionary()
+"""The open sessions by their number."""
+
+
+def _safely(number: int, what: Callable[[Listener], Any], otherwise: Callable[[], Any]) -> Any:
+    """Call `what` with a session; no error may reach the user's training step."""
+    found = listeners.get(number)
+    if found is None:
+        return otherwise()
+    try:
+        return what(found)
+    except BaseException as error:  # noqa: BLE001 - counted and shown instead
+        found.errors.append(f"{type(error).__name__}: {error}")
+        found.interrupted |= isinstance(error, KeyboardInterrupt)
+        return otherwise()
+
+
+class Asked:
+    """Answers a program that asks for the numbers of a pass that begins.
+
+    Within a `shard_map` each device asks: the passes of one number are one pass.
+
+    Args:
+        session: the number of the session.
+        keys: the sites that have a row.
+        places: the other places that the program has room for.
+        claim: by which the module that is called is the model's; None if it certainly is.
+        devices: how many devices ask for each pass.
+
+    Attributes:
+        reached: the sites that the program calls, and the places that act there.
+        unseen: site -> why it cannot be seen.
+    """
+
+    def __init__(
+        self,
+        session: int,
+        keys: Sequence[str],
+        places: Sequence[Place],
+        *,
+        claim: Claim | None,
+        devices: int,
+    ):
+        self._session, self._keys, self._places = session, keys, places
+        self._claim, self._devices = claim, devices
+        self.reached: Reached = set()  # both are filled while the call is traced
+        self.unseen: dict[str, str] = {}
+        self._asked: dict[int, int] = {}  # how often each device has asked
+        self._begun: dict[int, list[tuple[Any, ...]]] = {}  # an answer for each of the others
+        self._lock = threading.Lock()
+
+    def __call__(self, device: Any = 0) -> tuple[Any, ...]:
+        def answer(session: Listener) -> tuple[Any, ...]:
+            with self._lock:
+                return self._answer(session, int(device))
+
+        return _safely(self._session, answer, lambda: self._numbers(-1, False, CLEAN))
+
+    def _answer(self, session: Listener, device: int) -> tuple[Any, ...]:
+        number = self._asked.get(device, 0)
+        self._asked[device] = number + 1
+        if number in self._begun:
+            found = self._begun[number].pop()
+            if not self._begun[number]:
+                del self._begun[number]
+            return found
+        if self._claim is not None and self._claim.withdrawn:
+            session.unseen[""] = self._claim.withdrawn
+            return self._numbers(-1, False, CLEAN)
+        now = session.inbox.begin(session.setting)
+        if now.setting.active:
+            session.ran[id(self.reached)] = self.reached
+        session.unseen.update(self.unseen)  # the session may be later than the trace
+        found = self._numbers(now.number, now.sampled, now.setting)
+        if self._devices > 1:
+            self._begun[number] = [found] * (self._devices - 1)
+        return found
+
+    def _numbers(self, number: int, sampled: bool, setting: Setting) -> tuple[Any, ...]:
+        rows = rows_of(self._keys, setting.rows)
+        found = [x for data in setting.at(self._places) for x in data]
+        return np.array(number % 2**31, np.int32), np.array(sampled, np.bool_), rows, *found
+
+
+Where = tuple[str, int]
+"""A site, and how many scans are around it: so many axes of what was measured are rows."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Outputs:
+    """Receives what a pass measured of its outputs. A program holds it: it has no arrays.
+
+    Attributes:
+        layout: how `[(summary, gauge)]` and the states were joined.
+        where: the site of each of them.
+        states: the paths of the parameters whose samples end the message.
+        apart: whether several devices send a message each.
+    """
+
+    session: int
+    layout: Layout
+    where: tuple[Where, ...]
+    states: tuple[str, ...]
+    call: WatchedCall | None
+    apart: bool
+
+    def __call__(self, ticket: Any, *arrays: Any) -> None:
+        def receive(session: Listener) -> None:
+            number = int(np.ravel(ticket)[0])
+            measured, states = taken_apart(self.layout, [np.asarray(a) for a in arrays])
+            rows = {name: states[..., i, :] for i, name in enumerate(self.states)}
+            session.inbox.receive_states(number, rows, self.call)
+            for (site, rank), (summary, vector) in zip(self.where, measured, strict=True):
+                if not self.apart or np.any(summary.bins):  # else another device sends it
+                    session.receive(number, site, OUTPUT, _of_rows(summary, rank))
+                session.inbox.receive_gauge(number, site, _rows_first(vector, rank))
+
+        _safely(self.session, receive, lambda: None)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cotangents:
+    """Receives what a pass measured of its cotangents; like `Outputs`."""
+
+    session: int
+    layout: Layout
+    where: tuple[Where, ...]
+
+    def __call__(self, ticket: Any, *arrays: Any) -> None:
+        def receive(session: Listener) -> None:
+            number = int(np.ravel(ticket)[0])
+            found = taken_apart(self.layout, [np.asarray(a) for a in arrays])
+            for (site, rank), summary in zip(self.where, found, strict=True):
+                if np.any(summary.bins):  # else no cotangent reached it
+                    session.receive(number, site, GRADIENT, _of_rows(summary, rank))
+
+        _safely(self.session, receive, lambda: None)
+
+
+def _of_rows(summary: Summary, rank: int) -> Summary:
+    """A summary whose rows are those of the scans, then the examples of vmaps around the call."""
+    if rank == 0:
+        return merge([summary]) if summary.rows else summary
+    return jax.tree.map(lambda x: _rows_first(x, rank), summary)
+
+
+def _rows_first(x: Any, rank: int) -> Any:
+    """An array with the axes that vmaps have put in front after the rows."""
+    extra = x.ndim - 1 - rank
+    return np.moveaxis(x, range(extra), range(rank, rank + extra)) if extra else x
