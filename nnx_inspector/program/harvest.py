@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from nnx_inspector._compat import jaxprs, jit
@@ -204,8 +205,10 @@ def evaluate(
 
 
 def _as_array(x: Any) -> Any:
-    """A constant of the program, which jax holds as a number of Python or NumPy, as an array."""
-    if isinstance(x, jax.Array):
+    """A constant of the program, which jax holds in types of its own, as an array. A NumPy array of
+    the user's stays one.
+    """
+    if isinstance(x, jax.Array) or type(x) is np.ndarray:
         return x
     with ours():
         return jnp.asarray(x)

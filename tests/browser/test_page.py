@@ -186,7 +186,7 @@ def test_parameters_units_code_and_state(opened: Opened, inspector: nni.Inspecto
 
 def test_what_needs_the_model_is_switched_off_and_said(opened: Opened):
     view = opened.view
-    expect(view.part("nni-banner")).to_contain_text(f"with all {STEPS + 2} passes")
+    expect(view.part("nni-banner")).to_contain_text(f"with all {STEPS + 1} passes")
     expect(view.part("nni-perturbation")).to_have_attribute("data-site", "blocks/1")
     expect(view.part("nni-switch")).to_be_disabled()
     for absent in (

@@ -63,6 +63,7 @@ def test_a_convolution_by_the_keyboard(tmp_path):
 
         # an array of which only blocks are shown: the value under the crosshair is exact
         view.row("wide").click()
+        expect(view.part("nni-values-left-out")).to_contain_text("3.84 M values")
         view.part("nni-values-view").get_by_role("button", name="heatmap").click()
         expect(view.part("nni-values-left-out")).to_contain_text("the mean of")
         picture.focus()

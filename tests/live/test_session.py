@@ -342,14 +342,19 @@ def test_a_session_leaves_hardly_more_behind_than_what_jax_keeps_of_the_model_s_
 
 
 def test_a_watched_program_keeps_nothing_of_its_trace():
+    def tracers():
+        gc.collect()
+        return [x for x in gc.get_objects() if isinstance(x, jax.core.Tracer)]
+
     model = TwoLayers(nnx.Rngs(0))
     step = nnx.jit(nnx.value_and_grad(loss_fn))
     session = Session(model)
+    before = tracers()  # of other tests in this process, kept here so that no id is used again
     with session.open():
         step(model, X)
     session.take()
-    gc.collect()
-    assert not [x for x in gc.get_objects() if isinstance(x, jax.core.Tracer)]
+    known = set(map(id, before))
+    assert not [x for x in tracers() if id(x) not in known]
     session.close()
 
 
