@@ -64,9 +64,6 @@ OUTSIDE = (
 )
 
 
-# ------------------------------------------------------------------- the hook
-
-
 class _Threads(threading.local):
     def __init__(self) -> None:
         self.asked: dict[int, Asked] = {}

@@ -235,14 +235,8 @@ def sink_dtype(dtype: Any) -> Any:
     return jnp.float64 if dtype in (jnp.float64, jnp.complex128) else jnp.float32
 
 
-def _tap_jvp(primals: Any, tangents: Any, **how: Any) -> Any:
-    out, gates = _tap.bind(*primals, **how), primals[2:]
-    return out, _tapped_tangent(*tangents[:2], *gates, **how)
-
-
-def _tap_linear_jvp(primals: Any, tangents: Any, **how: Any) -> Any:
-    out, gates = _tap_linear.bind(*primals, **how), primals[2:]
-    return out, _tapped_tangent(*tangents[:2], *gates, **how)
+def _tap_jvp(primals: Any, tangents: Any, *, of: Primitive, **how: Any) -> Any:
+    return of.bind(*primals, **how), _tapped_tangent(*tangents[:2], *primals[2:], **how)
 
 
 def _tapped_tangent(t: Any, t_sink: Any, *gates: Any, always: bool, **how: Any) -> Any:
@@ -362,8 +356,8 @@ mlir.register_lowering(_apart, mlir.lower_fun(_stacked, multiple_results=False))
 ad.deflinear2(_apart, _transpose_apart)
 batching.primitive_batchers[_apart] = _batch_apart
 
-ad.primitive_jvps[_tap] = _tap_jvp
-ad.primitive_jvps[_tap_linear] = _tap_linear_jvp
+ad.primitive_jvps[_tap] = functools.partial(_tap_jvp, of=_tap)
+ad.primitive_jvps[_tap_linear] = functools.partial(_tap_jvp, of=_tap_linear)
 ad.primitive_transposes[_tap_linear] = _tap_transpose
 batching.primitive_batchers[_tap] = _batcher(_tap)
 batching.primitive_batchers[_tap_linear] = _batcher(_tap_linear)

@@ -48,7 +48,7 @@ class Told:
 
 
 def run(f, *args, gate=True):
-    """Calls `f(told.tap, *args)` jitted; returns the result and what was told."""
+    """The result of `f(taps, *args)` under jit, and the messages it has sent."""
     told = Told()
     traced = jax.jit(lambda gate, *args: f(functools.partial(told.tap, gate), *args))
     out = traced(jnp.asarray(gate), *args)
