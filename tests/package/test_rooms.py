@@ -22,6 +22,7 @@ ROOMS = (
     "findings",
     "records",
     "perturbations",
+    "lenses",
     "live",
     "screen",
     "inspector",

@@ -1,0 +1,158 @@
+"""Which sites' outputs are added, and only added, to make a value: read from the traced program.
+
+A residual stream is a sum: of the embedding, and of what each block adds. The walk goes back from
+the value through additions, changes of dtype, inner jits and the carries of scans. A site whose
+output holds the stream that it received (a block) is walked into; any other is an addend. What
+ends elsewhere, such as a bias or a product that no module returns, is not named. Computes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from nnx_inspector._compat import jaxprs
+from nnx_inspector.hooks.sites import parse_key
+from nnx_inspector.program.equations import Body, bodies_of
+from nnx_inspector.program.marks import OUTPUT, mark
+
+_SAME = {"copy", "copy_p", "convert_element_type", "optimization_barrier", "sharding_constraint"}
+_SAME |= {"device_put", "name", "pvary", "broadcast_in_dim"}
+"""Primitives whose result is their operand; a broadcast, for an embedding of the positions."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Frame:
+    """A jaxpr that the walk is in, and the equation that holds it."""
+
+    jaxpr: Any
+    made: dict[Any, tuple[Any, int]]
+    outer: _Frame | None = None
+    equation: Any = None
+    body: Body | None = None
+
+    @staticmethod
+    def of(jaxpr: Any, outer: Any = None, equation: Any = None, body: Any = None) -> _Frame:
+        bare, _ = jaxprs.open_jaxpr(jaxpr)
+        made = {v: (e, i) for e in bare.eqns for i, v in enumerate(e.outvars)}
+        return _Frame(bare, made, outer, equation, body)
+
+
+Addend = tuple[str, int]
+"""A site, and the number of the array among those that it returns."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sum:
+    """What was found: the addends, the carries of loops, and whether a block was walked into."""
+
+    addends: tuple[Addend, ...] = ()
+    carries: tuple[tuple[int, int], ...] = ()
+    residual: bool = False
+
+    def __add__(self, other: _Sum) -> _Sum:
+        residual = self.residual or other.residual
+        return _Sum(self.addends + other.addends, self.carries + other.carries, residual)
+
+
+@dataclasses.dataclass
+class Walk:
+    """A walk through one marked program."""
+
+    jaxpr: Any
+    owner: Any
+
+    def of_mark(self, site: str, part: str, array: int) -> tuple[Addend, ...]:
+        """What is added to make an array that a site's last call receives or returns; an addend is
+        named once for each of its calls in the program.
+        """
+        found = self._find(_Frame.of(self.jaxpr), site, part)
+        if found is None:
+            return ()
+        frame, equation = found
+        return self._walk(frame, equation.invars[array]).addends
+
+    def _find(self, frame: _Frame, site: str, part: str) -> tuple[_Frame, Any] | None:
+        for equation in reversed(frame.jaxpr.eqns):
+            if self._is(equation, part) and equation.params["site"] == site:
+                return frame, equation
+            for body in bodies_of(equation):
+                inner = _Frame.of(body.jaxpr, frame, equation, body)
+                found = self._find(inner, site, part)
+                if found is not None:
+                    return found
+        return None
+
+    def _is(self, equation: Any, part: str) -> bool:
+        if equation.primitive is not mark or equation.params["owner"] != self.owner:
+            return False
+        return equation.params["part"] == part
+
+    def _walk(self, frame: _Frame, atom: Any) -> _Sum:
+        while True:
+            if jaxprs.is_literal(atom):
+                return _Sum()
+            if atom not in frame.made:
+                entered = self._entered(frame, atom)
+                if not isinstance(entered, tuple):
+                    return entered
+                frame, atom = entered
+                continue
+            equation, position = frame.made[atom]
+            name = equation.primitive.name
+            if name in ("add", "add_any"):
+                first, second = equation.invars
+                return self._walk(frame, first) + self._walk(frame, second)
+            if self._is(equation, OUTPUT):
+                return self._of_site(frame, equation, position)
+            if name in _SAME or equation.primitive is mark:
+                atom = equation.invars[position if equation.primitive is mark else 0]
+                continue
+            return self._of_body(frame, equation, position)
+
+    def _of_site(self, frame: _Frame, equation: Any, position: int) -> _Sum:
+        site = equation.params["site"]
+        path, _ = parse_key(site)
+        inner = self._walk(frame, equation.invars[position])
+        outside = any(parse_key(s)[0][: len(path)] != path for s, _ in inner.addends)
+        if outside or inner.carries or inner.residual:
+            return dataclasses.replace(inner, residual=True)
+        return _Sum(((site, position),))
+
+    def _entered(self, frame: _Frame, atom: Any) -> _Sum | tuple[_Frame, Any]:
+        """Where an input of an inner jaxpr comes from."""
+        if frame.outer is None or frame.body is None or frame.body.operands is None:
+            return _Sum()
+        try:
+            number = frame.jaxpr.invars.index(atom)
+        except ValueError:  # a constant
+            return _Sum()
+        carried = number - frame.body.consts
+        if frame.body.carry:
+            is_carry = 0 <= carried < frame.body.carry
+            return _Sum(carries=((id(frame.equation), carried),)) if is_carry else _Sum()
+        if frame.body.taken[number] is not None:
+            return _Sum()
+        return frame.outer, frame.equation.invars[frame.body.operands[number]]
+
+    def _of_body(self, frame: _Frame, equation: Any, position: int) -> _Sum:
+        """The sum that an equation with one jaxpr returns."""
+        bodies = bodies_of(equation)
+        if len(bodies) != 1 or bodies[0].results is None or position not in bodies[0].results:
+            return _Sum()
+        body = bodies[0]
+        results = body.results or ()
+        number = results.index(position)
+        inner = _Frame.of(body.jaxpr, frame, equation, body)
+        atom = inner.jaxpr.outvars[number]
+        if not body.carry:
+            return _Sum() if body.given[number] is not None else self._walk(inner, atom)
+        if number >= body.carry or body.times is None or body.operands is None:
+            return _Sum()
+        found = self._walk(inner, atom)
+        if [c for c in found.carries if c[0] == id(equation)] != [(id(equation), number)]:
+            return _Sum()  # it is not the old value plus something
+        around = tuple(c for c in found.carries if c[0] != id(equation))
+        start = equation.invars[body.operands[body.consts + number]]
+        rest = dataclasses.replace(found, carries=around)
+        return self._walk(frame, start) + rest

@@ -1,0 +1,282 @@
+"""The logit lens: what a model's residual stream already says after each of its layers.
+
+The model's own final norm and unembedding are applied to the stream of every layer, one layer at a
+time, so that only the likeliest tokens are kept. Invariant: the last layer's lens is what the model
+says, and `gap` is the difference, if something else lies between. Changes no model.
+
+Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from nnx_inspector.arrays import is_array
+from nnx_inspector.hooks.sites import Only
+from nnx_inspector.lenses.observed import Observed, observed, rows_of
+from nnx_inspector.lenses.reading import (
+    Norm,
+    Reading,
+    Stream,
+    Unembed,
+    reading_of,
+    streams_of,
+)
+from nnx_inspector.program.marks import INPUT, OUTPUT
+
+if TYPE_CHECKING:
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+_Floats = npt.NDArray[np.floating[Any]]
+_Ints = npt.NDArray[np.integer[Any]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lens:
+    """What the residual stream says after each layer.
+
+    The arrays have an axis for the layers and then those of the positions, `[batch, length]`.
+
+    Attributes:
+        sites: the layers, such as `"blocks/0"`, or `"blocks[0]"` for one of a stack. The first is
+            what the first block receives, `"blocks/0 input"`.
+        unembed, norm: the sites that turn the stream into logits; `""` for no norm,
+            `"(function)"` for a function.
+        tokens: the k likeliest tokens, `[layers, *positions, k]`.
+        probabilities: their probabilities.
+        answer: the token whose way is followed, `[*positions]`.
+        answer_probability: its probability, `[layers, *positions]`.
+        answer_rank: its rank; 1 for the likeliest.
+        gap: the largest difference between the logits of the last layer and the model's own; None
+            if they cannot be compared.
+    """
+
+    sites: tuple[str, ...]
+    unembed: str
+    norm: str
+    tokens: _Ints
+    probabilities: _Floats
+    answer: _Ints
+    answer_probability: _Floats
+    answer_rank: _Ints
+    gap: float | None
+
+    def to_frame(self, decode: Callable[[int], str] | None = None) -> pd.DataFrame:
+        """A tidy pandas DataFrame, with a row for each layer and position.
+
+        Args:
+            decode: a function of a token's number that returns its text, for the columns `token`
+                and `answer`.
+
+        Columns: `layer, site`; `example, position` (or `axis_0, ...` for another number of axes);
+        `token`, the likeliest, and its `probability`; `answer, answer_probability, answer_rank`.
+        """
+        import pandas as pd
+
+        shape = self.answer_rank.shape
+        index = np.indices(shape).reshape(len(shape), -1)
+        text = (lambda x: x) if decode is None else np.vectorize(decode, otypes=[object])
+        answers = np.broadcast_to(self.answer, shape)
+        columns = {
+            "layer": index[0],
+            "site": np.asarray(self.sites)[index[0]],
+            **dict(zip(place_names(len(shape) - 1), index[1:], strict=True)),
+            "token": text(self.tokens[..., 0].ravel()),
+            "probability": self.probabilities[..., 0].ravel(),
+            "answer": text(answers.ravel()),
+            "answer_probability": self.answer_probability.ravel(),
+            "answer_rank": self.answer_rank.ravel(),
+        }
+        return pd.DataFrame(columns)
+
+    def __repr__(self) -> str:
+        how = " after ".join(filter(None, (self.unembed, self.norm)))
+        gap = "" if self.gap is None else f", gap {self.gap:.2g}"
+        return f"Lens({len(self.sites)} layers, {how}, positions {self.answer.shape}{gap})"
+
+
+def place_names(count: int) -> tuple[str, ...]:
+    """Names for the axes of an array over places."""
+    known = {1: ("example",), 2: ("example", "position")}
+    return known.get(count, tuple(f"axis_{i}" for i in range(count)))
+
+
+def lens(
+    f: Any,
+    /,
+    *args: Any,
+    unembed: Unembed = None,
+    norm: Norm = None,
+    answer: Any = None,
+    k: int = 5,
+    sites: Only = None,
+    **kwargs: Any,
+) -> Lens:
+    """Read, after each layer, the tokens that the residual stream already says.
+
+    The stream is what the repeated blocks return. The model's own final norm and unembedding are
+    applied to it, at every position. The model does not change.
+
+    Args:
+        f: the model, or a method of it or a function of it that returns logits `[..., classes]`.
+        args: its arguments.
+        unembed: the site that turns the normalised stream into logits: `"head"`, or
+            `"token:attend"` for an embedding that is tied; or a function of an array. By default
+            the last matrix that makes as many classes as the model's output has.
+        norm: the final norm before it, likewise; False for none. By default the norm whose output
+            it receives.
+        answer: the token to follow: a number, or an array of them that broadcasts to the
+            positions. By default what the last layer says at each position.
+        k: how many of the likeliest tokens to keep.
+        sites: the sites that return the stream; see `intercept_methods`. By default the outermost
+            blocks that repeat, in a list, a scan or a loop.
+        kwargs: keyword arguments of `f`.
+
+    Raises:
+        ValueError: no logits, no unembedding or no repeated block is found (the text says what
+            is); a chosen site is not called; a token is out of range.
+        TypeError: `f` is neither a module nor a function of one.
+        InspectorError: it is called within a traced function.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> import nnx_inspector as nni
+        >>> class Block(nnx.Module):
+        ...     def __init__(self, rngs):
+        ...         self.mlp = nnx.Linear(4, 4, rngs=rngs)
+        ...
+        ...     def __call__(self, x):
+        ...         return x + self.mlp(x)
+        >>> class Model(nnx.Module):
+        ...     def __init__(self, rngs):
+        ...         self.token = nnx.Embed(7, 4, rngs=rngs)
+        ...         self.blocks = nnx.Sequential(*[Block(rngs) for _ in range(2)])
+        ...         self.norm, self.head = nnx.RMSNorm(4, rngs=rngs), nnx.Linear(4, 7, rngs=rngs)
+        ...
+        ...     def __call__(self, tokens):
+        ...         return self.head(self.norm(self.blocks(self.token(tokens))))
+        >>> found = nni.lens(Model(nnx.Rngs(0)), jnp.ones((1, 3), int), k=2)
+        >>> found.unembed, found.norm, found.tokens.shape
+        ('head', 'norm', (3, 1, 3, 2))
+        >>> found.sites
+        ('blocks/layers/0 input', 'blocks/layers/0', 'blocks/layers/1')
+    """
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"k must be a number of tokens, 1 or more, got {k!r}.")
+    with observed(f, args, kwargs, what="lens") as one:
+        reading = reading_of(one, unembed, norm)
+        streams = streams_of(one, reading, sites)
+        names, stack, out = stacked(one, streams, reading)
+        own = logits_in(out)
+        shape = jax.eval_shape(reading, jax.ShapeDtypeStruct(stack.shape[1:], stack.dtype)).shape
+        wanted = token_at(answer, shape)
+        tokens, top, chosen, probability, rank, last = _read(reading, min(k, shape[-1]))(
+            stack, wanted
+        )
+    found: Any = jax.device_get((tokens, top, chosen, probability, rank))
+    return Lens(names, reading.unembed, reading.norm, *found, gap=gap_between(last, own))
+
+
+def _read(reading: Reading, k: int) -> Any:
+    @jax.jit
+    def read(stack: Any, wanted: Any) -> Any:
+        last = reading(stack[-1]).astype(jnp.float32)
+        chosen = jnp.argmax(last, -1) if wanted is None else wanted
+
+        def one(x: Any) -> Any:
+            logits = reading(x).astype(jnp.float32)
+            top, tokens = jax.lax.top_k(logits, k)
+            own = jnp.take_along_axis(logits, chosen[..., None], -1)
+            total = jax.nn.logsumexp(logits, -1, keepdims=True)
+            rank = 1 + (logits > own).sum(-1)
+            return tokens, jnp.exp(top - total), jnp.exp(own - total)[..., 0], rank
+
+        tokens, top, probability, rank = jax.lax.map(one, stack)
+        return tokens, top, chosen, probability, rank, last
+
+    return read
+
+
+def stacked(
+    one: Observed, streams: Sequence[Stream], reading: Reading
+) -> tuple[tuple[str, ...], jax.Array, Any]:
+    """The names of the layers, their residual streams as one array, and the pass's result. The
+    first is what the first block receives, if that is a stream too.
+    """
+    first = streams[0].calls
+    received = [i for i, x in enumerate(first.received) if _alike(x, streams[0])]
+    wanted = {(stream.calls.site, OUTPUT) for stream in streams}
+    if received:
+        wanted.add((first.site, INPUT))
+    out, values = one.run(wanted)
+    names: list[str] = []
+    found: list[Any] = []
+    if received:
+        names.append(f"{first.site} input")
+        found.append(values[first.site, INPUT][0][received[0]][(0,) * len(first.rows)])
+    for stream in streams:
+        site, rows = stream.calls.site, stream.calls.rows
+        for number, arrays in enumerate(values[site, OUTPUT]):
+            call = f" call {number}" * (stream.calls.count > 1)
+            for name, at in rows_of(site, rows):
+                names.append(name + call)
+                found.append(arrays[stream.array][at])
+    shapes = {x.shape for x in found}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"The residual streams of {names[0]!r} to {names[-1]!r} have different shapes, "
+            f"{sorted(shapes)}. Pass sites= those of one shape."
+        )
+    return tuple(names), jnp.stack(found), out
+
+
+def _alike(x: jax.ShapeDtypeStruct, stream: Stream) -> bool:
+    other = stream.calls.returned[stream.array]
+    return (x.shape, x.dtype) == (other.shape, other.dtype)
+
+
+def token_at(token: Any, shape: Sequence[int]) -> jax.Array | None:
+    """The chosen token at each position; None for none."""
+    if token is None:
+        return None
+    chosen = jnp.asarray(token)
+    places, classes = tuple(shape[:-1]), shape[-1]
+    if not jnp.issubdtype(chosen.dtype, jnp.integer):
+        raise TypeError(f"A token is an integer, or an array of them, got {chosen.dtype}.")
+    if bool(((chosen < 0) | (chosen >= classes)).any()):
+        raise ValueError(f"A token is out of range: there are {classes}, from 0 to {classes - 1}.")
+    if chosen.ndim == 1 and len(places) == 2 and chosen.shape == places[:1] != places[1:]:
+        chosen = chosen[:, None]  # one for each example
+    try:
+        return jnp.broadcast_to(chosen, places)
+    except ValueError:
+        raise ValueError(
+            f"Tokens of shape {list(chosen.shape)} do not fit the positions {list(places)}."
+        ) from None
+
+
+def logits_in(out: Any) -> Any:
+    """The array of a model's output that is logits: the first that could be."""
+    for x in jax.tree.leaves(out):
+        if is_array(x) and jnp.issubdtype(x.dtype, jnp.floating) and x.ndim >= 2:
+            return x
+    return None
+
+
+def gap_between(last: jax.Array, own: Any) -> float | None:
+    """The largest difference of logits; the model's own may be those of the last position."""
+    if own is None:
+        return None
+    if own.shape != last.shape:
+        last = last[..., -1, :] if last.ndim > 2 else last
+    if own.shape != last.shape:
+        return None
+    return float(jnp.abs(last - own).max())

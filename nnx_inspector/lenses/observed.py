@@ -1,0 +1,179 @@
+"""One pass of a model that is traced once, and the values of chosen sites in it.
+
+Invariant: the pass is that of the plain call, and the model does not change. Chooses no sites.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from nnx_inspector._compat import jit
+from nnx_inspector._compat.configuration import unchecked
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.layers import unwatched, without
+from nnx_inspector.hooks.sites import Selection, iter_modules, site_key
+from nnx_inspector.program.function import Function, as_function, roots_of
+from nnx_inspector.program.harvest import Keep, Plan, evaluate
+from nnx_inspector.program.mark_layers import marking_layers
+from nnx_inspector.program.marks import INPUT, OUTPUT
+from nnx_inspector.program.stage import Staged, staged
+from nnx_inspector.program.survey import Marked, lengths_of
+
+ALL: tuple[Any, ...] = (None, "**:*")
+"""The calls of all modules and their other methods, such as `attend` of an `nnx.Embed`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Calls:
+    """A site that a pass calls: how often, and what it receives and returns.
+
+    Attributes:
+        received, returned: the arrays of its last call, as the module sees them.
+        count: the number of its calls in the program.
+        rows: the lengths of the scans around its calls; () for none.
+        last: the number of its last call among all calls, in the order in which they return.
+    """
+
+    site: str
+    received: tuple[jax.ShapeDtypeStruct, ...]
+    returned: tuple[jax.ShapeDtypeStruct, ...]
+    count: int
+    rows: tuple[int, ...]
+    last: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Observed:
+    """A traced pass over one model.
+
+    Attributes:
+        model: the model.
+        calls: by site, in the order in which the sites first return.
+    """
+
+    model: nnx.Module
+    stage: Staged
+    calls: Mapping[str, Calls]
+
+    @property
+    def shapes(self) -> Any:
+        """What the pass returns, with shapes in place of arrays."""
+        returned = self.stage.returned
+        atoms: list[Any] = self.stage.survey.jaxpr.outvars[: self.stage.outputs]
+        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms]
+        return returned.rebuild([None] * len(returned.nodes), avals)
+
+    def run(
+        self, wanted: Collection[tuple[str, str]]
+    ) -> tuple[Any, dict[tuple[str, str], list[Any]]]:
+        """The pass's result, and the values of the wanted `(site, part)`: for each call the list
+        of its arrays, with a leading axis for each scan around the call.
+        """
+        keep = Keep(values=True, parts=(OUTPUT, INPUT))
+        found = self.stage.survey.only(lambda mark: (mark.site, mark.part) in wanted)
+
+        @jax.jit
+        def program(inputs: Any, consts: Any) -> Any:
+            survey = dataclasses.replace(found, consts=tuple(consts))
+            out, seen = evaluate(survey, inputs, plan=Plan(summarise=False, keep=keep))
+            values: dict[tuple[str, str], list[Any]] = {}
+            for mark, _, one in found.walk(seen):
+                if one is not None:
+                    arrays = [kept.value for kept in one.kept]
+                    values.setdefault((mark.site, mark.part), []).append(arrays)
+            return out[: self.stage.outputs], values
+
+        with without(lambda layer: True):  # the program contains their hooks
+            out, values = program(self.stage.inputs, self.stage.survey.consts)
+        returned = self.stage.returned
+        return returned.rebuild([None] * len(returned.nodes), out), values
+
+
+@contextlib.contextmanager
+def observed(
+    f: Any, args: Sequence[Any], kwargs: dict[str, Any], *, what: str, only: Any = ALL
+) -> Iterator[Observed]:
+    """Trace `f(*args, **kwargs)` with the calls of all sites marked.
+
+    Raises:
+        TypeError: `f` is no module, no method of one and no function of exactly one.
+        InspectorError: it is called within a traced function.
+    """
+    function = as_function(f, what)
+    if jit.is_tracing():
+        raise InspectorError(
+            f"{what} runs a program of its own and cannot be part of a traced function. Call it "
+            f"outside jit, grad and vmap."
+        )
+    model = model_of(function, args, kwargs, what)
+    layers = marking_layers(Selection(only), inputs=True)
+    with (
+        unchecked(),
+        unwatched(),
+        staged(function, args, kwargs, layers, roots={(): model}) as stage,
+    ):
+        yield Observed(model, stage, _calls(stage))
+
+
+def model_of(
+    function: Function, args: Sequence[Any], kwargs: dict[str, Any], what: str
+) -> nnx.Module:
+    """The one model of a call."""
+    roots = roots_of(function, args, kwargs)
+    if len(roots) > 1:
+        names = ", ".join(repr(site_key(path)) for path in roots)
+        raise TypeError(f"{what} takes one model, and the arguments hold {len(roots)}: {names}.")
+    return next(iter(roots.values()))
+
+
+def copy_of(model: nnx.Module) -> Callable[[], nnx.Module]:
+    """A function that makes a copy of a model's present state, which a program may change."""
+    graphdef, state = nnx.split(model)
+    return lambda: nnx.merge(graphdef, state, copy=True)
+
+
+def module_at(model: nnx.Module, path: Sequence[str]) -> nnx.Module | None:
+    """The module at a path of texts, or None."""
+    found = {tuple(map(str, own)): module for own, module in iter_modules(model)}
+    return found.get(tuple(path))
+
+
+def _calls(stage: Staged) -> dict[str, Calls]:
+    found: dict[str, list[tuple[int, Marked, tuple[int, ...]]]] = {}
+    received: dict[str, Marked] = {}
+    for number, (mark, around) in enumerate(stage.survey.walk()):
+        if mark.part == INPUT:
+            received[mark.site] = mark
+        elif mark.part == OUTPUT:
+            rows = tuple(map(abs, lengths_of(around)))
+            found.setdefault(mark.site, []).append((number, mark, rows))
+    return {
+        site: Calls(
+            site,
+            arrays_of(received[site]) if site in received else (),
+            arrays_of(calls[-1][1]),
+            len(calls),
+            calls[-1][2],
+            calls[-1][0],
+        )
+        for site, calls in found.items()
+    }
+
+
+def arrays_of(mark: Marked) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """The arrays of a mark with the axes of vmaps, as its values hold them."""
+    return tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in mark.avals)
+
+
+def rows_of(site: str, rows: Sequence[int]) -> list[tuple[str, tuple[int, ...]]]:
+    """The names and indices of a site's rows: one for each iteration of the scans around it."""
+    indices = [tuple(int(i) for i in at) for at in np.ndindex(*rows)] if math.prod(rows) else []
+    return [(site + "".join(f"[{i}]" for i in at), at) for at in indices]

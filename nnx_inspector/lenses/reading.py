@@ -1,0 +1,284 @@
+"""Where a model turns its residual stream into logits: the last norm and what unembeds after it.
+
+Both are proposed from the traced pass or chosen by the user, and applied to any other value of the
+stream by calling the model's own modules. Invariant: what is used is named; a model in which they
+cannot be found raises an error that says what was found. Measures nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from nnx_inspector.hooks.sites import CALL, Selection, closest, nothing_selected, parse_key
+from nnx_inspector.lenses.observed import Calls, Observed, copy_of, module_at
+from nnx_inspector.program.analysis.dataflow import dataflow
+from nnx_inspector.stats.summarize import in_words
+
+Unembed = str | Callable[[jax.Array], jax.Array] | None
+"""A site, a function of the normalised stream, or None for a proposal."""
+Norm = str | Callable[[jax.Array], jax.Array] | Literal[False] | None
+"""Likewise; False for no norm."""
+FUNCTION = "(function)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How logits are read from the residual stream.
+
+    Attributes:
+        unembed, norm: the site of each; `"(function)"` for a function of the user's, `""` for no
+            norm.
+        stream: the shape of what the norm (or what unembeds, without a norm) receives in the pass.
+    """
+
+    model: nnx.Module
+    unembed: str
+    norm: str
+    stream: tuple[int, ...]
+    _unembed: Any
+    _norm: Any
+
+    def normalised(self, x: jax.Array) -> jax.Array:
+        """The stream after the final norm."""
+        return x if not self._norm else self._called(self._norm, x)
+
+    def logits(self, normalised: jax.Array) -> jax.Array:
+        """The logits of a normalised stream."""
+        return self._called(self._unembed, normalised)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.logits(self.normalised(x))
+
+    def _called(self, one: Any, x: jax.Array) -> Any:
+        if callable(one):
+            return one(x)
+        path, method = parse_key(one)
+        module: Any = module_at(copy_of(self.model)(), path)
+        return module(x) if method == CALL else getattr(module, method)(x)
+
+
+def reading_of(one: Observed, unembed: Unembed, norm: Norm) -> Reading:
+    """The reading of a pass, by the unembedding and the norm that are chosen, or proposed for None.
+
+    Raises:
+        ValueError: a chosen site is not called, or nothing in the pass makes logits.
+    """
+    if unembed is None:
+        unembed = _proposed(one)
+    last = _site(one, unembed, "unembed")
+    if norm is None:
+        norm = False if last is None else _norm_before(one, last.site)
+    first = _site(one, norm, "norm") if norm else None
+    receiver = first or last
+    received = () if receiver is None else receiver.received
+    return Reading(
+        one.model,
+        FUNCTION if last is None else last.site,
+        "" if not norm else FUNCTION if first is None else first.site,
+        tuple(received[0].shape) if received else (),
+        unembed,
+        norm,
+    )
+
+
+def _site(one: Observed, given: Any, what: str) -> Calls | None:
+    """The chosen site; None for a function."""
+    if callable(given):
+        return None
+    if not isinstance(given, str):
+        raise TypeError(
+            f"{what}= takes the key of a site, a function of an array or None, got {given!r}."
+        )
+    called = one.calls
+    if given not in called:
+        near = ", ".join(map(repr, closest(given, list(called))))
+        raise ValueError(
+            f"{what}={given!r} is no site of this call. The closest are {near}. Pass {what}=None "
+            f"to have it proposed."
+        )
+    if module_at(one.model, parse_key(given)[0]) is None:
+        raise ValueError(
+            f"{what}={given!r} is a Linen module inside an nnx.bridge.ToNNX and cannot be called "
+            f"by itself. Pass {what}= a function of an array that does the same."
+        )
+    return called[given]
+
+
+def _proposed(one: Observed) -> str:
+    """The last matrix that makes an array of as many classes as the model's output."""
+    out = one.shapes
+    arrays = [x for x in jax.tree.leaves(out) if jnp.issubdtype(x.dtype, jnp.floating)]
+    wide = [x for x in arrays if len(x.shape) >= 2 and x.shape[-1] >= 2]
+    if not wide:
+        found = ", ".join(in_words(x.dtype, x.shape) for x in jax.tree.leaves(out)) or "no array"
+        raise ValueError(
+            f"This model returns no logits, which are floating-point numbers [..., classes]: it "
+            f"returns {found}. A lens needs a model that says which of several classes comes next."
+        )
+    ends = _ends(one)
+    made = [s for s in ends if _makes(one, s, wide[0].shape[-1])]
+    if made:
+        return max(made, key=lambda site: one.calls[site].last)
+    last = max(ends or one.calls, key=lambda site: one.calls[site].last)
+    module = module_at(one.model, parse_key(last)[0])
+    linen = any(isinstance(m, nnx.bridge.ToNNX) for _, m in nnx.iter_modules(one.model, graph=True))
+    what = "a Linen module" if module is None or linen else f"a {type(module).__name__}"
+    raise ValueError(
+        f"No module's matrix makes the model's output, {in_words(wide[0].dtype, wide[0].shape)}: "
+        f"it comes from {last!r}, {what}. Pass unembed= a function of the final residual "
+        f"stream, such as lambda x: x @ model.embed.embedding[...].T."
+    )
+
+
+def _ends(one: Observed, after: str | None = None) -> list[str]:
+    """The calls, without others inside, that a site receives (by default: that the model returns)
+    something from, past those of modules without parameters (a dropout, a soft cap).
+    """
+    edges, borders, _ = dataflow(one.stage.survey.jaxpr, one.stage.owner)
+    before: dict[str, set[str]] = {}
+    for edge in (*borders, *edges):
+        before.setdefault(edge.consumer, set()).add(edge.producer)
+    root = max(one.calls, key=lambda site: one.calls[site].last)
+    found: list[str] = []
+    known, waiting = {after}, [root] if after is None else list(before.get(after, ()))
+    while waiting:
+        site = waiting.pop()
+        if site in known or site not in one.calls:
+            continue
+        known.add(site)
+        path = parse_key(site)[0]
+        producers = before.get(site, set()) - {site}
+        within = [p for p in producers if parse_key(p)[0][: len(path)] == path]
+        module = module_at(one.model, path)
+        bare = module is not None and not jax.tree.leaves(nnx.state(module, nnx.Param))
+        if within:
+            waiting += within
+        elif bare and not _is_norm(one, site):
+            waiting += producers
+        else:
+            found.append(site)
+    return found
+
+
+def _makes(one: Observed, site: str, classes: int) -> bool:
+    """Whether a site's module has a matrix and returns an array of so many classes."""
+    returned, received = one.calls[site].returned, one.calls[site].received
+    module = module_at(one.model, parse_key(site)[0])
+    if module is None or not (len(returned) == 1 and len(received) == 1):
+        return False
+    params = jax.tree.leaves(nnx.state(module, nnx.Param))
+    shape = returned[0].shape
+    return (
+        len(shape) > 0
+        and shape[-1] == classes
+        and any(np.ndim(x) >= 2 for x in params)
+        and jnp.issubdtype(received[0].dtype, jnp.floating)
+    )
+
+
+def _norm_before(one: Observed, unembed: str) -> str | Literal[False]:
+    """The norm whose output what unembeds receives; False if there is none."""
+    norms = [site for site in _ends(one, unembed) if _is_norm(one, site)]
+    return max(norms, key=lambda site: one.calls[site].last) if norms else False
+
+
+def _is_norm(one: Observed, site: str) -> bool:
+    shapes = [
+        [x.shape for x in part] for part in (one.calls[site].received, one.calls[site].returned)
+    ]
+    name = type(module_at(one.model, parse_key(site)[0])).__name__
+    return "norm" in name.lower() and shapes[0] == shapes[1]
+
+
+# --------------------------------------------------------- the residual stream
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """A site that returns the residual stream.
+
+    Attributes:
+        array: the number of the array, among those that it returns, which is the stream.
+    """
+
+    calls: Calls
+    array: int
+
+
+def streams_of(one: Observed, reading: Reading, sites: Any) -> list[Stream]:
+    """The sites that return the residual stream, in the order of the pass.
+
+    Args:
+        sites: which; see `intercept_methods`. None for the repeated blocks.
+
+    Raises:
+        ValueError: there are none, or a chosen one returns something else.
+    """
+    size = reading.stream[-1] if reading.stream else None
+    found: list[Stream] = []
+    chosen = None if sites is None else Selection(sites)
+    for site, calls in sorted(one.calls.items(), key=lambda item: item[1].last):
+        if chosen is not None and not selects(chosen, one, site):
+            continue
+        fits = [
+            i
+            for i, x in enumerate(calls.returned)
+            if len(x.shape) >= 2
+            and x.shape[-1] == (size or x.shape[-1])
+            and jnp.issubdtype(x.dtype, jnp.floating)
+        ]
+        if fits:
+            found.append(Stream(calls, fits[0]))
+        elif chosen is not None:
+            words = ", ".join(in_words(x.dtype, x.shape) for x in calls.returned) or "no array"
+            raise ValueError(
+                f"{site!r} returns {words}, which is not the residual stream: "
+                f"{reading.norm or reading.unembed!r} receives arrays of {size} features."
+            )
+    if chosen is not None:
+        if not found:
+            raise ValueError(nothing_selected(chosen, list(one.calls)))
+        return found
+    return _repeated(one, found, reading)
+
+
+def selects(selection: Selection, one: Observed, site: str) -> bool:
+    """Whether a site of a pass is selected."""
+    path, method = parse_key(site)
+    return selection.matches(path, method, module_at(one.model, path))
+
+
+def _repeated(one: Observed, found: Sequence[Stream], reading: Reading) -> list[Stream]:
+    """The outermost blocks that repeat, the last such group before the norm."""
+    end = one.calls[reading.norm].last if reading.norm in one.calls else math.inf
+    groups: dict[str, list[Stream]] = {}
+    for stream in found:
+        site, shape = stream.calls.site, stream.calls.returned[stream.array].shape
+        receives = any(x.shape == shape for x in stream.calls.received)
+        if site and receives and stream.calls.last < end:
+            # the blocks of a list, or attributes with a number in their name
+            groups.setdefault(re.sub(r"\d+", "#", site), []).append(stream)
+    repeated = [
+        group
+        for group in groups.values()
+        if len(group) > 1 or group[0].calls.rows or group[0].calls.count > 1
+    ]
+    if not repeated:
+        names = ", ".join(repr(s.calls.site) for s in found if s.calls.site) or "none"
+        raise ValueError(
+            f"No block that repeats returns the residual stream that "
+            f"{reading.norm or reading.unembed!r} receives. Pass sites= those that do. The sites "
+            f"that return arrays of its size are {names}."
+        )
+    depth = min(len(parse_key(group[0].calls.site)[0]) for group in repeated)
+    outermost = [g for g in repeated if len(parse_key(g[0].calls.site)[0]) == depth]
+    return max(outermost, key=lambda group: group[-1].calls.last)

@@ -1,0 +1,154 @@
+"""`lens`: oracles are the model's own modules, applied by hand, and plain matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+from helpers.language import LAYERS, TOKENS, VOCABULARY, D, Language
+
+import nnx_inspector as nni
+
+FORMS: dict[str, dict[str, bool]] = {"list": {}, "scan": {"scan": True}, "tied": {"tied": True}}
+
+
+def streams_by_hand(model: Language) -> list[jax.Array]:
+    x = model.token(TOKENS) + model.place(jnp.arange(TOKENS.shape[1]))
+    found = [x]
+    for number in range(LAYERS):
+        found.append(x := model.block(number)(x))
+    return found
+
+
+def logits_by_hand(model: Language, x: jax.Array) -> np.ndarray:
+    centred = np.asarray(x, np.float64) - np.mean(np.asarray(x, np.float64), -1, keepdims=True)
+    normal = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
+    normal = normal * np.asarray(model.final_norm.scale[...]) + np.asarray(
+        model.final_norm.bias[...]
+    )
+    bias = 0 if model.tied else np.asarray(model.head.bias[...])
+    return normal @ np.asarray(model.matrix()) + bias
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_layer_says_what_the_matrices_say(form: str):
+    model = Language(**FORMS[form])
+    found = nni.lens(model, TOKENS, answer=4, k=3)
+    assert (found.unembed, found.norm) == ("token:attend" if model.tied else "head", "final_norm")
+    first = "blocks" if model.scan else "blocks/0"
+    rows = [f"blocks[{i}]" if model.scan else f"blocks/{i}" for i in range(LAYERS)]
+    assert found.sites == (f"{first} input", *rows)
+    for layer, x in enumerate(streams_by_hand(model)):
+        logits = logits_by_hand(model, x)
+        probability = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        order = np.argsort(-logits, axis=-1, kind="stable")
+        np.testing.assert_array_equal(found.tokens[layer], order[..., :3])
+        top = np.take_along_axis(probability, order[..., :3], -1)
+        np.testing.assert_allclose(found.probabilities[layer], top, rtol=1e-4)
+        np.testing.assert_allclose(
+            found.answer_probability[layer], probability[..., 4], rtol=1e-4, atol=1e-7
+        )
+        np.testing.assert_array_equal(found.answer_rank[layer], 1 + np.argmax(order == 4, -1))
+    assert found.gap is not None
+    assert found.gap < 1e-4
+
+
+def test_the_answer_is_what_the_model_says_at_last():
+    model = Language()
+    found = nni.lens(model, TOKENS)
+    np.testing.assert_array_equal(found.answer, model(TOKENS).argmax(-1))
+    assert (found.answer_rank[-1] == 1).all()
+
+
+def test_positions_that_the_head_does_not_see_are_read_too():
+    found = nni.lens(Language(last="position"), TOKENS, answer=TOKENS[:, 0])
+    assert found.tokens.shape == (LAYERS + 1, *TOKENS.shape, 5)
+    assert found.gap is not None
+    assert found.gap < 1e-4
+    np.testing.assert_array_equal(found.answer[:, 3], TOKENS[:, 0])
+
+
+def test_the_frame_has_a_row_for_each_layer_and_position():
+    frame: Any = nni.lens(Language(), TOKENS).to_frame(decode=lambda token: f"<{token}>")
+    assert len(frame) == (LAYERS + 1) * TOKENS.size
+    assert list(frame.columns[:4]) == ["layer", "site", "example", "position"]
+    assert frame["token"].iloc[-1] == frame["answer"].iloc[-1]
+    assert frame["token"].str.fullmatch(r"<\d+>").all()
+
+
+def test_the_model_does_not_change():
+    model = Language()
+    before = jax.tree.leaves(nnx.state(model))
+    nni.lens(model, TOKENS)
+    assert all(a is b for a, b in zip(before, jax.tree.leaves(nnx.state(model)), strict=True))
+
+
+def test_functions_serve_where_no_module_unembeds():
+    model = Language(last="product")
+    with pytest.raises(ValueError, match="it comes from 'final_norm', a LayerNorm"):
+        nni.lens(model, TOKENS)
+    table = model.token.embedding[...]
+    found = nni.lens(model, TOKENS, unembed=lambda x: x @ table.T, norm="final_norm")
+    assert (found.unembed, found.norm) == ("(function)", "final_norm")
+    assert found.gap is not None
+    assert found.gap < 1e-4
+
+
+class ByLinen(nnx.Module):
+    """With an unembedding in Linen."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.inner = Language(last="norm")
+        self.head = nnx.bridge.ToNNX(linen.Dense(VOCABULARY), rngs=rngs)
+        nnx.bridge.lazy_init(self.head, jnp.zeros((1, D)))
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        return self.head(self.inner(tokens))
+
+
+def test_an_unembedding_in_linen_is_called_as_a_whole_or_refused():
+    found = nni.lens(ByLinen(), TOKENS)
+    assert (found.unembed, found.norm) == ("head", "inner/final_norm")
+    assert found.gap is not None
+    assert found.gap < 1e-4
+    whole = nnx.bridge.ToNNX(linen.Dense(VOCABULARY), rngs=nnx.Rngs(0))
+    nnx.bridge.lazy_init(whole, jnp.zeros((1, D)))
+    with pytest.raises(ValueError, match="No block that repeats"):
+        nni.lens(whole, jnp.ones((2, D)))
+
+
+def test_what_cannot_be_read_is_named():
+    model = Language()
+    with pytest.raises(ValueError, match=r"returns no logits.*returns int32"):
+        nni.lens(lambda model, tokens: model(tokens).argmax(-1), model, TOKENS)
+    with pytest.raises(ValueError, match=r"'haed' is no site of this call. The closest are 'head'"):
+        nni.lens(model, TOKENS, unembed="haed")
+    with pytest.raises(ValueError, match="No module's matrix makes"):
+        nni.lens(Language(last="norm"), TOKENS)
+    with pytest.raises(ValueError, match="out of range: there are 11, from 0 to 10"):
+        nni.lens(model, TOKENS, answer=11)
+    with pytest.raises(TypeError, match="A token is an integer"):
+        nni.lens(model, TOKENS, answer=0.5)
+    with pytest.raises(ValueError, match="do not fit the positions"):
+        nni.lens(model, TOKENS, answer=np.zeros(3, int))
+    with pytest.raises(ValueError, match="k must be a number"):
+        nni.lens(model, TOKENS, k=0)
+    with pytest.raises(ValueError, match=r"'head' returns .* not the residual stream"):
+        nni.lens(model, TOKENS, sites="head")
+    with pytest.raises(ValueError, match="matches no site"):
+        nni.lens(model, TOKENS, sites="blok/*")
+    with pytest.raises(nni.InspectorError, match="outside jit"):
+        jax.jit(lambda tokens: nni.lens(model, tokens).answer)(TOKENS)
+    two = nnx.Sequential(nnx.Linear(D, D, rngs=nnx.Rngs(0)), nnx.Linear(D, 3, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=r"No block that repeats.*'layers/0'"):
+        nni.lens(two, jnp.ones((2, D)))
+
+
+def test_chosen_sites_are_the_layers():
+    found = nni.lens(Language(), TOKENS, sites=["token", "blocks/1", "blocks/2"])
+    assert found.sites == ("token", "blocks/1", "blocks/2")
