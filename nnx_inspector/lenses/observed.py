@@ -18,7 +18,7 @@ from flax import nnx
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import unchecked
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.layers import unwatched, without
+from nnx_inspector.hooks.layers import unwatched
 from nnx_inspector.hooks.sites import Selection, iter_modules, site_key
 from nnx_inspector.program.function import Function, as_function, roots_of
 from nnx_inspector.program.harvest import Keep, Plan, evaluate
@@ -91,8 +91,7 @@ class Observed:
                     values.setdefault((mark.site, mark.part), []).append(arrays)
             return out[: self.stage.outputs], values
 
-        with without(lambda layer: True):  # the program contains their hooks
-            out, values = program(self.stage.inputs, self.stage.survey.consts)
+        out, values = program(self.stage.inputs, self.stage.survey.consts)
         returned = self.stage.returned
         return returned.rebuild([None] * len(returned.nodes), out), values
 
@@ -115,12 +114,10 @@ def observed(
         )
     model = model_of(function, args, kwargs, what)
     layers = marking_layers(Selection(only), inputs=True)
-    with (
-        unchecked(),
-        unwatched(),
-        staged(function, args, kwargs, layers, roots={(): model}) as stage,
-    ):
-        yield Observed(model, stage, _calls(stage))
+    with unchecked(), unwatched():
+        with staged(function, args, kwargs, layers, roots={(): model}) as stage:
+            one = Observed(model, stage, _calls(stage))
+        yield one
 
 
 def model_of(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from helpers.language import LAYERS, TOKENS, VOCABULARY, D, Language
+from language import LAYERS, TOKENS, VOCABULARY, D, Language
 
 import nnx_inspector as nni
 

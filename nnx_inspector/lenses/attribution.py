@@ -1,0 +1,290 @@
+"""Attribution: how much each token or pixel of the input counts for an output.
+
+The derivative is taken of the traced pass: with respect to an argument of floating-point numbers,
+or, for tokens, to what the embedding returns. Invariant: `values` has the shape of what it is of,
+and the examples of a batch are attributed each for itself. Changes no model.
+
+Source: Simonyan et al. 2014, "Deep Inside Convolutional Networks"; Sundararajan et al. 2017,
+"Axiomatic Attribution for Deep Networks" (integrated gradients).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from nnx_inspector.hooks.sites import closest, parse_key
+from nnx_inspector.lenses.lens import logits_in, place_names, token_at
+from nnx_inspector.lenses.observed import Observed, observed
+from nnx_inspector.program.analysis.dataflow import dataflow
+from nnx_inspector.program.harvest import Plan, evaluate
+from nnx_inspector.program.marks import OUTPUT
+from nnx_inspector.program.survey import Marked
+from nnx_inspector.stats.summarize import in_words
+
+if TYPE_CHECKING:
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+Method = Literal["gradient", "gradient_times_input", "integrated_gradients"]
+_Floats = npt.NDArray[np.floating[Any]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Attribution:
+    """What each number of the input, or of a site's output, counts for an output.
+
+    Attributes:
+        of: the site, `"token"`, or `""` for an argument of the call.
+        method: "gradient", "gradient_times_input" or "integrated_gradients".
+        values: an attribution for each number, in the shape of what it is of.
+        scores: one for each place: for a site, the sum over its features (of "gradient", their
+            norm); for an argument, `values` itself.
+        output: the output that is attributed, as chosen, for each example.
+        baseline_output: the output of the baseline, for integrated gradients; else None.
+        error: for integrated gradients the largest difference, over the examples, between the sum
+            of `values` and `output - baseline_output`, which more steps make smaller; else None.
+    """
+
+    of: str
+    method: Method
+    values: _Floats
+    scores: _Floats
+    output: _Floats
+    baseline_output: _Floats | None
+    error: float | None
+
+    def to_frame(self) -> pd.DataFrame:
+        """A tidy pandas DataFrame, with a row for each place.
+
+        Columns: `example, position` for tokens, `example, row, column, channel` for pixels, or
+        `axis_0, ...` for another number of axes; `score`.
+        """
+        import pandas as pd
+
+        shape = self.scores.shape
+        pixels = {3: ("row", "column"), 4: ("row", "column", "channel")}
+        names = place_names(len(shape))
+        names = ("example", *pixels[len(shape)]) if len(shape) in pixels else names
+        index = np.indices(shape).reshape(len(shape), -1)
+        return pd.DataFrame({**dict(zip(names, index, strict=True)), "score": self.scores.ravel()})
+
+    def __repr__(self) -> str:
+        of = repr(self.of) if self.of else "the input"
+        error = "" if self.error is None else f", error {self.error:.2g}"
+        return f"Attribution({self.method} of {of}, scores {list(self.scores.shape)}{error})"
+
+
+def attribute(
+    f: Any,
+    /,
+    *args: Any,
+    output: Any = None,
+    method: Method = "gradient_times_input",
+    position: int = -1,
+    site: str | None = None,
+    baseline: Any = 0.0,
+    steps: int = 32,
+    **kwargs: Any,
+) -> Attribution:
+    """Attribute an output to the tokens or the pixels of the input.
+
+    Args:
+        f: the model, or a method of it or a function of it.
+        args: its arguments. The first array is attributed to: directly if it holds floating-point
+            numbers, or, if it holds tokens, through the site that embeds it.
+        output: what is attributed: the number of a class or token, or an array of them, one for
+            each example; or a function of what `f` returns that returns a number, or one for each
+            example. By default the largest logit of each example.
+        method: "gradient"; "gradient_times_input"; or "integrated_gradients", the mean gradient on
+            the way from the baseline to the input, times their difference.
+        position: of logits `[batch, position, classes]`, the position that is attributed.
+        site: the site whose output is attributed to instead, of any layer.
+        baseline: where integrated gradients begin: a number or an array that broadcasts.
+        steps: how many gradients integrated gradients take.
+        kwargs: keyword arguments of `f`.
+
+    Raises:
+        ValueError: the method or the site is unknown; the site is called several times; a class
+            is out of range; there are no logits, or nothing embeds the tokens.
+        TypeError: `f` is neither a module nor a function of one, or there is nothing to
+            differentiate by.
+        InspectorError: it is called within a traced function.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> import nnx_inspector as nni
+        >>> model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+        >>> found = nni.attribute(model, jnp.ones((4, 3)), output=1, method="gradient")
+        >>> bool((found.values == model.kernel[:, 1]).all())
+        True
+        >>> nni.attribute(model, jnp.ones((4, 3)), method="integrated_gradients").error < 1e-5
+        True
+    """
+    if method not in get_args(Method):
+        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}.")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps must be a number of gradients, 1 or more, got {steps!r}.")
+    with observed(f, args, kwargs, what="attribute") as one:
+        number, chosen = (None, site) if site is not None else _input_of(one)
+        run, x = _passes(one, number, chosen)
+        out = jax.jit(run)(x, one.stage.inputs)
+        pick = output if callable(output) else _logit(out, output, position)
+        program = jax.jit(_program, static_argnames=("run", "pick", "method", "steps"))
+        found = program(
+            x, jnp.asarray(baseline, x.dtype), one.stage.inputs, run, pick, method, steps
+        )
+        values, output_of, of_baseline = jax.device_get(found)
+    each = (values if values.ndim and output_of.ndim else values[None]).astype(np.float64)
+    sums = each.reshape(len(each), -1).sum(1) if output_of.ndim else values.sum()
+    integrated = method == "integrated_gradients"
+    scores = values
+    if number is None:
+        scores = np.linalg.norm(values, axis=-1) if method == "gradient" else values.sum(-1)
+    return Attribution(
+        of=chosen or "",
+        method=method,
+        values=values,
+        scores=scores,
+        output=output_of,
+        baseline_output=of_baseline if integrated else None,
+        error=float(abs(sums - (output_of - of_baseline)).max()) if integrated else None,
+    )
+
+
+Run = Callable[[Any, Any], Any]
+"""`(x, inputs) -> output`: the pass with another value of what is attributed to."""
+
+
+def _program(
+    x: Any, baseline: Any, inputs: Any, run: Run, pick: Any, method: Method, steps: int
+) -> Any:
+    """The attribution, the output, and the output of the baseline."""
+
+    def picked(x: Any) -> Any:
+        value = jnp.asarray(pick(run(x, inputs)))
+        if not jnp.issubdtype(value.dtype, jnp.floating):
+            raise TypeError(f"The output to attribute must be a real number, got {value.dtype}.")
+        if value.ndim and not (value.ndim == 1 and value.shape[:1] == x.shape[:1]):
+            raise ValueError(
+                f"output= must return one number, or one for each of the {x.shape[0]} examples; it "
+                f"returned {in_words(value.dtype, value.shape)}."
+            )
+        return value.sum(), value
+
+    gradient = jax.grad(picked, has_aux=True)
+    slope, value = gradient(x)
+    start = jnp.broadcast_to(baseline, x.shape)
+    if method == "integrated_gradients":
+
+        def step(total: Any, share: Any) -> Any:
+            return total + gradient(start + share.astype(x.dtype) * (x - start))[0], None
+
+        shares = (jnp.arange(steps) + 0.5) / steps
+        total, _ = jax.lax.scan(step, jnp.zeros_like(x), shares)
+        return total / steps * (x - start), value, picked(start)[1]
+    return (slope if method == "gradient" else slope * x), value, None
+
+
+def _passes(one: Observed, number: int | None, site: str | None) -> tuple[Run, jax.Array]:
+    """The pass as a function of one of its inputs, or of what a site returns; and its value."""
+    stage = one.stage
+    if number is not None:
+        place = len(stage.inputs) - len(stage.arrays) + number
+
+        def of_argument(x: Any, inputs: Any) -> Any:
+            given = [x if i == place else value for i, value in enumerate(inputs)]
+            out, _ = evaluate(stage.survey.only(lambda mark: False), given, plan=Plan())
+            return _returned(one, out)
+
+        return of_argument, jnp.asarray(stage.inputs[place])
+    calls = one.calls.get(site or "")
+    if calls is None:
+        near = ", ".join(map(repr, closest(site or "", list(one.calls))))
+        raise ValueError(f"{site!r} is no site of this call. The closest are {near}.")
+    if calls.count > 1 or calls.rows:
+        times = f"{calls.count} times" if calls.count > 1 else f"in a scan of {calls.rows[0]}"
+        raise ValueError(f"{site!r} is called {times}; attribute to a site that is called once.")
+    arrays = [i for i, x in enumerate(calls.returned) if jnp.issubdtype(x.dtype, jnp.floating)]
+    if not arrays:
+        raise TypeError(f"{site!r} returns no floating-point numbers to differentiate by.")
+
+    def of_site(x: Any, inputs: Any) -> Any:
+        def replaced(mark: Marked, values: list[Any], rows: Any) -> list[Any]:
+            return [x if i == arrays[0] else value for i, value in enumerate(values)]
+
+        found = stage.survey.only(lambda mark: (mark.site, mark.part) == (site, OUTPUT))
+        out, _ = evaluate(found, inputs, plan=Plan(summarise=False, perturb=replaced))
+        return _returned(one, out)
+
+    _, values = one.run({(site or "", OUTPUT)})
+    return of_site, values[site or "", OUTPUT][0][arrays[0]]
+
+
+def _returned(one: Observed, out: Any) -> Any:
+    returned = one.stage.returned
+    return returned.rebuild([None] * len(returned.nodes), out[: one.stage.outputs])
+
+
+def _input_of(one: Observed) -> tuple[int | None, str | None]:
+    """The number of the first array of the arguments, or the site that embeds its tokens."""
+    if not one.stage.arrays:
+        raise TypeError("The call has no array among its arguments. Pass site= to attribute to.")
+    first = one.stage.arrays[0]
+    if jnp.issubdtype(first.dtype, jnp.floating):
+        return 0, None
+    edges, borders, _ = dataflow(one.stage.survey.jaxpr, one.stage.owner)
+    given = {edge.consumer for edge in borders} - {edge.consumer for edge in edges}
+    embeds = [
+        calls.site
+        for calls in one.calls.values()
+        if calls.site in given
+        and [x.shape for x in calls.received] == [first.shape]
+        and len(calls.returned) == 1
+        and calls.returned[0].shape[:-1] == first.shape
+        and jnp.issubdtype(calls.returned[0].dtype, jnp.floating)
+        and not any(_within(other, calls.site) for other in one.calls)
+    ]
+    if not embeds:
+        raise ValueError(
+            f"The first array of the arguments is {in_words(first.dtype, first.shape)}, and no "
+            f"module returns floating-point numbers for it, as an nnx.Embed does. Pass site=, the "
+            f"site whose output to attribute to: {', '.join(map(repr, list(one.calls)[:6]))}."
+        )
+    return None, embeds[0]
+
+
+def _within(inner: str, outer: str) -> bool:
+    paths = parse_key(inner)[0], parse_key(outer)[0]
+    return len(paths[0]) > len(paths[1]) and paths[0][: len(paths[1])] == paths[1]
+
+
+def _logit(out: Any, chosen: Any, position: int) -> Callable[[Any], jax.Array]:
+    """The function that reads the chosen logit of each example from an output."""
+    logits = logits_in(out)
+    if logits is None or logits.ndim > 3:
+        found = ", ".join(in_words(x.dtype, x.shape) for x in jax.tree.leaves(out)) or "no array"
+        raise ValueError(
+            f"The call returns {found}, and no logits [batch, classes] or [batch, position, "
+            f"classes]. Pass output= a function of what it returns."
+        )
+    if logits.ndim == 3 and not -logits.shape[1] <= position < logits.shape[1]:
+        raise ValueError(f"There are {logits.shape[1]} positions; there is no {position}.")
+
+    def of_examples(out: Any) -> Any:
+        found = logits_in(out)
+        return found[:, position] if found.ndim == 3 else found
+
+    own = of_examples(out)
+    classes: Any = jnp.argmax(own, -1) if chosen is None else token_at(chosen, own.shape)
+
+    def pick(out: Any) -> jax.Array:
+        return jnp.take_along_axis(of_examples(out), jnp.expand_dims(classes, -1), -1)[:, 0]
+
+    return pick

@@ -1,0 +1,148 @@
+"""`attribute`: the oracle is `jax.grad` of the model by hand; integrals are sums in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from language import LENGTH, TOKENS, VOCABULARY, D, Language
+
+import nnx_inspector as nni
+
+X = np.random.default_rng(0).normal(size=(4, 6, 6, 1)).astype(np.float32)
+
+
+class Pictures(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.conv = nnx.Conv(1, 4, (3, 3), rngs=rngs)
+        self.head = nnx.Linear(4, 3, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.head(nnx.gelu(self.dropout(self.conv(x))).mean((1, 2)))
+
+
+def pictures() -> Pictures:
+    model = Pictures()
+    model.eval()
+    return model
+
+
+@pytest.mark.parametrize("times_input", [False, True])
+def test_pixels_have_the_gradient_of_jax(times_input: bool):
+    model = pictures()
+    method = "gradient_times_input" if times_input else "gradient"
+    found = nni.attribute(model, X, output=2, method=method)
+    expected = jax.grad(lambda x: model(x)[:, 2].sum())(X)
+    expected = expected * X if times_input else expected
+    np.testing.assert_allclose(found.values, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(found.scores, found.values)
+    np.testing.assert_allclose(found.output, model(X)[:, 2], rtol=1e-5)
+    assert (found.of, found.error, found.baseline_output) == ("", None, None)
+    assert list(found.to_frame().columns) == ["example", "row", "column", "channel", "score"]
+
+
+@pytest.mark.parametrize("times_input", [False, True])
+def test_tokens_have_the_gradient_of_their_embedding(times_input: bool):
+    model = Language()
+    method = "gradient_times_input" if times_input else "gradient"
+    found = nni.attribute(model, TOKENS, output=3, method=method, position=2)
+
+    def by_hand(embedded: jax.Array) -> jax.Array:
+        x = embedded + model.place(jnp.arange(LENGTH))
+        for block in model.blocks:
+            x = block(x)
+        return model.head(model.final_norm(x))[:, 2, 3].sum()
+
+    embedded = model.token(jnp.asarray(TOKENS))
+    gradient = jax.grad(by_hand)(embedded)
+    assert found.of == "token"
+    if times_input:
+        np.testing.assert_allclose(found.values, gradient * embedded, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(found.scores, found.values.sum(-1))
+    else:
+        np.testing.assert_allclose(found.values, gradient, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(found.scores, np.linalg.norm(found.values, axis=-1))
+    assert not found.scores[:, 3:].any()  # later positions cannot count
+    frame: Any = found.to_frame()
+    assert list(frame.columns) == ["example", "position", "score"]
+
+
+def test_integrated_gradients_add_up_to_the_difference_of_outputs():
+    model, classes = pictures(), np.array([0, 1, 2, 0])
+    base = np.float32(0.5)
+    found = nni.attribute(
+        model, X, output=classes, method="integrated_gradients", baseline=base, steps=40
+    )
+    rows = np.arange(4)
+    difference = (model(X) - model(np.full_like(X, base)))[rows, classes]
+    np.testing.assert_allclose(found.values.sum((1, 2, 3)), difference, atol=1e-3)
+    assert found.error is not None
+    sums = found.values.astype(np.float64).sum((1, 2, 3))
+    np.testing.assert_allclose(found.error, abs(sums - difference).max(), atol=1e-6)
+    total = 0.0
+    for share in (np.arange(40) + 0.5) / 40:
+        x = base + np.float32(share) * (X - base)
+        total += np.asarray(jax.grad(lambda x: model(x)[rows, classes].sum())(x), np.float64)
+    np.testing.assert_allclose(found.values, total / 40 * (X - base), rtol=1e-3, atol=1e-5)
+    of_tokens = nni.attribute(Language(), TOKENS, method="integrated_gradients", steps=200)
+    assert of_tokens.error is not None
+    assert of_tokens.baseline_output is not None
+    change = of_tokens.output - of_tokens.baseline_output
+    np.testing.assert_allclose(of_tokens.scores.sum(-1), change, atol=of_tokens.error + 1e-5)
+
+
+def test_the_largest_logit_and_functions_of_the_output():
+    model = pictures()
+    found = nni.attribute(model, X, method="gradient")
+    np.testing.assert_allclose(found.output, model(X).max(-1), rtol=1e-5)
+    whole = nni.attribute(model, X, output=lambda y: (y**2).sum(), method="integrated_gradients")
+    assert whole.output.shape == ()
+    assert whole.error is not None
+    assert whole.error < 0.05
+    deep = nni.attribute(model, X, site="conv", method="gradient")
+    assert deep.values.shape == (4, 6, 6, 4)
+    assert deep.scores.shape == (4, 6, 6)
+
+
+def test_the_model_does_not_change():
+    model = Pictures()  # its dropout is on
+    before = jax.tree.leaves(nnx.state(model))
+    nni.attribute(model, X)
+    assert all(a is b for a, b in zip(before, jax.tree.leaves(nnx.state(model)), strict=True))
+
+
+class OneHot(nnx.Module):
+    def __init__(self):
+        self.head = nnx.Linear(VOCABULARY, 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, tokens: Any) -> Any:
+        return self.head(jax.nn.one_hot(tokens, VOCABULARY))
+
+
+def test_what_cannot_be_attributed_is_named():
+    model = pictures()
+    with pytest.raises(ValueError, match="no module returns floating-point numbers for it"):
+        nni.attribute(OneHot(), TOKENS)
+    with pytest.raises(ValueError, match="method must be one of"):
+        nni.attribute(model, X, method="saliency")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"is no site of this call. The closest are 'conv'"):
+        nni.attribute(model, X, site="cnov")
+    with pytest.raises(ValueError, match="out of range"):
+        nni.attribute(model, X, output=3)
+    with pytest.raises(ValueError, match="one for each of the 4 examples"):
+        nni.attribute(model, X, output=lambda y: y)
+    with pytest.raises(TypeError, match="must be a real number"):
+        nni.attribute(model, X, output=lambda y: y.argmax())
+    with pytest.raises(ValueError, match="There are 5 positions; there is no 5"):
+        nni.attribute(Language(), TOKENS, position=5)
+    with pytest.raises(ValueError, match="'blocks/mlp' is called in a scan of 3"):
+        nni.attribute(Language(scan=True), TOKENS, site="blocks/mlp")
+    with pytest.raises(ValueError, match="no logits"):
+        nni.attribute(lambda model, x: model(x).sum(), model, X)
+    assert nni.attribute(Language(scan=True), TOKENS).values.shape == (*TOKENS.shape, D)
