@@ -81,11 +81,14 @@ class Worker:
             self._jobs, self._superseded = [], self._thread is not threading.current_thread()
             return self.do(job)
 
-    def wait(self) -> None:
-        """Return when all jobs are done; from the worker's own thread, return at once."""
+    def wait(self, seconds: float | None = None) -> bool:
+        """Return when all jobs are done, or after some seconds; from the worker's own thread, return
+        at once. Returns whether they are done.
+        """
         with self._condition:
-            if self._thread is not threading.current_thread():
-                self._condition.wait_for(lambda: self._thread is None)
+            if self._thread is threading.current_thread():
+                return True
+            return self._condition.wait_for(lambda: self._thread is None, seconds)
 
     def close(self) -> None:
         """Start no more jobs, and do not report how the job under way ends."""

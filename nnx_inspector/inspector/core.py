@@ -1,8 +1,8 @@
 """The state that the parts of one inspector share: its model, handles, recording and screen.
 
 Every part takes the core. The core knows none of them by name, and nothing of the Inspector.
-Invariant: every pass of run, step, watch and push reaches the recording through `record_pass`,
-under the lock. Threads and widgets hold the core weakly, and are closed once nothing else holds
+Invariant: every pass of run, step, watch and push reaches the recording through `record_pass`.
+Threads and widgets hold the core weakly, and are closed once nothing else holds
 it. Runs no pass itself.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from nnx_inspector.background import weakly
+from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import Selection, module_sites, nothing_selected
 from nnx_inspector.inspector.handles import Handles
@@ -67,6 +67,7 @@ class Core:
         step: the step of the running loop, otherwise the last step shown.
         looping: whether a loop is being watched.
         pending: whether there is a change that the loop has not taken over yet.
+        recorder: records and shows the measured steps of a loop, while the loop goes on.
         parts: the parts, kept here so that a handle or a loop keeps all of them alive.
         closing: callbacks for when the inspector is closed, or when nothing holds the core any
             more. None of them may refer to the core.
@@ -84,6 +85,7 @@ class Core:
         self.shown: Shown | None = None
         self.eager = ""
         self.lock = threading.RLock()
+        self.recorder = Worker("nnx_inspector.recording", weakly(self._not_recorded))
         self.closed = self.looping = self.pending = False
         self.step = 0
         self.parts: tuple[object, ...] = ()
@@ -101,6 +103,7 @@ class Core:
         self.closing = contextlib.ExitStack()
         self.closing.callback(self.view.close)
         self.closing.callback(self.meter.close)
+        self.closing.callback(self.recorder.close)
         weakref.finalize(self, self.closing.close)
         self.take_trace(self.trace)
         self.meter.waited["tree_seconds"] = time.monotonic() - began
@@ -233,7 +236,7 @@ class Core:
         figures: Figures | None = None,
         held: int | None = None,
     ) -> None:
-        """Record a pass. The caller holds the lock.
+        """Record a pass.
 
         Args:
             step: the step that the pass belongs to.
@@ -243,12 +246,14 @@ class Core:
             figures: figures of parameters and units, if they were measured.
             held: the number under which the recording already holds the pass.
         """
+        with self.lock:
+            number = self.settings.number_of(setting)
         self.recording.append(
             step,
             summaries,
             kind=kind,
             perturbed=setting.active,
-            setting=self.settings.number_of(setting),
+            setting=number,
             figures=figures,
             held=held,
         )
@@ -310,3 +315,6 @@ class Core:
     def _not_saved(self, text: str) -> None:
         self.metrics.errors += 1
         self.notice("error", text)
+
+    def _not_recorded(self, error: Exception) -> None:
+        self._not_saved(f"A measured step was not recorded: {type(error).__name__}: {error}")

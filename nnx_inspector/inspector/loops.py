@@ -7,6 +7,7 @@ which steps are sampled (`live.steps`) or what is measured (`live.session`).
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -33,6 +34,8 @@ from nnx_inspector.screen import protocol
 from nnx_inspector.screen.layout import shown_of, stacks_of
 
 T = TypeVar("T")
+PATIENCE = 0.2
+"""How long a loop waits for the recording before it says so, in seconds."""
 MODEL = -1
 """Stands for a handle's number: the model itself."""
 
@@ -239,23 +242,35 @@ class Loops:
     def step_ends(
         self, session: Session, step: int, *, sampled: bool, perturbed: bool, seconds: float
     ) -> None:
-        """Record a step if it was measured, and show it."""
+        """Record a step if it was measured, and show it: in a thread, while the loop goes on. The
+        loop is one measured step ahead at most.
+        """
         began, core = time.perf_counter(), self._core
+        passes = session.take_passes() if sampled else []
+        if sampled and not core.recorder.wait(PATIENCE):
+            core.wait_for("recorder", "recording the last measured step")
+            core.recorder.wait()
+            core.wait_for("recorder")
         with core.lock:
             if core.closed:
                 return
             certain: list[str] = []
             if sampled:
                 self._have_program(session)
-                passes = session.take_passes()
                 certain = self._attended(session, step, passes, over=False)
-                self._record(session, step, passes, session.setting)
+                self._tell_losses(session)
             core.metrics.settle(wait=sampled)
             core.step = step + 1
             seconds += time.perf_counter() - began
             core.meter.step_ends(seconds, measured=sampled, perturbed=perturbed)
             self._progress(step + 1, core.view.progress.total)
-        self._shown(step, sampled)
+        if sampled:
+            core.recorder.do(functools.partial(self._record, session, step, passes))
+            if core.handles.setting().active:
+                self._rerun.refresh(step)
+            core.recorder.do(core.view.present)
+        else:
+            core.view.tick()
         for text in certain:
             warn(text)
 
@@ -268,13 +283,14 @@ class Loops:
         something: if a pass was measured (it is recorded) or the step has a metric.
         """
         core = self._core
+        core.recorder.wait()
         with core.lock:
             if core.closed:
                 return
             passes = session.take_passes() if sampled else []
             measured = any(one.arrived for one in passes)
             if measured:
-                self._record(session, step, passes, session.setting)
+                self._record(session, step, passes)
             if measured or core.metrics.step == step:
                 core.step = step + 1
 
@@ -286,9 +302,10 @@ class Loops:
         if session is None or self._between_passes or not session.inbox.holds_nan():
             return
         core = self._core
+        core.recorder.wait()
         with core.lock:
-            self._record(session, core.step, session.take_passes(), session.setting)
-        self._shown(core.step, True)
+            self._record(session, core.step, session.take_passes())
+        self._shown(core.step)
 
     def pass_ends(self, session: Session, step: int, one: Taken) -> None:
         """Record a pass of a region and show it; called in the region's thread."""
@@ -298,11 +315,12 @@ class Loops:
                 return
             self._have_program(session)
             self._attended(session, step, [one], over=False)
-            self._record(session, step, [one], one.setting, held=one.number)
+            self._record(session, step, [one], held=one.number)
+            self._tell_losses(session)
             core.metrics.settle()
             core.step = step + 1
             self._progress(step + 1, None)
-        self._shown(step, True)
+        self._shown(step)
 
     def pass_held(self, session: Session, step: int, one: Taken) -> None:
         """Save a pass of a region that may be incomplete, so that a killed process keeps it.
@@ -320,6 +338,7 @@ class Loops:
     def loop_ends(self, session: Session, *, failed: bool = False) -> None:
         """End a loop, however it was left."""
         core, certain = self._core, list[str]()
+        core.recorder.wait()
         with core.lock:
             if self._between_passes:  # passes after the last measured one count too
                 core.step = max(core.step, self._start + session.inbox.count)
@@ -387,25 +406,15 @@ class Loops:
         return list(new.values())
 
     def _record(
-        self,
-        session: Session,
-        step: int,
-        passes: list[Taken],
-        setting: Setting,
-        *,
-        held: int | None = None,
+        self, session: Session, step: int, passes: list[Taken], *, held: int | None = None
     ) -> None:
         found = session.measured_in(passes)
         if found:  # a step without a call of the model has no pass
+            setting = passes[-1].setting
+            figures = session.figures_in(passes)
             self._core.record_pass(
-                step,
-                found,
-                kind="watch",
-                setting=setting,
-                figures=session.figures_in(passes),
-                held=held,
+                step, found, kind="watch", setting=setting, figures=figures, held=held
             )
-        self._tell_losses(session)
 
     def _tell_losses(self, session: Session) -> None:
         for text in losses_of(session):
@@ -418,14 +427,10 @@ class Loops:
             self._unseen = unseen
             self._core.show_layout(unseen)
 
-    def _shown(self, step: int, sampled: bool) -> None:
-        view = self._core.view
-        if not sampled:
-            view.tick()
-            return
+    def _shown(self, step: int) -> None:
         if self._core.handles.setting().active:
             self._rerun.refresh(step)
-        view.present()
+        self._core.view.present()
 
     def _progress(self, step: int, total: int | None) -> None:
         self._core.view.progress = protocol.Progress(

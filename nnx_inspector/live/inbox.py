@@ -8,8 +8,9 @@ arrives, and nothing is kept of a pass that is not sampled. Imports no jax.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,31 @@ from nnx_inspector.stats.summary import Summary, merge
 
 Arrived = dict[tuple[str, str], list[Summary]]
 """(site, quantity) -> a summary for each call, in order of arrival."""
+
+
+@dataclasses.dataclass
+class Sent:
+    """What a pass has sent.
+
+    Attributes:
+        arrived: its summaries; their rows are the iterations of the scans around the site.
+        gauges: site -> the gauge of each call, `[..., LENGTH]`.
+        states: parameter's path -> its state.
+        calls: the outermost calls in shapes, None for a call that cannot be described.
+    """
+
+    arrived: Arrived = dataclasses.field(default_factory=lambda: {})
+    gauges: dict[str, list[Any]] = dataclasses.field(default_factory=lambda: {})
+    states: dict[str, Any] = dataclasses.field(default_factory=lambda: {})
+    calls: list[Any] = dataclasses.field(default_factory=lambda: [])
+
+    def add(self, site: str, quantity: str, summary: Summary) -> None:
+        """Add a summary."""
+        self.arrived.setdefault((site, quantity), []).append(summary)
+
+
+Message = Callable[[Sent], None]
+"""Adds what it says. It is read by whoever needs it first: the program does not wait for that."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +67,7 @@ class Inbox:
 
     Attributes:
         every: passes 0, `every`, 2 * `every` and so on are sampled; 0 samples none.
-        late: how many summaries arrived after their pass was taken.
+        late: how many messages arrived after their pass was taken.
         next_begins: if set, called when the pass after a sampled one begins, with what has arrived
             of the sampled pass. It must not raise.
     """
@@ -53,9 +79,8 @@ class Inbox:
         self._lock = threading.Condition()
         self._count = 0
         self._now = Begun(-1, False, setting)
-        self._arrived: dict[int, Arrived] = {}
+        self._messages: dict[int, list[Message]] = {}
         self._settings: dict[int, Any] = {}
-        self._besides: dict[int, Besides] = {}
 
     def begin(self, setting: Any) -> Begun:
         """Begin a pass, with this setting."""
@@ -66,9 +91,8 @@ class Inbox:
             sampled = self.every > 0 and number % self.every == 0
             self._now = Begun(number, sampled, setting)
             if sampled:
-                self._arrived[number] = {}
+                self._messages[number] = []
                 self._settings[number] = setting
-                self._besides[number] = Besides()
                 self._lock.notify_all()
             now, tell = self._now, self.next_begins
         if before is not None and tell is not None:
@@ -78,21 +102,20 @@ class Inbox:
     def _now_arrived(self) -> Taken | None:
         """A copy of what has arrived of the pass under way, or None if it is not sampled."""
         number = self._now.number
-        if number not in self._arrived:
+        if number not in self._messages:
             return None
-        arrived = {what: list(found) for what, found in self._arrived[number].items()}
-        return Taken(number, self._settings[number], arrived)
+        return Taken(number, self._settings[number], tuple(self._messages[number]))
 
     def restart(self, every: int) -> None:
         """Count passes from 0 again, and sample every `every`-th one."""
         with self._lock:
             self.every, self._count = every, 0
-            self._arrived, self._settings, self._besides = {}, {}, {}
+            self._messages, self._settings = {}, {}
 
     def wait_for_more_than(self, number: int, over: Callable[[], bool]) -> bool:
         """Wait until more than `number` sampled passes have begun; return False if `over` first."""
         with self._lock:
-            self._lock.wait_for(lambda: over() or len(self._arrived) > number)
+            self._lock.wait_for(lambda: over() or len(self._messages) > number)
             return not over()
 
     def wake(self) -> None:
@@ -100,27 +123,13 @@ class Inbox:
         with self._lock:
             self._lock.notify_all()
 
-    def receive(self, number: int, site: str, quantity: str, summary: Summary) -> None:
-        """Take in a summary of a pass."""
+    def receive(self, number: int, message: Message) -> None:
+        """Take in a message of a pass."""
         with self._lock:
-            arrived = self._arrived.get(number)
-            if arrived is None:
+            if number in self._messages:
+                self._messages[number].append(message)
+            else:
                 self.late += 1
-                return
-            arrived.setdefault((site, quantity), []).append(summary)
-
-    def receive_gauge(self, number: int, site: str, gauge: Any) -> None:
-        """Take in the gauge of a call of a site."""
-        with self._lock:
-            if number in self._besides:
-                self._besides[number].gauges.setdefault(site, []).append(gauge)
-
-    def receive_states(self, number: int, states: Mapping[str, Any], call: Any) -> None:
-        """Take in the parameters' states that a pass sends as it begins, and its outermost call."""
-        with self._lock:
-            if number in self._besides:
-                self._besides[number].states.update(states)
-                self._besides[number].calls.append(call)
 
     @property
     def count(self) -> int:
@@ -130,38 +139,18 @@ class Inbox:
     def holds_nan(self) -> bool:
         """Whether a summary that has arrived and was not yet taken counts a NaN."""
         with self._lock:
-            summaries = [s for of in self._arrived.values() for found in of.values() for s in found]
+            waiting = [Taken(n, self._settings[n], tuple(m)) for n, m in self._messages.items()]
+        summaries = [s for one in waiting for found in one.arrived.values() for s in found]
         return any(np.any(np.asarray(s.bins)[..., NAN_BIN]) for s in summaries)
 
     def take(self, *, besides: int = 0) -> list[Taken]:
         """Take the sampled passes, oldest first, and leave the newest `besides` for later."""
         with self._lock:
-            numbers = list(self._arrived)
+            numbers = list(self._messages)
             numbers = numbers[: max(0, len(numbers) - besides)]
             return [
-                Taken(
-                    n,
-                    self._settings.pop(n),
-                    self._arrived.pop(n),
-                    self._besides.pop(n),
-                )
-                for n in numbers
+                Taken(n, self._settings.pop(n), tuple(self._messages.pop(n))) for n in numbers
             ]
-
-
-@dataclasses.dataclass
-class Besides:
-    """What a pass sent besides summaries.
-
-    Attributes:
-        gauges: site -> the gauge of each call, `[..., LENGTH]`.
-        states: parameter's path -> its state.
-        calls: the outermost calls in shapes, None for a call that cannot be described.
-    """
-
-    gauges: dict[str, list[Any]] = dataclasses.field(default_factory=lambda: {})
-    states: dict[str, Any] = dataclasses.field(default_factory=lambda: {})
-    calls: list[Any] = dataclasses.field(default_factory=lambda: [])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,14 +160,25 @@ class Taken:
     Attributes:
         number: how many passes began before it.
         setting: the perturbations that were in force.
-        arrived: its summaries; their rows are the iterations of the scans around the site.
-        besides: what else it sent.
+        messages: what arrived of it.
     """
 
     number: int
     setting: Any
-    arrived: Mapping[tuple[str, str], list[Summary]]
-    besides: Besides = dataclasses.field(default_factory=Besides)
+    messages: tuple[Message, ...]
+
+    @functools.cached_property
+    def sent(self) -> Sent:
+        """What it has sent."""
+        found = Sent()
+        for message in self.messages:
+            message(found)
+        return found
+
+    @property
+    def arrived(self) -> Arrived:
+        """Its summaries."""
+        return self.sent.arrived
 
     @property
     def perturbed(self) -> bool:

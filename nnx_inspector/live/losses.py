@@ -18,8 +18,8 @@ def losses_of(session: Session) -> Iterator[str]:
     late, session.inbox.late = session.inbox.late, 0
     if late:
         yield (
-            f"{late} summaries arrived after their pass was recorded and are not shown: gradients "
-            f"of several calls that were computed after the last call. Iterate over "
+            f"The gradients of {late} calls arrived after their pass was recorded and are not "
+            f"shown: they were computed after several later calls. Iterate over "
             f"insp.watch(batches), which knows where a step ends."
         )
     unattributed, session.unattributed = session.unattributed, {}

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from nnx_inspector.hooks.lookalikes import Claim, Lookalikes
-from nnx_inspector.live.inbox import Inbox
+from nnx_inspector.live.inbox import Inbox, Sent
 from nnx_inspector.perturbations.region import rows_of
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting
 from nnx_inspector.program.function import WatchedCall
@@ -41,8 +41,6 @@ class Listener(Protocol):
     ran: dict[int, Reached]
     unseen: dict[str, str]
     lookalikes: Lookalikes
-
-    def receive(self, number: int, key: str, quantity: str, summary: Summary) -> None: ...
 
 
 listeners: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictionary()
@@ -152,17 +150,17 @@ class Outputs:
     apart: bool
 
     def __call__(self, ticket: Any, *arrays: Any) -> None:
-        def receive(session: Listener) -> None:
-            number = int(np.ravel(ticket)[0])
-            measured, states = taken_apart(self.layout, [np.asarray(a) for a in arrays])
-            rows = {name: states[..., i, :] for i, name in enumerate(self.states)}
-            session.inbox.receive_states(number, rows, self.call)
-            for (site, rank), (summary, vector) in zip(self.where, measured, strict=True):
-                if not self.apart or np.any(summary.bins):  # else another device sends it
-                    session.receive(number, site, OUTPUT, _of_rows(summary, rank))
-                session.inbox.receive_gauge(number, site, _rows_first(vector, rank))
+        _receive(self.session, ticket, arrays, self._read)
 
-        _safely(self.session, receive, lambda: None)
+    def _read(self, arrays: Arrays, sent: Sent) -> None:
+        measured, states = taken_apart(self.layout, arrays)
+        for i, name in enumerate(self.states):
+            sent.states[name] = states[..., i, :]
+        sent.calls.append(self.call)
+        for (site, rank), (summary, vector) in zip(self.where, measured, strict=True):
+            if not self.apart or np.any(summary.bins):  # else another device sends it
+                sent.add(site, OUTPUT, _of_rows(summary, rank))
+            sent.gauges.setdefault(site, []).append(_rows_first(vector, rank))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -174,14 +172,30 @@ class Cotangents:
     where: tuple[Where, ...]
 
     def __call__(self, ticket: Any, *arrays: Any) -> None:
-        def receive(session: Listener) -> None:
-            number = int(np.ravel(ticket)[0])
-            found = taken_apart(self.layout, [np.asarray(a) for a in arrays])
-            for (site, rank), summary in zip(self.where, found, strict=True):
-                if np.any(summary.bins):  # else no cotangent reached it
-                    session.receive(number, site, GRADIENT, _of_rows(summary, rank))
+        _receive(self.session, ticket, arrays, self._read)
 
-        _safely(self.session, receive, lambda: None)
+    def _read(self, arrays: Arrays, sent: Sent) -> None:
+        found = taken_apart(self.layout, arrays)
+        for (site, rank), summary in zip(self.where, found, strict=True):
+            if np.any(summary.bins):  # else no cotangent reached it
+                sent.add(site, GRADIENT, _of_rows(summary, rank))
+
+
+Arrays = list[np.ndarray]
+
+
+def _receive(
+    session: int, ticket: Any, arrays: Sequence[Any], read: Callable[[Arrays, Sent], None]
+) -> None:
+    """Keep a message, which is read later: the program waits for this function."""
+    own = [np.array(x) for x in arrays]  # the memory of the operands is XLA's
+
+    def message(sent: Sent) -> None:
+        _safely(session, lambda _: read(own, sent), lambda: None)
+
+    _safely(
+        session, lambda found: found.inbox.receive(int(np.ravel(ticket)[0]), message), lambda: None
+    )
 
 
 def _of_rows(summary: Summary, rank: int) -> Summary:

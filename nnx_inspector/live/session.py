@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-import jax
 from flax import nnx
 
+from nnx_inspector._compat import started
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.hooks.dispatch import executables_called, hooked
 from nnx_inspector.hooks.layers import (
@@ -31,6 +31,7 @@ from nnx_inspector.live.inbox import Inbox, Taken, merged
 from nnx_inspector.live.messages import Reached, listeners
 from nnx_inspector.live.recompile import JitCalls
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, has_room
+from nnx_inspector.program.host import EFFECT
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.layers import Stack, told_apart
 from nnx_inspector.stats.summary import Summary
@@ -198,7 +199,8 @@ class Session:
         scope = self._scope
         executables_called()
         try:
-            with hooked(self.hook(self.places)), self._calls.listening():
+            hooks = hooked(self.hook(self.places))
+            with hooks, self._calls.listening(), started.fast_path(EFFECT):
                 yield
         finally:
             self._note(scope)
@@ -217,7 +219,7 @@ class Session:
 
         Waits until started programs have finished.
         """
-        jax.effects_barrier()
+        started.wait()
         ran, self.ran = self.ran, {}
         return {one for sites in ran.values() for one in sites}
 
@@ -244,19 +246,15 @@ class Session:
         gauges: dict[str, list[Any]] = {}
         states: dict[str, Any] = {}
         for one in passes:
-            states = {**one.besides.states, **states}  # those of the first pass take precedence
-            for site, vectors in told_gauges(one.besides.gauges, self.stacks).items():
+            states = {**one.sent.states, **states}  # those of the first pass take precedence
+            for site, vectors in told_gauges(one.sent.gauges, self.stacks).items():
                 gauges.setdefault(site, []).extend(vectors)
         return self._observer.figures(gauges, states)
 
     def take_passes(self) -> list[Taken]:
         """Like `take`, but each pass separately."""
-        jax.effects_barrier()
+        started.wait()
         return self.inbox.take()
-
-    def receive(self, number: int, key: str, quantity: str, summary: Summary) -> None:
-        """Called on any thread when a summary arrives."""
-        self.inbox.receive(number, key, quantity, summary)
 
     def close(self) -> None:
         """Close the session; what programs compiled with its hook still send is ignored."""

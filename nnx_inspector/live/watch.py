@@ -150,7 +150,7 @@ class _Recorder:
                 figures=session.figures_in([one]),
                 held=one.number,
             )
-        for call in one.besides.calls:
+        for call in one.sent.calls:
             if call is not None and not any(call is known for known in self._known):
                 self._known.append(call)
                 self._learn(session, call)

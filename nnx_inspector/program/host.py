@@ -20,12 +20,12 @@ from jax.experimental import io_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from nnx_inspector._compat import jaxprs, jit
+from nnx_inspector._compat import jaxprs, jit, started
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.sharding import left_to_the_compiler
 from nnx_inspector.program.marks import is_observable
 
-_effect = jaxprs.effect("nnx_inspector")
+EFFECT = jaxprs.effect("nnx_inspector")
 
 # ---------------------------------------------------------------------- asking
 
@@ -82,13 +82,13 @@ def _ask_impl(*operands: Any, host: Any, shapes: Any, told: int) -> list[jax.Arr
 
 
 def _ask_now(*operands: Any, host: Any, shapes: Any, told: int) -> list[jax.Array]:
-    jax.effects_barrier()  # programs started before must ask first
+    started.wait()  # programs started before must ask first
     return [jnp.asarray(x) for x in host(*operands[:told])]
 
 
 _ask.def_impl(_ask_now)
 _ask.def_effectful_abstract_eval(
-    lambda *_, shapes, **how: ([ShapedArray(*s) for s in shapes], {_effect})
+    lambda *_, shapes, **how: ([ShapedArray(*s) for s in shapes], {EFFECT})
 )
 mlir.register_lowering(_ask, mlir.lower_fun(_ask_impl, multiple_results=True))
 
@@ -156,7 +156,7 @@ def _tell_now(gate: Any, *arrays: Any, host: Any) -> jax.Array:
 
 _tell.def_impl(_tell_now)
 _tell.def_effectful_abstract_eval(
-    lambda gate, *arrays, host: (ShapedArray((), jnp.dtype("float32")), {_effect})
+    lambda gate, *arrays, host: (ShapedArray((), jnp.dtype("float32")), {EFFECT})
 )
 mlir.register_lowering(_tell, mlir.lower_fun(_tell_impl, multiple_results=False))
 
@@ -221,7 +221,7 @@ def publish(token: Hashable, arrays: Sequence[np.ndarray]) -> None:
 
 def retire(token: Hashable) -> None:
     """Remove a board, after waiting for the programs that read it."""
-    jax.effects_barrier()
+    started.wait()
     with _lock:
         _boards.pop(token, None)
 

@@ -238,6 +238,7 @@ def test_the_browser_never_gets_an_effect_of_something_else(insp, train, monkeyp
     insp.step(loss_fn, X)
     handle = insp.perturb("a", nni.Scale(2.0))
     for i in insp.watch(range(6), every=2):
+        insp._core.recorder.wait()  # a step is shown while the loop goes on
         if i in (1, 3):
             handle.strength = 2.0 + i
         if i == 5:

@@ -23,6 +23,11 @@ def some(count: int) -> Summary:
     return dataclasses.replace(nothing, bins=bins)
 
 
+def saying(site: str, quantity: str, count: int):
+    """A message with one such summary."""
+    return lambda sent: sent.add(site, quantity, some(count))
+
+
 def test_every_nth_pass_is_sampled_and_the_others_keep_nothing():
     inbox = Inbox(Setting())
     inbox.every = 3
@@ -30,7 +35,7 @@ def test_every_nth_pass_is_sampled_and_the_others_keep_nothing():
     assert [b.number for b in begun] == list(range(7))
     assert [b.sampled for b in begun] == [i % 3 == 0 for i in range(7)]
     for one in begun:
-        inbox.receive(one.number, "a", "output", some(one.number + 1))
+        inbox.receive(one.number, saying("a", "output", one.number + 1))
     taken = inbox.take()
     assert [one.number for one in taken] == [0, 3, 6]
     assert inbox.late == 4
@@ -48,7 +53,7 @@ def test_a_pass_has_its_own_setting_to_its_end():
     inbox = Inbox(Setting())
     inbox.begin(Setting(active=True))
     assert inbox.begin(Setting()).number == 1
-    inbox.receive(0, "a", "output", some(1))
+    inbox.receive(0, saying("a", "output", 1))
     assert [one.perturbed for one in inbox.take()] == [True, False]
 
 
@@ -58,7 +63,7 @@ def test_the_newest_may_be_left_for_later():
         inbox.begin(Setting())
     assert [one.number for one in inbox.take(besides=2)] == [0, 1, 2]
     assert [one.number for one in inbox.take(besides=2)] == []
-    inbox.receive(3, "a", "gradient", some(1))
+    inbox.receive(3, saying("a", "gradient", 1))
     assert [one.number for one in inbox.take()] == [3, 4]
 
 
@@ -90,9 +95,9 @@ def test_calls_of_a_site_are_merged_and_known_sites_come_first():
     inbox = Inbox(Setting())
     for count in (1, 2):
         number = inbox.begin(Setting()).number
-        inbox.receive(number, "sown", "output", some(count))
-        inbox.receive(number, "a", "gradient", some(10 * count))
-        inbox.receive(number, "a", "output", some(100 * count))
+        inbox.receive(number, saying("sown", "output", count))
+        inbox.receive(number, saying("a", "gradient", 10 * count))
+        inbox.receive(number, saying("a", "output", 100 * count))
     found = merged(inbox.take(), ("a", "never"))
     assert list(found) == ["a", "sown"]
     sizes = {(k, q): int(np.sum(s.bins)) for k, of in found.items() for q, s in of.items()}

@@ -289,7 +289,7 @@ def test_an_error_while_receiving_is_counted_and_never_reaches_the_step(monkeypa
     def broken(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(session, "receive", broken)
+    monkeypatch.setattr(session.inbox, "receive", broken)
     with session.open():
         out = nnx.jit(lambda m, x: m(x))(model, X)
     assert np.isfinite(out).all()

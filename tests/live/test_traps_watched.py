@@ -72,7 +72,7 @@ def test_what_is_raised_while_receiving_never_reaches_the_step(error, monkeypatc
     def broken(*_):
         raise error
 
-    monkeypatch.setattr(session, "receive", broken)
+    monkeypatch.setattr(session.inbox, "receive", broken)
     with session.open():
         y = nnx.jit(call)(model, x)
         jax.effects_barrier()

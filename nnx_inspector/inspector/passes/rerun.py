@@ -88,6 +88,7 @@ class Reruns:
             Exception: any exception of the pass.
         """
         self._asked = True
+        self._core.recorder.wait()
         if self._lacks_first:
             self._arming.wait()
         if self._lacks_first:

@@ -30,16 +30,11 @@ def no_browser(monkeypatch):
 
 
 class Net(nnx.Module):
-    """Blocks the background trace until it is released."""
-
-    def __init__(self, rngs, let_go=None):
+    def __init__(self, rngs):
         self.a = nnx.Linear(3, 4, rngs=rngs)
         self.b = nnx.Linear(4, 2, rngs=rngs)
-        self.let_go = let_go
 
     def __call__(self, x):
-        if self.let_go is not None and threading.current_thread().name == "nnx_inspector.arming":
-            assert self.let_go.wait(IN_TIME)
         return self.b(jnp.tanh(self.a(x)))
 
 
@@ -57,22 +52,32 @@ def counted():
 
 
 @pytest.fixture
-def held():
+def let_go(monkeypatch):
+    """The event that releases compilations in the background."""
+    released, compile_now = threading.Event(), jax.stages.Lowered.compile
+
+    def compile_later(self, *args, **kwargs):
+        if threading.current_thread().name == "nnx_inspector.arming":
+            assert released.wait(IN_TIME)
+        return compile_now(self, *args, **kwargs)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile_later)
+    yield released
+    released.set()
+
+
+@pytest.fixture
+def held(let_go):
     """A model, its inspector, and the event that releases its background thread."""
-    let_go = Gate()
-    model = Net(nnx.Rngs(0), let_go)
+    model = Net(nnx.Rngs(0))
     insp = nni.Inspector(model, X, display=False)
+    let_go.set()
     insp._rerun.first()
+    let_go.clear()
     yield model, insp, let_go
     let_go.set()
     insp.close()
     insp._rerun._arming.join()
-
-
-class Gate(threading.Event):
-    """An event that compares by identity, as static data of a model must."""
-
-    __hash__ = object.__hash__
 
 
 @pytest.fixture
@@ -375,9 +380,8 @@ def test_closing_while_something_is_compiled_is_clean(held):
     assert insp._core.view._notices == []
 
 
-def test_a_dropped_inspector_is_freed_while_something_is_compiled():
-    let_go = Gate()
-    insp = nni.Inspector(Net(nnx.Rngs(0), let_go), X, display=False)
+def test_a_dropped_inspector_is_freed_while_something_is_compiled(let_go):
+    insp = nni.Inspector(Net(nnx.Rngs(0)), X, display=False)
     insp.perturb("a", nni.Mask(UNITS))
     arming, alive = insp._rerun._arming, weakref.ref(insp._core)
     insp._diagnosing.wait()  # a thread that reads it keeps it alive meanwhile

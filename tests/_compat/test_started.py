@@ -1,0 +1,98 @@
+"""Programs that speak with the host take jax's fast path, and can be waited for."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax._src import api, pjit
+
+from nnx_inspector._compat import jit, started
+from nnx_inspector.program.host import EFFECT, tell
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def program(told):
+    """A program that sends its result to the host."""
+    return jax.jit(lambda x: (2 * x, tell(lambda y: told.append(float(y.sum())), True, x)))
+
+
+def in_python(run):
+    """How many jitted calls jax handles in Python while something runs."""
+    calls = []
+    undo = jit.swap_jit_misses(lambda *_: calls.append(1))
+    try:
+        run()
+    finally:
+        undo()
+    return len(calls)
+
+
+def test_a_program_with_our_effect_takes_the_fast_path(program, told):
+    x = jnp.ones(3)
+    with started.fast_path(EFFECT):
+        assert in_python(lambda: program(x)) == 1
+        assert in_python(lambda: [program(x) for _ in range(5)]) == 0
+        started.wait()
+    assert told == [3.0] * 6
+
+
+def test_outside_it_is_called_in_python_each_time(program):
+    x = jnp.ones(3)
+    assert in_python(lambda: [program(x) for _ in range(3)]) == 3
+
+
+def test_a_program_with_another_effect_is_left_alone():
+    program = jax.jit(lambda x: jax.debug.callback(lambda y: None, x))
+    with started.fast_path(EFFECT):
+        assert in_python(lambda: [program(jnp.ones(3)) for _ in range(3)]) == 3
+
+
+def test_all_that_was_started_has_ended_after_a_wait(program, told):
+    x = jnp.ones((300, 300))
+    with started.fast_path(EFFECT):
+        for n in range(1, 40):
+            x = program(x / 2)[0]
+            started.wait()
+            assert len(told) == n
+
+
+def test_results_that_are_donated_or_dropped_do_no_harm(program, told):
+    donated = jax.jit(lambda x: program(x)[0], donate_argnums=0)
+    with started.fast_path(EFFECT):
+        x = jnp.ones(4)
+        for _ in range(50):
+            x = donated(x)
+            program(jnp.ones(2))
+        started.wait()
+    assert len(told) == 100
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_nan_checks_of_the_user_go_on(program, told, inside):
+    def run():
+        with started.fast_path(EFFECT), jax.debug_nans(True) if inside else contextlib.nullcontext():
+            for _ in range(3):
+                program(jnp.ones(2))
+            with pytest.raises(FloatingPointError):
+                [program(jnp.array([jnp.inf]) * x) for x in (1.0, 0.0)]
+        with started.fast_path(EFFECT):
+            program(jnp.ones(2))
+            started.wait()
+
+    with contextlib.nullcontext() if inside else jax.debug_nans(True):
+        run()
+    assert told.count(2.0) == 4
+
+
+def test_jax_is_as_before_afterwards(program):
+    before = pjit._get_fastpath_data, api._post_hook_state.get_local()
+    with started.fast_path(EFFECT), started.fast_path(EFFECT):
+        program(jnp.ones(2))
+        assert pjit._get_fastpath_data is not before[0]
+    assert (pjit._get_fastpath_data, api._post_hook_state.get_local()) == before
