@@ -82,8 +82,8 @@ class Worker:
             return self.do(job)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Return when all jobs are done, or after some seconds; from the worker's own thread, return
-        at once. Returns whether they are done.
+        """Return when all jobs are done, or after some seconds, and whether they are done. In the
+        worker's own thread, return at once.
         """
         with self._condition:
             if self._thread is threading.current_thread():

@@ -20,6 +20,8 @@ from typing import Any
 import jax
 from jax._src import api, pjit
 
+from nnx_inspector._compat.jit import is_tracer
+
 _MANY = 16
 
 
@@ -27,14 +29,14 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.depth = 0
         self.lost = False
-        self.results: list[jax.Array] = []
+        self.results: list[Any] = []
 
     def note(self, out: Any) -> None:
         """Keep a result of a program."""
         if len(self.results) >= _MANY:
             self.results = [x for x in self.results if not (x.is_deleted() or x.is_ready())]
         for leaf in jax.tree.leaves(out):
-            if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+            if isinstance(leaf, jax.Array) and not is_tracer(leaf):
                 self.results.append(leaf)
                 return
 

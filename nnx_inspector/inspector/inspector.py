@@ -290,8 +290,9 @@ class Inspector(Readings):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the recording, and from then on each new pass and metric.
 
-        Saving ends with `close` or another `save`. A killed process loses only the pass that it was
-        measuring; `nni.load` reads the file. A failure in a running loop is shown, never raised.
+        Saving ends with `close` or another `save`. A killed process loses the step under way, and
+        perhaps the measured step before it; `nni.load` reads the file. A failure in a running loop
+        is shown, never raised.
 
         Args:
             path: the file's path; an existing file is replaced atomically.

@@ -148,9 +148,7 @@ class Inbox:
         with self._lock:
             numbers = list(self._messages)
             numbers = numbers[: max(0, len(numbers) - besides)]
-            return [
-                Taken(n, self._settings.pop(n), tuple(self._messages.pop(n))) for n in numbers
-            ]
+            return [Taken(n, self._settings.pop(n), tuple(self._messages.pop(n))) for n in numbers]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,7 +76,10 @@ def test_results_that_are_donated_or_dropped_do_no_harm(program, told):
 @pytest.mark.parametrize("inside", [False, True])
 def test_nan_checks_of_the_user_go_on(program, told, inside):
     def run():
-        with started.fast_path(EFFECT), jax.debug_nans(True) if inside else contextlib.nullcontext():
+        with (
+            started.fast_path(EFFECT),
+            jax.debug_nans(True) if inside else contextlib.nullcontext(),
+        ):
             for _ in range(3):
                 program(jnp.ones(2))
             with pytest.raises(FloatingPointError):

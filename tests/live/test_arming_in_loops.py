@@ -4,7 +4,6 @@ runs on; one layer of a stack; interrupts.
 
 import threading
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax

@@ -102,6 +102,7 @@ def test_a_disk_that_fails_stops_no_training(
     )
     for i in insp.watch(range(8), every=1):
         if i == 3:
+            insp._core.recorder.wait()  # a step is saved while the loop goes on
             monkeypatch.setattr(os, "write", refused)
         train_step(model, optimizer, X)
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""Runs that are killed at a random moment: every file opens, and at most one step is lost."""
+"""Runs that are killed at a random moment: every file opens, and at most two steps are lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cases() -> list[object]:
 
 
 @pytest.mark.parametrize(("kind", "seed"), cases())
-def test_a_killed_run_loses_at_most_one_step(kind: str, seed: int, tmp_path: pathlib.Path) -> None:
+def test_a_killed_run_loses_at_most_two_steps(kind: str, seed: int, tmp_path: pathlib.Path) -> None:
     done = -1
     source, path = random.Random(seed), tmp_path / "run.nni"
     command = [sys.executable, str(TESTS / "helpers" / "killed.py"), kind, str(path)]
@@ -54,7 +54,8 @@ def test_a_killed_run_loses_at_most_one_step(kind: str, seed: int, tmp_path: pat
     assert recording.thinned == 0
     first = loop[0].step
     assert [p.step for p in loop] == list(range(first, first + len(loop)))
-    assert len(loop) >= done  # the steps before it, and perhaps the step itself
+    # the step itself, and the one before it, which the Inspector saves while the loop goes on
+    assert len(loop) >= done - (kind == "inspector")
     for one in loop[:-1]:
         assert one.keys == loop[0].keys, "each has its gradients"
         assert {q for _, q in one.keys} == {"output", "gradient"}
