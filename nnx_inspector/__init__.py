@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from nnx_inspector.hooks.intercept import intercept_methods as intercept_methods
     from nnx_inspector.inspector.inspector import Inspector as Inspector
     from nnx_inspector.lenses.attribution import attribute as attribute
+    from nnx_inspector.lenses.examples import top_examples as top_examples
     from nnx_inspector.lenses.lens import lens as lens
     from nnx_inspector.lenses.logits import logit_attribution as logit_attribution
     from nnx_inspector.live.watch import watch as watch

@@ -167,6 +167,10 @@ class Core:
         """The last requested pass, with the present model and modes."""
         return self.trial.call(self.model, self.modes.switches())
 
+    def example_call(self) -> Call:
+        """The forward pass of the example, with the present model and modes."""
+        return self.example.call(self.model, self.modes.switches())
+
     def learn(self) -> None:
         """Give the recording the facts of the model and the last requested pass, once."""
         if self.recording.facts is None:
@@ -174,8 +178,7 @@ class Core:
 
     def trace_example(self) -> Trace:
         """The trace of the example, with the present model and modes."""
-        call = self.example.call(self.model, self.modes.switches())
-        return self.programs.read(call, trace_of)
+        return self.programs.read(self.example_call(), trace_of)
 
     def take_trace(self, found: Trace) -> None:
         """Show the sites of a trace from now on."""

@@ -6,6 +6,7 @@ it is counted and shown. Measures, draws and formats nothing itself.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable
@@ -29,9 +30,11 @@ from nnx_inspector.inspector.passes.update import renewed
 from nnx_inspector.inspector.readings import Readings
 from nnx_inspector.inspector.targets import Targets
 from nnx_inspector.inspector.values.opening import Opening
+from nnx_inspector.lenses.examples import TopExamples, examples_of
 from nnx_inspector.live.steps import Region
 from nnx_inspector.perturbations.region import Known
 from nnx_inspector.perturbations.values import Perturbation, Zero
+from nnx_inspector.program.donated import undisturbed
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen.presenter import runs_by_itself
 
@@ -369,6 +372,39 @@ class Inspector(Readings):
     def stop_sweep(self) -> None:
         """Stop the running sweep and keep what it has measured so far."""
         self._sweeps.stop()
+
+    def examples(
+        self,
+        data: Iterable[Any],
+        site: str,
+        unit: int | None = None,
+        *,
+        k: int = 9,
+        axis: int = -1,
+        inputs: Callable[[Any], Any] | None = None,
+        progress: Progress = True,
+    ) -> TopExamples | pd.DataFrame:
+        """Find the inputs in `data` that excite a unit of a site most and least, and a random few.
+
+        The passes use a copy of the present model, in `modes`, without the perturbations.
+
+        Args:
+            data: any iterable of batches, of what `run` takes; see `nni.top_examples`, also for the
+                other arguments.
+            site: the site's key.
+            unit: the unit whose table is returned; None for the result for all units.
+
+        Raises:
+            InspectorError, TypeError, ValueError: as in `nni.top_examples`.
+        """
+        core = self._core.require_open()
+        core.known(site)
+        call = undisturbed(lambda: core.example_call().copied(), "The model")
+        found = examples_of(
+            lambda args: dataclasses.replace(call, args=args, kwargs={}).function(),
+            data, site, k, axis, inputs, 0, progress,
+        )  # fmt: skip
+        return found if unit is None else found.to_frame(unit)
 
     @property
     def modes(self) -> Modes:

@@ -106,7 +106,7 @@ def observed(
         TypeError: `f` is no module, no method of one and no function of exactly one.
         InspectorError: it is called within a traced function.
     """
-    function = as_function(f, what)
+    function = f if isinstance(f, Function) else as_function(f, what)
     if jit.is_tracing():
         raise InspectorError(
             f"{what} runs a program of its own and cannot be part of a traced function. Call it "

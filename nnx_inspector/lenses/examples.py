@@ -1,0 +1,439 @@
+"""`top_examples`: which inputs excite each unit of a site most, least, and a random few.
+
+The data streams through one jitted program for each shape of a batch, which makes the pass up to
+the site and merges what every unit keeps; memory does not grow with the data. Invariant: the result
+does not depend on how the data is divided into batches, as far as the model does not. Changes no
+model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from nnx_inspector.arrays import is_array
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.sites import Selection
+from nnx_inspector.lenses.extremes import LEAST, MOST, NOBODY, RANDOM, Extremes
+from nnx_inspector.lenses.observed import Observed, model_of, observed
+from nnx_inspector.perturbations.perturbed import check_layers, without_layers
+from nnx_inspector.program.function import Arguments, Function, as_function, name_of
+from nnx_inspector.program.harvest import Keep, Plan, evaluate
+from nnx_inspector.program.marks import OUTPUT
+from nnx_inspector.progress import Progress, Report, shown
+from nnx_inspector.stats.summarize import in_words
+
+if TYPE_CHECKING:
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+Enter = Callable[[tuple[Any, ...]], tuple[Function, tuple[Any, ...], dict[str, Any]]]
+"""The call of a model with a batch's arguments."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Examples:
+    """A few examples for each unit, in order.
+
+    Attributes:
+        values: the unit's value, `[units, k]`; NaN where there is no example.
+        examples: the number of the example in the data, from 0 on; -1 for none.
+        places: where in the example the value is, `[units, k, axes]`: a token's position, or row
+            and column.
+    """
+
+    values: npt.NDArray[np.floating[Any]]
+    examples: npt.NDArray[np.integer[Any]]
+    places: npt.NDArray[np.integer[Any]]
+
+    def rows(self, unit: int) -> Iterator[tuple[int, npt.NDArray[np.integer[Any]], float]]:
+        """The example, place and value of each rank of a unit."""
+        return zip(map(int, self.examples[unit]), self.places[unit], self.values[unit], strict=True)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TopExamples:
+    """The examples that excite each unit of a site most and least.
+
+    Attributes:
+        site: the site.
+        axis: the axis of the units in what it returns.
+        count: how many examples there were.
+        most, least: the examples with the largest and with the smallest values.
+        random: a few drawn at random, the same for all units, each with its largest value.
+        nan: for each unit, how many examples have a NaN, which is left out.
+        stopped: whether the pass over the data was stopped before its end.
+        notes: what happened to batches of other shapes, in words.
+    """
+
+    site: str
+    axis: int
+    count: int
+    most: Examples
+    least: Examples
+    random: Examples
+    nan: npt.NDArray[np.integer[Any]]
+    stopped: bool
+    notes: tuple[str, ...]
+
+    @property
+    def units(self) -> int:
+        """How many units there are."""
+        return len(self.nan)
+
+    @property
+    def constant(self) -> npt.NDArray[np.bool_]:
+        """The units with one and the same value everywhere, such as those that never fire: which
+        examples they name means nothing.
+        """
+        first, last = self.most.values[:, 0], self.least.values[:, 0]
+        return (first == last) | np.isnan(first)
+
+    def to_frame(self, unit: int | None = None) -> pd.DataFrame:
+        """A tidy pandas DataFrame, with a row for each unit and example.
+
+        Args:
+            unit: one unit, or None for all.
+
+        Columns: `unit`; `which`, "most", "least" or "random"; `rank`, from 1 on; `example`;
+        `position`, or `row, column`, or `place_0, ...`; `value`.
+        """
+        import pandas as pd
+
+        chosen = range(self.units) if unit is None else [self._known(unit)]
+        axes = self.most.places.shape[-1]
+        known = {1: ["position"], 2: ["row", "column"]}
+        names = known.get(axes, [f"place_{i}" for i in range(axes)])
+        kinds = {"most": self.most, "least": self.least, "random": self.random}
+        rows = [
+            [number, which, rank + 1, example, *map(int, place), float(value)]
+            for number in chosen
+            for which, of in kinds.items()
+            for rank, (example, place, value) in enumerate(of.rows(number))
+            if example != NOBODY
+        ]
+        return pd.DataFrame(rows, columns=["unit", "which", "rank", "example", *names, "value"])
+
+    def _known(self, unit: int) -> int:
+        if not -self.units <= unit < self.units:
+            raise IndexError(f"{self.site!r} has {self.units} units; there is no unit {unit}.")
+        return unit % self.units
+
+    def __repr__(self) -> str:
+        constant = int(self.constant.sum())
+        also = f", {constant} of them constant" * bool(constant) + ", stopped" * self.stopped
+        return f"TopExamples({self.site!r}, {self.count} examples, {self.units} units{also})"
+
+
+def top_examples(
+    f: Any,
+    data: Iterable[Any],
+    site: str,
+    *,
+    k: int = 9,
+    axis: int = -1,
+    inputs: Callable[[Any], Any] | None = None,
+    seed: int = 0,
+    progress: Progress = True,
+) -> TopExamples:
+    """Find the inputs that excite each unit, head or channel of a site most and least.
+
+    One pass over the data serves all units; only what is kept stays in memory. A unit's value for
+    an example is its largest (for `least`, its smallest) over the example's places.
+
+    Args:
+        f: the model, or a bound method of it.
+        data: any iterable of batches. A batch is the model's argument, or a tuple of its
+            arguments; their first axis is that of the examples.
+        site: the site's key; `"blocks/mlp[2]"` for one layer of a stack.
+        k: how many examples to keep of each kind.
+        axis: the axis of the units in what the site returns: -1 for features and channels, -2 for
+            the heads of `[batch, length, heads, features]`.
+        inputs: a function of a batch that returns what the model receives, if the batch holds more:
+            `lambda batch: batch["image"]`.
+        seed: another one draws other random examples.
+        progress: as in `sweep`, in batches. A stop, or an interrupt after the first batch, returns
+            what was found so far.
+
+    A last batch that is smaller is filled up with copies of its first example, which are left out
+    again; for a batch of another shape the program is compiled again. `notes` tells of both.
+
+    Raises:
+        ValueError: there is no such site, unit axis or layer; the data is empty; the first axis
+            is not that of the examples.
+        TypeError: `f` is no module; a batch does not fit its arguments; the site returns no real
+            numbers.
+        InspectorError: the site is called several times, or the call cannot be traced.
+
+    Example:
+        >>> import numpy as np
+        >>> from flax import nnx
+        >>> import nnx_inspector as nni
+        >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.relu)
+        >>> data = np.random.default_rng(0).normal(size=(5, 8, 2)).astype("float32")
+        >>> found = nni.top_examples(model, data, "layers/0", k=2)
+        >>> found
+        TopExamples('layers/0', 40 examples, 3 units)
+        >>> list(found.to_frame(unit=1)["which"])
+        ['most', 'most', 'least', 'least', 'random', 'random']
+    """
+    function = as_function(f, "top_examples")
+    model = model_of(function, (), {}, "top_examples")
+    Selection(without_layers(site)[0]).require_match(model)
+    return examples_of(
+        lambda args: (function, args, {}), data, site, k, axis, inputs, seed, progress
+    )
+
+
+def examples_of(
+    enter: Enter,
+    data: Iterable[Any],
+    site: str,
+    k: int,
+    axis: int,
+    inputs: Callable[[Any], Any] | None,
+    seed: int,
+    progress: Progress,
+) -> TopExamples:
+    """As `top_examples`, for any call over a model."""
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"k must be a number of examples, 1 or more, got {k!r}.")
+    total = len(data) if isinstance(data, Sized) else None
+    stream = _Stream(enter, site, k, axis, seed)
+    with shown(progress, "examples") as report:
+        stopped = _through(stream, data, inputs, total, report)
+    if stream.found is None:
+        raise ValueError("There is no batch in data.")
+    found: Extremes = jax.device_get(stream.found)
+    kept = found.kept
+    most, least, random = (
+        Examples(kept.value[i].T, kept.example[i].T, kept.place[i].swapaxes(0, 1))
+        for i in (MOST, LEAST, RANDOM)
+    )
+    return TopExamples(
+        site=site,
+        axis=axis,
+        count=stream.count,
+        most=most,
+        least=least,
+        random=random,
+        nan=found.nan,
+        stopped=stopped,
+        notes=stream.notes(),
+    )
+
+
+def _through(
+    stream: _Stream,
+    data: Iterable[Any],
+    inputs: Callable[[Any], Any] | None,
+    total: int | None,
+    report: Report,
+) -> bool:
+    """Send all batches through; whether that was stopped before the end."""
+    done = 0
+    try:
+        for batch in data:
+            given = batch if inputs is None else inputs(batch)
+            stream.take(given if isinstance(given, tuple) else (given,))
+            done += 1
+            if report(done, done + 1 if total is None else total) and done != total:
+                return True
+    except KeyboardInterrupt:
+        if stream.found is None:
+            raise
+        return True
+    return False
+
+
+# ------------------------------------------------------------------ the stream
+
+
+@dataclasses.dataclass(frozen=True)
+class _Program:
+    """The compiled pass for batches of one form.
+
+    Attributes:
+        held: the arrays of the model.
+        run: `(held, arrays, found, start, count) -> found`.
+    """
+
+    held: list[Any]
+    run: Callable[..., Extremes]
+
+
+@dataclasses.dataclass
+class _Stream:
+    """The pass over the data.
+
+    Attributes:
+        found: what is kept so far, on the device.
+        count: the number of examples so far.
+        places: the number of the axes of places.
+    """
+
+    enter: Enter
+    site: str
+    k: int
+    axis: int
+    seed: int
+    found: Extremes | None = None
+    count: int = 0
+    places: int = 0
+    size: int = 0
+    padded: int = 0
+    programs: dict[Any, _Program] = dataclasses.field(default_factory=dict[Any, _Program])
+
+    def take(self, args: tuple[Any, ...]) -> None:
+        """Merge the examples of a batch."""
+        count = _size_of(args)
+        self.size = self.size or count
+        if count < self.size:
+            args = _filled(args, count, self.size)
+            self.padded += 1
+        function, args, kwargs = self.enter(args)
+        arguments = Arguments.of((function.owner, tuple(args), kwargs))
+        arrays = arguments.take(arguments.arrays)
+        dynamic = {*arguments.arrays, *arguments.nodes}
+        others = tuple(repr(x) for i, x in enumerate(arguments.leaves) if i not in dynamic)
+        key = (tuple((x.shape, str(x.dtype)) for x in arrays), arguments.treedef, others)
+        if key not in self.programs:
+            self.programs[key] = self._program(function, args, kwargs, max(count, self.size))
+        program = self.programs[key]
+        before = jax.block_until_ready(self.found)  # one batch on the device at a time
+        new = program.run(program.held, arrays, before, np.int32(self.count), np.int32(count))
+        self.found, self.count = new, self.count + count
+
+    def notes(self) -> tuple[str, ...]:
+        """What happened to batches of other shapes."""
+        found: list[str] = []
+        if self.padded:
+            batches = f"{self.padded} batches were" if self.padded > 1 else "1 batch was"
+            found.append(f"{batches} smaller than the first, and filled up to {self.size} examples")
+        if len(self.programs) > 1:
+            found.append(f"{len(self.programs)} programs were compiled, one for each form of batch")
+        return tuple(found)
+
+    def _program(
+        self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], size: int
+    ) -> _Program:
+        whole, rows = without_layers(self.site)
+        _require_fits(function, args, kwargs)
+        with observed(function, args, kwargs, what="top_examples", only=whole) as one:
+            pass
+        call = _the_call(one, whole, rows, size)
+        ndim, axes = len(call.shape), self.axis
+        if not -ndim <= axes < ndim or axes % ndim == 0:
+            words = in_words(call.dtype, call.shape)
+            raise ValueError(f"{self.site!r} returns {words}, which has no axis {axes} of units.")
+        units, places = call.shape[axes], ndim - 2
+        if self.found is None:
+            dtype = jnp.promote_types(call.dtype, jnp.float32)
+            self.found, self.places = Extremes.empty(self.k, units, places, dtype), places
+        elif (len(self.found.nan), self.places) != (units, places):
+            raise ValueError(
+                f"{self.site!r} returns {in_words(call.dtype, call.shape)} for a batch, which has "
+                f"other units than the batches before: {len(self.found.nan)} of them. Choose their "
+                f"axis with axis=."
+            )
+        stage = one.stage
+        survey = stage.survey.only(lambda mark: mark.site == whole and mark.part == OUTPUT)
+        plan = Plan(summarise=False, keep=Keep(values=True))
+
+        @jax.jit
+        def run(held: Any, arrays: Any, found: Extremes, start: Any, count: Any) -> Extremes:
+            _, seen = evaluate(survey, [*held, *arrays], plan=plan)
+            (kept,) = [each.kept for _, _, each in survey.walk(seen) if each is not None]
+            x = kept[call.array].value
+            x = jnp.moveaxis(x[rows] if rows else x, axes, -1)
+            return found.merged(x, start, count, self.seed)
+
+        held = stage.inputs[: len(stage.inputs) - len(stage.arrays)]
+        return _Program(held, run)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """The array that is examined: its number among those of the site, and its form."""
+
+    array: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def _the_call(one: Observed, site: str, rows: tuple[int, ...], size: int) -> _Call:
+    """The array of the only call of a site, without the axes of scans."""
+    calls = one.calls.get(site)
+    if calls is None:
+        why = one.stage.survey.unseen.get(site, "the call does not reach it")
+        raise ValueError(f"{site!r} has no examples: {why}.")
+    if calls.count > 1:
+        raise InspectorError(
+            f"{site!r} is called {calls.count} times for each batch, and which call is meant is "
+            f"not known. Choose a site inside or around it that is called once."
+        )
+    if rows:
+        check_layers(site, rows, calls.rows)
+    if len(rows) != len(calls.rows):
+        raise ValueError(
+            f"{site!r} is a stack of {' x '.join(map(str, calls.rows))} layers. Choose one: "
+            f"{site + '[0]' * len(calls.rows)!r}."
+        )
+    real = [
+        (i, x)
+        for i, x in enumerate(calls.returned)
+        if not jnp.issubdtype(x.dtype, jnp.complexfloating)
+    ]
+    if not real:
+        found = ", ".join(in_words(x.dtype, x.shape) for x in calls.returned) or "no array"
+        raise TypeError(f"{site!r} returns {found}, and no real numbers, which have an order.")
+    number, x = real[0]
+    if len(x.shape) < 2 or x.shape[0] != size:
+        raise ValueError(
+            f"{site!r} returns {in_words(x.dtype, x.shape)} for a batch of {size} examples. Its "
+            f"first axis must be that of the examples, and another that of the units."
+        )
+    return _Call(number, tuple(x.shape), x.dtype)
+
+
+def _size_of(args: tuple[Any, ...]) -> int:
+    """The number of examples in a batch."""
+    for x in jax.tree.leaves(args):
+        if is_array(x) and len(x.shape):
+            return x.shape[0]
+    raise TypeError(
+        "A batch is an array, or a tuple of the model's arguments, whose first axis is that of the "
+        "examples. Pass inputs= a function of a batch that returns one."
+    )
+
+
+def _filled(args: tuple[Any, ...], count: int, size: int) -> tuple[Any, ...]:
+    """A smaller batch, filled up with copies of its first example."""
+
+    def filled(x: Any) -> Any:
+        if not is_array(x) or not len(x.shape) or x.shape[0] != count:
+            return x
+        library: Any = np if isinstance(x, np.ndarray) else jnp
+        return library.concatenate([x, library.repeat(x[:1], size - count, 0)])
+
+    return jax.tree.map(filled, args)
+
+
+def _require_fits(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise an error that says how to choose a batch's arguments, if the model cannot take them."""
+    try:
+        inspect.signature(function.call).bind(*args, **kwargs)
+    except ValueError:  # no signature
+        return
+    except TypeError as error:
+        raise TypeError(
+            f"A batch of {len(args)} arguments does not fit {name_of(function.call)} ({error}). "
+            f"Pass inputs= a function of a batch that returns what the model receives, such as "
+            f"lambda batch: batch[0]."
+        ) from error

@@ -1,0 +1,237 @@
+"""`top_examples`: the oracle is a full, stable sort in NumPy of every unit's values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from language import VOCABULARY, Language
+
+import nnx_inspector as nni
+from nnx_inspector.inspector.inspector import Inspector
+from nnx_inspector.lenses.examples import TopExamples
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(23, 5, 4)).astype(np.float32)
+
+
+class Same(nnx.Module):
+    """Returns what it receives, so that the test decides on every value."""
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        self.same, self.head = Same(), nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+        self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: Any) -> Any:
+        return self.head(self.dropout(self.same(x)).astype(jnp.float32))
+
+
+def batches(x: np.ndarray, size: int = 6) -> list[np.ndarray]:
+    return [x[i : i + size] for i in range(0, len(x), size)]
+
+
+def sorted_by_hand(x: np.ndarray, unit: int, k: int, sign: int) -> list[tuple[Any, ...]]:
+    """Example, place and value of the k best, by a full sort; NaN left out."""
+    rows: list[tuple[Any, ...]] = []
+    for number, one in enumerate(x[..., unit]):
+        if not np.isnan(one).all():
+            best = np.nanmax(one) if sign > 0 else np.nanmin(one)
+            place = np.unravel_index(np.flatnonzero(one.ravel() == best)[0], one.shape)
+            rows.append((number, tuple(map(int, place)), float(best)))
+    return sorted(rows, key=lambda row: -sign * row[2])[:k]
+
+
+def check(found: TopExamples, x: np.ndarray, k: int) -> None:
+    assert (found.count, found.units) == (len(x), x.shape[-1])
+    for unit in range(x.shape[-1]):
+        for of, sign in ((found.most, 1), (found.least, -1)):
+            rows = [
+                (example, tuple(map(int, place)), float(value))
+                for example, place, value in of.rows(unit)
+                if example >= 0
+            ]
+            assert rows == sorted_by_hand(x, unit, k, sign)
+
+
+@pytest.mark.parametrize("size", [23, 6, 1])
+def test_they_are_the_first_of_a_full_sort(size: int):
+    found = nni.top_examples(Model(), batches(X, size), "same", k=5)
+    check(found, X, 5)
+    assert not found.constant.any()
+    assert not found.nan.any()
+    padded = "1 batch was smaller than the first, and filled up to 6 examples"
+    assert found.notes == ((padded,) if size == 6 else ())
+
+
+def test_of_equal_values_the_first_comes_first():
+    x = RNG.integers(-2, 3, X.shape).astype(np.float32)
+    x[x == 0] *= np.where(np.arange((x == 0).sum()) % 2, 1, -1)  # zeros of both signs are equal
+    check(nni.top_examples(Model(), batches(x), "same", k=9), x, 9)
+
+
+def test_nan_is_left_out_and_counted_and_infinite_values_are_not():
+    x = X.copy()
+    x[3, 2, 0] = x[4, :, 1] = np.nan
+    x[5, 1, 2], x[6, 1, 2] = np.inf, -np.inf
+    found = nni.top_examples(Model(), batches(x), "same", k=30)
+    check(found, x, 30)
+    assert found.nan.tolist() == [1, 1, 0, 0]
+    assert (found.most.examples[1] == -1).sum() == 30 - 22
+
+
+def test_units_that_never_fire_are_named():
+    x = np.maximum(X, 0)
+    x[..., 2], x[..., 3] = 0, np.nan
+    found = nni.top_examples(Model(), batches(x), "same", k=2)
+    assert found.constant.tolist() == [False, False, True, True]
+    assert "2 of them constant" in repr(found)
+    assert found.most.examples[2].tolist() == [0, 1]
+
+
+def test_the_random_ones_are_any_of_the_data_and_the_same_for_all_units():
+    every = set[int]()
+    for seed in range(5):
+        found = nni.top_examples(Model(), batches(X), "same", k=4, seed=seed)
+        assert len({tuple(row) for row in found.random.examples.tolist()}) == 1
+        chosen = found.random.examples[0].tolist()
+        assert len(set(chosen)) == 4
+        for unit in range(4):
+            values = X[chosen, :, unit].max(1)
+            np.testing.assert_array_equal(found.random.values[unit], values)
+        every |= set(chosen)
+    again = nni.top_examples(Model(), batches(X, 5), "same", k=4, seed=4)
+    assert again.random.examples[0].tolist() == chosen  # however the data is divided
+    assert len(every) > 8
+
+
+def test_an_axis_may_be_that_of_heads():
+    x = RNG.normal(size=(12, 5, 3, 2)).astype(np.float32)
+
+    class Heads(nnx.Module):
+        def __init__(self):
+            self.same = Same()
+
+        def __call__(self, x: Any) -> Any:
+            return self.same(x).sum()
+
+    for axis in (-2, 2):
+        found = nni.top_examples(Heads(), batches(x), "same", axis=axis, k=3)
+        check(found, np.moveaxis(x, 2, -1), 3)
+    frame: Any = found.to_frame(unit=1)
+    assert list(frame.columns) == ["unit", "which", "rank", "example", "row", "column", "value"]
+    assert len(frame) == 9
+
+
+def test_a_layer_of_a_stack_and_longer_batches():
+    model = Language(scan=True)
+    data = [RNG.integers(0, VOCABULARY, (3, n)) for n in (5, 3, 5)]
+    found = nni.top_examples(model, data, "blocks/mlp[1]", k=8)
+    values = []
+    for tokens in data:
+        _, record = nni.capture(model, only="blocks/mlp", values=True)(tokens)
+        values.append(np.asarray(record["blocks/mlp"].values)[1].max(1))
+    expected = np.sort(np.concatenate(values), axis=0)[::-1][:8].T
+    np.testing.assert_allclose(found.most.values, expected, rtol=1e-4, atol=1e-5)
+    assert found.notes == ("2 programs were compiled, one for each form of batch",)
+    with pytest.raises(ValueError, match=r"stack of 3 layers. Choose one: 'blocks/mlp\[0\]'"):
+        nni.top_examples(model, data, "blocks/mlp")
+    with pytest.raises(ValueError, match="there is no layer 3"):
+        nni.top_examples(model, data, "blocks/mlp[3]")
+
+
+def test_it_reports_stops_and_keeps_what_was_found():
+    reports: list[tuple[int, int]] = []
+
+    def stop(done: int, total: int) -> bool:
+        reports.append((done, total))
+        return done == 2
+
+    found = nni.top_examples(Model(), batches(X), "same", k=3, progress=stop)
+    assert reports == [(1, 4), (2, 4)]
+    assert found.stopped
+    check(found, X[:12], 3)
+
+    def interrupted() -> Any:
+        yield X[:6]
+        raise KeyboardInterrupt
+
+    found = nni.top_examples(Model(), interrupted(), "same", k=3)
+    assert found.stopped
+    check(found, X[:6], 3)
+
+
+def test_a_batch_may_hold_more_than_the_model_receives():
+    data = [(x, np.zeros(len(x))) for x in batches(X)]
+    found = nni.top_examples(Model(), data, "same", inputs=lambda batch: batch[0], k=3)
+    check(found, X, 3)
+    with pytest.raises(TypeError, match=r"A batch of 2 arguments does not fit.*Pass inputs="):
+        nni.top_examples(Model(), data, "same")
+
+
+def test_the_model_does_not_change():
+    model = Model()  # its dropout is on
+    before = jax.tree.leaves(nnx.state(model))
+    nni.top_examples(model, batches(X), "same")
+    assert all(a is b for a, b in zip(before, jax.tree.leaves(nnx.state(model)), strict=True))
+
+
+class Twice(nnx.Module):
+    def __init__(self):
+        self.same, self.wave, self.mean = Same(), Same(), Same()
+
+    def __call__(self, x: Any) -> Any:
+        self.mean(x.mean(0))
+        return self.same(self.same(x)) + self.wave(x + 1j).real
+
+
+WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "site": (lambda: nni.top_examples(Model(), [X], "smae"), ValueError, "sites are 'same'"),
+    "twice": (lambda: nni.top_examples(Twice(), [X], "same"), nni.InspectorError, "called 2 times"),
+    "complex": (lambda: nni.top_examples(Twice(), [X], "wave"), TypeError, "which have an order"),
+    "no batch axis": (lambda: nni.top_examples(Twice(), [X], "mean"), ValueError, "first axis"),
+    "axis": (lambda: nni.top_examples(Model(), [X], "same", axis=3), ValueError, "no axis 3 of"),
+    "batch": (lambda: nni.top_examples(Model(), [X], "same", axis=0), ValueError, "no axis 0 of"),
+    "empty": (lambda: nni.top_examples(Model(), [], "same"), ValueError, "no batch in data"),
+    "k": (lambda: nni.top_examples(Model(), [X], "same", k=0), ValueError, "k must be"),
+    "text": (lambda: nni.top_examples(Model(), ["x"], "same"), TypeError, "Pass inputs="),
+    "rank": (
+        lambda: nni.top_examples(Model(), [X, X[:, 0]], "same"), ValueError, "other units than"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_input_is_named(name: str):
+    call, error, text = WRONG[name]
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_an_inspector_uses_its_modes_and_its_function():
+    model = Model()
+    insp = Inspector(model, X[:6], display=False)
+    frame: Any = insp.examples(batches(X), "same", 1, k=3)
+    most = frame[frame["which"] == "most"]
+    assert most["example"].tolist() == [row[0] for row in sorted_by_hand(X, 1, 3, 1)]
+    assert insp.examples(batches(X), "same", k=3).to_frame(1).equals(frame)
+    insp.close()
+    with pytest.raises(nni.InspectorError, match="was closed"):
+        insp.examples(batches(X), "same", 1)
+
+    def forward(model: Model, x: Any) -> Any:
+        return model(2 * x)
+
+    insp = Inspector(forward, model, X[:6], display=False)
+    frame = insp.examples(batches(X), "same", 1, k=1)
+    np.testing.assert_allclose(frame["value"][0], 2 * sorted_by_hand(X, 1, 1, 1)[0][2])
+    insp.close()
