@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from nnx_inspector.recordings.recording import Recording as Recording
     from nnx_inspector.records.capture import capture as capture
     from nnx_inspector.records.capture import value_and_grad as value_and_grad
+    from nnx_inspector.records.first_nan import first_nan as first_nan
     from nnx_inspector.records.weights import compare_weights as compare_weights
 
 _OWN = __loader__.get_data(__file__).decode().splitlines()  # works in a zip archive too

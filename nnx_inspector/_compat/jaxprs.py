@@ -151,6 +151,13 @@ def _bind_apart(equation: Any, values: Sequence[Any]) -> None:
             env.update(zip(each.outvars, bind(each, read), strict=True))
 
 
+def as_function(jaxpr: Any, consts: Sequence[Any]) -> Any:
+    """A jaxpr as a function of its inputs, which returns the list of its outputs."""
+    from jax.core import eval_jaxpr
+
+    return lambda *values: eval_jaxpr(jaxpr, consts, *values)
+
+
 def context_of(equation: Any) -> contextlib.AbstractContextManager[None]:
     """The settings an equation was traced under, such as the mesh, as a context manager."""
     return equation.ctx.manager

@@ -34,17 +34,28 @@ def source_of_equation(equation: Any) -> str:
     """`file:line` of the nearest user code that made an equation, within the function traced into
     its jaxpr; `""` for none.
     """
+    return place_of_equation(equation)[0]
+
+
+def place_of_equation(equation: Any) -> tuple[str, str]:
+    """As `source_of_equation`, and the name of the function that has the line; "" of a lambda."""
     from jax._src import source_info_util
 
     traceback = equation.source_info.traceback
     codes, instructions = traceback.raw_frames() if traceback else ((), ())
     for code, instruction in zip(codes, instructions, strict=True):
         if _traces_a_function(code):
-            return ""
+            return "", ""
         if is_user_file(code.co_filename):
             frame = source_info_util.raw_frame_to_frame(code, instruction)
-            return f"{code.co_filename}:{frame.start_line}"
-    return ""
+            name = "" if code.co_name.startswith("<") else code.co_name
+            return f"{code.co_filename}:{frame.start_line}", name
+    return "", ""
+
+
+def is_backward(equation: Any) -> bool:
+    """Whether an equation is the transpose of another one."""
+    return "transpose(" in str(equation.source_info.name_stack)
 
 
 def _traces_a_function(code: types.CodeType) -> bool:

@@ -6,14 +6,20 @@ is diagnosed too; the screen receives changes only. Has no rules of its own.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Sequence
 
 from nnx_inspector.background import Worker, weakly
+from nnx_inspector.errors import InspectorError
 from nnx_inspector.findings.findings import Finding, diagnose
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.loops import Loops
+from nnx_inspector.program.analysis.first_nan import Operation
+from nnx_inspector.program.donated import require_whole
+from nnx_inspector.program.stage import Staged
+from nnx_inspector.records.first_nan import first_nan_of
 from nnx_inspector.screen import protocol
 
 RESTS = 4
@@ -29,6 +35,7 @@ class Diagnosing:
         self._waiting = False
         self._rests_until = 0.0
         self._told = message_of(())
+        self._operations: dict[tuple[float, str], str] = {}
         self._worker = Worker("nnx_inspector.diagnosing", weakly(self._failed))
         self.wait = self._worker.wait
         core.view.presented = weakly(self._presented)
@@ -37,7 +44,25 @@ class Diagnosing:
     def found(self) -> list[Finding]:
         """The present findings, worst first."""
         self._loops.take_up()
-        return diagnose(self._core.recording)
+        return [self._explained(one) for one in diagnose(self._core.recording)]
+
+    def _explained(self, finding: Finding) -> Finding:
+        """A finding of a NaN, with the operation that makes it, if the pass can be made again."""
+        core, of = self._core, (finding.evidence.get("pass", -1), finding.site)
+        perturbed = finding.evidence.get("perturbed", 0)
+        if finding.rule != "nonfinite" or not finding.evidence.get("nan") or perturbed:
+            return finding
+        if of not in self._operations and not (core.looping or core.closed):
+            try:
+                operation = first_nan_in(core)
+            except InspectorError:  # it runs eagerly, or a training step has taken the arrays
+                operation = None
+            last = core.recording.passes[-1]
+            again = last.number == of[0] and last.kind in ("run", "step")
+            how = "" if again else ", in the last pass that was asked for"
+            made = operation and f"; the first NaN{how} is made by {operation.in_words()}"
+            self._operations[of] = made or ""
+        return dataclasses.replace(finding, what=finding.what + self._operations.get(of, ""))
 
     def _presented(self, forced: bool) -> None:
         self.look(now=forced)
@@ -63,6 +88,18 @@ class Diagnosing:
         if message != self._told:
             self._told = message
             self._core.view.keep(message)
+
+
+def first_nan_in(core: Core) -> Operation | None:
+    """See `Inspector.first_nan`."""
+    call = core.call()
+
+    def search(stage: Staged) -> Operation | None:
+        function, args, _ = call.in_modes.function()
+        require_whole(stage.inputs, "The model")
+        return first_nan_of(stage, function, args, gradients=call.loss_fn is not None)
+
+    return core.programs.read(call, search)
 
 
 def message_of(found: Sequence[Finding]) -> protocol.Findings:

@@ -12,12 +12,13 @@ from flax import nnx
 
 from nnx_inspector.findings.findings import Finding
 from nnx_inspector.inspector.core import Core
-from nnx_inspector.inspector.diagnosing import Diagnosing
+from nnx_inspector.inspector.diagnosing import Diagnosing, first_nan_in
 from nnx_inspector.inspector.export import write_html
 from nnx_inspector.inspector.panels import At, compare_with, parameters_at, units_at
 from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.values.opening import Opening, Part, opened_tree
 from nnx_inspector.inspector.values.reading import look_of
+from nnx_inspector.program.analysis.first_nan import Operation
 from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.record import Record
@@ -61,6 +62,29 @@ class Readings:
         """The problems found in this run, worst first."""
         self._rerun.first()
         return self._diagnosing.found()
+
+    def first_nan(self) -> Operation | None:
+        """The operation that makes the first NaN of the last pass that was asked for (the example,
+        `run` or `step`), with the model's present parameters and without perturbations. After
+        `step` the backward pass is searched too.
+
+        Returns:
+            See `nni.first_nan`.
+
+        Raises:
+            InspectorError: the pass cannot be searched; the text says why.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from flax import nnx
+            >>> import nnx_inspector as nni
+            >>> model = nnx.Sequential(jnp.sqrt, nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+            >>> insp = nni.Inspector(model, -jnp.ones((4, 2)), display=False)
+            >>> insp.first_nan().name
+            'sqrt'
+            >>> insp.close()
+        """
+        return first_nan_in(self._core.require_open())
 
     @property
     def effect(self) -> protocol.Effect | None:

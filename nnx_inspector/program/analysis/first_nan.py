@@ -1,0 +1,372 @@
+"""The operation of a program that makes its first NaN, found by running the program once more.
+
+A program that looks at every value says where NaNs and infinities are. From a result that has one,
+the search goes back along the operands that have one too, so a NaN that a `where` leaves out is
+none. It enters loops, iteration by iteration. Invariant: an operation that is named made a NaN (or
+an infinity) from operands without one. Runs the program twice for each loop that it enters, and
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nnx_inspector._compat import jaxprs, sources
+from nnx_inspector._compat.configuration import ours, unchecked
+from nnx_inspector.program.equations import bodies_of, is_call, kind_of
+from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, mark
+from nnx_inspector.stats.summarize import is_number
+
+NAN, INFINITE = 0, 1
+_OF_NEGATIVES = {"log", "log1p", "sqrt", "rsqrt", "pow", "digamma", "lgamma", "acosh"}
+_OF_ZEROS = {"div", "mul", "dot_general", "log", "rsqrt", "pow", "integer_pow", "rem", "atan2"}
+_MOST_ITERATIONS = 100_000
+Loops = tuple[tuple[str, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """The figures of an operand.
+
+    Attributes:
+        dtype, shape: of the array.
+        nan, posinf, neginf, zeros, negative: how many of its values are such.
+        low, high: the smallest and the largest finite value; NaN if there is none.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    nan: int
+    posinf: int
+    neginf: int
+    zeros: int
+    negative: int
+    low: float
+    high: float
+
+    @staticmethod
+    def of(x: Any) -> Operand:
+        """The figures of an array."""
+        array = np.asarray(jax.device_get(x))
+        wide = array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
+        values = np.abs(wide) if np.iscomplexobj(wide) else wide
+        finite = values[np.isfinite(values)]
+        low, high = (finite.min(), finite.max()) if finite.size else (np.nan, np.nan)
+        return Operand(
+            dtype=str(array.dtype),
+            shape=array.shape,
+            nan=int(np.isnan(values).sum()),
+            posinf=int((values == np.inf).sum()),
+            neginf=int((values == -np.inf).sum()),
+            zeros=int((values == 0).sum()),
+            negative=int((values < 0).sum()),
+            low=float(low),
+            high=float(high),
+        )
+
+    def in_words(self, *, zeros: bool = False, negative: bool = False) -> str:
+        """Its range and its infinities; if wanted, its zeros and negative values too."""
+        counts = [(self.nan, "NaN"), (self.posinf, "+Inf"), (self.neginf, "-Inf")]
+        counts += [(self.zeros, f"zero{'s' * (self.zeros > 1)}")] * zeros
+        counts += [(self.negative, "negative")] * negative
+        found = [(n, what) for n, what in counts if n]
+        size = math.prod(self.shape)
+        if size == 1:
+            return found[0][1] if self.low != self.low else f"{self.low:.4g}"
+        for n, what in found:
+            if n == size:
+                return f"{size} {what}" + " values" * (what == "negative")
+        within = f" from {self.low:.4g} to {self.high:.4g}" if self.low <= self.high else ""
+        among = " and ".join(f"{n} {what}" for n, what in found)
+        return f"{size} values{within}" + f" with {among}" * bool(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """An operation that makes a NaN or an infinity.
+
+    Attributes:
+        name: the primitive, such as "log" or "dot_general".
+        site: the site whose call it lies in; None if unknown, as in the backward pass.
+        makes: "NaN" or "Inf".
+        operands: the figures of what it received.
+        source: `file:line` of the user's code; "" if unknown.
+        function: the name of the function that has this line; "" if unknown.
+        loops: the iteration of each loop around it, from the outermost: ("scan", 3).
+        backward: whether it belongs to the backward pass of that line.
+        result: the dtype of its result.
+        after: for a NaN made of an infinity, the operation that made the infinity; None if there
+            is none, or it was an argument or a constant.
+    """
+
+    name: str
+    makes: str
+    operands: tuple[Operand, ...]
+    site: str | None = None
+    source: str = ""
+    function: str = ""
+    loops: Loops = ()
+    backward: bool = False
+    result: str = ""
+    after: Operation | None = None
+
+    def in_words(self) -> str:
+        """`"log of 8 values from 0 to 3 with 2 zeros, in logits at model.py:41"`."""
+        what = f"conversion to {self.result}" if self.name == "convert_element_type" else self.name
+        how = {"zeros": self.name in _OF_ZEROS, "negative": self.name in _OF_NEGATIVES}
+        operands = [one.in_words(**how) for one in self.operands]
+        if len(operands) > 1:
+            operands = [f"[{words}]" for words in operands]
+        text = f"{what} of {' and '.join(operands)}" if operands else what
+        file, _, line = self.source.replace("\\", "/").rpartition("/")[2].rpartition(":")
+        place = f"{self.function} at {file}:{line}" if self.function else f"{file}:{line}"
+        if self.backward:
+            text += ", in the backward pass" + f" of {place}" * bool(self.source)
+        elif self.source:
+            text += f", in {place}"
+        for loop, iteration in self.loops:
+            text += f", in iteration {iteration} of a {loop}"
+        if self.after is not None:
+            text += f"; the infinity comes from {self.after.in_words()}"
+        return text
+
+
+def first_nan(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> Operation | None:
+    """The operation that makes the NaN of a program's results, or of its marked values.
+
+    Args:
+        jaxpr: the program.
+        consts: its constants.
+        values: its inputs: arrays.
+
+    Returns:
+        None if no result has a NaN, or if the NaN is in the inputs already.
+    """
+    with unchecked():
+        return _Search(jaxpr, consts, (), None).run(values)
+
+
+# ---------------------------------------------------------------------- programs
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """An equation outside of all calls: the numbers of its operands and results."""
+
+    equation: Any
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    source: tuple[str, str]
+    backward: bool
+
+
+class _Search:
+    """A program whose inner calls are written out, in numbered values."""
+
+    def __init__(self, jaxpr: Any, consts: Sequence[Any], loops: Loops, site: str | None):
+        self.loops, self._outer = loops, site
+        self._known: dict[int, Any] = {}
+        self._count = 0
+        self._steps: list[_Step] = []
+        self.inputs = [self._new() for _ in jaxpr.invars]
+        self.outputs = self._written_out(jaxpr, consts, self.inputs, ("", ""), False)
+        self._made_by = {n: i for i, step in enumerate(self._steps) for n in step.results}
+        self._flags = jax.jit(self._flags_of)
+
+    def _new(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+    def _written_out(
+        self,
+        jaxpr: Any,
+        consts: Sequence[Any],
+        inputs: Sequence[int],
+        source: tuple[str, str],
+        backward: bool,
+    ) -> list[int]:
+        at: dict[Any, int] = dict(zip(jaxpr.invars, inputs, strict=True))
+        for variable, value in zip(jaxpr.constvars, consts, strict=True):
+            at[variable] = self._new()
+            self._known[at[variable]] = value
+
+        def number(atom: Any) -> int:
+            if jaxprs.is_literal(atom):
+                new = self._new()
+                self._known[new] = atom.val
+                return new
+            return at[atom]
+
+        for equation in jaxpr.eqns:
+            operands = [number(v) for v in equation.invars]
+            here = sources.place_of_equation(equation)
+            here = here if here[0] else source
+            behind = backward or sources.is_backward(equation)
+            bodies = bodies_of(equation)
+            inner = bodies[0] if len(bodies) == 1 else None
+            whole = is_call(equation) or kind_of(equation) in ("jit", "remat", "inline")
+            if whole and inner is not None and inner.operands is not None:
+                body, closed = jaxprs.open_jaxpr(inner.jaxpr)
+                given = [operands[i] for i in inner.operands]
+                results = self._written_out(body, closed, given, here, behind)
+                at.update(zip(equation.outvars, results, strict=True))
+                continue
+            results = [self._new() for _ in equation.outvars]
+            self._steps.append(_Step(equation, tuple(operands), tuple(results), here, behind))
+            at.update(zip(equation.outvars, results, strict=True))
+        return [number(v) for v in jaxpr.outvars]
+
+    def _evaluated(self, values: Sequence[Any], last: int) -> dict[int, Any]:
+        """All values that there are before the step `last`."""
+        env = {**self._known, **dict(zip(self.inputs, values, strict=True))}
+        for step in self._steps[:last]:
+            read = [env[n] for n in step.operands]
+            env.update(zip(step.results, jaxprs.bind(step.equation, read), strict=True))
+        return env
+
+    def _flags_of(self, values: Sequence[Any]) -> tuple[jax.Array, list[Any]]:
+        """bool[values, 2]: which values have a NaN, and which an infinity; and the outputs."""
+        env = self._evaluated(values, len(self._steps))
+        with ours():
+            found = jnp.stack([_flags(env[n]) for n in range(self._count)])
+        return found, [env[n] for n in self.outputs]
+
+    # -------------------------------------------------------------------- searching
+
+    def flags(self, values: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
+        """As `_flags_of`, compiled."""
+        found, out = self._flags(list(values))
+        return np.asarray(found), out
+
+    def run(self, values: Sequence[Any], found: np.ndarray | None = None) -> Operation | None:
+        """The operation that makes the first NaN, for these inputs."""
+        found = self.flags(values)[0] if found is None else found
+        starts = [n for step in self._steps if step.equation.primitive is mark
+                  for n in step.results if found[n, NAN]]  # fmt: skip
+        starts += [n for n in self.outputs if found[n, NAN]]
+        made = [self._origin(n, found, NAN) for n in starts]
+        first = min((i for i in made if i is not None), default=None)
+        return None if first is None else self._named(first, found, values, NAN)
+
+    def _origin(self, number: int, found: np.ndarray, what: int) -> int | None:
+        """The step where the NaN (or infinity) of a value arose; None for an input or constant."""
+        while (at := self._made_by.get(number)) is not None:
+            step = self._steps[at]
+            before = [n for n in self._sources(step, number) if found[n, what]]
+            if not before:
+                return at
+            number = before[0]
+        return None
+
+    def _sources(self, step: _Step, number: int) -> Sequence[int]:
+        """The operands that a result may have its values from."""
+        if step.equation.primitive is mark:
+            return [step.operands[step.results.index(number)]]
+        return step.operands
+
+    def _named(
+        self, at: int, found: np.ndarray, values: Sequence[Any], what: int
+    ) -> Operation | None:
+        step = self._steps[at]
+        program = jax.jit(lambda values: [self._evaluated(values, at)[n] for n in step.operands])
+        operands = program(list(values))
+        if what == NAN and (within := self._within(at, operands)) is not None:
+            return within
+        infinite = [n for n in step.operands if found[n, INFINITE]]
+        origins = [self._origin(n, found, INFINITE) for n in infinite if what == NAN]
+        after = next((i for i in origins if i is not None), None)
+        source, function = step.source
+        result: Any = step.equation.outvars[0].aval
+        return Operation(
+            name=step.equation.primitive.name,
+            makes="NaN" if what == NAN else "Inf",
+            operands=tuple(Operand.of(x) for x in operands if _has_numbers(x)),
+            site=self._site(at),
+            source=source,
+            function=function,
+            loops=self.loops,
+            backward=step.backward,
+            result=str(getattr(result, "dtype", "")),
+            after=None if after is None else self._named(after, found, values, INFINITE),
+        )
+
+    def _site(self, at: int) -> str | None:
+        """The site whose call a step lies in."""
+        calls = [self._outer]
+        for step in self._steps[:at]:
+            part, site = (step.equation.params.get(name) for name in ("part", "site"))
+            if step.equation.primitive is not mark:
+                continue
+            if part == BEGIN or (part == INPUT and calls[-1] != site):
+                calls.append(site)
+            elif part == OUTPUT and site in calls[1:]:
+                del calls[calls.index(site, 1) :]
+        return None if self._steps[at].backward else calls[-1]
+
+    def _within(self, at: int, operands: list[Any]) -> Operation | None:
+        """The operation inside a loop or a branch; None if the equation cannot be entered."""
+        equation, site = self._steps[at].equation, self._site(at)
+        kind = kind_of(equation)
+        if kind == "cond":
+            bodies = bodies_of(equation)
+            chosen = int(np.clip(int(operands[0]), 0, len(bodies) - 1))
+            body, consts = jaxprs.open_jaxpr(bodies[chosen].jaxpr)
+            return _Search(body, consts, self.loops, site).run(operands[1:])
+        if kind in ("scan", "while"):
+            return self._in_a_loop(kind, equation, operands, site)
+        return None
+
+    def _in_a_loop(
+        self, kind: str, equation: Any, operands: list[Any], site: str | None
+    ) -> Operation | None:
+        *_, body = bodies_of(equation)
+        search = _Search(*jaxprs.open_jaxpr(body.jaxpr), self.loops, site)
+        for iteration, consts, carry, elements in _iterations(kind, equation, operands):
+            search.loops = (*self.loops, (kind, iteration))
+            values = [*consts, *carry, *elements]
+            found, out = search.flags(values)
+            if found[:, NAN].any() and (one := search.run(values, found)) is not None:
+                return one
+            carry[:] = out[: len(carry)]
+        return None
+
+
+def _iterations(
+    kind: str, equation: Any, operands: list[Any]
+) -> Iterator[tuple[int, list[Any], list[Any], list[Any]]]:
+    """The number of each iteration of a loop, its constants, the carried values, which the caller
+    renews, and its elements.
+    """
+    *tests, body = bodies_of(equation)
+    if kind == "scan":
+        consts, carry, xs = jaxprs.scan_parts(equation, operands)
+        order = range(body.times or 0)
+        for i in reversed(order) if body.backwards else order:
+            yield i, consts, carry, [x[i] for x in xs]
+        return
+    (test,) = tests
+    goes_on = jax.jit(jaxprs.as_function(*jaxprs.open_jaxpr(test.jaxpr)))
+    first = test.consts + body.consts
+    consts, carry = operands[test.consts : first], operands[first:]
+    for i in range(_MOST_ITERATIONS):
+        if not bool(goes_on(*operands[: test.consts], *carry)[0]):
+            return
+        yield i, consts, carry, []
+
+
+def _has_numbers(x: Any) -> bool:
+    return hasattr(x, "dtype") and is_number(x.dtype)
+
+
+def _flags(x: Any) -> jax.Array:
+    if not _has_numbers(x) or not jnp.issubdtype(x.dtype, jnp.inexact) or not jnp.size(x):
+        return jnp.zeros(2, bool)
+    x = x if x.dtype.itemsize >= 2 else x.astype(jnp.float32)
+    return jnp.stack([jnp.isnan(x).any(), jnp.isinf(x).any()])

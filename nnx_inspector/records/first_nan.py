@@ -1,0 +1,111 @@
+"""`first_nan`: the operation of a call, or of its backward pass, that makes the first NaN.
+
+The call is traced again; see `program/analysis/first_nan.py` for the search. Invariant: the model
+does not change, and a step in which nobody asks costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from nnx_inspector._compat import jaxprs, jit
+from nnx_inspector._compat.configuration import unchecked
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.sites import Selection
+from nnx_inspector.program.analysis import first_nan as search
+from nnx_inspector.program.analysis.first_nan import Operation
+from nnx_inspector.program.donated import require_whole
+from nnx_inspector.program.function import Function, as_function
+from nnx_inspector.program.harvest import Plan
+from nnx_inspector.program.mark_layers import marking_layers
+from nnx_inspector.program.stage import Staged, staged
+from nnx_inspector.records.backward import differentiable, require_scalar
+
+
+def first_nan(f: Any, *, gradients: bool = False) -> Callable[..., Operation | None]:
+    """Wrap `f` so that it returns the operation that makes the first NaN instead of its result.
+
+    The search goes back from the outputs of the modules (then from the result) along values that
+    have a NaN, so a NaN that a `where` leaves out is not counted. It enters jitted functions,
+    remat, scans and while loops, and names the iteration. For a NaN that comes of an infinity, the
+    operation that made the infinity is named too. It runs the call about twice, in programs of its
+    own, and changes nothing; callbacks of the call run again.
+
+    Args:
+        f: a module, a bound method of one, or a function whose arguments hold modules.
+        gradients: whether `f` is a loss function (it returns a scalar, or a scalar and more) whose
+            gradients by each `nnx.Param` of its first argument are examined too, after the
+            forward pass.
+
+    Returns:
+        A function that returns an `Operation`, or None: if there is no NaN, or if the arguments or
+        parameters have it already.
+
+    Raises:
+        TypeError: `f` is not a module and none of its arguments holds one, or its result is no
+            loss.
+        InspectorError: the call cannot be traced, or it holds references.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> import nnx_inspector as nni
+        >>> model = nnx.Sequential(jnp.log, nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        >>> found = nni.first_nan(model)(-jnp.ones((4, 2)))
+        >>> found.name, found.operands[0].negative > 0
+        ('log', True)
+    """
+    function = as_function(f, "first_nan")
+
+    def searched(*args: Any, **kwargs: Any) -> Operation | None:
+        layers = marking_layers(Selection(None), inputs=True)
+        with unchecked(), staged(function, args, kwargs, layers) as stage:
+            require_whole(stage.inputs, "The model")
+            if any(map(jit.is_tracer, stage.inputs)):
+                raise InspectorError(
+                    "first_nan reads the values of arrays: call it outside jit, grad and vmap, "
+                    "with the arguments of the call that gave a NaN."
+                )
+            return first_nan_of(stage, function, args, gradients=gradients)
+
+    return searched
+
+
+def first_nan_of(
+    stage: Staged, function: Function, args: Sequence[Any], *, gradients: bool
+) -> Operation | None:
+    """See `first_nan`.
+
+    Args:
+        stage: the traced call.
+        function, args: what was traced.
+        gradients: as in `first_nan`.
+    """
+    jaxpr, consts = stage.survey.jaxpr, stage.survey.consts
+    if stage.eager or "ref" in jaxprs.writes(jaxpr):
+        raise InspectorError(
+            "The call cannot be searched for the operation that makes a NaN: "
+            + (stage.eager or "it writes to references")
+            + ". Run it under jax.debug_nans(True), which stops there."
+        )
+    found = search.first_nan(jaxpr, consts, stage.inputs)
+    if found is not None or not gradients:
+        return found
+    numbers = differentiable(stage, function, args, 0, nnx.Param).where
+    floats = [i for i in numbers if jnp.issubdtype(stage.inputs[i].dtype, jnp.inexact)]
+
+    def loss(chosen: list[Any], rest: list[Any]) -> Any:
+        inputs = dict(enumerate(rest)) | dict(zip(floats, chosen, strict=True))
+        full = [inputs[i] for i in range(len(rest))]
+        out, _ = stage.evaluate(full, plan=Plan(summarise=False))
+        require_scalar(stage, out)
+        return out[0]
+
+    chosen = [stage.inputs[i] for i in floats]
+    inner, closed = jaxprs.open_jaxpr(jax.make_jaxpr(jax.grad(loss))(chosen, stage.inputs))
+    return search.first_nan(inner, closed, [*chosen, *stage.inputs])
