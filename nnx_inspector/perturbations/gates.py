@@ -17,7 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector.hooks.sites import Selection, escape, parse_key, site_key
-from nnx_inspector.perturbations.perturbed import Act, at_marks, check_fits, why_unseen
+from nnx_inspector.perturbations.perturbed import (
+    Act,
+    arrays_of,
+    at_marks,
+    check_fits,
+    why_unseen,
+)
 from nnx_inspector.perturbations.values import Perturbation
 from nnx_inspector.program.stage import Staged
 from nnx_inspector.program.survey import Marked, Survey, lengths_of
@@ -25,7 +31,8 @@ from nnx_inspector.program.survey import Marked, Survey, lengths_of
 NONE = -1
 """The gate number that stands for no gate."""
 Open = Mapping[str, Any]
-"""For each site with gates, whether each is open: bool, shaped like the loops around the site."""
+"""For each site with gates, whether each is open: bool, shaped like the loops around the site (and
+its units, if they have gates of their own)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,13 +44,17 @@ class Gates:
         refused: the sites without a gate, each with the reason.
         part: the part (output or input) of the marks that the gates act on.
         first: for each site the number of its first gate, and the lengths of the scans around it
-            (empty if the site has one gate for all its calls).
+            (empty if the site has one gate for all its calls), and then the number of its units.
+        axis: the axis of the units with a gate each; None if a gate is for all of them.
+        units: the unit of each gate; empty without an axis.
     """
 
     names: tuple[str, ...]
     refused: Mapping[str, str]
     part: str
     first: Mapping[str, tuple[int, tuple[int, ...]]]
+    axis: int | None = None
+    units: tuple[int, ...] = ()
 
     def only(self, numbers: np.ndarray) -> Open:
         """For each number, along a leading axis: that gate open and all others closed."""
@@ -58,7 +69,7 @@ class Gates:
 
         def acts(mark: Marked) -> list[Act]:
             acts_here = mark.part == self.part and mark.site in self.first
-            return [Act(one, on=gates[mark.site])] if acts_here else []
+            return [Act(one, on=gates[mark.site], axis=self.axis)] if acts_here else []
 
         return at_marks(stage, acts)
 
@@ -67,12 +78,24 @@ class Gates:
         counts: dict[str, Any] = dict.fromkeys(self.first, 0)
         for mark, _, one in found.walk(seen):
             if one is not None and mark.part == self.part and mark.site in self.first:
-                counts[mark.site] += one.ran if self.first[mark.site][1] else one.ran.sum()
-        through = [((n > 0) & gates[site]).any() for site, n in counts.items()]
+                counts[mark.site] += one.ran if self._loops(mark.site) else one.ran.sum()
+        is_open = {s: g if self.axis is None else g.any(-1) for s, g in gates.items()}
+        through = [((n > 0) & is_open[site]).any() for site, n in counts.items()]
         return jnp.stack(through).any()
 
+    def _loops(self, site: str) -> int:
+        """The number of scans around a site whose iterations have a gate each."""
+        return len(self.first[site][1]) - (self.axis is not None)
 
-def gates_of(stage: Staged, terms: Sequence[Any], one: Perturbation, *, layers: bool) -> Gates:
+
+def gates_of(
+    stage: Staged,
+    terms: Sequence[Any],
+    one: Perturbation,
+    *,
+    layers: bool,
+    units: int | None = None,
+) -> Gates:
     """The gates for the selected sites.
 
     Args:
@@ -81,9 +104,10 @@ def gates_of(stage: Staged, terms: Sequence[Any], one: Perturbation, *, layers: 
         one: the perturbation behind the gates.
         layers: whether each layer of a stacked site, and each step of a scan, has a gate of its
             own.
+        units: the axis whose units have a gate each, or None.
 
     Raises:
-        TypeError, ValueError: `one` has no meaning at any of the sites.
+        TypeError, ValueError: `one` has no meaning at any of the sites, or none has the axis.
         ValueError: a glob meets no site that the call reaches.
     """
     depths = _depths(stage.survey)
@@ -97,26 +121,40 @@ def gates_of(stage: Staged, terms: Sequence[Any], one: Perturbation, *, layers: 
     _require_reached(stage, terms, [*here, *lost])
     refused = {site: f"it cannot be perturbed here: {why}" for site, why in lost.items()}
     names: list[str] = []
+    numbers: list[int] = []
     first: dict[str, tuple[int, tuple[int, ...]]] = {}
     error: Exception | None = None
     for site, found in here.items():
         try:
             for mark in found:
                 check_fits(one, mark)
+            count = 1 if units is None else _count(found, units)
         except (TypeError, ValueError) as why:
             refused[site] = str(why)
             error = error or why
             continue
         alike = layers and len(set(around[site])) == 1
         lengths = around[site][0] if alike else ()
-        first[site] = (len(names), lengths)
+        first[site] = (len(names), lengths if units is None else (*lengths, count))
         for layer in range(math.prod(lengths)):
-            names.append(_name(site, layer, lengths, depths))
+            names += [_name(site, layer, lengths, depths)] * count
+            numbers += [] if units is None else range(count)
     if not names and error is not None:
         raise error
     if not names:
         raise ValueError(why_unseen(next(iter(lost)), stage))
-    return Gates(tuple(names), refused, one.at, first)
+    return Gates(tuple(names), refused, one.at, first, units, tuple(numbers))
+
+
+def _count(found: Sequence[Marked], axis: int) -> int:
+    """The number of units along an axis of the arrays of a site's calls."""
+    shapes = [x.shape for mark in found for x in arrays_of(mark)]
+    if any(not -len(shape) <= axis < len(shape) for shape in shapes):
+        raise ValueError(f"it has no axis {axis} of units")
+    counts = {shape[axis] for shape in shapes}
+    if len(counts) > 1:
+        raise ValueError(f"its arrays have different numbers of units along axis {axis}")
+    return counts.pop()
 
 
 def _require_reached(stage: Staged, terms: Sequence[Any], sites: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -161,11 +161,24 @@ class Act:
         rows: the chosen layer of each enclosing stack, outermost first; () for all layers.
         on: whether it is active: bool[], or an array with an axis for each enclosing scan and an
             entry for each iteration.
+        axis: the axis whose units it acts on alone; `on` then has a last axis with an entry for
+            each unit.
     """
 
     one: Perturbation
     rows: tuple[int, ...] = ()
     on: Any = True
+    axis: int | None = None
+
+    def of_units(self, on: Any) -> Callable[[jax.Array, str], jax.Array]:
+        """`apply_at`, for the units that are on."""
+
+        def apply(x: jax.Array, name: str) -> jax.Array:
+            shape = [1] * x.ndim
+            shape[self.axis or 0] = len(on)
+            return jnp.where(on.reshape(shape), self.one.apply_at(x, name), x)
+
+        return apply
 
 
 def at_marks(
@@ -178,8 +191,10 @@ def at_marks(
         for act in acts(mark):
             check_fits(act.one, mark)
             on, name = _is_on(act, mark.site, rows), f"{mark.site}/{calls[id(mark)]}"
+            apply = act.one.apply_at if act.axis is None else act.of_units(on)
+            on = on if act.axis is None else on.any()
             changes = [
-                functools.partial(applied, act.one, mapped=mapped, name=f"{name}/{number}")
+                functools.partial(applied, apply, mapped=mapped, name=f"{name}/{number}")
                 for number, mapped in enumerate(mark.mapped)
             ]
             values = [switched(on, *pair) for pair in zip(changes, values, strict=True)]
@@ -258,9 +273,9 @@ def check_layers(site: str, wanted: Sequence[int], lengths: Sequence[int]) -> No
             raise ValueError(f"{site!r} has {length} layers; there is no layer {index}.")
 
 
-def applied(one: Perturbation, x: Any, mapped: tuple[int, ...], name: str) -> Any:
+def applied(apply_at: Callable[..., jax.Array], x: Any, mapped: tuple[int, ...], name: str) -> Any:
     """A marked array, perturbed; each example of a vmap separately."""
-    apply: Callable[[Any], Any] = functools.partial(one.apply_at, name=name)
+    apply: Callable[[Any], Any] = functools.partial(apply_at, name=name)
     if not mapped:
         return apply(x)
     for _ in mapped:
@@ -275,11 +290,16 @@ def check_fits(one: Perturbation, mark: Marked) -> None:
     """Raise if a perturbation has no meaning for what a module returns or receives."""
     if not mark.avals:
         raise nothing_to_perturb(mark.site, mark.part)
+    for x in arrays_of(mark):
+        why = one.why_not(x)
+        if why is not None:
+            raise refusal(one, mark.site, x, why)
+
+
+def arrays_of(mark: Marked) -> Iterator[jax.ShapeDtypeStruct]:
+    """The arrays of a mark as the module sees them, without the axes of vmaps."""
     for aval, mapped in zip(mark.avals, mark.mapped, strict=True):
         shape = list(aval.shape)
         for axis in reversed(mapped):
             del shape[axis]
-        x = jax.ShapeDtypeStruct(tuple(shape), aval.dtype)
-        why = one.why_not(x)
-        if why is not None:
-            raise refusal(one, mark.site, x, why)
+        yield jax.ShapeDtypeStruct(tuple(shape), aval.dtype)

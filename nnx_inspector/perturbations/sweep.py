@@ -58,7 +58,7 @@ CACHE = 8 << 20
 """Bytes of a chunk's values on a CPU. Beyond the size of its caches, passes at once are slower than
 one by one (50 passes of 6 MB: 5.7 s one by one, 7 to 9 s in chunks of 4 to 32)."""
 _ZERO = Zero()
-_OWN = ("site", "loss", "loss_change", "output_change", "kl", "top1_changed", "why_not")
+_OWN = ("site", "unit", "loss", "loss_change", "output_change", "kl", "top1_changed", "why_not")
 
 
 def sweep(
@@ -69,12 +69,13 @@ def sweep(
     sites: Only = "**",
     perturbation: Perturbation = _ZERO,
     layers: bool = True,
+    units: int | None = None,
     logits: Logits = None,
     chunk: int | None = None,
     progress: Progress = True,
     **kwargs: Any,
 ) -> pd.DataFrame:
-    """Measure the effect of perturbing each site alone.
+    """Measure the effect of perturbing each site alone, or each unit or head of a site.
 
     Each call of `sweep` compiles one program for all sites (jax's compilation cache,
     `jax_compilation_cache_dir`, can keep it). The model does not change. Every pass has the same
@@ -89,6 +90,9 @@ def sweep(
         perturbation: any kind for values, such as `nni.Mean()` or `nni.Scale(0.0, at="input")`.
         layers: whether each layer of a stacked site (and each step of an RNN) gets its own row,
             `"blocks[1]"`; False perturbs all of them at once.
+        units: an axis, each of whose units is perturbed alone: -1 for features and channels, -2
+            for the heads that an `nnx.MultiHeadAttention` projects (with `sites="**/out"` and
+            `nni.Zero(at="input")`), 0 for examples. None perturbs them together.
         logits: which part of the model's output is logits: True for an output of one array
             `[..., classes]`, a function of the output, or False for none. By default the output's
             array, if it has only one and that is floating-point and of rank 2 or more.
@@ -102,12 +106,13 @@ def sweep(
 
     Returns:
         A pandas DataFrame with a row for each site, ranked by `|loss_change|` (non-finite first).
-        Columns: `site`; `loss`, and `loss_change` from the clean pass; the same two for each scalar
-        of aux; `output_change`, the relative norm of the change of the model's output; for logits
-        `kl`, KL(clean || perturbed) in nats, and `top1_changed`, a fraction (both missing without
-        logits); `why_not`, the reason if a site could not be measured. `attrs`: "clean", the clean
-        values; "perturbation"; "chunk"; "stopped"; "unmeasured", the sites left when stopped. If
-        stopped, or interrupted after the first site, it returns the rows measured so far.
+        Columns: `site`; with `units`, `unit`; `loss`, and `loss_change` from the clean pass; the
+        same two for each scalar of aux; `output_change`, the relative norm of the change of the
+        model's output; for logits `kl`, KL(clean || perturbed) in nats, and `top1_changed`, a
+        fraction (both missing without logits); `why_not`, the reason if a site could not be
+        measured. `attrs`: "clean", the clean values; "perturbation"; "chunk"; "stopped";
+        "unmeasured", the sites left when stopped. If stopped, or interrupted after the first site,
+        it returns the rows measured so far.
 
     Raises:
         TypeError: `model` is not a module, the loss not a scalar, or `perturbation` not a kind for
@@ -143,6 +148,7 @@ def sweep(
         logits=logits,
         chunk=chunk,
         progress=progress,
+        units=units,
     )
 
 
@@ -158,6 +164,7 @@ def swept(
     logits: Logits,
     chunk: int | None,
     progress: Progress,
+    units: int | None = None,
     of_a_loss: bool = True,
     root: str = "",
 ) -> pd.DataFrame:
@@ -177,7 +184,7 @@ def swept(
             _saying_what_else(),
             staged(function, args, kwargs, marking, roots={(): model}) as stage,
         ):
-            gates = gates_of(stage, selection.terms, perturbation, layers=layers)
+            gates = gates_of(stage, selection.terms, perturbation, layers=layers, units=units)
             report(0, len(gates.names))
             one = _Pass(stage, gates, perturbation, logits, of_a_loss, root)
             program = _compiled(one, chunk)
@@ -442,24 +449,28 @@ def _frame(program: _Program, report: Report, kind: str) -> pd.DataFrame:
     measured, stopped = _measured(program, report)
     clean, *each = measured
     rows: list[dict[str, Any]] = []
-    for site, figures in zip(gates.names, each, strict=False):
+    keys: dict[str, Any] = {"site": gates.names}
+    keys |= {"unit": gates.units} if gates.units else {}
+    for number, figures in enumerate(each):
+        at = {key: of[number] for key, of in keys.items()}
         if figures.pop("reached"):
             change = {f"{n}_change": figures[n] - clean[n] for n in program.names}
-            rows.append({"site": site, **figures, **change})
+            rows.append({**at, **figures, **change})
         else:
             why = "the call does not pass through it with these arguments"
-            rows.append({"site": site, "why_not": why})
+            rows.append({**at, "why_not": why})
     rows += [{"site": site, "why_not": why} for site, why in gates.refused.items()]
     figures = [c for name in program.names for c in (name, f"{name}_change")]
     figures += ["output_change", "kl", "top1_changed"]
-    frame: Any = pd.DataFrame(sorted(rows, key=_rank), columns=["site", *figures, "why_not"])
+    frame: Any = pd.DataFrame(sorted(rows, key=_rank), columns=[*keys, *figures, "why_not"])
     frame = frame.astype(dict.fromkeys(figures, "float64"))
+    frame = frame.astype({"unit": "Int64"}) if gates.units else frame
     frame.attrs = {
         "clean": {name: clean[name] for name in program.names},
         "perturbation": kind,
         "chunk": program.chunk,
         "stopped": stopped,
-        "unmeasured": list(gates.names[len(each) :]),
+        "unmeasured": list(dict.fromkeys(gates.names[len(each) :])),
     }
     return frame
 
