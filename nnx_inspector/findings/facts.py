@@ -21,10 +21,11 @@ from nnx_inspector.findings.activations import kind_after, kind_before
 from nnx_inspector.hooks.layers import unwatched
 from nnx_inspector.hooks.sites import CALL, ModuleSite, Path, Selection, module_sites, site_key
 from nnx_inspector.hooks.variables import float_arrays, variables_by_path
+from nnx_inspector.program.analysis.stacks import stacks_of
+from nnx_inspector.program.analysis.trace import staged_for_trace, trace_of
 from nnx_inspector.program.function import WatchedCall, as_function
-from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import CHANGE, INPUT, OUTPUT, mark
-from nnx_inspector.program.stage import Staged, array_names, staged
+from nnx_inspector.program.stage import Staged, array_names
 from nnx_inspector.recordings.facts import UNKNOWN, Facts, ParameterFacts, SiteFacts
 
 _DTYPE = re.compile(r"(float64|float32|float16|bfloat16|float8\w*)\[")
@@ -56,8 +57,11 @@ def facts_of_stage(stage: Staged, *, is_loss: bool = False) -> Facts:
     return Facts(sites=tuple(sites.values()), parameters=parameters)
 
 
-def facts_of_watched(model: nnx.Module, call: WatchedCall, selection: Selection) -> Facts:
-    """The facts about a model and about a call that a watched program made of it.
+def read_watched(
+    model: nnx.Module, call: WatchedCall, selection: Selection
+) -> tuple[Facts, dict[str, int]]:
+    """The facts about a model and about a call that a watched program made of it, and its stacked
+    sites with the numbers of their layers.
 
     The model is traced as shapes, because a step that runs meanwhile may have donated its arrays.
 
@@ -72,10 +76,9 @@ def facts_of_watched(model: nnx.Module, call: WatchedCall, selection: Selection)
     modules = {site.key: site.module for site in module_sites(copy)}
     module = modules[call.path]
     bound = module if call.method == CALL else getattr(module, call.method)
-    function = as_function(bound, "watch")
-    layers, roots = marking_layers(selection, inputs=True), {(): copy}
-    with unwatched(), staged(function, call.args, call.kwargs, layers, roots=roots) as stage:
-        return facts_of_stage(stage)
+    function, how = as_function(bound, "watch"), {"selection": selection, "roots": {(): copy}}
+    with unwatched(), staged_for_trace(function, call.args, call.kwargs, **how) as stage:
+        return facts_of_stage(stage), stacks_of(trace_of(stage))
 
 
 # ------------------------------------------------------------------- the modules

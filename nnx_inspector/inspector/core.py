@@ -32,6 +32,7 @@ from nnx_inspector.inspector.passes.trials import Shown, Trial
 from nnx_inspector.live.figures import Observer, gauges_of
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.perturbations.slots import CLEAN, Setting
+from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace, trace_of
 from nnx_inspector.program.donated import require_whole
 from nnx_inspector.recordings.facts import Figures
@@ -39,7 +40,7 @@ from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.layers import layers_of
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.layout import layout_of, shown_of, stacks_of
+from nnx_inspector.screen.layout import layout_of
 from nnx_inspector.screen.presenter import Presenter
 from nnx_inspector.screen.timeline import Settings
 

@@ -28,9 +28,9 @@ from nnx_inspector.live.losses import losses_of
 from nnx_inspector.live.session import Session
 from nnx_inspector.live.steps import Region, check_every, watched
 from nnx_inspector.perturbations.gradients import GradientPerturbation
+from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.recordings.layers import NOT_TOLD_APART, Stack, layer_key
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.layout import shown_of, stacks_of
 
 T = TypeVar("T")
 PATIENCE = 0.2

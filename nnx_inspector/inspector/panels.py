@@ -18,6 +18,7 @@ from nnx_inspector.hooks.sites import CALL, ModuleSite, Path, parse_key, site_ke
 from nnx_inspector.hooks.variables import variables_by_path
 from nnx_inspector.inspector.core import Answer, Core
 from nnx_inspector.perturbations.perturbed import without_layers
+from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.program.donated import undisturbed
 from nnx_inspector.program.marks import describe
@@ -28,7 +29,6 @@ from nnx_inspector.records.layers import layers_of
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comparison import other_pass, recording_of
-from nnx_inspector.screen.layout import shown_of, stacks_of
 from nnx_inspector.screen.source import documentation_of, excerpts_of
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary

@@ -14,15 +14,17 @@ from contextlib import contextmanager
 from flax import nnx
 
 from nnx_inspector.errors import warn
-from nnx_inspector.findings.facts import facts_of_modules, facts_of_watched
+from nnx_inspector.findings.facts import facts_of_modules, read_watched
 from nnx_inspector.hooks.sites import Only, require_module
 from nnx_inspector.live.attendance import Attendance
-from nnx_inspector.live.inbox import Taken, merged
+from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.losses import losses_of
 from nnx_inspector.live.session import Session
 from nnx_inspector.live.steps import Region, check_every
+from nnx_inspector.program.analysis.stacks import shown_of
 from nnx_inspector.program.function import WatchedCall
 from nnx_inspector.recordings.facts import Facts
+from nnx_inspector.recordings.layers import Stack
 from nnx_inspector.recordings.recording import Recording
 
 
@@ -97,8 +99,9 @@ def watch(
             warn(text)
 
 
-_learnt: weakref.WeakKeyDictionary[WatchedCall, Facts] = weakref.WeakKeyDictionary()
-"""The facts learnt from a call, kept as long as a program that was traced for it."""
+_Learnt = tuple[Facts, dict[str, int]]
+_learnt: weakref.WeakKeyDictionary[WatchedCall, _Learnt] = weakref.WeakKeyDictionary()
+"""What was learnt from a call, kept as long as a program that was traced for it."""
 
 _free: dict[int, list[int]] = {}
 
@@ -140,7 +143,11 @@ class _Recorder:
         pass
 
     def pass_ends(self, session: Session, step: int, one: Taken) -> None:
-        found = merged([one], tuple(session.keys))
+        for call in one.sent.calls:
+            if call is not None and not any(call is known for known in self._known):
+                self._known.append(call)
+                self._learn(session, call)
+        found = session.measured_in([one])
         if found:
             self._recording.append(
                 step,
@@ -150,25 +157,22 @@ class _Recorder:
                 figures=session.figures_in([one]),
                 held=one.number,
             )
-        for call in one.sent.calls:
-            if call is not None and not any(call is known for known in self._known):
-                self._known.append(call)
-                self._learn(session, call)
 
     def _learn(self, session: Session, call: WatchedCall) -> None:
-        """Trace a pass as it was called, for the facts that the rules need of its program."""
-        facts = _learnt.get(call)
-        if facts is None:
+        """Trace a pass as it was called, for its stacks and for the facts that the rules need."""
+        if call not in _learnt:
             try:
-                facts = facts_of_watched(session.model, call, session.selection)
-            except Exception:  # noqa: BLE001 - the user's call itself worked: do without the facts
+                _learnt[call] = read_watched(session.model, call, session.selection)
+            except Exception:  # noqa: BLE001 - the user's call itself worked: do without them
                 return
-            _learnt[call] = facts
+        facts, stacks = _learnt[call]
         self._recording.learn(facts)
+        rows = {site: Stack(count, stacks[site]) for site, count in shown_of(stacks).items()}
+        session.stacks = {**session.stacks, **rows}
 
     def pass_held(self, session: Session, step: int, one: Taken) -> None:
         if self._recording.attached and one.arrived:
-            found = merged([one], tuple(session.keys))
+            found, _ = session.summaries_in([one])
             self._recording.hold(one.number, step, found, kind="watch", perturbed=one.perturbed)
 
     def loop_ends(self, session: Session, *, failed: bool = False) -> None:

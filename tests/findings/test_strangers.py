@@ -26,10 +26,6 @@ GAPS = {
     "attention without residual": "the examples stay apart, only the tokens of each grow alike",
     "a siamese net without negatives": "half of its units die first, which is reported",
     "weight decay that shrinks all": "after 50 steps no layer is small beside another",
-    **dict.fromkeys(
-        ("dead layers in a scan, watched", "dead layers in a scan, watched 200"),
-        "nni.watch measures the layers of a stack as one",
-    ),
 }
 """Faults that are not found, or not named first, with the reason; some in one way only."""
 

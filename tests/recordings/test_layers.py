@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 
 import nnx_inspector as nni
+from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.recordings.layers import MOST_ROWS, NOT_TOLD_APART, Stack, layer_key, layer_of
-from nnx_inspector.screen.layout import shown_of, stacks_of
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import merge
 
@@ -113,6 +113,25 @@ def test_each_layer_has_its_own_figures_in_our_passes_and_in_a_loop(reverse, rem
     check_layers(recording, model)
     assert not any(site.unseen for site in insp._core.view._layout.sites)
     insp.close()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_region_without_an_example_learns_the_layers_from_the_first_pass(reverse):
+    model = Deep(nnx.Rngs(0), reverse=reverse)
+    grad = nnx.jit(nnx.value_and_grad(loss_fn))
+    with nni.watch(model, every=1) as recording:
+        for _ in range(3):
+            grad(model, X)
+    assert len(recording) == 3
+    for index in range(3):
+        check_layers(recording, model, index=index)
+
+
+def test_steps_of_time_are_no_layers_of_a_region():
+    rnn = nnx.RNN(nnx.SimpleCell(D, D, rngs=nnx.Rngs(0)))
+    with nni.watch(rnn, every=1) as recording:
+        nnx.jit(lambda model, x: model(x))(rnn, jnp.ones((2, 7, D)))
+    assert not any(layer_of(site) for site in recording.sites)
 
 
 def test_the_tree_has_the_layers_below_the_stack_and_its_parts_below_each():
