@@ -17,7 +17,7 @@ from jax._src import core
 from nnx_inspector._compat.jaxprs import is_literal, open_jaxpr
 from nnx_inspector._compat.jit import is_tracer
 
-Bind = Callable[[], Any]
+Bind = Callable[..., Any]
 
 
 @contextlib.contextmanager
@@ -68,8 +68,8 @@ class _Interpreted(core.Trace):
         self.requires_low = outer.requires_low
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
-        def bind() -> Any:
-            return self._outer.process_primitive(primitive, tracers, params)
+        def bind(values: Any = tracers, how: Any = params) -> Any:
+            return self._outer.process_primitive(primitive, values, how)
 
         with core.set_current_trace(self._outer):
             return self._rule(primitive, tracers, params, bind)
@@ -131,6 +131,49 @@ class _Interpreted(core.Trace):
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._outer, name)  # methods of some traces only
+
+
+class _Operations(_Interpreted):
+    """As above; a function with its own derivative is one primitive, whose name is in `params`."""
+
+    def process_custom_jvp_call(
+        self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any
+    ) -> Any:
+        def bind(values: Any = tracers) -> Any:
+            return self._outer.process_custom_jvp_call(primitive, fun, jvp, values, **params)
+
+        with core.set_current_trace(self._outer):
+            return self._rule(primitive, tracers, {"name": fun.debug_info.func_name}, bind)
+
+    def process_custom_vjp_call(
+        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any
+    ) -> Any:
+        def bind(values: Any = tracers) -> Any:
+            return self._outer.process_custom_vjp_call(primitive, fun, fwd, bwd, values, **params)
+
+        with core.set_current_trace(self._outer):
+            return self._rule(primitive, tracers, {"name": fun.debug_info.func_name}, bind)
+
+    def process_shard_map(self, primitive: Any, fun: Any, tracers: Any, /, **params: Any) -> Any:
+        with core.set_current_trace(self._outer):
+            return self._outer.process_shard_map(primitive, fun, tracers, **params)
+
+
+@contextlib.contextmanager
+def operations(rule: Callable[[Any, Sequence[Any], dict[str, Any], Bind], Any]) -> Iterator[None]:
+    """As `interpreted`, for a rule that names operations: `bind(values, params)` runs one, of other
+    operands if given.
+    """
+    with core.set_current_trace(_Operations(core.trace_ctx.trace, rule)):
+        yield
+
+
+@contextlib.contextmanager
+def past_operations() -> Iterator[None]:
+    """Within the context an enclosing `operations` gets no primitive of this trace."""
+    trace = core.trace_ctx.trace
+    with core.set_current_trace(trace._outer if isinstance(trace, _Operations) else trace):
+        yield
 
 
 def is_concrete(x: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -36,6 +36,41 @@ def sub_jaxprs(equation: Any) -> Iterator[Any]:
                 yield item
 
 
+def with_jaxprs(params: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """An equation's parameters with its jaxprs changed; the same object if `change` changes none.
+    The test of a while loop stays.
+    """
+    new: dict[str, Any] = {}
+    for name, value in params.items():
+        several = value if isinstance(value, tuple) else (value,)
+        if name != "cond_jaxpr" and any(hasattr(open_jaxpr(x)[0], "eqns") for x in several):
+            changed = [change(x) for x in several]
+            if any(a is not b for a, b in zip(changed, several, strict=True)):
+                new[name] = tuple(changed) if isinstance(value, tuple) else changed[0]
+    return {**params, **new} if new else params
+
+
+def retraced(jaxpr: Any, run: Callable[..., Any]) -> Any:
+    """A jaxpr of the same kind, inputs and outputs, traced from `run(*inputs)`; the same object if
+    it cannot be made.
+    """
+    bare, _ = open_jaxpr(jaxpr)
+    avals = [v.aval for v in bare.invars]
+    if not all(type(a).__name__ == "ShapedArray" for a in avals):
+        return jaxpr  # a reference, a token
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    new = jax.make_jaxpr(run)(*shapes)
+    return new if type(new) is type(jaxpr) else new.jaxpr if not new.consts else jaxpr
+
+
+def scopes() -> tuple[str, ...]:
+    """The names of the `jax.named_scope`s that are open in this trace, outermost first."""
+    from jax._src import source_info_util
+
+    stack = source_info_util.current_name_stack().stack
+    return tuple(one.name for one in stack if isinstance(one, source_info_util.Scope))
+
+
 def writes(jaxpr: Any) -> set[str]:
     """The kinds of state that a jaxpr writes to, including its inner jaxprs.
 
@@ -52,6 +87,13 @@ def writes(jaxpr: Any) -> set[str]:
         for inner in sub_jaxprs(equation):
             found |= writes(inner)
     return found
+
+
+def is_inlined(params: dict[str, Any]) -> bool:
+    """Whether jax dissolves a jitted function where it is called, so no equation has its name; jax
+    0.10 has a bool for it, jax 0.12 an enumeration.
+    """
+    return getattr(params["inline"], "value", params["inline"]) in (True, "jax_early")
 
 
 def is_recomputation(equation: Any) -> bool:

@@ -18,7 +18,8 @@ from typing import Any
 
 from flax import nnx
 
-from nnx_inspector.hooks import headroom, linen, wrapping
+from nnx_inspector import headroom
+from nnx_inspector.hooks import inside, linen, wrapping
 from nnx_inspector.hooks.layers import (
     EVERY,
     PERTURBATION,
@@ -28,6 +29,7 @@ from nnx_inspector.hooks.layers import (
     Layer,
     open_layers,
     opened,
+    see_operations,
 )
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import (
@@ -44,6 +46,7 @@ class _Frame:
     module: Any
     method: str
     function: Any
+    names: inside.Names | None
 
 
 class _Thread(threading.local):
@@ -115,7 +118,9 @@ def _called(
     original = function.__get__(module, type(module))
     if _is_within(name, function, module):
         # super().name(...), or the function inside a decorated method
-        return _in_python(original)(*args, **kwargs)
+        names = _thread.frames[-1].names
+        with contextlib.nullcontext() if names is None else names.given():
+            return _in_python(original)(*args, **kwargs)
     made_at = linen.made_here(module)
     if made_at is not None:
         for scope in _scopes():
@@ -200,20 +205,56 @@ def _through_layers(
         needs_scope = any(layer.scope is None for layer in open_layers())
         _thread.outermost = Scope({(): call.owner}, _OUTERMOST) if needs_scope else None
         _thread.calls = {}
-    frames.append(_Frame(call.module, call.method, function))
+    names = inside.Names(functools.partial(_operation, call)) if _seen_inside() else None
+    frames.append(_Frame(call.module, call.method, function, names))
     try:
         if len(frames) > _thread.roomy:
             _borrow(len(frames))
         if call.module is call.owner:
             for scope in _scopes():
                 scope.note_unattributed(call.owner)
-        return _wrapped_in_layers(call, ranks)(*args, **kwargs)
+        if names is None:
+            return _wrapped_in_layers(call, ranks)(*args, **kwargs)
+        with inside.apart():
+            named = dataclasses.replace(call, original=_naming(names, call.original))
+            return _wrapped_in_layers(named, ranks)(*args, **kwargs)
     finally:
         frames.pop()
         if outermost:
             _thread.outermost = None
             _thread.calls = {}
             _return()
+
+
+def _seen_inside() -> bool:
+    return see_operations(open_layers())
+
+
+def _naming(names: inside.Names, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A call whose operations are named."""
+    run = _in_python(original)
+
+    def named(*args: Any, **kwargs: Any) -> Any:
+        with names.given():
+            return run(*args, **kwargs)
+
+    return named
+
+
+def _operation(
+    call: _Call, name: str, primitive: str, run: Callable[..., Any]
+) -> Callable[..., Any] | None:
+    """An operation within a call, through the layers that select it; None if none does."""
+    method = f"{call.method if call.method != CALL else ''}@{name}"
+    for scope in _scopes():
+        path = scope.path_of(call.owner)
+        if path is not None:
+            scope.operations[site_key((*path, *call.below), method)] = None
+    one = dataclasses.replace(
+        call, method=method, original=run, kind="operation", type_name=primitive
+    )
+    chain = _wrapped_in_layers(one, EVERY)
+    return None if chain is run else chain
 
 
 _AHEAD = 32  # the limit is raised for this many module calls at a time
@@ -294,6 +335,8 @@ def _outermost_last(layers: tuple[Layer, ...]) -> list[int]:
 def _around(
     number: int, layer: Layer, inner: Callable[..., Any], call: _Call
 ) -> Callable[..., Any]:
+    if call.kind == "operation" and not see_operations((layer,)):
+        return inner
     scope = layer.scope if layer.scope is not None else _thread.outermost
     path = scope.path_of(call.owner) if scope is not None else None
     if layer.scope is not None and path is None:

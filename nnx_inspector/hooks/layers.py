@@ -10,10 +10,11 @@ import contextlib
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nnx_inspector._compat.configuration import hooks
+from nnx_inspector.hooks.inside import functions_named
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Selection
 
@@ -34,7 +35,8 @@ class Context:
         path: the module's path, `"blocks/0/attn"`, or None if it cannot be known.
         call: the number of earlier calls of this site within the outermost call. Under jit calls
             are counted while tracing.
-        kind: `"method"`, or `"linen"` for a method of a Linen module inside `nnx.bridge.ToNNX`.
+        kind: `"method"`, or `"linen"` for a method of a Linen module inside `nnx.bridge.ToNNX`, or
+            `"operation"` for an operation within a call.
             Internal layers also see `"sow"` and `"perturb"`, for a value that the user's module
             passes to NNX; its path is that of the Variable.
         type_name: the class name of the module, or the type name of the sown Variable.
@@ -53,7 +55,7 @@ class Context:
         """The site's key: the path, and the method unless it is `__call__`."""
         if self.path is None or self.method_name == CALL:
             return self.path
-        return f"{self.path}:{self.method_name}"
+        return self.path + ":" * (self.method_name[0] != "@") + self.method_name
 
 
 Interceptor = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Context], Any]
@@ -89,6 +91,11 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
+def see_operations(layers: Sequence[Layer]) -> bool:
+    """Whether a layer selects operations within calls."""
+    return any(layer.only is not None and layer.only.inside for layer in layers)
+
+
 def open_layers() -> tuple[Layer, ...]:
     """The layers that are open in this thread, in the order of opening."""
     return _thread.layers
@@ -110,7 +117,8 @@ def unwatched() -> contextlib.AbstractContextManager[None]:
 def opened(layers: tuple[Layer, ...]) -> Iterator[None]:
     """Make these the open layers, in place of those open before."""
     outer = _thread.layers
-    with hooks(_key_of(layers)):
+    named = functions_named() if see_operations(layers) else contextlib.nullcontext()
+    with hooks(_key_of(layers)), named:
         _thread.layers = layers
         try:
             yield

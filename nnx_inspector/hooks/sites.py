@@ -1,9 +1,9 @@
 """The sites of a model: its modules and methods, their names, and how to select some of them.
 
-A site is a module's path and one of its methods. Invariant: a site's key can be parsed back
-(`parse_key(site_key(path, method)) == (path, method)`, except that int segments become str), and a
-shared module is one site, under the path that NNX gives it, with its other paths as aliases. Knows
-nothing of hooks.
+A site is a module's path and one of its methods, or an operation within a call of it. Invariant: a
+site's key can be parsed back (`parse_key(site_key(path, method)) == (path, method)`, except that
+int segments become str), and a shared module is one site, under the path that NNX gives it, with
+its other paths as aliases. Knows nothing of hooks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from flax import nnx
@@ -31,14 +31,16 @@ Only = Any
 
 @functools.lru_cache(maxsize=4096, typed=True)
 def escape(segment: str | int) -> str:
-    """One segment of a path, with `/`, `:`, `[` and backslashes escaped by a backslash."""
-    return re.sub(r"([\\/:\[])", r"\\\1", str(segment))
+    """One segment of a path, with `/`, `:`, `[`, `@` and backslashes escaped by a backslash."""
+    return re.sub(r"([\\/:\[@])", r"\\\1", str(segment))
 
 
 def site_key(path: Sequence[str | int], method: str = CALL) -> str:
-    """The key of a site: `"blocks/0/attn"`, `"encoder:encode"`, or `""` for the root's call."""
+    """The key of a site: `"blocks/0/attn"`, `"encoder:encode"`, or `""` for the root's call. An
+    operation within a call is a method like `"@softmax"`: `"blocks/0/attn@softmax"`.
+    """
     key = "/".join(map(escape, path))
-    return key if method == CALL else f"{key}:{method}"
+    return key if method == CALL else key + ":" * (method[0] != "@") + method
 
 
 def split_escaped(text: str, separator: str) -> list[str]:
@@ -60,10 +62,21 @@ def split_escaped(text: str, separator: str) -> list[str]:
 
 def parse_key(key: str) -> tuple[tuple[str, ...], str]:
     """(path segments, method) of a site key; the segments are unescaped strings."""
-    head, *method = split_escaped(key, ":")
+    called, operation = of_operation(key)
+    head, *method = split_escaped(called, ":")
     segments = split_escaped(head, "/") if head else []
     plain = tuple(re.sub(r"\\(.)", r"\1", segment) for segment in segments)
+    if operation:
+        return plain, "".join(method[:1]) + operation
     return plain, (method[0] if method else CALL)
+
+
+def of_operation(key: str) -> tuple[str, str]:
+    """The call that a key (or a glob) names, and the operation within it: `("attn", "@softmax")`
+    for `"attn@softmax"`; `""` for none.
+    """
+    called, *operation = split_escaped(key, "@")
+    return called, f"@{'@'.join(operation)}" if operation else ""
 
 
 def methods(cls: type) -> dict[str, Any]:
@@ -305,13 +318,15 @@ class Selection:
                     f"only= takes a glob, a module type or a predicate (path, module) -> bool, "
                     f"got {term!r} of type {type(term).__name__}."
                 )
-            if isinstance(term, str) and re.search(r"(?<!\\)\[", term):
-                whole = re.sub(r"(?<!\\)\[[^]]*\]", "", term)
+            if isinstance(term, str) and re.search(r"(?<!\\)\[", of_operation(term)[0]):
+                called, operation = of_operation(term)
+                whole = re.sub(r"(?<!\\)\[[^]]*\]", "", called) + operation
                 raise InspectorError(
                     f"{term!r} selects one layer of a stacked module, which only nni.perturbed and "
                     f"Inspector.perturb can do. Select {whole!r} instead."
                 )
         self.terms = terms
+        self.inside = any(isinstance(term, str) and of_operation(term)[1] for term in terms)
         self.default_methods = default_methods
 
     def __eq__(self, other: object) -> bool:
@@ -338,10 +353,14 @@ class Selection:
         if isinstance(term, str):
             if path is None:
                 return False
-            pattern, *rest = split_escaped(term, ":")
+            called, wanted_operation = of_operation(term)
+            pattern, *rest = split_escaped(called, ":")
             wanted = rest[0] if rest else CALL
-            return fnmatch.fnmatchcase(method, wanted) and glob_matches(pattern, path)
-        if not fnmatch.fnmatchcase(method, self.default_methods):
+            method, operation = of_operation(method)
+            if not _segment_pattern(wanted_operation).fullmatch(operation):
+                return False
+            return fnmatch.fnmatchcase(method or CALL, wanted) and glob_matches(pattern, path)
+        if "@" in method or not fnmatch.fnmatchcase(method, self.default_methods):
             return False
         if term is None:
             return True
@@ -370,14 +389,18 @@ class Selection:
         return any(self._matches(glob, path, method, None) for glob in globs)
 
     def require_match(
-        self, model: nnx.Module | Mapping[Path, nnx.Module], called: Sequence[str] | None = None
+        self,
+        model: nnx.Module | Mapping[Path, nnx.Module],
+        called: Sequence[str] | None = None,
+        operations: Iterable[str] = (),
     ) -> None:
         """Raise a ValueError that names the closest sites if no site is selected.
 
         Args:
             model: the model, or several models by prefix.
             called: the keys of the selected sites that a call has revealed, or None before a call.
-                Sown values and Linen submodules are not known before a call.
+                Sown values, Linen submodules and operations are not known before a call.
+            operations: the keys of the operations that a call has revealed.
         """
         roots = {(): model} if isinstance(model, nnx.Module) else model
         if called or any(self.matches_any(root, prefix) for prefix, root in roots.items()):
@@ -385,7 +408,7 @@ class Selection:
         if called is None and any(self._may_be_revealed(root) for root in roots.values()):
             return
         keys = [key for prefix, root in roots.items() for key in site_keys(root, prefix)]
-        raise ValueError(nothing_selected(self, keys))
+        raise ValueError(nothing_selected(self, [*operations, *keys] if self.inside else keys))
 
     def _may_be_revealed(self, model: nnx.Module) -> bool:
         """Whether only a call can show what is selected: by a type that is not an NNX module's, by
@@ -398,6 +421,9 @@ class Selection:
             if isinstance(term, type) and not issubclass(term, nnx.Module):
                 return True
             if isinstance(term, str) and any(_sows(module) for module in modules):
+                return True
+            called, operation = of_operation(term) if isinstance(term, str) else ("", "")
+            if operation and Selection(called).matches_any(model):
                 return True
         return False
 
@@ -462,17 +488,3 @@ def _segment_pattern(glob: str) -> re.Pattern[str]:
         out += ".*" if glob[i] == "*" else "." if glob[i] == "?" else re.escape(glob[i])
         i += 1
     return re.compile(out, re.DOTALL)
-
-
-def argument_name(fun: Callable[..., Any], index: int) -> str:
-    """The name of a function's positional argument, or its number if it has no name."""
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):
-        return str(index)
-    if index < len(parameters) and parameters[index].kind in (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    ):
-        return parameters[index].name
-    return str(index)

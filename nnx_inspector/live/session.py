@@ -72,6 +72,8 @@ class Session:
         self.model = model
         self.selection = Selection(only)
         self.selection.require_match(model)
+        if self.selection.inside:  # a pass is the model's call, and no operation in it
+            self.selection = Selection((*self.selection.terms, ""))
         self.gradients = gradients
         self.besides = tuple(besides)
         self.measured = None if measured is None else Selection(measured)

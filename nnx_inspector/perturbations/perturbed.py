@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from nnx_inspector._compat.configuration import ours
-from nnx_inspector.hooks.sites import Selection
+from nnx_inspector.hooks.sites import Selection, of_operation
 from nnx_inspector.perturbations.base import Kind, Perturbation, is_random
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.region import nothing_to_perturb, refusal
@@ -47,7 +47,8 @@ _INDEX = re.compile(r"(?<!\\)\[(-?\d+)\]")
 
 def without_layers(key: str) -> tuple[str, tuple[int, ...]]:
     """A key as a glob, and the layers that it chooses: `("layers", (3,))` for `"layers[3]"`."""
-    return _INDEX.sub("", key), tuple(int(i) for i in _INDEX.findall(key))
+    called, operation = of_operation(key)
+    return _INDEX.sub("", called) + operation, tuple(int(i) for i in _INDEX.findall(called))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +241,7 @@ def _check(stage: Staged, rules: Sequence[_Rule]) -> None:
             wanted = rule.of(part)
             here = [m for m in found if m.part == part and selection.matches_key(m.site)]
             if wanted and not here:
-                selection.require_match(stage.roots, [])
+                selection.require_match(stage.roots, [], stage.scope.operations)
                 raise ValueError(why_unseen(rule.pattern, stage))
             for mark in here:
                 for one in wanted:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from flax import nnx
 from nnx_inspector.arrays import own_attribute
 from nnx_inspector.hooks.layers import Context
 from nnx_inspector.hooks.pytrees import plain_key, rebuilt, with_arguments
-from nnx_inspector.hooks.sites import Path, argument_name, method_name, require_module, ways_into
+from nnx_inspector.hooks.sites import Path, method_name, require_module, ways_into
 from nnx_inspector.program.marks import is_node, is_whole
 from nnx_inspector.stats.summarize import is_number
 
@@ -85,6 +86,20 @@ def roots_of(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) ->
             f"nothing to inspect. Pass the model as an argument, not through a closure."
         )
     return {(): next(iter(found.values()))} if len(found) == 1 else found
+
+
+def argument_name(fun: Callable[..., Any], index: int) -> str:
+    """The name of a function's positional argument, or its number if it has no name."""
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):
+        return str(index)
+    if index < len(parameters) and parameters[index].kind in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    ):
+        return parameters[index].name
+    return str(index)
 
 
 def name_of(call: Any) -> str:

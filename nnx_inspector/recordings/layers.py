@@ -25,15 +25,19 @@ NOT_TOLD_APART: Final = (
     "only the whole stack is measured; insp.run and insp.step measure each layer"
 )
 
-_LAYER: Final = re.compile(r"((?:[^\\]|\\.)*?)\[(\d+)\]", re.DOTALL)
+_LAYER: Final = re.compile(r"((?:[^\\@]|\\.)*?)\[(\d+)\](@.*)?", re.DOTALL)
+_OPERATION: Final = re.compile(r"((?:[^\\@]|\\.)*)(@.*)?", re.DOTALL)
 
 Summaries = dict[str, dict[str, Summary]]
 """Site -> quantity -> summary."""
 
 
 def layer_key(site: str, layer: int) -> str:
-    """The key of one layer of a stacked site."""
-    return f"{site}[{layer}]"
+    """The key of one layer of a stacked site: `"blocks[3]"`, or `"blocks[3]@softmax"` for an
+    operation within a call, whose own number comes after its name.
+    """
+    found = _OPERATION.fullmatch(site)
+    return f"{site}[{layer}]" if found is None else f"{found[1]}[{layer}]{found[2] or ''}"
 
 
 def layer_of(key: str) -> tuple[str, int] | None:
@@ -43,8 +47,8 @@ def layer_of(key: str) -> tuple[str, int] | None:
         >>> layer_of("blocks/attn[3]"), layer_of("blocks")
         (('blocks/attn', 3), None)
     """
-    found = _LAYER.fullmatch(key) if key.endswith("]") else None
-    return None if found is None else (found[1], int(found[2]))
+    found = _LAYER.fullmatch(key)
+    return None if found is None else (found[1] + (found[3] or ""), int(found[2]))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,8 +47,8 @@ def _require_model(stage: Staged) -> None:
 def _check_selection(selection: Selection, stage: Staged) -> None:
     known = not stage.eager or stage.last is not None
     if known and selection.terms != (None,):
-        called = [marked.site for marked in stage.survey.marks]
-        selection.require_match(stage.roots, [*called, *stage.survey.unseen])
+        called = [*(marked.site for marked in stage.survey.marks), *stage.survey.unseen]
+        selection.require_match(stage.roots, called, stage.scope.operations)
 
 
 def capture(

@@ -16,7 +16,8 @@ import numpy as np
 
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.sites import closest, split_escaped
+from nnx_inspector.hooks.sites import closest, of_operation, split_escaped
+from nnx_inspector.recordings.layers import layer_key
 from nnx_inspector.records.call import Call, concrete, named_summaries
 from nnx_inspector.records.packed import is_joinable, joined, taken_apart, unpacked
 from nnx_inspector.stats.summary import STATISTICS, Summary, merge
@@ -172,7 +173,7 @@ class Entry:
         if not -self.rows <= index < self.rows:
             raise IndexError(f"{self.key!r} has {self.rows} rows, but no row {index}.")
         calls = [c for c in self.calls if c.loops and np.shape(c.ran)[len(c.leading)] == self.rows]
-        return Entry(f"{self.key}[{index}]", tuple(_row_of(c, index) for c in calls))
+        return Entry(layer_key(self.key, index), tuple(_row_of(c, index) for c in calls))
 
 
 def _row_of(call: Call, index: int) -> Call:
@@ -237,9 +238,11 @@ class Record(Mapping[str, Entry]):
     def __getitem__(self, key: str) -> Entry:
         if key in self._calls:
             return Entry(key, self._calls[key])
-        head, *index = split_escaped(key, "[")
-        if index and head in self._calls and index[0].rstrip("]").lstrip("-").isdigit():
-            return Entry(head, self._calls[head]).row(int(index[0].rstrip("]")))
+        called, operation = of_operation(key)
+        head, *index = split_escaped(called, "[")
+        whole = head + operation
+        if index and whole in self._calls and index[0].rstrip("]").lstrip("-").isdigit():
+            return Entry(whole, self._calls[whole]).row(int(index[0].rstrip("]")))
         if key in self.unseen:
             raise KeyError(f"{key!r} could not be read: {self.unseen[key]}.")
         near = ", ".join(repr(k) for k in closest(key, list(self._calls)))

@@ -160,7 +160,7 @@ def _places(trace: Trace) -> list[_Place]:
     for call in trace.calls:
         if call.site not in found:
             path, method = parse_key(call.site)
-            segments = path if method == CALL else (*path, f":{method}")
+            segments = path if method == CALL else (*path, site_key((), method))
             found[call.site] = _Place(call.site, segments, call.type, call.parameters)
     return list(found.values())
 

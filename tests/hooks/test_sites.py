@@ -13,6 +13,7 @@ from flax import linen, nnx
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks import sites
 from nnx_inspector.hooks.sites import Selection, glob_matches, parse_key, site_key
+from nnx_inspector.program.function import argument_name
 from nnx_inspector.records.capture import capture
 
 
@@ -303,7 +304,7 @@ def test_something_else_is_named():
 def test_argument_names_are_those_of_the_signature():
     def f(a, /, b, *rest, c): ...
 
-    assert [sites.argument_name(f, i) for i in range(4)] == ["a", "b", "2", "3"]
+    assert [argument_name(f, i) for i in range(4)] == ["a", "b", "2", "3"]
 
 
 def test_capture_names_the_nearest_site_of_each_of_several_models():

@@ -10,7 +10,8 @@ import pytest
 from flax import nnx
 
 import nnx_inspector as nni
-from nnx_inspector.hooks import headroom, variables
+from nnx_inspector import headroom
+from nnx_inspector.hooks import variables
 from nnx_inspector.screen.layout import layout_of
 
 X = jnp.ones(2)

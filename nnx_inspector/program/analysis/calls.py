@@ -369,7 +369,7 @@ class MarkCalls:
         source, inner = sources.source_of_caller()
         with held(module if context.kind == "method" else None) as before:
             shapes = linen.parameter_shapes(module) if context.kind == "linen" else _shapes(before)
-            call = CallSite(site, context.path or "", kind, source, next(iter(shapes), None))
+            call = CallSite(site, _path(context), kind, source, next(iter(shapes), None))
             self.history.begin(call)
             # an inner function's trace may be reused elsewhere: there its equation has the line
             call = dataclasses.replace(call, source="" if inner else source)
@@ -401,11 +401,16 @@ class MarkInputs:
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
         site, text = context.site or "", in_words(args, kwargs)
         self.history.receive(text)
-        call = CallSite(site, context.path or "", context.type_name, "", None)
+        call = CallSite(site, _path(context), context.type_name, "", None)
         args, kwargs = mark_arguments(
             args, kwargs, owner=self.owner, site=site, part=INPUT, text=text, call=call
         )
         return next_fun(*args, **kwargs)
+
+
+def _path(context: Context) -> str:
+    """The path whose parameters a call has; an operation has none."""
+    return (context.site if context.kind == "operation" else context.path) or ""
 
 
 def _shapes(before: Contents) -> Iterator[tuple[int, ...]]:

@@ -107,7 +107,9 @@ class Trace:
     def _row(self, number: int) -> tuple[str, ...]:
         call = self.calls[number]
         segments, method = parse_key(call.site)
-        name = (segments[-1] if segments else "(root)") + f":{method}" * (method != CALL)
+        name = segments[-1] if segments else "(root)"
+        if method != CALL:
+            name = method if method[0] == "@" else f"{name}:{method}"
         if not self.error:
             name += " (while)" if call.times is None else f" x{call.times}" * (call.times != 1)
             name += " (cond)" * call.conditional

@@ -1,0 +1,232 @@
+"""The operations within one call of a module: their names, and how each is passed on.
+
+While a selection with an `@` is open, a call runs under a rule that receives each of its own
+primitives: live, and within the functions that it jits, scans or rematerialises. An operation that
+is selected becomes a call of its own for the layers. Its name is, in this order, that of
+`checkpoint_name`, of the function that computes it (`softmax`, `relu`, a jitted function of the
+user's), or of the primitive. A `jax.named_scope` stands before the name (`scores.mul`), and before
+a primitive the function that it is part of (`softmax.exp`). The first of several operations with
+one name keeps it; the next ones are numbered in the order of the program: `mul`, `mul[1]`.
+Invariant: an operation belongs to the innermost module call around it, and one that is not selected
+runs as it stands. Without such a selection nothing here runs. Does not know the layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from nnx_inspector._compat import interpreter, jaxprs
+from nnx_inspector._compat.redirect import Redirection, copy_of, redirect
+
+Visit = Callable[[str, str, Callable[..., Any]], Callable[..., Any] | None]
+"""A function of an operation's name, its primitive's name and the operation itself. It returns what
+runs in the operation's place, or None for one that is not selected."""
+
+_WITHIN = "nnx_inspector_call"
+"""The scope of an inner call, by which the enclosing call knows that an equation is not its own."""
+
+_OF_A_FUNCTION = "()"
+"""Ends the scope, or the name, that stands for a function of jax's and not for the user's own."""
+
+_JITS = frozenset(["jit", "pjit"])
+_ENTERED = _JITS | jaxprs.REMAT | {"scan", "while", "cond", "closed_call", "core_call"}
+"""The primitives whose functions `program.harvest` can enter."""
+
+_MOVES = """
+    broadcast_in_dim convert_element_type copy copy_p device_put optimization_barrier pvary reshape
+    sharding_constraint squeeze stop_gradient
+"""
+_SAME = frozenset(_MOVES.split())
+"""Primitives that only hand a value on: they are no sites."""
+
+_DERIVED = frozenset(["custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"])
+
+
+class _Thread(threading.local):
+    names: Names | None = None
+
+
+_thread = _Thread()
+
+
+class Names:
+    """The names of the operations of one call, numbered as they pass."""
+
+    def __init__(self, visit: Visit):
+        self._visit = visit
+        self._counts: dict[str, int] = {}
+        self._is_result = False
+
+    @contextlib.contextmanager
+    def given(self) -> Iterator[None]:
+        """Within the context each operation is named and passed on."""
+        with apart():
+            _thread.names = self
+            with interpreter.operations(self._rule(len(jaxprs.scopes()), ())):
+                yield
+
+    def _rule(self, known: int, around: tuple[str, ...]) -> Any:
+        """The rule for what is below the first `known` scopes; `around` are scopes around it."""
+
+        def rule(
+            primitive: Any, values: Sequence[Any], params: dict[str, Any], bind: Callable[..., Any]
+        ) -> Any:
+            scopes = (*around, *jaxprs.scopes()[known:])
+            is_result, self._is_result = self._is_result, False
+            if _WITHIN in scopes or primitive.name.startswith("nnx_inspector"):
+                return bind()
+            one = primitive.name, params
+            if primitive.name in _ENTERED:
+                entered = jaxprs.with_jaxprs(params, functools.partial(self._entered, scopes, one))
+                if entered is not params:
+                    bind = functools.partial(_bind_entered, bind, values, entered)
+            # what computes a function's result is known by the function's name
+            known_already = is_result or not values or one[0] in _SAME
+            name = None if known_already else _name_of(*one, scopes)
+            run = None if name is None else self._visit(self._numbered(name), one[0], _call(bind))
+            if run is None:
+                return bind()
+            out = run(*values)
+            if not primitive.multiple_results and primitive.name not in _DERIVED:
+                return out
+            return list(out) if isinstance(out, tuple) else [out]
+
+        return rule
+
+    def _numbered(self, name: str) -> str:
+        number = self._counts.get(name, 0)
+        self._counts[name] = number + 1
+        return f"{name}[{number}]" if number else name
+
+    def _entered(self, scopes: tuple[str, ...], of: tuple[str, Any], jaxpr: Any) -> Any:
+        """The jaxpr with its selected operations passed on; the same if there is none."""
+        bare, consts = jaxprs.open_jaxpr(jaxpr)
+        function = _function(*of)
+        around = scopes if function is None else (*scopes, function + _OF_A_FUNCTION)
+        results = set() if function is None else {v for v in bare.outvars if not _is_value(v)}
+        selected = False
+
+        def visit(*how: Any) -> Any:
+            nonlocal selected
+            found = outer(*how)
+            selected = selected or found is not None
+            return found
+
+        def run(*values: Any) -> list[Any]:
+            env = dict(zip((*bare.constvars, *bare.invars), (*consts, *values), strict=True))
+            read = lambda v: v.val if _is_value(v) else env[v]  # noqa: E731
+            with interpreter.operations(self._rule(len(jaxprs.scopes()), around)):
+                for equation in bare.eqns:
+                    self._is_result = any(v in results for v in equation.outvars)
+                    out = jaxprs.bind(equation, [read(v) for v in equation.invars])
+                    env.update(zip(equation.outvars, out, strict=True))
+            return [read(v) for v in bare.outvars]
+
+        outer, self._visit = self._visit, visit
+        try:
+            new = jaxprs.retraced(jaxpr, run)
+        finally:
+            self._visit = outer
+        return new if selected else jaxpr
+
+
+_is_value = jaxprs.is_literal
+
+
+def _bind_entered(bind: Any, given: Any, entered: Any, values: Any = None) -> Any:
+    return bind(given if values is None else values, entered)
+
+
+def _call(bind: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation as a function of its operands; several results are a tuple."""
+
+    def run(*values: Any) -> Any:
+        out = bind(values)
+        several = isinstance(out, (list, tuple))
+        return (out[0] if len(out) == 1 else tuple(out)) if several else out
+
+    return run
+
+
+def _function(primitive: str, params: dict[str, Any]) -> str | None:
+    """The name of the function that a primitive calls; None if it has none of its own."""
+    if primitive in _DERIVED or (primitive in _JITS and not jaxprs.is_inlined(params)):
+        return re.sub(r"\W", "", str(params.get("name", ""))) or None
+    return None
+
+
+def _name_of(primitive: str, params: dict[str, Any], scopes: Sequence[str]) -> str | None:
+    """The name of an operation, without its number; None if it only groups others."""
+    scopes = [scope for scope in scopes if "->" not in scope]  # that of jnp.einsum
+    users = [scope for scope in scopes if not scope.endswith(_OF_A_FUNCTION)]
+    if primitive == "name" and not params["name"].endswith(_OF_A_FUNCTION):
+        return _plain(params["name"])
+    function = params["name"] if primitive == "name" else _function(primitive, params)
+    if function is not None:
+        return ".".join(map(_plain, [*users[-1:], function]))
+    if primitive in _JITS:
+        return None
+    return ".".join(map(_plain, [*scopes[-1:], primitive]))
+
+
+def _plain(name: str) -> str:
+    """A name that needs no escape in a site's key."""
+    return re.sub(r"[^\w.\-]", "_", name.removesuffix(_OF_A_FUNCTION))
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Within the context operations are not those of the enclosing call."""
+    outer, _thread.names = _thread.names, None
+    try:
+        with interpreter.past_operations(), jax.named_scope(_WITHIN):
+            yield
+    finally:
+        _thread.names = outer
+
+
+# ------------------------------------------------------------- functions of jax.nn
+
+_lock = threading.Lock()
+_holders = 0
+_redirections: list[Redirection] = []
+
+
+@contextlib.contextmanager
+def functions_named() -> Iterator[None]:
+    """Within the context the functions of `jax.nn` that jax does not jit (`softmax`, `gelu`) leave
+    their names in the program.
+    """
+    global _holders
+    with _lock:
+        _holders += 1
+        if _holders == 1:
+            for name, function in vars(jax.nn).items():
+                if isinstance(function, types.FunctionType):
+                    original = copy_of(function)
+                    target = functools.partial(_called, original, name + _OF_A_FUNCTION)
+                    _redirections.append(redirect(function, target, original))
+    try:
+        yield
+    finally:
+        with _lock:
+            _holders -= 1
+            while not _holders and _redirections:
+                _redirections.pop().undo()
+
+
+def _called(function: Callable[..., Any], name: str, /, *args: Any, **kwargs: Any) -> Any:
+    if _thread.names is None:
+        return function(*args, **kwargs)
+    with jax.named_scope(name):
+        out = function(*args, **kwargs)
+    return checkpoint_name(out, name)

@@ -1,0 +1,174 @@
+"""Operations within calls: their names, where they belong, and what stays as it is without them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+
+import nnx_inspector as nni
+from nnx_inspector.hooks.sites import Selection, parse_key, site_key
+from nnx_inspector.recordings.layers import layer_key, layer_of
+from tests.models.explicit import Attention, D, Gated, Stacked
+
+X = jax.random.normal(jax.random.key(0), (3, D))
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.attn, self.mlp = Attention(rngs), Gated(rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x + self.mlp(self.attn(x))
+
+
+def operations(record: Any) -> list[str]:
+    return [key for key in record if "@" in key]
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "method"),
+    [
+        ("blocks/0/attn@softmax", ("blocks", "0", "attn"), "@softmax"),
+        ("@dot_general[1]", (), "@dot_general[1]"),
+        ("enc:encode@mul", ("enc",), "encode@mul"),
+        (r"a\@b", ("a@b",), "__call__"),
+        (r"a\@b@mul", ("a@b",), "@mul"),
+    ],
+)
+def test_a_key_names_a_call_and_an_operation(key: str, path: Any, method: str) -> None:
+    assert parse_key(key) == (path, method)
+    assert site_key(path, method) == key
+    assert Selection(key).matches_key(key)
+
+
+@pytest.mark.parametrize(
+    ("glob", "key", "selected"),
+    [
+        ("**", "attn@softmax", False),
+        ("attn", "attn@softmax", False),
+        ("attn:*", "attn@softmax", False),
+        ("**@*", "attn@softmax", True),
+        ("**@*", "enc:encode@softmax", False),
+        ("**:*@*", "enc:encode@softmax", True),
+        ("**/attn@soft*", "blocks/0/attn@softmax", True),
+        ("**/attn@softmax", "blocks/0/attn", False),
+        ("**@mul", "attn@mul[1]", False),
+        ("**@mul[1]", "attn@mul[1]", True),
+    ],
+)
+def test_a_glob_stands_on_both_sides(glob: str, key: str, selected: bool) -> None:
+    assert Selection(glob).matches_key(key) == selected
+    assert not Selection([None, nnx.Module]).matches_key(key)
+
+
+def test_a_layer_is_chosen_before_the_operation() -> None:
+    assert layer_key("blocks@mul[1]", 3) == "blocks[3]@mul[1]"
+    assert layer_of("blocks[3]@mul[1]") == ("blocks@mul[1]", 3)
+    assert layer_of("blocks@mul[1]") is None
+    model = Stacked(nnx.Rngs(0))
+    _, record = nni.capture(model, only="layers@softmax", values=True)(X)
+    assert record["layers[1]@softmax"].values.shape == X.shape
+    zeroed = nni.perturbed(model)({"layers[1]@softmax": nni.Zero()}, X)
+    assert float(abs(zeroed).sum()) == 0
+    clean = nni.perturbed(model)({"layers[0]@softmax": nni.Zero()}, X)
+    assert float(abs(clean).sum()) > 0
+
+
+def test_nothing_is_seen_inside_unless_it_is_selected() -> None:
+    before = jax.nn.softmax.__code__
+    model = Net(nnx.Rngs(0))
+
+    def lowered(run: Any) -> list[str]:
+        found = nnx.jit(run).lower(model, X)
+        return [found.as_text(), str("nnx_inspector_call" in found.as_text(debug_info=True))]
+
+    def step(only: Any = None) -> list[str]:
+        return lowered(lambda model, x: nni.capture(model, only=only)(x))
+
+    first, bare = step(), lowered(lambda model, x: model(x))
+    assert first[1] == bare[1] == "False"
+    assert step(["**", "**/attn@softmax"])[1] == "True"
+    assert step() == first
+    assert lowered(lambda model, x: model(x)) == bare
+    assert jax.nn.softmax.__code__ is before
+    _, record = nni.capture(model)(X)
+    assert not operations(record)
+
+
+def test_a_trace_lists_what_is_selected_under_its_module() -> None:
+    trace = nni.trace(Net(nnx.Rngs(0)), X, only=["**", "attn@*"])
+    rows = {call.site: call for call in trace.calls}
+    assert not any("@" in call.site for call in nni.trace(Net(nnx.Rngs(0)), X).calls)
+    softmax = rows["attn@softmax"]
+    assert trace.calls[softmax.parent].site == "attn"  # type: ignore[index]
+    assert (softmax.output, softmax.parameters) == ("float32[3,3]", 0)
+    file, _, line = softmax.source.rpartition(":")
+    assert file.endswith("explicit.py")
+    assert int(line) > 0
+    assert "\n    @softmax " in str(trace)
+    assert not any(site.startswith("mlp@") for site in rows)
+
+
+def test_a_name_that_matches_nothing_names_the_nearest() -> None:
+    model = Net(nnx.Rngs(0))
+    with pytest.raises(ValueError, match="closest sites are 'attn@softmax'"):
+        nni.capture(model, only="**/attn@sofmax")(X)
+    with pytest.raises(ValueError, match="closest sites are 'attn@softmax'"):
+        nni.perturbed(model)({"attn@sofmax": nni.Zero()}, X)
+    with pytest.raises(ValueError, match="'atn@softmax' matches no site"):
+        nni.Inspector(model, X, only="atn@softmax")
+
+
+def test_another_model_with_the_same_function_is_not_seen() -> None:
+    model, twin = Net(nnx.Rngs(0)), Net(nnx.Rngs(1))
+
+    def both(model: nnx.Module, x: jax.Array) -> Any:
+        return model(x) + twin(x)  # type: ignore[operator]
+
+    _, record = nni.capture(both, only="**/attn@softmax")(model, X)
+    assert len(record["attn@softmax"].calls) == 1
+
+
+def test_an_operation_is_intercepted() -> None:
+    def identity(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        assert (context.kind, context.path, context.site) == ("operation", "mlp", "mlp@silu")
+        return args[0]
+
+    model = Net(nnx.Rngs(0))
+    with nni.intercept_methods(identity, only="mlp@silu", model=model):
+        found = model(X)
+    h = model.attn(X)
+    assert jnp.allclose(found, X + model.mlp.gate(h) * model.mlp.up(h), atol=1e-6)
+
+
+def test_an_inspector_runs_and_watches_operations() -> None:
+    model = Net(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model: Any, optimizer: Any, x: Any) -> Any:
+        loss, grads = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+        optimizer.update(model, grads)
+        return loss
+
+    insp = nni.Inspector(model, X, only=["**/attn@softmax", "mlp@silu"])
+    insp.run()
+    for batch in insp.watch([X, X], every=1):
+        step(model, optimizer, batch)
+    for site in ("attn@softmax", "mlp@silu"):
+        for quantity in ("output", "gradient"):
+            _, found = insp.recording.series(site, quantity)
+            assert [s.size for s in found][-2:] == [found[-1].size] * 2, (site, quantity)
+    layout = insp._core.view.layout
+    assert layout is not None
+    rows = {row.key: row for row in layout.sites}
+    insp.close()
+    assert rows["attn@softmax"].name == "@softmax"
+    assert rows["attn@softmax"].parent == list(rows).index("attn")
+    steps = [s for s in insp.recording.passes if s.kind == "watch"]
+    assert len(steps) == 2
