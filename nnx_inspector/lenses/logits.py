@@ -57,7 +57,7 @@ class LogitAttribution:
             site adds; then `"(biases)"`, what the norm and the unembedding add by themselves.
         contributions: what each adds to the logit, `[sites, *positions]`.
         token: the token whose logit it is, `[*positions]`.
-        logit: the logit, `[*positions]`.
+        logit: the logit, or the difference of two, `[*positions]`.
         unembed, norm: the sites that turn the stream into logits; see `Lens`.
         gap: the largest difference between these logits and the model's own; None if they cannot
             be compared.
@@ -104,6 +104,7 @@ def logit_attribution(
     /,
     *args: Any,
     token: Any = None,
+    minus: Any = None,
     unembed: Unembed = None,
     norm: Norm = None,
     sites: Only = None,
@@ -119,6 +120,7 @@ def logit_attribution(
         args: its arguments.
         token: the token: a number, or an array of them that broadcasts to the positions. By
             default what the model says at each position.
+        minus: another token, whose logit is subtracted: what says the one rather than the other?
         unembed, norm: as in `lens`.
         sites: which of the sites that add to the stream get a row of their own; see
             `intercept_methods`. By default all.
@@ -166,7 +168,9 @@ def logit_attribution(
                     names.append(name)
                     terms.append(arrays[array][at])
         shape = jax.eval_shape(reading, stream).shape
-        *found, logits = _divide(reading)(stream, terms, token_at(token, shape))
+        *found, logits = _divide(reading)(
+            stream, terms, token_at(token, shape), token_at(minus, shape)
+        )
     contributions, chosen_token, logit = jax.device_get(found)
     return LogitAttribution(
         sites=(*names, REST, BIAS),
@@ -218,11 +222,13 @@ def _adds_nothing(chosen: Selection, one: Observed) -> str:
 
 def _divide(reading: Reading) -> Any:
     @jax.jit
-    def divide(stream: Any, terms: Sequence[Any], wanted: Any) -> Any:
+    def divide(stream: Any, terms: Sequence[Any], wanted: Any, other: Any) -> Any:
         stream = stream.astype(jnp.float32)
         logits = reading(stream).astype(jnp.float32)
         token = jnp.argmax(logits, -1) if wanted is None else wanted
         onehot = jax.nn.one_hot(token, logits.shape[-1], dtype=jnp.float32)
+        if other is not None:
+            onehot -= jax.nn.one_hot(other, logits.shape[-1], dtype=jnp.float32)
         norm = jax.make_jaxpr(reading.normalised)(stream)
 
         def linear(x: Any) -> Any:

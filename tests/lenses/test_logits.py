@@ -69,6 +69,13 @@ def test_sites_that_are_left_out_are_in_the_rest():
         nni.logit_attribution(model, TOKENS, sites="nothing")
 
 
+def test_the_difference_of_two_logits():
+    model = Language()
+    one, other = (nni.logit_attribution(model, TOKENS, token=t).contributions for t in (3, 5))
+    found = nni.logit_attribution(model, TOKENS, token=3, minus=5)
+    np.testing.assert_allclose(found.contributions, one - other, rtol=1e-3, atol=1e-5)
+
+
 class Scaled(nnx.Module):
     """An embedding that is scaled, an addend that no module returns, and a norm of its own."""
 
