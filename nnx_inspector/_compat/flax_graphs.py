@@ -26,12 +26,15 @@ NODES = "_pytree__nodes"
 class TaggedNodes(HashableMapping):
     """Replaces an object's `_pytree__nodes` inside a graphdef or treedef, and carries a tag there.
 
-    While `strict`, the tag counts when a cache compares keys, so a program traced for one model is
-    never run for its twin. A comparison written in code (`treedef == other`, as jax compares what
-    a loop's body returns) ignores the tag; so does every comparison while `strict` is off.
+    Where `strict()`, the tag counts when a cache compares keys, so a program traced for one model
+    is never run for its twin. A comparison written in code (`treedef == other`, as jax compares
+    what a loop's body returns) ignores the tag; so does every comparison elsewhere.
     """
 
-    strict = False
+    @staticmethod
+    def strict() -> bool:
+        """Whether the programs of this thread depend on tags."""
+        return False
 
     def __init__(self, mapping: Any, tag: Any):
         super().__init__(mapping)
@@ -42,7 +45,7 @@ class TaggedNodes(HashableMapping):
 
     def __eq__(self, other: object) -> bool:
         tag = other.tag if isinstance(other, TaggedNodes) else ()
-        if TaggedNodes.strict and self.tag != tag and not _compared_in_code(sys._getframe(1)):
+        if self.tag != tag and TaggedNodes.strict() and not _compared_in_code(sys._getframe(1)):
             return False
         return super().__eq__(other)
 

@@ -19,6 +19,7 @@ from typing import Any
 from flax import nnx
 
 from nnx_inspector import headroom
+from nnx_inspector._compat import jit
 from nnx_inspector.hooks import inside, linen, wrapping
 from nnx_inspector.hooks.layers import (
     EVERY,
@@ -55,6 +56,7 @@ class _Thread(threading.local):
         self.outermost: Scope | None = None
         self.calls: dict[Any, int] = {}
         self.executables = 0
+        self.tagging: Scope | None = None
         self.borrowed = 0  # by how much Python's recursion limit is raised
         self.roomy = 0  # the number of frames for which that is enough
 
@@ -81,6 +83,18 @@ def installed() -> Iterator[None]:
     """
     with wrapping.installed(_HOOKS):
         yield
+
+
+@contextlib.contextmanager
+def tagged(scope: Scope) -> Iterator[None]:
+    """Without opening a layer, let this thread's modules be taken apart as if one of this scope
+    were open: what is jitted inside gets the arguments that it will get under that layer.
+    """
+    _thread.tagging = scope
+    try:
+        yield
+    finally:
+        _thread.tagging = None
 
 
 def executables_called(*, restart: int = 0) -> int:
@@ -388,10 +402,11 @@ def _scopes() -> Iterator[Scope]:
 
 
 def _tag_of(module: Any) -> Any:
-    if not open_layers():
+    own = None if jit.is_tracing() else _thread.tagging
+    if own is None and not open_layers():
         return None
     tag = {}
-    for scope in _scopes():
+    for scope in _scopes() if own is None else (own, *_scopes()):
         path = scope.tag_of(module)
         if path is not None or scope.doubts(module):
             tag[scope.token] = path

@@ -100,8 +100,9 @@ def module_classes() -> list[type]:
 
 
 def _wrap_shared(hooks: Hooks) -> None:
-    flax_graphs.TaggedNodes.strict = True
-    _undo.append(functools.partial(setattr, flax_graphs.TaggedNodes, "strict", False))
+    nodes, lenient = flax_graphs.TaggedNodes, flax_graphs.TaggedNodes.strict
+    nodes.strict = staticmethod(hooks.active)
+    _undo.append(functools.partial(setattr, nodes, "strict", staticmethod(lenient)))
     _undo.append(flax_graphs.swap_pytree_nodes(hooks.tag_of, hooks.arrived))
     _undo.append(jit.swap_executables(hooks.compiled, hooks.executed))
     _undo.append(flax_linen.swap_linen_jit_key(linen.program_key))

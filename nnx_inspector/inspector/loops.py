@@ -1,6 +1,9 @@
 """The watched loops of one inspector. Between two steps they take over changes, and record and show
 the measurements.
 
+The program that measures a step compiles in a thread while the loop goes on with the bare one,
+where the user sees the screen and can spare the first measured steps; else before the first step.
+
 Invariant: one loop at a time; an error of the screen never reaches the training. Does not decide
 which steps are sampled (`live.steps`) or what is measured (`live.session`).
 """
@@ -18,6 +21,7 @@ from flax import nnx
 from nnx_inspector._compat.configuration import Configuration
 from nnx_inspector.background import weakly
 from nnx_inspector.errors import InspectorError, warn
+from nnx_inspector.hooks.layers import open_layers
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle
@@ -35,6 +39,8 @@ from nnx_inspector.screen import protocol
 T = TypeVar("T")
 PATIENCE = 0.2
 """How long a loop waits for the recording before it says so, in seconds."""
+SPARED = 10
+"""One in so many of a loop's measured steps may run bare while the measured program compiles."""
 MODEL = -1
 """Stands for a handle's number: the model itself."""
 
@@ -47,6 +53,8 @@ class Loops:
         self._sessions: dict[Any, Session] = {}
         self._session: Session | None = None
         self._ready: Session | None = None  # whose program is compiled
+        self._ahead: Session | None = None  # whose program was compiled ahead, or is being
+        self._spare = 0  # the number of measured steps that may still run bare
         self._region: Region | None = None
         self._first = False
         self._unseen: dict[str, str] = {}
@@ -214,6 +222,9 @@ class Loops:
             start = core.step + 1 if core.recording.curves() or self._some else 0
             core.step = self._start = start
             core.meter.loop_begins()
+            every = self._every
+            spares = total and every > 1 and core.view.on_screen and not core.recording.attached
+            self._spare = total // every // SPARED if total and spares else 0
             self._progress(start, None if total is None else start + total)
         return start
 
@@ -232,11 +243,24 @@ class Loops:
             if core.pending:
                 self._take_over(session)
             measured = self._between_passes or core.step % self._every == 0
-            if measured and session is not self._ready:
-                core.wait_for("loop", "compiling the measured step")
+            missing = session is not self._ready
+            session.bare = measured and missing and self._may_run_bare(session)
+            if measured and missing:
+                beside = ", while the loop goes on" * session.bare
+                core.wait_for("loop", f"compiling the measured step{beside}")
             self._first = False
-            core.meter.step_begins()
-            return self._perturbed
+        if (measured or self._perturbed) and missing and not session.bare:
+            session.wait()
+        core.meter.step_begins()
+        return self._perturbed
+
+    def _may_run_bare(self, session: Session) -> bool:
+        """Whether the loop goes on while the program that measures a step is compiled."""
+        compiled = self._ahead is session and not session.arming
+        if compiled or self._perturbed or not self._spare or open_layers():
+            return False
+        self._spare -= 1
+        return True
 
     def step_ends(
         self, session: Session, step: int, *, sampled: bool, perturbed: bool, seconds: float
@@ -246,6 +270,9 @@ class Loops:
         """
         began, core = time.perf_counter(), self._core
         passes = session.take_passes() if sampled else []
+        if session.bare and self._ahead is not session:
+            begun = session.compile_ahead()
+            self._ahead, self._spare = session if begun else None, self._spare * begun
         if sampled and not core.recorder.wait(PATIENCE):
             core.wait_for("recorder", "recording the last measured step")
             core.recorder.wait()

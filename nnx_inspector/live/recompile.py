@@ -1,9 +1,10 @@
 """The jitted calls of a watched step, so that they can be recompiled before they are made again.
 
-A call is noted, without its arrays, when jax has no program for it under a session's layer.
+A call is noted, without its arrays, when jax has no program for it under a session's layer, or
+in a step that runs bare while the measured program is still missing.
 Compiling it again under other layers, and under the jax settings that it was made with, fills the
-caches that the user's next call uses. Invariant: no array is kept alive, and only calls under the
-session's layer are noted. A bare primitive outside jit is not covered: jax recompiles it in the
+caches that the user's next call uses. Invariant: no array is kept alive, and only calls of the
+session's steps are noted. A bare primitive outside jit is not covered: jax recompiles it in the
 caller's thread.
 """
 
@@ -37,9 +38,13 @@ class Noted:
         """Whether another call would be compiled to the same program."""
         return self.call.same(other.call) and self.configuration == other.configuration
 
-    def compile(self, instead: Callable[[Layer], Layer]) -> None:
-        """Compile it with other layers: `instead` maps each layer to its replacement."""
-        layers = tuple(map(instead, self.layers))
+    def compile(
+        self, instead: Callable[[Layer], Layer] = lambda x: x, *, inside: tuple[Layer, ...] = ()
+    ) -> None:
+        """Compile it inside more layers, or with other ones: `instead` maps each to its
+        replacement.
+        """
+        layers = (*inside, *map(instead, self.layers))
         with self.configuration.held(), installed(), opened(layers):
             self.call.compile()
 
@@ -48,11 +53,12 @@ class JitCalls:
     """The different calls made under one session's layer. Any thread may use it.
 
     Args:
-        mine: whether a layer is the session's.
+        mine: whether a layer is the session's. None: note what the thread that listens calls.
     """
 
-    def __init__(self, mine: Callable[[Layer], bool]):
+    def __init__(self, mine: Callable[[Layer], bool] | None):
         self._mine = mine
+        self._thread: int | None = None
         self._noted: list[Noted] = []
         self._known: weakref.WeakKeyDictionary[Any, set[Hashable]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -60,6 +66,7 @@ class JitCalls:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Note the calls made inside the context."""
+        self._thread = threading.get_ident()
         _listen(self)
         try:
             yield
@@ -68,8 +75,8 @@ class JitCalls:
 
     def hear(self, program: Any, variant: Hashable, made: Callable[[], jit.JitCall]) -> None:
         """Note a call, if it is made under the session's layer; see `jit.JitListener`."""
-        layers = open_layers()
-        if not any(map(self._mine, layers)):
+        layers, mine = open_layers(), self._mine
+        if not (any(map(mine, layers)) if mine else self._thread == threading.get_ident()):
             return
         with self._lock:
             if variant in self._known.get(program, ()):

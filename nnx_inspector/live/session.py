@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, cast
 
 from flax import nnx
 
 from nnx_inspector._compat import started
 from nnx_inspector.background import Worker, weakly
-from nnx_inspector.hooks.dispatch import executables_called, hooked
+from nnx_inspector.hooks.dispatch import executables_called, hooked, tagged
 from nnx_inspector.hooks.layers import (
     TAP_OUTPUT,
     Layer,
@@ -54,6 +54,8 @@ class Session:
 
     Attributes:
         blurred: the stacks whose layers could not be told apart.
+        bare: whether the step that begins runs bare although it is to be measured, while the
+            program that measures it is compiled.
         stacks: sites whose layers are also measured separately, if they can be.
         places: the places that programs have room for, from the next `open` on.
     """
@@ -98,7 +100,8 @@ class Session:
         self._wanted: tuple[Place, ...] = ()
         self._observer = Observer()
         self.lookalikes = Lookalikes()
-        self._calls = JitCalls(weakly(self._is_mine))
+        self.bare = False
+        self._calls, self._bare_calls = JitCalls(weakly(self._is_mine)), JitCalls(None)
         self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))
         listeners[self.number] = self
         self.refresh()
@@ -182,6 +185,35 @@ class Session:
 
         self._arming.do_instead(compile_all)
         return True
+
+    def note_bare(self) -> AbstractContextManager[Any]:
+        """Inside, nothing is measured, and what this thread jits is noted for `compile_ahead`."""
+        stack = ExitStack()
+        stack.enter_context(tagged(self._scope))
+        stack.enter_context(self._bare_calls.listening())
+        return stack
+
+    def compile_ahead(self) -> bool:
+        """Compile the calls of the bare steps in a thread as a measured step makes them. Returns
+        whether there are any.
+        """
+        calls, hook = self._bare_calls.all(), self.hook(self.places)
+
+        def compile_all() -> None:
+            for call in calls:
+                if not self._arming.closed:
+                    call.compile(inside=(hook,))
+
+        return bool(calls) and self._arming.do(compile_all)
+
+    def wait(self) -> None:
+        """Return when nothing is being compiled ahead."""
+        self._arming.wait()
+
+    @property
+    def arming(self) -> bool:
+        """Whether programs are being compiled in a thread."""
+        return self._arming.busy
 
     def _armed(self) -> None:
         self.on_armed()

@@ -64,11 +64,14 @@ class Steps:
     def begin(self) -> None:
         """Begin a step."""
         self._perturbed = self._owner.step_begins(self._session)
-        self._sampled = self._step % self._every == 0
+        due = self._step % self._every == 0
+        self._sampled = due and not self._session.bare
         self._session.inbox.every = 1 if self._sampled else 0
         self._began = time.perf_counter()
         if self._sampled or self._perturbed:
             self._open.enter_context(self._session.open())
+        elif due:
+            self._open.enter_context(self._session.note_bare())
         self._layers = open_layers()
 
     def end(self) -> None:

@@ -352,6 +352,11 @@ class Presenter:
             self._save_last_state()
         return count is not None
 
+    @property
+    def on_screen(self) -> bool:
+        """Whether somebody sees the widget already while a cell runs."""
+        return self._shown_in is not None and not runs_by_itself()
+
     def _save_last_state(self) -> None:
         """Put the last state beside the widget, so that a saved notebook shows it."""
         from IPython.core.getipython import get_ipython

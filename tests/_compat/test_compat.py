@@ -44,7 +44,7 @@ def test_tagged_nodes_are_equal_by_tag_in_a_cache_while_a_region_is_open(monkeyp
     assert operator.eq(tagged, plain)
     assert operator.eq(plain, tagged)
     assert hash(plain) == hash(tagged) == hash(same)
-    monkeypatch.setattr(flax_graphs.TaggedNodes, "strict", True)
+    monkeypatch.setattr(flax_graphs.TaggedNodes, "strict", lambda: True)
     assert operator.eq(tagged, same)
     assert not operator.eq(tagged, other)
     assert not operator.eq(tagged, plain)
@@ -58,7 +58,7 @@ def test_tagged_nodes_are_equal_in_a_comparison_that_code_writes_out(monkeypatch
     plain = nodes_of(models.MLP(rngs()))
     tagged = flax_graphs.TaggedNodes(dict(plain), "a")
     other = flax_graphs.TaggedNodes(dict(plain), "b")
-    monkeypatch.setattr(flax_graphs.TaggedNodes, "strict", True)
+    monkeypatch.setattr(flax_graphs.TaggedNodes, "strict", lambda: True)
     assert tagged == other
     assert not tagged != plain  # noqa: SIM202
     assert (1, tagged) == (1, plain)
