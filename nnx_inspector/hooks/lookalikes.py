@@ -4,7 +4,8 @@ Loops that split a model once and merge it in a `jax.jit` make such trees: their
 than the hooks. A tree is the model's if it has the model's structure and no other tree of the same
 program can be the model's. Whether another one can is known only when the program has been traced;
 so a tree comes with a claim, which is withdrawn if a second one appears. Invariant: of a program
-with two such trees, an EMA beside its student, neither is taken for the model.
+with two such trees, an EMA beside its student, none is taken for the model that the user has not
+chosen.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ TWINS = (
     "two trees of its structure, split before the loop, are called in one program (an average of "
     "its weights, or a teacher), and nothing says which is the model"
 )
-SPLIT_INSIDE = "split them inside the watched loop"
+SPLIT_INSIDE = (
+    "split them inside the watched loop, or say which it is with watch(..., tree=0): 0 is the one "
+    "that the program calls first"
+)
+OTHER = "another tree of its structure was chosen"
 
 
 @dataclasses.dataclass(eq=False)
@@ -38,9 +43,12 @@ class Claim:
 
 
 class _Program:
-    """The trees of one program, by the values that they were merged from."""
+    """The trees of one program, by the values that they were merged from, in the order in which
+    they are called.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, chosen: int | None) -> None:
+        self._chosen = chosen
         self.claims: dict[Hashable, Claim] = {}
         self.certain = False
 
@@ -51,15 +59,24 @@ class _Program:
         return claim
 
     def judge(self) -> None:
-        if len(self.claims) + self.certain > 1:
-            for one in self.claims.values():
+        alone = len(self.claims) + self.certain < 2
+        for number, one in enumerate(self.claims.values()):
+            if self._chosen is not None and not self.certain:
+                one.withdrawn = "" if number == self._chosen else OTHER
+            elif not alone:
                 one.withdrawn = f"{TWINS}: {SPLIT_INSIDE}"
 
 
 class Lookalikes:
-    """The claims on one model, by the programs that are being traced."""
+    """The claims on one model, by the programs that are being traced.
 
-    def __init__(self) -> None:
+    Args:
+        chosen: the number of the tree, in the order of the calls in a program, that is the model if
+            there are several; None if it is not known.
+    """
+
+    def __init__(self, chosen: int | None = None) -> None:
+        self._chosen = chosen
         self._programs: weakref.WeakKeyDictionary[Any, _Program] = weakref.WeakKeyDictionary()
         self._claims: dict[int, tuple[weakref.ref[Any], Claim]] = {}
 
@@ -70,7 +87,7 @@ class Lookalikes:
         trace = jit.outermost_trace()
         if trace is None or _structure_of(own) != _structure_of(tree):
             return []
-        claim = self._programs.setdefault(trace, _Program()).claim_of(tree)
+        claim = self._programs.setdefault(trace, _Program(self._chosen)).claim_of(tree)
         if claim.withdrawn:
             return []
         nodes = (nnx.iter_graph(one, graph=True) for one in (own, tree))
@@ -88,7 +105,7 @@ class Lookalikes:
             return claim
         trace = jit.outermost_trace()
         if trace is not None:
-            program = self._programs.setdefault(trace, _Program())
+            program = self._programs.setdefault(trace, _Program(self._chosen))
             program.certain = True
             program.judge()
         return None

@@ -218,12 +218,24 @@ class Inspector(Readings):
 
     @overload
     def watch(
-        self, batches: Iterable[T], *, every: int = 10, only: Only = None, gradients: bool = True
+        self,
+        batches: Iterable[T],
+        *,
+        every: int = 10,
+        only: Only = None,
+        gradients: bool = True,
+        tree: int | None = None,
     ) -> Generator[T, Any, None]: ...
 
     @overload
     def watch(
-        self, batches: None = None, *, every: int = 10, only: Only = None, gradients: bool = True
+        self,
+        batches: None = None,
+        *,
+        every: int = 10,
+        only: Only = None,
+        gradients: bool = True,
+        tree: int | None = None,
     ) -> Region: ...
 
     def watch(
@@ -233,6 +245,7 @@ class Inspector(Readings):
         every: int = 10,
         only: Only = None,
         gradients: bool = True,
+        tree: int | None = None,
     ) -> Generator[Any, Any, None] | Region:
         """Iterate over `batches` and watch your own training step, jitted and unchanged.
 
@@ -248,14 +261,18 @@ class Inspector(Readings):
             every: measure the steps (passes) 0, every, 2 every, ...
             only: which of the inspector's sites to measure; see `intercept_methods`.
             gradients: whether to measure the gradients of activations too.
+            tree: which tree is the model, where one program merges several of its structure that
+                were split before the loop (a student and the average of its weights): 0 is the one
+                that the program calls first. Without it none of them is measured.
 
         Raises:
             TypeError: `batches` cannot be iterated over.
-            ValueError: `every` is less than 1, or `only` matches no site.
+            ValueError: `every` is less than 1, `only` matches no site, or `tree` is no number.
             InspectorError: a loop is being watched already.
         """
         self._core.require_open()
-        return self._loops.watch(batches, every=every, only=only, gradients=gradients)
+        how: Any = dict(every=every, only=only, gradients=gradients, tree=tree)
+        return self._loops.watch(batches, **how)
 
     def tick(self) -> None:
         """Mark the start of a step in a loop inside `with insp.watch(every=10):`.

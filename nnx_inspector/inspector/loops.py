@@ -30,7 +30,7 @@ from nnx_inspector.live.attendance import Attendance, Expected
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.losses import losses_of
 from nnx_inspector.live.session import Session
-from nnx_inspector.live.steps import Region, check_every, watched
+from nnx_inspector.live.steps import Region, check_every, check_tree, watched
 from nnx_inspector.perturbations.gradients import GradientPerturbation
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.recordings.layers import NOT_TOLD_APART, Stack, layer_key
@@ -75,9 +75,11 @@ class Loops:
         every: int,
         only: Only,
         gradients: bool,
+        tree: int | None,
     ) -> Generator[T, Any, None] | Region:
         """See `Inspector.watch`."""
         check_every(every)
+        check_tree(tree)
         if batches is not None and not isinstance(batches, Iterable):
             raise TypeError(
                 f"watch takes an iterable of batches, got {type(batches).__name__}: for batch in "
@@ -85,7 +87,7 @@ class Loops:
             )
         self._require_idle()
         self._every = every
-        session = self._session_for(only, gradients)
+        session = self._session_for(only, gradients, tree)
         trace = self._core.trace
         modules = {site.key for site in trace.modules}
         session.besides = tuple(c.site for c in trace.calls if c.site not in modules)
@@ -96,12 +98,16 @@ class Loops:
         self._region = None
         return watched(self, session, batches, every)
 
-    def _session_for(self, only: Only, gradients: bool) -> Session:
-        key = (gradients, None if only is None else Selection(only))
+    def _session_for(self, only: Only, gradients: bool, tree: int | None) -> Session:
+        key = (gradients, None if only is None else Selection(only), tree)
         if key not in self._sessions:
             core = self._core
             session = Session(
-                core.watched, only=core.selection.terms, measured=only, gradients=gradients
+                core.watched,
+                only=core.selection.terms,
+                measured=only,
+                gradients=gradients,
+                tree=tree,
             )
             session.on_armed = weakly(self._armed)
             self._sessions[key] = session

@@ -256,7 +256,7 @@ class Watch:
                 one = jax.tree.unflatten(place.treedef, numbers)
                 name = f"{site}/{calls[id(mark)]}"
                 changes = [
-                    functools.partial(applied_at, one, mapped=mapped, name=f"{name}/{n}")
+                    functools.partial(applied_at, one.apply_at, mapped=mapped, name=f"{name}/{n}")
                     for n, mapped in enumerate(mark.mapped)
                 ]
                 here = _in_layer(on, place.rows, around)

@@ -51,6 +51,7 @@ class Session:
         measured: the selected sites that are measured; the others can only be perturbed.
         number: the number of a finished session of this model, of which no program is running. Its
             programs are used again if the hooks are equal.
+        tree: which of several trees of the model's structure is the model; see `Lookalikes`.
 
     Attributes:
         blurred: the stacks whose layers could not be told apart.
@@ -69,6 +70,7 @@ class Session:
         besides: Sequence[str] = (),
         measured: Only = None,
         number: int | None = None,
+        tree: int | None = None,
     ):
         self.number = next(_numbers) if number is None else number
         self.model = model
@@ -99,7 +101,7 @@ class Session:
         self.on_armed: Callable[[], None] = lambda: None
         self._wanted: tuple[Place, ...] = ()
         self._observer = Observer()
-        self.lookalikes = Lookalikes()
+        self.lookalikes = Lookalikes(tree)
         self.bare = False
         self._calls, self._bare_calls = JitCalls(weakly(self._is_mine)), JitCalls(None)
         self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))

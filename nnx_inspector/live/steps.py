@@ -48,6 +48,16 @@ def check_every(every: Any) -> int:
     return every
 
 
+def check_tree(tree: Any) -> int | None:
+    """Return `tree`, or raise a ValueError."""
+    if tree is not None and (isinstance(tree, bool) or not isinstance(tree, int) or tree < 0):
+        raise ValueError(
+            f"tree must be the number of a tree in the order in which the program calls them, from "
+            f"0, or None, got {tree!r}."
+        )
+    return tree
+
+
 # ---------------------------------------------------------------------- steps
 
 

@@ -20,7 +20,7 @@ from nnx_inspector.live.attendance import Attendance
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.losses import losses_of
 from nnx_inspector.live.session import Session
-from nnx_inspector.live.steps import Region, check_every
+from nnx_inspector.live.steps import Region, check_every, check_tree
 from nnx_inspector.program.analysis.stacks import shown_of
 from nnx_inspector.program.function import WatchedCall
 from nnx_inspector.recordings.facts import Facts
@@ -36,6 +36,7 @@ def watch(
     only: Only = None,
     gradients: bool = True,
     save: str | os.PathLike[str] | None = None,
+    tree: int | None = None,
 ) -> Iterator[Recording]:
     """Record the passes that this thread makes through a model, which stays jitted and unchanged.
 
@@ -50,13 +51,15 @@ def watch(
         gradients: whether to measure the gradients of activations too.
         save: a file to write each pass to when the next one begins, so that a process that is
             killed loses at most one. `nni.load` reads it. An existing file is replaced.
+        tree: which tree is the model, where one program merges several of its structure; see
+            `Inspector.watch`.
 
     Yields:
         The recording. It may be read at any time and is complete when the region is left.
 
     Raises:
         TypeError: `model` is not an `nnx.Module`.
-        ValueError: `every` is less than 1, or `only` matches no site.
+        ValueError: `every` is less than 1, `only` matches no site, or `tree` is no number.
         OSError: the file cannot be created. Later failures are reported in a warning at the end.
 
     Example:
@@ -71,9 +74,9 @@ def watch(
         >>> [one.step for one in recording.passes], recording.summary("").size
         ([0, 2], 12)
     """
-    free = _free_numbers(require_module(model))
+    free = _free_numbers(require_module(model), check_tree(tree))
     number = _taken(free)
-    session = Session(model, only=only, gradients=gradients, number=number)
+    session = Session(model, only=only, gradients=gradients, number=number, tree=tree)
     recording, is_over, failed = Recording(), False, list[str]()
     attendance, uncalled = Attendance(session, every, 0, in_region=True), None
     try:
@@ -103,15 +106,15 @@ _Learnt = tuple[Facts, dict[str, int]]
 _learnt: weakref.WeakKeyDictionary[WatchedCall, _Learnt] = weakref.WeakKeyDictionary()
 """What was learnt from a call, kept as long as a program that was traced for it."""
 
-_free: dict[int, list[int]] = {}
+_free: dict[int, dict[int | None, list[int]]] = {}
 
 
-def _free_numbers(model: nnx.Module) -> list[int]:
+def _free_numbers(model: nnx.Module, tree: int | None) -> list[int]:
     """The numbers of this model's finished sessions: the next session reuses their programs."""
     if id(model) not in _free:
-        _free[id(model)] = []
+        _free[id(model)] = {}
         weakref.finalize(model, _free.pop, id(model), None)  # by identity: it may have no hash
-    return _free[id(model)]
+    return _free[id(model)].setdefault(tree, [])
 
 
 def _taken(free: list[int]) -> int | None:

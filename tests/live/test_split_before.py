@@ -145,3 +145,47 @@ def test_a_perturbation_acts_on_it_and_on_no_twin():
     np.testing.assert_allclose(found, forward(state, X) + forward(twin, X), rtol=1e-6)
     assert "two trees" in handle.not_acting
     insp.close()
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*could not be attributed:nnx_inspector.errors.InspectorWarning"
+)
+@pytest.mark.parametrize("tree", [0, 1])
+@pytest.mark.parametrize("way", ["region", "iterator"])
+def test_of_two_trees_the_chosen_one_is_the_model(tree, way):
+    model, graphdef, state = split()
+    twin = jax.tree.map(lambda x: 2 * x, state)
+    both = jax.jit(lambda a, b, x: (nnx.merge(graphdef, a)(x), nnx.merge(graphdef, b)(x)))
+    if way == "region":
+        with nni.watch(model, every=1, tree=tree) as recording:
+            out = both(state, twin, X)
+    else:
+        insp = nni.Inspector(model, X, display=False)
+        recording = insp.recording
+        for _ in insp.watch(range(1), every=1, tree=tree):
+            out = both(state, twin, X)
+        insp.close()
+    found = recording.summary("", index=-1)
+    np.testing.assert_allclose(found.mean, np.mean(out[tree]), rtol=1e-5)
+    assert found.size == out[tree].size
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*could not be attributed:nnx_inspector.errors.InspectorWarning"
+)
+def test_a_model_that_is_certain_leaves_no_choice():
+    model, graphdef, state = split()
+
+    @nnx.jit
+    def step(model, state, x):
+        return model(x) + nnx.merge(graphdef, state)(2 * x)
+
+    with nni.watch(model, every=1, tree=0) as recording:
+        step(model, state, X)
+    np.testing.assert_allclose(recording.summary("").mean, np.mean(model(X)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("tree", [-1, "student", True])
+def test_a_tree_is_a_number(tree):
+    with pytest.raises(ValueError, match="tree must be the number of a tree"):
+        nni.watch(Net(nnx.Rngs(0)), tree=tree).__enter__()
