@@ -105,7 +105,8 @@ class Core:
         self.closing.callback(self.view.close)
         self.closing.callback(self.meter.close)
         self.closing.callback(self.recorder.close)
-        weakref.finalize(self, self.closing.close)
+        # at exit the comms are closed already, and `background` ends the threads
+        weakref.finalize(self, self.closing.close).atexit = False
         self.take_trace(self.trace)
         self.meter.waited["tree_seconds"] = time.monotonic() - began
 
