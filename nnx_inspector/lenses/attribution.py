@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from nnx_inspector.hooks.sites import closest, parse_key
 from nnx_inspector.lenses.lens import logits_in, place_names, token_at
-from nnx_inspector.lenses.observed import Observed, observed
+from nnx_inspector.lenses.observed import Observed, arrays_in, observed
 from nnx_inspector.program.analysis.dataflow import dataflow
 from nnx_inspector.program.harvest import Plan, evaluate
 from nnx_inspector.program.marks import OUTPUT
@@ -245,9 +245,9 @@ def _input_of(one: Observed) -> tuple[int | None, str | None]:
         calls.site
         for calls in one.calls.values()
         if calls.site in given
-        and [x.shape for x in calls.received] == [first.shape]
+        and [x.size for x in calls.received] == [first.size]
         and len(calls.returned) == 1
-        and calls.returned[0].shape[:-1] == first.shape
+        and calls.returned[0].shape[:-1] == calls.received[0].shape
         and jnp.issubdtype(calls.returned[0].dtype, jnp.floating)
         and not any(_within(other, calls.site) for other in one.calls)
     ]
@@ -269,7 +269,7 @@ def _logit(out: Any, chosen: Any, position: int) -> Callable[[Any], jax.Array]:
     """The function that reads the chosen logit of each example from an output."""
     logits = logits_in(out)
     if logits is None or logits.ndim > 3:
-        found = ", ".join(in_words(x.dtype, x.shape) for x in jax.tree.leaves(out)) or "no array"
+        found = ", ".join(in_words(x.dtype, x.shape) for x in arrays_in(out)) or "no array"
         raise ValueError(
             f"The call returns {found}, and no logits [batch, classes] or [batch, position, "
             f"classes]. Pass output= a function of what it returns."

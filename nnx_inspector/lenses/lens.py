@@ -18,9 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks.sites import Only
-from nnx_inspector.lenses.observed import Observed, observed, rows_of
+from nnx_inspector.lenses.observed import Observed, arrays_in, observed, rows_of
 from nnx_inspector.lenses.reading import (
     Norm,
     Reading,
@@ -265,8 +264,8 @@ def token_at(token: Any, shape: Sequence[int]) -> jax.Array | None:
 
 def logits_in(out: Any) -> Any:
     """The array of a model's output that is logits: the first that could be."""
-    for x in jax.tree.leaves(out):
-        if is_array(x) and jnp.issubdtype(x.dtype, jnp.floating) and x.ndim >= 2:
+    for x in arrays_in(out):
+        if jnp.issubdtype(x.dtype, jnp.floating) and x.ndim >= 2:
             return x
     return None
 
@@ -275,8 +274,8 @@ def gap_between(last: jax.Array, own: Any) -> float | None:
     """The largest difference of logits; the model's own may be those of the last position."""
     if own is None:
         return None
-    if own.shape != last.shape:
+    if own.size != last.size:
         last = last[..., -1, :] if last.ndim > 2 else last
-    if own.shape != last.shape:
+    if own.size != last.size:
         return None
-    return float(jnp.abs(last - own).max())
+    return float(jnp.abs(last.reshape(own.shape) - own).max())

@@ -17,9 +17,11 @@ from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import unchecked
+from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.layers import unwatched
 from nnx_inspector.hooks.sites import Selection, iter_modules, site_key
+from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.function import Function, as_function, roots_of
 from nnx_inspector.program.harvest import Keep, Plan, evaluate
 from nnx_inspector.program.mark_layers import marking_layers
@@ -104,7 +106,7 @@ def observed(
 
     Raises:
         TypeError: `f` is no module, no method of one and no function of exactly one.
-        InspectorError: it is called within a traced function.
+        InspectorError: it is called within a traced function, or the call cannot be traced.
     """
     function = f if isinstance(f, Function) else as_function(f, what)
     if jit.is_tracing():
@@ -115,8 +117,13 @@ def observed(
     model = model_of(function, args, kwargs, what)
     layers = marking_layers(Selection(only), inputs=True)
     with unchecked(), unwatched():
-        with staged(function, args, kwargs, layers, roots={(): model}) as stage:
-            one = Observed(model, stage, _calls(stage))
+        try:
+            with staged(function, args, kwargs, layers, roots={(): model}) as stage:
+                one = Observed(model, stage, _calls(stage))
+        except Exception as error:
+            if why := why_untraceable(error):
+                raise InspectorError(f"{what} cannot trace this call: {why}.") from error
+            raise
         yield one
 
 
@@ -168,6 +175,11 @@ def _calls(stage: Staged) -> dict[str, Calls]:
 def arrays_of(mark: Marked) -> tuple[jax.ShapeDtypeStruct, ...]:
     """The arrays of a mark with the axes of vmaps, as its values hold them."""
     return tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in mark.avals)
+
+
+def arrays_in(tree: Any) -> list[Any]:
+    """The arrays (or their shapes) in what a call returns."""
+    return [x for x in jax.tree.leaves(tree) if is_array(x)]
 
 
 def rows_of(site: str, rows: Sequence[int]) -> list[tuple[str, tuple[int, ...]]]:

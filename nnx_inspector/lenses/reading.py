@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector.hooks.sites import CALL, Selection, closest, nothing_selected, parse_key
-from nnx_inspector.lenses.observed import Calls, Observed, copy_of, module_at
+from nnx_inspector.lenses.observed import Calls, Observed, arrays_in, copy_of, module_at
 from nnx_inspector.program.analysis.dataflow import dataflow
 from nnx_inspector.stats.summarize import in_words
 
@@ -115,11 +115,11 @@ def _site(one: Observed, given: Any, what: str) -> Calls | None:
 
 def _proposed(one: Observed) -> str:
     """The last matrix that makes an array of as many classes as the model's output."""
-    out = one.shapes
-    arrays = [x for x in jax.tree.leaves(out) if jnp.issubdtype(x.dtype, jnp.floating)]
+    out = arrays_in(one.shapes)
+    arrays = [x for x in out if jnp.issubdtype(x.dtype, jnp.floating)]
     wide = [x for x in arrays if len(x.shape) >= 2 and x.shape[-1] >= 2]
     if not wide:
-        found = ", ".join(in_words(x.dtype, x.shape) for x in jax.tree.leaves(out)) or "no array"
+        found = ", ".join(in_words(x.dtype, x.shape) for x in out) or "no array"
         raise ValueError(
             f"This model returns no logits, which are floating-point numbers [..., classes]: it "
             f"returns {found}. A lens needs a model that says which of several classes comes next."

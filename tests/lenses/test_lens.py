@@ -152,3 +152,29 @@ def test_what_cannot_be_read_is_named():
 def test_chosen_sites_are_the_layers():
     found = nni.lens(Language(), TOKENS, sites=["token", "blocks/1", "blocks/2"])
     assert found.sites == ("token", "blocks/1", "blocks/2")
+
+
+def mapped(model: Language, tokens: Any) -> Any:
+    return nnx.vmap(lambda model, one: model(one[None])[0], in_axes=(None, 0))(model, tokens)
+
+
+def test_what_a_function_does_around_the_model_is_seen_through():
+    whole = nni.lens(Language(), TOKENS)
+    found = nni.lens(mapped, Language(), TOKENS)
+    np.testing.assert_array_equal(found.tokens[:, :, 0], whole.tokens)
+    assert found.gap is not None
+    assert found.gap < 1e-4
+    more = nni.lens(lambda model, tokens: (model(tokens), {"n": 1}), Language(), TOKENS)
+    np.testing.assert_array_equal(more.tokens, whole.tokens)
+    np.testing.assert_allclose(
+        nni.attribute(mapped, Language(), TOKENS).scores[:, 0],
+        nni.attribute(Language(), TOKENS).scores,
+        rtol=1e-4,
+        atol=1e-6,
+    )
+
+    def reads(model: Language, tokens: Any) -> Any:
+        return model(tokens) if float(tokens.sum()) > 0 else tokens
+
+    with pytest.raises(nni.InspectorError, match=r"lens cannot trace this call: .*float"):
+        nni.lens(reads, Language(), jnp.asarray(TOKENS))
