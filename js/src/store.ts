@@ -3,6 +3,7 @@
 // after that; a frame of another layout is never drawn; the timeline decides which pass is drawn;
 // when a frame is drawn, the progress is that of the last message. Views only read signals and call
 // methods of the store.
+import type { Axis } from "./charts/axis";
 import { batch, computed, signal } from "@preact/signals";
 import { CompareState } from "./compare/state";
 import { FlowState } from "./flow/state";
@@ -60,7 +61,7 @@ export class Store implements Receiver {
   /** The panel that the detail shows; "" for the first. */
   readonly panel = signal("");
   readonly values = new ValuesState((request, settle) => this.kernel.ask(request, settle));
-  readonly logAxis = signal(true);
+  readonly axis = signal<Axis>("auto");
   readonly looks: Looks;
   readonly masks: Masks;
   readonly sweep = signal<Sweep | null>(null);

@@ -340,6 +340,46 @@ def test_both_themes_and_a_narrow_page(notebook: Notebook, view: View, width: in
         page.set_viewport_size({"width": 1400, "height": 1000})
 
 
+@pytest.mark.parametrize("width", [830, 1100])
+def test_a_perturbed_view_has_room(notebook: Notebook, view: View, width: int):
+    page = notebook.page
+    try:
+        page.set_viewport_size({"width": width, "height": 1000})
+        notebook.evaluate("app.shell.collapseLeft()")
+        view.select("conv1")
+        view.perturb("Scale", 0.5)
+        effect = view.part("nni-effect")
+        effect.wait_for()
+        assert effect.evaluate("element => element.scrollWidth <= element.clientWidth")
+        view.root.scroll_into_view_if_needed()
+        metrics = view.root.get_by_role("region", name="Training metrics")
+        expect(metrics).to_be_in_viewport(ratio=0.9)
+        panel, below = view.root.get_by_role("tabpanel").bounding_box(), metrics.bounding_box()
+        assert panel is not None
+        assert below is not None
+        ends = below["y"] if width < 900 else panel["y"] + panel["height"]
+        assert ends - panel["y"] > 150
+        view.row("block1").hover()
+        tip = view.part("nni-tip")
+        expect(tip).to_have_attribute("data-site", "block1")
+        over, rows = tip.bounding_box(), view.part("nni-tree").bounding_box()
+        assert over is not None
+        assert rows is not None
+        beside, beneath = rows["x"] + rows["width"], rows["y"] + rows["height"]
+        assert over["x"] >= beside or over["y"] >= beneath
+        first = view.root.locator(".nni-section h4").all_inner_texts()
+        assert first.index("Over the steps") < first.index("Parameters now")
+        axis = view.part("nni-metric-log-loss")
+        was = axis.inner_text()
+        axis.click()
+        expect(axis).not_to_have_text(was)
+        view.part("nni-remove").click()
+        expect(view.root.get_by_test_id("nni-perturbation")).to_have_count(0)
+    finally:
+        page.mouse.move(0, 0)
+        page.set_viewport_size({"width": 1400, "height": 1000})
+
+
 def test_nothing_went_wrong_on_the_page(notebook: Notebook, view: View):
     """Last: after all that the tests above did."""
     assert notebook.errors == []

@@ -1,6 +1,6 @@
-// The frame of a canvas chart: margins, grid lines and tick labels on both axes.
+// The frame of a canvas chart over the steps: margins, grid lines and tick labels on both axes.
 // Invariant: margins are constant, so that the plot does not move while numbers stream.
-import { tick } from "../ui/format";
+import { plain, tick } from "../ui/format";
 import type { Area } from "./Canvas";
 import { labels, spaced, type Scale } from "./scale";
 
@@ -16,7 +16,7 @@ export interface Plot {
 const MARGIN = { left: 46, right: 8, top: 6, bottom: 18 };
 const FONT = "10px";
 
-export function plot(area: Area, x: Scale, y: Scale): Plot {
+export function plot(area: Area, x: Scale, y: Scale, text = tick): Plot {
   const { context, palette } = area;
   const left = MARGIN.left;
   const top = MARGIN.top;
@@ -42,11 +42,11 @@ export function plot(area: Area, x: Scale, y: Scale): Plot {
     context.moveTo(left, at);
     context.lineTo(left + width, at);
     context.stroke();
-    context.fillText(tick(value), left - 5, at);
+    context.fillText(text(value), left - 5, at);
   }
   context.textBaseline = "top";
   context.textAlign = "left";
-  for (const label of labels(x, width, tick, (text) => context.measureText(text).width, MARGIN.right)) {
+  for (const label of labels(x, width, (step) => plain(step), (text) => context.measureText(text).width, MARGIN.right)) {
     context.fillText(label.text, left + label.left, top + height + 5);
   }
   return result;

@@ -12,6 +12,15 @@ export function linear(low: number, high: number, wanted = 5): Scale {
   return { at: (value) => (value - low) / span, ticks: niceTicks(low, high, wanted) };
 }
 
+/** For values above 0: powers of ten, or 1, 2 and 5 times them where there are few. */
+export function logarithmic(low: number, high: number): Scale {
+  const [from, to] = [Math.log10(low), Math.log10(high)];
+  const digits = to - from > 3 ? [1] : [1, 5, 2];
+  const powers = Array.from({ length: Math.floor(to) - Math.floor(from) + 1 }, (_, k) => Math.floor(from) + k);
+  const ticks = digits.flatMap((digit) => powers.map((power) => Number(`${digit}e${power}`)));
+  return { at: (value) => (to > from ? (Math.log10(value) - from) / (to - from) : 0.5), ticks: ticks.filter((t) => t >= low && t <= high) };
+}
+
 /** About `wanted` multiples of 1, 2 or 5 times a power of ten. */
 export function niceTicks(low: number, high: number, wanted: number): number[] {
   const rough = (high - low) / wanted;

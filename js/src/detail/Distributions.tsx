@@ -1,5 +1,6 @@
-// The histograms of the selected site's activation and gradient, on the same kind of axis.
+// The histograms of the selected site's activation and gradient.
 import { useMemo } from "preact/hooks";
+import { AXES, useLog } from "../charts/axis";
 import { precision, toBars } from "../charts/bins";
 import { Histogram } from "../charts/Histogram";
 import { histogramKey, statistic, type FrameData } from "../kernel/decode";
@@ -21,9 +22,9 @@ export function Distributions({ store, index }: { store: Store; index: number })
         <Choice
           label="Axis of values"
           testid={ids.axis}
-          value={store.logAxis.value ? "log" : "linear"}
-          options={["log", "linear"]}
-          choose={(axis) => (store.logAxis.value = axis === "log")}
+          value={store.axis.value}
+          options={AXES}
+          choose={(axis) => (store.axis.value = axis)}
         />
       </div>
       <div class="nni-pair">
@@ -33,7 +34,7 @@ export function Distributions({ store, index }: { store: Store; index: number })
               <span class={`nni-q-${quantity}`}>{word}</span>
               <NotFinite frame={frame} site={index} q={q} />
             </figcaption>
-            <One store={store} frame={frame} pinned={pinned} site={index} q={q} quantity={quantity} word={word} log={store.logAxis.value} />
+            <One store={store} frame={frame} pinned={pinned} site={index} q={q} quantity={quantity} word={word} />
           </figure>
         ))}
       </div>
@@ -49,14 +50,14 @@ interface OneProps {
   q: number;
   quantity: string;
   word: string;
-  log: boolean;
 }
 
-function One({ store, frame, pinned, site, q, quantity, word, log }: OneProps) {
+function One({ store, frame, pinned, site, q, quantity, word }: OneProps) {
   const before = pinned?.histograms.get(histogramKey(site, q));
   const behind = useMemo(() => (before ? toBars(before) : undefined), [before]);
   const pairs = frame?.histograms.get(histogramKey(site, q));
   const bars = useMemo(() => (pairs ? toBars(pairs) : null), [pairs]);
+  const log = useLog(store.axis.value, bars, `${site} ${q}`);
   if (frame && bars && bars.length > 0) {
     const precise = precision((name) => statistic(frame, site, q, name));
     return <Histogram bars={bars} log={log} quantity={quantity} word={word} behind={behind} precise={precise} />;

@@ -1,8 +1,10 @@
 // The selected site's values over the steps: bands of quantiles, or a heatmap.
-import { useCallback } from "preact/hooks";
+import { useCallback, useMemo } from "preact/hooks";
+import { useLog } from "../charts/axis";
+import { toBars } from "../charts/bins";
 import { Canvas, type Area } from "../charts/Canvas";
 import { paintBands, paintHeatmap } from "../charts/overSteps";
-import type { HistoryData } from "../kernel/decode";
+import { histogramKey, type HistoryData } from "../kernel/decode";
 import { HISTORY_QUANTILES } from "../kernel/protocol";
 import { Waiting } from "../header/Waiting";
 import type { Store } from "../store";
@@ -43,7 +45,7 @@ export function OverSteps({ store }: { store: Store }) {
                 {fits && <span class="nni-faint">{count(history.header.steps)} steps</span>}
               </figcaption>
               {fits ? (
-                <Chart history={history} quantity={quantity} word={word} heatmap={kind === "heatmap"} log={store.logAxis.value} />
+                <Chart history={history} quantity={quantity} word={word} heatmap={kind === "heatmap"} store={store} />
               ) : (
                 <div class="nni-nothing">
                   <Waiting store={store} before="No steps recorded yet" />
@@ -62,10 +64,14 @@ interface ChartProps {
   quantity: "output" | "gradient";
   word: string;
   heatmap: boolean;
-  log: boolean;
+  store: Store;
 }
 
-function Chart({ history, quantity, word, heatmap, log }: ChartProps) {
+function Chart({ history, quantity, word, heatmap, store }: ChartProps) {
+  const { site, quantity: q } = history.header;
+  const pairs = store.frame.value?.histograms.get(histogramKey(site, q));
+  const bars = useMemo(() => (pairs ? toBars(pairs) : null), [pairs]);
+  const log = useLog(store.axis.value, bars, `${site} ${q}`);
   const paint = useCallback(
     (area: Area) => {
       const color = area.palette[quantity];

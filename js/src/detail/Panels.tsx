@@ -54,8 +54,8 @@ function Overview({ store, site, index }: PanelProps) {
         <Numbers store={store} index={index} />
       </div>
       <Distributions store={store} index={index} />
-      {!store.missing.value.has("parameters") && <Parameters store={store} site={site} />}
       <OverSteps store={store} />
+      {!store.missing.value.has("parameters") && <Parameters store={store} site={site} />}
     </>
   );
 }

@@ -1,11 +1,12 @@
 // The metrics of training, as the loop reported them (a perturbation's effect has its own table).
-// Each is a small curve in a chart of its own, because their scales have nothing in common.
-import { useCallback } from "preact/hooks";
+// Each is a small curve in a chart of its own, because their scales have nothing in common; the axis
+// is logarithmic where that shows more, until the user chooses.
+import { useCallback, useState } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
-import { paintCurve } from "../charts/curve";
+import { canBeLog, paintCurve, suitsLog } from "../charts/curve";
 import type { CurveData } from "../kernel/decode";
 import type { Store } from "../store";
-import { exact, real } from "../ui/format";
+import { exact, plain } from "../ui/format";
 import { ids } from "../ui/testids";
 
 export function Metrics({ store }: { store: Store }) {
@@ -25,14 +26,22 @@ export function Metrics({ store }: { store: Store }) {
 
 function Curve({ curve: { name, points } }: { curve: CurveData }) {
   const last = points[points.length - 1];
-  const paint = useCallback((area: Area) => paintCurve(area, points, area.palette.metric), [points]);
+  const [chosen, choose] = useState<boolean | null>(null);
+  const possible = canBeLog(points);
+  const log = possible && (chosen ?? suitsLog(points));
+  const paint = useCallback((area: Area) => paintCurve(area, points, area.palette.metric, log), [points, log]);
   return (
     <figure class="nni-metric" data-testid={ids.metric(name)} data-value={exact(last)}>
       <figcaption>
         <span>{name}</span>
-        <b>{real(last)}</b>
+        {possible && (
+          <button type="button" class="nni-link nni-small" aria-pressed={log} aria-label={`Logarithmic axis of ${name}`} title={log ? "Show it on a linear axis" : "Show it on a logarithmic axis"} data-testid={ids.metricLog(name)} onClick={() => choose(!log)}>
+            {log ? "log" : "linear"}
+          </button>
+        )}
+        <b>{plain(last, 4)}</b>
       </figcaption>
-      <Canvas height={84} label={`${name} over the steps, last value ${real(last)}`} paint={paint} />
+      <Canvas height={84} label={`${name} over the steps, last value ${plain(last, 4)}`} paint={paint} />
     </figure>
   );
 }

@@ -1,6 +1,7 @@
 // The present parameters of the selected module: a histogram and figures for each.
 // Invariant: a dash means "not measured"; NaN and Inf are counted and stand out.
 import { useMemo } from "preact/hooks";
+import { useLog, type Axis } from "../charts/axis";
 import { precision, toBars } from "../charts/bins";
 import { Histogram } from "../charts/Histogram";
 import type { ParameterData } from "../kernel/decode";
@@ -48,7 +49,7 @@ function Held({ store, site }: { store: Store; site: Site }) {
       ) : (
         <div class="nni-pair">
           {list.map((one) => (
-            <One key={one.path} parameter={one} site={site.key} log={store.logAxis.value} />
+            <One key={one.path} parameter={one} site={site.key} axis={store.axis.value} />
           ))}
         </div>
       )}
@@ -57,9 +58,10 @@ function Held({ store, site }: { store: Store; site: Site }) {
   );
 }
 
-function One({ parameter, site, log }: { parameter: ParameterData; site: string; log: boolean }) {
+function One({ parameter, site, axis }: { parameter: ParameterData; site: string; axis: Axis }) {
   const { path, array, figures, pairs } = parameter;
   const bars = useMemo(() => toBars(pairs), [pairs]);
+  const log = useLog(axis, bars, path);
   const name = path.startsWith(`${site}/`) ? path.slice(site.length + 1) : path;
   return (
     <figure class="nni-figure" data-testid={ids.parameter} data-site={path}>

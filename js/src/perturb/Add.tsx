@@ -73,7 +73,9 @@ export function Add({ store, site }: { store: Store; site: Site }) {
             />
           </>
         )}
-        <span class="nni-faint nni-small">{why || `Will ${offer.does}.`}</span>
+        <span class="nni-faint nni-small" title={why || `Will ${offer.does}.`}>
+          {why || `Will ${offer.does}.`}
+        </span>
       </span>
       <button type="submit" class="nni-button" disabled={why !== ""} data-testid={ids.perturbAdd}>
         Add

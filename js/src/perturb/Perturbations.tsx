@@ -21,12 +21,13 @@ export function Perturbations({ store, bridge }: { store: Store; bridge: Bridge 
   if (!state) return null;
   const all = store.perturbations.value;
   const empty = all.length === 0;
+  const listening = bridge.settled.value && !store.replay.value ? LISTENING[state.listening] : "";
   return (
-    <section class={empty ? "nni-panel nni-panel-empty" : "nni-panel"} aria-label="Perturbations">
+    <section class={empty ? "nni-panel nni-panel-empty" : "nni-panel"} aria-label="Perturbations" style={{ "--nni-count": all.length }}>
       <div class="nni-panel-head">
         <Master all={all} store={store} />
-        <span class="nni-listening" data-testid={ids.listening} data-value={state.listening}>
-          {bridge.settled.value && !store.replay.value && LISTENING[state.listening]}
+        <span class="nni-listening" title={listening} data-testid={ids.listening} data-value={state.listening}>
+          {listening}
         </span>
         <Compiling programs={state.compiling} />
       </div>

@@ -9,6 +9,14 @@ import { pinnedName } from "./names";
 import type { PassList } from "./passes";
 import { SPEEDS } from "./timeline";
 
+/** Whose batch a pass shows, by its kind. */
+const BATCH: Readonly<Record<string, string>> = {
+  watch: ", loop's batch",
+  step: ", step's batch",
+  run: ", run's batch",
+  push: ", pushed",
+};
+
 export function TimeStrip({ store }: { store: Store }) {
   const { timeline } = store;
   const passes = timeline.passes.value;
@@ -83,7 +91,7 @@ export function TimeStrip({ store }: { store: Store }) {
         />
       </span>
       <span class="nni-time-where" title={whole(passes)} data-testid={ids.timeStep} data-value={exact(frame?.header.step)}>
-        {held === null ? "following" : `at step ${count(frame?.header.step)}`}
+        {held === null ? `following${whose(passes, frame?.header.number)}` : `at step ${count(frame?.header.step)}`}
       </span>
       <Pin store={store} />
     </div>
@@ -140,6 +148,12 @@ function outlines(passes: PassList): [spans: string, changes: string] {
     if (i < passes.count && passes.changed(i)) changes += `M${i} 2V10`;
   }
   return [spans, changes];
+}
+
+/** The batch of the pass that is on screen, in words. */
+function whose(passes: PassList, number: number | undefined): string {
+  const index = number === undefined ? -1 : passes.indexOf(number);
+  return index < 0 ? "" : (BATCH[passes.kind(index)] ?? "");
 }
 
 function describe(passes: PassList, index: number): string {

@@ -27,6 +27,15 @@ export function tick(value: number): string {
   return minus(trim(value.toPrecision(3)));
 }
 
+/** Without an exponent, as long as that is at most ten digits: for steps and metrics. */
+export function plain(value: number, digits = 3): string {
+  const size = Math.abs(value);
+  if (size >= 1e10 || (size < 1e-7 && size > 0) || !Number.isFinite(value)) return digits === 3 ? tick(value) : real(value);
+  if (Number.isInteger(value)) return count(value);
+  const places = Math.max(digits - 1 - Math.floor(Math.log10(size)), 0);
+  return minus(trim(value.toFixed(places)));
+}
+
 /** A whole number with all digits. */
 export function count(value: number | null | undefined): string {
   if (value === null || value === undefined || Number.isNaN(value)) return NOT_MEASURED;

@@ -51,7 +51,8 @@
 // nni-nnx [value: the site]         a module as NNX sees it; in it nni-nnx-node [data-path],
 // nni-nnx-variable [data-path, data-value: relative change], nni-nnx-kind [data-kind],
 // nni-nnx-mode [data-module, data-name], nni-nnx-since [value: the step compared with]
-// nni-metric-<name> [value: the last one]                          nni-error      a view's own failure
+// nni-metric-<name> [value: the last one], in it nni-metric-log-<name>: its axis
+// nni-error                         a view's own failure
 
 export const ids = {
   root: "nni-root",
@@ -165,6 +166,7 @@ export const ids = {
   downstream: "nni-downstream",
   noEffect: "nni-no-effect",
   metric: (name: string) => `nni-metric-${name}`,
+  metricLog: (name: string) => `nni-metric-log-${name}`,
   valuesPart: "nni-values-part",
   valuesClean: "nni-values-clean",
   valuesView: "nni-values-view",

@@ -33,13 +33,17 @@ export function suits(array: HeldArray): View {
   return array.shape.length < 2 ? "line" : "heatmap";
 }
 
-/** The views that are possible for an array. */
+/** The views that the names and lengths of an array's axes allow. */
 export function possible(array: HeldArray): View[] {
-  const rank = array.shape.length;
+  const [rank, suited] = [array.shape.length, suits(array)];
+  const named = (pattern: RegExp): boolean => array.axes.some((axis) => pattern.test(axis));
   return VIEWS.filter((view) => {
-    if (view === "line") return true;
+    if (view === suited || view === "line") return true;
     if (view === "heatmap") return rank >= 2;
-    return rank >= 3;
+    if (rank < 3) return false;
+    if (view === "images") return !named(/position|feature|query|token/);
+    if (view === "tokens") return !named(/query/);
+    return array.shape[rank - 1] === array.shape[rank - 2] && !named(/height|width|channel|feature|position/);
   });
 }
 

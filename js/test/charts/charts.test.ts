@@ -1,9 +1,11 @@
 // Bins, scales and numbers: the parts of a chart that can be wrong without looking wrong.
 import { describe, expect, it } from "vitest";
+import { bulk } from "../../src/charts/axis";
+import { canBeLog, suitsLog } from "../../src/charts/curve";
 import { edges, precision, quantile, rebin, toBars, total } from "../../src/charts/bins";
 import { pinnedOutline } from "../../src/charts/outline";
-import { along, labels, linear, niceTicks, symlog } from "../../src/charts/scale";
-import { tick } from "../../src/ui/format";
+import { along, labels, linear, logarithmic, niceTicks, symlog } from "../../src/charts/scale";
+import { plain, tick } from "../../src/ui/format";
 
 const binOf = (value: number): number => new Uint32Array(new Float32Array([value]).buffer)[0] >>> 20;
 
@@ -156,4 +158,40 @@ it("a pinned pass is an outline of the same area", () => {
   // 80 values on screen: heights as if the 40 were 80, on a scale whose top is 160 a unit.
   expect(pinnedOutline(bars, 80, linear(0, 2), 160, 100, 10)).toBe("M0.00 10V7.50H50.00L50.00 2.50H100.00V10");
   expect(pinnedOutline([], 80, linear(0, 2), 160, 100, 10)).toBe("");
+});
+
+describe("the axis that is chosen", () => {
+  const normal = Array.from({ length: 4000 }, (_, i) => Math.sqrt(-2 * Math.log((i + 0.5) / 4000)) * Math.cos(2 * Math.PI * ((i * 0.618034) % 1)));
+
+  it("is linear for a bell curve, far from 0 or behind a ReLU, and logarithmic for values of many sizes", () => {
+    expect(bulk(toBars(pairsOf(normal)))).toBeGreaterThan(0.3);
+    expect(bulk(toBars(pairsOf(normal.map((x) => Math.max(x, 0)))))).toBeGreaterThan(0.3);
+    expect(bulk(toBars(pairsOf(normal.map((x) => x ** 7))))).toBeLessThan(0.05);
+    expect(bulk(toBars(pairsOf([0, 0, 0])))).toBe(1);
+    expect(bulk([])).toBe(1);
+  });
+
+  it("of a metric is logarithmic over two decades above 0", () => {
+    const points = (...values: number[]): Float64Array => new Float64Array(values.flatMap((value, i) => [i, value]));
+    expect(suitsLog(points(3, 0.5, 0.02))).toBe(true);
+    expect(suitsLog(points(3, 0.5, 0.2))).toBe(false);
+    expect(suitsLog(points(3, 0.5, 0))).toBe(false);
+    expect(suitsLog(points(NaN, 0.5))).toBe(false);
+    expect(canBeLog(points(3, 0))).toBe(true);
+    expect(canBeLog(points(-3, 0, NaN))).toBe(false);
+  });
+
+  it("has powers of ten, or more where there are few", () => {
+    expect(logarithmic(0.001, 100).ticks).toEqual([0.001, 0.01, 0.1, 1, 10, 100]);
+    expect(new Set(logarithmic(0.3, 6).ticks)).toEqual(new Set([0.5, 1, 2, 5]));
+    const scale = logarithmic(0.1, 10);
+    expect([0.1, 1, 10].map((value) => scale.at(value))).toEqual([0, 0.5, 1]);
+    expect(logarithmic(2, 2).at(2)).toBe(0.5);
+  });
+
+  it("says numbers without an exponent", () => {
+    expect([0, 0.0005, -0.000012, 2.5, 100000, 0.00469345].map((value) => plain(value))).toEqual(["0", "0.0005", "−0.000012", "2.5", "100\u202f000", "0.00469"]);
+    expect(plain(0.00469345, 4)).toBe("0.004693");
+    expect([NaN, Infinity, 1e-9].map((value) => plain(value, 4))).toEqual(["–", "∞", "1.000e−9"]);
+  });
 });

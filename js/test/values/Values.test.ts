@@ -55,6 +55,14 @@ describe("a view", () => {
     expect(possible(held([9], ["feature"]))).toEqual(["line"]);
   });
 
+  it("is offered for what can be one", () => {
+    expect(possible(IMAGES)).toEqual(["heatmap", "images", "tokens", "line"]);
+    expect(possible(TOKENS)).toEqual(["heatmap", "tokens", "line"]);
+    expect(possible(held([2, 3, 5, 5], ["batch", "head", "query", "key"]))).toEqual(["heatmap", "attention", "line"]);
+    expect(possible(held([3, 5, 5], ["axis 0", "axis 1", "axis 2"]))).toEqual(["heatmap", "images", "attention", "tokens", "line"]);
+    expect(possible(held([3, 5, 4], ["axis 0", "axis 1", "axis 2"]))).not.toContain("attention");
+  });
+
   it("shows each axis once and leaves the others to sliders", () => {
     expect(shownAs(IMAGES, "images")).toEqual({ view: "images", tiles: 3, rows: 1, columns: 2, over: -1 });
     expect(slid(IMAGES, shownAs(IMAGES, "images"))).toEqual([0]);

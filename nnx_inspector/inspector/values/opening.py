@@ -135,6 +135,8 @@ class Opening:
             for number, call in enumerate(calls)
             if call.took_place and not call.ran.all()
         ]
+        if part == "output" and isinstance(look.modules.get(site), nnx.MultiHeadAttention):
+            notes.append(_HOW_TO_SOW.format(site=f"{site}/attention_weights"))
         return Opened(moment, tuple(arrays), _trees(calls, part), tuple(notes))
 
     def _held(self, look: Look, site: str, part: Part, number: int, call: CallValues) -> list[Held]:
@@ -225,6 +227,12 @@ def _module_key(site: str) -> str:
 
 
 # ------------------------------------------------------------------ in words
+
+_HOW_TO_SOW = (
+    "To see which position attends to which, call the module with sow_weights=True and inspect "
+    "forward = lambda model, *args: nnx.capture(model, nnx.Intermediate)(*args): the weights "
+    "are then the values of {site}."
+)
 
 
 def _why_nothing(site: str, part: Part, calls: list[CallValues]) -> str:

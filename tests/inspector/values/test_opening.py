@@ -246,6 +246,10 @@ def test_attention_of_rank_3_and_weights_that_are_sown():
 
     insp = inspected(Model(nnx.Rngs(0)), models.batch(2, 5, 4))
     assert axes(insp, "attn/attention_weights") == [("", ("batch", "head", "query", "key"))]
+    (how,) = opened(insp, "attn").notes
+    assert "sow_weights=True" in how
+    assert "values of attn/attention_weights" in how
+    assert opened(insp, "head").notes == ()
     assert axes(insp, "one") == [("", ("batch", "query", "key"))]
     assert axes(insp, "heads") == [("", ("head", "query", "key"))]
     assert axes(insp, "classes") == [("", ("batch", "position", "feature"))]

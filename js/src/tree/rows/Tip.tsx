@@ -1,5 +1,5 @@
 // The numbers of the row under the pointer, or of the row that the keys have reached.
-// Invariants: it overlays the rows and moves nothing; Escape, scrolling by hand and leaving the tree
+// Invariants: it covers no row and moves nothing; Escape, scrolling by hand and leaving the tree
 // close it.
 import type { RefObject } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
@@ -76,7 +76,7 @@ export function Tip({ id, store, sites, index, row, scroller }: Props) {
   const top = (element?.offsetTop ?? 0) + HEAD_HEIGHT + row;
   const below = row + ROW_HEIGHT < (element?.clientHeight ?? 0) / 2;
   const height = element?.parentElement?.clientHeight ?? 0;
-  const place = below ? { top: `${top + ROW_HEIGHT + 2}px` } : { bottom: `${height - top + 2}px` };
+  const place = below ? { top: `${top}px` } : { bottom: `${height - top - ROW_HEIGHT}px` };
   const measured = EACH.filter(({ index: q }) => frame && !Number.isNaN(statistic(frame, index, q, "size")));
   return (
     <div id={id} class="nni-tip" role="tooltip" style={place} data-testid={ids.tip} data-site={site.key}>
