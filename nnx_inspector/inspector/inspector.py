@@ -363,6 +363,7 @@ class Inspector(Readings):
         perturbation: Perturbation = _ZERO,
         *,
         layers: bool = True,
+        units: int | None = None,
         logits: Logits = None,
         chunk: int | None = None,
         progress: Progress = True,
@@ -373,14 +374,14 @@ class Inspector(Readings):
         The passes use a copy of the present model, in `modes`, without the other perturbations;
         training may go on. See `nni.sweep` for the arguments and the frame. Without a loss the
         columns `loss` and `loss_change` are missing, and the largest change of the output comes
-        first.
+        first. With `units`, the screen shows the unit of each site that changes the most.
 
         Raises:
             InspectorError: a sweep is running, or the model's arrays were donated to a step.
             TypeError, ValueError: as in `nni.sweep`.
         """
         sweeps = self._sweeps
-        return sweeps.run(sweeps.wanted(only, perturbation, layers, logits, chunk), progress)
+        return sweeps.run(sweeps.wanted(only, perturbation, layers, logits, chunk, units), progress)
 
     def start_sweep(self, only: Only = "**", perturbation: Perturbation = _ZERO) -> None:
         """Run `sweep` in a thread and show the result on screen."""

@@ -44,7 +44,7 @@ class Asked:
         of_a_loss: whether the pass has a loss.
         only: the sites.
         perturbation: the perturbation of each site.
-        layers, logits, chunk: as in `sweep`.
+        layers, logits, chunk, units: as in `sweep`.
     """
 
     call: Callable[[], Call]
@@ -55,6 +55,7 @@ class Asked:
     layers: bool = True
     logits: Logits = None
     chunk: int | None = None
+    units: int | None = None
 
 
 class Sweeps:
@@ -73,7 +74,7 @@ class Sweeps:
         core.closing.callback(self._stop.set)
 
     def wanted(self, only: Only, perturbation: Perturbation, *how: Any) -> Asked:
-        """The request for a sweep of the last pass; `how` is layers, logits and chunk."""
+        """The request for a sweep of the last pass; `how` is layers, logits, chunk and units."""
         core = self._core
         core.require_open()
         Selection(only).require_match(core.model)
@@ -152,6 +153,7 @@ def _swept(call: Call, asked: Asked, report: Callable[[int, int], bool]) -> pd.D
         logits=asked.logits,
         chunk=asked.chunk,
         progress=report,
+        units=asked.units,
         of_a_loss=asked.of_a_loss,
         root=call.entry.site,
     )
@@ -172,6 +174,7 @@ def _of(asked: Asked, **more: Any) -> protocol.Sweep:
 
 
 def _result(asked: Asked, frame: Any) -> protocol.Sweep:
+    frame, attrs = frame.drop_duplicates("site"), frame.attrs  # of units the one that matters most
     measures = tuple(m for m in MEASURES if m in frame and frame[m].notna().any())
     if asked.of_a_loss and "loss_change" not in measures:
         measures = ("loss_change", *measures)  # none of them is finite
@@ -183,11 +186,11 @@ def _result(asked: Asked, frame: Any) -> protocol.Sweep:
         )
         for _, row in frame.head(protocol.MOST_ROWS).iterrows()
     ]
-    unmeasured = len(frame.attrs["unmeasured"])
-    loss = frame.attrs["clean"].get("loss")
+    unmeasured = len(attrs["unmeasured"])
+    loss = attrs["clean"].get("loss")
     return _of(
         asked,
-        stopped=bool(frame.attrs["stopped"]),
+        stopped=bool(attrs["stopped"]),
         done=len(frame),
         total=len(frame) + unmeasured,
         measures=measures,

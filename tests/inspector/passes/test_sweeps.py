@@ -127,6 +127,16 @@ def test_what_is_shown_is_the_frame(insp):
     assert insp.said == [last], "a view that comes later is shown it"
 
 
+def test_of_units_the_screen_shows_the_one_of_each_site_that_matters_most(insp):
+    insp.step(loss_fn, X)
+    frame = insp.sweep("blocks/*", units=-1, progress=False)
+    best = frame.drop_duplicates("site")
+    last = insp.said[-1]
+    assert len(frame) > len(best) == last.measured == last.done == last.total
+    assert [row.site for row in last.rows] == list(best["site"])
+    assert [row.loss_change for row in last.rows] == list(best["loss_change"])
+
+
 class Inf(nnx.Module):
     """If its child is perturbed, its result is not finite."""
 
