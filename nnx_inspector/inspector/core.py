@@ -79,7 +79,7 @@ class Core:
         self.watched = self.model = model
         self.selection = selection
         self.entry, self.example, self.trial = example.entry, example, example
-        self.programs, self.modes = OwnedPasses((), selection), Modes(model)
+        self.programs, self.modes = OwnedPasses((), selection, model), Modes(model)
         example.require_there()
         require_whole((call := self.call()).parts.leaves, "The model")
         self.trace = self.programs.read(call, trace_of)

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -173,26 +174,50 @@ def under(configuration: Configuration) -> Generator[None]:
         yield
 
 
+@dataclasses.dataclass(eq=False)
+class _Made:
+    """What was traced and compiled, each by everything that it depends on."""
+
+    model: weakref.ref[Any] | None
+    programs: dict[Any, Program] = dataclasses.field(default_factory=lambda: {})
+    tracings: dict[Any, Tracing] = dataclasses.field(default_factory=lambda: {})
+    facts: dict[Any, Facts] = dataclasses.field(default_factory=lambda: {})
+    same: dict[Any, Any] = dataclasses.field(default_factory=lambda: {})
+    eager: set[Any] = dataclasses.field(default_factory=lambda: set())
+    lock: Any = dataclasses.field(default_factory=threading.RLock)
+
+
+_made: weakref.WeakValueDictionary[tuple[int, Selection], _Made] = weakref.WeakValueDictionary()
+"""By the model's identity, as long as an inspector has it."""
+
+
+def _made_for(model: nnx.Module | None, selection: Selection) -> _Made:
+    if model is None:
+        return _Made(None)
+    found = _made.get((id(model), selection))
+    if found is None or found.model is None or found.model() is not model:
+        found = _made[id(model), selection] = _Made(weakref.ref(model))
+    return found
+
+
 class OwnedPasses:
     """The compiled passes over one model's structure.
 
     Args:
         keys: the sites that have a row, in order.
         selection: the sites to measure.
+        model: the model, all of whose inspectors with this selection share their programs.
 
     Attributes:
         waits: called with a name and what a caller waits for, in words; "" when it is there.
     """
 
-    def __init__(self, keys: tuple[str, ...], selection: Selection):
+    def __init__(
+        self, keys: tuple[str, ...], selection: Selection, model: nnx.Module | None = None
+    ):
         self.keys = keys
         self.selection = selection
-        self._programs: dict[Any, Program] = {}
-        self._tracings: dict[Any, Tracing] = {}
-        self._facts: dict[Any, Facts] = {}
-        self._same: dict[Any, Any] = {}
-        self._eager: set[Any] = set()
-        self._lock = threading.RLock()
+        self._made = _made_for(model, selection)
         self.waits: Callable[[str, str], object] = lambda who, what: None
 
     def extend(self, keys: Iterable[str]) -> None:
@@ -215,11 +240,11 @@ class OwnedPasses:
         the call runs eagerly or holds references. If it is made now, `read` is called with it.
         """
         shapes = _avals((call.parts.leaves, call.parts.arrays))
-        with self._lock, under(call.configuration):
+        with self._made.lock, under(call.configuration):
             if shapes is None or self._is_eager(call):
                 return None
             key = (self._key_of(call), jit.trace_context(), *jax.tree.leaves(shapes))
-            if key not in self._tracings:
+            if key not in self._made.tracings:
                 try:
                     with self._staged(call.in_modes, runs=False) as stage:
                         found = stage.tracing
@@ -230,11 +255,11 @@ class OwnedPasses:
                         raise
                     found = None
                 if found is None:
-                    self._eager.add(self._key_of(call))
+                    self._made.eager.add(self._key_of(call))
                 else:
-                    self._tracings[key] = found
+                    self._made.tracings[key] = found
                 self._has_traced(call)
-            return self._tracings.get(key)
+            return self._made.tracings.get(key)
 
     def _staged(self, call: Call, known: Tracing | None = None, *, runs: bool = True) -> Any:
         roots: dict[Path, Any] = {(): call.model}
@@ -253,14 +278,14 @@ class OwnedPasses:
 
     def facts(self, call: Call) -> Facts:
         """The facts of the model and of a pass over it, read once for each structure."""
-        with self._lock:
+        with self._made.lock:
             self.tracing(call)
-            key, model = self._key_of(call), call.model
-            if key not in self._facts:
+            key, model, facts = self._key_of(call), call.model, self._made.facts
+            if key not in facts:
                 of_stage = functools.partial(facts_of_stage, is_loss=call.loss_fn is not None)
                 eager = self._is_eager(call)  # it need not run: there is no program to read from
-                self._facts[key] = facts_of_modules(model) if eager else self.read(call, of_stage)
-            return self._facts[key]
+                facts[key] = facts_of_modules(model) if eager else self.read(call, of_stage)
+            return facts[key]
 
     def compare(self, call: Call, setting: Setting) -> Differences:
         """The change of each site's output under a setting, from two passes in one program."""
@@ -312,7 +337,7 @@ class OwnedPasses:
                     self.waits("run", "")
                 self._has_traced(call)
                 if program.ran_eagerly:
-                    self._eager.add(self._key_of(call))
+                    self._made.eager.add(self._key_of(call))
                 return out
         except Exception as error:
             if call.switches:
@@ -320,10 +345,10 @@ class OwnedPasses:
             raise
 
     def _key_of(self, call: Call) -> Any:
-        return self._same.get(call.parts.key, call.parts.key)
+        return self._made.same.get(call.parts.key, call.parts.key)
 
     def _is_eager(self, call: Call) -> bool:
-        return self._key_of(call) in self._eager
+        return self._key_of(call) in self._made.eager
 
     def _has_traced(self, call: Call) -> None:
         """Give the call's key after tracing the same meaning as its key before. Tracing runs the
@@ -331,19 +356,19 @@ class OwnedPasses:
         """
         known, after = self._key_of(call), dataclasses.replace(call).parts.key
         if after != known:
-            self._same[after] = known
+            self._made.same[after] = known
 
     def _prepared(self, kind: Kind, call: Call, setting: Setting) -> tuple[Program, Inputs, Any]:
         """A program, its inputs, and their shapes."""
         known, parts = self.tracing(call), call.parts
         inputs = inputs_of(parts, setting, self.keys)
         avals, code = _avals(inputs), (kind, self._key_of(call), self.keys, setting.code)
-        with self._lock:
+        with self._made.lock:
             key = (*code, jit.trace_context(), *jax.tree.leaves(avals))
-            if key not in self._programs:
+            if key not in self._made.programs:
                 function = self._function(kind, parts.form, setting, known)
-                self._programs[key] = Program(function, ready=avals is None)
-            return self._programs[key], inputs, avals
+                self._made.programs[key] = Program(function, ready=avals is None)
+            return self._made.programs[key], inputs, avals
 
     def _function(
         self, kind: Kind, form: Form, setting: Setting, known: Tracing | None

@@ -1,11 +1,14 @@
 """Owned passes: one program per structure and set of modes, and never another call's result."""
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import Compiled
 from flax import nnx
-from models import Table
+from models import Table, TwoLayers
 
 import nnx_inspector as nni
 from nnx_inspector.hooks.sites import Selection
@@ -64,7 +67,7 @@ def test_equal_static_arguments_of_other_types_are_other_programs(values):
         assert name == type(value).__name__
         assert y.dtype == (numbers * value).dtype
         np.testing.assert_array_equal(1 / y, 1 / (numbers * value))
-    assert len(owned._programs) == len(values)
+    assert len(owned._made.programs) == len(values)
 
 
 def test_a_python_value_that_depends_on_the_shape_is_that_of_the_call():
@@ -93,7 +96,7 @@ def test_switches_are_programs_of_their_own_and_kept(values):
         y, name = forward(owned, model, (X,), None, switch(value)).value
         np.testing.assert_allclose(y, plain * value, rtol=1e-6)
         assert name == type(value).__name__
-    assert len(owned._programs) == len(values)
+    assert len(owned._made.programs) == len(values)
     assert model.scale == 1
     np.testing.assert_allclose(forward(owned, model, (X,)).value[0], plain, rtol=1e-6)
 
@@ -129,7 +132,7 @@ def test_a_site_that_gets_a_row_later_can_be_perturbed():
     owned.extend(["linear"])
     assert not np.allclose(forward(owned, model, (X,), row).value[0], plain)
     forward(owned, model, (X,))
-    assert len(owned._programs) == 2
+    assert len(owned._made.programs) == 2
 
 
 def test_a_failing_pass_names_the_modes_and_leaves_the_others():
@@ -177,7 +180,7 @@ def test_without_graph_mode_or_its_updates_a_pass_is_the_same(mode):
             assert result.record["first"].output.size == 2 * X.size
             loss = backward(owned, lambda m, x: m(x).sum(), model, (X,), evaluate).value
             np.testing.assert_allclose(loss, wanted.sum(), rtol=1e-5)
-    assert len(owned._programs) == 3, "the loss is another function each time"
+    assert len(owned._made.programs) == 3, "the loss is another function each time"
 
 
 def test_what_a_model_returns_as_numpy_stays_numpy():
@@ -250,3 +253,31 @@ def test_a_call_is_staged_again_under_other_layers_and_settings(staged):
     np.testing.assert_array_equal(insp.run(), plain)
     assert staged() == 3
     insp.close()
+
+
+def test_a_second_inspector_of_a_model_compiles_nothing():
+    model, x = TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3))
+
+    def loss_fn(model, x):
+        return (model(x) ** 2).mean()
+
+    def all_of_one() -> tuple[list[str], nni.Inspector]:
+        with Compiled() as compiled:
+            insp = nni.Inspector(model, x, display=False)
+            insp.run(x)
+            insp.step(loss_fn, x)
+            insp.findings  # noqa: B018
+            insp._rerun.wait()
+            insp._diagnosing.wait()
+        return compiled.kinds, insp
+
+    kinds, first = all_of_one()
+    assert kinds.count("compile") >= 2
+    again, second = all_of_one()
+    assert again == []
+    assert second.recording.summary("a").mean == first.recording.summary("a").mean
+    first.close()
+    second.close()
+    del first, second
+    gc.collect()
+    assert "compile" in all_of_one()[0], "nothing is kept for a model that nobody inspects"
