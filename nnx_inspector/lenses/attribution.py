@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from nnx_inspector.hooks.sites import closest, parse_key
 from nnx_inspector.lenses.lens import logits_in, place_names, token_at
-from nnx_inspector.lenses.observed import Observed, arrays_in, observed
+from nnx_inspector.lenses.observed import Observed, and_operations, arrays_in, observed
 from nnx_inspector.program.analysis.dataflow import dataflow
 from nnx_inspector.program.harvest import Plan, evaluate
 from nnx_inspector.program.marks import OUTPUT
@@ -131,7 +131,7 @@ def attribute(
         raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}.")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps must be a number of gradients, 1 or more, got {steps!r}.")
-    with observed(f, args, kwargs, what="attribute") as one:
+    with observed(f, args, kwargs, what="attribute", only=and_operations(site)) as one:
         number, chosen = (None, site) if site is not None else _input_of(one)
         run, x = _passes(one, number, chosen)
         out = jax.jit(run)(x, one.stage.inputs)

@@ -351,7 +351,8 @@ class _Stream:
             _, seen = evaluate(survey, [*held, *arrays], plan=plan)
             (kept,) = [each.kept for _, _, each in survey.walk(seen) if each is not None]
             x = kept[call.array].value
-            x = jnp.moveaxis(x[rows] if rows else x, axes, -1)
+            x = (x[rows] if rows else x).reshape(call.shape)
+            x = jnp.moveaxis(x, axes, -1)
             return found.merged(x, start, count, self.seed)
 
         held = stage.inputs[: len(stage.inputs) - len(stage.arrays)]
@@ -394,6 +395,8 @@ def _the_call(one: Observed, site: str, rows: tuple[int, ...], size: int) -> _Ca
         found = ", ".join(in_words(x.dtype, x.shape) for x in calls.returned) or "no array"
         raise TypeError(f"{site!r} returns {found}, and no real numbers, which have an order.")
     number, x = real[0]
+    while x.shape[:1] == (1,) and x.shape[1:2] == (size,):  # the axis of a vmap over one
+        x = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
     if len(x.shape) < 2 or x.shape[0] != size:
         raise ValueError(
             f"{site!r} returns {in_words(x.dtype, x.shape)} for a batch of {size} examples. Its "

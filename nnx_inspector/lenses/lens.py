@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.hooks.sites import Only
-from nnx_inspector.lenses.observed import Observed, arrays_in, observed, rows_of
+from nnx_inspector.lenses.observed import Observed, and_operations, arrays_in, observed, rows_of
 from nnx_inspector.lenses.reading import (
     Norm,
     Reading,
@@ -135,7 +135,8 @@ def lens(
             positions. By default what the last layer says at each position.
         k: how many of the likeliest tokens to keep.
         sites: the sites that return the stream; see `intercept_methods`. By default the outermost
-            blocks that repeat, in a list, a scan or a loop.
+            blocks that repeat, in a list, a scan or a loop. Where no module returns it, an
+            operation does: `"blocks/*@add[1]"`.
         kwargs: keyword arguments of `f`.
 
     Raises:
@@ -170,7 +171,7 @@ def lens(
     """
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k must be a number of tokens, 1 or more, got {k!r}.")
-    with observed(f, args, kwargs, what="lens") as one:
+    with observed(f, args, kwargs, what="lens", only=and_operations(sites)) as one:
         reading = reading_of(one, unembed, norm)
         streams = streams_of(one, reading, sites)
         names, stack, out = stacked(one, streams, reading)

@@ -23,7 +23,7 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector.hooks.sites import Only, Selection, nothing_selected
 from nnx_inspector.lenses.addends import Addend, Walk
 from nnx_inspector.lenses.lens import gap_between, logits_in, place_names, token_at
-from nnx_inspector.lenses.observed import Observed, observed, rows_of
+from nnx_inspector.lenses.observed import Observed, and_operations, observed, rows_of
 from nnx_inspector.lenses.reading import (
     Norm,
     Reading,
@@ -123,7 +123,8 @@ def logit_attribution(
         minus: another token, whose logit is subtracted: what says the one rather than the other?
         unembed, norm: as in `lens`.
         sites: which of the sites that add to the stream get a row of their own; see
-            `intercept_methods`. By default all.
+            `intercept_methods`. By default all. Name operations too where something is added that
+            no module returns: `["**", "**@relu"]`.
         kwargs: keyword arguments of `f`.
 
     Raises:
@@ -149,7 +150,7 @@ def logit_attribution(
         >>> bool(jnp.allclose(found.contributions.sum(0), found.logit, atol=1e-5))
         True
     """
-    with observed(f, args, kwargs, what="logit_attribution") as one:
+    with observed(f, args, kwargs, what="logit_attribution", only=and_operations(sites)) as one:
         reading = reading_of(one, unembed, norm)
         end, named = _addends(one, reading)
         if sites is not None:

@@ -20,7 +20,7 @@ from nnx_inspector._compat.configuration import unchecked
 from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.layers import unwatched
-from nnx_inspector.hooks.sites import Selection, iter_modules, site_key
+from nnx_inspector.hooks.sites import Selection, iter_modules, of_operation, site_key
 from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.function import Function, as_function, roots_of
 from nnx_inspector.program.harvest import Keep, Plan, evaluate
@@ -96,6 +96,12 @@ class Observed:
         out, values = program(self.stage.inputs, self.stage.survey.consts)
         returned = self.stage.returned
         return returned.rebuild([None] * len(returned.nodes), out), values
+
+
+def and_operations(sites: Any) -> tuple[Any, ...]:
+    """`ALL`, and the operations within calls that a selection names: `"blocks/*@add"`."""
+    terms = sites if isinstance(sites, (list, tuple, set, frozenset)) else (sites,)
+    return (*ALL, *(term for term in terms if isinstance(term, str) and of_operation(term)[1]))
 
 
 @contextlib.contextmanager

@@ -18,7 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from nnx_inspector.hooks.sites import CALL, Selection, closest, nothing_selected, parse_key
+from nnx_inspector.hooks.sites import (
+    CALL,
+    Selection,
+    closest,
+    nothing_selected,
+    of_operation,
+    parse_key,
+)
 from nnx_inspector.lenses.observed import Calls, Observed, arrays_in, copy_of, module_at
 from nnx_inspector.program.analysis.dataflow import dataflow
 from nnx_inspector.stats.summarize import in_words
@@ -157,16 +164,20 @@ def _ends(one: Observed, after: str | None = None) -> list[str]:
         known.add(site)
         path = parse_key(site)[0]
         producers = before.get(site, set()) - {site}
-        within = [p for p in producers if parse_key(p)[0][: len(path)] == path]
+        within = [p for p in producers if _is_within(p, path)]
         module = module_at(one.model, path)
         bare = module is not None and not jax.tree.leaves(nnx.state(module, nnx.Param))
         if within:
             waiting += within
-        elif bare and not _is_norm(one, site):
+        elif of_operation(site)[1] or (bare and not _is_norm(one, site)):
             waiting += producers
         else:
             found.append(site)
     return found
+
+
+def _is_within(site: str, path: Sequence[str]) -> bool:
+    return not of_operation(site)[1] and parse_key(site)[0][: len(path)] == tuple(path)
 
 
 def _makes(one: Observed, site: str, classes: int) -> bool:
@@ -264,7 +275,7 @@ def _repeated(one: Observed, found: Sequence[Stream], reading: Reading) -> list[
     for stream in found:
         site, shape = stream.calls.site, stream.calls.returned[stream.array].shape
         receives = any(x.shape == shape for x in stream.calls.received)
-        if site and receives and stream.calls.last < end:
+        if site and not of_operation(site)[1] and receives and stream.calls.last < end:
             # the blocks of a list, or attributes with a number in their name
             groups.setdefault(re.sub(r"\d+", "#", site), []).append(stream)
     repeated = [

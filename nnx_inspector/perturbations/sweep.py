@@ -90,9 +90,9 @@ def sweep(
         perturbation: any kind for values, such as `nni.Mean()` or `nni.Scale(0.0, at="input")`.
         layers: whether each layer of a stacked site (and each step of an RNN) gets its own row,
             `"blocks[1]"`; False perturbs all of them at once.
-        units: an axis, each of whose units is perturbed alone: -1 for features and channels, -2
-            for the heads that an `nnx.MultiHeadAttention` projects (with `sites="**/out"` and
-            `nni.Zero(at="input")`), 0 for examples. None perturbs them together.
+        units: an axis, each of whose units is perturbed alone: -1 for features and channels, 0 for
+            examples; for the heads of an `nnx.MultiHeadAttention`, -2 with `sites="**/out"` and
+            `nni.Zero(at="input")`. None perturbs them together.
         logits: which part of the model's output is logits: True for an output of one array
             `[..., classes]`, a function of the output, or False for none. By default the output's
             array, if it has only one and that is floating-point and of rank 2 or more.

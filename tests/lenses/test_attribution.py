@@ -105,6 +105,8 @@ def test_the_largest_logit_and_functions_of_the_output():
     assert whole.output.shape == ()
     assert whole.error is not None
     assert whole.error < 0.05
+    within = nni.attribute(model, X, site="@gelu", method="gradient_times_input")
+    assert within.values.shape == (4, 6, 6, 4)
     deep = nni.attribute(model, X, site="conv", method="gradient")
     assert deep.values.shape == (4, 6, 6, 4)
     assert deep.scores.shape == (4, 6, 6)

@@ -235,3 +235,13 @@ def test_an_inspector_uses_its_modes_and_its_function():
     frame = insp.examples(batches(X), "same", 1, k=1)
     np.testing.assert_allclose(frame["value"][0], 2 * sorted_by_hand(X, 1, 1, 1)[0][2])
     insp.close()
+
+
+def test_an_operation_within_a_call_has_examples_too():
+    model = Language()
+    tokens = RNG.integers(0, VOCABULARY, (6, 5))
+    found = nni.top_examples(model, [tokens], "blocks/1/attention@softmax", axis=1, k=2)
+    _, record = nni.capture(model, only="blocks/1/attention@softmax", values=True)(tokens)
+    pattern = np.asarray(record["blocks/1/attention@softmax"].values).reshape(6, 2, 5, 5)
+    best = np.sort(pattern.max((2, 3)), 0)[::-1][:2].T
+    np.testing.assert_allclose(found.most.values, best, rtol=1e-5)

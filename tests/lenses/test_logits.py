@@ -105,6 +105,24 @@ def test_what_no_module_returns_is_the_rest():
     assert found.norm == "norm"
 
 
+def test_an_operation_may_be_an_addend():
+    model = Scaled()
+    found = nni.logit_attribution(model, TOKENS, token=TOKEN, sites=["**", "@*"])
+    rows = dict(zip(found.sites, found.contributions, strict=True))
+    scaled = np.asarray(model.token(TOKENS)) * 4
+    added = np.asarray(nnx.relu(model.up(scaled)))
+    x = scaled + added
+    weights = np.asarray(model.head.kernel[...])[:, TOKEN] / np.sqrt((x**2).mean(-1, keepdims=True))
+    np.testing.assert_allclose(rows["@relu"], (added * weights).sum(-1), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(rows["@mul"], (scaled * weights).sum(-1), rtol=1e-3, atol=1e-5)
+    assert abs(rows["(rest of the stream)"]).max() < 1e-4
+    whole = nni.lens(model, TOKENS, sites=["@mul", "@add"])
+    assert whole.sites == ("@mul input", "@mul", "@add")
+    assert (whole.unembed, whole.norm) == ("head", "norm")
+    assert whole.gap is not None
+    assert whole.gap < 1e-4
+
+
 def test_the_frame_adds_up_for_each_position():
     found = nni.logit_attribution(Language(), TOKENS)
     frame: Any = found.to_frame(decode=str)
