@@ -223,6 +223,16 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         site="conv/old", quantity="output", where="pinned", total_variation=None, quantile_distance=None,
         constant=False, mean_difference=None, std_difference=None, rms_difference=None, nan=None, nan_pinned=0,
     )  # fmt: skip
+    weights = (
+        p.WeightRow(
+            parameter="head/kernel", array="float32[4,3]", where="both", distance=0.5,
+            relative_change=0.25, total_variation=0.125, change="00ff" * (p.SPARK // 2),
+        ),
+        p.WeightRow(
+            parameter="old", array="float32[2]", where="pinned", distance=None,
+            relative_change=None, total_variation=None, change="",
+        ),
+    )  # fmt: skip
     compared = p.Compared(
         version=p.VERSION, id=24, number=57, pinned=p.OTHER, rows=(both, constant, gone), total=9,
     )  # fmt: skip
@@ -301,6 +311,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         "units": (units, p.units_buffer(ramp(len(p.UNIT_FIGURES), 10))),
         "code": (code, None),
         "sweep": (sweep, None),
+        "weights": (p.Weights(version=p.VERSION, name="step <b>7</b>", rows=weights, total=9), None),
         "other": (p.Other(version=p.VERSION, name="run <b>7</b>.nni", step=40, number=1), None),
         "compared": (compared, None),
         "findings": (

@@ -222,6 +222,8 @@ export class Store implements Receiver {
         return;
       case "other":
         return this.compare.takeOther(message);
+      case "weights":
+        return this.compare.takeWeights(message);
       case "compared":
         return this.compare.take(message);
       case "nnx":

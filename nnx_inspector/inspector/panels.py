@@ -6,7 +6,7 @@ Each answer names its request. Invariant: the model does not change. Draws nothi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -27,8 +27,9 @@ from nnx_inspector.recordings.compare import compare
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.layers import layers_of
 from nnx_inspector.records.record import Record
+from nnx_inspector.records.weights import frame_of, weights_apart
 from nnx_inspector.screen import protocol
-from nnx_inspector.screen.comparison import other_pass, recording_of
+from nnx_inspector.screen.comparison import other_pass, recording_of, weights_message
 from nnx_inspector.screen.source import documentation_of, excerpts_of
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary
@@ -262,12 +263,17 @@ At = int | tuple[int | None, int | None] | None
 
 
 def compare_with(
-    core: Core, other: Recording | Record | None, at: At, name: str
+    core: Core, other: Recording | Record | nnx.Pytree | Mapping[Any, Any] | None, at: At, name: str
 ) -> pd.DataFrame | None:
-    """Offer another run for comparison on screen; see `Inspector.compare`."""
+    """Offer another run or other weights for comparison on screen; see `Inspector.compare`."""
     if other is None:
         core.view.show_other(None, "", step=None)
+        core.view.keep(weights_message("", []))
         return None
+    if isinstance(other, (nnx.Pytree, Mapping)) and not isinstance(other, Record):
+        rows = weights_apart(other, core.model)
+        core.view.keep(weights_message(name or "the other weights", rows))
+        return frame_of(rows)
     theirs, ours = at if isinstance(at, tuple) else (at, at)
     of_no_step = isinstance(other, Record)
     if of_no_step:

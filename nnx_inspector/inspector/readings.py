@@ -6,6 +6,7 @@ Invariant: nothing here changes the model, the perturbations or the recording.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flax import nnx
@@ -131,23 +132,30 @@ class Readings:
         return units_at(core, core.known(site))
 
     def compare(
-        self, other: Recording | Record | None, *, at: At = None, name: str = ""
+        self,
+        other: Recording | Record | nnx.Pytree | Mapping[Any, Any] | None,
+        *,
+        at: At = None,
+        name: str = "",
     ) -> pd.DataFrame | None:
-        """Compare this run with another one, and show both on screen.
+        """Compare this run with another one, or the weights of the model, and show both on screen.
 
         The other run's pass is pinned: its figures and histograms stand beside those of the pass
         on screen, and the panel "Compare" ranks the sites.
 
         Args:
             other: a Recording, for instance `nni.load("run.nni")`, or a Record of `nni.capture`,
-                of this model or of one with sites of the same names. None ends the comparison.
+                of this model or of one with sites of the same names. Or weights: a module, its
+                state, or dictionaries of arrays, as in `nni.compare_weights`; the panel then
+                ranks the parameters. None ends the comparison.
             at: as in `nni.compare`: one step for both runs, or a pair of a step of the other run
                 and a step of this one.
             name: the other run's name on screen; by default the name of its file, if any.
 
         Returns:
             The frame of `nni.compare(other, insp.recording)`, largest difference first; its `a` is
-            the other run. None if `other` is None.
+            the other run. For weights, that of `nni.compare_weights(other, model)`. None if `other`
+            is None.
 
         Raises:
             TypeError, ValueError: as in `nni.compare`.

@@ -7,7 +7,7 @@ figure is NaN. Runs no model and changes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
@@ -58,26 +58,40 @@ def compare_weights(a: Any, b: Any) -> pd.DataFrame:
         >>> compare_weights(model, after)[["parameter", "relative_change"]].round(3).values.tolist()
         [['kernel', 0.5]]
     """
+    return frame_of(weights_apart(a, b))
+
+
+def frame_of(found: Sequence[tuple[dict[str, Any], Summary | None]]) -> pd.DataFrame:
+    """The frame of `compare_weights`."""
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
+    rows = [row for row, _ in found]
+    return pd.DataFrame(rows, columns=[*_TEXTS, "distance", "relative_change", *_SHARED])
+
+
+def weights_apart(a: Any, b: Any) -> list[tuple[dict[str, Any], Summary | None]]:
+    """The rows of `compare_weights`, each with the summary of b - a, None if there is none."""
     of_a, of_b = _weights(a, "a"), _weights(b, "b")
-    rows: list[dict[str, Any]] = []
+    rows: list[tuple[dict[str, Any], Summary | None]] = []
     for path in dict.fromkeys((*of_a, *of_b)):
         pair = [side.get(path) for side in (of_a, of_b)]
         here = [one for one in pair if one is not None]
-        rows.append(
-            {
-                "parameter": path,
-                "type": here[0][0],
-                "in": "both" if len(here) == 2 else "a" if pair[0] is not None else "b",
-                "array": " and ".join(dict.fromkeys(in_words(x.dtype, x.shape) for _, x in here)),
-                **_figures(*(None if one is None else one[1] for one in pair)),
-            }
-        )
-    frame: Any = pd.DataFrame(rows, columns=[*_TEXTS, "distance", "relative_change", *_SHARED])
-    frame["last"] = frame["in"] != "both"
-    order = frame.sort_values(["last", "relative_change"], ascending=[True, False], kind="stable")
-    return order.drop(columns="last").reset_index(drop=True)
+        figures, change = _figures(*(None if one is None else one[1] for one in pair))
+        row = {
+            "parameter": path,
+            "type": here[0][0],
+            "in": "both" if len(here) == 2 else "a" if pair[0] is not None else "b",
+            "array": " and ".join(dict.fromkeys(in_words(x.dtype, x.shape) for _, x in here)),
+            **figures,
+        }
+        rows.append((row, change))
+    return sorted(rows, key=_place)
+
+
+def _place(one: tuple[dict[str, Any], Summary | None]) -> tuple[bool, bool, float]:
+    row, relative = one[0], one[0]["relative_change"]
+    unknown = math.isnan(relative)
+    return row["in"] != "both", unknown, 0.0 if unknown else -relative
 
 
 _TEXTS: Final = ("parameter", "type", "in", "array")
@@ -105,17 +119,18 @@ def _weights(of: Any, name: str) -> dict[str, tuple[str, Any]]:
     return found
 
 
-def _figures(a: Any, b: Any) -> dict[str, float]:
+def _figures(a: Any, b: Any) -> tuple[dict[str, float], Summary | None]:
     nan = float("nan")
     if a is None or b is None:
-        return dict.fromkeys(("distance", "relative_change", *_SHARED), nan)
+        return dict.fromkeys(("distance", "relative_change", *_SHARED), nan), None
     before, after, change = _measured(a, b)
     (row,) = differences({("", ""): before.merged()}, {("", ""): after.merged()})
-    distance = nan if change is None else change.merged().norm
+    apart = None if change is None else change.merged()
+    distance = nan if apart is None else apart.norm
     size = before.merged().norm
     relative = distance / size if size else 0.0 if distance == 0 else distance * math.inf
     shared = {name: getattr(row, name) for name in _SHARED}
-    return {"distance": distance, "relative_change": relative, **shared}
+    return {"distance": distance, "relative_change": relative, **shared}, apart
 
 
 @jax.jit

@@ -1,4 +1,4 @@
-"""Comparing the pass on screen with a pass of another run, and ranking two passes by site.
+"""Comparing the pass on screen with a pass of another run, or the weights of two models.
 
 The other run's pass has the number OTHER. Invariant: each figure is that of `nni.compare`; unknown
 figures and figures without a unit are marked as such. Works on the host, knows no widget.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from nnx_inspector.recordings.compare import Difference, differences, names_alike, pass_of_run
 from nnx_inspector.recordings.passes import Layout, Pass
@@ -57,6 +58,31 @@ def compared(request: protocol.Compare, shown: Pass, pinned: Pass) -> protocol.C
         rows=tuple(map(_row, rows[: protocol.MOST_ROWS])),
         total=len(rows),
     )
+
+
+def weights_message(
+    name: str, rows: Sequence[tuple[Mapping[str, Any], Summary | None]]
+) -> protocol.Weights:
+    """The rows of `weights_apart` as a message."""
+    shown = tuple(
+        protocol.WeightRow(
+            parameter=row["parameter"],
+            array=row["array"],
+            where=_WHERE[row["in"]],  # pyright: ignore[reportArgumentType]
+            distance=_finite(row["distance"]),
+            relative_change=_finite(row["relative_change"]),
+            total_variation=_finite(row["total_variation"]),
+            change="" if change is None else _heights(change),
+        )
+        for row, change in rows[: protocol.MOST_ROWS]
+    )
+    return protocol.Weights(version=protocol.VERSION, name=name, rows=shown, total=len(rows))
+
+
+def _heights(change: Summary) -> str:
+    """The linear histogram of a change: a bell curve looks like one."""
+    _, counts = change.histogram(protocol.SPARK, scale="linear")
+    return bytes(math.ceil(n * 255 / max(counts.max(), 1)) for n in counts.tolist()).hex()
 
 
 def _summaries(one: Pass) -> dict[tuple[str, str], Summary]:

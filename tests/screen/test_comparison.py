@@ -202,3 +202,23 @@ def test_layers_of_another_run_are_called_as_here():
         assert set(other.keys) == set(here.passes[0].keys)
         rows = compared(ask(0), here.passes[0], other).rows
         assert {(row.where, row.total_variation) for row in rows} == {("both", 0.0)}
+
+
+def test_weights_are_compared_on_screen(browser):
+    model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+    before = nnx.clone(model)
+    insp = nni.Inspector(model, jnp.ones((2, 4)), display=False)
+    model.kernel[...] *= 1.5
+    frame = insp.compare(before, name="before")
+    assert frame is not None
+    assert frame.equals(nni.compare_weights(before, model))
+    message = insp._core.view.kept("weights")
+    assert (message.name, message.total) == ("before", 2)
+    moved, still = message.rows
+    assert (moved.parameter, still.parameter) == ("kernel", "bias")
+    assert abs(moved.relative_change - 0.5) < 1e-6
+    assert (moved.distance, still.distance) == (frame.distance[0], 0.0)
+    assert len(bytes.fromhex(moved.change)) == protocol.SPARK
+    assert insp.compare(None) is None
+    assert insp._core.view.kept("weights").name == ""
+    insp.close()

@@ -7,6 +7,7 @@ import { label, rowOf } from "../kernel/sites";
 import type { Store } from "../store";
 import { otherName, pinnedName } from "../time/names";
 import { Choice } from "../ui/Choice";
+import { WeightsRanking } from "./WeightsRanking";
 import { count, exact, percent, real, signed } from "../ui/format";
 import { WORDS } from "../ui/quantities";
 import { ids } from "../ui/testids";
@@ -42,6 +43,7 @@ export function ComparePanel({ store }: { store: Store }) {
       {pinned === undefined ? <HowTo store={store} /> : <Which store={store} result={fits ? result : null} isNow={isNow} />}
       {compare.error.value && pinned !== undefined && <p class="nni-bad">{compare.error.value}</p>}
       {fits && <Ranking result={result} store={store} />}
+      {compare.weights.value && <WeightsRanking weights={compare.weights.value} store={store} />}
     </section>
   );
 }
@@ -67,7 +69,8 @@ function HowTo({ store }: { store: Store }) {
         </button>
       </p>
       <p class="nni-faint nni-small">
-        Another run, from a file: <code>insp.compare(nni.load("run.nni"))</code>
+        Another run, from a file: <code>insp.compare(nni.load("run.nni"))</code>; weights, those of a copy or a checkpoint:{" "}
+        <code>insp.compare(before)</code>
       </p>
     </>
   );

@@ -4,7 +4,7 @@
 import { batch, signal, type Signal } from "@preact/signals";
 import type { Ask } from "../kernel/bridge";
 import type { FrameData } from "../kernel/decode";
-import { OTHER, type Compared, type Other } from "../kernel/protocol";
+import { OTHER, type Compared, type Other, type Weights } from "../kernel/protocol";
 import type { Timeline } from "../time/timeline";
 
 /** The parts of the store that it needs. */
@@ -18,6 +18,7 @@ interface Around {
 export class CompareState {
   readonly other = signal<Other | null>(null);
   readonly result = signal<Compared | null>(null);
+  readonly weights = signal<Weights | null>(null);
   readonly busy = signal(false);
   readonly error = signal("");
   private brought = 0;
@@ -40,6 +41,13 @@ export class CompareState {
       }
       timeline.pinOther();
       panel.value = "compare";
+    });
+  }
+
+  takeWeights(message: Weights): void {
+    batch(() => {
+      this.weights.value = message.name === "" ? null : message;
+      if (message.name !== "") this.around.panel.value = "compare";
     });
   }
 

@@ -473,6 +473,26 @@ export interface Compared {
   readonly total: number;
 }
 
+/** How far one array of weights is from the other side's; see `nni.compare_weights`, whose `b` is the model on screen. None: unknown. `change` holds the heights of the histogram of the difference, SPARK bytes in hexadecimal; "" if there is none. */
+export interface WeightRow {
+  readonly parameter: string;
+  readonly array: string;
+  readonly where: "both" | "here" | "pinned";
+  readonly distance: number | null;
+  readonly relative_change: number | null;
+  readonly total_variation: number | null;
+  readonly change: string;
+}
+
+/** The weights of the model against those of `name`, when they were compared. Buffer: none. `name` is "" if there is no comparison. `rows` are the first MOST_ROWS of `total`, largest relative change first. */
+export interface Weights {
+  readonly type: "weights";
+  readonly version: number;
+  readonly name: string;
+  readonly rows: readonly WeightRow[];
+  readonly total: number;
+}
+
 /** One array that can be read. `number` names it in `ReadValues`, `call` counts the calls of the site, and `name` distinguishes the arrays of one call ("" for a single array). */
 export interface HeldArray {
   readonly number: number;
@@ -688,7 +708,7 @@ export interface Offer {
   readonly least: number | null;
 }
 
-export type ToBrowser = Layout | Frame | History | Curves | State | Reply | Flow | LayoutLibrary | Arrays | Values | Passes | Parameters | UnitFigures | Code | Sweep | Nnx | Findings | Other | Compared;
+export type ToBrowser = Layout | Frame | History | Curves | State | Reply | Flow | LayoutLibrary | Arrays | Values | Passes | Parameters | UnitFigures | Code | Sweep | Nnx | Findings | Other | Compared | Weights;
 
 export type ToKernel = Hello | Ack | Select | Perturb | Adjust | SwitchAll | Remove | ShowFlow | GetLayoutLibrary | ShowValues | ReadValues | ShowPass | SetMask | Look | StartSweep | StopSweep | ShowNnx | SwitchMode | Compare;
 
@@ -735,6 +755,8 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Other: { version: "int", name: "str", step: "int?", number: "int" },
   ComparedRow: { site: "str", quantity: "str", where: "both|here|pinned", total_variation: "float?", quantile_distance: "float?", constant: "bool", mean_difference: "float?", std_difference: "float?", rms_difference: "float?", nan: "int?", nan_pinned: "int?" },
   Compared: { version: "int", id: "int", number: "int", pinned: "int", rows: "ComparedRow[]", total: "int" },
+  WeightRow: { parameter: "str", array: "str", where: "both|here|pinned", distance: "float?", relative_change: "float?", total_variation: "float?", change: "str" },
+  Weights: { version: "int", name: "str", rows: "WeightRow[]", total: "int" },
   HeldArray: { number: "int", call: "int", name: "str", shape: "int[]", dtype: "str", axes: "str[]", bytes: "int" },
   Arrays: { version: "int", request: "int", site: "str", part: "output|input|gradient|parameter", clean: "bool", parts: "str[]", arrays: "HeldArray[]", perturbed: "bool", source: "str", notes: "str[]" },
   Values: { version: "int", request: "int", array: "int", index: "int[]", axes: "int[]", norm_over: "int", component: "value|real|imag|abs", exact: "bool", starts: "int[]", ends: "int[]", block: "int[]", counts: "int[]", planes: "str[]", encoding: "float32|float64|int64|uint64" },
@@ -761,7 +783,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
 };
 
 /** The struct of every message type. */
-export const TO_BROWSER: Readonly<Record<string, string>> = { layout: "Layout", frame: "Frame", history: "History", curves: "Curves", state: "State", reply: "Reply", flow: "Flow", layout_library: "LayoutLibrary", arrays: "Arrays", values: "Values", passes: "Passes", parameters: "Parameters", units: "UnitFigures", code: "Code", sweep: "Sweep", nnx: "Nnx", findings: "Findings", other: "Other", compared: "Compared" };
+export const TO_BROWSER: Readonly<Record<string, string>> = { layout: "Layout", frame: "Frame", history: "History", curves: "Curves", state: "State", reply: "Reply", flow: "Flow", layout_library: "LayoutLibrary", arrays: "Arrays", values: "Values", passes: "Passes", parameters: "Parameters", units: "UnitFigures", code: "Code", sweep: "Sweep", nnx: "Nnx", findings: "Findings", other: "Other", compared: "Compared", weights: "Weights" };
 
 /** The struct of every message type. */
 export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", perturb: "Perturb", adjust: "Adjust", switch_all: "SwitchAll", remove: "Remove", show_flow: "ShowFlow", get_layout_library: "GetLayoutLibrary", show_values: "ShowValues", read_values: "ReadValues", show_pass: "ShowPass", set_mask: "SetMask", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_nnx: "ShowNnx", switch_mode: "SwitchMode", compare: "Compare" };

@@ -32,6 +32,7 @@
 // nni-sweep [value: done, data-state: running, done, stopped, failed], nni-sweep-kind, nni-sweep-sites,
 // nni-sweep-start, nni-sweep-stop, nni-sweep-measure, nni-sweep-row [data-site, value]
 // nni-compare-state [data-state: busy, now, before], nni-compare-again, nni-compare-other (buttons),
+// nni-weight-row [data-site: the parameter, value: relative change, data-distance]
 // nni-compare-quantity, nni-compare-by-<measure>, nni-compare-row [data-site, value, data-distance]
 // nni-python [value]                the last click as Python; nni-snippet [value] of one part;
 //                                   nni-copy-python copies it      nni-add-here   opens the form for a row
@@ -135,6 +136,7 @@ export const ids = {
   compareQuantity: "nni-compare-quantity",
   compareBy: (measure: string) => `nni-compare-by-${measure}`,
   compareRow: "nni-compare-row",
+  weightRow: "nni-weight-row",
   python: "nni-python",
   snippet: "nni-snippet",
   copyPython: "nni-copy-python",

@@ -154,3 +154,21 @@ it("shows a hostile name as text", async () => {
   expect(view.find(ids.pinned)!.textContent).toContain(EVIL);
   expect(view.el.querySelector("img")).toBeNull();
 });
+
+it("ranks weights, each with its module, its figures and the histogram of its change", async () => {
+  const more = { array: "float32[4,3]", total_variation: 0.5, change: "00ff".repeat(16) };
+  const list = [
+    { parameter: "blocks/0/kernel", where: "both" as const, distance: 2, relative_change: 0.25, ...more },
+    { parameter: EVIL, where: "pinned" as const, distance: null, relative_change: null, ...more, change: "" },
+  ];
+  view.stream.emit({ type: "weights", version: VERSION, name: "before", rows: list, total: 2 });
+  await settle();
+  const shown = view.all(ids.weightRow);
+  expect(shown.map((one) => [one.dataset["site"], one.dataset["value"], one.dataset["distance"]])).toEqual([["blocks/0/kernel", "0.25", "2"], [EVIL, "", ""]]); // prettier-ignore
+  expect(shown[0]!.querySelectorAll("path").length).toBe(1);
+  expect(shown[1]!.textContent).toContain("only in before");
+  expect(shown[1]!.querySelector("img")).toBeNull();
+  view.stream.emit({ type: "weights", version: VERSION, name: "", rows: [], total: 0 });
+  await settle();
+  expect(view.all(ids.weightRow)).toEqual([]);
+});

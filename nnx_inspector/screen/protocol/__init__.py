@@ -16,6 +16,8 @@ from nnx_inspector.screen.protocol.buffers import values_buffer as values_buffer
 from nnx_inspector.screen.protocol.compared import Compared as Compared
 from nnx_inspector.screen.protocol.compared import ComparedRow as ComparedRow
 from nnx_inspector.screen.protocol.compared import Other as Other
+from nnx_inspector.screen.protocol.compared import WeightRow as WeightRow
+from nnx_inspector.screen.protocol.compared import Weights as Weights
 from nnx_inspector.screen.protocol.flow import Flow as Flow
 from nnx_inspector.screen.protocol.flow import FlowAbsent as FlowAbsent
 from nnx_inspector.screen.protocol.flow import FlowEdge as FlowEdge

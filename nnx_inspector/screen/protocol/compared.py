@@ -1,4 +1,4 @@
-"""Messages to the browser for the comparison of two passes, from one run or from two."""
+"""Messages to the browser for the comparison of two passes or of the weights of two models."""
 
 from __future__ import annotations
 
@@ -55,4 +55,35 @@ class Compared:
     number: int
     pinned: int
     rows: tuple[ComparedRow, ...]
+    total: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightRow:
+    """How far one array of weights is from the other side's; see `nni.compare_weights`, whose `b`
+    is the model on screen. None: unknown. `change` holds the heights of the histogram of the
+    difference, SPARK bytes in hexadecimal; "" if there is none.
+    """
+
+    parameter: str
+    array: str
+    where: Literal["both", "here", "pinned"]
+    distance: float | None
+    relative_change: float | None
+    total_variation: float | None
+    change: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The weights of the model against those of `name`, when they were compared. Buffer: none.
+
+    `name` is "" if there is no comparison. `rows` are the first MOST_ROWS of `total`, largest
+    relative change first.
+    """
+
+    type: ClassVar[str] = "weights"
+    version: int
+    name: str
+    rows: tuple[WeightRow, ...]
     total: int

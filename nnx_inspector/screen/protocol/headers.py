@@ -14,7 +14,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from nnx_inspector.screen.protocol.compared import Compared, Other
+from nnx_inspector.screen.protocol.compared import Compared, Other, Weights
 from nnx_inspector.screen.protocol.flow import Flow, LayoutLibrary
 from nnx_inspector.screen.protocol.nnx import Nnx
 from nnx_inspector.screen.protocol.panels import Code, Parameters, Sweep, UnitFigures
@@ -54,7 +54,7 @@ from nnx_inspector.screen.protocol.values import Arrays, Values
 
 TO_BROWSER: Final = (
     Layout, Frame, History, Curves, State, Reply, Flow, LayoutLibrary, Arrays, Values, Passes,
-    Parameters, UnitFigures, Code, Sweep, Nnx, Findings, Other, Compared,
+    Parameters, UnitFigures, Code, Sweep, Nnx, Findings, Other, Compared, Weights,
 )  # fmt: skip
 TO_KERNEL: Final = (
     Hello, Ack, Select, Perturb, Adjust, SwitchAll, Remove, ShowFlow, GetLayoutLibrary,

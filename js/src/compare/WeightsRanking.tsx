@@ -1,0 +1,64 @@
+// The weights of the model against others: each array with how far it moved, largest change first.
+// Invariant: the kernel computes; an array without a counterpart says so in words.
+import { Sparkline } from "../charts/Sparkline";
+import { SPARK, type WeightRow, type Weights } from "../kernel/protocol";
+import { rowOf } from "../kernel/sites";
+import type { Store } from "../store";
+import { count, exact, percent, real } from "../ui/format";
+import { ids } from "../ui/testids";
+
+export function WeightsRanking({ weights, store }: { weights: Weights; store: Store }) {
+  return (
+    <>
+      <div class="nni-weights-head nni-faint nni-small">
+        <span>
+          weights against <b>{weights.name}</b>
+        </span>
+        <span>change of each</span>
+        <span title="The norm of the difference, divided by the norm of the other weights">relative</span>
+        <span title="The norm of the difference">distance</span>
+      </div>
+      <ol class="nni-bars nni-weights" aria-label="Weights by relative change, largest first">
+        {weights.rows.map((row) => (
+          <Row key={row.parameter} row={row} name={weights.name} store={store} />
+        ))}
+      </ol>
+      {weights.total > weights.rows.length && (
+        <p class="nni-faint nni-small">The {count(weights.rows.length)} largest of {count(weights.total)}; all are in the frame of insp.compare.</p>
+      )}
+    </>
+  );
+}
+
+function Row({ row, name, store }: { row: WeightRow; name: string; store: Store }) {
+  const sites = store.sites.value;
+  const key = sites ? rowOf(sites, row.parameter.split("/").slice(0, -1).join("/")) : undefined;
+  const why = row.where === "here" ? `not in ${name}` : row.where === "pinned" ? `only in ${name}` : row.distance === null ? "not comparable" : "";
+  const hint = `${row.parameter}, ${row.array}${row.total_variation === null ? "" : `; total variation ${percent(row.total_variation)}`}`;
+  return (
+    <li data-testid={ids.weightRow} data-site={row.parameter} data-value={exact(row.relative_change)} data-distance={exact(row.distance)} title={hint}>
+      {key === undefined ? (
+        <span class="nni-site">{row.parameter}</span>
+      ) : (
+        <button type="button" class="nni-link nni-site" onClick={() => store.select(key)}>
+          {row.parameter}
+        </button>
+      )}
+      {why ? (
+        <span class="nni-faint nni-why">{why}</span>
+      ) : (
+        <>
+          <span class="nni-q-parameter">
+            {row.change.length === 2 * SPARK && <Sparkline heights={heightsOf(row.change)} width={96} height={16} label={`Histogram of the change of ${row.parameter}`} />}
+          </span>
+          <span>{row.relative_change === null ? "from 0" : percent(row.relative_change)}</span>
+          <span>{real(row.distance)}</span>
+        </>
+      )}
+    </li>
+  );
+}
+
+function heightsOf(hex: string): Uint8Array {
+  return Uint8Array.from({ length: SPARK }, (_, i) => parseInt(hex.slice(2 * i, 2 * i + 2), 16) || 0);
+}
