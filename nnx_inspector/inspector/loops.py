@@ -250,7 +250,8 @@ class Loops:
                 self._take_over(session)
             measured = self._between_passes or core.step % self._every == 0
             missing = session is not self._ready
-            session.bare = measured and missing and self._may_run_bare(session)
+            may = core.closed or (measured and self._may_run_bare(session))
+            session.bare = missing and may
             if measured and missing:
                 beside = ", while the loop goes on" * session.bare
                 core.wait_for("loop", f"compiling the measured step{beside}")

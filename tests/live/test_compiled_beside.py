@@ -196,3 +196,55 @@ def test_a_loop_that_is_left_while_it_compiles_leaves_nothing():
     one.insp.close()
     session.wait()
     assert not session.arming
+
+
+def test_a_loop_goes_on_bare_when_its_inspector_is_closed_meanwhile():
+    one, compiled = Loop(), Compiled()
+    for i in one.insp.watch(range(40), every=2):
+        session = one.insp._loops._session
+        if i == 0:
+            session._arming.do(one.gate.wait)
+        if i == 1:
+            one.insp.close()
+            compiled.__enter__()
+        one.step()
+    compiled.__exit__()
+    assert not compiled.kinds
+    one.gate.set()
+    session.wait()
+    assert one.steps == []
+
+
+def test_a_perturbation_that_comes_meanwhile_waits_for_the_program_and_acts():
+    one, losses = Loop(), []
+    for i in one.insp.watch(range(40), every=4):
+        session = one.insp._loops._session
+        if i == 0:
+            session._arming.do(one.gate.wait)
+            session.wait = functools.partial(one._let_go, session.wait)
+        losses.append(float(one.step()))
+        if i == 1:
+            one.insp.perturb("b", nni.Zero())
+        if i == 4:
+            break
+    assert losses[0] != 0.0
+    assert losses[1] != 0.0
+    assert losses[2:] == [0.0, 0.0, 0.0]
+    assert one.steps == [4]
+    one.insp.close()
+
+
+def test_an_interrupt_while_the_loop_waits_leaves_nothing():
+    one = Loop()
+
+    def interrupted(wait):
+        one.gate.set()
+        wait()
+        raise KeyboardInterrupt
+
+    one._let_go = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        one.run()
+    assert not one.insp._core.looping
+    assert one.waiting == []
+    one.insp.close()
