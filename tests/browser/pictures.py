@@ -68,6 +68,8 @@ def show(view: View, tab: str) -> None:
     waits |= {"code": "nni-excerpt", "nnx": "nni-nnx-mode", "sweep": "nni-sweep-row"}
     waits |= {"overview": "nni-parameter", "compare": "nni-compare-row"}
     view.root.get_by_test_id(waits[tab]).first.wait_for()
+    view.root.page.mouse.move(0, 0)  # away from the rows: the tip of a row would cover the panel
+    expect(view.root.get_by_test_id("nni-tip")).to_have_count(0)
     expect(view.root.locator("[aria-busy=true]")).to_have_count(0)
 
 
