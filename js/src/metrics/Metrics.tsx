@@ -35,7 +35,7 @@ function Curve({ curve: { name, points } }: { curve: CurveData }) {
       <figcaption>
         <span>{name}</span>
         {possible && (
-          <button type="button" class="nni-link nni-small" aria-pressed={log} aria-label={`Logarithmic axis of ${name}`} title={log ? "Show it on a linear axis" : "Show it on a logarithmic axis"} data-testid={ids.metricLog(name)} onClick={() => choose(!log)}>
+          <button type="button" class="nni-link nni-small" aria-label={`${log ? "log" : "linear"} axis of ${name}`} title={log ? "Show it on a linear axis" : "Show it on a logarithmic axis"} data-testid={ids.metricLog(name)} onClick={() => choose(!log)}>
             {log ? "log" : "linear"}
           </button>
         )}
