@@ -454,11 +454,20 @@ def nothing_selected(selection: Selection, keys: Sequence[str]) -> str:
 
 
 def closest(key: str, keys: Sequence[str], n: int = 3) -> list[str]:
-    """The `n` site keys closest to `key`, filled up with the first ones."""
-    last = split_escaped(key, "/")[-1]
+    """The `n` site keys closest to `key`, or to the name that a glob ends with, filled up with the
+    first ones.
+    """
+    names = {k: _last_name(k) for k in keys}
+    alike = difflib.get_close_matches(_last_name(key), dict.fromkeys(names.values()), n, 0.6)
+    by_name = [k for name in alike for k in keys if names[k] == name]
     by_path = difflib.get_close_matches(key, keys, n=n, cutoff=0.5)
-    by_name = [k for k in keys if last and split_escaped(k, "/")[-1] == last]
-    return list(dict.fromkeys([*by_path, *by_name, *keys]))[:n]
+    first = [*by_name, *by_path] if "*" in key else [*by_path, *by_name]
+    return list(dict.fromkeys([*first, *keys]))[:n]
+
+
+def _last_name(key: str) -> str:
+    """The last segment of a key, or the operation in it."""
+    return split_escaped(split_escaped(key, "/")[-1], "@")[-1] if key else ""
 
 
 def glob_matches(pattern: str, path: Path) -> bool:
