@@ -40,6 +40,7 @@ class Asked:
     def ask(self, message):
         """The replies, and the stream's messages before them."""
         self.number += 1
+        self.insp._core.recorder.wait()  # which shows a step of a loop while the loop goes on
         self.sent.clear()
         header = {**message, "id": self.number}
         self.insp._core.view.screen._received(None, header, [])
