@@ -116,6 +116,8 @@ def training(lab: Lab, notebook: Notebook, view: View, code: str) -> Iterator[in
     notebook.start(index)
     try:
         view.wait("nni-progress", "found.dataset.state === 'running' && value > 5")
+        # a loop goes on bare while the program that measures it is compiled
+        expect(view.root.locator(".nni-status-waiting")).to_have_count(0)
         yield index
     finally:
         stop.touch()

@@ -167,6 +167,7 @@ def test_units_are_compiled_once_a_site_and_a_mask_that_changes_compiles_nothing
     assert insp.units("up").dead.tolist() == [True, *[False] * 6]
     insp._rerun._arming.wait()  # the perturbed program, compiled for the next run
     insp._diagnosing.wait()
+    assert insp.findings  # the operation that makes a NaN is searched here, and once
     with Compiled() as compiled:
         handle.perturbation = nni.Mask.without([1, 3], units=7)
         assert insp.units("up").dead.tolist() == [False, True, False, True, False, False, False]
