@@ -72,8 +72,10 @@ def wait() -> None:
     if _thread.lost:
         results, _thread.lost = jax.live_arrays(), False
     for x in results:
-        with contextlib.suppress(RuntimeError):  # donated meanwhile to a program noted later,
-            x.block_until_ready()  # or it failed: whoever reads the result is told
+        # A result may have been donated to a later program, which is noted too. If its program
+        # has failed, the error is for whoever reads the result.
+        with contextlib.suppress(RuntimeError):
+            x.block_until_ready()
 
 
 def _swap(effect: Any) -> Callable[[], None]:

@@ -17,7 +17,6 @@ from nnx_inspector.findings.findings import Finding, diagnose
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.loops import Loops
 from nnx_inspector.program.analysis.first_nan import Operation
-from nnx_inspector.program.donated import require_whole
 from nnx_inspector.program.stage import Staged
 from nnx_inspector.records.first_nan import first_nan_of
 from nnx_inspector.screen import protocol
@@ -96,7 +95,6 @@ def first_nan_in(core: Core) -> Operation | None:
 
     def search(stage: Staged) -> Operation | None:
         function, args, _ = call.in_modes.function()
-        require_whole(stage.inputs, "The model")
         return first_nan_of(stage, function, args, gradients=call.loss_fn is not None)
 
     return core.programs.read(call, search)

@@ -65,7 +65,6 @@ def first_nan(f: Any, *, gradients: bool = False) -> Callable[..., Operation | N
     def searched(*args: Any, **kwargs: Any) -> Operation | None:
         layers = marking_layers(Selection(None), inputs=True)
         with unchecked(), staged(function, args, kwargs, layers) as stage:
-            require_whole(stage.inputs, "The model")
             if any(map(jit.is_tracer, stage.inputs)):
                 raise InspectorError(
                     "first_nan reads the values of arrays: call it outside jit, grad and vmap, "
@@ -86,6 +85,7 @@ def first_nan_of(
         function, args: what was traced.
         gradients: as in `first_nan`.
     """
+    require_whole(stage.inputs, "The model")
     jaxpr, consts = stage.survey.jaxpr, stage.survey.consts
     if stage.eager or "ref" in jaxprs.writes(jaxpr):
         raise InspectorError(
@@ -97,15 +97,18 @@ def first_nan_of(
     if found is not None or not gradients:
         return found
     numbers = differentiable(stage, function, args, 0, nnx.Param).where
-    floats = [i for i in numbers if jnp.issubdtype(stage.inputs[i].dtype, jnp.inexact)]
+    floats = {i: stage.inputs[i] for i in numbers if _is_inexact(stage.inputs[i])}
 
-    def loss(chosen: list[Any], rest: list[Any]) -> Any:
-        inputs = dict(enumerate(rest)) | dict(zip(floats, chosen, strict=True))
-        full = [inputs[i] for i in range(len(rest))]
+    def loss(chosen: dict[int, Any], inputs: list[Any]) -> Any:
+        full = [chosen.get(i, x) for i, x in enumerate(inputs)]
         out, _ = stage.evaluate(full, plan=Plan(summarise=False))
         require_scalar(stage, out)
         return out[0]
 
-    chosen = [stage.inputs[i] for i in floats]
-    inner, closed = jaxprs.open_jaxpr(jax.make_jaxpr(jax.grad(loss))(chosen, stage.inputs))
-    return search.first_nan(inner, closed, [*chosen, *stage.inputs])
+    arguments = (floats, stage.inputs)
+    inner, closed = jaxprs.open_jaxpr(jax.make_jaxpr(jax.grad(loss))(*arguments))
+    return search.first_nan(inner, closed, jax.tree.leaves(arguments))
+
+
+def _is_inexact(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)
