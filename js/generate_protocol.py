@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
-FILES = ("shown", "flow", "nnx", "panels", "compared", "values", "requests")
+FILES = ("shown", "flow", "nnx", "panels", "compared", "values", "inputs", "requests")
 """Those with messages, in the order in which they are written."""
 SCALARS = {str: ("str", "string"), int: ("int", "number"), float: ("float", "number")}
 SCALARS[bool] = ("bool", "boolean")
@@ -45,7 +45,7 @@ def describe(hint: Any) -> tuple[str, str]:
         return f"{shape}?", f"{script} | null"
     if origin is tuple:
         shape, script = describe(typing.get_args(hint)[0])
-        return f"{shape}[]", f"readonly {script}[]"
+        return f"{shape}[]", f"readonly ({script})[]" if " " in script else f"readonly {script}[]"
     if origin is dict:
         shape, script = describe(typing.get_args(hint)[1])
         return f"{shape}{{}}", f"Readonly<Record<string, {script}>>"
@@ -74,7 +74,13 @@ def typescript(protocol: types.ModuleType, menu: Iterable[Any]) -> str:
         "",
         f"export const VERSION = {protocol.VERSION};",
     ]
-    for name in ("QUANTITIES", "STATISTICS", "HISTORY_QUANTILES", "UNIT_FIGURES"):
+    for name in (
+        "QUANTITIES",
+        "STATISTICS",
+        "HISTORY_QUANTILES",
+        "UNIT_FIGURES",
+        "POSITION_FIGURES",
+    ):
         items = ", ".join(
             f'"{v}"' if isinstance(v, str) else repr(v) for v in getattr(protocol, name)
         )
@@ -322,6 +328,70 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
             ),
             None,
         ),
+        "inputs": (
+            p.Inputs(
+                version=p.VERSION, batch=2, tokens="tokens", positions=2, problem="",
+                examples=(p.Example(words=("<b>a</b>", " b"), label="cat", prediction="dog"),
+                          p.Example(words=("\n", "ü"), label="", prediction="")),
+                pictures=p.Pictures(path="x", count=2, rows=4, columns=2, height=2, width=1,
+                                    channels=1, shown="0 … 1", pixels="AP+A/w=="),
+            ),
+            None,
+        ),
+        "positions": (
+            p.Positions(
+                version=p.VERSION, id=14, site="blocks/0", example=1, unit=3, units=8, positions=2,
+                figures=("norm", "unit"), source="The example.",
+            ),
+            p.units_buffer(ramp(2, 2)),
+        ),
+        "show_positions": (p.ShowPositions(id=14, site="blocks/0", example=1, unit=3), None),
+        "lens": (
+            p.Lens(
+                version=p.VERSION, running=False, error="", source="the example, at step 3",
+                example=0, unembed="head", norm="norm", words=("a", "<b>"), answers=("x", "y"),
+                tokens=(3, 4), gap=0.0, more=2,
+                rows=(p.LensRow(site="blocks/0", cells=(
+                    p.LensCell(words=("x", " z"), probabilities=(0.5, float("nan")),
+                               probability=0.5, rank=1),
+                )),),
+            ),
+            None,
+        ),
+        "logits": (
+            p.Logits(
+                version=p.VERSION, running=False, error="", source="the example, at step 3",
+                example=0, position=1, token=4, word="y", logit=1.5,
+                bars=(p.LogitBar(site="embed", value=2.0), p.LogitBar(site="(biases)", value=-0.5)),
+            ),
+            None,
+        ),
+        "attribution": (
+            p.Attributed(
+                version=p.VERSION, running=False, error="", source="the example, at step 3",
+                example=0, of="embed", method="integrated_gradients", word="y", output=1.5,
+                difference=1.25, shape=(2,), blocks=1, scores=(1.0, 0.25), words=("a", "<b>"),
+            ),
+            None,
+        ),
+        "examples": (
+            p.UnitExamples(
+                version=p.VERSION, running=False, stopped=True, done=0, total=0, error="",
+                source="40 examples of data, at step 3", site="blocks/0", axis=-1, unit=3, units=8,
+                count=40, nan=1, constant=False, notes=("1 batch was smaller",), extent=(4,), of_batch=False,
+                rows=(p.ExciteRow(which="most", rank=1, example=7, place=(1,), value=2.5,
+                                  words=("a", "<b>"), at=1),),
+            ),
+            None,
+        ),
+        "study": (
+            p.Study(
+                id=15, what="lens", again=True, site="blocks/0", example=0, position=-1, unit=3,
+                axis=-1, token=None, unembed="", norm="norm", method="gradient",
+            ),
+            None,
+        ),
+        "stop_study": (p.StopStudy(id=16), None),
         "passes": (
             p.Passes(version=p.VERSION, passes=2, kinds=("run", "watch"), thinned=3),
             p.passes_buffer([[4, 7, 0, 0, 0], [5, 8, 1, 1, 2]]),

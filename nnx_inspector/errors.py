@@ -16,7 +16,7 @@ class InspectorWarning(UserWarning):
     """Something could not be seen or attributed to a site; the text says what and why."""
 
 
-def reply_text(error: Exception) -> str:
+def reply_text(error: BaseException) -> str:
     """The text of an error for a reply to a request; never "", which would mean success."""
     return f"{error.args[0] if error.args else error}" or type(error).__name__
 

@@ -10,6 +10,7 @@ import { FlowState } from "./flow/state";
 import { UNREACHABLE, type Kernel, type Receiver, type Update } from "./kernel/bridge";
 import { decodeCurves, decodeFrame, decodeHistory, sitesOf } from "./kernel/decode";
 import type { CurveData, FrameData, HistoryData } from "./kernel/decode";
+import { InputsState } from "./inputs/state";
 import { Looks } from "./kernel/looks";
 import type { Findings, Layout, Notice, Perturb, Perturbation, Progress, State, Sweep } from "./kernel/protocol";
 import { QUANTITIES, STATISTICS } from "./kernel/protocol";
@@ -21,6 +22,8 @@ import { TreeView } from "./tree/view";
 import { openAtFirst } from "./tree/visible";
 import { Masks } from "./units/mask";
 import { ValuesState } from "./values/state";
+import { StudiesState } from "./studies/state";
+import { WordsState } from "./words/state";
 
 /** A requested change that no State has yet; it is shown at once, so that a switch reacts at once. */
 interface Intent {
@@ -46,7 +49,7 @@ const ADJUST_MS = 50;
 export class Store implements Receiver {
   /** A saved page's text about itself; "" if there is, or was, a kernel. */
   readonly replay = signal("");
-  /** The kinds of answers that a saved page lacks for all sites: "units", "nnx", "parameters". */
+  /** The kinds of answers that a saved page lacks: "units", "nnx", "parameters", "values". */
   readonly missing = signal<ReadonlySet<string>>(new Set());
   readonly sites = signal<Sites | null>(null);
   readonly frame = signal<FrameData | null>(null);
@@ -60,13 +63,18 @@ export class Store implements Receiver {
 
   /** The panel that the detail shows; "" for the first. */
   readonly panel = signal("");
-  readonly values = new ValuesState((request, settle) => this.kernel.ask(request, settle));
+  readonly words = new WordsState((request, settle) => this.kernel.ask(request, settle));
+  readonly studies = new StudiesState((request, settle) => this.kernel.ask(request, settle));
+  readonly inputs = new InputsState();
+  readonly values = new ValuesState((request, settle) => this.kernel.ask(request, settle), this.inputs);
   readonly axis = signal<Axis>("auto");
   readonly looks: Looks;
   readonly masks: Masks;
   readonly sweep = signal<Sweep | null>(null);
   readonly findings = signal<Findings | null>(null);
   /** The figure that the strip of units shows, and whether a click on the strip switches units. */
+  /** The axis along which the units of a site are shown; the last for other sites. */
+  readonly unitsAxis = signal({ site: "", axis: -1 });
   readonly unitFigure = signal("mean");
   readonly editingMask = signal(false);
   /** Counts up when the form that adds a perturbation should open. */
@@ -200,6 +208,8 @@ export class Store implements Receiver {
       case "arrays":
       case "values":
         return this.values.receive(message, buffer);
+      case "positions":
+        return this.words.receive(message, buffer);
       case "curves":
         this.curves.value = decodeCurves(message, buffer);
         return;
@@ -214,12 +224,19 @@ export class Store implements Receiver {
       case "units":
       case "code":
         return this.looks.receive(message, buffer);
+      case "inputs":
+        return this.inputs.take(message);
       case "findings":
         this.findings.value = message;
         return;
       case "sweep":
         this.sweep.value = message;
         return;
+      case "lens":
+      case "logits":
+      case "attribution":
+      case "examples":
+        return this.studies.receive(message);
       case "other":
         return this.compare.takeOther(message);
       case "weights":

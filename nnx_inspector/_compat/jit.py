@@ -22,6 +22,7 @@ import numpy as np
 from flax.nnx import graphlib
 from flax.nnx.transforms import compilation
 from jax._src import core
+from jax._src.interpreters import ad, batching
 
 from nnx_inspector._compat.redirect import copy_of, redirect
 
@@ -79,6 +80,34 @@ def identity_of(tracer: Any) -> int:
             break
         tracer = inner
     return id(tracer)
+
+
+def vmaps_here() -> list[Any]:
+    """What identifies each `vmap` that is being traced here and now, the innermost first. Those
+    around a program of its own (a function that is jitted or scanned), or around the context of
+    `interpreter.interpreted`, are not here.
+    """
+    trace, found = core.trace_ctx.trace, list[Any]()
+    while isinstance(trace, (batching.BatchTrace, ad.JVPTrace, ad.LinearizeTrace)):
+        if isinstance(trace, batching.BatchTrace):
+            found.append(trace)
+        trace = trace.parent_trace
+    return found
+
+
+def vmaps_of(x: Any) -> list[tuple[Any, int]]:
+    """Each `vmap` that maps a value, as far as it is being traced: what identifies it, and its
+    size; the innermost first.
+    """
+    found: list[tuple[Any, int]] = []
+    while is_tracer(x):
+        if isinstance(x, batching.BatchTracer):
+            if x.batch_dim is not None:
+                found.append((x._trace, x._trace.axis_data.size))
+            x = x.val
+        else:
+            x = getattr(x, "primal", None)
+    return found
 
 
 def is_tracer(x: Any) -> bool:

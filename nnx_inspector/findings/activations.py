@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector.program.equations import is_call
+from nnx_inspector.program.analysis.equations import is_call
 from nnx_inspector.program.marks import mark
 
 Floats = npt.NDArray[np.float64]

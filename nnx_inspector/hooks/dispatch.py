@@ -16,11 +16,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 from flax import nnx
 
 from nnx_inspector import headroom
 from nnx_inspector._compat import jit
-from nnx_inspector.hooks import inside, linen, wrapping
+from nnx_inspector.hooks import linen, wrapping
+from nnx_inspector.hooks.inside import names as inside
+from nnx_inspector.hooks.inside.gates import gates_of
 from nnx_inspector.hooks.layers import (
     EVERY,
     PERTURBATION,
@@ -40,6 +43,7 @@ from nnx_inspector.hooks.sites import (
     methods,
     site_key,
 )
+from nnx_inspector.hooks.variables import contents
 
 
 @dataclasses.dataclass
@@ -133,7 +137,7 @@ def _called(
     if _is_within(name, function, module):
         # super().name(...), or the function inside a decorated method
         names = _thread.frames[-1].names
-        with contextlib.nullcontext() if names is None else names.given():
+        with contextlib.nullcontext() if names is None else names.named():
             return _in_python(original)(*args, **kwargs)
     made_at = linen.made_here(module)
     if made_at is not None:
@@ -219,7 +223,14 @@ def _through_layers(
         needs_scope = any(layer.scope is None for layer in open_layers())
         _thread.outermost = Scope({(): call.owner}, _OUTERMOST) if needs_scope else None
         _thread.calls = {}
-    names = inside.Names(functools.partial(_operation, call)) if _seen_inside() else None
+    names = around = None
+    if _seen_inside():
+        is_variable = functools.partial(_is_variable, call.module)
+        better = gates_of(call.module, call.method)
+        names = inside.Names(functools.partial(_operation, call), is_variable, better)
+        around = None if outermost else frames[-1].names
+        if around is not None:
+            names.given = [around.trails.of(x) for x in (*args, *kwargs.values())]
     frames.append(_Frame(call.module, call.method, function, names))
     try:
         if len(frames) > _thread.roomy:
@@ -231,13 +242,22 @@ def _through_layers(
             return _wrapped_in_layers(call, ranks)(*args, **kwargs)
         with inside.apart():
             named = dataclasses.replace(call, original=_naming(names, call.original))
-            return _wrapped_in_layers(named, ranks)(*args, **kwargs)
+            out = _wrapped_in_layers(named, ranks)(*args, **kwargs)
+        if around is not None:
+            around.trails.put(out, names.left)
+        return out
     finally:
         frames.pop()
         if outermost:
             _thread.outermost = None
             _thread.calls = {}
             _return()
+
+
+def _is_variable(module: Any, value: Any) -> bool:
+    if not isinstance(module, nnx.Module):
+        return False
+    return any(leaf is value for _, _, raw in contents(module) for leaf in jax.tree.leaves(raw))
 
 
 def _seen_inside() -> bool:
@@ -249,8 +269,12 @@ def _naming(names: inside.Names, original: Callable[..., Any]) -> Callable[..., 
     run = _in_python(original)
 
     def named(*args: Any, **kwargs: Any) -> Any:
-        with names.given():
-            return run(*args, **kwargs)
+        for value, trail in zip((*args, *kwargs.values()), names.given, strict=False):
+            names.trails.put(value, trail)
+        with names.named():
+            out = run(*args, **kwargs)
+        names.left = names.trails.of(out)
+        return out
 
     return named
 

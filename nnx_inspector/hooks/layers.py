@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nnx_inspector._compat.configuration import hooks
-from nnx_inspector.hooks.inside import functions_named
+from nnx_inspector.hooks.inside.names import functions_named
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Selection
 

@@ -79,6 +79,7 @@ class Lookalikes:
         self._chosen = chosen
         self._programs: weakref.WeakKeyDictionary[Any, _Program] = weakref.WeakKeyDictionary()
         self._claims: dict[int, tuple[weakref.ref[Any], Claim]] = {}
+        self._leaving: dict[Hashable, Claim | None] = {}
 
     def claim(self, own: nnx.Module, tree: nnx.Module) -> list[tuple[Any, Any]]:
         """The modules of the model, each with the one in its place in a tree that is claimed to be
@@ -100,8 +101,8 @@ class Lookalikes:
         """The claim by which a module that is called is the model's; None if it certainly is, and
         then no other tree of this program can be.
         """
-        ref, claim = self._claims.get(id(module), (None, None))
-        if ref is not None and ref() is module:
+        claim = self._known(module)
+        if claim is not None:
             return claim
         trace = jit.outermost_trace()
         if trace is not None:
@@ -109,6 +110,26 @@ class Lookalikes:
             program.certain = True
             program.judge()
         return None
+
+    def leaves(self, module: nnx.Module, path: Hashable) -> None:
+        """Note by which claim a module is the model's that a transform takes apart."""
+        self._leaving[path] = self._known(module)
+
+    def arrives(self, module: nnx.Module, path: Hashable) -> None:
+        """Give a transform's stand-in the claim of the module that it took apart last."""
+        self._share(self._leaving.get(path), module)
+
+    def follow(self, module: nnx.Module, copy: Any) -> None:
+        """Give a copy the claim of its original."""
+        self._share(self._known(module), copy)
+
+    def _share(self, claim: Claim | None, module: Any) -> None:
+        if claim is not None:
+            self._claims[id(module)] = (weakref.ref(module), claim)
+
+    def _known(self, module: Any) -> Claim | None:
+        ref, claim = self._claims.get(id(module), (None, None))
+        return claim if ref is not None and ref() is module else None
 
 
 def _structure_of(module: nnx.Module) -> list[Any]:

@@ -185,6 +185,8 @@ class Scope:
             path = self._known(module) if isinstance(module, nnx.Module) else None
             if path is not None:
                 self._copies[id(stand_in)] = (weakref.ref(stand_in), path)
+                if self.lookalikes is not None:
+                    self.lookalikes.follow(module, stand_in)
 
     def leaves_with_tag(self, module: Any) -> Path | None:
         """The path to put into a graphdef or treedef; note in which trace it was put there."""
@@ -195,6 +197,8 @@ class Scope:
             if trace not in traces:
                 alive = [t for t in traces if not jit.trace_is_over(t)]
                 self._flattened[path] = [*alive, trace]
+            if self.lookalikes is not None:
+                self.lookalikes.leaves(module, path)
         return path
 
     def arrives_with_tag(self, module: Any, path: Path | None, *, moved: bool) -> None:
@@ -214,6 +218,8 @@ class Scope:
             return
         self._arrived[path] = (jit.trace_state(), weakref.ref(module))
         self._copies[id(module)] = (weakref.ref(module), path)
+        if self.lookalikes is not None:
+            self.lookalikes.arrives(module, path)
 
     def _is_stand_in(self, path: Path) -> bool:
         trace = jit.trace_state()

@@ -22,6 +22,7 @@ from flax import nnx
 
 from nnx_inspector.arrays import own_attribute
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.inside.attention import NONE_FOUND
 
 CALL = "__call__"
 Path = tuple[str | int, ...]
@@ -127,14 +128,9 @@ def ways_into(module: nnx.Module) -> str:
     names = [f"model.{name}" for name in methods(type(module))]
     if not names:
         return "Pass a function that uses it."
-    one = f"its method {names[0]}"
-    bound = one if len(names) == 1 else f"one of its methods, such as {_listed(names)}"
-    return f"Pass {bound}, or a function that calls it."
-
-
-def _listed(names: Sequence[str]) -> str:
-    few = names[:6]
-    return " or ".join([", ".join(few[:-1]), few[-1]])
+    few = [", ".join(names[:6][:-1]), names[:6][-1]]
+    several = f"one of its methods, such as {' or '.join(few)}"
+    return f"Pass {several if few[0] else 'its method ' + few[1]}, or a function that calls it."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,8 +314,8 @@ class Selection:
                     f"only= takes a glob, a module type or a predicate (path, module) -> bool, "
                     f"got {term!r} of type {type(term).__name__}."
                 )
-            if isinstance(term, str) and re.search(r"(?<!\\)\[", of_operation(term)[0]):
-                called, operation = of_operation(term)
+            called, operation = of_operation(term) if isinstance(term, str) else ("", "")
+            if re.search(r"(?<!\\)\[", called):
                 whole = re.sub(r"(?<!\\)\[[^]]*\]", "", called) + operation
                 raise InspectorError(
                     f"{term!r} selects one layer of a stacked module, which only nni.perturbed and "
@@ -394,7 +390,8 @@ class Selection:
         called: Sequence[str] | None = None,
         operations: Iterable[str] = (),
     ) -> None:
-        """Raise a ValueError that names the closest sites if no site is selected.
+        """Raise a ValueError that names the closest sites if no site is selected, or if one of
+        several terms names an operation and selects none.
 
         Args:
             model: the model, or several models by prefix.
@@ -403,12 +400,16 @@ class Selection:
             operations: the keys of the operations that a call has revealed.
         """
         roots = {(): model} if isinstance(model, nnx.Module) else model
+        for term in self.terms if called and len(self.terms) > 1 else ():
+            alone = Selection(term)
+            if alone.inside and not any(map(alone.matches_key, called or ())):
+                raise ValueError(nothing_selected(alone, [*operations]))
         if called or any(self.matches_any(root, prefix) for prefix, root in roots.items()):
             return
         if called is None and any(self._may_be_revealed(root) for root in roots.values()):
             return
         keys = [key for prefix, root in roots.items() for key in site_keys(root, prefix)]
-        raise ValueError(nothing_selected(self, [*operations, *keys] if self.inside else keys))
+        raise ValueError(nothing_selected(self, [*(operations if self.inside else ()), *keys]))
 
     def _may_be_revealed(self, model: nnx.Module) -> bool:
         """Whether only a call can show what is selected: by a type that is not an NNX module's, by
@@ -446,28 +447,27 @@ def _sows(module: nnx.Module) -> bool:
 def nothing_selected(selection: Selection, keys: Sequence[str]) -> str:
     """The text of the error for a selection that matches nothing."""
     shown = [t if isinstance(t, str) else getattr(t, "__name__", repr(t)) for t in selection.terms]
-    words = ", ".join(repr(s) for s in shown)
     pattern = next((t for t in selection.terms if isinstance(t, str)), "")
-    near = closest(pattern, keys)
-    listed = ", ".join(repr(k) for k in near)
-    return f"{words} matches no site of this model. The closest sites are {listed}."
+    listed = ", ".join(map(repr, closest(pattern, keys)))
+    text = f"{', '.join(map(repr, shown))} matches no site of this model. The closest sites are "
+    operation = of_operation(pattern)[1]
+    why = NONE_FOUND if operation == "@attention" else ""
+    if operation and not any("@" in key for key in keys):
+        why = f" Operations are seen where a selection names them: only=['**', {pattern!r}]."
+    return f"{text}{listed}.{why}"
 
 
 def closest(key: str, keys: Sequence[str], n: int = 3) -> list[str]:
     """The `n` site keys closest to `key`, or to the name that a glob ends with, filled up with the
     first ones.
     """
-    names = {k: _last_name(k) for k in keys}
-    alike = difflib.get_close_matches(_last_name(key), dict.fromkeys(names.values()), n, 0.6)
+    names = {k: split_escaped(split_escaped(k, "/")[-1], "@")[-1] for k in [key, *keys]}
+    known = dict.fromkeys(names[k] for k in keys)
+    alike = difflib.get_close_matches(names[key], known, n, 0.6)
     by_name = [k for name in alike for k in keys if names[k] == name]
     by_path = difflib.get_close_matches(key, keys, n=n, cutoff=0.5)
     first = [*by_name, *by_path] if "*" in key else [*by_path, *by_name]
     return list(dict.fromkeys([*first, *keys]))[:n]
-
-
-def _last_name(key: str) -> str:
-    """The last segment of a key, or the operation in it."""
-    return split_escaped(split_escaped(key, "/")[-1], "@")[-1] if key else ""
 
 
 def glob_matches(pattern: str, path: Path) -> bool:

@@ -19,9 +19,10 @@ from nnx_inspector.inspector.handles import Handles
 from nnx_inspector.inspector.nnx.page import Pages
 from nnx_inspector.inspector.panels import look
 from nnx_inspector.inspector.passes.sweeps import Sweeps
+from nnx_inspector.inspector.studies.studies import Studies
 from nnx_inspector.inspector.targets import Targets
 from nnx_inspector.inspector.values.opening import Opening
-from nnx_inspector.inspector.values.reading import read_values
+from nnx_inspector.inspector.values.reading import positions_message, read_values
 from nnx_inspector.perturbations.values import Mask
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.assets import asset
@@ -33,9 +34,16 @@ class Commands:
     """Carries out the browser's requests, on any thread, and replies."""
 
     def __init__(
-        self, core: Core, *, targets: Targets, sweeps: Sweeps, pages: Pages, opening: Opening
+        self,
+        core: Core,
+        *,
+        targets: Targets,
+        sweeps: Sweeps,
+        studies: Studies,
+        pages: Pages,
+        opening: Opening,
     ):
-        self._core, self._targets, self._sweeps = core, targets, sweeps
+        self._core, self._targets, self._sweeps, self._studies = core, targets, sweeps, studies
         self._pages, self._opening = pages, opening
         names = {*_LATER.values()}
         self._workers = {n: Worker(f"nnx_inspector.{n}", lambda error: None) for n in names}
@@ -101,10 +109,14 @@ class Commands:
 
     def _compare(self, message: protocol.Compare, _: Any) -> Answer | None:
         found = self._core.view.compared(message)
+        if found is not None:
+            self._core.compared[f"{message.number} {message.pinned}"] = found, None
         return None if found is None else (found, None)
 
     def _read_values(self, message: protocol.ShowValues | protocol.ReadValues, _: Any) -> Answer:
-        return read_values(self._core, self._opening, message)
+        answer = read_values(self._core, self._opening, message)
+        self._core.opened.keep(message, answer)
+        return answer
 
 
 _REQUESTS: Final[Mapping[type, Callable[[Commands, Any, Any], Answer | None]]] = {
@@ -116,6 +128,8 @@ _REQUESTS: Final[Mapping[type, Callable[[Commands, Any, Any], Answer | None]]] =
     protocol.Remove: lambda c, m, _: c._core.handles.get(m.perturbation).remove(),
     protocol.StartSweep: lambda c, m, one: c._sweeps.start(c._sweeps.wanted(m.sites, one)),
     protocol.StopSweep: lambda c, _, __: c._sweeps.stop(),
+    protocol.Study: lambda c, m, _: c._studies.ask(m),
+    protocol.StopStudy: lambda c, _, __: c._studies.stop(),
     protocol.SwitchMode: lambda c, m, _: c._pages.switch(m.module, m.name, m.value),
     protocol.ShowPass: lambda c, m, _: c._core.view.show_pass(m.number, m.site),
     protocol.ShowFlow: Commands._show_flow,
@@ -125,6 +139,7 @@ _REQUESTS: Final[Mapping[type, Callable[[Commands, Any, Any], Answer | None]]] =
     protocol.Compare: Commands._compare,
     protocol.ShowValues: Commands._read_values,
     protocol.ReadValues: Commands._read_values,
+    protocol.ShowPositions: lambda c, m, _: positions_message(c._core, m),
 }
 """Request -> its handler, which takes the message and the perturbation that the message makes, and
 returns the message to send before the reply."""
@@ -133,6 +148,7 @@ _LATER: Final[Mapping[type, str]] = {
     protocol.Compare: "looks",
     protocol.ShowValues: "values",
     protocol.ReadValues: "values",
+    protocol.ShowPositions: "values",
 }
 """Slow request -> the thread that answers it."""
 
@@ -144,9 +160,13 @@ def _perturbation(message: Any, handles: Handles) -> Any:
     if isinstance(message, protocol.SetMask):
         mask = masked(message.mask, message.units)
         if message.perturbation is None:
-            return Mask(mask)
+            return Mask(mask, axis=message.axis)
         old = handles.get(message.perturbation).perturbation
-        return dataclasses.replace(old, mask=mask) if isinstance(old, Mask) else Mask(mask)
+        return (
+            dataclasses.replace(old, mask=mask)
+            if isinstance(old, Mask)
+            else Mask(mask, axis=message.axis)
+        )
     if isinstance(message, protocol.Adjust) and message.strength is not None:
         return handles.get(message.perturbation).perturbation.tuned(message.strength)
     return None

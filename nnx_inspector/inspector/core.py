@@ -29,17 +29,21 @@ from nnx_inspector.inspector.nnx.switches import Switches
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.programs import OwnedPasses
 from nnx_inspector.inspector.passes.trials import Shown, Trial
+from nnx_inspector.inspector.values.kept import KeptValues
+from nnx_inspector.inspector.values.opening import Opening
 from nnx_inspector.live.figures import Observer, gauges_of
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.perturbations.slots import CLEAN, Setting
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace, trace_of
-from nnx_inspector.program.donated import require_whole
+from nnx_inspector.program.stage import Tracing
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.records.donated import require_whole
 from nnx_inspector.records.layers import layers_of
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
+from nnx_inspector.screen.inputs import Inputs
 from nnx_inspector.screen.layout import layout_of
 from nnx_inspector.screen.presenter import Presenter
 from nnx_inspector.screen.timeline import Settings
@@ -55,6 +59,7 @@ class Core:
         model: the model, which is never changed.
         selection: the sites that are shown.
         example: the first forward pass.
+        inputs: how people read its batch.
 
     Attributes:
         entry: how the model is called in a pass without a loss.
@@ -68,16 +73,24 @@ class Core:
         step: the step of the running loop, otherwise the last step shown.
         looping: whether a loop is being watched.
         pending: whether there is a change that the loop has not taken over yet.
+        opening: opens the arrays of a site.
+        examined: the batch of a pass as people read it, found once for the pass.
+        embedded: the inputs of a program that its embeddings receive, found once for the program.
+        positions: by site, the figures of a text that the screen has shown of this batch.
+        opened: the values that the screen has shown.
+        compared: the comparisons of two passes that the screen has shown, by their numbers.
         recorder: records and shows the measured steps of a loop, while the loop goes on.
         parts: the parts, kept here so that a handle or a loop keeps all of them alive.
         closing: callbacks for when the inspector is closed, or when nothing holds the core any
             more. None of them may refer to the core.
     """
 
-    def __init__(self, model: nnx.Module, selection: Selection, example: Trial):
+    def __init__(
+        self, model: nnx.Module, selection: Selection, example: Trial, inputs: Inputs | None = None
+    ):
         began = time.monotonic()
         self.watched = self.model = model
-        self.selection = selection
+        self.selection, self.inputs = selection, inputs or Inputs()
         self.entry, self.example, self.trial = example.entry, example, example
         self.programs, self.modes = OwnedPasses((), selection, model), Modes(model)
         example.require_there()
@@ -91,6 +104,12 @@ class Core:
         self.step = 0
         self.parts: tuple[object, ...] = ()
         self.recording = Recording()
+        self.opening = Opening()
+        self.examined: tuple[Trial, protocol.Inputs] | None = None
+        self.embedded: tuple[Tracing, dict[int, dict[str, bool]]] | None = None
+        self.positions: dict[str, Answer] = {}
+        self.opened = KeptValues()
+        self.compared: dict[str, Answer] = {}
         self.settings = Settings()
         self.handles = Handles()
         self._waiting: dict[str, tuple[str, float]] = {}

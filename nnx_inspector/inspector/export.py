@@ -25,6 +25,9 @@ from nnx_inspector.screen.export.page import page_of, write_page
 from nnx_inspector.screen.export.replay import Answer, Told
 from nnx_inspector.screen.flow import flow_of
 
+KEPT = ("sweep", "inputs", "lens", "logits", "attribution", "examples", "weights")
+"""The messages that a page keeps as the screen has them, besides its own."""
+_NOT_SHOWN = "The words had no figures of this module when the page was saved."
 MOST_DETAILED = 300
 """The most sites whose histograms, histories, flows, parameters, units, code and state are kept."""
 
@@ -34,7 +37,7 @@ def write_html(
 ) -> int:
     """Write a page with the recording and the findings; see `Inspector.to_html`."""
     title = f"{type(core.model).__name__} - nnx_inspector"
-    told = told_by(core, [message_of(findings), core.view.kept("sweep")])
+    told = told_by(core, [message_of(findings), *map(core.view.kept, KEPT)])
     return write_page(path, page_of(core.recording, told, title=title, max_bytes=max_bytes))
 
 
@@ -54,12 +57,21 @@ def told_by(core: Core, kept: Sequence[Any]) -> Told:
         "flow": _each(detailed, lambda site: (flow_of(core.trace, layout, site, number=0), None)),
         "nnx": _each(detailed, lambda site: (pages.page(site, 0), None)),
         "units": units_messages(core, detailed),
+        "positions": {site: core.positions.get(site, _NOT_SHOWN) for site in detailed},
+        "values": core.opened.answers(),
+        "compare": dict(core.compared),
     }
     for what in ("code", "parameters"):
         answers[what] = _each(
             detailed, lambda site, what=what: look(core, protocol.Look(id=0, what=what, site=site))
         )
-    return _told(layout, state, [one for one in kept if one is not None], answers, detailed)
+    kept = [one for one in kept if one is not None]
+    if any(isinstance(one, protocol.Weights) and one.name for one in kept):
+        shown = ["values"]
+    else:
+        shown = ["values", "compare"]
+    missing = tuple(what for what in shown if not answers[what])
+    return _told(layout, state, kept, answers, detailed, missing)
 
 
 def _told(
@@ -68,6 +80,7 @@ def _told(
     kept: Sequence[Any],
     answers: dict[str, dict[str, Answer]],
     detailed: tuple[str, ...],
+    missing: tuple[str, ...] = (),
 ) -> Told:
     return Told(
         layout=layout,
@@ -75,6 +88,7 @@ def _told(
         kept=tuple(kept),
         answers=answers,
         detailed=detailed,
+        missing=missing,
         library=asset("layout.js").encode(),
         note=f"Saved {time.strftime('%Y-%m-%d %H:%M')}, with {{passes}}.",
     )

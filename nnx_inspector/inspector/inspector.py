@@ -6,7 +6,6 @@ it is counted and shown. Measures, draws and formats nothing itself.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable
@@ -23,19 +22,20 @@ from nnx_inspector.inspector.loops import Loops
 from nnx_inspector.inspector.nnx.modes import Modes
 from nnx_inspector.inspector.nnx.page import Pages
 from nnx_inspector.inspector.passes.entry import entry_of, others_in_words, say_if_ensemble
+from nnx_inspector.inspector.passes.examined import show_inputs
 from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.passes.sweeps import Sweeps
 from nnx_inspector.inspector.passes.trials import Trial
 from nnx_inspector.inspector.passes.update import renewed
 from nnx_inspector.inspector.readings import Readings
+from nnx_inspector.inspector.studies.studies import Studies, study
 from nnx_inspector.inspector.targets import Targets
-from nnx_inspector.inspector.values.opening import Opening
-from nnx_inspector.lenses.examples import TopExamples, examples_of
+from nnx_inspector.lenses.examples import TopExamples
 from nnx_inspector.live.steps import Region
 from nnx_inspector.perturbations.region import Known
-from nnx_inspector.perturbations.values import Perturbation, Zero
-from nnx_inspector.program.donated import undisturbed
+from nnx_inspector.perturbations.values import Perturbation
 from nnx_inspector.records.record import Record
+from nnx_inspector.screen.inputs import Decode, Names, inputs_of
 from nnx_inspector.screen.presenter import runs_by_itself
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from nnx_inspector.progress import Progress
 
 T = TypeVar("T")
-_ZERO = Zero()
 
 
 class Inspector(Readings):
@@ -63,6 +62,14 @@ class Inspector(Readings):
         args: the arguments of the example, a call of `f`.
         only: which sites are shown; see `intercept_methods`. By default `__call__` of every
             module, and the method that `f` is.
+        decode: what makes text of ids, so that the screen shows words: a function such as
+            `tokenizer.decode`, or the texts of all ids. Without it, ids are numbers.
+        tokens: the argument that holds the ids: its position, its name, or its path such as
+            `"batch/ids"`. By default it is the one that an embedding receives.
+        images: the argument that holds pictures, likewise; by default it is found by its shape and
+            range. False shows none.
+        labels: the names of the classes, for the examples and the predictions. Values of another
+            kind (`decode=True`, `labels=y`) are keywords of the call, as are all others.
         display: whether to show the widget at once when running in a notebook.
         kwargs: keyword arguments of the example.
 
@@ -93,13 +100,25 @@ class Inspector(Readings):
     """
 
     def __init__(
-        self, f: Any, /, *args: Any, only: Only = None, display: bool = True, **kwargs: Any
+        self,
+        f: Any,
+        /,
+        *args: Any,
+        only: Only = None,
+        decode: Decode | Any = None,
+        tokens: str | int | Any = None,
+        images: str | int | Any = None,
+        labels: Names | Any = None,
+        display: bool = True,
+        **kwargs: Any,
     ):
+        inputs, others = inputs_of(decode=decode, tokens=tokens, images=images, labels=labels)
+        kwargs |= others
         entry, model, args, kwargs = entry_of(f, args, kwargs)
         selection = Selection(entry.selecting(only))
         selection.require_match(model)
         try:
-            self._core = core = Core(model, selection, Trial(args, kwargs, entry=entry))
+            self._core = core = Core(model, selection, Trial(args, kwargs, entry=entry), inputs)
         except Exception as error:
             say_if_ensemble(error, model)
             raise
@@ -107,16 +126,19 @@ class Inspector(Readings):
         self._loops = Loops(core, self._rerun)
         self._targets = Targets(core, self._rerun)
         self._sweeps = Sweeps(core)
-        self._pages, self._opening = Pages(core), Opening()
+        self._studies = Studies(core)
+        self._pages, self._opening = Pages(core), core.opening
         self._commands = Commands(
             core,
             targets=self._targets,
             sweeps=self._sweeps,
+            studies=self._studies,
             pages=self._pages,
             opening=self._opening,
         )
         self._diagnosing = Diagnosing(core, self._loops)
         core.parts = (self._diagnosing, Brief(core))
+        show_inputs(core)
         if others := others_in_words(args, kwargs):
             core.notice("info", others)
         try:
@@ -360,7 +382,7 @@ class Inspector(Readings):
     def sweep(
         self,
         only: Only = "**",
-        perturbation: Perturbation = _ZERO,
+        perturbation: Perturbation | None = None,
         *,
         layers: bool = True,
         units: int | None = None,
@@ -383,7 +405,7 @@ class Inspector(Readings):
         sweeps = self._sweeps
         return sweeps.run(sweeps.wanted(only, perturbation, layers, logits, chunk, units), progress)
 
-    def start_sweep(self, only: Only = "**", perturbation: Perturbation = _ZERO) -> None:
+    def start_sweep(self, only: Only = "**", perturbation: Perturbation | None = None) -> None:
         """Run `sweep` in a thread and show the result on screen."""
         self._sweeps.start(self._sweeps.wanted(only, perturbation))
 
@@ -393,7 +415,7 @@ class Inspector(Readings):
 
     def examples(
         self,
-        data: Iterable[Any],
+        data: Iterable[Any] | None,
         site: str,
         unit: int | None = None,
         *,
@@ -404,24 +426,22 @@ class Inspector(Readings):
     ) -> TopExamples | pd.DataFrame:
         """Find the inputs in `data` that excite a unit of a site most and least, and a random few.
 
-        The passes use a copy of the present model, in `modes`, without the perturbations.
+        The passes use a copy of the present model, in `modes`, without the perturbations. The panel
+        "Examples" shows the result too.
 
         Args:
             data: any iterable of batches, of what `run` takes; see `nni.top_examples`, also for the
-                other arguments.
+                other arguments. None for the batch of the example.
             site: the site's key.
             unit: the unit whose table is returned; None for the result for all units.
 
         Raises:
             InspectorError, TypeError, ValueError: as in `nni.top_examples`.
+            IndexError: there is no such unit.
         """
-        core = self._core.require_open()
-        core.known(site)
-        call = undisturbed(lambda: core.example_call().copied(), "The model")
-        found = examples_of(
-            lambda args: dataclasses.replace(call, args=args, kwargs={}).function(),
-            data, site, k, axis, inputs, 0, progress,
-        )  # fmt: skip
+        self._core.require_open().known(site)
+        asked = study("examples", site=site, unit=unit or 0, axis=axis)
+        found = self._studies.examples(asked, data, k, inputs, progress)
         return found if unit is None else found.to_frame(unit)
 
     @property

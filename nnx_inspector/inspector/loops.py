@@ -31,7 +31,6 @@ from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.losses import losses_of
 from nnx_inspector.live.session import Session
 from nnx_inspector.live.steps import Region, check_every, check_tree, watched
-from nnx_inspector.perturbations.gradients import GradientPerturbation
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.recordings.layers import NOT_TOLD_APART, Stack, layer_key
 from nnx_inspector.screen import protocol
@@ -419,7 +418,7 @@ class Loops:
                 place=one.place,
                 in_use=core.handles.place_in_use(one),
                 sites=tuple(one.sites),
-                of_gradient=isinstance(one.perturbation, GradientPerturbation),
+                of_gradient=one.perturbation.acts_on == "gradient",
             )
             for one in self._taken
             if one.enabled and not one.compiling
@@ -429,7 +428,7 @@ class Loops:
         on = {handle.id: handle for handle in self._taken}
         for number, why in attendance.certainly_idle(idle, step, over=over).items():
             if number in on:
-                kind = type(on[number].perturbation).__name__
+                kind = on[number].perturbation.kind_name
                 texts[number] = f"{kind} on {on[number].site!r} is not acting: {why}."
         new = {number: text for number, text in texts.items() if number not in self._warned}
         self._warned |= set(new)

@@ -6,10 +6,12 @@ Each answer names its request. Invariant: the model does not change. Draws nothi
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -17,14 +19,16 @@ from nnx_inspector.errors import InspectorError, reply_text
 from nnx_inspector.hooks.sites import CALL, ModuleSite, Path, parse_key, site_key
 from nnx_inspector.hooks.variables import variables_by_path
 from nnx_inspector.inspector.core import Answer, Core
+from nnx_inspector.inspector.values.axes import Around, names_of_value
+from nnx_inspector.inspector.values.opening import batch_of, convolves
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
-from nnx_inspector.program.donated import undisturbed
 from nnx_inspector.program.marks import describe
 from nnx_inspector.program.stage import array_names
 from nnx_inspector.recordings.compare import compare
 from nnx_inspector.recordings.recording import Recording
+from nnx_inspector.records.donated import undisturbed
 from nnx_inspector.records.layers import layers_of
 from nnx_inspector.records.record import Record
 from nnx_inspector.records.weights import frame_of, weights_apart
@@ -127,8 +131,8 @@ def look(core: Core, request: protocol.Look) -> Answer:
         rows, more = parameters_at(core.trace, request.site, most=MOST_PARAMETERS)
         return parameters_message(rows, more=more, request=request.id, site=request.site)
     if request.what == "units":
-        units = units_at(core, request.site)
-        return _message_of(core, units, request.site, number=request.id)
+        units = units_at(core, request.site, axis=request.axis)
+        return _message_of(core, units, request.site, number=request.id, axis=request.axis)
     return _code_message(request, core.trace), None
 
 
@@ -149,30 +153,34 @@ def _module_at(trace: Trace, site: str) -> ModuleSite | None:
 # ----------------------------------------------------------------------- units
 
 
-def units_at(core: Core, site: str) -> Any:
+def units_at(core: Core, site: str, *, axis: int = -1) -> Any:
     """The Units of a site's output (a pytree of them for a pytree).
 
     Args:
         core: the core, whose last requested pass is run, with the active perturbations.
         site: a key, `"layers[3]"` for one layer of a stacked module.
+        axis: the axis of the units in the output as the module returns it.
 
     Raises:
         KeyError: the pass does not show the site.
-        InspectorError: no output has units, or the model's arrays were donated to a step.
+        InspectorError: no output has such an axis, or the model's arrays were donated to a step.
     """
-    return _units_in(_record_of_units(core, without_layers(site)[0]), site)
+    return _units_in(_record_of_units(core, without_layers(site)[0], axis=axis), site, axis)
 
 
-def _record_of_units(core: Core, *sites: str) -> Record:
+def _record_of_units(core: Core, *sites: str, axis: int = -1) -> Record:
     setting = core.handles.setting()
-    return undisturbed(lambda: core.programs.units(core.call(), setting, *sites), "The units")
+    return undisturbed(
+        lambda: core.programs.units(core.call(), setting, *sites, axis=axis), "The units"
+    )
 
 
-def _units_in(record: Record, site: str) -> Any:
+def _units_in(record: Record, site: str, axis: int = -1) -> Any:
     units = record[site].units
     if not _leaves(units):
+        what = "an axis" if axis == -1 else f"an axis {axis}"
         raise InspectorError(
-            f"{site or '(root)'!r} returns no array of numbers with an axis, so it has no units."
+            f"{site or '(root)'!r} returns no array of numbers with {what}, so it has no units."
         )
     return units
 
@@ -198,7 +206,22 @@ def units_messages(core: Core, sites: Sequence[str]) -> dict[str, Answer | str]:
     return found
 
 
-def _message_of(core: Core, units: Any, site: str, *, number: int) -> Answer:
+def _axes_of(core: Core, site: str) -> tuple[str, ...]:
+    """The axes of a site's output in words, "head (4)"; () if it returns no array or several."""
+    call = next((c for c in core.trace.calls if c.site == without_layers(site)[0]), None)
+    one = re.fullmatch(r"(\w+)\[([\d,]+)\]", call.output if call else "")
+    if one is None:
+        return ()
+    found = _module_at(core.trace, site)
+    around = Around(
+        module=found and found.module, batch=batch_of(core.call()), spatial=convolves(core.model)
+    )
+    shape = [int(n) for n in one[2].split(",")]
+    names = names_of_value(shape, jnp.dtype(one[1]), around)
+    return tuple(f"{name} ({n})" for name, n in zip(names, shape, strict=True))
+
+
+def _message_of(core: Core, units: Any, site: str, *, number: int, axis: int = -1) -> Answer:
     one = _leaves(units)[0]
     figures = np.stack([_figure(one, name) for name in protocol.UNIT_FIGURES])
     shown = figures[:, : protocol.MOST_UNITS]
@@ -211,6 +234,8 @@ def _message_of(core: Core, units: Any, site: str, *, number: int) -> Answer:
         units=shown.shape[1],
         more=figures.shape[1] - shown.shape[1],
         why="",
+        axis=axis,
+        axes=_axes_of(core, site),
     )
     return message, protocol.units_buffer(shown)
 

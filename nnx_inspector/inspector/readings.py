@@ -12,13 +12,20 @@ from typing import TYPE_CHECKING, Any
 from flax import nnx
 
 from nnx_inspector.findings.findings import Finding
+from nnx_inspector.hooks.sites import Only, of_operation
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.diagnosing import Diagnosing, first_nan_in
 from nnx_inspector.inspector.export import write_html
 from nnx_inspector.inspector.panels import At, compare_with, parameters_at, units_at
+from nnx_inspector.inspector.passes.examined import arguments_of
 from nnx_inspector.inspector.passes.rerun import Reruns
+from nnx_inspector.inspector.studies.studies import Studies, study
 from nnx_inspector.inspector.values.opening import Opening, Part, opened_tree
-from nnx_inspector.inspector.values.reading import look_of
+from nnx_inspector.inspector.values.reading import look_of, positions_of
+from nnx_inspector.lenses.attribution import Attribution, Method
+from nnx_inspector.lenses.lens import Lens
+from nnx_inspector.lenses.logits import LogitAttribution
+from nnx_inspector.lenses.reading import Norm, Unembed
 from nnx_inspector.program.analysis.first_nan import Operation
 from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.recordings.recording import Recording
@@ -41,6 +48,7 @@ class Readings:
     _rerun: Reruns
     _diagnosing: Diagnosing
     _opening: Opening
+    _studies: Studies
 
     @property
     def model(self) -> nnx.Module:
@@ -119,17 +127,17 @@ class Readings:
         rows, _ = parameters_at(self._core.trace, self._core.known(site))
         return {row.path: row.summary for row in rows}
 
-    def units(self, site: str) -> Any:
-        """The Units of a site's output (a pytree of them for a pytree): figures for each unit of
-        the last axis. The last pass is made again, with its perturbations, in a program that is
-        compiled once per site.
+    def units(self, site: str, *, axis: int = -1) -> Any:
+        """The Units of a site's output (a pytree of them for a pytree): figures for each unit along
+        an axis, -2 for the heads of `query`, `key` and `value`. The last pass is made again, with
+        its perturbations, in a program that is compiled once per site and axis.
 
         Raises:
             ValueError: there is no such site.
             InspectorError: it returns no array with units, or as in `parameters`.
         """
         core = self._core.require_open()
-        return units_at(core, core.known(site))
+        return units_at(core, core.known(site), axis=axis)
 
     def compare(
         self,
@@ -187,7 +195,8 @@ class Readings:
         """Write one page that shows the recording, without a kernel and without a network.
 
         It is the same screen: tree, flow, distributions, time, and the present parameters, units,
-        code and state. Perturbing, sweeps and values are missing, because they need the model.
+        code and state. It keeps what was on screen of values, attention (at most 2 MB of both),
+        words, comparisons, lenses and the last sweep. What needs the model is switched off.
         For a large model it has the details of 300 modules: the selected one and those nearest to
         the root.
 
@@ -227,9 +236,9 @@ class Readings:
         parameters, in a program of its own that keeps the arrays of this site only.
 
         Args:
-            site: its key.
-            part: "output", "input", "gradient" (of the loss by the output, after `step`), or
-                "parameter".
+            site: its key; also that of an operation within a call, `"attn@attention"`.
+            part: "output", "input", "gradient" (of the loss by the output, after `step`),
+                "parameter", or "attention" (the patterns that a call computes).
             call: which call of the site, if it was called several times.
             clean: whether to leave the perturbations out.
 
@@ -255,6 +264,105 @@ class Readings:
             >>> insp.close()
         """
         core = self._core.require_open()
-        core.known(site, layers=False)
+        core.known(of_operation(site)[0], layers=False)
         opened = self._opening.open(look_of(core), site, part, clean=clean)
         return opened_tree(opened, site, call)
+
+    def words(self, site: str, example: int = 0, *, unit: int = 0) -> pd.DataFrame:
+        """The tokens of an example, each with the figures of a site at its position.
+
+        They colour the text in the panel "Words". The pass on screen is made again, as in `values`.
+
+        Args:
+            site: its key, `"layers[3]"` for one layer of a stack. Its output needs an axis of the
+                positions of the tokens.
+            example: which example of the batch.
+            unit: the unit whose value is shown.
+
+        Returns:
+            A frame with a row for each position: `position`, `word`, `norm` (over the units),
+            `unit` (its value) and, after `step`, `gradient` (its norm) and
+            `gradient_times_activation` (added up over the units).
+
+        Raises:
+            ValueError: there is no such site.
+            InspectorError: the site has no axis of positions, or the tokens are not known: the
+                inspector needs `decode=`.
+            IndexError: there is no such example or unit.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from flax import nnx
+            >>> import nnx_inspector as nni
+            >>> model, ids = nnx.Embed(3, 2, rngs=nnx.Rngs(0)), jnp.array([[0, 2]])
+            >>> insp = nni.Inspector(model, ids, decode=["to", "be", "or"])
+            >>> insp.words("").word.tolist()
+            ['to', 'or']
+            >>> insp.close()
+        """
+        import pandas as pd
+
+        core = self._core.require_open()
+        found = positions_of(core, core.known(site), example, unit)
+        words = core.inputs.words(arguments_of(core), example)
+        return pd.DataFrame({"position": range(len(words)), "word": words, **found.figures})
+
+    # --------------------------------------------------- studies of the example
+
+    def lens(
+        self,
+        *,
+        unembed: Unembed = None,
+        norm: Norm = None,
+        answer: Any = None,
+        k: int = 5,
+        sites: Only = None,
+    ) -> Lens:
+        """What the residual stream of the example already says after each layer.
+
+        As `nni.lens`, which explains the arguments, of the last forward pass, on a copy of the
+        present model in `modes` and without the perturbations. The panel "Lens" shows it too.
+
+        Raises:
+            ValueError, TypeError, InspectorError: as in `nni.lens`.
+        """
+        how = {"unembed": unembed, "norm": norm, "answer": answer, "k": k, "sites": sites}
+        return self._studies.lens(study("lens"), **how)
+
+    def logit_attribution(
+        self,
+        *,
+        token: Any = None,
+        minus: Any = None,
+        unembed: Unembed = None,
+        norm: Norm = None,
+        sites: Only = None,
+    ) -> LogitAttribution:
+        """What each site adds to the logit of a token, for the example; see `lens`.
+
+        Raises:
+            ValueError, TypeError, InspectorError: as in `nni.logit_attribution`.
+        """
+        how = {"token": token, "minus": minus, "unembed": unembed, "norm": norm, "sites": sites}
+        return self._studies.logits(study("logits"), **how)
+
+    def attribute(
+        self,
+        *,
+        output: Any = None,
+        method: Method = "gradient_times_input",
+        position: int = -1,
+        site: str | None = None,
+        baseline: Any = 0.0,
+        steps: int = 32,
+    ) -> Attribution:
+        """What each token or pixel of the example counts for an output; see `lens`.
+
+        The arguments are those of `nni.attribute`. The panel "Attribution" shows it too.
+
+        Raises:
+            ValueError, TypeError, InspectorError: as in `nni.attribute`.
+        """
+        how = {"output": output, "method": method, "position": position, "site": site}
+        asked = study("attribution", method=method, position=position)
+        return self._studies.attribution(asked, **how, baseline=baseline, steps=steps)

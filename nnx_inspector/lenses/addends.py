@@ -13,7 +13,7 @@ from typing import Any
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.hooks.sites import of_operation, parse_key
-from nnx_inspector.program.equations import Body, bodies_of
+from nnx_inspector.program.analysis.equations import Body, bodies_of
 from nnx_inspector.program.marks import OUTPUT, mark
 
 _SAME = {"copy", "copy_p", "convert_element_type", "optimization_barrier", "sharding_constraint"}

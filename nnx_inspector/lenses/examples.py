@@ -25,8 +25,9 @@ from nnx_inspector.lenses.extremes import LEAST, MOST, NOBODY, RANDOM, Extremes
 from nnx_inspector.lenses.observed import Observed, model_of, observed
 from nnx_inspector.perturbations.perturbed import check_layers, without_layers
 from nnx_inspector.program.function import Arguments, Function, as_function, name_of
-from nnx_inspector.program.harvest import Keep, Plan, evaluate
+from nnx_inspector.program.harvest import evaluate
 from nnx_inspector.program.marks import OUTPUT
+from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.progress import Progress, Report, shown
 from nnx_inspector.stats.summarize import in_words
 
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 
 Enter = Callable[[tuple[Any, ...]], tuple[Function, tuple[Any, ...], dict[str, Any]]]
 """The call of a model with a batch's arguments."""
+
+
+Known = dict[Any, tuple[Any, Any]]
+"""By what it depends on besides the code of a model: a tracing and a compiled program."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,6 +75,7 @@ class TopExamples:
         nan: for each unit, how many examples have a NaN, which is left out.
         stopped: whether the pass over the data was stopped before its end.
         notes: what happened to batches of other shapes, in words.
+        shape: the lengths of the axes of `places`, in the last form of batch.
     """
 
     site: str
@@ -81,6 +87,7 @@ class TopExamples:
     nan: npt.NDArray[np.integer[Any]]
     stopped: bool
     notes: tuple[str, ...]
+    shape: tuple[int, ...] = ()
 
     @property
     def units(self) -> int:
@@ -200,12 +207,15 @@ def examples_of(
     inputs: Callable[[Any], Any] | None,
     seed: int,
     progress: Progress,
+    known: Known | None = None,
 ) -> TopExamples:
-    """As `top_examples`, for any call over a model."""
+    """As `top_examples`, for any call over a model. `known` has the programs of earlier calls over
+    models of the same code, and gets those of this one.
+    """
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k must be a number of examples, 1 or more, got {k!r}.")
     total = len(data) if isinstance(data, Sized) else None
-    stream = _Stream(enter, site, k, axis, seed)
+    stream = _Stream(enter, site, k, axis, seed, {} if known is None else known)
     with shown(progress, "examples") as report:
         stopped = _through(stream, data, inputs, total, report)
     if stream.found is None:
@@ -226,6 +236,7 @@ def examples_of(
         nan=found.nan,
         stopped=stopped,
         notes=stream.notes(),
+        shape=stream.shape,
     )
 
 
@@ -275,7 +286,7 @@ class _Stream:
     Attributes:
         found: what is kept so far, on the device.
         count: the number of examples so far.
-        places: the number of the axes of places.
+        places, shape: the number of the axes of places, and their lengths.
     """
 
     enter: Enter
@@ -283,9 +294,11 @@ class _Stream:
     k: int
     axis: int
     seed: int
+    known: Known
     found: Extremes | None = None
     count: int = 0
     places: int = 0
+    shape: tuple[int, ...] = ()
     size: int = 0
     padded: int = 0
     programs: dict[Any, _Program] = dataclasses.field(default_factory=dict[Any, _Program])
@@ -304,7 +317,7 @@ class _Stream:
         others = tuple(repr(x) for i, x in enumerate(arguments.leaves) if i not in dynamic)
         key = (tuple((x.shape, str(x.dtype)) for x in arrays), arguments.treedef, others)
         if key not in self.programs:
-            self.programs[key] = self._program(function, args, kwargs, max(count, self.size))
+            self.programs[key] = self._program(key, function, args, kwargs, max(count, self.size))
         program = self.programs[key]
         before = jax.block_until_ready(self.found)  # one batch on the device at a time
         new = program.run(program.held, arrays, before, np.int32(self.count), np.int32(count))
@@ -321,11 +334,15 @@ class _Stream:
         return tuple(found)
 
     def _program(
-        self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], size: int
+        self, key: Any, function: Function, args: Any, kwargs: dict[str, Any], size: int
     ) -> _Program:
         whole, rows = without_layers(self.site)
         _require_fits(function, args, kwargs)
-        with observed(function, args, kwargs, what="top_examples", only=whole) as one:
+        key = (key, self.site, self.k, self.axis, self.seed, size)
+        tracing, known = self.known.get(key, (None, None))
+        with observed(
+            function, args, kwargs, what="top_examples", only=whole, known=tracing
+        ) as one:
             pass
         call = _the_call(one, whole, rows, size)
         ndim, axes = len(call.shape), self.axis
@@ -333,6 +350,7 @@ class _Stream:
             words = in_words(call.dtype, call.shape)
             raise ValueError(f"{self.site!r} returns {words}, which has no axis {axes} of units.")
         units, places = call.shape[axes], ndim - 2
+        self.shape = tuple(n for i, n in enumerate(call.shape) if i not in (0, axes % ndim))
         if self.found is None:
             dtype = jnp.promote_types(call.dtype, jnp.float32)
             self.found, self.places = Extremes.empty(self.k, units, places, dtype), places
@@ -344,7 +362,7 @@ class _Stream:
             )
         stage = one.stage
         survey = stage.survey.only(lambda mark: mark.site == whole and mark.part == OUTPUT)
-        plan = Plan(summarise=False, keep=Keep(values=True))
+        plan, seed = Plan(summarise=False, keep=Keep(values=True)), self.seed
 
         @jax.jit
         def run(held: Any, arrays: Any, found: Extremes, start: Any, count: Any) -> Extremes:
@@ -353,10 +371,11 @@ class _Stream:
             x = kept[call.array].value
             x = (x[rows] if rows else x).reshape(call.shape)
             x = jnp.moveaxis(x, axes, -1)
-            return found.merged(x, start, count, self.seed)
+            return found.merged(x, start, count, seed)
 
         held = stage.inputs[: len(stage.inputs) - len(stage.arrays)]
-        return _Program(held, run)
+        self.known[key] = stage.tracing, known or run
+        return _Program(held, known or run)
 
 
 @dataclasses.dataclass(frozen=True)

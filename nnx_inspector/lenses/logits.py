@@ -32,7 +32,7 @@ from nnx_inspector.lenses.reading import (
     selects,
     streams_of,
 )
-from nnx_inspector.program.equations import bodies_of, kind_of
+from nnx_inspector.program.analysis.equations import bodies_of, kind_of
 from nnx_inspector.program.marks import INPUT, OUTPUT
 
 if TYPE_CHECKING:

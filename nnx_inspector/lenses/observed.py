@@ -23,11 +23,12 @@ from nnx_inspector.hooks.layers import unwatched
 from nnx_inspector.hooks.sites import Selection, iter_modules, of_operation, site_key
 from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.function import Function, as_function, roots_of
-from nnx_inspector.program.harvest import Keep, Plan, evaluate
+from nnx_inspector.program.harvest import evaluate
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import INPUT, OUTPUT
-from nnx_inspector.program.stage import Staged, staged
-from nnx_inspector.program.survey import Marked, lengths_of
+from nnx_inspector.program.plan import Keep, Plan
+from nnx_inspector.program.stage import Staged, Tracing, staged
+from nnx_inspector.program.survey import Marked
 
 ALL: tuple[Any, ...] = (None, "**:*")
 """The calls of all modules and their other methods, such as `attend` of an `nnx.Embed`."""
@@ -106,9 +107,16 @@ def and_operations(sites: Any) -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def observed(
-    f: Any, args: Sequence[Any], kwargs: dict[str, Any], *, what: str, only: Any = ALL
+    f: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    what: str,
+    only: Any = ALL,
+    known: Tracing | None = None,
 ) -> Iterator[Observed]:
-    """Trace `f(*args, **kwargs)` with the calls of all sites marked.
+    """Trace `f(*args, **kwargs)` with the calls of all sites marked, unless the tracing of an equal
+    call is known.
 
     Raises:
         TypeError: `f` is no module, no method of one and no function of exactly one.
@@ -124,7 +132,7 @@ def observed(
     layers = marking_layers(Selection(only), inputs=True)
     with unchecked(), unwatched():
         try:
-            with staged(function, args, kwargs, layers, roots={(): model}) as stage:
+            with staged(function, args, kwargs, layers, roots={(): model}, known=known) as stage:
                 one = Observed(model, stage, _calls(stage))
         except Exception as error:
             if why := why_untraceable(error):
@@ -163,7 +171,7 @@ def _calls(stage: Staged) -> dict[str, Calls]:
         if mark.part == INPUT:
             received[mark.site] = mark
         elif mark.part == OUTPUT:
-            rows = tuple(map(abs, lengths_of(around)))
+            rows = tuple(map(abs, mark.rows(around)))
             found.setdefault(mark.site, []).append((number, mark, rows))
     return {
         site: Calls(

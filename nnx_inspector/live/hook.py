@@ -40,7 +40,7 @@ from nnx_inspector.perturbations.substitute import parameters_within
 from nnx_inspector.program.analysis.error_notes import note_site
 from nnx_inspector.program.eager import EagerPass
 from nnx_inspector.program.function import call_in_shapes
-from nnx_inspector.program.harvest import Keep, Plan, sinks_for
+from nnx_inspector.program.harvest import sinks_for
 from nnx_inspector.program.host import ask, tell, tied
 from nnx_inspector.program.marks import (
     INPUT,
@@ -51,8 +51,10 @@ from nnx_inspector.program.marks import (
     mark_tree,
     observe_cotangent,
 )
+from nnx_inspector.program.members import Ensemble, are_mapped, ensemble_of, parameters_of, within
+from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.supply import supply_of
-from nnx_inspector.program.survey import Marked, Survey, lengths_of
+from nnx_inspector.program.survey import Marked, Survey
 from nnx_inspector.records.packed import Small, Sunk, joined
 from nnx_inspector.stats.gauges import LENGTH
 from nnx_inspector.stats.measure_gauges import gauge
@@ -108,7 +110,9 @@ class Watch:
             found = listeners.get(self.session)
             claim = None if found is None else found.lookalikes.claim_on(context.module)
             asked = Asked(self.session, self.keys, self.places, claim=claim, devices=devices)
-            ticket, gate, rows, data = self._asks(asked, (args, kwargs), device)
+            # a call after an update begins after it
+            after = (args, kwargs), next(parameters_of(context.module), None)
+            ticket, gate, rows, data = self._asks(asked, after, device)
         if not jit.is_tracer(gate) and not bool(gate) and not _acts(rows, data):
             with self._within(), _threads.running(self.session, asked):
                 return self._marked(next_fun, args, kwargs, context)
@@ -116,7 +120,8 @@ class Watch:
             states, begun = self._sampled(gate, args, kwargs, context)
         call = call_in_shapes(context, args, kwargs) if context.kind == "method" else None
         drawn: dict[int, Where] = {}  # a program keeps it: nothing of this trace may be in it
-        one = self._pass(asked, ticket, gate, rows, data, (args, kwargs), context, drawn)
+        ensemble = ensemble_of(context.module)
+        one = self._pass(asked, ticket, gate, rows, data, (args, kwargs), context, drawn, ensemble)
         parameters = self._parameters(data, asked, context)
         with self._within(), _threads.running(self.session, asked), parameters:
             out = one.run(lambda: self._marked(next_fun, args, kwargs, context))
@@ -127,7 +132,8 @@ class Watch:
         with opened(()):
             where, measured = _measured(one)
             layout, arrays = joined((measured, Small(begun)))
-            host = Outputs(self.session, layout, where, states, call, devices > 1)
+            members = ensemble.count if ensemble and are_mapped(arrays) else 0
+            host = Outputs(self.session, layout, where, members, states, call, devices > 1)
             return _tied(out, tell(host, gate, ticket, *arrays))
 
     def _marked(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
@@ -137,12 +143,13 @@ class Watch:
             _threads.asked[self.session].unseen[site] = why
         if any(p.at == INPUT and site in p.sites for p in self.places):
             args, kwargs = mark_arguments(args, kwargs, owner=owner, site=site, part=INPUT)
-        try:
-            out = next_fun(*args, **kwargs)
-        except FloatingPointError as error:  # of the user's `jax_debug_nans`
-            note_site(error, site)
-            raise
-        return mark_tree(out, owner=owner, site=site, part=OUTPUT)
+        with within(context.module):
+            try:
+                out = next_fun(*args, **kwargs)
+            except FloatingPointError as error:  # of the user's `jax_debug_nans`
+                note_site(error, site)
+                raise
+            return mark_tree(out, owner=owner, site=site, part=OUTPUT)
 
     def _within(self) -> Any:
         hook = dataclasses.replace(self, inside=True)
@@ -150,7 +157,9 @@ class Watch:
         inner = (dataclasses.replace(x, wrap=hook) if x.wrap == self else x for x in layers)
         return opened(tuple(inner))
 
-    def _asks(self, asked: Asked, arguments: Any, device: Any) -> tuple[Any, Any, Any, list[Any]]:
+    def _asks(
+        self, asked: Asked, after: Sequence[Any], device: Any
+    ) -> tuple[Any, Any, Any, list[Any]]:
         avals = [
             jax.ShapeDtypeStruct((), jnp.int32),
             jax.ShapeDtypeStruct((), jnp.bool_),
@@ -159,7 +168,7 @@ class Watch:
         for place in self.places:
             avals += [jax.ShapeDtypeStruct((), jnp.bool_), *place.avals]
         once = not (jit.is_tracing() and jit.inside_while_loop())
-        ticket, gate, rows, *data = ask(asked, avals, arguments, once=once, device=device)
+        ticket, gate, rows, *data = ask(asked, avals, after, once=once, device=device)
         return ticket, gate, rows, data
 
     def _sampled(
@@ -180,24 +189,29 @@ class Watch:
         arguments: Any,
         context: Context,
         drawn: dict[int, Where],
+        ensemble: Ensemble | None,
     ) -> EagerPass:
         """The pass that is to run; `drawn` gets the sites of its sinks."""
         open_gate = not jit.is_tracer(gate)
         wanted = not open_gate or bool(gate)
         calls: dict[int, int] = {}
+        acts = _acts(rows, data)
         plan = Plan(
             summarise=wanted,
-            perturb=self._perturb(rows, data, asked, calls) if _acts(rows, data) else None,
+            perturb=self._perturb(rows, data, asked, calls, ensemble) if acts else None,
             keep=Keep(gauge, parts=(OUTPUT,)) if wanted else Keep(),
             unmeasured=self.unmeasured,
             tap=_tap,
             gate=None if open_gate else gate,
+            apart=ensemble is not None,
         )
         one = EagerPass(self._owner, plan, calls=calls, sinks_of=self._sinks_of)
         values = _differentiable(context.module, arguments) if self.gradients and wanted else []
         if values:
-            send = functools.partial(self._send, drawn)
-            one.seed = supply_of(values, ticket, gate, received=one.received, send=send)
+            send = functools.partial(self._send, drawn, ensemble.count if ensemble else 0)
+            apart = ensemble is not None
+            received = one.received
+            one.seed = supply_of(values, ticket, gate, received=received, send=send, apart=apart)
         return one
 
     def _sinks_of(self, found: Survey) -> list[Any]:
@@ -208,12 +222,13 @@ class Watch:
         return sinks
 
     def _send(
-        self, drawn: dict[int, Where], received: dict[int, Any]
+        self, drawn: dict[int, Where], members: int, received: dict[int, Any]
     ) -> tuple[Callable[..., None], list[Any]]:
         """The message of the cotangents that a pass received."""
         numbers = sorted(received)
         layout, arrays = joined([Sunk(received[i]) for i in numbers])
-        return Cotangents(self.session, layout, tuple(drawn[i] for i in numbers)), arrays
+        where = tuple(drawn[i] for i in numbers)
+        return Cotangents(self.session, layout, where, members), arrays
 
     # ------------------------------------------------------------- perturbations
 
@@ -237,11 +252,20 @@ class Watch:
             asked.reached.update((key, p) for p in places for key in p.sites if key in reached)
             yield
 
-    def _perturb(self, rows: Any, data: Sequence[Any], asked: Asked, calls: dict[int, int]) -> Any:
+    def _perturb(
+        self,
+        rows: Any,
+        data: Sequence[Any],
+        asked: Asked,
+        calls: dict[int, int],
+        ensemble: Ensemble | None,
+    ) -> Any:
         places = list(self._with_data(data))
 
         def perturb(mark: Marked, values: list[Any], around: Rows) -> list[Any]:
             site = mark.site
+            if ensemble is not None and not around:
+                around = ((ensemble.number, ensemble.count),)
             if mark.part == OUTPUT and site in self.keys:
                 asked.reached.add((site, None))
                 index = self.keys.index(site)
@@ -299,7 +323,8 @@ def _measured(one: EagerPass) -> tuple[tuple[Where, ...], list[Any]]:
                 vector = here.kept[i].value if here.kept else None
                 if vector is None:  # of a while loop
                     vector = jnp.zeros((*summary.bins.shape[:-1], LENGTH), jnp.float32)
-                where.append((mark.site, len(lengths_of(around))))
+                apart = are_mapped([summary.bins])
+                where.append(Where(mark.site, len(mark.rows(around)), apart))
                 measured.append((counted_once_here(summary), Small(vector)))
     return tuple(where), measured
 
@@ -307,7 +332,7 @@ def _measured(one: EagerPass) -> tuple[tuple[Where, ...], list[Any]]:
 def _drawn(one: EagerPass) -> dict[int, Where]:
     """The site of each sink that a pass has drawn."""
     return {
-        number: (mark.site, len(lengths_of(around)))
+        number: Where(mark.site, len(mark.rows(around)), True)
         for mark, around, here in one.survey.walk(one.sinks)
         for number in here or ()
         if number is not None

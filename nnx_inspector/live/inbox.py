@@ -31,12 +31,14 @@ class Sent:
         gauges: site -> the gauge of each call, `[..., LENGTH]`.
         states: parameter's path -> its state.
         calls: the outermost calls in shapes, None for a call that cannot be described.
+        members: how many members of an ensemble the pass is of; 0 for none.
     """
 
     arrived: Arrived = dataclasses.field(default_factory=lambda: {})
     gauges: dict[str, list[Any]] = dataclasses.field(default_factory=lambda: {})
     states: dict[str, Any] = dataclasses.field(default_factory=lambda: {})
     calls: list[Any] = dataclasses.field(default_factory=lambda: [])
+    members: int = 0
 
     def add(self, site: str, quantity: str, summary: Summary) -> None:
         """Add a summary."""

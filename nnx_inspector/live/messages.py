@@ -127,8 +127,38 @@ class Asked:
         return np.array(number % 2**31, np.int32), np.array(sampled, np.bool_), rows, *found
 
 
-Where = tuple[str, int]
-"""A site, and how many scans are around it: so many axes of what was measured are rows."""
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """Where something was measured.
+
+    Attributes:
+        site: the site.
+        rank: how many axes of what was measured are rows, one for each scan around the site.
+        apart: whether it was measured of each member of the ensemble that sends it; otherwise of
+            all together, and each sends the same.
+    """
+
+    site: str
+    rank: int
+    apart: bool
+
+    def rows(self, found: Any, members: int) -> Any:
+        """What was measured, with its rows in front: those of the scans, or the members. Then come
+        the examples of vmaps around the call.
+        """
+        return jax.tree.map(lambda x: self._rows_first(x, members), found)
+
+    def _rows_first(self, x: Any, members: int) -> Any:
+        extra = x.ndim - 1 - self.rank
+        if members and extra and not self.apart:
+            x, extra = np.take(x, 0, axis=extra - 1), extra - 1
+        return np.moveaxis(x, range(extra), range(self.rank, self.rank + extra)) if extra else x
+
+    def summary(self, found: Summary, members: int) -> Summary:
+        """A summary with its rows; without scans and members it has none."""
+        found = self.rows(found, members)
+        of_members = self.apart and members and found.rows == (members,)
+        return found if self.rank or of_members or not found.rows else merge([found])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -138,6 +168,7 @@ class Outputs:
     Attributes:
         layout: how `[(summary, gauge)]` and the states were joined.
         where: the site of each of them.
+        members: how many members of an ensemble send it together; 0 for none.
         states: the paths of the parameters whose samples end the message.
         apart: whether several devices send a message each.
     """
@@ -145,6 +176,7 @@ class Outputs:
     session: int
     layout: Layout
     where: tuple[Where, ...]
+    members: int
     states: tuple[str, ...]
     call: WatchedCall | None
     apart: bool
@@ -157,10 +189,11 @@ class Outputs:
         for i, name in enumerate(self.states):
             sent.states[name] = states[..., i, :]
         sent.calls.append(self.call)
-        for (site, rank), (summary, vector) in zip(self.where, measured, strict=True):
+        sent.members = self.members
+        for where, (summary, vector) in zip(self.where, measured, strict=True):
             if not self.apart or np.any(summary.bins):  # else another device sends it
-                sent.add(site, OUTPUT, _of_rows(summary, rank))
-            sent.gauges.setdefault(site, []).append(_rows_first(vector, rank))
+                sent.add(where.site, OUTPUT, where.summary(summary, self.members))
+            sent.gauges.setdefault(where.site, []).append(where.rows(vector, self.members))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -170,15 +203,16 @@ class Cotangents:
     session: int
     layout: Layout
     where: tuple[Where, ...]
+    members: int
 
     def __call__(self, ticket: Any, *arrays: Any) -> None:
         _receive(self.session, ticket, arrays, self._read)
 
     def _read(self, arrays: Arrays, sent: Sent) -> None:
         found = taken_apart(self.layout, arrays)
-        for (site, rank), summary in zip(self.where, found, strict=True):
+        for where, summary in zip(self.where, found, strict=True):
             if np.any(summary.bins):  # else no cotangent reached it
-                sent.add(site, GRADIENT, _of_rows(summary, rank))
+                sent.add(where.site, GRADIENT, where.summary(summary, self.members))
 
 
 Arrays = list[np.ndarray]
@@ -196,16 +230,3 @@ def _receive(
     _safely(
         session, lambda found: found.inbox.receive(int(np.ravel(ticket)[0]), message), lambda: None
     )
-
-
-def _of_rows(summary: Summary, rank: int) -> Summary:
-    """A summary whose rows are those of the scans, then the examples of vmaps around the call."""
-    if rank == 0:
-        return merge([summary]) if summary.rows else summary
-    return jax.tree.map(lambda x: _rows_first(x, rank), summary)
-
-
-def _rows_first(x: Any, rank: int) -> Any:
-    """An array with the axes that vmaps have put in front after the rows."""
-    extra = x.ndim - 1 - rank
-    return np.moveaxis(x, range(extra), range(rank, rank + extra)) if extra else x

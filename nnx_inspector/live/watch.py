@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from flax import nnx
@@ -17,7 +17,7 @@ from nnx_inspector.errors import warn
 from nnx_inspector.findings.facts import facts_of_modules, read_watched
 from nnx_inspector.hooks.sites import Only, require_module
 from nnx_inspector.live.attendance import Attendance
-from nnx_inspector.live.inbox import Taken
+from nnx_inspector.live.inbox import Sent, Taken
 from nnx_inspector.live.losses import losses_of
 from nnx_inspector.live.session import Session
 from nnx_inspector.live.steps import Region, check_every, check_tree
@@ -150,6 +150,7 @@ class _Recorder:
             if call is not None and not any(call is known for known in self._known):
                 self._known.append(call)
                 self._learn(session, call)
+        self._tell_apart(session, one.sent)
         found = session.measured_in([one])
         if found:
             self._recording.append(
@@ -170,6 +171,19 @@ class _Recorder:
                 return
         facts, stacks = _learnt[call]
         self._recording.learn(facts)
+        self._stack(session, stacks)
+
+    def _tell_apart(self, session: Session, sent: Sent) -> None:
+        """Give rows to the members of an ensemble, whose calls no trace of the model shows."""
+        apart = {
+            site: sent.members
+            for (site, _), found in sent.arrived.items()
+            if sent.members and all(summary.rows == (sent.members,) for summary in found)
+        }
+        if not apart.keys() <= session.stacks.keys():
+            self._stack(session, apart)
+
+    def _stack(self, session: Session, stacks: Mapping[str, int]) -> None:
         rows = {site: Stack(count, stacks[site]) for site, count in shown_of(stacks).items()}
         session.stacks = {**session.stacks, **rows}
 

@@ -24,6 +24,7 @@ from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import (
     Act,
     Rows,
+    check_apart,
     check_fits,
     check_layers,
     why_unseen,
@@ -36,7 +37,7 @@ from nnx_inspector.perturbations.values import Perturbation
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.stage import LayersOf, Staged
-from nnx_inspector.program.survey import Marked, lengths_of
+from nnx_inspector.program.survey import Marked
 
 
 def layers_for(selection: Selection, received: Iterable[str]) -> LayersOf:
@@ -142,7 +143,7 @@ class Reach:
         self._stage = dataclasses.replace(stage, inputs=list(shapes), arrays=(), last=None)
         self._marks: dict[tuple[str, str], list[tuple[Marked, tuple[int, ...]]]] = {}
         for mark, around in stage.survey.walk():
-            here = (mark, lengths_of(around))
+            here = (mark, mark.rows(around))
             self._marks.setdefault((mark.site, mark.part), []).append(here)
 
     def check(self, one: Perturbation, sites: Iterable[str], rows: tuple[int, ...]) -> None:
@@ -160,6 +161,7 @@ class Reach:
                 raise ValueError(why_unseen(site, self._stage))
             for mark, lengths in found:
                 check_fits(one, mark)
+                check_apart(mark, rows)
                 if rows:
                     check_layers(site, rows, tuple(map(abs, lengths)))
 

@@ -4,7 +4,8 @@ The numbers that a person drags or learns (a factor, a mask) are pytree data; th
 change the code (an axis, a dtype) are static. A kind's class is its whole definition: what it does
 to an array, its form on the screen, and the Python text of an instance. Invariants: a misfit with
 an array is reported before anything runs; a text that is not `short` is valid Python, with every
-digit, or "". Defines no kind.
+digit, or "". A part of any kind (`only`) is the one way to spare the rest of an array. Defines no
+other kind.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType
 from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform
 
@@ -22,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.tree_util import GetAttrKey
 
+from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector.arrays import is_array, own_attribute, shape_of
 
@@ -106,6 +108,11 @@ class Kind:
 
     acts_on: ClassVar[Literal["value", "gradient", "parameter"]]
     form: ClassVar[Form] = Form()
+
+    @property
+    def kind_name(self) -> str:
+        """The name of its kind; of a part, that of the kind it is a part of."""
+        return type(self).__name__
 
     @classmethod
     def clicked(cls, strength: float | None, at: At) -> Self:
@@ -194,6 +201,25 @@ class Perturbation(Kind):
         """As `apply`, for an array with a name, on which random numbers depend."""
         return self.apply(x)
 
+    def only(self, units: Chosen = None, *, axis: int = -1, example: int | None = None) -> Part:
+        """The same perturbation of chosen units, or of one example; the rest stays as it is.
+
+        Other units, or another example, compile nothing. With both, the units of that example
+        change. `.only([0], axis=1).only([2], axis=-2)` chooses along two axes.
+
+        Args:
+            units: the indices of units, features, channels or heads, or a boolean for each.
+            axis: the axis of the units in the array as the module sees it; -2 for the heads of the
+                query, key and value of an `nnx.MultiHeadAttention`.
+            example: an index along axis 0. Under a vmap over examples a module sees no such axis.
+
+        Example:
+            >>> import nnx_inspector as nni
+            >>> nni.Zero().only([3], axis=-2)
+            Zero().only(units=[3], axis=-2)
+        """
+        return Part(self, units, example, axis)
+
     def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
         """Why it does not fit such an array, or None. `region.refusal` makes the error to raise."""
         if self.floating_only and not jnp.issubdtype(x.dtype, jnp.inexact):
@@ -201,8 +227,148 @@ class Perturbation(Kind):
         return first_misfit(self, (*self.numbers, *self.arrays), x)
 
 
+Chosen = int | Sequence[int] | Sequence[bool] | npt.NDArray[Any] | jax.Array | None
+"""Units along an axis: one index, several, or a boolean for each unit."""
+
+
+class OfPart(Kind):
+    """What the part of a value and that of a parameter share."""
+
+    whole: Any
+    units: Any
+    example: Any
+    axis: int
+
+    def __post_init__(self) -> None:
+        if self.units is None and self.example is None:
+            raise ValueError("only() takes units=, example= or both.")
+        if isinstance(self.axis, bool) or not isinstance(self.axis, (int, np.integer)):
+            raise TypeError(f"axis= must be an integer, got {self.axis!r}.")
+        for name, rank in (("units", 1), ("example", 0)):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _indices(value, name, rank))
+
+    @property
+    def kind_name(self) -> str:
+        return self.whole.kind_name
+
+    @property
+    def form(self) -> Form:  # type: ignore[override]
+        return self.whole.form
+
+    @property
+    def tuned_to(self) -> float | None:
+        return self.whole.tuned_to
+
+    def _tuned(self, strength: float) -> Self:
+        return dataclasses.replace(self, whole=self.whole.tuned(strength))  # type: ignore[type-var]
+
+    def python(self, *, short: bool = False) -> str:
+        whole = self.whole.python(short=short)
+        return f"{whole}{self._chosen()}" if whole else ""
+
+    def __repr__(self) -> str:
+        return f"{self.whole!r}{self._chosen()}"
+
+    def _chosen(self) -> str:
+        named: dict[str, Any] = {}
+        if self.units is not None:
+            units = np.asarray(self.units)
+            named["units"] = (np.flatnonzero(units) if units.dtype == np.bool_ else units).tolist()
+            named |= {} if self.axis == -1 else {"axis": self.axis}
+        named |= {} if self.example is None else {"example": int(self.example)}
+        return f".only({', '.join(f'{name}={value}' for name, value in named.items())})"
+
+    @ours()
+    def where(self, shape: tuple[int, ...]) -> jax.Array:
+        """True where an array of this shape is perturbed; it broadcasts to the shape."""
+        on = jnp.ones((1,) * len(shape), jnp.bool_)
+        if self.units is not None:
+            on &= _along(self.units, shape, self.axis)
+        return on if self.example is None else on & _along(self.example, shape, 0)
+
+    def misfit(self, shape: tuple[int, ...]) -> Refusal | None:
+        """Why there is no such part of an array, as far as its numbers are known."""
+        for value, axis, what in ((self.units, self.axis, "unit"), (self.example, 0, "example")):
+            if value is None:
+                continue
+            if not -len(shape) <= axis < len(shape):
+                return ValueError(f"it has no axis {axis} of {what}s")
+            count = shape[axis]
+            if value.dtype == np.bool_:
+                if value.shape != (count,):
+                    return ValueError(
+                        f"a mask of shape {value.shape} does not fit the {count} {what}s along its "
+                        f"axis {axis}"
+                    )
+            elif not (jit.is_tracer(value) or isinstance(value, jax.ShapeDtypeStruct)):
+                beyond = [int(i) for i in np.ravel(value) if not -count <= i < count]
+                if beyond:
+                    return ValueError(
+                        f"it has {count} {what}s along axis {axis}, so there is no {what} "
+                        f"{beyond[0]}"
+                    )
+        return None
+
+
+@kind(checked=True)
+class Part(OfPart, Perturbation):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """A perturbation of a part of a value; see `Perturbation.only`, which makes it."""
+
+    whole: Any
+    units: Any = None
+    example: Any = None
+    axis: int = static(-1)
+    __repr__ = OfPart.__repr__
+
+    @property
+    def at(self) -> At:  # type: ignore[override]
+        return self.whole.at
+
+    @property
+    def acts_on(self) -> Any:  # type: ignore[override]
+        return self.whole.acts_on
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        return self.apply_at(x, "")
+
+    def apply_at(self, x: jax.Array, name: str) -> jax.Array:
+        return jnp.where(self.where(x.shape), self.whole.apply_at(x, name), x)
+
+    def why_not(self, x: jax.ShapeDtypeStruct) -> Refusal | None:
+        return self.whole.why_not(x) or self.misfit(x.shape)
+
+
+def _indices(value: Any, name: str, rank: int) -> Any:
+    """Indices (or booleans) as one array; traced ones pass."""
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return value
+    several = isinstance(value, (list, tuple))
+    traced = any(isinstance(one, jax.Array) for one in (value if several else (value,)))
+    array: Any = jnp.asarray(value) if traced else np.asarray(value)
+    array = array.reshape(1) if rank == 1 and array.ndim == 0 else array
+    fits = array.dtype.kind in ("iu" if rank == 0 else "iub") and array.ndim == rank
+    if not fits or not array.size:
+        what = "indices, or a boolean for each unit" if rank else "one index"
+        raise TypeError(f"{name}= takes {what}, got {value!r}.")
+    return array if traced or array.dtype == np.bool_ else array.astype(np.int32)
+
+
+def _along(chosen: Any, shape: tuple[int, ...], axis: int) -> jax.Array:
+    """Whether each place along an axis is chosen. A traced index beyond it chooses nothing."""
+    count = shape[axis]
+    on = jnp.asarray(chosen)
+    if on.dtype != jnp.bool_:
+        wanted = jnp.where(on < 0, on + count, on).reshape(-1, 1)
+        on = (wanted == jnp.arange(count, dtype=on.dtype).reshape(1, -1)).any(0)
+    return on.reshape([count if i == axis % len(shape) else 1 for i in range(len(shape))])
+
+
 def is_random(one: Any) -> bool:
     """Whether the effect of a perturbation on an array depends on the array's name."""
+    if isinstance(one, OfPart):
+        return is_random(one.whole)
     of = getattr(type(one), "apply_at", None)
     return of is not Perturbation.apply_at
 

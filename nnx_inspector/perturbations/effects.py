@@ -18,8 +18,8 @@ import numpy as np
 
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector.arrays import is_array, shape_of
-from nnx_inspector.program.harvest import Keep, Plan
 from nnx_inspector.program.marks import OUTPUT
+from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.stage import Staged
 
 ROOT = ""

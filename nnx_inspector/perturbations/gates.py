@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Literal
 
 from nnx_inspector.hooks.sites import Selection, escape, parse_key, site_key
 from nnx_inspector.perturbations.perturbed import (
@@ -24,9 +25,11 @@ from nnx_inspector.perturbations.perturbed import (
     check_fits,
     why_unseen,
 )
-from nnx_inspector.perturbations.values import Perturbation
+from nnx_inspector.perturbations.values import Mean, Perturbation, Zero
+from nnx_inspector.program.analysis.equations import is_call
+from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.stage import Staged
-from nnx_inspector.program.survey import Marked, Survey, lengths_of
+from nnx_inspector.program.survey import Marked, Survey
 
 NONE = -1
 """The gate number that stands for no gate."""
@@ -116,7 +119,9 @@ def gates_of(
     for mark, within in stage.survey.walk():
         if mark.part == one.at:
             here.setdefault(mark.site, []).append(mark)
-            around.setdefault(mark.site, []).append(tuple(map(abs, lengths_of(within))))
+            shared = mark.members and None in mark.member_axes
+            lengths = () if shared else tuple(map(abs, mark.rows(within)))
+            around.setdefault(mark.site, []).append(lengths)
     lost = {s: r for s, r in stage.survey.unseen.items() if s not in here}
     _require_reached(stage, terms, [*here, *lost])
     refused = {site: f"it cannot be perturbed here: {why}" for site, why in lost.items()}
@@ -190,7 +195,69 @@ def _depths(found: Survey) -> dict[tuple[str, ...], int]:
     """For each path, the smallest number of scans around a call of it or of anything below it."""
     depths: dict[tuple[str, ...], int] = {}
     for mark, around in found.walk():
-        (path, _), scans = parse_key(mark.site), len(lengths_of(around))
+        (path, _), scans = parse_key(mark.site), len(mark.rows(around))
         for n in range(1, len(path) + 1):
             depths[path[:n]] = min(scans, depths.get(path[:n], scans))
     return depths
+
+
+# ---------------------------------------------------------------------- chains
+
+
+def default_of(stage: Staged, sites: Collection[str], part: str) -> Perturbation:
+    """The kind that tells sites apart: Mean in a chain whose outputs have a batch to average."""
+    here = [m for m in stage.survey.marks if m.part == OUTPUT and m.site in sites]
+    averaged = all(
+        all(m.differentiable) and not any(m.mapped) and all(x.shape[:1] > (1,) for x in m.avals)
+        for m in here
+    )
+    return Mean() if averaged and _is_chain(stage, sites, part) else Zero()
+
+
+def _is_chain(stage: Staged, sites: Collection[str], part: str) -> bool:
+    """Whether each of the sites passes on all that the result takes from the call's arrays.
+
+    Zeros at any of them then leave the result as little of the arrays as zeros at another. A body
+    that is not simply called (of a loop, a branch) counts as passing everything by.
+
+    Args:
+        stage: the traced call, with the marks of the sites.
+        sites: the sites, several.
+        part: the part of the marks on the result; outputs of the call without such marks.
+    """
+    survey, all_sites = stage.survey, frozenset(sites)
+    inputs = [frozenset[str]()] * len(survey.jaxpr.invars)
+    if not stage.arrays or len(all_sites) < 2:
+        return False
+    inputs[-len(stage.arrays) :] = [all_sites] * len(stage.arrays)
+    missed: list[frozenset[str]] = []
+    outputs = _missed(survey, inputs, part, missed)[: stage.outputs]
+    return not frozenset().union(*(missed or outputs))
+
+
+def _missed(
+    survey: Survey, inputs: Sequence[frozenset[str]], part: str, results: list[frozenset[str]]
+) -> list[frozenset[str]]:
+    """For each output of a jaxpr, the sites that some way from an array to it misses; likewise, in
+    `results`, for each mark of the part.
+    """
+    found = dict(zip(survey.jaxpr.invars, inputs, strict=True))
+
+    def of(variables: Sequence[Any]) -> list[frozenset[str]]:
+        return [
+            frozenset() if isinstance(v, Literal) else found.get(v, frozenset()) for v in variables
+        ]
+
+    for number, equation in enumerate(survey.jaxpr.eqns):
+        item, given = survey.items.get(number), of(equation.invars)
+        together = frozenset[str]().union(*given)
+        made = [together] * len(equation.outvars)
+        if item is not None and item.mark is not None:
+            if item.mark.part == part:
+                results.append(together)
+            elif item.mark.part == OUTPUT and len(given) == len(made):
+                made = [one - {item.mark.site} for one in given]
+        elif item is not None and is_call(equation) and len(item.children) == 1:
+            made = _missed(item.children[0], given, part, results)
+        found.update(zip(equation.outvars, made, strict=True))
+    return of(survey.jaxpr.outvars)

@@ -11,14 +11,17 @@ import jax
 import jax.numpy as jnp
 
 from nnx_inspector.perturbations.base import (
+    Chosen,
     Form,
     Kind,
+    OfPart,
     Refusal,
     check_numbers,
     first_misfit,
     kind,
     like,
     lists_as_arrays,
+    static,
 )
 from nnx_inspector.perturbations.values import noise
 
@@ -34,6 +37,10 @@ class ParameterPerturbation(Kind):
     def apply(self, x: jax.Array, name: str) -> jax.Array:
         """The parameter called `name`, perturbed."""
         raise NotImplementedError
+
+    def only(self, units: Chosen, *, axis: int = -1) -> ParameterPart:
+        """The same perturbation of chosen units along an axis; see `Perturbation.only`."""
+        return ParameterPart(self, units, axis=axis)
 
     def why_not(self, x: Any) -> Refusal | None:
         """As `Perturbation.why_not`."""
@@ -84,3 +91,20 @@ class PruneMask(ParameterPerturbation):
         if mask.dtype == jnp.bool_:
             return jnp.where(mask, x, jnp.zeros_like(x))
         return x * mask.astype(x.dtype)
+
+
+@kind()
+class ParameterPart(OfPart, ParameterPerturbation):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """A perturbation of a part of a parameter; see `Perturbation.only`."""
+
+    whole: Any
+    units: Any = None
+    example: Any = None
+    axis: int = static(-1)
+    __repr__ = OfPart.__repr__
+
+    def apply(self, x: jax.Array, name: str) -> jax.Array:
+        return jnp.where(self.where(x.shape), self.whole.apply(x, name), x)
+
+    def why_not(self, x: Any) -> Refusal | None:
+        return self.whole.why_not(x) or self.misfit(x.shape)

@@ -29,9 +29,9 @@ from nnx_inspector.perturbations.substitute import (
     with_own_parameters,
 )
 from nnx_inspector.program.function import as_function
-from nnx_inspector.program.harvest import Plan
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import INPUT, OUTPUT, mapped_first
+from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.program.survey import Marked
 
@@ -171,16 +171,6 @@ class Act:
     on: Any = True
     axis: int | None = None
 
-    def of_units(self, on: Any) -> Callable[[jax.Array, str], jax.Array]:
-        """`apply_at`, for the units that are on."""
-
-        def apply(x: jax.Array, name: str) -> jax.Array:
-            shape = [1] * x.ndim
-            shape[self.axis or 0] = len(on)
-            return jnp.where(on.reshape(shape), self.one.apply_at(x, name), x)
-
-        return apply
-
 
 def at_marks(
     stage: Staged, acts: Callable[[Marked], Iterable[Act]]
@@ -191,11 +181,12 @@ def at_marks(
     def perturb(mark: Marked, values: list[Any], rows: Rows) -> list[Any]:
         for act in acts(mark):
             check_fits(act.one, mark)
+            check_apart(mark, act.rows)
             on, name = _is_on(act, mark.site, rows), f"{mark.site}/{calls[id(mark)]}"
-            apply = act.one.apply_at if act.axis is None else act.of_units(on)
+            one = act.one if act.axis is None else act.one.only(on, axis=act.axis)
             on = on if act.axis is None else on.any()
             changes = [
-                functools.partial(applied, apply, mapped=mapped, name=f"{name}/{number}")
+                functools.partial(applied, one.apply_at, mapped=mapped, name=f"{name}/{number}")
                 for number, mapped in enumerate(mark.mapped)
             ]
             values = [switched(on, *pair) for pair in zip(changes, values, strict=True)]
@@ -256,12 +247,22 @@ def why_unseen(pattern: str, stage: Staged) -> str:
     return f"{pattern!r} cannot be perturbed here: {why}."
 
 
+def check_apart(mark: Marked, rows: Sequence[int]) -> None:
+    """Raise if one member of an ensemble is chosen where all members share an array."""
+    if rows and mark.members and None in mark.member_axes:
+        raise ValueError(
+            f"The {mark.members} members of {mark.site!r} receive the same array, so what member "
+            f"{rows[-1]} receives cannot be perturbed alone. Perturb what it returns."
+        )
+
+
 def check_layers(site: str, wanted: Sequence[int], lengths: Sequence[int]) -> None:
     """Raise if a chosen layer does not exist, given the lengths of the scans around a site."""
     chosen = "".join(f"[{i}]" for i in wanted)
     if not lengths:
         raise ValueError(
-            f"{site!r} is not a stacked module (no scan runs over its layers), so {chosen} chooses "
+            f"{site!r} is not a stacked module (no scan runs over its layers, and no vmap over "
+            f"members), so {chosen} chooses "
             f"none of its calls. Leave it out, or name the module of a list by its path."
         )
     if len(wanted) > len(lengths):

@@ -215,7 +215,7 @@ class _Perturb:
 
 def refusal(one: Any, site: str, x: Any, why: Refusal) -> Refusal:
     """The error to raise for what `why_not` returned for an array of a site, or a parameter."""
-    return type(why)(f"{type(one).__name__} at {site or '(root)'!r}, {describe(x)}: {why}.")
+    return type(why)(f"{one.kind_name} at {site or '(root)'!r}, {describe(x)}: {why}.")
 
 
 def nothing_to_perturb(site: str, part: str) -> TypeError:

@@ -28,8 +28,8 @@ from nnx_inspector.hooks.sites import (
 from nnx_inspector.hooks.variables import contents, variables_by_path
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.region import refusal
+from nnx_inspector.program.analysis.equations import ROW, bodies_of
 from nnx_inspector.program.analysis.identity import Values
-from nnx_inspector.program.equations import ROW, bodies_of
 from nnx_inspector.program.marks import describe
 from nnx_inspector.program.stage import Staged, array_names
 

@@ -32,16 +32,16 @@ from nnx_inspector.perturbations.effects import (
     relative_change_in_trace,
     top1_changed_in_trace,
 )
-from nnx_inspector.perturbations.gates import NONE, Gates, Open, gates_of
-from nnx_inspector.perturbations.gradients import GradientPerturbation
+from nnx_inspector.perturbations.gates import NONE, Gates, Open, default_of, gates_of
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.values import Perturbation, Zero
 from nnx_inspector.program.analysis.cost import available_bytes, peak_bytes
 from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.function import Function
-from nnx_inspector.program.harvest import Keep, Plan, evaluate
+from nnx_inspector.program.harvest import evaluate
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import INPUT, mark_tree
+from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.progress import Progress, Report, shown
@@ -57,7 +57,6 @@ LARGEST_CHUNK = 32
 CACHE = 8 << 20
 """Bytes of a chunk's values on a CPU. Beyond the size of its caches, passes at once are slower than
 one by one (50 passes of 6 MB: 5.7 s one by one, 7 to 9 s in chunks of 4 to 32)."""
-_ZERO = Zero()
 _OWN = ("site", "unit", "loss", "loss_change", "output_change", "kl", "top1_changed", "why_not")
 
 
@@ -67,7 +66,7 @@ def sweep(
     /,
     *args: Any,
     sites: Only = "**",
-    perturbation: Perturbation = _ZERO,
+    perturbation: Perturbation | None = None,
     layers: bool = True,
     units: int | None = None,
     logits: Logits = None,
@@ -87,7 +86,9 @@ def sweep(
             If aux is a dict, its scalars are measured too.
         args: the arguments after the model, for instance the batch.
         sites: which sites; see `intercept_methods`. `"**:*"` includes methods other than calls.
-        perturbation: any kind for values, such as `nni.Mean()` or `nni.Scale(0.0, at="input")`.
+        perturbation: any kind for values, such as `nni.Mean()` or `nni.Scale(0.0, at="input")`;
+            `nni.Zero().only(example=0)` for one example. By default `nni.Zero()`, and `nni.Mean()`
+            in a chain, where zeros at any site would give nearly the same loss.
         layers: whether each layer of a stacked site (and each step of an RNN) gets its own row,
             `"blocks[1]"`; False perturbs all of them at once.
         units: an axis, each of whose units is perturbed alone: -1 for features and channels, 0 for
@@ -134,9 +135,8 @@ def sweep(
     """
     require_module(model)
     if not callable(loss_fn):
-        raise TypeError(
-            f"sweep takes a function loss_fn(model, *args), got {type(loss_fn).__name__}."
-        )
+        kind = type(loss_fn).__name__
+        raise TypeError(f"sweep takes a function loss_fn(model, *args), got {kind}.")
     return swept(
         Function(loss_fn),
         (model, *args),
@@ -159,7 +159,7 @@ def swept(
     *,
     model: nnx.Module,
     sites: Only,
-    perturbation: Perturbation,
+    perturbation: Perturbation | None,
     layers: bool,
     logits: Logits,
     chunk: int | None,
@@ -175,20 +175,22 @@ def swept(
             model's output, and the frame has no columns for a loss.
         root: with a loss, the site that returns the model's output; `""` if it is not called.
     """
-    _check(perturbation, chunk)
+    _check(kind := Zero() if perturbation is None else perturbation, chunk)
     selection = Selection(sites)
     selection.require_match(model)
-    marking = _marking(selection, root, inputs=perturbation.at == INPUT)
+    marking = _marking(selection, root, inputs=kind.at == INPUT)
     with shown(progress, "sweep") as report, unchecked(), unwatched():
         with (
             _saying_what_else(),
             staged(function, args, kwargs, marking, roots={(): model}) as stage,
         ):
-            gates = gates_of(stage, selection.terms, perturbation, layers=layers, units=units)
+            gates = gates_of(stage, selection.terms, kind, layers=layers, units=units)
             report(0, len(gates.names))
-            one = _Pass(stage, gates, perturbation, logits, of_a_loss, root)
+            if perturbation is None and units is None:
+                kind = default_of(stage, gates.first, RESULT)
+            one = _Pass(stage, gates, kind, logits, of_a_loss, root)
             program = _compiled(one, chunk)
-        return _frame(program, report, type(perturbation).__name__)
+        return _frame(program, report, kind.kind_name)
 
 
 @contextlib.contextmanager
@@ -208,8 +210,8 @@ def _saying_what_else() -> Iterator[None]:
 def _check(perturbation: Any, chunk: Any) -> None:
     if isinstance(perturbation, type) and issubclass(perturbation, Perturbation):
         raise TypeError(f"Pass an instance: nni.{perturbation.__name__}(...).")
-    name = type(perturbation).__name__
-    if isinstance(perturbation, GradientPerturbation):
+    name = getattr(perturbation, "kind_name", type(perturbation).__name__)
+    if isinstance(perturbation, Perturbation) and perturbation.acts_on == "gradient":
         raise TypeError(
             f"{name} leaves every value as it is and changes only gradients, so it has no effect "
             f"on a loss. Pass a kind that changes values, such as nni.Zero()."
@@ -284,10 +286,9 @@ class _Pass:
         inputs, consts, leaves = data
         one = jax.tree.unflatten(jax.tree.structure(self.perturbation), leaves)
         survey = dataclasses.replace(self.stage.survey, consts=tuple(consts))
+        perturb = self.gates.perturb(self.stage, one, is_open)
         keep = Keep(values=True, parts=(RESULT,))
-        plan = Plan(
-            summarise=False, perturb=self.gates.perturb(self.stage, one, is_open), keep=keep
-        )
+        plan = Plan(summarise=False, perturb=perturb, keep=keep)
         out, seen = evaluate(survey, inputs, plan=plan)
         scalars = [jnp.asarray(x) for x in self._scalars(out).values()]
         if self.of_a_loss:

@@ -24,127 +24,23 @@ from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.native import computed_once
 from nnx_inspector._compat.sharding import a_row_each, counted_once, on_this_mesh, placed, zeros_of
+from nnx_inspector.program.analysis.equations import bodies_of
 from nnx_inspector.program.analysis.error_notes import note_equation
 from nnx_inspector.program.changes import difference
-from nnx_inspector.program.equations import bodies_of
 from nnx_inspector.program.marks import (
     CHANGE,
     INPUT,
     OUTPUT,
-    describe,
     mapped_first,
-    observe_cotangent,
-    only_if,
     sink_like,
     sinks_apart,
 )
-from nnx_inspector.program.survey import Around, Item, Marked, Survey, lengths_of
+from nnx_inspector.program.plan import NOTHING, Keep, Kept, Plan
+from nnx_inspector.program.survey import Around, Item, Marked, Survey
 from nnx_inspector.stats.census import Sample
 from nnx_inspector.stats.summarize import merge_in_trace, merge_rows, summarize
 from nnx_inspector.stats.summary import Summary
-from nnx_inspector.stats.units import MAX_UNITS, Units, measure_units, merge_units
-
-Reduce = Callable[[jax.Array], Any]
-"""A function of an array that returns the arrays to keep."""
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Kept:
-    """What was kept of one array.
-
-    Attributes:
-        value: the array, or the result of a reduction; None if it was not asked for.
-        units: figures for each unit of an axis; None if they were not asked for, or the array
-            has no such axis or more than `MAX_UNITS` units.
-    """
-
-    value: Any = None
-    units: Units | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Keep:
-    """What to keep of marked arrays; false if nothing.
-
-    Attributes:
-        values: whether to keep the arrays, or a function of what to keep of each.
-        units: the axis whose units are measured, or None.
-        parts: the parts (of calls) whose marks are kept.
-        sites: the sites whose marks are kept; None for all.
-    """
-
-    values: bool | Reduce = False
-    units: int | None = None
-    parts: tuple[str, ...] = (OUTPUT, INPUT)
-    sites: tuple[str, ...] | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self.values) or self.units is not None
-
-    def keeps(self, site: str, part: str) -> bool:
-        """Whether anything is kept of a mark."""
-        return bool(self) and part in self.parts and (self.sites is None or site in self.sites)
-
-    def additive(self) -> Keep:
-        """The same without values, which do not add up over iterations."""
-        return dataclasses.replace(self, values=False)
-
-    def of(self, x: jax.Array, *, site: str, mapped: int = 0) -> Kept:
-        """What is kept of an array whose first `mapped` axes come from vmaps."""
-        value: Any = None
-        if callable(self.values):
-            try:
-                value = self.values(x)
-            except Exception as error:
-                error.add_note(f"nnx_inspector: in values= at site {site!r}, of {describe(x)}.")
-                raise
-        elif self.values:
-            value = x
-        return Kept(value, self._units(jax.lax.stop_gradient(x), mapped))
-
-    def _units(self, x: jax.Array, mapped: int) -> Units | None:
-        if self.units is None or not -(x.ndim - mapped) <= self.units < x.ndim - mapped:
-            return None
-        axis = self.units if self.units < 0 else self.units + mapped
-        return measure_units(x, axis=axis) if x.shape[axis] <= MAX_UNITS else None
-
-
-NOTHING = Keep()
-"""Keeps nothing but summaries."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What to do at the marks.
-
-    Attributes:
-        summarise: whether values are reduced to summaries.
-        perturb: `(mark, arrays, rows) -> arrays` for outputs and inputs; it may close over arrays.
-            `rows` is the attribute below.
-        numbered: whether `perturb` depends on the number of the call at its site.
-        rows: for each enclosing scan, outermost first: the iteration's index and their number.
-        keep: what to keep besides summaries.
-        sample: distributions are of every `sample`-th slice of a value; see `summarize`.
-        tap: the function that ties a value to its sink: `(value, sink, sample=) -> value`.
-        unmeasured: the sites that are only perturbed.
-        gate: bool[], whether anything is measured when the program runs; None if it is. Under a
-            vmap around the call, what it gates is measured of the whole batch.
-    """
-
-    summarise: bool = True
-    perturb: Callable[[Marked, list[Any], tuple[Any, ...]], list[Any]] | None = None
-    numbered: bool = True
-    rows: tuple[tuple[Any, int], ...] = ()
-    keep: Keep = NOTHING
-    sample: Sample = "auto"
-    tap: Callable[..., Any] = observe_cotangent
-    unmeasured: tuple[str, ...] = ()
-    gate: Any = None
-
-    def measured(self, measure: Callable[[jax.Array], Any], x: jax.Array) -> Any:
-        """What a function measures of an array, if anything is measured."""
-        return measure(x) if self.gate is None else only_if(self.gate, measure, x)
+from nnx_inspector.stats.units import Units, merge_units
 
 
 @ours()
@@ -155,7 +51,7 @@ def sinks_for(found: Survey) -> list[Any]:
         # reverse mode does not go through a while loop
         if mark.part != OUTPUT or any(item.kind == "while" for item in around):
             return []
-        rows = tuple(map(abs, lengths_of(around)))
+        rows = tuple(map(abs, mark.rows(around)))
         pairs = zip(mark.avals, mark.differentiable, strict=True)
         return [sink_like(aval, rows) if able else None for aval, able in pairs]
 
@@ -178,7 +74,7 @@ def evaluate(
         for the second pass of a remat.
     """
     env: dict[Any, Any] = {}
-    memo: dict[int, tuple[Any, Summary]] = {}
+    memo: dict[int, tuple[Any, int | None, Summary]] = {}
 
     def read(atom: Any) -> Any:
         return atom.val if jaxprs.is_literal(atom) else env[atom]
@@ -225,19 +121,20 @@ def run_item(
         values: its operands.
         plan: what to do at the marks.
         sink: its part of `sinks_for`, or None.
-        memo: the summaries of values, by the values' ids.
+        memo: the values, each with the axis of its members and its summary, by their ids.
     """
     return _RUN[item.kind](item, equation, values, plan, sink, memo)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Summarise:
-    """Reduces an array to its summary."""
+    """Reduces an array to its summary, or to one for each entry of its first axis."""
 
     sample: Sample
+    rows: int = 0
 
     def __call__(self, x: jax.Array) -> Summary:
-        return summarize(x, sample=self.sample)
+        return summarize(x, batch_rank=self.rows, sample=self.sample)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,10 +143,14 @@ class _KeepOf:
 
     keep: Keep
     site: str
-    mapped: int
+    mapped: tuple[int, ...]
+    rows: int = 0
 
     def __call__(self, x: jax.Array) -> Kept:
-        return self.keep.of(x, site=self.site, mapped=self.mapped)
+        return jax.vmap(self._of)(x) if self.rows else self._of(x)
+
+    def _of(self, x: jax.Array) -> Kept:
+        return self.keep.of(mapped_first(x, self.mapped), site=self.site, mapped=len(self.mapped))
 
 
 @jax.tree_util.register_dataclass
@@ -271,38 +172,75 @@ def _run_mark(
     assert marked is not None
     values = list(map(_as_array, values))
     if marked.part in (OUTPUT, INPUT) and plan.perturb is not None:
-        values = plan.perturb(marked, values, plan.rows)
+        values = _perturbed(plan.perturb, marked, values, plan.rows)
     measures = marked.site not in plan.unmeasured
     keeps = measures and plan.keep.keeps(marked.site, marked.part)
     summarises = measures and plan.summarise
     if marked.part == OUTPUT and (summarises or keeps):
         values = [v if memo.get(id(v), (None,))[0] is v else computed_once(v) for v in values]
+    axes = marked.member_axes or (None,) * len(values)
     summaries: list[Summary] = []
     if summarises:
-        for value in [difference(*values[:2])] if marked.part == CHANGE else values:
+        changed = marked.part == CHANGE
+        for value, axis in zip(
+            [difference(*values[:2])] if changed else values, axes, strict=False
+        ):
             known = memo.get(id(value))
-            if known is None or known[0] is not value:
-                read = _Summarise(plan.sample)
-                known = memo[id(value)] = (value, plan.measured(read, value))
-            summaries.append(known[1])
+            if known is None or known[0] is not value or known[1] != axis:
+                read = _Summarise(plan.sample, rows=int(axis is not None))
+                rows = value if axis is None else jnp.moveaxis(value, axis, 0)
+                known = memo[id(value)] = (value, axis, plan.measured(read, rows))
+            summaries.append(_for_each(marked, axis, known[2]))
     kept: list[Kept] = []
     if keeps:
-        for value, mapped in zip(values, marked.mapped, strict=True):
-            keep = _KeepOf(plan.keep, marked.site if plan.gate is None else "", len(mapped))
-            kept.append(plan.measured(keep, mapped_first(value, mapped)))
+        for value, mapped, axis in zip(values, marked.mapped, axes, strict=True):
+            site = marked.site if plan.gate is None else ""
+            keep = _KeepOf(plan.keep, site, mapped, rows=int(axis is not None))
+            rows = value if axis is None else jnp.moveaxis(value, axis, 0)
+            kept.append(_for_each(marked, axis, plan.measured(keep, rows)))
     if marked.part == OUTPUT and sink is not None:
         tapped = []
-        for value, one in zip(values, sink, strict=True):
+        for value, axis, one in zip(values, axes, sink, strict=True):
             new = value
             if one is not None:
-                gated = {} if plan.gate is None else {"gate": plan.gate}
-                new = plan.tap(value, one, sample=plan.sample, **gated)
+                gated = {} if plan.gate is None else {"gate": plan.gate, "apart": plan.apart}
+                tap = functools.partial(plan.tap, sample=plan.sample, **gated)
+                new = tap(value, one) if axis is None else _of_members(tap, axis)(value, one)
             if new is not value and id(value) in memo:
-                memo[id(new)] = (new, memo[id(value)][1])
+                memo[id(new)] = (new, *memo[id(value)][1:])
             tapped.append(new)
         values = tapped
     with ours():
-        return values, Seen(summaries, jnp.uint32(1), kept)
+        return values, Seen(summaries, jnp.ones(marked.rows(()), jnp.uint32), kept)
+
+
+def _of_members(f: Callable[..., Any], axis: int) -> Callable[..., Any]:
+    """A function of an array, for each member of an ensemble, with the entries of other trees."""
+    return lambda x, *others: jax.vmap(f, in_axes=(axis, *(0,) * len(others)), out_axes=axis)(
+        x, *others
+    )
+
+
+def _for_each(marked: Marked, axis: int | None, found: Any) -> Any:
+    """What was found of an array, for each member of an ensemble: also if all share the array."""
+    if axis is not None or not marked.members:
+        return found
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (marked.members, *x.shape)), found)
+
+
+def _perturbed(
+    perturb: Callable[..., list[Any]], marked: Marked, values: list[Any], rows: tuple[Any, ...]
+) -> list[Any]:
+    if not marked.members:
+        return perturb(marked, values, rows)
+    axes = list(marked.member_axes)
+
+    def of_member(values: list[Any], number: Any) -> list[Any]:
+        return perturb(marked, values, (*rows, (number, marked.members)))
+
+    with ours():
+        numbers = jnp.arange(marked.members)
+    return jax.vmap(of_member, in_axes=(axes, 0), out_axes=axes)(values, numbers)
 
 
 def _run_scan(

@@ -37,7 +37,7 @@ _ask.multiple_results = True
 def ask(
     host: Callable[..., tuple[Any, ...]],
     avals: Sequence[jax.ShapeDtypeStruct],
-    after: Any = (),
+    after: Sequence[Any] = (),
     *,
     once: bool = True,
     device: jax.Array | None = None,
@@ -47,15 +47,15 @@ def ask(
     Args:
         host: called on any thread; it must not raise.
         avals: the shapes and dtypes of the arrays it returns.
-        after: a pytree; `host` is called once its first array is known. In a loop this makes a
-            call for each iteration.
+        after: pytrees; `host` is called once the first array of each is known. In a loop this makes
+            a call for each iteration.
         once: whether to make exactly one call; otherwise there may be two. Within a while loop,
             exactly one would prevent the program from being differentiated.
         device: within a `shard_map`, the number of the device, with which `host` is called then;
             it returns the same to all of them.
     """
     of = [] if device is None else [device]
-    operands = [*of, *_first_element(after)]
+    operands = [*of, *(x for tree in after for x in _first_element(tree))]
     if not once and jit.is_tracing():
         now = lambda *xs: host(*xs[: len(of)])  # noqa: E731
         return list(jax.pure_callback(now, list(avals), *operands))

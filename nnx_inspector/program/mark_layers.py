@@ -15,6 +15,7 @@ from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.hooks.variables import held
 from nnx_inspector.program.changes import mark_changes
 from nnx_inspector.program.marks import INPUT, OUTPUT, mark_arguments, mark_tree
+from nnx_inspector.program.members import within
 from nnx_inspector.program.stage import LayersOf
 from nnx_inspector.program.survey import UNATTRIBUTED
 
@@ -28,11 +29,14 @@ class MarkOutput:
     owner: Any
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
-        with held(context.module if context.kind == "method" else None) as before:
+        with (
+            held(context.module if context.kind == "method" else None) as before,
+            within(context.module),
+        ):
             out = next_fun(*args, **kwargs)
-        if context.kind == "method":
-            out = mark_changes(out, before, context.module, owner=self.owner, site=context.site)
-        return mark_tree(out, owner=self.owner, site=context.site, part=OUTPUT)
+            if context.kind == "method":
+                out = mark_changes(out, before, context.module, owner=self.owner, site=context.site)
+            return mark_tree(out, owner=self.owner, site=context.site, part=OUTPUT)
 
 
 @dataclasses.dataclass(frozen=True)

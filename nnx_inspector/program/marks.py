@@ -27,6 +27,7 @@ from nnx_inspector._compat.native import computed_once
 from nnx_inspector._compat.sharding import counted_once, zeros_of
 from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
+from nnx_inspector.program.members import are_mapped, members_in
 from nnx_inspector.stats.census import Sample
 from nnx_inspector.stats.packing import pack, packed_size, unpack
 from nnx_inspector.stats.summarize import (
@@ -56,9 +57,6 @@ ad.primitive_transposes[mark] = lambda cts, *xs, **_: [
 
 def _batch_mark(xs: Any, dims: Any, **params: Any) -> Any:
     before = params.get("mapped", ((),) * len(xs))
-    params["mapped"] = tuple(
-        mapped if d is None else (*mapped, d) for mapped, d in zip(before, dims, strict=True)
-    )
     pair, alike = xs[:2], params.get("part") != CHANGE or not params["structure"].arrays
     if not alike and len(set(dims[:2])) > 1:
         size = next(x.shape[d] for x, d in zip(pair, dims, strict=False) if d is not None)
@@ -67,6 +65,9 @@ def _batch_mark(xs: Any, dims: Any, **params: Any) -> Any:
             for x, d in zip(pair, dims, strict=False)
         ]
         xs, dims = [*pair, *xs[2:]], [0, 0, *dims[2:]]
+    params["mapped"] = tuple(
+        mapped if d is None else (*mapped, d) for mapped, d in zip(before, dims, strict=True)
+    )
     return mark.bind(*xs, **params), dims
 
 
@@ -182,7 +183,11 @@ def _marked(
         others = tuple((i, size) for i, size in sizes if size is not None)
         structure = Structure(treedef, words, tuple(arrays), others)
     # a value without arrays still gets a mark, so the call is seen
-    values = mark.bind(*pair, *(leaves[i] for i in arrays), structure=structure, **params)
+    operands = [*pair, *(leaves[i] for i in arrays)]
+    members = members_in(operands, alike=params["part"] == CHANGE)
+    if members is not None:
+        params["members"] = members
+    values = mark.bind(*operands, structure=structure, **params)
     for i, value in zip(arrays, values[len(pair) :], strict=True):
         if isinstance(leaves[i], jax.Array):  # NumPy arrays stay NumPy for the user's code
             leaves[i] = value
@@ -210,6 +215,7 @@ def observe_cotangent(
     sample: Sample = "auto",
     gate: Any = None,
     always: bool = True,
+    apart: bool = False,
 ) -> jax.Array:
     """Returns `x`; the gradient with respect to `sink` is the packed summary of that of `x`.
 
@@ -220,9 +226,10 @@ def observe_cotangent(
         gate: bool[], whether it is measured, or None; see `only_if`.
         always: whether to compute a cotangent that the program would not compute, of a value that
             depends on nothing it differentiates by.
+        apart: see `only_if`.
     """
     gates = [] if gate is None else [gate]
-    return _tap.bind(x, sink, *gates, rows=0, sample=sample, always=always)
+    return _tap.bind(x, sink, *gates, rows=0, sample=sample, always=always, apart=apart)
 
 
 @ours()
@@ -246,7 +253,7 @@ def _tapped_tangent(t: Any, t_sink: Any, *gates: Any, always: bool, **how: Any) 
 
 
 def _tap_transpose(
-    ct: Any, t: Any, sink: Any, *gates: Any, rows: int, sample: Sample, **_: Any
+    ct: Any, t: Any, sink: Any, *gates: Any, rows: int, sample: Sample, apart: bool, **_: Any
 ) -> Any:
     rest = [None for _ in gates]
     if type(ct) is ad.Zero:
@@ -256,21 +263,39 @@ def _tap_transpose(
         with ours():
             ct = computed_once(ct)
             measure = _Packed(rows, sample)
-            payload = only_if(gates[0], measure, ct) if gates else measure(ct)
+            payload = only_if(gates[0], measure, ct, apart=apart) if gates else measure(ct)
             payload = counted_once(payload, ct, jaxprs.varying_axes(sink))
     return (ct if ad.is_undefined_primal(t) else None), payload, *rest
 
 
-def only_if(gate: Any, measure: Callable[[jax.Array], Any], x: jax.Array) -> Any:
-    """`measure(x)` if the gate is open, else zeros. Under vmap it is of the whole batch, once.
+def only_if(
+    gate: Any,
+    measure: Callable[[jax.Array], Any],
+    x: jax.Array,
+    *,
+    apart: bool = False,
+) -> Any:
+    """`measure(x)` if the gate is open, else zeros. Under vmap it is of the whole batch, once; or
+    `apart`, of each entry of the one vmap here, which maps the members of an ensemble.
 
     `measure` is hashable: equal functions share what is traced.
     """
-    return _gated(measure)(gate, jax.lax.stop_gradient(x))
+    x = jax.lax.stop_gradient(x)
+    return _gated(measure, apart and are_mapped([x]))(gate, x)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfEach:
+    """What a function measures of each entry of an array's first axis."""
+
+    measure: Callable[[jax.Array], Any]
+
+    def __call__(self, x: jax.Array) -> Any:
+        return jax.vmap(self.measure)(x)
 
 
 @functools.lru_cache(maxsize=64)
-def _gated(measure: Callable[[jax.Array], Any]) -> Callable[[Any, jax.Array], Any]:
+def _gated(measure: Callable[[jax.Array], Any], apart: bool) -> Callable[[Any, jax.Array], Any]:
     def nothing(x: Any) -> Any:
         return jax.tree.map(zeros_of, jax.eval_shape(measure, x))
 
@@ -280,8 +305,9 @@ def _gated(measure: Callable[[jax.Array], Any]) -> Callable[[Any, jax.Array], An
 
     @measured.def_vmap
     def _batch(size: int, batched: Any, gate: Any, x: Any) -> Any:
-        found = measured(jnp.any(gate), x)
-        return found, jax.tree.map(lambda _: False, found)
+        inner = _gated(_OfEach(measure) if apart else measure, False)
+        found = inner(jnp.any(gate), x)
+        return found, jax.tree.map(lambda _: apart, found)
 
     return measured
 

@@ -52,7 +52,13 @@ _linear = Primitive("nnx_inspector_supply_linear")
 
 
 def supply_of(
-    values: Sequence[jax.Array], ticket: Any, gate: Any, *, received: Received, send: Send
+    values: Sequence[jax.Array],
+    ticket: Any,
+    gate: Any,
+    *,
+    received: Received,
+    send: Send,
+    apart: bool = False,
 ) -> jax.Array:
     """A zero that sinks can be drawn from, float32[].
 
@@ -62,15 +68,17 @@ def supply_of(
         gate: bool[], whether to send the message.
         received: where what the sinks receive is kept.
         send: makes the message. The host's function must not raise.
+        apart: whether the one vmap here maps the members of an ensemble, and each has its own zero.
+            All examples of another vmap have one, and are measured together.
     """
     # within a shard_map it differs between devices if one of the values does
     like = max(map(jax.typeof, values), key=lambda aval: len(jaxprs.varying_axes(aval)))
     kind = _like(like, (), jnp.float32)
-    return _supply.bind(*values, ticket, gate, kind=kind, received=received, send=send)
+    return _supply.bind(*values, ticket, gate, kind=kind, apart=apart, received=received, send=send)
 
 
-def _zero(*_: Any, **how: Any) -> jax.Array:
-    return jnp.zeros(())
+def _zero(*_: Any, kind: Any, **how: Any) -> jax.Array:
+    return jnp.zeros(kind.shape)
 
 
 def _like(x: Any, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -102,14 +110,19 @@ def _supply_transpose(ct: Any, *xs: Any, received: Received, send: Send, **_: An
     return out
 
 
-def _supply_batch(args: Any, dims: Any, *, of: Primitive, **params: Any) -> Any:
-    """All examples of a vmap, or all members, have one supply: they are measured as one."""
+def _supply_batch(
+    args: Any, dims: Any, *, of: Primitive, apart: bool, kind: Any, **params: Any
+) -> Any:
     *values, ticket, gate = args
+    if apart:
+        size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+        kind = _like(kind, (size, *kind.shape), kind.dtype)
     numbers = [
         x if d is None else jnp.take(x, 0, axis=d)
         for x, d in zip((ticket, gate), dims[-2:], strict=True)
     ]
-    return of.bind(*values, *numbers, **params), None
+    out = of.bind(*values, *numbers, apart=False, kind=kind, **params)
+    return out, 0 if apart else None
 
 
 for _primitive in (_supply, _linear):

@@ -10,13 +10,15 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from nnx_inspector._compat import jaxprs
+from nnx_inspector.program.analysis.equations import bodies_of, kind_of
 from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.changes import says_nothing
-from nnx_inspector.program.equations import bodies_of, kind_of
 from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, Structure, mark
+from nnx_inspector.program.members import Members
 
 UNATTRIBUTED = "unattributed"
 """The part of a mark on a call that only looks like the model's; its site is the type's name."""
@@ -28,6 +30,10 @@ class Marked:
 
     `variable` describes the Variable of a mark of a change. `mapped` holds for each array the axes
     that vmaps added, the innermost vmap first.
+
+    In a call of the members of an ensemble, `members` is their number, and `member_axes` holds for
+    each array the axis of the members, None if they share it. `avals` and `mapped` are then those
+    of one member.
     """
 
     site: str
@@ -36,10 +42,19 @@ class Marked:
     avals: tuple[Any, ...]
     variable: Any = None
     mapped: tuple[tuple[int, ...], ...] = ()
+    members: int = 0
+    member_axes: tuple[int | None, ...] = ()
 
     @property
     def differentiable(self) -> tuple[bool, ...]:
         return tuple(jnp.issubdtype(a.dtype, jnp.inexact) for a in self.avals)
+
+    def rows(self, around: Around) -> tuple[int, ...]:
+        """The lengths of the row axes of what is measured here, outermost first: the iterations of
+        the scans around it, negative for a reversed one, and the members of an ensemble.
+        """
+        members = (self.members,) if self.members else ()
+        return (*(item.length for item in around if item.kind == "scan"), *members)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,15 +133,10 @@ Around = tuple[Item, ...]
 """The enclosing equations of a mark, outermost first."""
 
 
-def lengths_of(around: Around) -> tuple[int, ...]:
-    """The lengths of the scans among enclosing equations; negative for a reversed one."""
-    return tuple(item.length for item in around if item.kind == "scan")
-
-
-def survey(jaxpr: Any, owner: Any) -> Survey:
+def survey(jaxpr: Any, owner: Any, *, loops: bool = False) -> Survey:
     """Find an owner's marks in a jaxpr, in order, through every equation that can be entered.
 
-    Marks of other owners count as ordinary equations.
+    Marks of other owners count as ordinary equations. `loops` tells that it is the body of a loop.
     """
     bare, consts = jaxprs.open_jaxpr(jaxpr)
     items: dict[int, Item] = {}
@@ -134,14 +144,19 @@ def survey(jaxpr: Any, owner: Any) -> Survey:
     unattributed: dict[str, int] = {}
     values = Values(bare)
     for number, equation in enumerate(bare.eqns):
-        item = item_of(equation, owner, unseen, unattributed)
+        item = item_of(equation, owner, unseen, unattributed, loops=loops)
         if item is not None and not says_nothing(equation, values.same):
             items[number] = item
     return Survey(bare, tuple(consts), items, unseen, unattributed)
 
 
 def item_of(
-    equation: Any, owner: Any, unseen: dict[str, str], unattributed: dict[str, int]
+    equation: Any,
+    owner: Any,
+    unseen: dict[str, str],
+    unattributed: dict[str, int],
+    *,
+    loops: bool = False,
 ) -> Item | None:
     """The survey's entry for one equation; None if it holds no mark that can be taken out. Adds to
     `unseen` and `unattributed`.
@@ -162,11 +177,13 @@ def item_of(
             params.get("variable"),
             params.get("mapped", ((),) * len(avals)),
         )
-        return Item("mark", marked)
+        # the layers of a loop have rows already, and only one axis of rows has sites
+        members = None if loops else members_of(equation)
+        return Item("mark", marked if members is None else _of_members(marked, members))
     kind, bodies = kind_of(equation), bodies_of(equation)
     children: list[Survey] = []
     for body in bodies:
-        child = survey(body.jaxpr, owner)
+        child = survey(body.jaxpr, owner, loops=loops or kind in ("scan", "while"))
         unseen.update(child.unseen)
         for name_of_type, count in child.unattributed.items():
             unattributed[name_of_type] = unattributed.get(name_of_type, 0) + count
@@ -187,6 +204,39 @@ def item_of(
         tuple(children),
         -length if bodies[0].backwards else length,
         again=jaxprs.is_recomputation(equation),
+    )
+
+
+def members_of(equation: Any) -> Members | None:
+    """The members of an ensemble that a mark tells apart, if it does."""
+    members = equation.params.get("members")
+    shared = members is not None and None in members.levels
+    return None if shared and equation.params["part"] == OUTPUT else members
+
+
+def _of_members(marked: Marked, members: Members) -> Marked:
+    """A mark on the values of all members as that of each."""
+    avals, mapped, axes = list(marked.avals), list(marked.mapped), list[int | None]()
+    for i, level in enumerate(members.levels):
+        if level is None:
+            axes.append(None)
+            continue
+        inner, (axis, *outer) = mapped[i][:level], mapped[i][level:]
+        rest = list(inner)
+        for position in outer:  # of the axes that vmaps further out have added
+            rest.append(position - (position > axis))
+            axis += position <= axis
+        shape = list(avals[i].shape)
+        del shape[axis]
+        avals[i] = jax.ShapeDtypeStruct(tuple(shape), avals[i].dtype)
+        mapped[i] = tuple(rest)
+        axes.append(axis)
+    return dataclasses.replace(
+        marked,
+        avals=tuple(avals),
+        mapped=tuple(mapped),
+        members=members.count,
+        member_axes=tuple(axes),
     )
 
 

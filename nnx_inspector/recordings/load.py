@@ -7,6 +7,7 @@ never a crash, and never more memory than twice the file plus some megabytes. Im
 from __future__ import annotations
 
 import codecs
+import json
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from nnx_inspector.recordings.save import (
     PASS,
     PERTURBED,
     POINTS,
+    TABLE,
 )
 from nnx_inspector.recordings.save import NONFINITE as KINDS
 from nnx_inspector.stats.encoding import checked
@@ -199,6 +201,7 @@ class _Opened:
             POINTS: self._points,
             FACTS: self._facts,
             FIGURES: self._take_figures,
+            TABLE: self._table,
         }
         self._most = 2 * size + _SPARE
         self._names: list[str] = []
@@ -309,6 +312,23 @@ class _Opened:
         recording.take(item, {(perturbed, *which) for which in what.nonfinite})
         self._last = number
 
+    def _table(self, columns: Columns) -> None:
+        title, *names = _texts(columns.get(":names")) or [""]
+        table = dict[str, npt.NDArray[Any]]()
+        for name in names:
+            values = columns.get(name)
+            if values is None or values.ndim != 1:
+                raise ValueError(f"column {name!r} of a table is missing, or has several axes")
+            if values.dtype == np.uint32:
+                texts = np.array(_texts(columns.get(f"{name}:texts")), object)
+                if len(values) and values.max() >= len(texts):
+                    raise ValueError(f"column {name!r} has a number without a text")
+                values = texts[values]
+            table[name] = values
+        if len({len(values) for values in table.values()}) > 1:
+            raise ValueError("the columns of a table have different lengths")
+        self._begun().keep_table(title, table)
+
     def _facts(self, columns: Columns) -> None:
         self._require_room(2 * sum(column.nbytes for column in columns.values()))
         try:
@@ -394,6 +414,17 @@ def _ends(columns: Columns, size: int) -> npt.NDArray[np.int64]:
     if (np.diff(ends, prepend=0) < 0).any() or (int(ends[-1]) if len(ends) else 0) != size:
         raise ValueError(f"column 'ends' does not divide the {size} bytes that it belongs to")
     return ends
+
+
+def _texts(data: npt.NDArray[Any] | None) -> list[str]:
+    """The list of texts in a column."""
+    try:
+        found = None if data is None or data.dtype != np.uint8 else json.loads(data.tobytes())
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise ValueError("a column of texts is no list of them")
+    return found
 
 
 def _parts(data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> Iterator[bytes]:

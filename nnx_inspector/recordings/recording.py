@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from nnx_inspector.recordings.curves import Curves, scalar, surplus
 from nnx_inspector.recordings.facts import Facts, Figures, Uncalled
+from nnx_inspector.recordings.format import Columns
 from nnx_inspector.recordings.frames import metrics_frame, passes_frame
 from nnx_inspector.recordings.history import HistoryArrays, history_of
 from nnx_inspector.recordings.passes import (
@@ -91,6 +92,7 @@ class Recording:
         self._journal: Journal | None = None
         self._held: dict[int, Pass] = {}
         self._facts: Facts | None = None
+        self._tables: dict[str, Columns] = {}
         self.cut_short = False
         self.name = ""
 
@@ -245,6 +247,7 @@ class Recording:
                 held=dict(self._held),
                 curves=self._curves.arrays(),
                 facts=self._facts,
+                tables=dict(self._tables),
             )
 
     def begin(
@@ -322,6 +325,22 @@ class Recording:
             if self._journal is not None:
                 self._journal.write(lambda sections: sections.of_facts(facts), self.nbytes)
 
+    def keep_table(self, title: str, columns: Columns) -> None:
+        """Keep a table of numbers and text, in place of the one with this title."""
+        with self._lock:
+            self._tables[title] = columns
+            if self._journal is not None:
+                self._journal.write(lambda s: s.of_table(title, columns), self.nbytes)
+        self._tell()
+
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Title -> what was searched in the model: `"examples of conv1"`."""
+        import pandas as pd
+
+        with self._lock:
+            return {title: pd.DataFrame(dict(columns)) for title, columns in self._tables.items()}
+
     @property
     def facts(self) -> Facts | None:
         """What is known about the model, or None."""
@@ -335,7 +354,8 @@ class Recording:
         A cache that all recordings share holds up to 600 unpacked summaries more, about 5 kB each.
         """
         with self._lock:
-            return self._bytes + self._curves.nbytes
+            tables = sum(x.nbytes for table in self._tables.values() for x in table.values())
+            return self._bytes + self._curves.nbytes + tables
 
     @property
     def thinned(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from nnx_inspector.recordings.format import MAGIC, Columns, Writer
 from nnx_inspector.recordings.passes import QUANTITIES, Pass
 
 HEAD, NAMES, PASS, HELD, POINTS = b"head", b"name", b"pass", b"held", b"metr"
-FACTS, FIGURES = b"fact", b"figs"
+FACTS, FIGURES, TABLE = b"fact", b"figs", b"tabl"
 PERTURBED, NEWS = 1, 2
 """Bits of a pass's flags."""
 NONFINITE: Final = ("nan", "posinf", "neginf")
@@ -51,6 +52,7 @@ class State:
         held: ticket -> a pass that may still be incomplete; see `Recording.hold`.
         curves: metric -> float64[n, 2], step and value.
         facts: what is known about the model, or None.
+        tables: title -> the columns of a table; see `Recording.keep_table`.
     """
 
     max_steps: int
@@ -63,6 +65,7 @@ class State:
     held: Mapping[int, Pass]
     curves: Mapping[str, npt.NDArray[np.float64]]
     facts: Facts | None = None
+    tables: Mapping[str, Columns] = dataclasses.field(default_factory=lambda: {})
 
 
 class Sections:
@@ -88,6 +91,8 @@ class Sections:
         )
         if state.facts is not None:
             yield self.of_facts(state.facts)
+        for title, table in state.tables.items():
+            yield self.of_table(title, table)
         for item in state.passes:
             yield self.of_pass(item)
         for name, curve in state.curves.items():
@@ -127,6 +132,21 @@ class Sections:
     def of_facts(self, facts: Facts) -> bytes:
         """All facts known about the model; they replace those of earlier sections."""
         return self.section(FACTS, facts.to_columns(), optional=True)
+
+    def of_table(self, title: str, table: Columns) -> bytes:
+        """A table, which replaces one of the same title. Text is numbered: a column of numbers,
+        and the texts that they stand for.
+        """
+        columns: dict[str, npt.NDArray[Any]] = {":names": _text([title, *table])}
+        for name, column in table.items():
+            if column.dtype.kind in "iuf":
+                dtype = np.float64 if column.dtype.kind == "f" else np.int64
+                columns[name] = np.ascontiguousarray(column, dtype)
+            else:
+                texts, codes = np.unique(column.astype(str), return_inverse=True)
+                columns[name] = codes.astype(np.uint32)
+                columns[f"{name}:texts"] = _text(texts.tolist())
+        return self.section(TABLE, columns, optional=True)
 
     def _of_figures(self, figures: Figures) -> bytes:
         """The figures that the rules need of the pass that follows."""
@@ -175,6 +195,10 @@ class Sections:
 
     def _numbers(self, names: Iterable[str]) -> npt.NDArray[np.uint32]:
         return np.array([self._names[name] for name in names], np.uint32)
+
+
+def _text(texts: Sequence[str]) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(json.dumps(list(texts)).encode(), np.uint8)
 
 
 def _packed(name: str, parts: Sequence[bytes]) -> dict[str, npt.NDArray[Any]]:

@@ -14,8 +14,8 @@ import numpy as np
 from nnx_inspector._compat import jit
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.program.changes import ChangedVariable
-from nnx_inspector.program.harvest import Kept
 from nnx_inspector.program.marks import Structure
+from nnx_inspector.program.plan import Kept
 from nnx_inspector.stats.summary import Summary
 
 

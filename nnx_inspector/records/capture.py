@@ -16,11 +16,11 @@ from flax import nnx
 
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.hooks.variables import unseen_references
-from nnx_inspector.program.donated import require_whole
 from nnx_inspector.program.function import Function, as_function, name_of
-from nnx_inspector.program.harvest import Keep, Plan, Reduce, Seen
+from nnx_inspector.program.harvest import Seen
 from nnx_inspector.program.mark_layers import marking_layers
 from nnx_inspector.program.marks import CHANGE, OUTPUT
+from nnx_inspector.program.plan import Keep, Plan, Reduce
 from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.records.backward import (
@@ -32,6 +32,7 @@ from nnx_inspector.records.backward import (
     every_argument,
     numbers_as_arrays,
 )
+from nnx_inspector.records.donated import require_whole
 from nnx_inspector.records.nan_site import noting_where
 from nnx_inspector.records.packed import Small, Sunk
 from nnx_inspector.records.parameters import Parameter, measure_parameters, updates_of

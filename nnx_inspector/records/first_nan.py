@@ -19,12 +19,12 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.program.analysis import first_nan as search
 from nnx_inspector.program.analysis.first_nan import Operation
-from nnx_inspector.program.donated import require_whole
 from nnx_inspector.program.function import Function, as_function
-from nnx_inspector.program.harvest import Plan
 from nnx_inspector.program.mark_layers import marking_layers
+from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.records.backward import differentiable, require_scalar
+from nnx_inspector.records.donated import require_whole
 
 
 def first_nan(f: Any, *, gradients: bool = False) -> Callable[..., Operation | None]:

@@ -26,6 +26,9 @@ from nnx_inspector.stats.units import Units, merge_units
 if TYPE_CHECKING:
     import pandas as pd
 
+_PRINTED = 12
+"""How many sites a record prints."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -281,8 +284,8 @@ class Record(Mapping[str, Entry]):
         return len(self._calls)
 
     def __repr__(self) -> str:
-        sites = ", ".join(repr(k) for k in list(self._calls)[:4])
-        more = f", ... {len(self) - 4} more" if len(self) > 4 else ""
+        sites = ", ".join(repr(k) for k in list(self._calls)[:_PRINTED])
+        more = f", ... {len(self) - _PRINTED} more" if len(self) > _PRINTED else ""
         unseen = f"; unseen: {sorted(self.unseen)}" if self.unseen else ""
         eager = "; ran eagerly" if self.eager else ""
         return f"Record({len(self)} sites: {sites}{more}{unseen}{eager})"

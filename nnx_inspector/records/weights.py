@@ -16,8 +16,8 @@ from flax import nnx
 
 from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks.sites import site_key
-from nnx_inspector.program.donated import require_whole
 from nnx_inspector.recordings.compare import differences
+from nnx_inspector.records.donated import require_whole
 from nnx_inspector.stats.summarize import in_words, summarize
 from nnx_inspector.stats.summary import Summary
 

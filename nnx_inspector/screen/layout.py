@@ -21,7 +21,10 @@ from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.recordings.layers import layer_key
 from nnx_inspector.screen import protocol
 
-VMAPPED = "its members run side by side in one vmapped call, which is measured as a whole"
+VMAPPED = (
+    "its layers or members run side by side, in a loop or a program of their own, and are measured "
+    "as a whole"
+)
 
 
 def with_layers(

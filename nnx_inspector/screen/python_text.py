@@ -123,7 +123,7 @@ def _looks(handle: Shown, perturbation: Any) -> protocol.Perturbation:
         site=handle.site,
         sites=sites[: protocol.MOST_SITES],
         reach=len(sites),
-        kind=type(perturbation).__name__,
+        kind=perturbation.kind_name,
         at=perturbation.at,
         acts_on=perturbation.acts_on,
         expression=perturbation.python(short=True),
@@ -133,18 +133,19 @@ def _looks(handle: Shown, perturbation: Any) -> protocol.Perturbation:
         high=0.0 if strength is None else form.high,
         units=0 if on is None else len(on),
         units_off=0 if on is None else int((~on).sum()),
-        mask="" if on is None else _bits(on, perturbation.axis),
+        mask="" if on is None else _bits(on),
         python=addition(handle.site, sites, perturbation),
         enabled=False,
         pending=False,
         compiling=False,
         not_acting="",
+        axis=-1 if on is None else perturbation.axis,
     )
 
 
-def _bits(on: Any, axis: int) -> str:
+def _bits(on: Any) -> str:
     """The bits of a mask that the browser can edit; "" if it cannot edit them."""
-    return np.packbits(on).tobytes().hex() if len(on) <= protocol.MOST_UNITS and axis == -1 else ""
+    return np.packbits(on).tobytes().hex() if len(on) <= protocol.MOST_UNITS else ""
 
 
 def quoted(text: str) -> str:
@@ -189,6 +190,8 @@ def text_of(message: Any, handles: Sequence[Any], made: Any = None) -> str:
         return f"insp.modes.set({quoted(message.module)}, {mode})"
     if isinstance(message, protocol.StartSweep):
         return f"insp.sweep({quoted(message.sites)}, {made.python()})"
+    if isinstance(message, protocol.Study):
+        return _study(message)
     if isinstance(message, protocol.SetMask) and message.perturbation is None:
         return addition(message.site, (message.site,), made)
     if isinstance(message, (protocol.Adjust, protocol.Remove, protocol.SetMask)):
@@ -198,6 +201,25 @@ def text_of(message: Any, handles: Sequence[Any], made: Any = None) -> str:
         handle = f"insp.perturbations[{numbers.index(message.perturbation)}]"
         return _of_handle(handle, handles[numbers.index(message.perturbation)], message, made)
     return ""
+
+
+def _study(asked: protocol.Study) -> str:
+    """The text that makes a study; the example and position are read off its result."""
+    if asked.what == "examples":
+        axis = f", axis={asked.axis}" * (asked.axis != -1)
+        return f"insp.examples(None, {quoted(asked.site)}, {asked.unit}{axis})"
+    if asked.what == "attribution":
+        given = {"output": asked.token, "method": quoted(asked.method)}
+        given |= {} if asked.position == -1 else {"position": asked.position}
+        return f"insp.attribute({_keywords(given)})"
+    norm = "False" if asked.norm == "none" else quoted(asked.norm) if asked.norm else None
+    read = {"unembed": quoted(asked.unembed) if asked.unembed else None, "norm": norm}
+    name, token = ("lens", "answer") if asked.what == "lens" else ("logit_attribution", "token")
+    return f"insp.{name}({_keywords({token: asked.token, **read})})"
+
+
+def _keywords(given: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
 
 
 def _is_keyword(name: str) -> bool:

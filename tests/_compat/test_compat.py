@@ -536,6 +536,25 @@ def test_code_within_a_custom_derivative_knows_that_it_is_kept_apart():
     assert interpreter.kept_apart() == ""
 
 
+def test_the_vmaps_around_a_call_and_those_that_map_a_value():
+    here, of = [], []
+
+    def inside(x, y):
+        here.append(len(jit.vmaps_here()))
+        of.append(([size for _, size in jit.vmaps_of(x)], [size for _, size in jit.vmaps_of(y)]))
+        return (x * y).sum()
+
+    x, y = jnp.ones((2, 4)), jnp.ones(4)
+    each = jax.vmap(inside, (None, 0))
+    both = jax.vmap(each, (0, None))
+    both(x, y)
+    jax.jit(both)(x, y)
+    jax.vmap(jax.grad(inside), (0, None))(x, y)
+    jax.vmap(jax.jit(inside), (0, None))(x, y)
+    assert here == [2, 2, 1, 0]
+    assert of == [([2], [4]), ([2], [4]), ([2], []), ([], [])]
+
+
 def test_the_outermost_trace_and_the_identity_of_a_value_within_transforms():
     traces, values = [], []
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from browser import chromium
 from browser.axe import violations
@@ -17,6 +18,7 @@ from flax import nnx
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 import nnx_inspector as nni
+from nnx_inspector.screen import protocol
 
 pytestmark = pytest.mark.browser
 
@@ -61,12 +63,33 @@ def inspector() -> Iterator[nni.Inspector]:
         nnx.update(model, moved)
         return loss
 
+    before = nnx.clone(model)
     for _ in insp.watch(range(STEPS), every=1):
         insp.metrics(loss=train_step(model, x))
+    insp.compare(before, name="the start")
+    look_at_the_head(insp)
     insp.perturb("blocks/1", nni.Scale(0.5))
     insp.selected = "blocks/0/up"
     yield insp
     insp.close()
+
+
+def look_at_the_head(insp: nni.Inspector) -> None:
+    """Do what the panels Values and Compare do when they are opened."""
+    commands = insp._commands
+    commands.answer(protocol.Compare(id=1, number=STEPS, pinned=1))
+    commands.answer(protocol.ShowValues(id=2, site="head", part="output", clean=False))
+    commands.wait()
+    (opened,) = insp._core.opened.answers().values()
+    message = opened[0]
+    assert isinstance(message, protocol.Arrays)
+    commands.answer(
+        protocol.ReadValues(
+            id=3, array=message.arrays[0].number, index=(0, 0), axes=(-1, 0, 1), starts=(0, 0, 0),
+            ends=(1, 16, 2), most=(1, 99, 99), norm_over=-1, component="value", exact=False,
+        )
+    )  # fmt: skip
+    commands.wait()
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +207,24 @@ def test_parameters_units_code_and_state(opened: Opened, inspector: nni.Inspecto
     assert view.root.locator("[data-testid='nni-nnx-variable']").count() == 4
 
 
+def test_values_and_comparisons_that_were_opened(opened: Opened, inspector: nni.Inspector):
+    view = opened.view
+    view.part("nni-tab-compare").click()
+    rows = view.root.get_by_test_id("nni-weight-row")
+    expect(rows).to_have_count(len(jax.tree.leaves(nnx.state(inspector.model, nnx.Param))))
+    view.row("head").click()
+    view.wait_selected("head")
+    view.part("nni-tab-values").click()
+    view.part("nni-legend-high").wait_for()
+    values = inspector._core.opened.answers()
+    _, buffer = next(one for one in values.values() if isinstance(one[0], protocol.Values))
+    shown = np.frombuffer(buffer, np.float32)[: 16 * 2]
+    low, high = view.number("nni-legend-low"), view.number("nni-legend-high")
+    assert (low, high) == (pytest.approx(shown.min()), pytest.approx(shown.max()))
+    view.row("embed").click()
+    expect(view.part("nni-values-problem")).to_contain_text("only the values that were open")
+
+
 def test_what_needs_the_model_is_switched_off_and_said(opened: Opened):
     view = opened.view
     expect(view.part("nni-banner")).to_contain_text(f"with all {STEPS + 1} passes")
@@ -194,7 +235,6 @@ def test_what_needs_the_model_is_switched_off_and_said(opened: Opened):
         "nni-add-here",
         "nni-switch-all",
         "nni-remove",
-        "nni-tab-values",
     ):
         expect(view.root.get_by_test_id(absent)).to_have_count(0)
     view.row("head").focus()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from browser.lab import Lab
 from browser.view import View
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, expect
 
 pytestmark = pytest.mark.browser
 
@@ -36,6 +36,11 @@ def at(view: View) -> dict[str, int]:
     return {name: int(number) for name, number in words}
 
 
+def pixels(picture: Locator) -> str:
+    """What the canvas shows."""
+    return picture.locator("canvas").evaluate("canvas => canvas.toDataURL()")
+
+
 def test_a_convolution_by_the_keyboard(tmp_path):
     with Lab(tmp_path) as lab, lab.notebook("values.ipynb", [MODEL]) as notebook:
         notebook.run(0, seconds=120)
@@ -60,6 +65,18 @@ def test_a_convolution_by_the_keyboard(tmp_path):
         expect(exact).to_have_attribute("data-place", "batch 3, height 1, width 2, channel 2")
         wanted = notebook.ask("float(insp.values('conv')[3, 1, 2, 2])")
         view.wait("nni-value-exact", "value === arg", wanted)
+
+        # another by a look at the batch: all panels follow, and the map lies over the picture
+        expect(view.part("nni-examples")).to_have_attribute("data-value", "3")
+        view.part("nni-example-2").click()
+        expect(view.part("nni-values-index-batch")).to_have_value("2")
+        wanted = notebook.ask("float(insp.values('conv')[2, 1, 2, 2])")
+        view.wait("nni-value-exact", "value === arg", wanted)
+        view.part("nni-values-thumbnail").wait_for()
+        before = pixels(picture)
+        view.part("nni-values-share").fill("0.5")
+        expect(view.part("nni-values-share")).to_have_value("0.5")
+        assert pixels(picture) != before
 
         # an array of which only blocks are shown: the value under the crosshair is exact
         view.row("wide").click()

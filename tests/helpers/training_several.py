@@ -407,7 +407,7 @@ def ensemble_step(model, optimizer, x):
 
 
 def ensemble(factor: float) -> Loop:
-    """The members are stacked and measured as one model."""
+    """The members are stacked; each is measured, and all of them as one model."""
     model = _members(3, factor)
     optimizer = by(model)
 
@@ -416,7 +416,9 @@ def ensemble(factor: float) -> Loop:
             figures(Call({n: v[i] for n, v in call.weights.items()}, call.x, back_of_loss), factor)
             for i in range(3)
         ]
-        return {key: np.stack([one[key] for one in each]) for key in each[0]}
+        whole = {key: np.stack([one[key] for one in each]) for key in each[0]}
+        rows = {(f"{s}[{i}]", q): x for i, one in enumerate(each) for (s, q), x in one.items()}
+        return whole | rows
 
     return _loop(
         model,

@@ -122,7 +122,9 @@ def passes_of(expected, way):
 
 
 def nearest(one, calls):
-    """The call, among some, that has the outputs of a pass."""
+    """The call, among some, that has the quantities and the outputs of a pass."""
+    found = {(site, quantity) for site, quantity, _ in one.items()}
+    calls = [call for call in calls if set(call) == found] or calls
     return min(calls, key=lambda c: abs(one.summary("", "output").mean - c["", "output"].mean()))
 
 

@@ -101,7 +101,7 @@ class Replies:
 def commands(fake, view):
     core = types.SimpleNamespace(handles=fake, view=view, closing=contextlib.ExitStack())
     core.trace, core.known = Trace((), (), (), (), {}), lambda site: site
-    return Commands(core, targets=fake, sweeps=fake, pages=fake, opening=fake)
+    return Commands(core, targets=fake, sweeps=fake, studies=fake, pages=fake, opening=fake)
 
 
 @pytest.fixture

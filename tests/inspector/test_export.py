@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import pathlib
 
 import jax
@@ -124,3 +125,16 @@ def test_a_closed_inspector_still_has_its_page(tmp_path: pathlib.Path):
     index = store((tmp_path / "run.html").read_text()).index
     assert len(index["frames"]) == 1
     assert not index["state"]["closed"]
+
+
+def test_the_pictures_of_the_batch_are_on_the_page(tmp_path):
+    images = jax.random.uniform(jax.random.key(0), (3, 9, 8, 1))
+    conv = nnx.Conv(1, 2, (3, 3), rngs=nnx.Rngs(0))
+    insp = nni.Inspector(conv, images, display=False)
+    insp.to_html(tmp_path / "run.html")
+    index = store((tmp_path / "run.html").read_text()).index
+    (kept,) = (one for one in index["kept"] if one["type"] == "inputs")
+    pictures = protocol.from_header(kept).pictures
+    pixels = np.frombuffer(base64.b64decode(pictures.pixels), np.uint8).reshape(3, 9, 8, 1)
+    np.testing.assert_array_equal(pixels, np.rint(np.asarray(images) * 255))
+    insp.close()

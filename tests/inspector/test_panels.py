@@ -187,6 +187,39 @@ def test_units_of_one_layer_of_a_stack_and_of_all():
     insp.close()
 
 
+def test_heads_are_units_along_their_axis_and_a_click_switches_one_off():
+    attention = nnx.MultiHeadAttention(
+        num_heads=2, in_features=6, decode=False, deterministic=True, rngs=nnx.Rngs(0)
+    )
+    x = jax.random.normal(jax.random.key(0), (3, 4, 6))
+    insp = nni.Inspector(attention, x, display=False)
+    values = np.asarray(insp.values("value"), np.float64)
+    figures = insp.units("value", axis=-2)
+    np.testing.assert_allclose(figures.mean, values.mean((0, 1, 3)), rtol=1e-5)
+    message, buffer = look(insp._core, protocol.Look(id=1, what="units", site="value", axis=-2))
+    assert (message.units, message.axis, message.each) == (2, -2, 36)
+    assert message.axes == ("batch (3)", "position (4)", "head (2)", "feature (3)")
+    shown = np.frombuffer(buffer).reshape(len(protocol.UNIT_FIGURES), 2)
+    np.testing.assert_array_equal(shown[0], figures.mean)
+    click = protocol.SetMask(id=2, perturbation=None, site="value", units=2, mask="80", axis=-2)
+    insp._core.asked(click)
+    handle = insp.perturbations[0]
+    assert insp._core.view.python == (
+        'insp.perturb("value", nni.Mask.without([1], units=2, axis=-2))'
+    )
+    by_hand = nni.perturbed(attention)({"value": nni.Zero().only([1], axis=-2)}, x)
+    np.testing.assert_allclose(insp.run(x), by_hand, rtol=1e-5, atol=1e-6)
+    (row,) = insp._core.view._state().perturbations
+    assert (row.axis, row.units_off, row.mask) == (-2, 1, "80")
+    insp._core.asked(
+        protocol.SetMask(id=3, perturbation=handle.id, site="value", units=2, mask="40")
+    )
+    assert handle.perturbation.python() == "nni.Mask.without([0], units=2, axis=-2)"
+    with pytest.raises(nni.InspectorError, match="no array of numbers with an axis -5"):
+        insp.units("value", axis=-5)
+    insp.close()
+
+
 def test_units_of_a_pytree_are_a_pytree_and_the_screen_shows_the_first():
     insp = nni.Inspector(TreeOutput(nnx.Rngs(0)), jnp.ones((2, 3)), display=False)
     leaves = jax.tree.leaves(insp.units(""), is_leaf=lambda x: isinstance(x, Units))

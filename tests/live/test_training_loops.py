@@ -9,6 +9,7 @@ watches each loop in one way; the long tests watch it in all ways.
 from __future__ import annotations
 
 import pytest
+from training_made import made
 from watched_loops import LOOPS, check
 
 WAYS = (
@@ -18,6 +19,10 @@ WAYS = (
 ENSEMBLE = "ensemble"  # a batch cannot be an inspector's example
 IN_PART = ("meta", "restored")
 """Loops in which only some calls are perturbed: they have no bare equivalent."""
+
+
+FIRSTS = range(8, 1000, 25)
+"""The first numbers of made-up loops; together a thousand."""
 
 
 def cases():
@@ -34,3 +39,12 @@ def cases():
 @pytest.mark.parametrize(("name", "way"), list(cases()))
 def test_a_watched_loop(name, way):
     check(name, way.split(",")[0], perturbed="perturbed" in way)
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.long) for n in FIRSTS)])
+def test_a_made_up_loop(first):
+    """The loops of twenty-five numbers, or of eight in each test run."""
+    for seed in range(first, first + (8 if first == 0 else 25)):
+        one = made(seed)
+        LOOPS[name := f"made from {seed}: {one}"] = one
+        check(name, one.way, perturbed=one.perturbed)

@@ -72,3 +72,44 @@ def test_a_site_without_the_axis_is_listed_or_refused():
     assert "no axis 2" in refused["why_not"].iloc[0]
     with pytest.raises(ValueError, match="has no axis 5"):
         swept(Language(), sites="token", units=5)
+
+
+# ---------------------------------------------------------------------- chains
+
+
+class Through(nnx.Module):
+    def __init__(self, skip: bool, rngs: nnx.Rngs):
+        self.a, self.b, self.c = (nnx.Linear(4, 4, use_bias=False, rngs=rngs) for _ in range(3))
+        self.skip = skip
+
+    def __call__(self, x: Any) -> Any:
+        y = nnx.jit(lambda b, x: b(x))(self.b, nnx.tanh(self.a(x)))
+        return self.c(y + x if self.skip else y)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_in_a_chain_the_default_tells_sites_apart(jitted: bool):
+    model, x = Through(False, nnx.Rngs(0)), jnp.arange(12.0).reshape(3, 4) / 6 - 1
+    loss = lambda m, x: ((m(x) - 1) ** 2).mean()  # noqa: E731
+    loss_fn = nnx.jit(loss) if jitted else loss
+    zeros = nni.sweep(model, loss_fn, x, sites="?", perturbation=nni.Zero(), progress=False)
+    assert zeros["loss"].nunique() == 1
+    means = nni.sweep(model, loss_fn, x, sites="?", progress=False)
+    assert means.attrs["perturbation"] == "Mean"
+    assert means["loss"].round(6).nunique() == 2  # b and c are linear: the same mean
+    for _, row in means.iterrows():
+        by_hand = nni.perturbed(loss)({row["site"]: nni.Mean()}, model, x)
+        np.testing.assert_allclose(row["loss"], by_hand, rtol=1e-5)
+
+
+def test_where_something_passes_by_or_nothing_can_be_averaged_it_is_zeros():
+    loss_fn = lambda m, x: ((m(x) - 1) ** 2).mean()  # noqa: E731
+    x = jnp.arange(12.0).reshape(3, 4) / 6 - 1
+    model = Through(True, nnx.Rngs(0))
+    assert nni.sweep(model, loss_fn, x, sites="?", progress=False).attrs["perturbation"] == "Zero"
+    model = Through(False, nnx.Rngs(0))
+    for more in (dict(sites="a"), dict(sites="?", units=-1)):
+        frame = nni.sweep(model, loss_fn, x, progress=False, **more)
+        assert frame.attrs["perturbation"] == "Zero"
+    one: Any = nni.sweep(model, loss_fn, x[:1], sites="?", progress=False)
+    assert one.attrs["perturbation"] == "Zero"

@@ -9,9 +9,10 @@ import pytest
 from models import batch
 
 from nnx_inspector.program import harvest
-from nnx_inspector.program.harvest import Plan, evaluate, sinks_for
+from nnx_inspector.program.harvest import evaluate, sinks_for
 from nnx_inspector.program.marks import mark_tree
-from nnx_inspector.program.survey import lengths_of, survey
+from nnx_inspector.program.plan import Plan
+from nnx_inspector.program.survey import survey
 
 X = batch(4, 3)
 
@@ -115,7 +116,7 @@ def both_in_scans(x):
 def test_a_walk_gives_each_mark_with_what_is_around_it_and_what_was_seen_of_it():
     found = survey(jax.make_jaxpr(both_in_scans)(X), "us")
     _, seen = evaluate(found, [X], plan=Plan())
-    walked = [(m.site, lengths_of(around), one.ran) for m, around, one in found.walk(seen)]
+    walked = [(m.site, m.rows(around), one.ran) for m, around, one in found.walk(seen)]
     assert [(site, lengths, ran.shape) for site, lengths, ran in walked] == [
         ("out", (), ()),
         ("s", (-3,), (3,)),

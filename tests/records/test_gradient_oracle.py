@@ -40,7 +40,7 @@ def assert_summary(summary, values, rtol=1e-5, atol=1e-8):
 
 def assert_gradients(record, cotangents, rtol=1e-5):
     """`cotangents`: site -> array; of a site called more than once a list, of one in a scan with
-    the iterations first (`Rows`).
+    the iterations first, of an ensemble with the members first (`Rows`).
     """
     assert set(record) == set(cotangents)
     for site, expected in cotangents.items():
@@ -59,7 +59,7 @@ def assert_gradients(record, cotangents, rtol=1e-5):
 
 
 class Rows:
-    """Cotangents with a separate array for each iteration of a scan."""
+    """Cotangents with a separate array for each iteration of a scan, or for each member."""
 
     def __init__(self, rows):
         self.rows = np.asarray(rows)
@@ -122,7 +122,7 @@ def expected_of(model, hand, x=X, loss=squares):
     if hand is stacked:
         return {**d, "blocks": Rows(d["blocks"]), "blocks/linear": Rows(d["blocks/linear"])}
     if hand is ensemble:
-        return {**d, "members": np.stack(d["members"])}
+        return {**d, "members": Rows(d["members"])}
     return d
 
 

@@ -54,9 +54,12 @@ def test_a_missing_site_names_the_nearest(record):
     )
 
 
-def test_the_repr_says_how_many_sites_and_names_some(record):
-    assert repr(record).startswith("Record(9 sites: ")
-    assert repr(record).endswith(", ... 5 more)")
+def test_the_repr_names_the_sites_and_counts_those_beyond_a_dozen(record):
+    assert repr(record) == f"Record(9 sites: {', '.join(map(repr, record))})"
+    model = nnx.Sequential(*[nnx.Linear(2, 2, rngs=nnx.Rngs(0)) for _ in range(14)])
+    _, many = capture(model)(jnp.ones((1, 2)))
+    assert repr(many).startswith("Record(15 sites: 'layers/0', 'layers/1'")
+    assert repr(many).endswith("'layers/11', ... 3 more)")
 
 
 def test_a_record_comes_out_of_jit_with_its_keys(record):

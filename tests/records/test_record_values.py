@@ -237,7 +237,7 @@ def test_rows_that_are_not_there_are_an_error(record):
         stacked.row(2)
 
 
-def test_a_layer_called_outside_of_the_scan_too_is_known_by_layer_in_the_scan_alone():
+def test_layers_are_known_one_by_one_in_a_scan_and_in_a_vmap_over_them():
     class Both(models.Stacked):
         def __call__(self, x):
             y = super().__call__(x)
@@ -246,10 +246,10 @@ def test_a_layer_called_outside_of_the_scan_too_is_known_by_layer_in_the_scan_al
 
     model, x = Both(rngs(), depth=2), batch(4, 3)
     _, record = capture(model)(x)
-    assert [call.loops for call in record["blocks"].calls] == [1, 0]
+    assert [call.loops for call in record["blocks"].calls] == [1, 1]
     assert record["blocks"].rows == 2
-    assert len(record["blocks[0]"].calls) == 1
-    assert record["blocks[0]"].output.size == 12
+    assert len(record["blocks[0]"].calls) == 2
+    assert record["blocks[0]"].output.size == 24
     assert record["blocks"].output.size == 48
 
 

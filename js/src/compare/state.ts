@@ -45,9 +45,12 @@ export class CompareState {
   }
 
   takeWeights(message: Weights): void {
+    // what comes before the first frame, or again, was compared before the page was opened
+    const again = JSON.stringify(message) === JSON.stringify(this.weights.value);
+    const shows = message.name !== "" && !again && this.around.frame.value !== null;
     batch(() => {
       this.weights.value = message.name === "" ? null : message;
-      if (message.name !== "") this.around.panel.value = "compare";
+      if (shows) this.around.panel.value = "compare";
     });
   }
 

@@ -5,14 +5,19 @@ import type { FunctionComponent } from "preact";
 import { CodePanel } from "../code/CodePanel";
 import { ComparePanel } from "../compare/ComparePanel";
 import { Flow } from "../flow/Flow";
+import { Examples } from "../inputs/Examples";
 import type { Site } from "../kernel/protocol";
 import { NnxPanel } from "../nnx/NnxPanel";
 import { Parameters } from "../parameters/Parameters";
 import type { Store } from "../store";
+import { AttributionPanel } from "../studies/AttributionPanel";
+import { ExamplesPanel } from "../studies/ExamplesPanel";
+import { LensPanel } from "../studies/LensPanel";
 import { SweepPanel } from "../sweep/SweepPanel";
 import { ids } from "../ui/testids";
 import { UnitsPanel } from "../units/UnitsPanel";
 import { ValuesPanel } from "../values/Values";
+import { WordsPanel } from "../words/WordsPanel";
 import { Distributions } from "./Distributions";
 import { Facts } from "./Facts";
 import { Numbers } from "./Numbers";
@@ -30,15 +35,23 @@ interface Panel {
   readonly View: FunctionComponent<PanelProps>;
 }
 
-/** The panels that a page without a kernel does not have. */
-const LIVE = new Set(["values", "compare"]);
+/** The panels that look at one example; a saved page, which may have none of them, shows the batch first. */
+const OF_EXAMPLES = new Set(["lens", "attribution", "values", "words"]);
 /** In the order of the tabs; the first one is shown initially. */
-const panelsOf = ({ store: { replay, missing } }: PanelProps): readonly Panel[] =>
-  replay.value ? ALL.filter(({ name }) => !LIVE.has(name) && !missing.value.has(name)) : ALL;
+const panelsOf = ({ store: { replay, missing, inputs, studies } }: PanelProps): readonly Panel[] =>
+  ALL.filter(({ name }) => {
+    if (name === "words" && !inputs.inputs.value?.tokens) return false;
+    if ((name === "examples" || name === "lens" || name === "attribution") && replay.value) return studies[name].value?.found !== null && studies[name].value !== null;
+    return !replay.value || !missing.value.has(name);
+  });
 const ALL: readonly Panel[] = [
   { name: "overview", title: "Overview", View: Overview },
   { name: "values", title: "Values", View: ValuesPanel },
+  { name: "words", title: "Words", View: WordsPanel },
   { name: "units", title: "Units", View: UnitsPanel },
+  { name: "examples", title: "Examples", View: ExamplesPanel },
+  { name: "lens", title: "Lens", View: LensPanel },
+  { name: "attribution", title: "Attribution", View: AttributionPanel },
   { name: "flow", title: "Flow", View: Flow },
   { name: "code", title: "Code", View: CodePanel },
   { name: "nnx", title: "NNX", View: NnxPanel },
@@ -98,6 +111,7 @@ export function Panels(props: PanelProps) {
           </button>
         ))}
       </div>
+      {(OF_EXAMPLES.has(name) || (name === "overview" && props.store.replay.value !== "")) && <Examples store={props.store} />}
       <div class="nni-tabpanel" role="tabpanel" aria-label={panels[at]!.title}>
         <View {...props} />
       </div>

@@ -20,6 +20,8 @@ interface Seen<T> {
 
 interface Wish {
   site: string;
+  /** The axis of the units. */
+  axis: number;
   /** Whether newer data than that of the last request is wanted. */
   again: boolean;
   busy: boolean;
@@ -40,11 +42,12 @@ export class Looks {
   constructor(private readonly kernel: Kernel) {}
 
   /** Request the present data of a site; a moment later if the last request was just made. */
-  look(what: What, site: string): void {
+  look(what: What, site: string, axis = -1): void {
     let wish = this.wishes.get(what);
-    if (!wish) this.wishes.set(what, (wish = { site, again: false, busy: false, began: 0, timer: undefined }));
-    const other = wish.site !== site;
+    if (!wish) this.wishes.set(what, (wish = { site, axis, again: false, busy: false, began: 0, timer: undefined }));
+    const other = wish.site !== site || wish.axis !== axis;
     wish.site = site;
+    wish.axis = axis;
     wish.again = true;
     if (wish.busy) return;
     if (other) {
@@ -62,7 +65,8 @@ export class Looks {
 
   receive(message: Answer, buffer: DataView | undefined): void {
     const what: What = message.type;
-    if (this.wishes.get(what)?.site !== message.site) return;
+    const wish = this.wishes.get(what);
+    if (wish?.site !== message.site || (message.type === "units" && message.axis !== wish.axis)) return;
     if (message.type === "parameters") {
       this.parameters.value = { site: message.site, data: decodeParameters(message, buffer), error: "" };
     } else if (message.type === "units") {
@@ -73,14 +77,15 @@ export class Looks {
   }
 
   private send(what: What, wish: Wish): void {
-    const site = wish.site;
+    const { site, axis } = wish;
     wish.again = false;
     wish.busy = true;
     wish.began = performance.now();
-    this.kernel.ask({ type: "look", what, site }, (error) => {
+    this.kernel.ask({ type: "look", what, site, axis }, (error) => {
       wish.busy = false;
-      if (error !== null && wish.site === site) this.failed(what, site, error);
-      if (wish.site !== site && wish.again) return this.send(what, wish);
+      const same = wish.site === site && wish.axis === axis;
+      if (error !== null && same) this.failed(what, site, error);
+      if (!same && wish.again) return this.send(what, wish);
       const took = performance.now() - wish.began;
       wish.timer = setTimeout(
         () => {
@@ -102,7 +107,7 @@ export class Looks {
 
 
 /** Requests a panel's data when it is first shown, and when the site or the moment changes. */
-export function useLook(looks: Looks, what: What, site: string, moment: unknown): void {
-  useEffect(() => looks.look(what, site), [looks, what, site, moment]);
+export function useLook(looks: Looks, what: What, site: string, moment: unknown, axis = -1): void {
+  useEffect(() => looks.look(what, site, axis), [looks, what, site, moment, axis]);
   useEffect(() => () => looks.forget(what), [looks, what]);
 }

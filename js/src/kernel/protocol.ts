@@ -6,6 +6,7 @@ export const QUANTITIES = ["output", "gradient"] as const;
 export const STATISTICS = ["size", "mean", "std", "min", "max", "norm", "zeros", "nan", "posinf", "neginf", "seen"] as const;
 export const HISTORY_QUANTILES = [0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99] as const;
 export const UNIT_FIGURES = ["mean", "std", "norm", "min", "max", "zero_fraction", "nonfinite"] as const;
+export const POSITION_FIGURES = ["norm", "unit", "gradient", "gradient_times_activation"] as const;
 export const SPARK = 32;
 export const HISTORY_BINS = 48;
 export const MOST_UNITS = 16384;
@@ -102,7 +103,7 @@ export interface Passes {
   readonly thinned: number;
 }
 
-/** One perturbation in force (or switched off), as the browser shows it. `site` is the pattern it was made with; `sites` are the keys it acts on, the first MOST_SITES of `reach`. `kind` is its class and `expression` the Python text that makes it. `strength` is the one number that can be tuned, and `strength_name` its name (None and "": there is none); `low` and `high` are the slider's range, which is not a limit. `units` is the length of a boolean mask along its axis (0: it is not a mask) and `units_off` the number of units switched off. `mask` is its bits in hexadecimal: unit 0 is the highest bit of the first byte, 1 is on ("" if it cannot be edited). `python` is the text that adds it in a cell, "" if it holds a user's array. `pending`: the running loop applies it from its next step on. `compiling`: a program with a place for it is being compiled while the old one runs. `not_acting` says why it does nothing in the last pass ("" if it acts, or if that is unknown). */
+/** One perturbation in force (or switched off), as the browser shows it. `site` is the pattern it was made with; `sites` are the keys it acts on, the first MOST_SITES of `reach`. `kind` is its class and `expression` the Python text that makes it. `strength` is the one number that can be tuned, and `strength_name` its name (None and "": there is none); `low` and `high` are the slider's range, which is not a limit. `units` is the length of a boolean mask along its axis (0: it is not a mask) and `units_off` the number of units switched off. `mask` is its bits in hexadecimal: unit 0 is the highest bit of the first byte, 1 is on ("" if it cannot be edited), and `axis` the axis of the units. `python` is the text that adds it in a cell, "" if it holds a user's array. `pending`: the running loop applies it from its next step on. `compiling`: a program with a place for it is being compiled while the old one runs. `not_acting` says why it does nothing in the last pass ("" if it acts, or if that is unknown). */
 export interface Perturbation {
   readonly id: number;
   readonly site: string;
@@ -124,6 +125,7 @@ export interface Perturbation {
   readonly pending: boolean;
   readonly compiling: boolean;
   readonly not_acting: string;
+  readonly axis: number;
 }
 
 /** The change of one site's output as a fraction, `|perturbed - clean| / |clean|`; None if it is not finite. */
@@ -375,7 +377,7 @@ export interface Parameters {
   readonly why: string;
 }
 
-/** Figures for each unit of the last axis of a site's output, for a `Look`. Buffer: float64 [UNIT_FIGURES, units], NaN if no finite value was seen. `each` is the number of values per unit in that pass, `source` names the pass, `more` counts the units left out, and `why` says why there are none. */
+/** Figures for each unit along `axis` of a site's output, for a `Look`. Buffer: float64 [UNIT_FIGURES, units], NaN if no finite value was seen. `each` is the number of values per unit in that pass, `source` names the pass, `more` counts the units left out, and `why` says why there are none. `axes` are all axes in words, () if they are unknown. */
 export interface UnitFigures {
   readonly type: "units";
   readonly version: number;
@@ -386,6 +388,8 @@ export interface UnitFigures {
   readonly units: number;
   readonly more: number;
   readonly why: string;
+  readonly axis: number;
+  readonly axes: readonly string[];
 }
 
 /** Lines of a file from `first` on; `line` is the line of a call, in `function`. */
@@ -436,6 +440,112 @@ export interface Sweep {
   readonly rows: readonly SweepRow[];
   readonly measured: number;
   readonly error: string;
+}
+
+/** What a layer says at a position: its likeliest words and their probabilities, and the probability and the rank of the answer. */
+export interface LensCell {
+  readonly words: readonly string[];
+  readonly probabilities: readonly (number | null)[];
+  readonly probability: number | null;
+  readonly rank: number;
+}
+
+/** One layer of a lens. */
+export interface LensRow {
+  readonly site: string;
+  readonly cells: readonly LensCell[];
+}
+
+/** The logit lens over one example. Buffer: none. `words` are those of the positions, or empty; `answers` are the words that are followed. `gap` is as in `nni.Lens`; `more` counts the positions left out. */
+export interface Lens {
+  readonly type: "lens";
+  readonly version: number;
+  readonly running: boolean;
+  readonly error: string;
+  readonly source: string;
+  readonly example: number;
+  readonly unembed: string;
+  readonly norm: string;
+  readonly words: readonly string[];
+  readonly answers: readonly string[];
+  readonly tokens: readonly number[];
+  readonly gap: number | null;
+  readonly rows: readonly LensRow[];
+  readonly more: number;
+}
+
+/** What a site adds to a logit. */
+export interface LogitBar {
+  readonly site: string;
+  readonly value: number | null;
+}
+
+/** What each site adds to the logit of a word at one position. Buffer: none. */
+export interface Logits {
+  readonly type: "logits";
+  readonly version: number;
+  readonly running: boolean;
+  readonly error: string;
+  readonly source: string;
+  readonly example: number;
+  readonly position: number;
+  readonly token: number;
+  readonly word: string;
+  readonly logit: number | null;
+  readonly bars: readonly LogitBar[];
+}
+
+/** The attribution of an output to one example's input. Buffer: none. `scores` has the `shape` of the tokens or of the picture; `of` is the site or "" for an argument. `word` names the class or token; `difference` is output minus baseline, for integrated gradients. */
+export interface Attributed {
+  readonly type: "attribution";
+  readonly version: number;
+  readonly running: boolean;
+  readonly error: string;
+  readonly source: string;
+  readonly example: number;
+  readonly of: string;
+  readonly method: string;
+  readonly word: string;
+  readonly output: number | null;
+  readonly difference: number | null;
+  readonly shape: readonly number[];
+  readonly blocks: number;
+  readonly scores: readonly (number | null)[];
+  readonly words: readonly string[];
+}
+
+/** One example of a unit. `place` is where its value is; `words` is the text around it, whose word `at` is the place (-1: none). */
+export interface ExciteRow {
+  readonly which: "most" | "least" | "random";
+  readonly rank: number;
+  readonly example: number;
+  readonly place: readonly number[];
+  readonly value: number | null;
+  readonly words: readonly string[];
+  readonly at: number;
+}
+
+/** The examples that excite one unit of a site. Buffer: none. `total` is 0 while it is unknown; `count` is the number of examples seen; `extent` holds the lengths of the axes of `place`; `of_batch` says that the examples are those of the batch on screen, not of other data; `constant` says that all have one value. */
+export interface UnitExamples {
+  readonly type: "examples";
+  readonly version: number;
+  readonly running: boolean;
+  readonly stopped: boolean;
+  readonly done: number;
+  readonly total: number;
+  readonly error: string;
+  readonly source: string;
+  readonly site: string;
+  readonly axis: number;
+  readonly unit: number;
+  readonly units: number;
+  readonly count: number;
+  readonly nan: number;
+  readonly constant: boolean;
+  readonly notes: readonly string[];
+  readonly extent: readonly number[];
+  readonly of_batch: boolean;
+  readonly rows: readonly ExciteRow[];
 }
 
 /** The pass of another run that `insp.compare` offers; a ShowPass of OTHER sends it. Buffer: none. `name` is that run's name, "" if there is no other run. `step` is None if the pass belongs to no step. `number` counts the passes offered, so that the browser pins each one once. */
@@ -510,7 +620,7 @@ export interface Arrays {
   readonly version: number;
   readonly request: number;
   readonly site: string;
-  readonly part: "output" | "input" | "gradient" | "parameter";
+  readonly part: "output" | "input" | "gradient" | "parameter" | "attention";
   readonly clean: boolean;
   readonly parts: readonly string[];
   readonly arrays: readonly HeldArray[];
@@ -536,6 +646,52 @@ export interface Values {
   readonly counts: readonly number[];
   readonly planes: readonly string[];
   readonly encoding: "float32" | "float64" | "int64" | "uint64";
+}
+
+/** One example of the batch. `words` are the texts of its positions (() without a decoder, and cut off after MOST_WORDS of all examples); `label` and `prediction` are names of classes, "" if unknown. */
+export interface Example {
+  readonly words: readonly string[];
+  readonly label: string;
+  readonly prediction: string;
+}
+
+/** Thumbnails of the first `count` examples. `path` names the argument with the pictures, which have `rows` and `columns` of pixels. `pixels` is uint8 [count, height, width, channels] in base64, with 1 channel (grey) or 3. `shown` says in words how numbers became bytes. */
+export interface Pictures {
+  readonly path: string;
+  readonly count: number;
+  readonly rows: number;
+  readonly columns: number;
+  readonly height: number;
+  readonly width: number;
+  readonly channels: number;
+  readonly shown: string;
+  readonly pixels: string;
+}
+
+/** The batch of the pass on screen. Buffer: none. `batch` counts its examples, of which `examples` are the first. `tokens` is the path of the argument that holds the ids, "" if there is none, and `positions` the number of ids of each example. `pictures` are None if the batch has none. `problem` says what could not be read; "" if nothing. */
+export interface Inputs {
+  readonly type: "inputs";
+  readonly version: number;
+  readonly batch: number;
+  readonly tokens: string;
+  readonly positions: number;
+  readonly examples: readonly Example[];
+  readonly problem: string;
+  readonly pictures: Pictures | null;
+}
+
+/** The figures of a site at each position of an example, in answer to `ShowPositions`. Buffer: float64 [len(figures), positions]. `figures` are those of POSITION_FIGURES that there are; `units` is the number of units at each position; `source` names the pass in words. */
+export interface Positions {
+  readonly type: "positions";
+  readonly version: number;
+  readonly id: number;
+  readonly site: string;
+  readonly example: number;
+  readonly unit: number;
+  readonly units: number;
+  readonly positions: number;
+  readonly figures: readonly string[];
+  readonly source: string;
 }
 
 /** Browser to kernel, on the control comm: a view has opened; send it everything. `streams` is False if the page has no stream comm, because its front end makes a widget's model only when the widget is displayed (marimo): then everything goes over control. `page` is new each time the notebook is loaded; `said` counts the hellos of a page. */
@@ -609,7 +765,7 @@ export interface SwitchMode {
   readonly value: boolean | null;
 }
 
-/** Browser to kernel: set the mask of a perturbation (None: of a new one on `site`), `units` bits as in `Perturbation.mask`. */
+/** Browser to kernel: set the mask of a perturbation (None: of a new one on `site`), `units` bits as in `Perturbation.mask`, along `axis`. */
 export interface SetMask {
   readonly type: "set_mask";
   readonly id: number;
@@ -617,14 +773,16 @@ export interface SetMask {
   readonly site: string;
   readonly units: number;
   readonly mask: string;
+  readonly axis: number;
 }
 
-/** Browser to kernel: send the present parameters, units or code of a site. They come before the reply, with the number of this request. */
+/** Browser to kernel: send the present parameters, units or code of a site. They come before the reply, with the number of this request. Units are those along `axis`. */
 export interface Look {
   readonly type: "look";
   readonly id: number;
   readonly what: "parameters" | "units" | "code";
   readonly site: string;
+  readonly axis: number;
 }
 
 /** Browser to kernel: perturb each of some sites alone, in a thread. `sites` is a glob; the other fields are as in `Perturb`. */
@@ -664,7 +822,7 @@ export interface ShowValues {
   readonly type: "show_values";
   readonly id: number;
   readonly site: string;
-  readonly part: "output" | "input" | "gradient" | "parameter";
+  readonly part: "output" | "input" | "gradient" | "parameter" | "attention";
   readonly clean: boolean;
 }
 
@@ -708,9 +866,41 @@ export interface Offer {
   readonly least: number | null;
 }
 
-export type ToBrowser = Layout | Frame | History | Curves | State | Reply | Flow | LayoutLibrary | Arrays | Values | Passes | Parameters | UnitFigures | Code | Sweep | Nnx | Findings | Other | Compared | Weights;
+/** Browser to kernel: read the figures of a site at each position of an example's tokens. */
+export interface ShowPositions {
+  readonly type: "show_positions";
+  readonly id: number;
+  readonly site: string;
+  readonly example: number;
+  readonly unit: number;
+}
 
-export type ToKernel = Hello | Ack | Select | Perturb | Adjust | SwitchAll | Remove | ShowFlow | GetLayoutLibrary | ShowValues | ReadValues | ShowPass | SetMask | Look | StartSweep | StopSweep | ShowNnx | SwitchMode | Compare;
+/** Browser to kernel: study the examined batch, in a thread. `example`, `position` and `unit` say what is shown of the result; `again` is False to show another part of the last result. `unembed` and `norm` are sites, "" for a proposal; `token` is a class or token, None for the model's own answer; `method` and `axis` are as in `nni.attribute` and `nni.top_examples`. */
+export interface Study {
+  readonly type: "study";
+  readonly id: number;
+  readonly what: "lens" | "logits" | "attribution" | "examples";
+  readonly again: boolean;
+  readonly site: string;
+  readonly example: number;
+  readonly position: number;
+  readonly unit: number;
+  readonly axis: number;
+  readonly token: number | null;
+  readonly unembed: string;
+  readonly norm: string;
+  readonly method: "gradient" | "gradient_times_input" | "integrated_gradients";
+}
+
+/** Browser to kernel: stop the study that runs and keep what it found. */
+export interface StopStudy {
+  readonly type: "stop_study";
+  readonly id: number;
+}
+
+export type ToBrowser = Layout | Frame | History | Curves | State | Reply | Flow | LayoutLibrary | Arrays | Values | Passes | Parameters | UnitFigures | Code | Sweep | Nnx | Findings | Other | Compared | Weights | Inputs | Positions | Lens | Logits | Attributed | UnitExamples;
+
+export type ToKernel = Hello | Ack | Select | Perturb | Adjust | SwitchAll | Remove | ShowFlow | GetLayoutLibrary | ShowValues | ReadValues | ShowPass | SetMask | Look | StartSweep | StopSweep | ShowNnx | SwitchMode | Compare | ShowPositions | Study | StopStudy;
 
 /** The fields of every struct: a scalar, struct or a|b, then `?` null, `[]` list, `{}` map. */
 export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> = {
@@ -722,7 +912,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   History: { version: "int", layout: "int", site: "int", quantity: "int", steps: "int" },
   Curves: { version: "int", names: "str[]", points: "int[]" },
   Passes: { version: "int", passes: "int", kinds: "str[]", thinned: "int" },
-  Perturbation: { id: "int", site: "str", sites: "str[]", reach: "int", kind: "str", at: "output|input|parameter", acts_on: "value|gradient|parameter", expression: "str", strength: "float?", strength_name: "str", low: "float", high: "float", units: "int", units_off: "int", mask: "str", python: "str", enabled: "bool", pending: "bool", compiling: "bool", not_acting: "str" },
+  Perturbation: { id: "int", site: "str", sites: "str[]", reach: "int", kind: "str", at: "output|input|parameter", acts_on: "value|gradient|parameter", expression: "str", strength: "float?", strength_name: "str", low: "float", high: "float", units: "int", units_off: "int", mask: "str", python: "str", enabled: "bool", pending: "bool", compiling: "bool", not_acting: "str", axis: "int" },
   SiteEffect: { site: "str", change: "float?" },
   EffectAlone: { perturbation: "int", loss_change: "float?", output_change: "float?", kl: "float?", top1_changed: "float?" },
   Effect: { source: "str", clean: "float?{}", perturbed: "float?{}", output_change: "float?", kl: "float?", top1_changed: "float?", sites: "SiteEffect[]", alone: "EffectAlone[]" },
@@ -747,19 +937,31 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Nnx: { version: "int", id: "int", site: "str", nodes: "NnxNode[]", nodes_total: "int", variables: "NnxVariable[]", variables_total: "int", kinds: "NnxKind[]", modes: "NnxMode[]", modes_total: "int", step: "int", since: "int?", passed: "str", uncompared: "str" },
   Parameter: { path: "str", array: "str", bins: "int" },
   Parameters: { version: "int", id: "int", site: "str", parameters: "Parameter[]", more: "int", why: "str" },
-  UnitFigures: { version: "int", id: "int", site: "str", each: "int", source: "str", units: "int", more: "int", why: "str" },
+  UnitFigures: { version: "int", id: "int", site: "str", each: "int", source: "str", units: "int", more: "int", why: "str", axis: "int", axes: "str[]" },
   Excerpt: { file: "str", function: "str", first: "int", line: "int", text: "str" },
   Code: { version: "int", id: "int", site: "str", kind: "str", documentation: "str", excerpts: "Excerpt[]", sown: "str[]", why: "str" },
   SweepRow: { site: "str", loss_change: "float?", output_change: "float?", kl: "float?", top1_changed: "float?", why_not: "str" },
   Sweep: { version: "int", running: "bool", stopped: "bool", done: "int", total: "int", sites: "str", perturbation: "str", source: "str", measures: "str[]", loss: "float?", rows: "SweepRow[]", measured: "int", error: "str" },
+  LensCell: { words: "str[]", probabilities: "float?[]", probability: "float?", rank: "int" },
+  LensRow: { site: "str", cells: "LensCell[]" },
+  Lens: { version: "int", running: "bool", error: "str", source: "str", example: "int", unembed: "str", norm: "str", words: "str[]", answers: "str[]", tokens: "int[]", gap: "float?", rows: "LensRow[]", more: "int" },
+  LogitBar: { site: "str", value: "float?" },
+  Logits: { version: "int", running: "bool", error: "str", source: "str", example: "int", position: "int", token: "int", word: "str", logit: "float?", bars: "LogitBar[]" },
+  Attributed: { version: "int", running: "bool", error: "str", source: "str", example: "int", of: "str", method: "str", word: "str", output: "float?", difference: "float?", shape: "int[]", blocks: "int", scores: "float?[]", words: "str[]" },
+  ExciteRow: { which: "most|least|random", rank: "int", example: "int", place: "int[]", value: "float?", words: "str[]", at: "int" },
+  UnitExamples: { version: "int", running: "bool", stopped: "bool", done: "int", total: "int", error: "str", source: "str", site: "str", axis: "int", unit: "int", units: "int", count: "int", nan: "int", constant: "bool", notes: "str[]", extent: "int[]", of_batch: "bool", rows: "ExciteRow[]" },
   Other: { version: "int", name: "str", step: "int?", number: "int" },
   ComparedRow: { site: "str", quantity: "str", where: "both|here|pinned", total_variation: "float?", quantile_distance: "float?", constant: "bool", mean_difference: "float?", std_difference: "float?", rms_difference: "float?", nan: "int?", nan_pinned: "int?" },
   Compared: { version: "int", id: "int", number: "int", pinned: "int", rows: "ComparedRow[]", total: "int" },
   WeightRow: { parameter: "str", array: "str", where: "both|here|pinned", distance: "float?", relative_change: "float?", total_variation: "float?", change: "str" },
   Weights: { version: "int", name: "str", rows: "WeightRow[]", total: "int" },
   HeldArray: { number: "int", call: "int", name: "str", shape: "int[]", dtype: "str", axes: "str[]", bytes: "int" },
-  Arrays: { version: "int", request: "int", site: "str", part: "output|input|gradient|parameter", clean: "bool", parts: "str[]", arrays: "HeldArray[]", perturbed: "bool", source: "str", notes: "str[]" },
+  Arrays: { version: "int", request: "int", site: "str", part: "output|input|gradient|parameter|attention", clean: "bool", parts: "str[]", arrays: "HeldArray[]", perturbed: "bool", source: "str", notes: "str[]" },
   Values: { version: "int", request: "int", array: "int", index: "int[]", axes: "int[]", norm_over: "int", component: "value|real|imag|abs", exact: "bool", starts: "int[]", ends: "int[]", block: "int[]", counts: "int[]", planes: "str[]", encoding: "float32|float64|int64|uint64" },
+  Example: { words: "str[]", label: "str", prediction: "str" },
+  Pictures: { path: "str", count: "int", rows: "int", columns: "int", height: "int", width: "int", channels: "int", shown: "str", pixels: "str" },
+  Inputs: { version: "int", batch: "int", tokens: "str", positions: "int", examples: "Example[]", problem: "str", pictures: "Pictures?" },
+  Positions: { version: "int", id: "int", site: "str", example: "int", unit: "int", units: "int", positions: "int", figures: "str[]", source: "str" },
   Hello: { version: "int", streams: "bool", page: "str", said: "int" },
   Ack: { seq: "int" },
   Select: { id: "int", site: "str" },
@@ -769,24 +971,27 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   SwitchAll: { id: "int", enabled: "bool" },
   ShowNnx: { id: "int", site: "str" },
   SwitchMode: { id: "int", module: "str", name: "str", value: "bool?" },
-  SetMask: { id: "int", perturbation: "int?", site: "str", units: "int", mask: "str" },
-  Look: { id: "int", what: "parameters|units|code", site: "str" },
+  SetMask: { id: "int", perturbation: "int?", site: "str", units: "int", mask: "str", axis: "int" },
+  Look: { id: "int", what: "parameters|units|code", site: "str", axis: "int" },
   StartSweep: { id: "int", sites: "str", kind: "str", strength: "float?", at: "output|input" },
   StopSweep: { id: "int" },
   ShowPass: { id: "int", number: "int", site: "str" },
   Compare: { id: "int", number: "int", pinned: "int" },
-  ShowValues: { id: "int", site: "str", part: "output|input|gradient|parameter", clean: "bool" },
+  ShowValues: { id: "int", site: "str", part: "output|input|gradient|parameter|attention", clean: "bool" },
   ReadValues: { id: "int", array: "int", index: "int[]", axes: "int[]", starts: "int[]", ends: "int[]", most: "int[]", norm_over: "int", component: "value|real|imag|abs", exact: "bool" },
   ShowFlow: { id: "int", site: "str" },
   GetLayoutLibrary: { id: "int" },
   Offer: { kind: "str", group: "value|gradient", does: "str", strength_name: "str", strength: "float?", low: "float", high: "float", least: "float?" },
+  ShowPositions: { id: "int", site: "str", example: "int", unit: "int" },
+  Study: { id: "int", what: "lens|logits|attribution|examples", again: "bool", site: "str", example: "int", position: "int", unit: "int", axis: "int", token: "int?", unembed: "str", norm: "str", method: "gradient|gradient_times_input|integrated_gradients" },
+  StopStudy: { id: "int" },
 };
 
 /** The struct of every message type. */
-export const TO_BROWSER: Readonly<Record<string, string>> = { layout: "Layout", frame: "Frame", history: "History", curves: "Curves", state: "State", reply: "Reply", flow: "Flow", layout_library: "LayoutLibrary", arrays: "Arrays", values: "Values", passes: "Passes", parameters: "Parameters", units: "UnitFigures", code: "Code", sweep: "Sweep", nnx: "Nnx", findings: "Findings", other: "Other", compared: "Compared", weights: "Weights" };
+export const TO_BROWSER: Readonly<Record<string, string>> = { layout: "Layout", frame: "Frame", history: "History", curves: "Curves", state: "State", reply: "Reply", flow: "Flow", layout_library: "LayoutLibrary", arrays: "Arrays", values: "Values", passes: "Passes", parameters: "Parameters", units: "UnitFigures", code: "Code", sweep: "Sweep", nnx: "Nnx", findings: "Findings", other: "Other", compared: "Compared", weights: "Weights", inputs: "Inputs", positions: "Positions", lens: "Lens", logits: "Logits", attribution: "Attributed", examples: "UnitExamples" };
 
 /** The struct of every message type. */
-export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", perturb: "Perturb", adjust: "Adjust", switch_all: "SwitchAll", remove: "Remove", show_flow: "ShowFlow", get_layout_library: "GetLayoutLibrary", show_values: "ShowValues", read_values: "ReadValues", show_pass: "ShowPass", set_mask: "SetMask", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_nnx: "ShowNnx", switch_mode: "SwitchMode", compare: "Compare" };
+export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", perturb: "Perturb", adjust: "Adjust", switch_all: "SwitchAll", remove: "Remove", show_flow: "ShowFlow", get_layout_library: "GetLayoutLibrary", show_values: "ShowValues", read_values: "ReadValues", show_pass: "ShowPass", set_mask: "SetMask", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_nnx: "ShowNnx", switch_mode: "SwitchMode", compare: "Compare", show_positions: "ShowPositions", study: "Study", stop_study: "StopStudy" };
 
 /** What a click can add, in the order of the menu. Python can do more. */
 export const OFFERS: readonly Offer[] = [

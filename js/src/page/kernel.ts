@@ -2,13 +2,14 @@
 // Invariants: every request gets its messages and then exactly one reply, as from a kernel, never
 // within the call itself; a request that needs the model is refused with a text.
 import type { Model } from "../kernel/bridge";
-import { VERSION, type ToKernel } from "../kernel/protocol";
+import { VERSION, type Positions, type ShowPositions, type ToKernel } from "../kernel/protocol";
 import { label } from "../kernel/sites";
 import { toKernel } from "../kernel/validate";
 import type { Recorded, Message } from "./recording";
 
 export const NEEDS_MODEL = "this is a saved page, without the model. Open the notebook and run it.";
-const NO_VALUES = "A saved page keeps distributions, not values. Open the notebook and run it to read them.";
+const NO_VALUES = "This page keeps only the values that were open when it was saved. Open the notebook and run it to read others.";
+const NOT_COMPARED = "This page keeps only the comparisons that were on screen when it was saved.";
 
 type Callback = (content: unknown, buffers: DataView[] | undefined) => void;
 type Answered = { readonly messages: readonly Message[]; readonly error: string };
@@ -75,9 +76,20 @@ export class Replay {
         return this.kept(request.what, request);
       case "get_layout_library":
         return done([[{ type: "layout_library", version: VERSION }, recorded.library()]]);
+      case "show_positions":
+        return this.positions(request);
       case "show_values":
-      case "read_values":
-        return refused(NO_VALUES);
+        return this.asked("values", [request.site, request.part, request.clean], { request: request.id }, NO_VALUES);
+      case "read_values": {
+        if (request.exact) return done([]);
+        const index = request.index.map((n, axis) => (request.axes.includes(axis) ? 0 : n));
+        const slice = [request.array, index, request.axes, request.norm_over, request.component];
+        return this.asked("values", slice, { request: request.id }, NO_VALUES);
+      }
+      case "compare": {
+        const found = this.recorded.answer("compare", `${request.number} ${request.pinned}`);
+        return Array.isArray(found) ? done([[{ ...(found[0] as object), id: request.id }, undefined]]) : refused(NOT_COMPARED);
+      }
       case "perturb":
       case "adjust":
       case "remove":
@@ -86,7 +98,8 @@ export class Replay {
       case "switch_mode":
       case "start_sweep":
       case "stop_sweep":
-      case "compare":
+      case "study":
+      case "stop_study":
         return refused(NEEDS_MODEL);
     }
   }
@@ -97,6 +110,20 @@ export class Replay {
     if (typeof found === "string") return refused(found);
     const [header, buffer] = found;
     return done([[{ ...(header as object), id }, buffer]]);
+  }
+
+  /** The kept answer to what was asked, named as `key_of` of the kernel names it. */
+  private asked(what: string, asked: readonly unknown[], id: object, otherwise: string): Answered {
+    const found = this.recorded.answer(what, JSON.stringify(asked));
+    return Array.isArray(found) ? done([[{ ...(found[0] as object), ...id }, found[1]]]) : refused(otherwise);
+  }
+
+  /** The figures of a text, of the example and unit that were on screen. */
+  private positions(request: ShowPositions): Answered {
+    const found = this.kept("positions", request);
+    const header = found.messages[0]?.[0] as Positions | undefined;
+    if (!header || (header.example === request.example && header.unit === request.unit)) return found;
+    return refused(`This page keeps the figures of example ${header.example} and unit ${header.unit}.`);
   }
 
   /** The messages that change with the selection. */

@@ -143,6 +143,7 @@ function MaskOf({ perturbation: p, store }: { perturbation: Perturbation; store:
   const edit = (): void => {
     store.select(p.site);
     store.panel.value = "units";
+    store.unitsAxis.value = { site: p.site, axis: p.axis };
     store.editingMask.value = true;
   };
   return (

@@ -31,6 +31,9 @@
 // nni-sown [data-site]              a value that the module sows
 // nni-sweep [value: done, data-state: running, done, stopped, failed], nni-sweep-kind, nni-sweep-sites,
 // nni-sweep-start, nni-sweep-stop, nni-sweep-measure, nni-sweep-row [data-site, value]
+// nni-study [data-state: none, running, done, failed], nni-study-start, nni-study-stop, nni-study-problem,
+// nni-lens [value: layers], nni-lens-cell [value: the word, data-rank], nni-logit-bar [data-site, value],
+// nni-attribution [value: places], nni-excited [data-site: most, least or random, value]
 // nni-compare-state [data-state: busy, now, before], nni-compare-again, nni-compare-other (buttons),
 // nni-weight-row [data-site: the parameter, value: relative change, data-distance]
 // nni-compare-quantity, nni-compare-by-<measure>, nni-compare-row [data-site, value, data-distance]
@@ -47,8 +50,14 @@
 // nni-top1 [value], nni-no-effect   nni-downstream [data-site, value]  a site that moved
 // nni-values-part|clean|view|component|range|token [value], nni-values-array (select), nni-values-read,
 // nni-values-source, nni-values-problem, nni-values-left-out, nni-values-axis-rows|columns|tiles (select),
-// nni-values-index-<axis> (number), nni-picture, nni-value-exact [value, data-place], nni-value-block,
+// nni-values-index-<axis> (number), nni-picture, nni-value-exact [value, data-place], nni-value-block, nni-value-word,
+// nni-values-looks                                                  the keys that a query looks at
 // nni-legend-low|high [value], nni-values-expression [value]       the panel "Values"
+// nni-words [value: how many], in it the words [data-at, value: the text as given]; nni-words-figure [value],
+// nni-words-unit (number), nni-word-told [value: the position], nni-words-problem,
+// nni-example-said, nni-words-python                               the panel "Words"
+// nni-values-thumbnail, nni-values-share (slider)                   the input's picture beside and under it
+// nni-examples [value: the example], nni-example-<n>               the examples of the batch
 // nni-nnx [value: the site]         a module as NNX sees it; in it nni-nnx-node [data-path],
 // nni-nnx-variable [data-path, data-value: relative change], nni-nnx-kind [data-kind],
 // nni-nnx-mode [data-module, data-name], nni-nnx-since [value: the step compared with]
@@ -115,6 +124,7 @@ export const ids = {
   strip: "nni-strip",
   unitTold: "nni-unit-told",
   unitFigure: "nni-unit-figure",
+  unitsAxis: "nni-units-axis",
   unitsOff: "nni-units-off",
   deadUnits: "nni-dead-units",
   editMask: "nni-edit-mask",
@@ -184,9 +194,43 @@ export const ids = {
   valuesIndex: (axis: string) => `nni-values-index-${axis}`,
   valuesExpression: "nni-values-expression",
   picture: "nni-picture",
+  valuesLooks: "nni-values-looks",
+  valuesShare: "nni-values-share",
+  valuesThumbnail: "nni-values-thumbnail",
+  examples: "nni-examples",
+  example: (number: number) => `nni-example-${number}`,
   valueExact: "nni-value-exact",
   valueBlock: "nni-value-block",
+  valueWord: "nni-value-word",
   unitsScale: "nni-units-scale",
+  exampleSaid: "nni-example-said",
+  words: "nni-words",
+  wordsFigure: "nni-words-figure",
+  wordsUnit: "nni-words-unit",
+  wordsProblem: "nni-words-problem",
+  wordTold: "nni-word-told",
+  wordsPython: "nni-words-python",
+  study: "nni-study",
+  studyStart: "nni-study-start",
+  studyStop: "nni-study-stop",
+  studyProblem: "nni-study-problem",
+  studyToken: "nni-study-token",
+  lens: "nni-lens",
+  lensCell: "nni-lens-cell",
+  lensTold: "nni-lens-told",
+  lensWhere: (which: string) => `nni-lens-${which}`,
+  lensPython: "nni-lens-python",
+  logitBar: "nni-logit-bar",
+  attribution: "nni-attribution",
+  attributionMethod: "nni-attribution-method",
+  attributionPosition: "nni-attribution-position",
+  attributionTold: "nni-attribution-told",
+  attributionPython: "nni-attribution-python",
+  examplesUnit: "nni-examples-unit",
+  examplesAxis: "nni-examples-axis",
+  examplesConstant: "nni-examples-constant",
+  examplesPython: "nni-examples-python",
+  excited: "nni-excited",
   legendLow: "nni-legend-low",
   legendHigh: "nni-legend-high",
   error: "nni-error",

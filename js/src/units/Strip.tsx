@@ -5,10 +5,11 @@
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
 import type { UnitFigure, UnitsData } from "../kernel/decode";
+import { visible } from "../inputs/state";
 import { count, percent, real } from "../ui/format";
 import { ids } from "../ui/testids";
 import { dark } from "../ui/theme";
-import { cellAt, gridOf, isDead, paintStrip } from "./cells";
+import { cellAt, gridOf, isDead, lineOf, paintStrip } from "./cells";
 import type { Mask } from "./mask";
 
 interface Props {
@@ -17,9 +18,13 @@ interface Props {
   mask: Mask;
   editing: boolean;
   change: (mask: Mask) => void;
+  /** The word of each unit, where the units are the positions of one text. */
+  words?: readonly string[] | undefined;
+  /** The picture of which the units are patches. */
+  picture?: Parameters<typeof paintStrip>[1]["picture"];
 }
 
-export function Strip({ data, figure, mask: given, editing, change }: Props) {
+export function Strip({ data, figure, mask: given, editing, change, words, picture }: Props) {
   const units = data.header.units;
   const box = useRef<HTMLDivElement>(null);
   const [width, setWidth] = useState(0);
@@ -33,7 +38,7 @@ export function Strip({ data, figure, mask: given, editing, change }: Props) {
     observer.observe(element);
     return () => observer.disconnect();
   }, []);
-  const grid = gridOf(units, width);
+  const grid = gridOf(units, width, picture?.patches);
   const mask = drag?.mask ?? given;
   const active = at === null || at >= units ? null : at;
   const night = dark.value;
@@ -42,9 +47,9 @@ export function Strip({ data, figure, mask: given, editing, change }: Props) {
     (area: Area) => {
       const style = getComputedStyle(box.current!);
       const color = (name: string): string => style.getPropertyValue(name).trim() || "gray";
-      paintStrip(area, { data, figure, grid, mask, active, dark: night, bad: color("--nni-bad"), off: color("--nni-perturb") });
+      paintStrip(area, { data, figure, grid, mask, active, dark: night, bad: color("--nni-bad"), off: color("--nni-perturb"), picture });
     },
-    [data, figure, grid.columns, grid.width, grid.height, mask, active, night],
+    [data, figure, grid.columns, grid.width, grid.height, mask, active, night, picture?.of],
   );
 
   const under = (event: PointerEvent): number | null => {
@@ -53,7 +58,8 @@ export function Strip({ data, figure, mask: given, editing, change }: Props) {
   };
   const set = (mask: Mask, from: number, end: number, to: 0 | 1): Mask => {
     const next = mask.slice();
-    next.fill(to, Math.min(from, end), Math.max(from, end) + 1);
+    if (picture) for (const unit of lineOf(grid, from, end)) next[unit] = to;
+    else next.fill(to, Math.min(from, end), Math.max(from, end) + 1);
     return next;
   };
   const down = (event: PointerEvent): void => {
@@ -71,7 +77,8 @@ export function Strip({ data, figure, mask: given, editing, change }: Props) {
     const unit = under(event);
     if (unit !== at) setAt(unit);
     if (drag && unit !== null && unit !== drag.last) {
-      setDrag({ mask: set(drag.mask, drag.last, unit, drag.to), to: drag.to, last: unit });
+      // several moves may come before the next drawing
+      setDrag((so) => so && { mask: set(so.mask, so.last, unit, so.to), to: so.to, last: unit });
     }
   };
   const up = (): void => {
@@ -100,7 +107,7 @@ export function Strip({ data, figure, mask: given, editing, change }: Props) {
   };
 
   const id = `nni-unit-${data.header.id}`;
-  const told = active === null ? "" : tell(data, active, mask);
+  const told = active === null ? "" : tell(data, active, mask, words?.[active]);
   return (
     <div class="nni-strip">
       <div
@@ -136,9 +143,9 @@ export function Strip({ data, figure, mask: given, editing, change }: Props) {
   );
 }
 
-function tell({ figures: f }: UnitsData, unit: number, mask: Mask): string {
+function tell({ figures: f }: UnitsData, unit: number, mask: Mask, word: string | undefined): string {
   const parts = [
-    `unit ${unit}`,
+    `unit ${unit}${word === undefined ? "" : ` \u2068${visible(word)}\u2069`}`,
     `mean ${real(f.mean[unit])}`,
     `std ${real(f.std[unit])}`,
     `${real(f.min[unit])} … ${real(f.max[unit])}`,

@@ -2,6 +2,7 @@
 // switches some of them off. Invariant: units are switched only after "Edit mask" was pressed,
 // because a training may be running.
 import type { UnitFigure, UnitsData } from "../kernel/decode";
+import { gridOf, thumbnail } from "../inputs/pictures";
 import { useLook } from "../kernel/looks";
 import type { Site } from "../kernel/protocol";
 import { Python, quoted } from "../python/Python";
@@ -9,7 +10,7 @@ import type { Store } from "../store";
 import { Choice } from "../ui/Choice";
 import { count, percent, real } from "../ui/format";
 import { ids } from "../ui/testids";
-import { ColourBar } from "../values/ColourBar";
+import { ColourBar } from "../values/Legend";
 import { isDead, rangeOf } from "./cells";
 import { Strip } from "./Strip";
 
@@ -19,21 +20,43 @@ type Word = keyof typeof WORDS;
 export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
   // a held frame stays while the perturbations change
   const on = (store.state.value?.perturbations ?? []).map((p) => `${p.id} ${p.enabled} ${p.expression}`);
-  useLook(store.looks, "units", site.key, [store.frame.value?.header.seq, ...on].join("\n"));
+  const live = store.replay.value === "";
+  const chosen = store.unitsAxis.value;
+  const axis = chosen.site === site.key && live ? chosen.axis : -1;
+  useLook(store.looks, "units", site.key, [store.frame.value?.header.seq, ...on].join("\n"), axis);
   const seen = store.looks.units.value;
-  const here = seen?.site === site.key ? seen : null;
+  const here = seen?.site === site.key && (seen.data === null || seen.data.header.axis === axis || seen.error) ? seen : null;
   const data = here?.data ?? null;
   const figure = store.unitFigure.value as Word;
-  const editable = site.perturbable && store.replay.value === "";
+  const editable = site.perturbable && live;
   const editing = store.editingMask.value && editable;
   const units = data?.header.units ?? 0;
-  const mask = store.masks.of(site.key, units);
+  const axes = seen?.site === site.key ? (seen.data?.header.axes ?? []) : [];
+  const mask = store.masks.of(site.key, units, axis);
   const off = mask.reduce((sum, on) => sum + (on ? 0 : 1), 0);
-  const change = (next: Uint8Array): void => store.masks.set(site.key, next);
+  const change = (next: Uint8Array): void => store.masks.set(site.key, next, axis);
+  const pictures = store.inputs.inputs.value?.pictures;
+  const patches = /^(position|query|key)/.test(axes.at(axis) ?? "") ? gridOf(pictures, units) : null;
+  const below = patches && thumbnail(pictures, store.inputs.example.value);
+  const picture = patches && below ? { of: below, patches } : null;
   return (
     <section class="nni-section" aria-label="Units">
       <div class="nni-heading nni-wrap">
-        <h4>Units of the last axis</h4>
+        <h4>Units of {live && axes.length > 1 ? "" : "the last axis"}</h4>
+        {live && axes.length > 1 && (
+          <select
+            aria-label="The axis of the units"
+            data-testid={ids.unitsAxis}
+            value={String(axis)}
+            onChange={(event) => (store.unitsAxis.value = { site: site.key, axis: Number(event.currentTarget.value) })}
+          >
+            {axes.map((name, i) => (
+              <option key={i} value={String(i - axes.length)}>
+                {name}
+              </option>
+            ))}
+          </select>
+        )}
         {data && (
           <span class="nni-faint nni-small">
             {count(units + data.header.more)} units of {count(data.header.each)} values each, {data.header.source}
@@ -54,7 +77,7 @@ export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
       ) : (
         <>
           <Scale data={data} figure={WORDS[figure]} />
-          <Strip data={data} figure={WORDS[figure]} mask={mask} editing={editing} change={change} />
+          <Strip data={data} figure={WORDS[figure]} mask={mask} editing={editing} change={change} words={store.inputs.only(axes.at(axis))} picture={picture} />
           <div class="nni-units-foot">
             <Dead store={store} mask={mask} />
             {editable && (
@@ -83,7 +106,7 @@ export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
               </>
             )}
             <span class="nni-grow" />
-            <Python text={`insp.units(${quoted(site.key)})`} />
+            <Python text={`insp.units(${quoted(site.key)}${axis === -1 ? "" : `, axis=${axis}`})`} />
           </div>
           <p class="nni-faint nni-small nni-key">
             Crossed out: dead (never anything but 0). Corner: has NaN or Inf.{data.header.more > 0 && ` ${count(data.header.more)} more units are left out.`}

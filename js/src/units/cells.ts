@@ -3,32 +3,54 @@
 // "Values"; units that are dead, not finite or off are also marked by a shape.
 import type { Area } from "../charts/Canvas";
 import type { UnitsData, UnitFigure } from "../kernel/decode";
+import type { Grid as Patches } from "../inputs/pictures";
 import type { Range } from "../values/cells";
-import { colours, css, shade } from "../values/colour";
+import { colours, css, shade } from "../charts/colour";
 
 interface Grid {
   readonly columns: number;
   readonly rows: number;
   readonly width: number;
   readonly height: number;
+  /** The empty places before the first unit. */
+  readonly lead: number;
 }
 
 const GAP = 1;
+/** The width of a strip of patches, and how much of the picture its cells let through. */
+const PICTURE = 224;
+const THROUGH = 0.5;
 
-/** Cells as large as fit: one row of tall cells for few units, many rows of small ones for many. */
-export function gridOf(units: number, width: number): Grid {
+/** Cells as large as fit: one row of tall cells for few units, many rows of small ones for many. Patches
+ * of a picture lie as in it, below the units that are none. */
+export function gridOf(units: number, width: number, patches?: Patches | null): Grid {
   const room = Math.max(width, 40);
-  if (units * 10 <= room) return { columns: units, rows: 1, width: Math.min(26, room / Math.max(units, 1)), height: 30 };
+  if (patches) {
+    const size = Math.min(PICTURE, room) / patches.columns;
+    const lead = (patches.columns - (patches.skip % patches.columns)) % patches.columns;
+    return { columns: patches.columns, rows: (units + lead) / patches.columns, width: size, height: size, lead };
+  }
+  if (units * 10 <= room) return { columns: units, rows: 1, width: Math.min(26, room / Math.max(units, 1)), height: 30, lead: 0 };
   const [cell, height] = units <= 512 ? [12, 16] : units <= 4096 ? [8, 10] : [6, 7];
   const columns = Math.max(1, Math.floor(room / cell));
-  return { columns, rows: Math.ceil(units / columns), width: room / columns, height };
+  return { columns, rows: Math.ceil(units / columns), width: room / columns, height, lead: 0 };
 }
 
 export function cellAt(grid: Grid, units: number, x: number, y: number): number | null {
   const [column, row] = [Math.floor(x / grid.width), Math.floor(y / grid.height)];
   if (column < 0 || column >= grid.columns || row < 0) return null;
-  const unit = row * grid.columns + column;
-  return unit < units ? unit : null;
+  const unit = row * grid.columns + column - grid.lead;
+  return unit >= 0 && unit < units ? unit : null;
+}
+
+/** The units along a straight line on the strip, as a pointer goes that skips some. */
+export function lineOf({ columns, lead }: Grid, from: number, to: number): number[] {
+  const [a, b] = [from + lead, to + lead].map((place) => [Math.floor(place / columns), place % columns] as const);
+  const steps = Math.max(Math.abs(b![0] - a![0]), Math.abs(b![1] - a![1]), 1);
+  return Array.from({ length: steps + 1 }, (_, i) => {
+    const [row, column] = [0, 1].map((k) => Math.round(a![k]! + ((b![k]! - a![k]!) * i) / steps)) as [number, number];
+    return row * columns + column - lead;
+  });
 }
 
 /** Whether a unit was always exactly 0. */
@@ -55,23 +77,32 @@ interface Painted {
   readonly dark: boolean;
   readonly bad: string;
   readonly off: string;
+  /** What the cells lie over: the picture of patches. */
+  readonly picture?: { readonly of: HTMLCanvasElement; readonly patches: Patches } | null;
 }
 
-export function paintStrip({ context: c, palette }: Area, { data, figure, grid, mask, active, dark, bad, off }: Painted): void {
+export function paintStrip({ context: c, palette }: Area, { data, figure, grid, mask, active, dark, bad, off, picture }: Painted): void {
   const values = data.figures[figure];
   const range = rangeOf(values, figure);
   const table = colours(range, dark);
   const [w, h] = [grid.width, grid.height];
   c.lineWidth = 1;
+  const first = picture ? (picture.patches.skip + grid.lead) / grid.columns : 0;
+  if (picture) {
+    c.imageSmoothingEnabled = false;
+    c.drawImage(picture.of, 0, first * h, grid.columns * w, picture.patches.rows * h);
+  }
   for (let unit = 0; unit < values.length; unit++) {
-    const x = (unit % grid.columns) * w;
-    const y = Math.floor(unit / grid.columns) * h;
+    const place = unit + grid.lead;
+    const [x, y] = [(place % grid.columns) * w, Math.floor(place / grid.columns) * h];
     const [cw, ch] = [Math.max(w - GAP, 1), Math.max(h - GAP, 1)];
     const value = values[unit];
+    c.globalAlpha = picture && unit >= picture.patches.skip ? THROUGH : 1;
     c.fillStyle = palette.line; // an edge: 0 has the colour of the page
     c.fillRect(x, y, cw, ch);
     c.fillStyle = Number.isNaN(value) ? palette.background : css(table, 3 * shade(value, range));
     c.fillRect(x + 1, y + 1, Math.max(cw - 2, 1), Math.max(ch - 2, 1));
+    c.globalAlpha = 1;
     if (data.figures.nonfinite[unit] > 0) {
       c.fillStyle = bad;
       c.beginPath(); // a wedge in the corner
@@ -92,6 +123,9 @@ export function paintStrip({ context: c, palette }: Area, { data, figure, grid, 
     if (!mask[unit]) {
       c.fillStyle = off;
       c.fillRect(x, y, cw, Math.min(4, ch)); // a bar on top and a frame
+      c.globalAlpha = picture ? THROUGH : 0;
+      c.fillRect(x, y, cw, ch);
+      c.globalAlpha = 1;
       c.strokeStyle = off;
       c.strokeRect(x + 0.5, y + 0.5, cw - 1, ch - 1);
     }
@@ -99,6 +133,7 @@ export function paintStrip({ context: c, palette }: Area, { data, figure, grid, 
   if (active !== null && active < values.length) {
     c.strokeStyle = palette.text;
     c.lineWidth = 2;
-    c.strokeRect((active % grid.columns) * w, Math.floor(active / grid.columns) * h + 1, Math.max(w - GAP, 2), Math.max(h - 2, 2));
+    const place = active + grid.lead;
+    c.strokeRect((place % grid.columns) * w, Math.floor(place / grid.columns) * h + 1, Math.max(w - GAP, 2), Math.max(h - 2, 2));
   }
 }

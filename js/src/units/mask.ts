@@ -26,14 +26,15 @@ export function fromHex(text: string, units: number): Mask {
   return mask;
 }
 
-/** The perturbation that the strip of a site edits: a mask of `units` units on its output. */
-export function editable(all: readonly Perturbation[], site: string, units: number): Perturbation | undefined {
-  return all.find((p) => p.kind === "Mask" && p.site === site && p.at === "output" && p.units === units && p.mask !== "");
+/** The perturbation that the strip of a site edits: a mask of `units` units along an axis of its output. */
+export function editable(all: readonly Perturbation[], site: string, units: number, axis = -1): Perturbation | undefined {
+  return all.find((p) => p.kind === "Mask" && p.site === site && p.at === "output" && p.units === units && p.axis === axis && p.mask !== "");
 }
 
 interface Wish {
   readonly site: string;
   readonly units: number;
+  readonly axis: number;
   readonly mask: string;
   /** Once it is answered, the next State settles it. */
   readonly state: "waiting" | "sent" | "answered";
@@ -50,15 +51,15 @@ export class Masks {
   ) {}
 
   /** The mask of a site, or the requested one. */
-  of(site: string, units: number): Mask {
+  of(site: string, units: number, axis = -1): Mask {
     const wish = this.wish.value;
-    if (wish?.site === site && wish.units === units) return fromHex(wish.mask, units);
-    const there = editable(this.all(), site, units);
+    if (wish?.site === site && wish.units === units && wish.axis === axis) return fromHex(wish.mask, units);
+    const there = editable(this.all(), site, units, axis);
     return there ? fromHex(there.mask, units) : new Uint8Array(units).fill(1);
   }
 
-  set(site: string, mask: Mask): void {
-    const wish: Wish = { site, units: mask.length, mask: toHex(mask), state: "waiting" };
+  set(site: string, mask: Mask, axis = -1): void {
+    const wish: Wish = { site, units: mask.length, axis, mask: toHex(mask), state: "waiting" };
     const busy = this.wish.value?.state === "sent" || this.wish.value?.state === "answered";
     this.next = busy ? wish : null;
     this.wish.value = busy ? { ...wish, state: this.wish.value!.state } : wish;
@@ -75,10 +76,10 @@ export class Masks {
   }
 
   private send(wish: Wish): void {
-    const { site, units, mask } = wish;
+    const { site, units, axis, mask } = wish;
     this.wish.value = { ...wish, state: "sent" };
-    const perturbation = editable(this.all(), site, units)?.id ?? null;
-    this.kernel.ask({ type: "set_mask", perturbation, site, units, mask }, (error) => {
+    const perturbation = editable(this.all(), site, units, axis)?.id ?? null;
+    this.kernel.ask({ type: "set_mask", perturbation, site, units, mask, axis }, (error) => {
       if (error !== null) {
         this.next = null;
         this.wish.value = null;

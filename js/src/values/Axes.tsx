@@ -1,25 +1,27 @@
 // The axes shown as rows, columns and pictures, and a slider and a number for every other axis.
+import { visible, type InputsState } from "../inputs/state";
 import type { HeldArray } from "../kernel/protocol";
 import { Choice } from "../ui/Choice";
 import { ids } from "../ui/testids";
-import { lengthOf, slid, TILES, type Shown } from "./layout";
+import { fixed, lengthOf, slid, TILES, type Shown } from "./layout";
 import type { ValuesState } from "./state";
 
-export function Axes({ values, array, shown }: { values: ValuesState; array: HeldArray; shown: Shown }) {
+export function Axes({ values, array, shown, inputs }: { values: ValuesState; array: HeldArray; shown: Shown; inputs: InputsState }) {
   const rank = array.shape.length;
   const box = values.box.value;
+  const labels = inputs.labels(array.axes, array.shape, fixed(array, shown, values.index.value));
   const pages = Math.ceil(lengthOf(array, shown.tiles) / TILES);
   return (
     <div class="nni-axes">
       {rank > 1 && (
         <div class="nni-axes-shown">
-          {shown.view !== "line" && <AxisChoice values={values} array={array} shown={shown} place="rows" title="down" />}
-          <AxisChoice values={values} array={array} shown={shown} place="columns" title="across" />
+          {shown.view !== "line" && shown.view !== "patches" && <AxisChoice values={values} array={array} shown={shown} place="rows" title="down" />}
+          {shown.view !== "patches" && <AxisChoice values={values} array={array} shown={shown} place="columns" title="across" />}
           {(shown.view === "images" || shown.view === "attention") && (
             <AxisChoice values={values} array={array} shown={shown} place="tiles" title="pictures" none="one" />
           )}
           {shown.over >= 0 && <span class="nni-faint">each cell: the norm over {array.axes[shown.over]}</span>}
-          {shown.view === "tokens" && (
+          {(shown.view === "tokens" || shown.view === "patches") && (
             <Choice
               label="Shown for each token"
               testid={ids.valuesToken}
@@ -34,7 +36,7 @@ export function Axes({ values, array, shown }: { values: ValuesState; array: Hel
         </div>
       )}
       {slid(array, shown).map((axis) => (
-        <Slider key={axis} name={array.axes[axis]!} length={array.shape[axis]!} value={values.index.value[axis] ?? 0} change={(n) => values.setIndex(axis, n)} />
+        <Slider key={axis} name={array.axes[axis]!} length={array.shape[axis]!} value={values.index.value[axis] ?? 0} word={labels[axis]} change={(n) => values.setIndex(axis, n)} />
       ))}
       {pages > 1 && box && (
         <Slider
@@ -74,7 +76,15 @@ function AxisChoice({ values, array, shown, place, title, none }: ChoiceProps) {
   );
 }
 
-function Slider({ name, length, value, change }: { name: string; length: number; value: number; change: (n: number) => void }) {
+interface SliderProps {
+  name: string;
+  length: number;
+  value: number;
+  word?: string | null | undefined;
+  change: (n: number) => void;
+}
+
+function Slider({ name, length, value, word, change }: SliderProps) {
   const most = Math.max(length - 1, 0);
   return (
     <div class="nni-slider">
@@ -100,7 +110,9 @@ function Slider({ name, length, value, change }: { name: string; length: number;
         data-testid={ids.valuesIndex(name)}
         onInput={(event) => event.currentTarget.value !== "" && change(Number(event.currentTarget.value))}
       />
-      <span class="nni-faint">of {length}</span>
+      <span class="nni-faint">
+        of {length} {typeof word === "string" && <bdi class="nni-word nni-said-word">{visible(word)}</bdi>}
+      </span>
     </div>
   );
 }

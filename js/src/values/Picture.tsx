@@ -3,24 +3,34 @@
 // the picture has the focus.
 import { useCallback, useEffect, useMemo, useRef } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
+import { fromGrid, gridBox, toGrid, withinGrid } from "../inputs/patches";
+import { exampleOf, type InputsState } from "../inputs/state";
+import type { HeldArray } from "../kernel/protocol";
 import { ids } from "../ui/testids";
 import { dark } from "../ui/theme";
+import { under } from "./Beside";
 import { rangeOf } from "./cells";
-import { lengthOf, moved, shownAs, zoomed, type Box } from "./layout";
-import { elementAt, paintLine, paintPicture, places, raster } from "./painting";
-import type { Cursor, ValuesState } from "./state";
+import { fixed, lengthOf, moved, shownAs, zoomed, type Box, type Cursor, type Shown } from "./layout";
+import { elementAt, paintLine, paintPicture, paintWords, places, raster, type Words } from "./painting";
+import type { ValuesState } from "./state";
 
-const HEIGHT = { heatmap: 260, images: 300, attention: 300, tokens: 200, line: 180 } as const;
+const HEIGHT = { heatmap: 260, images: 300, patches: 300, attention: 300, tokens: 200, line: 180 } as const;
 const DRAG = 4;
 
-export function Picture({ values, label }: { values: ValuesState; label: string }) {
+export function Picture({ values, inputs, label }: { values: ValuesState; inputs: InputsState; label: string }) {
   const ref = useRef<HTMLDivElement>(null);
   const size = useRef({ width: 1, height: 1 });
   const drag = useRef<{ x: number; y: number; box: Box; far: boolean } | null>(null);
-  const [array, shown, box, cells] = [values.array.value, values.shown.value!, values.box.value!, values.cells.value];
+  const [array, shown, box, cells] = [values.array.value, values.shown.value!, values.box.value!, values.drawn.value];
+  const grid = shown.view === "patches" ? values.patches.value : null;
+  const window = grid ? gridBox(box, grid) : box;
+  const below = under(values, inputs);
   const [cursor, robust, night] = [values.cursor.value, values.robust.value, dark.value];
   const range = useMemo(() => (cells ? rangeOf(cells, robust) : null), [cells, robust]);
   const picture = useMemo(() => (cells && range ? raster(cells, range, night) : null), [cells, range, night]);
+  const [batch, index] = [inputs.inputs.value, values.index.value];
+  const words = useMemo(() => (array ? wordsOf(inputs, array, shown, index) : undefined), [batch, array, shown, index]);
+  const large = values.large.value < box.tiles[1] ? values.large.value : box.tiles[0];
   const height = HEIGHT[shown.view];
 
   const paint = useCallback(
@@ -29,17 +39,20 @@ export function Picture({ values, label }: { values: ValuesState; label: string 
       setTimeout(() => values.setRoom(area.height, area.width));
       if (!cells || !range) return;
       if (shown.view === "line") return paintLine(area, cells, box, range, cursor);
-      if (picture) paintPicture(area, places(shown, box, area.width, area.height), cells, picture, cursor);
+      const at = places(shown, window, area.width, area.height, words, large);
+      if (picture) paintPicture(area, at, cells, picture, cursor && grid ? toGrid(cursor, grid) : cursor, below);
+      if (words) paintWords(area, at, words);
     },
-    [cells, range, picture, shown, box, cursor],
+    [cells, range, picture, shown, box, cursor, words, grid, below?.key, large],
   );
 
   const at = (event: MouseEvent): Cursor | null => {
     const rect = ref.current!.getBoundingClientRect();
-    return elementAt(places(shown, box, size.current.width, size.current.height), event.clientX - rect.left, event.clientY - rect.top);
+    const here = elementAt(places(shown, window, size.current.width, size.current.height, words, large), event.clientX - rect.left, event.clientY - rect.top);
+    return here && grid ? fromGrid(here, grid) : here;
   };
   const zoom = (about: Cursor, factor: number): void => {
-    if (!array) return;
+    if (!array || grid) return; // a grid of patches is seen whole
     const box = values.box.peek()!;
     values.setBox({
       ...box,
@@ -76,9 +89,9 @@ export function Picture({ values, label }: { values: ValuesState; label: string 
     }
     const [dx, dy] = [event.clientX - from.x, event.clientY - from.y];
     from.far ||= Math.hypot(dx, dy) > DRAG;
-    const tile = places(shown, box, size.current.width, size.current.height).tiles[0]!;
+    const tile = places(shown, box, size.current.width, size.current.height, words, large).tiles[0]!;
     const by = (span: readonly [number, number], pixels: number, over: number): number => (-pixels / over) * (span[1] - span[0]);
-    if (from.far) {
+    if (from.far && !grid) {
       values.setBox({
         ...from.box,
         rows: moved(from.box.rows, by(from.box.rows, dy, tile.height), lengthOf(array, shown.rows)),
@@ -87,7 +100,9 @@ export function Picture({ values, label }: { values: ValuesState; label: string 
     }
   };
   const onPointerUp = (event: PointerEvent): void => {
-    if (drag.current && !drag.current.far) values.point(at(event));
+    const here = at(event);
+    if (drag.current && !drag.current.far) values.point(here);
+    if (drag.current && !drag.current.far && here) values.large.value = here.tile;
     drag.current = null;
   };
 
@@ -99,6 +114,7 @@ export function Picture({ values, label }: { values: ValuesState; label: string 
     const [, tall, wide] = cells?.header.block ?? [1, 1, 1];
     const by = event.shiftKey ? 10 : 1;
     const go = (tile: number, row: number, column: number): void => {
+      if (grid) return values.point(cursor ? withinGrid(here, grid, row, column) : here);
       const clamp = (n: number, length: number): number => Math.min(Math.max(n, 0), length - 1);
       const to = {
         tile: Math.min(Math.max(here.tile + tile, box.tiles[0]), box.tiles[1] - 1),
@@ -106,6 +122,7 @@ export function Picture({ values, label }: { values: ValuesState; label: string 
         column: clamp(here.column + column * wide!, lengthOf(array, shown.columns)),
       };
       values.point(cursor ? to : here);
+      if (tile) values.large.value = to.tile;
       const show = (span: readonly [number, number], n: number, length: number): readonly [number, number] =>
         n < span[0] ? moved(span, n - span[0], length) : n + 1 > span[1] ? moved(span, n + 1 - span[1], length) : span;
       const rows = show(box.rows, to.row, lengthOf(array, shown.rows));
@@ -157,6 +174,16 @@ export function Picture({ values, label }: { values: ValuesState; label: string 
       {!cells && <span class="nni-picture-wait">{array?.shape.includes(0) ? "An empty array." : "Reading…"}</span>}
     </div>
   );
+}
+
+/** The words along the rows and columns of a single picture; undefined if none are known. */
+function wordsOf(inputs: InputsState, array: HeldArray, shown: Shown, index: readonly number[]): Words | undefined {
+  if ((shown.tiles >= 0 && shown.view !== "attention") || shown.view === "line") return undefined;
+  const example = exampleOf(array.axes, array.shape, fixed(array, shown, index), inputs.inputs.value);
+  const along = (axis: number): readonly string[] | null =>
+    axis >= 0 && inputs.holds(array.axes[axis]!, array.shape[axis]!) && inputs.words(example).length > 0 ? inputs.words(example) : null;
+  const words = { rows: along(shown.rows), columns: along(shown.columns) };
+  return words.rows || words.columns ? words : undefined;
 }
 
 /** Shows one of several pictures alone. */

@@ -2,19 +2,22 @@
 // Invariant: it asks the kernel when it is first shown and when its arrays may have changed; during a
 // loop it asks only when the user does, so that the loop is left alone.
 import { useEffect, useState } from "preact/hooks";
-import type { Site } from "../kernel/protocol";
+import { visible, type InputsState } from "../inputs/state";
+import type { HeldArray, Site } from "../kernel/protocol";
 import { Python } from "../python/Python";
 import type { Store } from "../store";
 import { Choice } from "../ui/Choice";
 import { ids } from "../ui/testids";
 import { Axes } from "./Axes";
+import { Beside } from "./Beside";
 import { possible } from "./layout";
 import { Legend } from "./Legend";
+import { Looks } from "./Looks";
 import { Picture } from "./Picture";
 import type { Part, ValuesState } from "./state";
-import { blockText, exactAt, expression, leftOut, nameOf, place, shapeText, shortest } from "./text";
+import { blockText, exactAt, expression, indexAt, leftOut, nameOf, place, shapeText, shortest } from "./text";
 
-const PARTS: readonly Part[] = ["output", "input", "gradient", "parameter"];
+const PARTS: readonly Part[] = ["output", "input", "gradient", "parameter", "attention"];
 const AGAIN_MS = 150;
 const SAID_MS = 350;
 
@@ -28,7 +31,11 @@ export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
     return () => clearTimeout(timer);
   }, [seq]);
 
+  const example = store.inputs.example.value;
+  useEffect(() => values.follow(example), [example]);
+
   const [arrays, array, shown, cells] = [values.arrays.value, values.array.value, values.shown.value, values.cells.value];
+  const drawn = values.drawn.value;
   const parts = PARTS.filter((part) => part === values.part.value || !arrays || arrays.parts.includes(part));
   return (
     <section class="nni-values" aria-label="Values">
@@ -59,7 +66,7 @@ export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
           </select>
         )}
         {array && shown && (
-          <Choice label="View" testid={ids.valuesView} value={shown.view} options={possible(array)} choose={(view) => values.setView(view)} />
+          <Choice label="View" testid={ids.valuesView} value={shown.view} options={possible(array, values.patches.value !== null)} choose={(view) => values.setView(view)} />
         )}
         {array && /^complex/.test(array.dtype) && (
           <Choice
@@ -85,10 +92,13 @@ export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
       )}
       {arrays && array && shown && values.problem.value === "" && (
         <>
-          <Axes values={values} array={array} shown={shown} />
-          <Readout values={values} />
-          <Picture values={values} label={`${arrays.part} of ${site.key || "the model"}, ${shapeText(array)}, as ${shown.view}`} />
-          {cells ? <Legend values={values} cells={cells} /> : <div class="nni-legend" />}
+          <Axes values={values} array={array} shown={shown} inputs={store.inputs} />
+          <Readout values={values} inputs={store.inputs} />
+          <Beside values={values} inputs={store.inputs}>
+            <Picture values={values} inputs={store.inputs} label={`${arrays.part} of ${site.key || "the model"}, ${shapeText(array)}, as ${shown.view}`} />
+          </Beside>
+          {shown.view === "attention" && <Looks values={values} inputs={store.inputs} />}
+          {drawn ? <Legend values={values} cells={drawn} /> : <div class="nni-legend" />}
           <p class="nni-faint nni-small nni-told" data-testid={ids.valuesLeftOut}>
             {cells ? leftOut(array, shown, cells) : ""}
           </p>
@@ -103,22 +113,34 @@ function shapeText0(values: ValuesState): string {
   return values.array.value ? `${shapeText(values.array.value)}.` : "";
 }
 
+/** The words of an element's positions, as text: "the", or "query the", "key cat" of several. */
+function wordsAt(inputs: InputsState, array: HeldArray, at: readonly number[]): string[] {
+  const found = inputs.labels(array.axes, array.shape, at).flatMap((word, axis) => (word === null ? [] : [[array.axes[axis]!, visible(word)] as const]));
+  return found.map(([axis, word]) => (found.length > 1 ? `${axis} ${word}` : word));
+}
+
 /** The element under the crosshair. The spoken text waits until the crosshair rests. */
-function Readout({ values }: { values: ValuesState }) {
+function Readout({ values, inputs }: { values: ValuesState; inputs: InputsState }) {
   const [array, shown, cells, cursor] = [values.array.value, values.shown.value, values.cells.value, values.cursor.value];
   const known = array && shown && cells && cursor ? exactAt(array, shown, cells, cursor, values.exact.value) : null;
   const at = array && shown && cursor ? place(array, shown, values.index.value, cursor) : "";
+  const words = array && shown && cursor ? wordsAt(inputs, array, indexAt(array, shown, values.index.value, cursor)) : [];
   const value = known === null || !array ? "" : shortest(known, shown!.over >= 0 ? "float32" : array.dtype);
   const block = cells && cursor ? blockText(cells, cursor) : "";
   const [said, say] = useState("");
   useEffect(() => {
-    const timer = setTimeout(() => say(at === "" ? "" : `${at}: ${value || "…"}`), SAID_MS);
+    const timer = setTimeout(() => say(at === "" ? "" : `${[at, ...words].join(" ")}: ${value || "…"}`), SAID_MS);
     return () => clearTimeout(timer);
-  }, [at, value]);
+  }, [at, value, words.join("\n")]);
   return (
     <div class="nni-readout">
       <span class="nni-readout-line">
         <span class="nni-faint">{at || "Point at a cell, or move with the arrow keys"}</span>
+        {words.map((word, i) => (
+          <bdi key={i} class="nni-word nni-said-word" data-testid={ids.valueWord}>
+            {word}
+          </bdi>
+        ))}
         <b data-testid={ids.valueExact} data-value={known ?? ""} data-place={at}>
           {cursor ? (value || "…") : ""}
         </b>

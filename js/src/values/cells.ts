@@ -75,7 +75,7 @@ export interface Range {
 }
 
 /** The range of colours: from the 1st to the 99th percentile of the shown values, or all of them. */
-export function rangeOf(cells: Cells, robust: boolean): Range {
+export function rangeOf(cells: Pick<Cells, "mean" | "low" | "high">, robust: boolean): Range {
   const finite = cells.mean.filter((v) => Number.isFinite(v)).sort();
   if (finite.length === 0) return { low: 0, high: 1, signed: false };
   let [low, high] = [finite[0]!, finite[finite.length - 1]!];

@@ -2,7 +2,7 @@
 // Invariant: an axis is shown at most once, and every other one has an index within its length.
 import type { HeldArray, ReadValues, Values } from "../kernel/protocol";
 
-const VIEWS = ["heatmap", "images", "attention", "tokens", "line"] as const;
+const VIEWS = ["heatmap", "images", "patches", "attention", "tokens", "line"] as const;
 export type View = (typeof VIEWS)[number];
 
 /** Axes by their place in the array's shape; -1 for none. `over`: the axis whose norms are shown. */
@@ -12,6 +12,12 @@ export interface Shown {
   readonly rows: number;
   readonly columns: number;
   readonly over: number;
+}
+
+export interface Cursor {
+  readonly tile: number;
+  readonly row: number;
+  readonly column: number;
 }
 
 /** A window in elements, along rows, columns and tiles. */
@@ -33,11 +39,12 @@ export function suits(array: HeldArray): View {
   return array.shape.length < 2 ? "line" : "heatmap";
 }
 
-/** The views that the names and lengths of an array's axes allow. */
-export function possible(array: HeldArray): View[] {
+/** The views that the names and lengths of an array's axes allow; `patches`: its positions are those of a picture. */
+export function possible(array: HeldArray, patches = false): View[] {
   const [rank, suited] = [array.shape.length, suits(array)];
   const named = (pattern: RegExp): boolean => array.axes.some((axis) => pattern.test(axis));
   return VIEWS.filter((view) => {
+    if (view === "patches") return patches;
     if (view === suited || view === "line") return true;
     if (view === "heatmap") return rank >= 2;
     if (rank < 3) return false;
@@ -54,6 +61,7 @@ export function shownAs(array: HeldArray, view: View): Shown {
   if (view === "line") return { ...none, view, columns: rank - 1 };
   let [rows, columns] = [rank - 2, rank - 1];
   if (view === "heatmap") return { ...none, view, rows, columns };
+  if (view === "patches") return { ...none, view, columns: rank - 2, over: rank - 1 };
   if (view === "tokens") {
     const over = named("feature") < 0 ? rank - 1 : named("feature");
     const rest = array.shape.map((_, i) => i).filter((i) => i !== over);
@@ -90,6 +98,12 @@ export function wholeBox(array: HeldArray, shown: Shown): Box {
 /** The axes that have sliders. */
 export function slid(array: HeldArray, shown: Shown): number[] {
   return array.shape.map((_, i) => i).filter((i) => ![shown.tiles, shown.rows, shown.columns, shown.over].includes(i));
+}
+
+/** The index along the axes that have sliders, and -1 along those that are shown whole. */
+export function fixed(array: HeldArray, shown: Shown, index: readonly number[]): number[] {
+  const axes = slid(array, shown);
+  return array.shape.map((_, axis) => (axes.includes(axis) ? (index[axis] ?? 0) : -1));
 }
 
 export type Read = Omit<ReadValues, "id">;

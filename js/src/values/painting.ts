@@ -2,10 +2,10 @@
 // way back from a place on the canvas to an element. Invariant: painting and pointer use the same
 // `Places`.
 import type { Area } from "../charts/Canvas";
+import { shortened } from "../inputs/state";
 import { isBad, type Cells, type Range } from "./cells";
-import { css, colours, NOT_FINITE, shade } from "./colour";
-import type { Box, Shown } from "./layout";
-import type { Cursor } from "./state";
+import { css, colours, NOT_FINITE, shade } from "../charts/colour";
+import type { Box, Cursor, Shown } from "./layout";
 
 interface Rect {
   readonly x: number;
@@ -14,18 +14,38 @@ interface Rect {
   readonly height: number;
 }
 
-interface Places {
-  readonly box: Box;
-  readonly tiles: readonly Rect[];
+/** The words along the edges of a picture, by the number of the row or column. */
+export interface Words {
+  readonly rows: readonly string[] | null;
+  readonly columns: readonly string[] | null;
 }
 
+interface Places {
+  readonly box: Box;
+  readonly tiles: readonly Tile[];
+}
+/** Where a tile is painted; the large one of an attention is painted twice. */
+type Tile = Rect & { readonly tile: number };
+
 const GAP = 4;
+const FONT = 10;
+/** The room for words at the left and below, and how many letters fit in it. */
+const ROOM = { rows: 74, columns: 66, letters: 11 };
 
 /** The places of the tiles: one fills the canvas (images keep their shape), several form a grid. */
-export function places(shown: Shown, box: Box, width: number, height: number): Places {
+export function places(shown: Shown, box: Box, full: number, high: number, words?: Words, large = -1): Places {
+  if (shown.view === "attention" && large >= 0 && box.tiles[1] - box.tiles[0] > 1) {
+    const [single, share] = [{ ...box, tiles: [large, large + 1] as const }, Math.floor(full * 0.62)];
+    const first = places(shown, single, share, high, words).tiles[0]!;
+    const beside = first.x + first.width + 3 * GAP;
+    const heads = places(shown, box, full - beside, high).tiles.map((rect) => ({ ...rect, x: rect.x + beside }));
+    return { box, tiles: [first, ...heads] };
+  }
+  const [left, below] = [words?.rows ? ROOM.rows : 0, words?.columns ? ROOM.columns : 0];
+  const [width, height] = [full - left, high - below];
   const count = Math.max(1, box.tiles[1] - box.tiles[0]);
   const [rows, columns] = [box.rows[1] - box.rows[0], box.columns[1] - box.columns[0]];
-  const square = shown.view === "images" || shown.view === "attention";
+  const square = shown.view === "images" || shown.view === "attention" || shown.view === "patches";
   const aspect = square && rows > 0 && columns > 0 ? columns / rows : 0;
   let best = { across: 1, size: 0 };
   for (let across = 1; across <= count; across++) {
@@ -39,18 +59,17 @@ export function places(shown: Shown, box: Box, width: number, height: number): P
   let [w, h] = [cell.width - gap, cell.height - gap];
   if (aspect) [w, h] = w / aspect < h ? [w, w / aspect] : [h * aspect, h];
   const tiles = Array.from({ length: count }, (_, i) => {
-    return { x: (i % best.across) * (w + gap), y: Math.floor(i / best.across) * (h + gap), width: w, height: h };
+    return { tile: box.tiles[0] + i, x: left + (i % best.across) * (w + gap), y: Math.floor(i / best.across) * (h + gap), width: w, height: h };
   });
   return { box, tiles };
 }
 
 /** The element at a place; null if no tile is there. */
 export function elementAt({ box, tiles }: Places, x: number, y: number): Cursor | null {
-  const i = tiles.findIndex((r) => x >= r.x && x < r.x + r.width && y >= r.y && y < r.y + r.height);
-  if (i < 0) return null;
-  const at = tiles[i]!;
+  const at = tiles.find((r) => x >= r.x && x < r.x + r.width && y >= r.y && y < r.y + r.height);
+  if (!at) return null;
   const along = ([from, to]: readonly [number, number], share: number): number => Math.floor(Math.min(from + share * (to - from), Math.ceil(to) - 1));
-  return { tile: box.tiles[0] + i, row: along(box.rows, (y - at.y) / at.height), column: along(box.columns, (x - at.x) / at.width) };
+  return { tile: at.tile, row: along(box.rows, (y - at.y) / at.height), column: along(box.columns, (x - at.x) / at.width) };
 }
 
 /** All cells as one picture, tiles one below the other. */
@@ -74,12 +93,19 @@ export function raster(cells: Cells, range: Range, dark: boolean): HTMLCanvasEle
   return canvas;
 }
 
-export function paintPicture(area: Area, at: Places, cells: Cells, picture: HTMLCanvasElement, cursor: Cursor | null): void {
+/** What lies under the cells: the input's picture of a tile, which spans `whole`, and how much of it shows. */
+export interface Under {
+  readonly of: (tile: number) => HTMLCanvasElement | null;
+  readonly whole: readonly [rows: number, columns: number];
+  readonly share: number;
+}
+
+export function paintPicture(area: Area, at: Places, cells: Cells, picture: HTMLCanvasElement, cursor: Cursor | null, under?: Under): void {
   const { context } = area;
   const { starts, ends, block, counts } = cells.header;
   context.imageSmoothingEnabled = false;
   at.tiles.forEach((rect, i) => {
-    const tile = at.box.tiles[0] + i - starts[0]!;
+    const tile = rect.tile - starts[0]!;
     if (tile < 0 || tile >= counts[0]!) return;
     const x = (column: number): number => rect.x + ((column - at.box.columns[0]) / (at.box.columns[1] - at.box.columns[0])) * rect.width;
     const y = (row: number): number => rect.y + ((row - at.box.rows[0]) / (at.box.rows[1] - at.box.rows[0])) * rect.height;
@@ -87,6 +113,13 @@ export function paintPicture(area: Area, at: Places, cells: Cells, picture: HTML
     context.beginPath();
     context.rect(rect.x, rect.y, rect.width, rect.height);
     context.clip();
+    const below = under?.of(at.box.tiles[0] + i);
+    if (under && below) {
+      context.imageSmoothingEnabled = below.width > rect.width;
+      context.drawImage(below, x(0), y(0), x(under.whole[1]) - x(0), y(under.whole[0]) - y(0));
+      context.imageSmoothingEnabled = false;
+      context.globalAlpha = 1 - under.share;
+    }
     // the last blocks may have fewer elements than the others, so they are drawn separately
     const whole = [1, 2].map((k) => Math.floor((ends[k]! - starts[k]!) / block[k]!)) as [number, number];
     const [tall, wide] = [counts[1]!, counts[2]!];
@@ -101,9 +134,44 @@ export function paintPicture(area: Area, at: Places, cells: Cells, picture: HTML
     part(whole[0], tall, 0, whole[1]);
     part(0, whole[0], whole[1], wide);
     part(whole[0], tall, whole[1], wide);
-    if (cursor && cursor.tile === at.box.tiles[0] + i) crosshair(area, rect, [x(cursor.column), x(cursor.column + 1)], [y(cursor.row), y(cursor.row + 1)]);
+    context.globalAlpha = 1;
+    if (i > 0 && rect.tile === at.tiles[0]!.tile) framed(area, rect); // the one that is also large
+    if (cursor && cursor.tile === rect.tile) crosshair(area, rect, [x(cursor.column), x(cursor.column + 1)], [y(cursor.row), y(cursor.row + 1)]);
     context.restore();
   });
+}
+
+/** Words beside the rows and below the columns of a single picture, as many as there is room for. */
+export function paintWords({ context, palette }: Area, { box, tiles }: Places, words: Words): void {
+  const rect = tiles[0]!;
+  context.fillStyle = palette.text;
+  context.font = `${FONT}px monospace`;
+  context.textBaseline = "middle";
+  context.textAlign = "right";
+  const along = (texts: readonly string[], [from, to]: readonly [number, number], pixels: number, draw: (text: string, at: number) => void): void => {
+    const each = pixels / (to - from || 1);
+    const step = Math.max(1, Math.ceil((FONT + 1) / each));
+    for (let i = Math.ceil(from / step) * step; i < to && i < texts.length; i += step) {
+      const middle = Math.min(Math.max((i + 0.5 - from) * each, FONT / 2), pixels - FONT / 2); // the first and the last are whole
+      draw(shortened(texts[i]!, ROOM.letters), middle);
+    }
+  };
+  if (words.rows) along(words.rows, box.rows, rect.height, (text, at) => context.fillText(text, rect.x - 4, rect.y + at));
+  if (words.columns) {
+    along(words.columns, box.columns, rect.width, (text, at) => {
+      context.save();
+      context.translate(rect.x + at, rect.y + rect.height + 4);
+      context.rotate(-Math.PI / 2);
+      context.fillText(text, 0, 0);
+      context.restore();
+    });
+  }
+}
+
+function framed({ context, palette }: Area, rect: Rect): void {
+  context.strokeStyle = palette.output;
+  context.lineWidth = 4;
+  context.strokeRect(rect.x, rect.y, rect.width, rect.height);
 }
 
 function crosshair({ context, palette }: Area, rect: Rect, [left, right]: [number, number], [top, bottom]: [number, number]): void {

@@ -2,18 +2,15 @@
 // Invariants: at most one request of each kind is under way, and the last wish is always sent; an
 // answer is accepted by its content, not by its time; the picture stays until other cells have
 // come, so that nothing flickers.
-import { batch, signal } from "@preact/signals";
+import { batch, computed, signal } from "@preact/signals";
+import type { InputsState } from "../inputs/state";
 import type { Ask, ValueMessage } from "../kernel/bridge";
 import type { Arrays, HeldArray } from "../kernel/protocol";
 import { decodeValues, type Cells } from "./cells";
-import { covers, possible, request, sameSlice, shownAs, suits, wholeBox, withAxis, type Box, type Read, type Shown, type View } from "./layout";
+import { covers, possible, request, sameSlice, shownAs, suits, wholeBox, withAxis, type Box, type Cursor, type Read, type Shown, type View } from "./layout";
+import { asGrid, patchesOf } from "../inputs/patches";
 
 export type Part = Arrays["part"];
-export interface Cursor {
-  readonly tile: number;
-  readonly row: number;
-  readonly column: number;
-}
 
 export class ValuesState {
   readonly part = signal<Part>("output");
@@ -30,6 +27,17 @@ export class ValuesState {
   readonly robust = signal(true);
   readonly cells = signal<Cells | null>(null);
   readonly cursor = signal<Cursor | null>(null);
+  /** How much of the input's picture shows through the cells, 0 to 1. */
+  readonly share = signal(0);
+  /** The grid of patches of the array; null if it has none. */
+  readonly patches = computed(() => this.array.value && patchesOf(this.array.value, this.inputs?.inputs.value?.pictures));
+  /** The cells as they are drawn: positions in the view "patches" as a grid. */
+  readonly drawn = computed(() => {
+    const [cells, grid] = [this.cells.value, this.patches.value];
+    return this.shown.value?.view !== "patches" ? cells : cells && grid && asGrid(cells, grid);
+  });
+  /** The tile that is shown large too. */
+  readonly large = signal(0);
   /** The value under the cursor with every digit; null until it is known. */
   readonly exact = signal<string | null>(null);
 
@@ -39,7 +47,10 @@ export class ValuesState {
   private pointing: { wish: Read; next: Read | null } | null = null;
   private site: string | null = null;
 
-  constructor(private readonly ask: (request: Ask, settle: (error: string | null) => void) => void) {}
+  constructor(
+    private readonly ask: (request: Ask, settle: (error: string | null) => void) => void,
+    private readonly inputs?: InputsState,
+  ) {}
 
   // ---- messages ----
 
@@ -99,7 +110,8 @@ export class ValuesState {
       if (array && !like) {
         this.cells.value = null;
         this.component.value = "value";
-        this.index.value = array.shape.map(() => 0);
+        this.index.value = array.shape.map((_, axis) => (this.holdsExamples(axis) ? this.inputs!.example.peek() : 0));
+        this.large.value = 0;
         this.setShown(shownAs(array, suits(array)));
       }
     });
@@ -109,7 +121,7 @@ export class ValuesState {
 
   setView(view: View): void {
     const array = this.array.value;
-    if (array && possible(array).includes(view)) this.setShown(shownAs(array, view));
+    if (array && possible(array, this.patches.value !== null).includes(view)) this.setShown(shownAs(array, view));
   }
 
   setAxis(place: "tiles" | "rows" | "columns", axis: number): void {
@@ -127,11 +139,24 @@ export class ValuesState {
     this.read();
   }
 
+  /** Whether an axis of the array is that of the examples which all panels look at. */
+  holdsExamples(axis: number): boolean {
+    const [array, inputs] = [this.array.value, this.inputs?.inputs.value];
+    return !!inputs && array?.axes[axis] === "batch" && array.shape[axis] === inputs.batch;
+  }
+
+  /** Go to the example that all panels look at. */
+  follow(example: number): void {
+    const axis = this.array.value?.axes.indexOf("batch") ?? -1;
+    if (axis >= 0 && this.holdsExamples(axis) && this.index.value[axis] !== example) this.setIndex(axis, example);
+  }
+
   setIndex(axis: number, value: number): void {
     const length = this.array.value?.shape[axis] ?? 1;
     const next = [...this.index.value];
     next[axis] = Math.min(Math.max(Math.round(value), 0), Math.max(length - 1, 0));
     this.index.value = next;
+    if (this.holdsExamples(axis)) this.inputs!.example.value = next[axis]!;
     this.read();
     this.point(this.cursor.value);
   }
@@ -183,7 +208,8 @@ export class ValuesState {
   private wish(): Read | null {
     const [array, shown, box] = [this.array.value, this.shown.value, this.box.value];
     if (!array || !shown || !box) return null;
-    return request(array, shown, this.index.value, box, this.most, this.component.value);
+    const most = shown.view === "patches" ? [1, 1, array.shape[shown.columns]!] : this.most;
+    return request(array, shown, this.index.value, box, most, this.component.value);
   }
 
   private exactWish(): Read | null {
@@ -206,6 +232,8 @@ export class ValuesState {
       const next = this.opening?.next ?? null;
       this.opening = null;
       if (next) return this.sendOpen(next);
+      // from a module that attends to one that does not: its output is there
+      if (error !== null && wish.part === "attention" && wish.site === this.site) return this.setPart(wish.site, "output");
       batch(() => {
         this.busy.value = false;
         if (error === null) return;

@@ -4,8 +4,7 @@ import type { Arrays, HeldArray } from "../kernel/protocol";
 import { bytes, compact, count, real } from "../ui/format";
 import type { Cells } from "./cells";
 import { cellAt, digits } from "./cells";
-import { lengthOf, type Shown } from "./layout";
-import type { Cursor } from "./state";
+import { lengthOf, type Cursor, type Shown } from "./layout";
 
 /** Whether the cells themselves have every digit of an element. */
 function tellsExactly(array: HeldArray, shown: Shown, cells: Cells): boolean {
@@ -41,16 +40,16 @@ function special(text: string): string {
   return text.replace("-Infinity", "−∞").replace("Infinity", "∞").replace("e+", "e").replace(/-/g, "−");
 }
 
+/** The index of an element along each axis. */
+export function indexAt(array: HeldArray, shown: Shown, index: readonly number[], cursor: Cursor): number[] {
+  const at = { [shown.tiles]: cursor.tile, [shown.rows]: cursor.row, [shown.columns]: cursor.column };
+  return array.axes.map((_, axis) => at[axis] ?? index[axis] ?? 0);
+}
+
 /** The place of an element: "batch 0, height 3, width 4". */
 export function place(array: HeldArray, shown: Shown, index: readonly number[], cursor: Cursor): string {
-  return array.axes
-    .map((name, axis) => {
-      if (axis === shown.over) return "";
-      const at = { [shown.tiles]: cursor.tile, [shown.rows]: cursor.row, [shown.columns]: cursor.column }[axis];
-      return `${name} ${at ?? index[axis]}`;
-    })
-    .filter(Boolean)
-    .join(", ");
+  const at = indexAt(array, shown, index, cursor);
+  return array.axes.flatMap((name, axis) => (axis === shown.over ? [] : [`${name} ${at[axis]}`])).join(", ");
 }
 
 /** The facts of the block under the cursor; "" if it is one element. */
@@ -98,10 +97,11 @@ export function shapeText(array: HeldArray): string {
 /** The Python that returns the same values. */
 export function expression(arrays: Arrays, array: HeldArray): string {
   const calls = Math.max(...arrays.arrays.map((a) => a.call)) > 0;
-  const parts = [JSON.stringify(arrays.site)];
-  if (arrays.part !== "output") parts.push(`part="${arrays.part}"`);
+  const attends = arrays.part === "attention";
+  const parts = [JSON.stringify(attends ? arrays.site + (array.name || "@attention") : arrays.site)];
+  if (arrays.part !== "output" && !attends) parts.push(`part="${arrays.part}"`);
   if (calls) parts.push(`call=${array.call}`);
   if (arrays.clean) parts.push("clean=True");
-  const leaf = arrays.part === "parameter" ? `[${JSON.stringify(array.name)}]` : arrays.part === "input" ? "" : array.name;
+  const leaf = arrays.part === "parameter" ? `[${JSON.stringify(array.name)}]` : arrays.part === "input" || attends ? "" : array.name;
   return `insp.values(${parts.join(", ")})${leaf}`;
 }

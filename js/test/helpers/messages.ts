@@ -41,7 +41,7 @@ export function perturbation(id: number, site: string, more: Partial<Perturbatio
   return {
     id, site, sites: [site], reach: 1, kind: "Zero", at: "output", acts_on: "value", expression: "nni.Zero()",
     strength: null, strength_name: "", low: 0, high: 0, units: 0, units_off: 0, mask: "", python: "", enabled: true, pending: false,
-    compiling: false, not_acting: "", ...more,
+    compiling: false, not_acting: "", axis: -1, ...more,
   }; // prettier-ignore
 }
 
@@ -96,7 +96,7 @@ export const HISTORY_FLOATS = (steps: number): number =>
 /** Figures of so many units; unit 1 is dead. */
 export function units(count: number, site = "blocks/0", more: Partial<UnitFigures> = {}): [UnitFigures, DataView] {
   const header: UnitFigures = {
-    type: "units", version: VERSION, id: 1, site, each: 2, source: "the example", units: count, more: 0, why: "", ...more,
+    type: "units", version: VERSION, id: 1, site, each: 2, source: "the example", units: count, more: 0, why: "", axis: -1, axes: [], ...more,
   }; // prettier-ignore
   const figures = Float64Array.from({ length: UNIT_FIGURES.length * count }, (_, i) => i / 8);
   figures.fill(0, UNIT_FIGURES.indexOf("zero_fraction") * count); // and nonfinite after it

@@ -15,11 +15,11 @@ describe("Looks", () => {
     looks.look("units", "b");
     looks.look("units", "c");
     looks.look("code", "c");
-    expect(kernel.asked).toEqual([{ type: "look", what: "units", site: "a" }, { type: "look", what: "code", site: "c" }]);
+    expect(kernel.asked).toEqual([{ type: "look", what: "units", site: "a", axis: -1 }, { type: "look", what: "code", site: "c", axis: -1 }]);
     looks.receive(...units(4, "a"));
     expect(looks.units.value, "nobody wants it any more").toBeNull();
     kernel.settles[0](null);
-    expect(kernel.asked[2]).toEqual({ type: "look", what: "units", site: "c" });
+    expect(kernel.asked[2]).toEqual({ type: "look", what: "units", site: "c", axis: -1 });
     looks.receive(...units(4, "c"));
     expect(looks.units.value?.site).toBe("c");
   });

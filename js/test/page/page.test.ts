@@ -160,7 +160,7 @@ describe("the kernel that it plays", () => {
   });
 
   it("gives what was kept of a site under the request's number, or the error that was kept", () => {
-    const look = (site: string) => replay().answer(ask({ type: "look", id: 9, what: "code", site }));
+    const look = (site: string) => replay().answer(ask({ type: "look", id: 9, what: "code", site, axis: -1 }));
     expect(look("blocks/0").messages[0][0]).toMatchObject({ type: "code", id: 9 });
     expect(look("head")).toEqual({ messages: [], error: "It failed." });
     expect(look("blocks/1").error).toContain("does not keep");
@@ -176,7 +176,27 @@ describe("the kernel that it plays", () => {
       { type: "switch_mode", id: 1, module: "", name: "deterministic", value: true },
     ];
     for (const request of requests) expect(replay().answer(ask(request))).toEqual({ messages: [], error: NEEDS_MODEL });
-    expect(replay().answer(ask({ type: "show_values", id: 1, site: "", part: "output", clean: false })).error).toContain("not values");
+    expect(replay().answer(ask({ type: "show_values", id: 1, site: "", part: "output", clean: false })).error).toContain("keeps only the values that were open");
+    expect(replay().answer(ask({ type: "compare", id: 1, number: 0, pinned: 7 })).error).toContain("keeps only the comparisons");
+  });
+
+  it("answers with the values and comparisons that were on screen, whatever window is asked for", () => {
+    const arrays = { type: "arrays", version: VERSION, request: 5, site: "a\"b", part: "output", clean: false, parts: ["output"], arrays: [], perturbed: false, source: "", notes: [] };
+    const values = { type: "values", version: VERSION, request: 6, array: 3, index: [0, 2, 0], axes: [-1, 0, 2], norm_over: -1, component: "value", exact: false, starts: [0, 0, 0], ends: [1, 4, 4], block: [1, 1, 1], counts: [1, 4, 4], planes: ["value"], encoding: "float32" };
+    const compared = { type: "compared", version: VERSION, id: 9, number: 2, pinned: 0, rows: [], total: 0 };
+    const one = (header: object): object => ({ header, buffer: [] });
+    const answers = {
+      values: [['["a\\"b","output",false]', one(arrays)], ['[3,[0,2,0],[-1,0,2],-1,"value"]', one(values)]],
+      compare: [["2 0", one(compared)]],
+    };
+    const page = new Replay(new Recorded(packed({ answers })));
+    const read = { type: "read_values", id: 12, array: 3, index: [1, 2, 3], axes: [-1, 0, 2], starts: [0, 1, 1], ends: [1, 2, 2], most: [1, 9, 9], norm_over: -1, component: "value", exact: false };
+    const header = (request: object): unknown => page.answer(ask(request)).messages[0]?.[0];
+    expect(header({ type: "show_values", id: 11, site: 'a"b', part: "output", clean: false })).toEqual({ ...arrays, request: 11 });
+    expect(header(read)).toEqual({ ...values, request: 12 });
+    expect(header({ ...read, index: [1, 1, 3] })).toBeUndefined();
+    expect(page.answer(ask({ ...read, exact: true }))).toEqual({ messages: [], error: "" });
+    expect(header({ type: "compare", id: 13, number: 2, pinned: 0 })).toEqual({ ...compared, id: 13 });
   });
 
   it("answers after the call that asks, messages first, with one reply", async () => {
@@ -204,7 +224,7 @@ describe("the page", () => {
   });
 
   it("shows the last state and says what it is", async () => {
-    end = show(new Recorded(packed({ state: state({ perturbations: [perturbation(1, "head")] }) })), place);
+    end = show(new Recorded(packed({ missing: ["values"], state: state({ perturbations: [perturbation(1, "head")] }) })), place);
     await settle();
     expect(find(ids.selected)?.dataset["value"]).toBe("blocks/0");
     expect(find(ids.stat("output", "mean"))?.dataset["value"]).toBe("3");

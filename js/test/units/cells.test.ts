@@ -1,8 +1,8 @@
 // The strip of units: where its cells are, and their colours.
 import { describe, expect, it } from "vitest";
 import { decodeUnits } from "../../src/kernel/decode";
-import { cellAt, gridOf, isDead, paintStrip, rangeOf } from "../../src/units/cells";
-import { colours, css } from "../../src/values/colour";
+import { cellAt, gridOf, lineOf, isDead, paintStrip, rangeOf } from "../../src/units/cells";
+import { colours, css } from "../../src/charts/colour";
 import { units } from "../helpers/messages";
 
 describe("cells", () => {
@@ -48,4 +48,12 @@ describe("cells", () => {
     expect(rgb(below)[2]).toBeGreaterThan(rgb(below)[0]);
     expect(rgb(above)[0]).toBeGreaterThan(rgb(above)[2]);
   });
+});
+
+it("lays patches out as in their picture, below a class token", () => {
+  const grid = gridOf(10, 600, { rows: 3, columns: 3, skip: 1 });
+  expect([grid.columns, grid.rows, grid.lead]).toEqual([3, 4, 2]);
+  const at = (column: number, row: number) => cellAt(grid, 10, (column + 0.5) * grid.width, (row + 0.5) * grid.height);
+  expect([at(0, 0), at(2, 0), at(0, 1), at(2, 3)]).toEqual([null, 0, 1, 9]);
+  expect([lineOf(grid, 1, 9), lineOf(grid, 4, 4)]).toEqual([[1, 5, 9], [4, 4]]);
 });

@@ -28,13 +28,13 @@ describe("Masks", () => {
     masks.set("a", fromHex("7f", 8));
     masks.set("a", fromHex("3f", 8));
     masks.set("a", fromHex("1f", 8));
-    expect(kernel.asked).toEqual([{ type: "set_mask", perturbation: null, site: "a", units: 8, mask: "7f" }]);
+    expect(kernel.asked).toEqual([{ type: "set_mask", perturbation: null, site: "a", units: 8, mask: "7f", axis: -1 }]);
     expect(toHex(masks.of("a", 8)), "shown at once").toBe("1f");
     kernel.settles[0](null);
     expect(kernel.asked, "its number is not known yet").toHaveLength(1);
     all = [mask(5, "7f")];
     masks.settle();
-    expect(kernel.asked[1]).toEqual({ type: "set_mask", perturbation: 5, site: "a", units: 8, mask: "1f" });
+    expect(kernel.asked[1]).toEqual({ type: "set_mask", perturbation: 5, site: "a", units: 8, mask: "1f", axis: -1 });
     kernel.settles[1](null);
     all = [mask(5, "1f")];
     masks.settle();

@@ -5,8 +5,9 @@ import type { Arrays, HeldArray, Values } from "../../src/kernel/protocol";
 import { VERSION } from "../../src/kernel/protocol";
 import { ids } from "../../src/ui/testids";
 import { cellAt, decodeValues, isBad, rangeOf, type Cells } from "../../src/values/cells";
-import { colours, shade } from "../../src/values/colour";
+import { colours, shade } from "../../src/charts/colour";
 import { blockFor, covers, moved, possible, request, shownAs, slid, suits, wholeBox, withAxis, zoomed } from "../../src/values/layout";
+import { keysOf } from "../../src/values/Looks";
 import { elementAt, places } from "../../src/values/painting";
 import { ValuesState } from "../../src/values/state";
 import { blockText, exactAt, expression, leftOut, place, shortest } from "../../src/values/text";
@@ -173,9 +174,35 @@ describe("places", () => {
     });
     expect(elementAt(at, 599.9, 299.9)).toBeNull();
   });
+
+  it("of an attention are a large one, with words, and a small one of each head", () => {
+    const shown = shownAs(held([2, 5, 4, 6], ["batch", "head", "query", "key"]), "attention");
+    const words = { rows: ["a", "b", "c", "d"], columns: null };
+    const [large, ...small] = places(shown, { tiles: [0, 5], rows: [0, 4], columns: [0, 6] }, 600, 300, words, 3).tiles;
+    expect([large!.tile, ...small.map((r) => r.tile)]).toEqual([3, 0, 1, 2, 3, 4]);
+    expect(large!.x).toBeGreaterThan(0);
+    for (const r of small) {
+      expect(r.width * r.height).toBeLessThan((large!.width * large!.height) / 4);
+      expect(r.x).toBeGreaterThan(large!.x + large!.width);
+      expect(r.x + r.width).toBeLessThanOrEqual(600);
+      expect(r.y + r.height).toBeLessThanOrEqual(300);
+    }
+  });
 });
 
 describe("texts", () => {
+  it("name the keys that a query looks at most, and how many a cell stands for", () => {
+    const seen = cells({ counts: [1, 2, 3], ends: [1, 2, 5], block: [1, 1, 2], planes: ["mean"] }, [0, 0, 0, 0.2, 0.05, 0.5]);
+    expect(keysOf(seen, { tile: 0, row: 1, column: 0 }, 5).map((key) => [key.from, key.count])).toEqual([
+      [4, 1],
+      [0, 2],
+      [2, 2],
+    ]);
+    expect(keysOf(seen, { tile: 1, row: 1, column: 0 }, 5)).toEqual([]);
+    const several = held([2, 3, 3], ["head", "query", "key"], { name: "@attention[1]" });
+    expect(expression(arrays([several], { part: "attention" }), several)).toBe('insp.values("blocks/0@attention[1]")');
+  });
+
   it("tell a value as short as its dtype allows", () => {
     expect(shortest(String(Math.fround(0.1)), "float32")).toBe("0.1");
     expect(shortest("0.1", "float64")).toBe("0.1");
@@ -217,6 +244,19 @@ describe("the state", () => {
     values = new ValuesState((request, settle) => asked.push({ request, settle }));
   });
   const types = (): string[] => asked.map(({ request }) => request.type);
+
+  it("shows the output of a module that does not attend, after one that does", () => {
+    values.open("attn");
+    asked[0]!.settle(null);
+    values.setPart("attn", "attention");
+    asked[1]!.settle(null);
+    values.open("head");
+    asked[2]!.settle("'head' computes no attention itself.");
+    expect(asked[3]!.request).toMatchObject({ site: "head", part: "output" });
+    expect(values.problem.value).toBe("");
+    asked[3]!.settle("no output");
+    expect(values.problem.value).toBe("no output");
+  });
 
   it("asks for arrays, then for a window, and for the last wish of several", () => {
     values.open("blocks/0");

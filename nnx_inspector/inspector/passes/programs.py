@@ -39,8 +39,8 @@ from nnx_inspector.perturbations.substitute import with_own_parameters
 from nnx_inspector.program.analysis.trace import staged_for_trace
 from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.function import Arguments
-from nnx_inspector.program.harvest import Keep, Plan
 from nnx_inspector.program.marks import INPUT, OUTPUT
+from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.stage import Staged, Tracing, staged
 from nnx_inspector.recordings.facts import Facts
 from nnx_inspector.records.backward import backward_pass, require_scalar
@@ -56,6 +56,7 @@ class OfUnits:
     """A forward pass that measures the units of some sites' outputs, and nothing else."""
 
     sites: tuple[str, ...]
+    axis: int = -1
 
 
 T = TypeVar("T")
@@ -291,11 +292,11 @@ class OwnedPasses:
         """The change of each site's output under a setting, from two passes in one program."""
         return jax.device_get(self._run("compare", call, setting))
 
-    def units(self, call: Call, setting: Setting, *sites: str) -> Record:
-        """The record of a forward pass with figures for each unit of the last axis of these sites'
-        outputs, and nothing else. Compiled once for the same sites.
+    def units(self, call: Call, setting: Setting, *sites: str, axis: int = -1) -> Record:
+        """The record of a forward pass with figures for each unit along an axis of these sites'
+        outputs, and nothing else. Compiled once for the same sites and axis.
         """
-        return jax.device_get(self._run(OfUnits(sites), call, setting))
+        return jax.device_get(self._run(OfUnits(sites, axis), call, setting))
 
     def missing(
         self, kind: Kind, call: Call, setting: Setting
@@ -380,7 +381,7 @@ class OwnedPasses:
                 if kind == "compare":
                     return differences(stage, inputs, plan, root=form.entry.site)
                 if isinstance(kind, OfUnits):
-                    keep = Keep(units=-1, parts=(OUTPUT,), sites=kind.sites)
+                    keep = Keep(units=kind.axis, parts=(OUTPUT,), sites=kind.sites)
                     plan = dataclasses.replace(plan, summarise=False, keep=keep)
                     seen = stage.evaluate(inputs, plan=plan)[1]
                     return record_of(stage, seen)

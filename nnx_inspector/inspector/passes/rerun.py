@@ -23,11 +23,11 @@ from nnx_inspector.errors import InspectorError, InspectorWarning, warn
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.nnx.switches import Switches
 from nnx_inspector.inspector.passes.call import Call
+from nnx_inspector.inspector.passes.examined import show_inputs
 from nnx_inspector.inspector.passes.trials import Shown, Trial, each_alone, made
 from nnx_inspector.perturbations.apply import Reach
-from nnx_inspector.perturbations.gradients import GradientPerturbation
 from nnx_inspector.perturbations.slots import PARAMETER, Setting
-from nnx_inspector.program.donated import (
+from nnx_inspector.records.donated import (
     are_these,
     require_there,
     require_whole,
@@ -270,6 +270,7 @@ class Reruns:
             if not core.looping:
                 core.handles.tell_idle(self._idle_in(shown))
         self._show(shown, call)
+        show_inputs(core, shown.outcome.perturbed.value)
         if shown.setting.active and shown.outcome.differences is None:
             self._want_comparison(call, shown.setting)
         self._want_each_alone(shown)
@@ -294,10 +295,7 @@ class Reruns:
                 continue
             if not of_parameters and called.isdisjoint(handle.sites):
                 found[handle.id] = f"{shown.trial.name.lower()} does not call it"
-            elif (
-                isinstance(handle.perturbation, GradientPerturbation)
-                and shown.trial.loss_fn is None
-            ):
+            elif handle.perturbation.acts_on == "gradient" and shown.trial.loss_fn is None:
                 found[handle.id] = (
                     "a forward pass computes no gradients; insp.step(loss_fn, batch) does"
                 )

@@ -9,28 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from nnx_inspector.background import Worker
-from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.passes.call import Call
+from nnx_inspector.inspector.passes.job import Job
 from nnx_inspector.perturbations.effects import Logits
 from nnx_inspector.perturbations.sweep import swept
 from nnx_inspector.perturbations.values import Perturbation
-from nnx_inspector.program.donated import undisturbed
 from nnx_inspector.progress import Progress, shown
+from nnx_inspector.records.donated import undisturbed
 from nnx_inspector.screen import protocol
 
 if TYPE_CHECKING:
     import pandas as pd
 
-TICK = 0.1
-"""The shortest time between two messages, in seconds."""
 MEASURES = ("loss_change", "output_change", "kl", "top1_changed")
 
 
@@ -43,7 +38,7 @@ class Asked:
         source: the name of that pass on screen.
         of_a_loss: whether the pass has a loss.
         only: the sites.
-        perturbation: the perturbation of each site.
+        perturbation: the perturbation of each site; None for the default of `sweep`.
         layers, logits, chunk, units: as in `sweep`.
     """
 
@@ -51,7 +46,7 @@ class Asked:
     source: str
     of_a_loss: bool
     only: Only
-    perturbation: Perturbation
+    perturbation: Perturbation | None
     layers: bool = True
     logits: Logits = None
     chunk: int | None = None
@@ -63,17 +58,14 @@ class Sweeps:
 
     def __init__(self, core: Core):
         self._core, self._show = core, core.view.keep
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._busy = False
-        self._shown_at = 0.0
-        # an error is already on screen by then
-        self._worker = Worker("nnx_inspector.sweep", lambda error: None)
-        self.wait = self._worker.wait
-        core.closing.callback(self._worker.close)
-        core.closing.callback(self._stop.set)
+        self._job = Job(
+            core,
+            "nnx_inspector.sweep",
+            "A sweep is already running. Stop it with its button or insp.stop_sweep().",
+        )
+        self.wait, self.stop = self._job.wait, self._job.stop
 
-    def wanted(self, only: Only, perturbation: Perturbation, *how: Any) -> Asked:
+    def wanted(self, only: Only, perturbation: Perturbation | None, *how: Any) -> Asked:
         """The request for a sweep of the last pass; `how` is layers, logits, chunk and units."""
         core = self._core
         core.require_open()
@@ -89,55 +81,33 @@ class Sweeps:
             InspectorError: another sweep is running.
             Any error of `sweep`.
         """
-        self._begin()
+        self._job.begin()
         return self._run(asked, progress)
 
     def start(self, asked: Asked) -> None:
         """Sweep in a thread; an error is shown on screen."""
-        self._begin()
+        self._job.begin()
         try:
             self._show(_of(asked, running=True))
         finally:
-            started = self._worker.do(lambda: self._run(asked, progress=False))
-            if not started:
-                self._busy = False
-
-    def stop(self) -> None:
-        """End the running sweep after the present chunk."""
-        self._stop.set()
-
-    def _begin(self) -> None:
-        with self._lock:
-            if self._busy:
-                raise InspectorError(
-                    "A sweep is already running. Stop it with its button or insp.stop_sweep()."
-                )
-            self._busy = True
-            self._stop.clear()
+            self._job.start(lambda: self._run(asked, progress=False))
 
     def _run(self, asked: Asked, progress: Progress) -> pd.DataFrame:
-        try:
-            self._show(_of(asked, running=True))
-            call = undisturbed(lambda: asked.call().copied(), "The model")
-            with shown(progress, "sweep") as bar:
-                report = lambda done, total: self._report(asked, bar, done, total)  # noqa: E731
-                with call.configuration.held():
-                    frame = _swept(call, asked, report)
-            self._show(_result(asked, frame))
-            return frame
-        except BaseException as error:
-            text = str(error) or type(error).__name__
-            self._show(_of(asked, error=f"{type(error).__name__}: {text}"))
-            raise
-        finally:
-            self._busy = False
-
-    def _report(self, asked: Asked, bar: Callable[[int, int], bool], done: int, total: int) -> bool:
-        now = time.monotonic()
-        if done in (0, total) or now - self._shown_at >= TICK:
-            self._shown_at = now
+        def tell(done: int, total: int) -> None:
             self._show(_of(asked, running=True, done=done, total=total))
-        return bar(done, total) or self._stop.is_set()
+
+        with self._job.held():
+            try:
+                self._show(_of(asked, running=True))
+                call = undisturbed(lambda: asked.call().copied(), "The model")
+                with shown(progress, "sweep") as bar, call.configuration.held():
+                    frame = _swept(call, asked, self._job.reporting(tell, bar))
+                self._show(_result(asked, frame))
+                return frame
+            except BaseException as error:
+                text = str(error) or type(error).__name__
+                self._show(_of(asked, error=f"{type(error).__name__}: {text}"))
+                raise
 
 
 def _swept(call: Call, asked: Asked, report: Callable[[int, int], bool]) -> pd.DataFrame:
@@ -159,7 +129,9 @@ def _swept(call: Call, asked: Asked, report: Callable[[int, int], bool]) -> pd.D
     )
 
 
-def _of(asked: Asked, **more: Any) -> protocol.Sweep:
+def _of(asked: Asked, kind: str = "Zero", **more: Any) -> protocol.Sweep:
+    """The message; `kind` is the one that was used by default."""
+    one = asked.perturbation
     fields: dict[str, Any] = dict(
         running=False, stopped=False, done=0, total=0, measures=(), loss=None, rows=(), measured=0,
         error="",
@@ -167,7 +139,7 @@ def _of(asked: Asked, **more: Any) -> protocol.Sweep:
     return protocol.Sweep(
         version=protocol.VERSION,
         sites=asked.only if isinstance(asked.only, str) else "the chosen sites",
-        perturbation=asked.perturbation.python() or type(asked.perturbation).__name__,
+        perturbation=f"nni.{kind}()" if one is None else one.python() or one.kind_name,
         source=asked.source,
         **{**fields, **more},
     )
@@ -190,6 +162,7 @@ def _result(asked: Asked, frame: Any) -> protocol.Sweep:
     loss = attrs["clean"].get("loss")
     return _of(
         asked,
+        attrs["perturbation"],
         stopped=bool(attrs["stopped"]),
         done=len(frame),
         total=len(frame) + unmeasured,

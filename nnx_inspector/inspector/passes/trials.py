@@ -25,7 +25,7 @@ from nnx_inspector.inspector.passes.entry import Entry
 from nnx_inspector.inspector.passes.programs import OwnedPasses, Result
 from nnx_inspector.perturbations.effects import Differences
 from nnx_inspector.perturbations.slots import Setting
-from nnx_inspector.program.donated import WeakArrays, are_there, require_there
+from nnx_inspector.records.donated import WeakArrays, are_there, require_there
 from nnx_inspector.screen import protocol
 
 

@@ -30,18 +30,22 @@ class Around:
     Attributes:
         module: the called module, None if there is none (a Linen submodule, say).
         loops: how many scans are around the call; each gives its values an axis in front.
+        members: whether the next axis is that of the members of an ensemble.
         mapped: how many vmaps are around it; their axes come next.
         stacked: whether the module holds the parameters of several layers or members.
         batch: the length of the batch in the arguments of the whole pass, None if unknown.
+        positions: the length of the pass's only sequence, if it has no batch; None otherwise.
         spatial: whether the model has convolutions.
         attends: whether the last axis holds weights that add up to 1.
     """
 
     module: Any = None
     loops: int = 0
+    members: bool = False
     mapped: int = 0
     stacked: bool = False
     batch: int | None = None
+    positions: int | None = None
     spatial: bool = False
     attends: bool = False
 
@@ -54,33 +58,37 @@ def names_of_value(shape: Sequence[int], dtype: Any, around: Around) -> tuple[st
         ('batch', 'height', 'width', 'channel')
     """
     front = ["layer" if around.stacked else "iteration"] * around.loops
-    in_scan = around.loops > 0
-    front += ["member" if around.stacked and not in_scan else "batch"] * around.mapped
+    apart = around.loops > 0 or around.members
+    front += ["member"] * around.members
+    front += ["batch" if apart or not around.stacked else "member"] * around.mapped
     return _numbered([*front, *_inner(tuple(shape[len(front) :]), dtype, around)])
 
 
 def _inner(shape: tuple[int, ...], dtype: Any, around: Around) -> list[str]:
     rank, floating = len(shape), jnp.issubdtype(dtype, jnp.inexact)
     is_batch = bool(rank) and shape[0] == around.batch
-    first = ["batch"] if is_batch else [""]
-    if rank == 4 and around.attends:
-        return [*first, "head", "query", "key"]
-    if rank == 3 and around.attends:
-        return ["batch" if is_batch else "head", "query", "key"]
+    is_text = bool(rank) and shape[0] == around.positions
+    first = ["batch" if is_batch else "position" if is_text else ""]
+    if rank > 3 and around.attends:
+        return [*first, *[""] * (rank - 4), "head", "query", "key"]
+    if rank > 1 and around.attends:
+        return [*["batch" if is_batch else "head"] * (rank - 2), "query", "key"]
     if isinstance(around.module, CONVOLUTIONS):
         space = len(around.module.kernel_size)
         if floating and rank > space and space in SPACES:
             lead = ["batch"] if rank == space + 2 else [""] * (rank - space - 1)
             return [*lead, *SPACES[space], "channel"]
-    if around.spatial and floating and rank == 4 and is_batch:
-        return ["batch", "height", "width", "channel"]
     heads = own_attribute(around.module, "out_features")
     if isinstance(heads, tuple) and len(heads) == 2 and shape[-2:] == heads and rank >= 3:
         middle = ["position"] if rank == 4 else [""] * (rank - 3)
         return [*first, *middle, "head", "feature"]
+    if around.spatial and floating and rank == 4 and is_batch:
+        return ["batch", "height", "width", "channel"]
     if rank == 2 and is_batch and not floating:
         return ["batch", "position"]
     known = isinstance(around.module, FEATURES_LAST)
+    if floating and rank == 2 and is_text:
+        return ["position", "feature"]
     if floating and rank in (2, 3) and (is_batch or known):
         return [*first, *(["position"] if rank == 3 else []), "feature"]
     if floating and rank and known:

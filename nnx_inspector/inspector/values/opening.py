@@ -19,7 +19,7 @@ from flax import nnx
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.pytrees import plain_key
-from nnx_inspector.hooks.sites import parse_key, site_key
+from nnx_inspector.hooks.sites import of_operation, parse_key, site_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.programs import OwnedPasses
@@ -32,10 +32,10 @@ from nnx_inspector.inspector.values.axes import (
 from nnx_inspector.inspector.values.programs import CallValues, ValuePasses
 from nnx_inspector.inspector.values.shelf import Held, Moment, Opened, Shelf, is_shown
 from nnx_inspector.perturbations.slots import Setting
-from nnx_inspector.program.donated import require_whole
 from nnx_inspector.program.function import Arguments
+from nnx_inspector.records.donated import require_whole
 
-Part = Literal["output", "input", "gradient", "parameter"]
+Part = Literal["output", "input", "gradient", "parameter", "attention"]
 ATTENDS_WITHIN = 0.02
 """How far from 1 the sum of attention weights may be; bfloat16 is that inexact."""
 
@@ -49,18 +49,22 @@ class Look:
         setting: its perturbations.
         modules: site's key -> its module.
         stacked: site's key -> how many layers its module holds.
+        attends: site's key -> how many attentions its call computes.
         passes: the passes of the model.
         trial: identifies the arguments: another trial has other arguments.
         source: the name of the pass, in words.
+        sequence: the number of tokens, if the batch is one sequence; None if it is not known to be.
     """
 
     call: Call
     setting: Setting
     modules: Mapping[str, nnx.Module]
     stacked: Mapping[str, int]
+    attends: Mapping[str, int]
     passes: OwnedPasses
     trial: Any
     source: str
+    sequence: int | None = None
 
     def parts(self, site: str) -> tuple[Part, ...]:
         """The parts of a site that can be opened."""
@@ -68,7 +72,8 @@ class Look:
         module = self.modules.get(_module_key(site))
         has = module is not None and bool(contents(module).variables)
         of_module: tuple[Part, ...] = ("parameter",) if has else ()
-        return ("output", "input", *of_loss, *of_module)
+        patterns: tuple[Part, ...] = ("attention",) if self.attends.get(site) else ()
+        return ("output", "input", *of_loss, *of_module, *patterns)
 
 
 class Opening:
@@ -85,7 +90,8 @@ class Opening:
         Args:
             look: the pass on screen.
             site: the site's key.
-            part: the part; "gradient" needs a pass of a loss.
+            part: the part; "gradient" needs a pass of a loss. "attention" are the outputs of the
+                sites `"...@attention"` within the call.
             clean: whether to leave the perturbations out.
 
         Raises:
@@ -104,6 +110,8 @@ class Opening:
             )
         if part == "parameter":
             return self._parameters(look, site)
+        if part == "attention":
+            return self._patterns(look, site, clean)
         setting = look.setting.clean() if clean else look.setting
         parts = look.call.parts
         require_whole([*parts.leaves, *parts.arrays], "The values")
@@ -135,25 +143,46 @@ class Opening:
             for number, call in enumerate(calls)
             if call.took_place and not call.ran.all()
         ]
-        if part == "output" and isinstance(look.modules.get(site), nnx.MultiHeadAttention):
-            notes.append(_HOW_TO_SOW.format(site=f"{site}/attention_weights"))
         return Opened(moment, tuple(arrays), _trees(calls, part), tuple(notes))
+
+    def _patterns(self, look: Look, site: str, clean: bool) -> Opened:
+        """The patterns of a call's attentions."""
+        count = look.attends.get(site, 0)
+        if not count:
+            those = ", ".join(repr(key) for key, n in look.attends.items() if n) or "none does"
+            raise InspectorError(f"{site!r} computes no attention itself. Of this model: {those}.")
+        names = ["@attention", *(f"@attention[{n}]" for n in range(1, count))]
+        sets = [self._open(look, site + name, "output", clean) for name in names]
+        if len(sets) == 1:
+            return sets[0]
+        arrays = [
+            dataclasses.replace(held, name=name)
+            for name, one in zip(names, sets, strict=True)
+            for held in one.arrays
+        ]
+        tree = ({name: one.tree for name, one in zip(names, sets, strict=True)},)
+        return Opened(Moment((site, "attention"), []), tuple(arrays), tree)
 
     def _held(self, look: Look, site: str, part: Part, number: int, call: CallValues) -> list[Held]:
         module = look.modules.get(_module_key(site))
         names = _leaf_names(call, part, module, site)
         out: list[Held] = []
+        batch = batch_of(look.call)
+        alone = batch not in (None, 1) and batch == look.sequence  # one sequence, without a batch
         for name, value, mapped in zip(names, call.values, call.mapped, strict=True):
             if value is None:
                 continue
             around = Around(
                 module=module,
-                loops=call.loops,
+                loops=call.loops - call.members,
+                members=call.members,
                 mapped=mapped,
-                stacked=look.stacked.get(site, 0) > 0,
-                batch=_batch_of(look.call),
-                spatial=_convolves(look.call.model),
-                attends=part == "output" and _attends(value, call.loops + mapped, module),
+                stacked=look.stacked.get(of_operation(site)[0], 0) > 0,
+                batch=None if alone else batch,
+                positions=batch if alone else None,
+                spatial=convolves(look.call.model),
+                attends=of_operation(site)[1].startswith("@attention")
+                or (part == "output" and _attends(value, call.loops + mapped, module)),
             )
             axes = names_of_value(value.shape, value.dtype, around)
             out.append(Held(self.shelf.next_number(), number, name, value, axes))
@@ -228,17 +257,13 @@ def _module_key(site: str) -> str:
 
 # ------------------------------------------------------------------ in words
 
-_HOW_TO_SOW = (
-    "To see which position attends to which, call the module with sow_weights=True and inspect "
-    "forward = lambda model, *args: nnx.capture(model, nnx.Intermediate)(*args): the weights "
-    "are then the values of {site}."
-)
-
 
 def _why_nothing(site: str, part: Part, calls: list[CallValues]) -> str:
     if not calls:
         return (
             f"{site!r} is not called in this pass, or is inside something that cannot be entered."
+            + f" nni.trace(..., only={of_operation(site)[0] + '@*'!r}) lists what is."
+            * ("@" in site)
         )
     if not any(call.took_place for call in calls):
         return f"{site!r} is in a branch that this pass did not take."
@@ -307,14 +332,14 @@ def _trees(calls: list[CallValues], part: Part) -> tuple[Any, ...]:
 # ------------------------------------------------------------- what is known
 
 
-def _batch_of(call: Call) -> int | None:
+def batch_of(call: Call) -> int | None:
     """The length of the first axis of the pass's first array."""
     taken = Arguments.of((call.args, call.kwargs))
     shapes = [np.shape(x) for x in taken.take(taken.arrays)]
     return next((shape[0] for shape in shapes if shape), None)
 
 
-def _convolves(model: nnx.Module) -> bool:
+def convolves(model: nnx.Module) -> bool:
     return any(isinstance(module, CONVOLUTIONS) for _, module in nnx.iter_modules(model))
 
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.sites import Selection, of_operation
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.programs import (
     Inputs,
@@ -33,10 +34,10 @@ from nnx_inspector.inspector.passes.programs import (
 from nnx_inspector.perturbations.slots import Setting
 from nnx_inspector.program.analysis.cost import available_bytes
 from nnx_inspector.program.eager import why_untraceable
-from nnx_inspector.program.harvest import Keep, Plan
 from nnx_inspector.program.marks import INPUT, OUTPUT, Structure, mapped_first
+from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.stage import Staged
-from nnx_inspector.program.survey import Around, Marked, Survey, lengths_of
+from nnx_inspector.program.survey import Around, Marked, Survey
 from nnx_inspector.records.backward import backward_pass
 
 GRADIENT = "gradient"
@@ -51,17 +52,20 @@ class CallValues:
 
     Attributes:
         values: the values of each array of the structure, None if there are none. The first axes
-            are those of the scans around the call, then those of the vmaps.
+            are those of the scans around the call, then that of the members of an ensemble, then
+            those of the other vmaps.
         structure: the structure of the output, or of the input as `(args, kwargs)`.
         mapped: for each array, how many vmaps gave it an axis.
-        loops: how many scans are around the call.
-        ran: how often the call took place, with an axis for each scan.
+        loops: how many of these axes are of scans or members.
+        members: whether the last of them is of members.
+        ran: how often the call took place, with these axes.
     """
 
     values: list[Any]
     structure: Structure
     mapped: tuple[int, ...]
     loops: int
+    members: bool
     ran: np.ndarray
 
     @property
@@ -76,9 +80,9 @@ class CallValues:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Form:
-    """A program's findings without the arrays: structure, vmaps and loops of each call."""
+    """A program's findings without the arrays: structure, vmaps, loops and members of each call."""
 
-    calls: tuple[tuple[Structure, tuple[int, ...], int], ...]
+    calls: tuple[tuple[Structure, tuple[int, ...], int, bool], ...]
 
 
 class ValuePasses:
@@ -105,10 +109,13 @@ class ValuePasses:
         """
         with under(call.configuration):
             known, parts, keys = passes.tracing(call), call.parts, passes.keys
+            selection = passes.selection
+            if of_operation(site)[1] and not selection.matches_key(site):
+                known, selection = None, Selection((*selection.terms, site))
             key = (site, part, *parts.key, keys, setting.code, known)
             with self._lock:
                 if key not in self._programs:
-                    what = parts.form, setting.code, keys, passes.selection, known
+                    what = parts.form, setting.code, keys, selection, known
                     received = [site] if part == INPUT else []
                     enter = functools.partial(entered, *what, received)
                     made = self._program(enter, site, part)
@@ -120,12 +127,12 @@ class ValuePasses:
             inputs = inputs_of(parts, setting, keys)
             if not program.ran_eagerly:
                 _check_room(program, inputs, site, part)
-            arrays, ran, form = program(*inputs)
+            arrays, ran, forms = program(*inputs)
             ran = jax.device_get(ran)
         return [
-            CallValues(values, structure, mapped, loops, np.asarray(times))
-            for values, times, (structure, mapped, loops) in zip(
-                arrays, ran, form.calls, strict=True
+            CallValues(values, structure, mapped, loops, members, np.asarray(times))
+            for values, times, (structure, mapped, loops, members) in zip(
+                arrays, ran, forms.calls, strict=True
             )
         ]
 
@@ -140,7 +147,8 @@ class ValuePasses:
                 else:
                     found = _kept(stage, inputs, plan, site, part)
             calls = tuple(
-                (mark.structure, tuple(map(len, mark.mapped)), ran.ndim) for mark, _, ran in found
+                (mark.structure, tuple(map(len, mark.mapped)), ran.ndim, mark.members > 0)
+                for mark, _, ran in found
             )
             return [values for _, values, _ in found], [ran for *_, ran in found], _Form(calls)
 
@@ -214,7 +222,7 @@ def _probes(found: Survey, *, site: str) -> list[Any]:
         apart = any(item.kind in ("while", "shard_map") for item in around)
         if mark.part != OUTPUT or mark.site != site or apart:
             return [None] * len(mark.avals)
-        rows = tuple(map(abs, lengths_of(around)))
+        rows = tuple(map(abs, mark.rows(around)))
         return [
             jnp.full((*rows, *aval.shape), -0.0, aval.dtype) if able else None
             for aval, able in zip(mark.avals, mark.differentiable, strict=True)

@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import module_sites
 from nnx_inspector.inspector.core import Answer, Core
 from nnx_inspector.inspector.values.blocks import Window, exact_values, reduce_blocks
 from nnx_inspector.inspector.values.opening import Look, Opening
+from nnx_inspector.inspector.values.positions import Positions, figures_of
 from nnx_inspector.screen import protocol
 
 MOST_BLOCKS = 1 << 17
@@ -59,6 +61,39 @@ def _arrays(request: protocol.ShowValues, opening: Opening, look: Look) -> proto
     )
 
 
+def positions_of(core: Core, site: str, example: int, unit: int) -> Positions:
+    """The figures of a site at each position of an example; see `positions.figures_of`.
+
+    Raises:
+        InspectorError: the words of the batch are not known, or as in `figures_of`.
+    """
+    inputs = core.view.kept("inputs")
+    if inputs is None or not inputs.tokens:
+        why = inputs and inputs.problem
+        how = "Make the inspector with decode=, such as nni.Inspector(..., decode=str)."
+        raise InspectorError(f"The tokens of this pass are not known. {why or how}")
+    return figures_of(look_of(core), core.opening, site, inputs, example=example, unit=unit)
+
+
+def positions_message(core: Core, request: protocol.ShowPositions) -> Answer:
+    """The answer to a request for the figures of a site at each position."""
+    found = positions_of(core, core.known(request.site), request.example, request.unit)
+    message = protocol.Positions(
+        version=protocol.VERSION,
+        id=request.id,
+        site=request.site,
+        example=request.example,
+        unit=request.unit,
+        units=found.units,
+        positions=len(found.figures["norm"]),
+        figures=tuple(found.figures),
+        source=look_of(core).source,
+    )
+    answer = message, protocol.units_buffer(np.stack([*found.figures.values()]))
+    core.positions[request.site] = answer
+    return answer
+
+
 def _values(request: protocol.ReadValues, array: jax.Array) -> tuple[protocol.Values, bytes]:
     window = _window(request)
     if request.exact:
@@ -90,15 +125,18 @@ def look_of(core: Core) -> Look:
     setting = core.handles.setting()
     if shown is not None and not core.looping and shown.trial is trial:
         switches, setting = shown.switches, shown.setting
+    inputs = core.view.kept("inputs")
     of = f"{trial.name}, with the parameters that the model had when this was read"
     return Look(
         call=trial.call(core.model, switches),
         setting=setting,
         modules={site.key: site.module for site in module_sites(core.model)},
         stacked={call.site: call.stacked for call in core.trace.calls},
+        attends={call.site: call.attends for call in core.trace.calls},
         passes=core.programs,
         trial=trial,
         source=f"{of}; a loop is running." if core.looping else f"{of}.",
+        sequence=inputs.positions if inputs is not None and inputs.batch == 1 else None,
     )
 
 

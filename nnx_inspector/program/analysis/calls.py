@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,14 +19,15 @@ from flax import nnx
 from nnx_inspector._compat import jaxprs, sources
 from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks import linen
+from nnx_inspector.hooks.inside.attention import Trails, pattern_in
 from nnx_inspector.hooks.layers import Context
 from nnx_inspector.hooks.variables import Contents, byte_count, held, parameter_arrays
 from nnx_inspector.program.analysis.cost import equation_flops, is_arithmetic
 from nnx_inspector.program.analysis.describe import in_words, value_in_words
+from nnx_inspector.program.analysis.equations import Body, bodies_of, kind_of
 from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.changes import ChangedVariable, mark_changes, pair_of
 from nnx_inspector.program.eager import Equation
-from nnx_inspector.program.equations import Body, bodies_of
 from nnx_inspector.program.marks import (
     BEGIN,
     CHANGE,
@@ -37,6 +38,8 @@ from nnx_inspector.program.marks import (
     mark_arguments,
     mark_tree,
 )
+from nnx_inspector.program.members import within
+from nnx_inspector.program.survey import members_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +66,15 @@ class TracedCall:
             of devices of a `shard_map`); None if that cannot be known (a while loop).
         conditional: whether it is in a branch of a `cond`, which may not be taken.
         stacked: the number of layers that the module holds, if each call sees one; otherwise 0.
+        members: the number of members of an ensemble that a `vmap` around the call runs, if they
+            are measured one by one; otherwise 0.
         source: `file:line` of the user's code that makes the call. If flax makes it (a layer of an
             `nnx.Sequential`), the line of the user's code that called flax.
         changed: the Variables that hold another value after the call, those of children included;
             None (not known) in a trace that ended in an exception.
         error: what the call raised, in words; `""` for none, and for the calls that enclose it.
+        attends: how many attentions the call computes itself, each a site `"...@attention"`; a
+            pattern within a kernel is not counted.
     """
 
     site: str
@@ -85,9 +92,11 @@ class TracedCall:
     times: int | None = None
     conditional: bool = False
     stacked: int = 0
+    members: int = 0
     source: str = ""
     changed: tuple[ChangedVariable, ...] | None = None
     error: str = ""
+    attends: int = 0
 
     def returning(self, text: str, arrays: Any) -> TracedCall:
         """The call with its output, given in words and as arrays (or abstract arrays)."""
@@ -168,10 +177,12 @@ class _Where:
     source: str = ""
     again: bool = False  # in the second pass of a remat, whose calls were seen in the first
     known: bool = True  # whether all operations are there, not only those that hold marks
+    loops: bool = False  # in a scan or a while loop
 
 
 class _Walk:
-    def __init__(self, modules: Modules, owner: Any):
+    def __init__(self, modules: Modules, owner: Any, variables: Container[Any]):
+        self.trails, self.variables = Trails(), variables
         self.modules = modules
         self.owner = owner
         self.calls: list[TracedCall] = []
@@ -184,6 +195,9 @@ class _Walk:
         values, outside = Values(bare, self.forwarded), len(self.open)
         for equation in bare.eqns:
             if equation.primitive is mark:
+                # of an eager pass there is no program to follow: its marks have no results
+                for given, received in zip(equation.invars, equation.outvars, strict=False):
+                    self.trails.put(received, self.trails.through(given))
                 if equation.params["owner"] == self.owner and not where.again:
                     self._mark(equation, values, where)
                 continue
@@ -192,8 +206,31 @@ class _Walk:
                 self._control(equation, bodies, where)
             else:
                 self._add(_times(equation_flops(equation), where.times))
+                if where.known and not where.again:
+                    self._attend(equation)
         while len(self.open) > outside:  # a call that does not return within this jaxpr
             self._close()
+
+    def _follow(self, equation: Any, body: Body, within: _Where, *, known: bool) -> None:
+        inside, _ = jaxprs.open_jaxpr(body.jaxpr)
+        if not known or within.again or body.operands is None or body.results is None:
+            return self.enter(body.jaxpr, within)
+        for var, number, part in zip(inside.invars, body.operands, body.taken, strict=True):
+            trail = self.trails.through(equation.invars[number])
+            self.trails.put(var, trail if part is None or trail.kind == "moved" else None)
+        self.enter(body.jaxpr, within)
+        for atom, number, part in zip(inside.outvars, body.results, body.given, strict=True):
+            if number is not None and part is None:
+                self.trails.put(equation.outvars[number], self.trails.of(atom))
+
+    def _attend(self, equation: Any) -> None:
+        name, params, values = equation.primitive.name, equation.params, equation.invars
+        is_fixed = self.variables.__contains__
+        if self.open and pattern_in(name, params, values, self.trails, is_fixed) is not None:
+            self._replace(attends=self.calls[self.open[-1]].attends + 1)
+        if equation.outvars:
+            called = str(params.get("name", ""))
+            self.trails.follow(name, params, called, values, equation.outvars[0])
 
     def _add(self, flops: float | None) -> None:
         total = self.flops[-1]
@@ -216,6 +253,8 @@ class _Walk:
             self._return_to(params["call"], where)
             call = self.calls[self.open[-1]]
             arrays = [v.aval for v in equation.invars]
+            members = None if where.loops else members_of(equation)
+            call = dataclasses.replace(call, members=0 if members is None else members.count)
             self.calls[self.open[-1]] = call.returning(params["text"], arrays)
             self._close()
 
@@ -260,12 +299,13 @@ class _Walk:
             if times is not None:
                 times = None if body.times is None else times * body.times
             conditional = where.conditional or body.conditional
-            within = _Where(times, conditional=conditional, source=source, again=again)
+            loops = where.loops or kind_of(equation) in ("scan", "while")
+            inside = _Where(times, conditional=conditional, source=source, again=again, loops=loops)
             if not body.conditional:
-                self.enter(body.jaxpr, within)
+                self._follow(equation, body, inside, known=where.known)
                 continue
             self.flops.append(0.0)
-            self.enter(body.jaxpr, within)
+            self._follow(equation, body, inside, known=where.known)
             branches.append(self.flops.pop())
         known = [flops for flops in branches if flops is not None]
         if branches:
@@ -284,7 +324,13 @@ def _source_of(equation: Any) -> str:
 
 
 def calls_of(
-    jaxpr: Any, owner: Any, modules: Modules, source: str, *, known: bool = True
+    jaxpr: Any,
+    owner: Any,
+    modules: Modules,
+    source: str,
+    *,
+    known: bool = True,
+    variables: Container[int] = (),
 ) -> tuple[TracedCall, ...]:
     """The calls that a marked jaxpr holds, in the order in which they begin.
 
@@ -295,8 +341,11 @@ def calls_of(
         source: `file:line` for calls that no user code of the traced function makes.
         known: whether the jaxpr has every operation. That of an eager pass has only those that
             hold marks, so the FLOPs are not known.
+        variables: the numbers of the jaxpr's inputs that are the model's Variables.
     """
-    walk = _Walk(modules, owner)
+    bare, _ = jaxprs.open_jaxpr(jaxpr)
+    fixed = {v for number, v in enumerate(bare.invars) if number in variables}
+    walk = _Walk(modules, owner, fixed)
     walk.enter(jaxpr, _Where(source=source, known=known))
     return tuple(walk.calls)
 
@@ -367,7 +416,7 @@ class MarkCalls:
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
         module, site, kind = context.module, context.site or "", context.type_name
         source, inner = sources.source_of_caller()
-        with held(module if context.kind == "method" else None) as before:
+        with held(module if context.kind == "method" else None) as before, within(module):
             shapes = linen.parameter_shapes(module) if context.kind == "linen" else _shapes(before)
             call = CallSite(site, _path(context), kind, source, next(iter(shapes), None))
             self.history.begin(call)
@@ -384,11 +433,11 @@ class MarkCalls:
                         f"inputs {in_words(args, kwargs)}."
                     )
                 raise
-        if context.kind == "method":
-            out = mark_changes(out, before, module, **params)
-        text = value_in_words(out)
-        self.history.end(out, text)
-        return mark_tree(out, part=OUTPUT, text=text, **params)
+            if context.kind == "method":
+                out = mark_changes(out, before, module, **params)
+            text = value_in_words(out)
+            self.history.end(out, text)
+            return mark_tree(out, part=OUTPUT, text=text, **params)
 
 
 @dataclasses.dataclass(frozen=True)

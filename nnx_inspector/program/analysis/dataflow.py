@@ -9,11 +9,11 @@ that only decides between branches (a predicate, a trip count) is not dataflow h
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector.program.equations import Body, bodies_of
+from nnx_inspector.program.analysis.equations import Body, bodies_of
 from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, mark
 
 
@@ -140,6 +140,20 @@ def dataflow(
     return tuple(between), tuple(across), tuple(_arrivals(flow.meetings))
 
 
+def inputs_received(jaxpr: Any, owner: Any, sites: Collection[str]) -> dict[int, dict[str, bool]]:
+    """The inputs of a marked program from which one of the sites receives a value, without another
+    of the sites between: number -> site -> whether the value is surely the input itself.
+    """
+    bare, _ = jaxprs.open_jaxpr(jaxpr)
+    found: dict[int, dict[str, bool]] = {}
+    for meeting in _Follow(owner, sites).flow(bare, (True,) * len(bare.invars)).meetings:
+        for number in filter(lambda stem: isinstance(stem, int), meeting.stems):
+            if meeting.received:
+                of, same = found.setdefault(number, {}), meeting.value == id(bare.invars[number])
+                of[meeting.site] = same and of.get(meeting.site, True)
+    return found
+
+
 def _in_order(source: _Source) -> Any:
     return source.site, source.received, len(source.around), source.within
 
@@ -162,8 +176,8 @@ def _arrivals(meetings: Iterable[_Meeting]) -> Iterator[Arrival]:
 
 
 class _Follow:
-    def __init__(self, owner: Any):
-        self.owner = owner
+    def __init__(self, owner: Any, only: Collection[str] | None = None):
+        self.owner, self.only = owner, only
         self.known: dict[Any, tuple[Any, _Flow]] = {}
 
     def flow(self, jaxpr: Any, fed: tuple[bool, ...]) -> _Flow:
@@ -188,6 +202,7 @@ class _Follow:
         if equation.primitive is mark:
             params = equation.params
             own = params["owner"] == self.owner and params["part"] in (BEGIN, INPUT, OUTPUT)
+            own = own and (self.only is None or params["site"] in self.only)
             results = here.mark(equation, stems) if own else stems
             here.rename(equation)
             return results

@@ -20,7 +20,7 @@ import numpy as np
 
 from nnx_inspector._compat import jaxprs, sources
 from nnx_inspector._compat.configuration import ours, unchecked
-from nnx_inspector.program.equations import bodies_of, is_call, kind_of
+from nnx_inspector.program.analysis.equations import bodies_of, is_call, kind_of
 from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, mark
 from nnx_inspector.stats.summarize import is_number
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector.program.equations import Body, bodies_of
+from nnx_inspector.program.analysis.equations import Body, bodies_of
 
 Order = tuple[int, ...] | None
 """A permutation of axes, or None for none."""

@@ -1,6 +1,8 @@
-"""The stacked sites of a trace: which sites a scan calls once per layer, and how many have rows.
+"""The stacked sites of a trace: which sites a scan calls once per layer, or a vmap for each member
+of an ensemble, and how many have rows.
 
-Invariant: a scan over time, or over anything else than the layers of the parameters, is no stack.
+Invariant: a scan or vmap over time, examples, or anything else than the layers of the parameters
+makes no stack.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from nnx_inspector.recordings.layers import MOST_LAYERS, MOST_ROWS
 
 
 def stacks_of(trace: Trace) -> dict[str, int]:
-    """Site -> the number of its layers, for every site that one scan calls once per layer.
+    """Site -> the number of its layers, for every site that one scan calls once per layer, or of
+    its members.
 
     A module without parameters counts too if the module around it is stacked.
     """
@@ -31,7 +34,7 @@ def _layers(calls: Sequence[TracedCall], call: TracedCall) -> int:
         if at.stacked > 1:
             found = at.stacked if at.times == at.stacked else 0
         at = None if at.parent is None else calls[at.parent]
-    return found
+    return found or call.members
 
 
 def shown_of(stacks: Mapping[str, int]) -> dict[str, int]:

@@ -39,8 +39,8 @@ from nnx_inspector.program.analysis.calls import (
 )
 from nnx_inspector.program.analysis.dataflow import Arrival, Edge, dataflow
 from nnx_inspector.program.function import Function, as_function, roots_of
-from nnx_inspector.program.harvest import Plan
 from nnx_inspector.program.mark_layers import MarkUnattributed
+from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.stage import LayersOf, Staged, Tracing, staged
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ class Trace:
 
         The columns are the fields of `TracedCall`: `site, type, depth, parent, inputs, output,
         shape, dtype, parameters, parameter_bytes, output_bytes, flops, times, conditional, stacked,
-        source, changed, error`. `changed` is in words, `"mean (BatchStat), var (BatchStat)"`.
+        members, source, changed, error, attends`. `changed` is in words: `"mean (BatchStat), var
+        (BatchStat)"`.
         """
         import pandas as pd
 
@@ -191,7 +192,8 @@ def trace_of(stage: Staged) -> Trace:
     unseen = {**stage.survey.unseen, **unseen_references(stage.roots)}
     for name, count in stage.survey.unattributed.items():
         unseen[f"({name})"] = f"{count} calls of modules of this type are unattributed"
-    calls = calls_of(stage.survey.jaxpr, stage.owner, modules, source, known=not stage.eager)
+    how: Any = dict(known=not stage.eager, variables={n for s in stage.spans.values() for n in s})
+    calls = calls_of(stage.survey.jaxpr, stage.owner, modules, source, **how)
     if stage.eager:  # the operands of operations are not known
         return Trace(calls, (), (), sites, unseen, eager=stage.eager)
     edges, borders, arrivals = dataflow(stage.survey.jaxpr, stage.owner)

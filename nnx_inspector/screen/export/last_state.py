@@ -38,7 +38,7 @@ MOST_CELLS: Final = 3000
 """The most rows times passes, which bounds the time that making the output takes."""
 MOST_SITES: Final = 60
 """The most modules whose histograms, histories, flow and code are kept."""
-LEFT_OUT: Final = ("parameters", "units", "nnx")
+LEFT_OUT: Final = ("parameters", "units", "nnx", "values", "compare")
 """Answers that need a pass or every array, which is too slow after each change."""
 _SAID_OF_THEM: Final = "Parameters, units, state and values are left out (insp.to_html keeps more)."
 _TRIES: Final = 4
@@ -91,7 +91,7 @@ class LastState:
         )
         packed = None
         if not stop() and self.recording.passes and len(self.layout.sites) * 2 <= MOST_CELLS:
-            told = self.tell(self.layout, self.state, self.kept)
+            told = self.tell(self.layout, self.state, tuple(map(_small, self.kept)))
             if told is not None:
                 note = f"Saved {saved}, with {{passes}}. {_SAID_OF_THEM}"
                 told = dataclasses.replace(told, note=note, missing=LEFT_OUT)
@@ -99,6 +99,14 @@ class LastState:
         if stop():
             return None
         return _output(self.inspector, plain, packed)
+
+
+def _small(message: Any) -> Any:
+    """A message without pictures that would leave no room for passes."""
+    pictures = message.pictures if isinstance(message, protocol.Inputs) else None
+    if pictures is not None and len(pictures.pixels) > MOST_RECORDED // 8:
+        return dataclasses.replace(message, pictures=None)
+    return message
 
 
 def fitted(

@@ -16,8 +16,18 @@ from typing import Any, Final, Literal
 
 from nnx_inspector.screen.protocol.compared import Compared, Other, Weights
 from nnx_inspector.screen.protocol.flow import Flow, LayoutLibrary
+from nnx_inspector.screen.protocol.inputs import Inputs, Positions
 from nnx_inspector.screen.protocol.nnx import Nnx
-from nnx_inspector.screen.protocol.panels import Code, Parameters, Sweep, UnitFigures
+from nnx_inspector.screen.protocol.panels import (
+    Attributed,
+    Code,
+    Lens,
+    Logits,
+    Parameters,
+    Sweep,
+    UnitExamples,
+    UnitFigures,
+)
 from nnx_inspector.screen.protocol.requests import (
     Ack,
     Adjust,
@@ -33,9 +43,12 @@ from nnx_inspector.screen.protocol.requests import (
     ShowFlow,
     ShowNnx,
     ShowPass,
+    ShowPositions,
     ShowValues,
     StartSweep,
+    StopStudy,
     StopSweep,
+    Study,
     SwitchAll,
     SwitchMode,
 )
@@ -55,11 +68,12 @@ from nnx_inspector.screen.protocol.values import Arrays, Values
 TO_BROWSER: Final = (
     Layout, Frame, History, Curves, State, Reply, Flow, LayoutLibrary, Arrays, Values, Passes,
     Parameters, UnitFigures, Code, Sweep, Nnx, Findings, Other, Compared, Weights,
+    Inputs, Positions, Lens, Logits, Attributed, UnitExamples,
 )  # fmt: skip
 TO_KERNEL: Final = (
     Hello, Ack, Select, Perturb, Adjust, SwitchAll, Remove, ShowFlow, GetLayoutLibrary,
     ShowValues, ReadValues, ShowPass, SetMask, Look, StartSweep, StopSweep, ShowNnx, SwitchMode,
-    Compare,
+    Compare, ShowPositions, Study, StopStudy,
 )  # fmt: skip
 _TYPES: Final = {cls.type: cls for cls in (*TO_BROWSER, *TO_KERNEL)}
 

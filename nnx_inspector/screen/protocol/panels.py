@@ -1,9 +1,14 @@
-"""Messages to the browser for the panels of one site: parameters, units, code, a sweep."""
+"""Messages to the browser for the panels of one site: parameters, units, code, a sweep, and what
+is asked of a model beside its passes (lenses, attribution, the examples of a unit).
+
+Each of these studies has one message, with what it found last; its `error` says why it found
+nothing. It shows a few figures of one example, position or unit; the whole result stays in Python.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,10 +40,10 @@ class Parameters:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UnitFigures:
-    """Figures for each unit of the last axis of a site's output, for a `Look`. Buffer: float64
+    """Figures for each unit along `axis` of a site's output, for a `Look`. Buffer: float64
     [UNIT_FIGURES, units], NaN if no finite value was seen. `each` is the number of values per unit
     in that pass, `source` names the pass, `more` counts the units left out, and `why` says why
-    there are none.
+    there are none. `axes` are all axes in words, () if they are unknown.
     """
 
     type: ClassVar[str] = "units"
@@ -50,6 +55,8 @@ class UnitFigures:
     units: int
     more: int
     why: str
+    axis: int = -1
+    axes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,3 +125,139 @@ class Sweep:
     rows: tuple[SweepRow, ...]
     measured: int
     error: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LensCell:
+    """What a layer says at a position: its likeliest words and their probabilities, and the
+    probability and the rank of the answer.
+    """
+
+    words: tuple[str, ...]
+    probabilities: tuple[float | None, ...]
+    probability: float | None
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LensRow:
+    """One layer of a lens."""
+
+    site: str
+    cells: tuple[LensCell, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lens:
+    """The logit lens over one example. Buffer: none. `words` are those of the positions, or empty;
+    `answers` are the words that are followed. `gap` is as in `nni.Lens`; `more` counts the
+    positions left out.
+    """
+
+    type: ClassVar[str] = "lens"
+    version: int
+    running: bool
+    error: str
+    source: str
+    example: int
+    unembed: str
+    norm: str
+    words: tuple[str, ...]
+    answers: tuple[str, ...]
+    tokens: tuple[int, ...]
+    gap: float | None
+    rows: tuple[LensRow, ...]
+    more: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LogitBar:
+    """What a site adds to a logit."""
+
+    site: str
+    value: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Logits:
+    """What each site adds to the logit of a word at one position. Buffer: none."""
+
+    type: ClassVar[str] = "logits"
+    version: int
+    running: bool
+    error: str
+    source: str
+    example: int
+    position: int
+    token: int
+    word: str
+    logit: float | None
+    bars: tuple[LogitBar, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Attributed:
+    """The attribution of an output to one example's input. Buffer: none. `scores` has the `shape`
+    of the tokens or of the picture; `of` is the site or "" for an argument. `word` names the class
+    or token; `difference` is output minus baseline, for integrated gradients.
+    """
+
+    type: ClassVar[str] = "attribution"
+    version: int
+    running: bool
+    error: str
+    source: str
+    example: int
+    of: str
+    method: str
+    word: str
+    output: float | None
+    difference: float | None
+    shape: tuple[int, ...]
+    blocks: int
+    scores: tuple[float | None, ...]
+    words: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExciteRow:
+    """One example of a unit. `place` is where its value is; `words` is the text around it, whose
+    word `at` is the place (-1: none).
+    """
+
+    which: Literal["most", "least", "random"]
+    rank: int
+    example: int
+    place: tuple[int, ...]
+    value: float | None
+    words: tuple[str, ...]
+    at: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnitExamples:
+    """The examples that excite one unit of a site. Buffer: none. `total` is 0 while it is unknown;
+    `count` is the number of examples seen; `extent` holds the lengths of the axes of `place`;
+    `of_batch` says that the examples are those of the batch on screen, not of other data;
+    `constant` says that all have one value.
+    """
+
+    type: ClassVar[str] = "examples"
+    version: int
+    running: bool
+    stopped: bool
+    done: int
+    total: int
+    error: str
+    source: str
+    site: str
+    axis: int
+    unit: int
+    units: int
+    count: int
+    nan: int
+    constant: bool
+    notes: tuple[str, ...]
+    extent: tuple[int, ...]
+    of_batch: bool
+    rows: tuple[ExciteRow, ...]

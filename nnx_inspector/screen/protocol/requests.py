@@ -109,7 +109,7 @@ class SwitchMode:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SetMask:
     """Browser to kernel: set the mask of a perturbation (None: of a new one on `site`), `units`
-    bits as in `Perturbation.mask`.
+    bits as in `Perturbation.mask`, along `axis`.
     """
 
     type: ClassVar[str] = "set_mask"
@@ -118,18 +118,20 @@ class SetMask:
     site: str
     units: int
     mask: str
+    axis: int = -1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Look:
     """Browser to kernel: send the present parameters, units or code of a site. They come before the
-    reply, with the number of this request.
+    reply, with the number of this request. Units are those along `axis`.
     """
 
     type: ClassVar[str] = "look"
     id: int
     what: Literal["parameters", "units", "code"]
     site: str
+    axis: int = -1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -248,3 +250,45 @@ class Offer:
     low: float = 0.0
     high: float = 0.0
     least: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShowPositions:
+    """Browser to kernel: read the figures of a site at each position of an example's tokens."""
+
+    type: ClassVar[str] = "show_positions"
+    id: int
+    site: str
+    example: int
+    unit: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study:
+    """Browser to kernel: study the examined batch, in a thread. `example`, `position` and `unit`
+    say what is shown of the result; `again` is False to show another part of the last result.
+    `unembed` and `norm` are sites, "" for a proposal; `token` is a class or token, None for the
+    model's own answer; `method` and `axis` are as in `nni.attribute` and `nni.top_examples`.
+    """
+
+    type: ClassVar[str] = "study"
+    id: int
+    what: Literal["lens", "logits", "attribution", "examples"]
+    again: bool
+    site: str
+    example: int
+    position: int
+    unit: int
+    axis: int
+    token: int | None
+    unembed: str
+    norm: str
+    method: Literal["gradient", "gradient_times_input", "integrated_gradients"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StopStudy:
+    """Browser to kernel: stop the study that runs and keep what it found."""
+
+    type: ClassVar[str] = "stop_study"
+    id: int

@@ -46,11 +46,15 @@ OTHER: Final = -1
 UNIT_FIGURES: Final = ("mean", "std", "norm", "min", "max", "zero_fraction", "nonfinite")
 """The figures of each unit; the first axis of the buffer of `UnitFigures`."""
 
+POSITION_FIGURES: Final = ("norm", "unit", "gradient", "gradient_times_activation")
+"""The figures of a site at one position: the norm over its units, the value of one unit, the norm
+of the gradient, and the gradient times the value, added up over the units."""
+
 Part = Literal["output", "input"]
 """The end of a site where a perturbation of a value or of its gradient acts."""
 
 
-ValuePart = Literal["output", "input", "gradient", "parameter"]
+ValuePart = Literal["output", "input", "gradient", "parameter", "attention"]
 """The arrays of a site that can be read."""
 Component = Literal["value", "real", "imag", "abs"]
 """The part of complex numbers that is shown; "value" is their magnitude."""

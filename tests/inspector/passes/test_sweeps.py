@@ -119,7 +119,7 @@ def test_what_is_shown_is_the_frame(insp):
     assert [row.loss_change for row in last.rows] == list(frame["loss_change"])
     assert [row.output_change for row in last.rows] == list(frame["output_change"])
     assert last.loss == frame.attrs["clean"]["loss"]
-    assert (last.sites, last.perturbation) == ("**", "nni.Zero()")
+    assert (last.sites, last.perturbation) == ("**", "nni.Mean()"), "of a chain"
     assert last.source == "the last step, at step 0"
     assert protocol.from_header(protocol.to_header(last)) == last
     insp.said.clear()

@@ -78,6 +78,7 @@ def test_what_is_perturbed_is_shown_perturbed_and_clean_beside_it(net):
     x = models.batch(5, 3)
     net.step(loss, x)
     handle = net.perturb("first", nni.Scale(0.5))
+    assert net.effect is not None  # waits until its program is compiled
     hidden, out, back = by_hand(net.model, x, 0.5)
     close(net.values("first"), hidden)
     close(net.values(""), out)
@@ -230,6 +231,20 @@ def test_attention_weights_are_known_by_their_sums():
     insp.close()
 
 
+def test_heads_are_no_pictures_in_a_model_that_convolves():
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.patch = nnx.Conv(1, 6, (2, 2), strides=(2, 2), rngs=rngs)
+            self.attn = nnx.MultiHeadAttention(2, 6, decode=False, rngs=rngs)
+
+        def __call__(self, x):
+            return self.attn(self.patch(x).reshape(len(x), -1, 6))
+
+    insp = inspected(Model(nnx.Rngs(0)), models.batch(2, 4, 4, 1))
+    assert axes(insp, "attn/value") == [("", ("batch", "position", "head", "feature"))]
+    insp.close()
+
+
 @pytest.mark.filterwarnings(r"ignore:\s*Using 'Module:DeprecationWarning")
 def test_attention_of_rank_3_and_weights_that_are_sown():
     class Model(nnx.Module):
@@ -246,9 +261,14 @@ def test_attention_of_rank_3_and_weights_that_are_sown():
 
     insp = inspected(Model(nnx.Rngs(0)), models.batch(2, 5, 4))
     assert axes(insp, "attn/attention_weights") == [("", ("batch", "head", "query", "key"))]
-    (how,) = opened(insp, "attn").notes
-    assert "sow_weights=True" in how
-    assert "values of attn/attention_weights" in how
+    assert axes(insp, "attn", "attention") == [("", ("batch", "head", "query", "key"))]
+    shown = insp.values("attn@attention")
+    np.testing.assert_array_equal(shown, insp.values("attn", part="attention"))
+    np.testing.assert_allclose(shown, insp.values("attn/attention_weights"), rtol=1e-6)
+    with pytest.raises(InspectorError, match=r"'head' computes no attention.*'attn'"):
+        opened(insp, "head", "attention")
+    with pytest.raises(InspectorError, match=r"'head@softmax' is not called.*'head@\*'"):
+        insp.values("head@softmax")
     assert opened(insp, "head").notes == ()
     assert axes(insp, "one") == [("", ("batch", "query", "key"))]
     assert axes(insp, "heads") == [("", ("head", "query", "key"))]

@@ -133,7 +133,7 @@ def test_the_frame_has_a_row_a_call():
     frame = trace.to_frame()
     columns = (
         "site type depth parent inputs output shape dtype parameters parameter_bytes output_bytes "
-        "flops times conditional stacked source changed error"
+        "flops times conditional stacked members source changed error attends"
     )
     assert list(frame.columns) == columns.split()
     assert all(f"{name}," in Trace.to_frame.__doc__ for name in columns.split()[:-1])

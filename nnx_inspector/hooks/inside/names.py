@@ -18,7 +18,7 @@ import functools
 import re
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from nnx_inspector._compat import interpreter, jaxprs
 from nnx_inspector._compat.redirect import Redirection, copy_of, redirect
+from nnx_inspector.hooks.inside.attention import Trails, pattern_in
 
 Visit = Callable[[str, str, Callable[..., Any]], Callable[..., Any] | None]
 """A function of an operation's name, its primitive's name and the operation itself. It returns what
@@ -48,6 +49,9 @@ _MOVES = """
 _SAME = frozenset(_MOVES.split())
 """Primitives that only hand a value on: they are no sites."""
 
+_ALIKE = _JITS | jaxprs.REMAT | {"closed_call", "core_call"}
+"""Those whose function has the operands and the results of the primitive."""
+
 _DERIVED = frozenset(["custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"])
 
 
@@ -59,15 +63,24 @@ _thread = _Thread()
 
 
 class Names:
-    """The names of the operations of one call, numbered as they pass."""
+    """The names of the operations of one call, numbered as they pass.
 
-    def __init__(self, visit: Visit):
-        self._visit = visit
+    Args:
+        visit: gets each operation.
+        is_variable: whether a value is a Variable of the module.
+        better: the names of some operations that have better ones.
+    """
+
+    def __init__(self, visit: Visit, is_variable: Callable[[Any], bool], better: Mapping[str, str]):
+        self._visit, self._is_variable, self._better = visit, is_variable, better
         self._counts: dict[str, int] = {}
         self._is_result = False
+        self.trails = Trails()
+        self.given: list[Any] = []  # what is known of the call's operands and, later, its result
+        self.left: Any = None
 
     @contextlib.contextmanager
-    def given(self) -> Iterator[None]:
+    def named(self) -> Iterator[None]:
         """Within the context each operation is named and passed on."""
         with apart():
             _thread.names = self
@@ -85,29 +98,48 @@ class Names:
             if _WITHIN in scopes or primitive.name.startswith("nnx_inspector"):
                 return bind()
             one = primitive.name, params
+            results: list[Any] = []  # what is known of them
             if primitive.name in _ENTERED:
-                entered = jaxprs.with_jaxprs(params, functools.partial(self._entered, scopes, one))
+                given = [self.trails.through(v) for v in values] if one[0] in _ALIKE else []
+                enter = functools.partial(self._entered, scopes, one, given, results)
+                entered = jaxprs.with_jaxprs(params, enter)
                 if entered is not params:
                     bind = functools.partial(_bind_entered, bind, values, entered)
+            found = pattern_in(*one, values, self.trails, self._is_variable)
+            if found is not None:
+                run = self._visit(self._numbered("attention"), "attention", lambda x: x)
+                values = values if run is None else found.replaced(values, run)
             # what computes a function's result is known by the function's name
             known_already = is_result or not values or one[0] in _SAME
             name = None if known_already else _name_of(*one, scopes)
             run = None if name is None else self._visit(self._numbered(name), one[0], _call(bind))
-            if run is None:
-                return bind()
-            out = run(*values)
-            if not primitive.multiple_results and primitive.name not in _DERIVED:
+            out = bind(values) if run is None else run(*values)
+            several = out if isinstance(out, (list, tuple)) else [out]
+            if one[0] in _ALIKE:
+                for value, trail in zip(several, results, strict=False):
+                    self.trails.put(value, trail)
+            else:
+                self.trails.follow(*one, _function(*one) or "", values, several[0])
+            if run is None or not (primitive.multiple_results or one[0] in _DERIVED):
                 return out
-            return list(out) if isinstance(out, tuple) else [out]
+            return list(several)
 
         return rule
 
     def _numbered(self, name: str) -> str:
         number = self._counts.get(name, 0)
         self._counts[name] = number + 1
-        return f"{name}[{number}]" if number else name
+        name = f"{name}[{number}]" if number else name
+        return self._better.get(name, name)
 
-    def _entered(self, scopes: tuple[str, ...], of: tuple[str, Any], jaxpr: Any) -> Any:
+    def _entered(
+        self,
+        scopes: tuple[str, ...],
+        of: tuple[str, Any],
+        given: list[Any],
+        known: list[Any],
+        jaxpr: Any,
+    ) -> Any:
         """The jaxpr with its selected operations passed on; the same if there is none."""
         bare, consts = jaxprs.open_jaxpr(jaxpr)
         function = _function(*of)
@@ -124,12 +156,16 @@ class Names:
         def run(*values: Any) -> list[Any]:
             env = dict(zip((*bare.constvars, *bare.invars), (*consts, *values), strict=True))
             read = lambda v: v.val if _is_value(v) else env[v]  # noqa: E731
+            for value, trail in zip(values, given, strict=False):
+                self.trails.put(value, trail)
             with interpreter.operations(self._rule(len(jaxprs.scopes()), around)):
                 for equation in bare.eqns:
                     self._is_result = any(v in results for v in equation.outvars)
                     out = jaxprs.bind(equation, [read(v) for v in equation.invars])
                     env.update(zip(equation.outvars, out, strict=True))
-            return [read(v) for v in bare.outvars]
+            out = [read(v) for v in bare.outvars]
+            known[:] = map(self.trails.of, out)
+            return out
 
         outer, self._visit = self._visit, visit
         try:

@@ -1,7 +1,7 @@
 // Numbers as colours: one scale about zero (blue to orange), one from low to high, and one colour for
 // values that are not finite. Invariant: the lightness of each scale changes steadily, so that it can
 // be read without seeing hues; zero is the page's own background in light and dark.
-import type { Range } from "./cells";
+import type { Range } from "../values/cells";
 
 type Rgb = readonly [number, number, number];
 

@@ -18,8 +18,8 @@ import pytest
 from jax.experimental.custom_partitioning import custom_partitioning
 
 from nnx_inspector._compat import jaxprs
+from nnx_inspector.program.analysis.equations import ROW, Body, bodies_of, is_call, kind_of
 from nnx_inspector.program.analysis.identity import Values
-from nnx_inspector.program.equations import ROW, Body, bodies_of, is_call, kind_of
 
 Pair = tuple[jax.Array, jax.Array]
 SIZE = 3

@@ -1,0 +1,82 @@
+// The examined batch as people read it: the words of its examples, and which example is looked at.
+// Invariant: a word is given only for an axis that is known to hold the positions of the tokens, and
+// for a known example; every other place keeps its number.
+import { batch, signal } from "@preact/signals";
+import type { Inputs } from "../kernel/protocol";
+
+/** The names of axes that hold positions; `values/axes.py` gives them, and counts repeated ones. */
+const POSITIONS = /^(position|query|key)( \d+)?$/;
+
+export class InputsState {
+  readonly inputs = signal<Inputs | null>(null);
+  /** The example that all panels look at. */
+  readonly example = signal(0);
+
+  take(message: Inputs): void {
+    batch(() => {
+      this.inputs.value = message;
+      if (this.example.value >= message.batch) this.example.value = 0;
+    });
+  }
+
+  /** The words of an example; [] if there are none. */
+  words(example: number): readonly string[] {
+    return this.inputs.value?.examples[example]?.words ?? [];
+  }
+
+  /** The beginning of an example's text. */
+  beginning(example: number, letters: number): string {
+    let text = "";
+    for (const word of this.words(example)) {
+      if (text.length + word.length > letters) return `${text}…`;
+      text += visible(word);
+    }
+    return text;
+  }
+
+  /** The word at each axis of an element of an array; null where there is none. */
+  labels(axes: readonly string[], shape: readonly number[], at: readonly number[]): (string | null)[] {
+    const example = exampleOf(axes, shape, at, this.inputs.value);
+    return axes.map((name, axis) => this.positionLabel(name, shape[axis]!, at[axis]!, example));
+  }
+
+  /** The words along an axis, "position (12)", over which all examples are measured: those of the only one. */
+  only(axis: string | undefined): readonly string[] | undefined {
+    const [, name, length] = /^(.*) \((\d+)\)$/.exec(axis ?? "") ?? [];
+    return name !== undefined && this.inputs.value?.batch === 1 && this.holds(name, Number(length)) ? this.words(0) : undefined;
+  }
+
+  /** Whether an axis of this name and length holds the positions of the tokens. */
+  holds(axis: string, length: number): boolean {
+    const inputs = this.inputs.value;
+    return inputs !== null && inputs.tokens !== "" && length === inputs.positions && POSITIONS.test(axis);
+  }
+
+  /** The word at an index of an axis; null if the place has no word. */
+  positionLabel(axis: string, length: number, index: number, example: number): string | null {
+    return this.holds(axis, length) ? (this.words(example)[index] ?? null) : null;
+  }
+}
+
+/** A word as text on a picture, short enough for its place. */
+export function shortened(word: string, letters: number): string {
+  const signs = [...visible(word)];
+  return signs.length > letters ? `${signs.slice(0, letters - 1).join("")}…` : signs.join("");
+}
+
+/** The example that a slice of an array shows; -1 if it is not one of the batch. */
+export function exampleOf(axes: readonly string[], shape: readonly number[], at: readonly number[], inputs: Inputs | null): number {
+  const axis = axes.indexOf("batch");
+  if (!inputs) return -1;
+  if (axis >= 0) return shape[axis] === inputs.batch ? (at[axis] ?? -1) : -1;
+  return inputs.batch === 1 ? 0 : -1;
+}
+
+/** A word in which whitespace and control characters are visible; it is shown as text only. */
+export function visible(word: string): string {
+  if (word === "") return "∅";
+  return word.replace(/[\s\p{Cc}\u200b\u200c\u2060]/gu, (c) => MARKS[c] ?? control(c.codePointAt(0)!));
+}
+
+const MARKS: Readonly<Record<string, string>> = { " ": "·", "\n": "⏎", "\t": "⇥", "\u007f": "␡" };
+const control = (code: number): string => (code < 32 ? String.fromCodePoint(0x2400 + code) : "⍽");

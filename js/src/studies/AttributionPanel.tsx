@@ -1,0 +1,135 @@
+// The panel "Attribution": how much each token or pixel of the input counts for an output.
+import { useCallback, useMemo, useState } from "preact/hooks";
+import { Canvas, type Area } from "../charts/Canvas";
+import { visible } from "../inputs/state";
+import type { Attributed, Study } from "../kernel/protocol";
+import { Python, quoted } from "../python/Python";
+import type { Store } from "../store";
+import { exact, real } from "../ui/format";
+import { ids } from "../ui/testids";
+import { dark } from "../ui/theme";
+import { rangeOf, type Range } from "../values/cells";
+import { ColourBar } from "../values/Legend";
+import { colours, css, NOT_FINITE, shade } from "../charts/colour";
+import { Strip } from "../words/Strip";
+import { Form, Now, Token } from "./Parts";
+
+type Method = Study["method"];
+const METHODS: Readonly<Record<Method, string>> = {
+  gradient: "gradient",
+  gradient_times_input: "gradient × input",
+  integrated_gradients: "integrated gradients",
+};
+const LARGEST = 320;
+
+export function AttributionPanel({ store }: { store: Store }) {
+  const { studies, inputs } = store;
+  const wish = studies.wish.value;
+  const shown = studies.attribution.value;
+  const found = shown?.found ?? null;
+  const example = inputs.example.value;
+  studies.useExample("attribution", example, store.replay.value === "");
+  const given = [
+    wish.token !== null && `output=${wish.token}`,
+    `method=${quoted(wish.method)}`,
+    wish.position !== -1 && `position=${wish.position}`,
+  ].filter(Boolean);
+  return (
+    <section class="nni-words-panel" aria-label="Attribution">
+      <p class="nni-faint nni-small">How much each token or pixel of the input counts for an output. Every example of the batch is attributed for itself.</p>
+      <Form store={store} name="Compute an attribution" running={shown?.now.running ?? false} start={() => studies.ask("attribution", { example }, true)}>
+        <label>
+          by
+          <select value={wish.method} data-testid={ids.attributionMethod} onChange={(event) => studies.change({ method: event.currentTarget.value as Method })}>
+            {(Object.keys(METHODS) as Method[]).map((method) => (
+              <option key={method} value={method}>
+                {METHODS[method]}
+              </option>
+            ))}
+          </select>
+        </label>
+        <Token name="class or token" hint="largest" value={wish.token} choose={(token) => studies.change({ token })} />
+        <label title="Of logits at each position, the position whose logit is attributed; -1 is the last.">
+          at position
+          <input
+            type="number"
+            class="nni-study-number"
+            value={wish.position}
+            data-testid={ids.attributionPosition}
+            onInput={({ currentTarget: { value } }) => value !== "" && value !== "-" && studies.change({ position: Math.round(Number(value)) })}
+          />
+        </label>
+      </Form>
+      <Now store={store} now={shown?.now} found={found ? saidOf(found) : ""} />
+      {found && <Scores found={found} />}
+      <Python text={`insp.attribute(${given.join(", ")})`} testid={ids.attributionPython} />
+    </section>
+  );
+}
+
+function saidOf(found: Attributed): string {
+  const of = found.of ? `what ${found.of} returns` : "the input";
+  const what = found.word ? `“${visible(found.word)}”` : "the largest logit";
+  const said = `${METHODS[found.method as Method]} of ${what} (${real(found.output)}) by ${of}, of ${found.source}.`;
+  if (found.difference === null) return said;
+  const sum = found.scores.reduce<number>((all, one) => all + (one ?? NaN), 0);
+  return `${said} The scores add up to ${real(sum)}; the output differs from the baseline's by ${real(found.difference)}.`;
+}
+
+function Scores({ found }: { found: Attributed }) {
+  const [at, point] = useState<number | null>(null);
+  const values = useMemo(() => Float64Array.from(found.scores, (one) => one ?? NaN), [found]);
+  const range = useMemo(() => rangeOf({ mean: values, low: null, high: null }, false), [values]);
+  const flat = found.shape.length < 2;
+  const words = useMemo(() => (found.words.length > 0 ? found.words : found.scores.map((_, i) => String(i))), [found]);
+  return (
+    <>
+      {flat ? (
+        <Strip words={words} values={values} range={range} at={at} point={point} label={`The ${words.length} places of the input, coloured by what each counts.`} />
+      ) : (
+        <Pixels shape={found.shape} values={values} range={range} point={point} />
+      )}
+      <p class="nni-told" aria-live="polite" data-testid={ids.attributionTold} data-value={at === null ? "" : exact(values[at])}>
+        {at === null ? (
+          <span class="nni-faint">Point at a {flat ? "place" : "pixel"} for its score</span>
+        ) : flat ? (
+          <>
+            {at} <bdi class="nni-word">{visible(words[at] ?? "")}</bdi> {real(values[at])}
+          </>
+        ) : (
+          `row ${Math.floor(at / found.shape[1]!) * found.blocks}, column ${(at % found.shape[1]!) * found.blocks}${found.blocks > 1 ? `, the sum of ${found.blocks} × ${found.blocks} pixels` : ""}: ${real(values[at])}`
+        )}
+      </p>
+      <div class="nni-legend" data-testid={ids.attribution} data-value={values.length}>
+        <ColourBar range={range} />
+        <span class="nni-faint">{range.signed ? "Blue counts against, orange for it." : "What each counts."}</span>
+      </div>
+    </>
+  );
+}
+
+function Pixels({ shape, values, range, point }: { shape: readonly number[]; values: Float64Array; range: Range; point: (at: number | null) => void }) {
+  const [rows, columns] = shape as [number, number];
+  const size = Math.max(1, Math.min(24, Math.floor(LARGEST / Math.max(rows, columns))));
+  const night = dark.value;
+  const paint = useCallback(
+    ({ context }: Area) => {
+      const table = colours(range, night);
+      values.forEach((value, i) => {
+        context.fillStyle = Number.isFinite(value) ? css(table, shade(value, range) * 3) : css(NOT_FINITE);
+        context.fillRect((i % columns) * size, Math.floor(i / columns) * size, size, size);
+      });
+    },
+    [values, range, night, columns, size],
+  );
+  const under = (event: PointerEvent): number => {
+    const box = (event.currentTarget as Element).getBoundingClientRect();
+    const [x, y] = [Math.floor((event.clientX - box.left) / size), Math.floor((event.clientY - box.top) / size)];
+    return Math.min(Math.max(y, 0), rows - 1) * columns + Math.min(Math.max(x, 0), columns - 1);
+  };
+  return (
+    <div class="nni-pixels" style={{ width: `${columns * size}px` }} onPointerMove={(event) => point(under(event))} onPointerLeave={() => point(null)}>
+      <Canvas width={columns * size} height={rows * size} label={`What each of ${rows} by ${columns} pixels counts`} paint={paint} />
+    </div>
+  );
+}

@@ -1,0 +1,121 @@
+// The panel "Examples": the examples that excite a unit of the selected site most and least, and a
+// few at random. Invariant: another unit of what was found is shown without computing it again.
+import { Thumbnail } from "../inputs/Thumbnail";
+import { visible } from "../inputs/state";
+import type { ExciteRow, Pictures, Site, UnitExamples } from "../kernel/protocol";
+import { label } from "../kernel/sites";
+import { Python, quoted } from "../python/Python";
+import type { Store } from "../store";
+import { count, exact, real } from "../ui/format";
+import { ids } from "../ui/testids";
+import { Form, Now } from "./Parts";
+
+const TITLES = { most: "Most", least: "Least", random: "At random" } as const;
+const AXES: Readonly<Record<string, string>> = { "-1": "last axis", "-2": "last but one (heads)", "1": "axis 1" };
+
+export function ExamplesPanel({ store, site }: { store: Store; site: Site }) {
+  const { studies } = store;
+  const shown = studies.examples.value;
+  const found = shown?.found ?? null;
+  const wish = studies.wish.value;
+  const here = found !== null && found.site.replace(/(\[\d+\])+$/, "") === site.key;
+  const choose = (unit: number): void => {
+    if (here && found.axis === wish.axis && unit < found.units && store.replay.value === "") studies.ask("examples", { site: found.site, unit }, false);
+    else studies.change({ unit });
+  };
+  const axis = wish.axis === -1 ? "" : `, axis=${wish.axis}`;
+  return (
+    <section class="nni-words-panel" aria-label="Examples">
+      <p class="nni-faint nni-small">
+        The inputs that excite one unit, head or channel. From here the batch of the example is searched; insp.examples(data, …) searches any data and shows it here.
+      </p>
+      <Form store={store} name="Search for examples" running={shown?.now.running ?? false} start={() => studies.ask("examples", { site: site.key }, true)}>
+        <label>
+          unit
+          <input
+            type="number"
+            min={0}
+            class="nni-study-number"
+            value={wish.unit}
+            data-testid={ids.examplesUnit}
+            onInput={({ currentTarget: { value } }) => value !== "" && choose(Math.max(0, Math.round(Number(value))))}
+          />
+          {here && <span class="nni-faint">of {count(found.units)}</span>}
+        </label>
+        <label>
+          of the
+          <select value={String(wish.axis)} data-testid={ids.examplesAxis} onChange={(event) => studies.change({ axis: Number(event.currentTarget.value) })}>
+            {Object.entries(AXES).map(([axis, name]) => (
+              <option key={axis} value={axis}>
+                {name}
+              </option>
+            ))}
+          </select>
+        </label>
+      </Form>
+      <Now store={store} now={shown?.now} found={found ? saidOf(found) : ""} />
+      {found && <Table store={store} found={found} />}
+      <Python text={`insp.examples(None, ${quoted(site.key)}, ${wish.unit}${axis})`} testid={ids.examplesPython} />
+    </section>
+  );
+}
+
+function saidOf(found: UnitExamples): string {
+  const nan = found.nan > 0 ? ` ${count(found.nan)} have a NaN, which is left out.` : "";
+  const stopped = found.stopped ? " The search was stopped." : "";
+  const notes = found.notes.map((note) => ` ${note}.`).join("");
+  return `Unit ${found.unit} of ${count(found.units)} of ${label(found.site)}: ${count(found.count)} examples searched, ${found.source}.${nan}${stopped}${notes}`;
+}
+
+function Table({ store, found }: { store: Store; found: UnitExamples }) {
+  const pictures = found.of_batch ? store.inputs.inputs.value?.pictures : null;
+  if (found.rows.length === 0) return <p class="nni-unseen">No example has a number for this unit.</p>;
+  return (
+    <>
+      {found.constant && (
+        <p class="nni-change" data-testid={ids.examplesConstant}>
+          This unit has one value, {real(found.rows[0]!.value)}, for every example: which ones are named means nothing.
+        </p>
+      )}
+      <div class="nni-excited">
+        {(Object.keys(TITLES) as (keyof typeof TITLES)[]).map((which) => (
+          <section key={which} aria-label={TITLES[which]}>
+            <h4>{TITLES[which]}</h4>
+            <ol class="nni-bare">
+              {found.rows.filter((row) => row.which === which).map((row) => (
+                <Row key={row.rank} row={row} pictures={pictures} extent={found.extent} />
+              ))}
+            </ol>
+          </section>
+        ))}
+      </div>
+    </>
+  );
+}
+
+function Row({ row, pictures, extent }: { row: ExciteRow; pictures: Pictures | null | undefined; extent: readonly number[] }) {
+  const [y, x] = row.place;
+  const [rows, columns] = extent;
+  const mark = row.place.length === 2 && rows && columns ? [y! / rows, (y! + 1) / rows, x! / columns, (x! + 1) / columns] as const : null;
+  const names = row.place.length === 1 ? ["position"] : row.place.length === 2 ? ["row", "column"] : row.place.map((_, i) => `axis ${i}`);
+  const place = row.place.map((at, i) => `${names[i]} ${at}`).join(", ");
+  return (
+    <li data-testid={ids.excited} data-site={row.which} data-value={exact(row.value)}>
+      <Thumbnail pictures={pictures} example={row.example} height={56} mark={mark} />
+      <span class="nni-excited-value">{real(row.value)}</span>
+      <span class="nni-faint">
+        example {row.example}
+        {place && `, ${place}`}
+      </span>
+      {row.words.length > 0 && (
+        <span class="nni-excited-text">
+          {row.words.map((word, i) => (
+            <bdi key={i} class="nni-word" data-pointed={i === row.at ? "" : undefined}>
+              {visible(word)}
+            </bdi>
+          ))}
+        </span>
+      )}
+    </li>
+  );
+}

@@ -1,0 +1,104 @@
+// What the panels of studies share: the button that computes, what is under way, bars with a sign.
+import type { ComponentChildren } from "preact";
+import type { Attributed, Lens, Logits, LogitBar, UnitExamples } from "../kernel/protocol";
+import { label, rowOf } from "../kernel/sites";
+import type { Store } from "../store";
+import { count, exact, NOT_MEASURED, real } from "../ui/format";
+import { ids } from "../ui/testids";
+
+interface FormProps {
+  store: Store;
+  name: string;
+  running: boolean;
+  start: () => void;
+  children: ComponentChildren;
+}
+
+/** The choices of a study and its button; a page without a kernel has neither. */
+export function Form({ store, name, running, start, children }: FormProps) {
+  if (store.replay.value !== "") return null;
+  const submit = (event: Event): void => {
+    event.preventDefault();
+    if (!running) start();
+  };
+  return (
+    <form class="nni-words-bar nni-study-bar" noValidate aria-label={name} onSubmit={submit}>
+      {children}
+      {running ? (
+        <button type="button" class="nni-button" data-testid={ids.studyStop} onClick={() => store.studies.stop()}>
+          Stop
+        </button>
+      ) : (
+        <button type="submit" class="nni-button" data-testid={ids.studyStart}>
+          Compute
+        </button>
+      )}
+    </form>
+  );
+}
+
+/** What is under way, why nothing was found, or where what is shown comes from. */
+export function Now({ store, now, found }: { store: Store; now: Lens | Logits | Attributed | UnitExamples | undefined; found: string }) {
+  const problem = now?.error || store.studies.problem.value;
+  const done = now?.type === "examples" ? now.done : 0;
+  const total = now?.type === "examples" ? now.total : 0;
+  return (
+    <p class="nni-study-now nni-small" role="status" data-testid={ids.study} data-state={now?.running ? "running" : problem ? "failed" : found ? "done" : "none"}>
+      {now?.running && <progress max={Math.max(total, 1)} value={done > 0 ? done : undefined} aria-label="Progress" />}
+      {now?.running ? (
+        <span>{done > 0 ? `${count(done)} of ${count(total)} batches` : "compiling and running …"}</span>
+      ) : problem ? (
+        <span class="nni-bad" data-testid={ids.studyProblem}>{problem}</span>
+      ) : (
+        <span class="nni-faint">{found}</span>
+      )}
+    </p>
+  );
+}
+
+/** Bars to the left and the right of zero, in the order given. */
+export function Bars({ store, bars, name }: { store: Store; bars: readonly LogitBar[]; name: string }) {
+  const sites = store.sites.value;
+  const most = Math.max(...bars.map((bar) => Math.abs(bar.value ?? 0)), 0) || 1;
+  return (
+    <ol class="nni-bars" aria-label={name}>
+      {bars.map(({ site, value }) => {
+        const key = sites ? rowOf(sites, site) : undefined;
+        const share = Math.abs(value ?? 0) / most / 2;
+        return (
+          <li key={site} data-testid={ids.logitBar} data-site={site} data-value={exact(value)}>
+            {key === undefined ? (
+              <span class="nni-site">{label(site)}</span>
+            ) : (
+              <button type="button" class="nni-link nni-site" title={label(site)} onClick={() => store.select(key)}>
+                {label(site)}
+              </button>
+            )}
+            <span class="nni-signed-bar" aria-hidden="true">
+              <span data-below={(value ?? 0) < 0 ? "" : undefined} style={{ width: `${100 * share}%` }} />
+            </span>
+            <span class={value === null ? "nni-bad" : undefined}>{value === null ? NOT_MEASURED : real(value)}</span>
+          </li>
+        );
+      })}
+    </ol>
+  );
+}
+
+/** The choice of a class or token; empty for the model's own answer. */
+export function Token({ value, choose, name, hint }: { value: number | null; choose: (token: number | null) => void; name: string; hint: string }) {
+  return (
+    <label>
+      {name}
+      <input
+        type="number"
+        min={0}
+        class="nni-study-number"
+        placeholder={hint}
+        value={value ?? ""}
+        data-testid={ids.studyToken}
+        onInput={({ currentTarget: { value } }) => choose(value === "" ? null : Math.max(0, Math.round(Number(value))))}
+      />
+    </label>
+  );
+}

@@ -1,0 +1,69 @@
+// What the panels "Lens", "Attribution" and "Examples" ask for, and what they show.
+// Invariants: nothing is computed before a button is pressed; another example, position or unit of
+// what is there is only shown; a message without an error replaces the one before, and while the
+// next is computed the one before stays.
+import { useEffect } from "preact/hooks";
+import { batch, signal, type Signal } from "@preact/signals";
+import type { Ask } from "../kernel/bridge";
+import type { Attributed, Lens, Logits, Study, UnitExamples } from "../kernel/protocol";
+
+type Message = Lens | Logits | Attributed | UnitExamples;
+type What = Study["what"];
+type Wish = Pick<Study, "example" | "position" | "unit" | "axis" | "site" | "token" | "unembed" | "norm" | "method">;
+
+/** The last message of a study, and the last one with something in it. */
+export interface Shown<T extends Message> {
+  readonly now: T;
+  readonly found: T | null;
+}
+
+export class StudiesState {
+  readonly lens = signal<Shown<Lens> | null>(null);
+  readonly logits = signal<Shown<Logits> | null>(null);
+  readonly attribution = signal<Shown<Attributed> | null>(null);
+  readonly examples = signal<Shown<UnitExamples> | null>(null);
+  /** Why a request was refused. */
+  readonly problem = signal("");
+  readonly wish = signal<Wish>({
+    site: "", example: 0, position: -1, unit: 0, axis: -1, token: null, unembed: "", norm: "", method: "gradient_times_input",
+  });
+
+  constructor(private readonly kernel: (request: Ask, settle: (error: string | null) => void) => number) {}
+
+  receive(message: Message): void {
+    const of = this[message.type] as Signal<Shown<Message> | null>;
+    const empty = message.running || message.error !== "";
+    const none = message.type === "logits" && !empty && message.bars.length === 0; // of a lens that is gone
+    of.value = none ? null : { now: message, found: empty ? (of.value?.found ?? null) : message };
+  }
+
+  change(wish: Partial<Wish>): void {
+    this.wish.value = { ...this.wish.value, ...wish };
+  }
+
+  /** Compute a study, or with `again` false show another part of the last one. */
+  ask(what: What, wish: Partial<Wish>, again: boolean): void {
+    batch(() => {
+      if (what !== "logits") this.change(wish); // its position is not that of an attribution
+      this.problem.value = "";
+      if (what === "lens") this.logits.value = null;
+    });
+    this.kernel({ type: "study", what, again, ...this.wish.value, ...wish }, (error) => {
+      if (error !== null) this.problem.value = error;
+    });
+  }
+
+  /** Show the chosen example of what was found. */
+  useExample(what: "lens" | "attribution", example: number, live: boolean): void {
+    const shown = this[what].value;
+    const found = shown?.found;
+    const other = live && shown !== null && found && found.example !== example && !shown.now.running && shown.now.error === "";
+    useEffect(() => {
+      if (other) this.ask(what, { example }, false);
+    }, [other, example]);
+  }
+
+  stop(): void {
+    this.kernel({ type: "stop_study" }, () => undefined);
+  }
+}

@@ -1,0 +1,70 @@
+// The input's picture beside what is drawn, with the place that is looked at, and how much of it shows
+// through. Invariant: a picture is shown only where rows and columns of the array are those of the
+// picture, and the example of each is known.
+import type { ComponentChildren } from "preact";
+import { nameOf, thumbnail } from "../inputs/pictures";
+import { exampleOf, type InputsState } from "../inputs/state";
+import { Thumbnail } from "../inputs/Thumbnail";
+import { ids } from "../ui/testids";
+import { fixed, lengthOf } from "./layout";
+import type { Under } from "./painting";
+import { toGrid } from "../inputs/patches";
+import type { ValuesState } from "./state";
+
+const HEIGHT = 112;
+
+/** The example of a tile; -1 if it is unknown, or the cells are not places in a picture. */
+function exampleAt(values: ValuesState, inputs: InputsState, tile: number): number {
+  const [array, shown, pictures] = [values.array.value, values.shown.value, inputs.inputs.value?.pictures];
+  if (!array || !shown || !pictures || values.part.value === "parameter") return -1;
+  if (shown.view === "images") {
+    const [rows, columns] = [lengthOf(array, shown.rows), lengthOf(array, shown.columns)];
+    const alike = Math.abs(Math.log((rows * pictures.columns) / (columns * pictures.rows)));
+    if (!(alike < 0.25 && Math.min(rows, columns) >= 2 && shown.rows < shown.columns)) return -1;
+  } else if (shown.view !== "patches") return -1;
+  const at = fixed(array, shown, values.index.value).map((n, axis) => (axis === shown.tiles ? tile : n));
+  return exampleOf(array.axes, array.shape, at, inputs.inputs.value);
+}
+
+/** What lies under the cells, with a key for what is drawn; nothing if nothing shows through. */
+export function under(values: ValuesState, inputs: InputsState): (Under & { key: string }) | undefined {
+  const [array, shown, share, grid] = [values.array.value, values.shown.value, values.share.value, values.patches.value];
+  const pictures = inputs.inputs.value?.pictures;
+  if (!array || !shown || !pictures || share === 0) return undefined;
+  const whole = shown.view === "patches" && grid ? ([grid.rows, grid.columns] as const) : ([lengthOf(array, shown.rows), lengthOf(array, shown.columns)] as const);
+  const key = [share, pictures.pixels.length, values.index.value].join();
+  return { share, whole, key, of: (tile) => thumbnail(pictures, exampleAt(values, inputs, tile)) };
+}
+
+export function Beside({ values, inputs, children }: { values: ValuesState; inputs: InputsState; children: ComponentChildren }) {
+  const [array, shown, cursor, grid] = [values.array.value!, values.shown.value!, values.cursor.value, values.patches.value];
+  const pictures = inputs.inputs.value?.pictures;
+  const example = exampleAt(values, inputs, cursor?.tile ?? values.box.value?.tiles[0] ?? 0);
+  if (!pictures || example < 0 || example >= pictures.count) return <div class="nni-beside">{children}</div>;
+  const of = shown.view === "patches" && grid;
+  const at = cursor && of ? toGrid(cursor, of) : cursor;
+  const [rows, columns] = of ? [of.rows, of.columns] : [lengthOf(array, shown.rows), lengthOf(array, shown.columns)];
+  const mark = at && at.row >= 0 ? ([at.row / rows, (at.row + 1) / rows, at.column / columns, (at.column + 1) / columns] as const) : null;
+  return (
+    <div class="nni-beside">
+      <div class="nni-beside-input">
+        <Thumbnail pictures={pictures} example={example} height={Math.min(HEIGHT, Math.floor((HEIGHT * pictures.rows) / pictures.columns))} testid={ids.valuesThumbnail} mark={mark} />
+        <span>{nameOf(pictures)}, example {example}</span>
+        <label>
+          laid over it
+          <input
+            type="range"
+            min={0}
+            max={1}
+            step={0.05}
+            value={values.share.value}
+            aria-label="How much of the picture shows through"
+            data-testid={ids.valuesShare}
+            onInput={(event) => (values.share.value = Number(event.currentTarget.value))}
+          />
+        </label>
+      </div>
+      {children}
+    </div>
+  );
+}

@@ -1,0 +1,112 @@
+// A strip of text, each word coloured by its value. Invariants: a word is one text node and never
+// markup, isolated from the direction of its neighbours; pointing at a word renders nothing again; a
+// long text is added to while one scrolls, so that its beginning is there at once.
+
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { visible } from "../inputs/state";
+import { ids } from "../ui/testids";
+import { memo } from "../ui/memo";
+import { dark } from "../ui/theme";
+import type { Range } from "../values/cells";
+import { colours, css, NOT_FINITE, shade } from "../charts/colour";
+
+/** How many words are added at a time. */
+const CHUNK = 512;
+
+interface Props {
+  words: readonly string[];
+  values: Float64Array | null;
+  range: Range;
+  at: number | null;
+  point: (at: number | null) => void;
+  label: string;
+}
+
+export function Strip({ words, values, range, at, point, label }: Props) {
+  const box = useRef<HTMLDivElement>(null);
+  const [shown, setShown] = useState(CHUNK);
+  const chunks = Math.ceil(Math.min(shown, words.length) / CHUNK);
+  const night = dark.value;
+
+  const more = (): void => {
+    const { scrollTop, clientHeight, scrollHeight } = box.current!;
+    if (scrollTop + 2 * clientHeight > scrollHeight - clientHeight) setShown((n) => (n < words.length ? n + CHUNK : n));
+  };
+  useEffect(more, [shown, words]);
+  useLayoutEffect(() => {
+    const word = at === null ? null : box.current!.querySelector<HTMLElement>(`[data-at="${at}"]`);
+    word?.setAttribute("data-pointed", "");
+    return () => word?.removeAttribute("data-pointed");
+  });
+
+  const under = (event: Event): number | null => {
+    const word = event.target instanceof Element ? event.target.closest("[data-at]") : null;
+    return word ? Number(word.getAttribute("data-at")) : null;
+  };
+  const key = (event: KeyboardEvent): void => {
+    const here = at ?? -1;
+    const to = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: 0, End: words.length - 1 }[event.key];
+    if (to === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const next = Math.min(Math.max(to, 0), words.length - 1);
+    if (next >= shown) setShown(next + CHUNK);
+    point(next);
+    requestAnimationFrame(() => box.current?.querySelector(`[data-at="${next}"]`)?.scrollIntoView({ block: "nearest" }));
+  };
+
+  return (
+    <div
+      ref={box}
+      class="nni-words"
+      role="application"
+      tabIndex={0}
+      aria-label={label}
+      data-testid={ids.words}
+      data-value={words.length}
+      onPointerOver={(event) => point(under(event))}
+      onPointerLeave={() => document.activeElement !== box.current && point(null)}
+      onPointerDown={(event) => point(under(event))}
+      onKeyDown={key}
+      onScroll={more}
+    >
+      {Array.from({ length: chunks }, (_, i) => (
+        <Chunk key={i} from={i * CHUNK} words={words} values={values} range={range} night={night} />
+      ))}
+    </div>
+  );
+}
+
+interface ChunkProps {
+  from: number;
+  words: readonly string[];
+  values: Float64Array | null;
+  range: Range;
+  night: boolean;
+}
+
+const Chunk = memo(function Chunk({ from, words, values, range, night }: ChunkProps) {
+  const table = colours(range, night);
+  return (
+    <>
+      {words.slice(from, from + CHUNK).flatMap((word, i) => {
+        const at = from + i;
+        const style = values && at < values.length ? look(values[at]!, range, table) : undefined;
+        const text = (
+          <bdi key={at} class="nni-word" data-at={at} data-value={word} style={style}>
+            {visible(word)}
+          </bdi>
+        );
+        return word.endsWith("\n") ? [text, <br key={`${at}n`} />] : [text];
+      })}
+    </>
+  );
+});
+
+/** The colours of a word: its value's behind it, and black or white, whichever is read better. */
+export function look(value: number, range: Range, table: Uint8ClampedArray): string {
+  const at = shade(value, range) * 3;
+  const [r, g, b] = Number.isFinite(value) ? [table[at]!, table[at + 1]!, table[at + 2]!] : NOT_FINITE;
+  const light = 0.2126 * (r / 255) ** 2.2 + 0.7152 * (g / 255) ** 2.2 + 0.0722 * (b / 255) ** 2.2;
+  return `background:${css([r, g, b])};color:${light > 0.18 ? "#000" : "#fff"}`;
+}

@@ -1,0 +1,98 @@
+// The panel "Words": the text of one example, coloured by a figure of the selected site.
+// Invariant: it asks the kernel when it is first shown and when its figures may have changed; during
+// a loop only when the user asks for another site, example or unit.
+import { useEffect, useMemo } from "preact/hooks";
+import { visible } from "../inputs/state";
+import type { Site } from "../kernel/protocol";
+import { Python, quoted } from "../python/Python";
+import type { Store } from "../store";
+import { Choice } from "../ui/Choice";
+import { real } from "../ui/format";
+import { ids } from "../ui/testids";
+import { rangeOf } from "../values/cells";
+import { ColourBar } from "../values/Legend";
+import type { Figure, PositionsData } from "./state";
+import { Strip } from "./Strip";
+
+const NAMES: Readonly<Record<Figure, string>> = {
+  norm: "norm",
+  unit: "one unit",
+  gradient: "gradient",
+  gradient_times_activation: "gradient × value",
+};
+const TOLD: Readonly<Record<Figure, string>> = {
+  norm: "The norm over the units at each position.",
+  unit: "The value of one unit at each position.",
+  gradient: "The norm of the gradient of the loss at each position.",
+  gradient_times_activation: "The gradient times the value, added up over the units: what the loss owes to each position.",
+};
+const NONE = new Float64Array();
+
+export function WordsPanel({ store, site }: { store: Store; site: Site }) {
+  const { words: state, inputs } = store;
+  const batch = inputs.inputs.value;
+  const example = Math.min(inputs.example.value, Math.max((batch?.examples.length ?? 1) - 1, 0));
+  const running = store.progress.value?.running ?? false;
+  const seq = running ? -1 : (store.frame.value?.header.seq ?? 0);
+  useEffect(() => state.show(site.key, example), [site.key, example, seq, batch]);
+
+  const [data, figure, unit, at] = [state.data.value, state.figure.value, state.unit.value, state.at.value];
+  const values = data?.figures.get(figure) ?? null;
+  const range = useMemo(() => rangeOf({ mean: values ?? NONE, low: null, high: null }, false), [values]);
+  const words = inputs.words(example);
+  const options = [...(data?.figures.keys() ?? ["norm"] as const)].map((name) => NAMES[name as Figure]);
+  const choose = (name: string): void => {
+    state.figure.value = (Object.keys(NAMES) as Figure[]).find((one) => NAMES[one] === name) ?? "norm";
+  };
+  const code = `insp.words(${quoted(site.key)}${example > 0 ? `, ${example}` : ""}${unit > 0 ? `, unit=${unit}` : ""})`;
+  return (
+    <section class="nni-words-panel" aria-label="Words">
+      <div class="nni-words-bar">
+        <Choice label="Colour of the words" testid={ids.wordsFigure} value={NAMES[figure]} options={options} choose={choose} />
+        {figure === "unit" && data && (
+          <label>
+            unit
+            <input
+              type="number"
+              min={0}
+              max={data.header.units - 1}
+              value={unit}
+              data-testid={ids.wordsUnit}
+              onInput={(event) => event.currentTarget.value !== "" && state.setUnit(Number(event.currentTarget.value))}
+            />
+            <span class="nni-faint">of {data.header.units}</span>
+          </label>
+        )}
+      </div>
+      <p class="nni-faint nni-small nni-words-source">{data ? `${TOLD[figure]} ${data.header.source}` : state.busy.value ? "Computing this module's values…" : ""}</p>
+      {state.problem.value !== "" && (
+        <p class="nni-unseen" role="status" data-testid={ids.wordsProblem}>
+          {state.problem.value}
+        </p>
+      )}
+      <Strip
+        words={words}
+        values={values}
+        range={range}
+        at={at}
+        point={(to) => (state.at.value = to)}
+        label={`The ${words.length} words of example ${example}, coloured by ${NAMES[figure]}. Arrows go along them.`}
+      />
+      <p class="nni-told" aria-live="polite" data-testid={ids.wordTold} data-value={at ?? ""}>
+        {at === null || at >= words.length ? <span class="nni-faint">Point at a word, or move with the arrow keys</span> : <Told data={data} word={words[at]!} at={at} />}
+      </p>
+      <div class="nni-legend">{values ? <ColourBar range={range} /> : null}</div>
+      {batch && batch.positions > words.length && <p class="nni-faint nni-small">The first {words.length} of {batch.positions} words.</p>}
+      <Python text={code} testid={ids.wordsPython} />
+    </section>
+  );
+}
+
+function Told({ data, word, at }: { data: PositionsData | null; word: string; at: number }) {
+  const figures = [...(data?.figures ?? [])].map(([name, of]) => `${name === "unit" ? `unit ${data!.header.unit}` : NAMES[name]} ${real(of[at])}`);
+  return (
+    <>
+      {at} <bdi class="nni-word">{visible(word)}</bdi> {figures.join(" · ")}
+    </>
+  );
+}

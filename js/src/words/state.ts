@@ -1,0 +1,79 @@
+// The state of the panel "Words": the figures of a site at each position of an example.
+// Invariants: at most one request is under way, and the last wish follows it; an answer for another
+// site, example or unit than the wished one is ignored; the figures before stay until others come.
+import { batch, signal } from "@preact/signals";
+import type { Ask } from "../kernel/bridge";
+import { Reader } from "../kernel/decode";
+import { POSITION_FIGURES, type Positions } from "../kernel/protocol";
+
+export type Figure = (typeof POSITION_FIGURES)[number];
+
+export interface PositionsData {
+  readonly header: Positions;
+  readonly figures: ReadonlyMap<Figure, Float64Array>;
+}
+
+interface Wish {
+  readonly site: string;
+  readonly example: number;
+  readonly unit: number;
+}
+
+export class WordsState {
+  readonly data = signal<PositionsData | null>(null);
+  readonly problem = signal("");
+  readonly busy = signal(false);
+  readonly figure = signal<Figure>("norm");
+  readonly unit = signal(0);
+  /** The position under the pointer or the keys. */
+  readonly at = signal<number | null>(null);
+
+  private wish: Wish | null = null;
+  private asking = false;
+  private again = false;
+
+  constructor(private readonly ask: (request: Ask, settle: (error: string | null) => void) => number) {}
+
+  /** Request the present figures of a site, even those on screen: they may have changed. */
+  show(site: string, example: number): void {
+    if (this.wish?.site !== site) this.data.value = null;
+    this.wish = { site, example, unit: this.unit.value };
+    this.again = this.asking;
+    if (!this.asking) this.send(this.wish);
+  }
+
+  setUnit(unit: number): void {
+    const most = (this.data.value?.header.units ?? 1) - 1;
+    this.unit.value = Math.min(Math.max(Math.round(unit), 0), Math.max(most, 0));
+    if (this.wish) this.show(this.wish.site, this.wish.example);
+  }
+
+  receive(message: Positions, buffer: DataView | undefined): void {
+    const { wish } = this;
+    if (wish?.site !== message.site || wish.example !== message.example || wish.unit !== message.unit) return;
+    const reader = new Reader(message.type, buffer, message.figures.length * message.positions);
+    const figures = new Map(message.figures.map((name) => [name as Figure, reader.floats(message.positions)]));
+    batch(() => {
+      this.data.value = { header: message, figures };
+      this.problem.value = "";
+      if (!figures.has(this.figure.value)) this.figure.value = "norm";
+    });
+  }
+
+  private send(wish: Wish): void {
+    this.asking = this.busy.value = true;
+    this.again = false;
+    this.ask({ type: "show_positions", ...wish }, (error) => {
+      this.asking = false;
+      if (this.again && this.wish) return this.send(this.wish);
+      batch(() => {
+        this.busy.value = false;
+        if (error === null) return;
+        this.data.value = null;
+        this.problem.value = error;
+        if (wish.unit > 0) this.unit.value = 0; // another site may have fewer units
+      });
+      if (error !== null && wish.unit > 0) this.show(wish.site, wish.example);
+    });
+  }
+}

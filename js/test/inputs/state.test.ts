@@ -1,0 +1,78 @@
+import { describe, expect, it } from "vitest";
+import { exampleOf, InputsState, visible } from "../../src/inputs/state";
+import type { Inputs } from "../../src/kernel/protocol";
+
+const inputs: Inputs = {
+  type: "inputs",
+  version: 5,
+  batch: 2,
+  tokens: "tokens",
+  positions: 3,
+  problem: "",
+  pictures: null,
+  examples: [
+    { words: ["a", " b", "c"], label: "", prediction: "" },
+    { words: ["d", "e", "f"], label: "", prediction: "" },
+  ],
+};
+
+function taken(): InputsState {
+  const state = new InputsState();
+  state.take(inputs);
+  return state;
+}
+
+describe("the words of an axis", () => {
+  it("are those of the example at an axis of positions", () => {
+    expect(taken().positionLabel("position", 3, 1, 0)).toBe(" b");
+    expect(taken().positionLabel("key", 3, 2, 1)).toBe("f");
+    expect(taken().positionLabel("position 2", 3, 0, 1)).toBe("d");
+  });
+
+  it("are missing where another length, another axis or another example would make them wrong", () => {
+    expect(taken().positionLabel("position", 4, 1, 0)).toBeNull();
+    expect(taken().positionLabel("feature", 3, 1, 0)).toBeNull();
+    expect(taken().positionLabel("axis 1", 3, 1, 0)).toBeNull();
+    expect(taken().positionLabel("position", 3, 1, -1)).toBeNull();
+    expect(taken().positionLabel("position", 3, 1, 7)).toBeNull();
+    expect(new InputsState().positionLabel("position", 3, 1, 0)).toBeNull();
+    const none = new InputsState();
+    none.take({ ...inputs, tokens: "" });
+    expect(none.positionLabel("position", 3, 1, 0)).toBeNull();
+  });
+
+  it("are of the example in the slice, if the axis of the batch is known", () => {
+    expect(exampleOf(["batch", "position"], [2, 3], [1, 0], inputs)).toBe(1);
+    expect(exampleOf(["batch", "position"], [4, 3], [1, 0], inputs)).toBe(-1);
+    expect(exampleOf(["position"], [3], [0], inputs)).toBe(-1);
+    expect(exampleOf(["position"], [3], [0], { ...inputs, batch: 1 })).toBe(0);
+  });
+
+  it("label the units along an axis only of a batch of one", () => {
+    const state = taken();
+    expect(state.only("key (3)")).toBeUndefined();
+    state.take({ ...inputs, batch: 1 });
+    expect(state.only("key (3)")).toEqual(["a", " b", "c"]);
+    for (const axis of ["key (4)", "feature (3)", "key", undefined]) expect(state.only(axis)).toBeUndefined();
+  });
+
+  it("keep the chosen example within the batch", () => {
+    const state = taken();
+    state.example.value = 1;
+    state.take({ ...inputs, batch: 1 });
+    expect(state.example.value).toBe(0);
+  });
+});
+
+describe("a word on screen", () => {
+  it("shows whitespace and control characters", () => {
+    expect(visible(" the")).toBe("·the");
+    expect(visible("\n\t\r\0\x7f")).toBe("⏎⇥␍␀␡");
+    expect(visible("")).toBe("∅");
+    expect(visible("\u00a0\u200b")).toBe("⍽⍽");
+  });
+
+  it("leaves everything else as it is", () => {
+    for (const word of ["<img src=x onerror=alert(1)>", "👩‍👩‍👧", "שלום", "é", "&amp;"]) expect(visible(word)).toBe(word.replaceAll(" ", "·"));
+  });
+});

@@ -1,0 +1,87 @@
+// The panel "Words": what it asks for, what it shows, and that no word becomes an element.
+import { afterEach, beforeEach, expect, it } from "vitest";
+import { VERSION } from "../../src/kernel/protocol";
+import { ids } from "../../src/ui/testids";
+import { settle } from "../helpers/kernel";
+import { press, started, type Mounted } from "../helpers/mounted";
+
+let { control, stream, find, end } = {} as Mounted;
+beforeEach(async () => void ({ control, stream, find, end } = await started()));
+afterEach(() => end());
+
+const WORDS = ["<img src=x onerror=alert(1)>", " the", "\n"];
+
+async function told(tokens = "tokens"): Promise<void> {
+  const examples = [WORDS, ["a", "b", "c"]].map((words, i) => ({ words, label: i ? "cat" : "", prediction: i ? "<b>dog</b>" : "" }));
+  stream.emit({ type: "inputs", version: VERSION, batch: 2, tokens, positions: 3, examples, problem: "", pictures: null });
+  await settle();
+}
+
+async function answered(more: object, rows: number[][]): Promise<void> {
+  const { id } = control.of("show_positions").at(-1)!;
+  const header = { type: "positions", version: VERSION, id, site: "blocks/0", example: 0, unit: 0, units: 4, positions: 3, figures: ["norm", "unit"], source: "The example." };
+  stream.emit({ ...header, ...more }, new DataView(new Float64Array(rows.flat()).buffer));
+  control.emit({ type: "reply", id, ok: true, error: "" });
+  await settle();
+}
+
+it("has a tab only if the tokens are known", async () => {
+  expect(find(ids.tab("words"))).toBeNull();
+  await told("");
+  expect(find(ids.tab("words"))).toBeNull();
+  await told();
+  expect(find(ids.tab("words"))).not.toBeNull();
+});
+
+it("colours the words of the chosen example by the chosen figure", async () => {
+  await told();
+  find(ids.tab("words"))!.click();
+  await settle();
+  expect(control.of("show_positions")).toMatchObject([{ site: "blocks/0", example: 0, unit: 0 }]);
+  const words = (): HTMLElement[] => [...find(ids.words)!.querySelectorAll<HTMLElement>(".nni-word")];
+  expect(words().map((one) => one.style.background)).toEqual(["", "", ""]);
+  await answered({}, [[1, 2, 4], [-1, 0, NaN]]);
+  expect(words().map((one) => one.dataset["value"])).toEqual(WORDS);
+  expect(words().map((one) => one.textContent)).toEqual(["<img·src=x·onerror=alert(1)>", "·the", "⏎"]);
+  expect(words().every((one) => one.children.length === 0)).toBe(true);
+  expect(new Set(words().map((one) => one.style.background)).size).toBe(3);
+
+  const strip = find(ids.words)!;
+  press(strip, "ArrowRight");
+  await settle();
+  press(strip, "ArrowRight");
+  await settle();
+  expect(find(ids.wordTold)!.textContent).toBe("1 ·the norm 2 · unit 0 0");
+  expect(words()[1]!.hasAttribute("data-pointed")).toBe(true);
+
+  find(ids.example(1))!.click();
+  await settle();
+  expect(control.of("show_positions").at(-1)).toMatchObject({ example: 1 });
+  expect(find(ids.exampleSaid)!.textContent).toBe(", label cat, predicted <b>dog</b>");
+  await answered({ example: 0 }, [[9, 9, 9], [9, 9, 9]]);
+  expect(find(ids.wordTold)!.textContent, "an answer for another example is ignored").not.toContain("9");
+  expect(find(ids.wordsPython)!.dataset["value"]).toBe('insp.words("blocks/0", 1)');
+});
+
+it("shows the words without colours where the site has no positions", async () => {
+  await told();
+  find(ids.tab("words"))!.click();
+  await settle();
+  const { id } = control.of("show_positions").at(-1)!;
+  control.emit({ type: "reply", id, ok: false, error: "'blocks/0' has no axis of positions." });
+  await settle();
+  expect(find(ids.wordsProblem)!.textContent).toBe("'blocks/0' has no axis of positions.");
+  expect(find(ids.words)!.querySelectorAll(".nni-word")).toHaveLength(3);
+});
+
+it("adds to a long text while one scrolls", async () => {
+  const words = Array.from({ length: 2000 }, (_, i) => `w${i}`);
+  stream.emit({ type: "inputs", version: VERSION, batch: 1, tokens: "x", positions: 2000, examples: [{ words, label: "", prediction: "" }], problem: "", pictures: null });
+  await settle();
+  find(ids.tab("words"))!.click();
+  await settle();
+  press(find(ids.words)!, "End");
+  await settle();
+  expect(find(ids.wordTold)!.textContent).toContain("w1999");
+  expect(find(ids.words)!.querySelectorAll(".nni-word")).toHaveLength(2000);
+});

@@ -1,0 +1,83 @@
+"""A long piece of work of an inspector: one at a time, in the caller's thread or its own.
+
+Invariant: a stop takes effect when the work reports its progress, and the work keeps what it has
+found until then. Knows nothing of the work and shows nothing itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from nnx_inspector.background import Worker
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.inspector.core import Core
+from nnx_inspector.progress import Report
+
+TICK = 0.1
+"""The shortest time between two messages, in seconds."""
+
+
+class Job:
+    """Runs pieces of work of one kind, one at a time.
+
+    Args:
+        core: the core, which ends the work when it closes.
+        name: the name of the thread.
+        busy: the sentence for a second one that is asked for meanwhile.
+    """
+
+    def __init__(self, core: Core, name: str, busy: str):
+        self._busy_text = busy
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._busy = False
+        self._shown_at = 0.0
+        # an error is already on screen by then
+        self._worker = Worker(name, lambda error: None)
+        self.wait = self._worker.wait
+        core.closing.callback(self._worker.close)
+        core.closing.callback(self._stop.set)
+
+    def begin(self) -> None:
+        """Take the place of the one piece of work; `held` gives it back.
+
+        Raises:
+            InspectorError: there is one already.
+        """
+        with self._lock:
+            if self._busy:
+                raise InspectorError(self._busy_text)
+            self._busy = True
+            self._stop.clear()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """A context for the work after `begin`, at whose end another may begin."""
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    def start(self, work: Callable[[], object]) -> None:
+        """Do the work in a thread, after `begin`; it enters `held` itself."""
+        if not self._worker.do(work):
+            self._busy = False
+
+    def stop(self) -> None:
+        """End the work at its next report."""
+        self._stop.set()
+
+    def reporting(self, show: Callable[[int, int], object], bar: Report) -> Report:
+        """A function that reports to a bar, shows the progress now and then, and says to stop."""
+
+        def report(done: int, total: int) -> bool:
+            now = time.monotonic()
+            if done in (0, total) or now - self._shown_at >= TICK:
+                self._shown_at = now
+                show(done, total)
+            return bar(done, total) or self._stop.is_set()
+
+        return report

@@ -1,0 +1,209 @@
+"""What the panels show of a lens, of a logit's parts, of an attribution and of a unit's examples.
+
+Each function takes the whole result and returns the message for one example, position or unit.
+Invariant: each figure is that of the result, or a sum of blocks of it, whose size is stated. Knows
+no model, and imports no jax: the results are only read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnx_inspector.screen import protocol
+
+Words = Callable[[int], list[str]]
+"""An example's number -> the words of its positions; [] where they are not known."""
+Name = Callable[[int], str]
+"""A token's or class's number -> its text."""
+
+MOST_POSITIONS = 128
+"""The most positions of a lens in a message."""
+MOST_PIXELS = 96
+"""The most rows and columns of an attribution's picture in a message."""
+MOST_TOKENS = 4096
+NEAR = 8
+"""How many words are shown on each side of an example's place."""
+
+
+def lens_message(
+    found: Any, asked: protocol.Study, source: str, words: Words, name: Name
+) -> protocol.Lens:
+    """The message for one example of a `Lens`."""
+    at = _example(found.answer, asked.example)
+    answer = np.atleast_1d(found.answer[at])
+    most = min(answer.size, MOST_POSITIONS)
+
+    def of(x: Any, *tail: int) -> Any:
+        """[layers, positions, ...] of the example."""
+        return np.asarray([one[at] for one in x]).reshape(len(found.sites), answer.size, *tail)
+
+    tokens, likely = (of(x, -1) for x in (found.tokens, found.probabilities))
+    probability, rank = of(found.answer_probability), of(found.answer_rank)
+    texts = words(asked.example)
+    return protocol.Lens(
+        version=protocol.VERSION,
+        running=False,
+        error="",
+        source=source,
+        example=asked.example,
+        unembed=found.unembed,
+        norm=found.norm,
+        words=tuple(texts[:most]) if len(texts) == answer.size else (),
+        answers=tuple(name(int(i)) for i in answer[:most]),
+        tokens=tuple(int(i) for i in answer[:most]),
+        gap=None if found.gap is None else _finite(found.gap),
+        rows=tuple(
+            protocol.LensRow(
+                site=site,
+                cells=tuple(
+                    protocol.LensCell(
+                        words=tuple(name(int(i)) for i in tokens[row, p]),
+                        probabilities=tuple(_finite(x) for x in likely[row, p]),
+                        probability=_finite(probability[row, p]),
+                        rank=int(rank[row, p]),
+                    )
+                    for p in range(most)
+                ),
+            )
+            for row, site in enumerate(found.sites)
+        ),
+        more=answer.size - most,
+    )
+
+
+def logits_message(
+    found: Any, asked: protocol.Study, source: str, words: Words, name: Name
+) -> protocol.Logits:
+    """The message for one position of a `LogitAttribution`."""
+    at = _example(found.token, asked.example)
+    tokens = np.atleast_1d(found.token[at])
+    position = _within(asked.position, tokens.size, "position")
+    parts = [np.atleast_1d(one[at])[position] for one in found.contributions]
+    return protocol.Logits(
+        version=protocol.VERSION,
+        running=False,
+        error="",
+        source=source,
+        example=asked.example,
+        position=position,
+        token=int(tokens[position]),
+        word=name(int(tokens[position])),
+        logit=_finite(np.atleast_1d(found.logit[at])[position]),
+        bars=tuple(
+            protocol.LogitBar(site=site, value=_finite(x))
+            for site, x in zip(found.sites, parts, strict=True)
+        ),
+    )
+
+
+def attribution_message(
+    found: Any, asked: protocol.Study, source: str, words: Words, name: Name
+) -> protocol.Attributed:
+    """The message for one example of an `Attribution`."""
+    batched = found.output.ndim > 0
+    example = _within(asked.example, len(found.output), "example") if batched else 0
+    scores = np.atleast_1d(found.scores[example] if batched else found.scores)
+    if scores.ndim > 2:  # [rows, columns, ...]: the channels of a pixel count together
+        scores = scores.reshape(*scores.shape[:2], -1).sum(-1)
+    blocks = 1
+    if scores.ndim == 2:
+        blocks = max(1, math.ceil(max(scores.shape) / MOST_PIXELS))
+        for axis in (0, 1):
+            scores = np.add.reduceat(scores, np.arange(0, scores.shape[axis], blocks), axis)
+    scores = scores[:MOST_TOKENS]
+    baseline = found.baseline_output
+    texts = words(asked.example) if scores.ndim == 1 else []
+    return protocol.Attributed(
+        version=protocol.VERSION,
+        running=False,
+        error="",
+        source=source,
+        example=asked.example,
+        of=found.of,
+        method=found.method,
+        word="" if asked.token is None else name(asked.token),
+        output=_finite(found.output[example] if batched else found.output),
+        difference=None
+        if baseline is None
+        else _finite((found.output - baseline)[example] if batched else found.output - baseline),
+        shape=tuple(scores.shape),
+        blocks=blocks,
+        scores=tuple(_finite(x) for x in scores.ravel()),
+        words=tuple(texts[: len(scores)]) if len(texts) >= len(scores) else (),
+    )
+
+
+def examples_message(
+    found: Any, asked: protocol.Study, source: str, words: Words, name: Name
+) -> protocol.UnitExamples:
+    """The message for one unit of `TopExamples`."""
+    unit = _within(asked.unit, found.units, "unit")
+    rows: list[protocol.ExciteRow] = []
+    for which in ("most", "least", "random"):
+        for rank, (example, place, value) in enumerate(getattr(found, which).rows(unit)):
+            if example < 0:
+                continue
+            spot = tuple(map(int, place))
+            near, at = _around(words(example), spot)
+            rows.append(
+                protocol.ExciteRow(
+                    which=which,
+                    rank=rank + 1,
+                    example=example,
+                    place=spot,
+                    value=_finite(value),
+                    words=near,
+                    at=at,
+                )
+            )
+    return protocol.UnitExamples(
+        version=protocol.VERSION,
+        running=False,
+        stopped=found.stopped,
+        done=0,
+        total=0,
+        error="",
+        source=source,
+        site=found.site,
+        axis=found.axis,
+        unit=unit,
+        units=found.units,
+        count=found.count,
+        nan=int(found.nan[unit]),
+        constant=bool(found.constant[unit]),
+        notes=found.notes,
+        extent=found.shape,
+        of_batch=source.startswith("the example"),
+        rows=tuple(rows),
+    )
+
+
+def _around(words: Sequence[str], place: Sequence[int]) -> tuple[tuple[str, ...], int]:
+    """The words near a place, and which of them it is; all, cut off, where it is none of them."""
+    if len(place) != 1 or not 0 <= place[0] < len(words):
+        return tuple(words[: 2 * NEAR]), -1
+    first = max(0, place[0] - NEAR)
+    return tuple(words[first : place[0] + NEAR + 1]), place[0] - first
+
+
+def _example(x: Any, example: int) -> Any:
+    """The index of an example in an array of positions, whose first axis is that of examples."""
+    if x.ndim == 0:
+        return ()
+    return (_within(example, len(x), "example"), *[slice(None)] * min(x.ndim - 1, 1),
+            *[0] * (x.ndim - 2))  # fmt: skip
+
+
+def _within(number: int, count: int, what: str) -> int:
+    if not -count <= number < count:
+        raise IndexError(f"There are {count} {what}s: there is no {what} {number}.")
+    return number % count
+
+
+def _finite(x: Any) -> float | None:
+    value = float(x)
+    return value if math.isfinite(value) else None

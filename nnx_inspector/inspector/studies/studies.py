@@ -1,0 +1,249 @@
+"""What is asked of an inspector's model beside its passes: lenses, attribution, examples of a unit.
+
+One study at a time, on a copy of the model in its modes, without the perturbations, with the
+arguments of the last forward pass. Invariant: the screen shows figures of the same result that
+Python gets, and an error of a study is shown in its panel. The recording keeps examples.
+The `lenses` compute; nothing is drawn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from nnx_inspector._compat import jit
+from nnx_inspector.errors import reply_text
+from nnx_inspector.inspector.core import Core
+from nnx_inspector.inspector.passes.call import Call
+from nnx_inspector.inspector.passes.examined import arguments_of, given
+from nnx_inspector.inspector.passes.job import Job
+from nnx_inspector.inspector.studies.messages import (
+    attribution_message,
+    examples_message,
+    lens_message,
+    logits_message,
+)
+from nnx_inspector.lenses.attribution import Attribution, attribute
+from nnx_inspector.lenses.examples import Known, TopExamples, examples_of
+from nnx_inspector.lenses.lens import Lens, lens
+from nnx_inspector.lenses.logits import LogitAttribution, logit_attribution
+from nnx_inspector.progress import Progress, Report, shown
+from nnx_inspector.records.donated import undisturbed
+from nnx_inspector.screen import protocol
+
+
+def study(what: Any, **fields: Any) -> protocol.Study:
+    """The request for a study from Python, whose other parts are as when a panel is opened."""
+    of_nobody: dict[str, Any] = dict(
+        id=0, again=True, site="", example=0, position=-1, unit=0, axis=-1, token=None, unembed="",
+        norm="", method="gradient_times_input",
+    )  # fmt: skip
+    return protocol.Study(what=what, **{**of_nobody, **fields})
+
+
+_EMPTY: dict[str, type[Any]] = {
+    "lens": protocol.Lens,
+    "logits": protocol.Logits,
+    "attribution": protocol.Attributed,
+    "examples": protocol.UnitExamples,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """The last result of a kind: it, the name of its pass, and the words of an example."""
+
+    result: Any
+    source: str
+    words: Callable[[int], list[str]]
+
+
+class Studies:
+    """Makes studies, one at a time, and keeps the last result of each kind."""
+
+    def __init__(self, core: Core):
+        self._core, self._show = core, core.view.keep
+        self._found: dict[str, _Found] = {}
+        self._programs: dict[Any, Known] = {}
+        self._job = Job(
+            core,
+            "nnx_inspector.study",
+            "Another study of the model is running. Wait for it, or stop it in its panel.",
+        )
+        self.wait, self.stop = self._job.wait, self._job.stop
+
+    # ------------------------------------------------------------- from Python
+
+    def lens(self, asked: protocol.Study, **how: Any) -> Lens:
+        """See `Inspector.lens`."""
+        return self._now(asked, self._passing(lens, how))
+
+    def logits(self, asked: protocol.Study, **how: Any) -> LogitAttribution:
+        """See `Inspector.logit_attribution`."""
+        return self._now(asked, self._passing(logit_attribution, how))
+
+    def attribution(self, asked: protocol.Study, **how: Any) -> Attribution:
+        """See `Inspector.attribute`."""
+        return self._now(asked, self._passing(attribute, how))
+
+    def examples(
+        self,
+        asked: protocol.Study,
+        data: Iterable[Any] | None,
+        k: int,
+        inputs: Callable[[Any], Any] | None,
+        progress: Progress,
+    ) -> TopExamples:
+        """See `Inspector.examples`."""
+        return self._now(asked, self._searching(asked, data, k, inputs), progress, data)
+
+    # --------------------------------------------------------- from the screen
+
+    def ask(self, asked: protocol.Study) -> None:
+        """Make a study in a thread, or show another part of the last one."""
+        self._core.require_open()
+        if not asked.again and (found := self._found.get(asked.what)):
+            self._show(self._message(asked, found))
+            return
+        make = self._of_request(asked)
+        self._job.begin()
+        try:
+            self._show(self._empty(asked, running=True))
+        finally:
+            self._job.start(lambda: self._make(asked, make, False, None))
+
+    def _of_request(self, asked: protocol.Study) -> Callable[[Call, Report], Any]:
+        # no site is called "none", and False is the norm that a lens takes for no norm
+        norm: Any = False if asked.norm == "none" else asked.norm or None
+        read = {"unembed": asked.unembed or None, "norm": norm}
+        if asked.what == "lens":
+            return self._passing(lens, {**read, "answer": asked.token})
+        if asked.what == "logits":
+            before = self._found.get("lens")
+            token = asked.token if asked.token is not None or not before else before.result.answer
+            return self._passing(logit_attribution, {**read, "token": token})
+        if asked.what == "attribution":
+            how = {"output": asked.token, "method": asked.method, "position": asked.position}
+            return self._passing(attribute, how)
+        self._core.known(asked.site)
+        return self._searching(asked, None, 5, None)
+
+    # ------------------------------------------------------------------ within
+
+    def _passing(self, f: Callable[..., Any], how: dict[str, Any]) -> Callable[[Call, Report], Any]:
+        def make(call: Call, report: Report) -> Any:
+            function, args, kwargs = call.function()
+            return f(function, *args, **how, **kwargs)
+
+        return make
+
+    def _searching(
+        self,
+        asked: protocol.Study,
+        data: Iterable[Any] | None,
+        k: int,
+        inputs: Callable[[Any], Any] | None,
+    ) -> Callable[[Call, Report], Any]:
+        def make(call: Call, report: Report) -> Any:
+            kwargs = call.kwargs if data is None else {}
+            return examples_of(
+                lambda args: dataclasses.replace(call, args=args, kwargs=kwargs).function(),
+                [call.args] if data is None else data,
+                asked.site, k, asked.axis, inputs, 0, report, self._known(call),
+            )  # fmt: skip
+
+        return make
+
+    def _known(self, call: Call) -> Known:
+        """The programs of earlier searches in models of the same code, of the last two codes."""
+        code = (call.parts.key, jit.trace_context())
+        known = self._programs.pop(code, {})
+        self._programs = {**dict(list(self._programs.items())[-1:]), code: known}
+        return known
+
+    def _now(
+        self,
+        asked: protocol.Study,
+        make: Callable[[Call, Report], Any],
+        progress: Progress = False,
+        data: Iterable[Any] | None = None,
+    ) -> Any:
+        self._core.require_open()
+        self._job.begin()
+        return self._make(asked, make, progress, data)
+
+    def _make(
+        self,
+        asked: protocol.Study,
+        make: Callable[[Call, Report], Any],
+        progress: Progress,
+        data: Iterable[Any] | None,
+    ) -> Any:
+        core = self._core
+
+        def tell(done: int, total: int) -> None:
+            self._show(self._empty(asked, running=True, done=done, total=total))
+
+        with self._job.held():
+            try:
+                self._show(self._empty(asked, running=True))
+                call = undisturbed(lambda: core.example_call().copied(), "The model")
+                trial, source = core.example, f"the example, at step {core.step}"
+                with shown(progress, asked.what) as bar, call.configuration.held():
+                    result = make(call, self._job.reporting(tell, bar))
+                if isinstance(result, TopExamples):
+                    columns = result.to_frame().items()
+                    table = {str(name): np.asarray(column) for name, column in columns}
+                    core.recording.keep_table(f"examples of {result.site}", table)
+                if data is not None:
+                    source = f"{result.count:,} examples of data, at step {core.step}"
+                    found = _Found(result, source, lambda example: [])
+                else:
+                    of_it = trial is core.trial
+                    arguments = arguments_of(core) if of_it else given(core, trial)
+                    words = lambda example: core.inputs.words(arguments, example)  # noqa: E731
+                    found = _Found(result, source, words)
+                self._found[asked.what] = found
+                if asked.what == "lens" and self._found.pop("logits", None):
+                    self._show(self._empty(study("logits")))  # its answers may be others
+                self._show(self._message(asked, found))
+                return result
+            except BaseException as error:
+                self._show(self._empty(asked, error=reply_text(error)))
+                raise
+
+    def _message(self, asked: protocol.Study, found: _Found) -> Any:
+        inputs = self._core.inputs
+        of_classes = inputs.decode is None or (asked.what == "attribution" and inputs.labels)
+        name = inputs.name if of_classes else lambda number: inputs.text([number])[0]
+        return _MESSAGES[asked.what](found.result, asked, found.source, found.words, name)
+
+    def _empty(self, asked: protocol.Study, **more: Any) -> Any:
+        """The message of a study that has found nothing yet."""
+        kind = _EMPTY[asked.what]
+        fields = {f.name: _nothing(f.type) for f in dataclasses.fields(kind)}
+        said = {name: getattr(asked, name, None) for name in fields}
+        said = {name: value for name, value in said.items() if value is not None}
+        more = {name: value for name, value in more.items() if name in fields}
+        return kind(**{**fields, **said, "version": protocol.VERSION, **more})
+
+
+_MESSAGES = {
+    "lens": lens_message,
+    "logits": logits_message,
+    "attribution": attribution_message,
+    "examples": examples_message,
+}
+
+
+def _nothing(hint: Any) -> Any:
+    """The empty value of a field's type, which is a text here."""
+    text = str(hint)
+    if "None" in text:
+        return None
+    if text.startswith("tuple"):
+        return ()
+    return {"str": "", "bool": False, "int": 0}[text]

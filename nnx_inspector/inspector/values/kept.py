@@ -1,0 +1,54 @@
+"""The values that the screen has shown, kept for a page without a kernel.
+
+Invariant: no more bytes are kept than MOST_BYTES, the latest ones, and an answer is the one that
+the screen got. Reads no array.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.export.replay import Answer
+
+MOST_BYTES: Final = 2_000_000
+"""The most bytes of values that a page keeps."""
+
+
+def key_of(request: protocol.ShowValues | protocol.ReadValues) -> str:
+    """What a page finds an answer by: JSON without spaces, as a browser writes it."""
+    parts: list[Any]
+    if isinstance(request, protocol.ShowValues):
+        parts = [request.site, request.part, request.clean]
+    else:
+        index = [0 if axis in request.axes else n for axis, n in enumerate(request.index)]
+        parts = [request.array, index, request.axes, request.norm_over, request.component]
+    return json.dumps(parts, separators=(",", ":"), ensure_ascii=False)
+
+
+class KeptValues:
+    """The arrays that were opened, and the last window that was read of each slice."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, tuple[protocol.Arrays, None]] = {}
+        self._windows: dict[str, tuple[protocol.Values, bytes]] = {}
+
+    def keep(self, request: protocol.ShowValues | protocol.ReadValues, answer: Any) -> None:
+        """Keep the answer to a request; exact figures of single elements are left out."""
+        key = key_of(request)
+        if isinstance(request, protocol.ShowValues):
+            self._arrays[key] = answer
+        elif not request.exact:
+            self._windows.pop(key, None)
+            self._windows[key] = answer
+            while sum(len(values) for _, values in self._windows.values()) > MOST_BYTES:
+                del self._windows[next(iter(self._windows))]
+
+    def answers(self) -> dict[str, Answer]:
+        """The answers by their keys; no window of an array that was opened anew since."""
+        opened, windows = dict(self._arrays), dict(self._windows)
+        held = {array.number for message, _ in opened.values() for array in message.arrays}
+        kept: dict[str, Answer] = {**opened}
+        kept |= {key: one for key, one in windows.items() if one[0].array in held}
+        return kept

@@ -1,0 +1,128 @@
+"""Tells the members of a vmapped ensemble from the examples of a batch.
+
+A `vmap` maps the parameters of the modules that are called inside only if these are an ensemble. A
+mark within such a call notes which of the axes that vmaps add holds the members. Invariant: an axis
+is that of members only if the parameters are mapped by the same `vmap`; what a cached trace holds
+(a module that is jitted by itself) is not known, and its members are measured together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from nnx_inspector._compat import jaxprs, jit
+from nnx_inspector.hooks.variables import contents
+
+
+class _Here(threading.local):
+    ensemble: tuple[tuple[Any, int], ...] = ()
+    """The vmaps that map the parameters of the innermost call, each with its size."""
+
+
+_here = _Here()
+
+
+@dataclasses.dataclass(frozen=True)
+class Members:
+    """The members in a mark's operands.
+
+    Attributes:
+        count: how many there are.
+        levels: for each operand, how many of the vmaps that map it are within the ensemble's; None
+            if all members share the operand.
+    """
+
+    count: int
+    levels: tuple[int | None, ...]
+
+
+@contextlib.contextmanager
+def within(module: Any) -> Iterator[None]:
+    """Within the context, marks belong to a call of the module."""
+    outer = _here.ensemble
+    if isinstance(module, nnx.Module) and jit.vmaps_here():
+        first = next(parameters_of(module), None)
+        if first is not None:  # a module without parameters is a part of the one around it
+            _here.ensemble = tuple(jit.vmaps_of(first))
+    try:
+        yield
+    finally:
+        _here.ensemble = outer
+
+
+@dataclasses.dataclass(frozen=True)
+class Ensemble:
+    """The ensemble that the calls here are members of, mapped by the one `vmap` around them.
+
+    Attributes:
+        count: how many members it has.
+        number: the member's number, int32[], mapped by the vmap.
+    """
+
+    count: int
+    number: jax.Array
+
+
+def ensemble_of(module: Any) -> Ensemble | None:
+    """The ensemble that a module, called here, is a member of; None if it is of none, or if other
+    vmaps are around the call too.
+    """
+    here = jit.vmaps_here() if isinstance(module, nnx.Module) else []
+    first = next(parameters_of(module), None) if len(here) == 1 else None
+    by = jit.vmaps_of(first)
+    if [vmap for vmap, _ in by] != here or not by:
+        return None
+    return Ensemble(by[0][1], _number.bind(jax.lax.stop_gradient(first)))
+
+
+def are_mapped(values: Any) -> bool:
+    """Whether the one vmap here maps any of some values, as far as is known here."""
+    here = jit.vmaps_here()
+    return len(here) == 1 and any(here[0] is vmap for x in values for vmap, _ in jit.vmaps_of(x))
+
+
+_number = Primitive("nnx_inspector_member")
+"""The number of a member of an ensemble whose parameter the operand is."""
+_number.def_impl(lambda _: jnp.int32(0))
+_number.def_abstract_eval(lambda _: ShapedArray((), jnp.dtype("int32")))
+mlir.register_lowering(_number, mlir.lower_fun(lambda _: jnp.int32(0), multiple_results=False))
+ad.primitive_jvps[_number] = lambda xs, _: (y := _number.bind(*xs), jaxprs.no_tangent(y))
+batching.primitive_batchers[_number] = lambda args, dims: (
+    jnp.arange(args[0].shape[dims[0]], dtype=jnp.int32),
+    0,
+)
+
+
+def parameters_of(module: Any) -> Iterator[Any]:
+    """The parameters of a module, one by one."""
+    for _, variable, value in contents(module) if isinstance(module, nnx.Module) else ():
+        if isinstance(variable, nnx.Param):
+            yield from jax.tree.leaves(value)
+
+
+def members_in(operands: Sequence[Any], *, alike: bool = False) -> Members | None:
+    """The members in the operands of a mark; None if there are none, or ensembles of ensembles.
+
+    Args:
+        operands: the arrays.
+        alike: whether each vmap that maps one of them is to map them all.
+    """
+    here = jit.vmaps_here()
+    if len(_here.ensemble) != 1 or (vmap := _here.ensemble[0][0]) not in here:
+        return None
+    by = [[vmap for vmap, _ in jit.vmaps_of(x)] for x in operands]
+    if alike:
+        by = [[vmap for vmap in here if any(vmap in own for own in by)]] * len(by)
+    levels = tuple(own.index(vmap) if vmap in own else None for own in by)
+    return Members(_here.ensemble[0][1], levels)

@@ -1,0 +1,124 @@
+"""What is done at the marks of a traced function: what is measured, kept and perturbed.
+
+Invariant: a plan holds functions and arrays, never a model, and equal plans share programs. Does
+not evaluate anything; `harvest` does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from nnx_inspector.program.marks import INPUT, OUTPUT, describe, observe_cotangent, only_if
+from nnx_inspector.program.survey import Marked
+from nnx_inspector.stats.census import Sample
+from nnx_inspector.stats.units import MAX_UNITS, Units, measure_units
+
+Reduce = Callable[[jax.Array], Any]
+"""A function of an array that returns the arrays to keep."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """What was kept of one array.
+
+    Attributes:
+        value: the array, or the result of a reduction; None if it was not asked for.
+        units: figures for each unit of an axis; None if they were not asked for, or the array
+            has no such axis or more than `MAX_UNITS` units.
+    """
+
+    value: Any = None
+    units: Units | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Keep:
+    """What to keep of marked arrays; false if nothing.
+
+    Attributes:
+        values: whether to keep the arrays, or a function of what to keep of each.
+        units: the axis whose units are measured, or None.
+        parts: the parts (of calls) whose marks are kept.
+        sites: the sites whose marks are kept; None for all.
+    """
+
+    values: bool | Reduce = False
+    units: int | None = None
+    parts: tuple[str, ...] = (OUTPUT, INPUT)
+    sites: tuple[str, ...] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.values) or self.units is not None
+
+    def keeps(self, site: str, part: str) -> bool:
+        """Whether anything is kept of a mark."""
+        return bool(self) and part in self.parts and (self.sites is None or site in self.sites)
+
+    def additive(self) -> Keep:
+        """The same without values, which do not add up over iterations."""
+        return dataclasses.replace(self, values=False)
+
+    def of(self, x: jax.Array, *, site: str, mapped: int = 0) -> Kept:
+        """What is kept of an array whose first `mapped` axes come from vmaps."""
+        value: Any = None
+        if callable(self.values):
+            try:
+                value = self.values(x)
+            except Exception as error:
+                error.add_note(f"nnx_inspector: in values= at site {site!r}, of {describe(x)}.")
+                raise
+        elif self.values:
+            value = x
+        return Kept(value, self._units(jax.lax.stop_gradient(x), mapped))
+
+    def _units(self, x: jax.Array, mapped: int) -> Units | None:
+        if self.units is None or not -(x.ndim - mapped) <= self.units < x.ndim - mapped:
+            return None
+        axis = self.units if self.units < 0 else self.units + mapped
+        return measure_units(x, axis=axis) if x.shape[axis] <= MAX_UNITS else None
+
+
+NOTHING = Keep()
+"""Keeps nothing but summaries."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What to do at the marks.
+
+    Attributes:
+        summarise: whether values are reduced to summaries.
+        perturb: `(mark, arrays, rows) -> arrays` for outputs and inputs; it may close over arrays.
+            `rows` is the attribute below.
+        numbered: whether `perturb` depends on the number of the call at its site.
+        rows: for each enclosing scan, outermost first: the iteration's index and their number.
+        keep: what to keep besides summaries.
+        sample: distributions are of every `sample`-th slice of a value; see `summarize`.
+        tap: the function that ties a value to its sink: `(value, sink, sample=) -> value`.
+        unmeasured: the sites that are only perturbed.
+        gate: bool[], whether anything is measured when the program runs; None if it is. Under a
+            vmap around the call, what it gates is measured of the whole batch.
+        apart: whether this vmap maps the members of an ensemble, and each is measured.
+    """
+
+    summarise: bool = True
+    perturb: Callable[[Marked, list[Any], tuple[Any, ...]], list[Any]] | None = None
+    numbered: bool = True
+    rows: tuple[tuple[Any, int], ...] = ()
+    keep: Keep = NOTHING
+    sample: Sample = "auto"
+    tap: Callable[..., Any] = observe_cotangent
+    unmeasured: tuple[str, ...] = ()
+    gate: Any = None
+    apart: bool = False
+
+    def measured(self, measure: Callable[[jax.Array], Any], x: jax.Array) -> Any:
+        """What a function measures of an array, if anything is measured."""
+        if self.gate is None:
+            return measure(x)
+        return only_if(self.gate, measure, x, apart=self.apart)

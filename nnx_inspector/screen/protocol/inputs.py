@@ -1,0 +1,73 @@
+"""Messages to the browser with the examined batch, as people read it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Example:
+    """One example of the batch. `words` are the texts of its positions (() without a decoder, and
+    cut off after MOST_WORDS of all examples); `label` and `prediction` are names of classes, ""
+    if unknown.
+    """
+
+    words: tuple[str, ...]
+    label: str
+    prediction: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """Thumbnails of the first `count` examples. `path` names the argument with the pictures, which
+    have `rows` and `columns` of pixels. `pixels` is uint8 [count, height, width, channels] in
+    base64, with 1 channel (grey) or 3. `shown` says in words how numbers became bytes.
+    """
+
+    path: str
+    count: int
+    rows: int
+    columns: int
+    height: int
+    width: int
+    channels: int
+    shown: str
+    pixels: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The batch of the pass on screen. Buffer: none. `batch` counts its examples, of which
+    `examples` are the first. `tokens` is the path of the argument that holds the ids, "" if there
+    is none, and `positions` the number of ids of each example. `pictures` are None if the batch has
+    none. `problem` says what could not be read; "" if nothing.
+    """
+
+    type: ClassVar[str] = "inputs"
+    version: int
+    batch: int
+    tokens: str
+    positions: int
+    examples: tuple[Example, ...]
+    problem: str
+    pictures: Pictures | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Positions:
+    """The figures of a site at each position of an example, in answer to `ShowPositions`. Buffer:
+    float64 [len(figures), positions]. `figures` are those of POSITION_FIGURES that there are;
+    `units` is the number of units at each position; `source` names the pass in words.
+    """
+
+    type: ClassVar[str] = "positions"
+    version: int
+    id: int
+    site: str
+    example: int
+    unit: int
+    units: int
+    positions: int
+    figures: tuple[str, ...]
+    source: str

@@ -1,0 +1,141 @@
+"""The panel "Words" in a real JupyterLab: hostile texts are shown as text, and nothing else."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from browser.axe import violations
+from browser.lab import Lab
+from browser.view import View
+from playwright.sync_api import expect
+
+pytestmark = pytest.mark.browser
+
+HOSTILE = (
+    "<img src=x onerror=alert(1)>", "<script>alert(1)</script>", "</bdi></div><b>bold</b>", "&amp;",
+    "&lt;b&gt;", "<!--", "-->", "]]>", "<style>*{display:none}</style>", "<svg onload=alert(1)>",
+    '"><a href=javascript:alert(1)>', "' onclick='alert(1)", "${alert(1)}", "{{7*7}}", "`id`",
+    " the", "  ", "\n", "\t", "\r\n", "", "\u00a0", "\u200b", "\x00", "\x1b[31m", "שלום", "مرحبا",
+    "\u202eabc", "👩‍👩‍👧", "e\u0301" * 40, "x" * 120, "\ufffd", "<|endoftext|>",
+)  # fmt: skip
+
+MODEL = f"""
+import jax, jax.numpy as jnp, numpy as np
+from flax import nnx
+import nnx_inspector as nni
+
+WORDS = {HOSTILE!r}
+
+class Model(nnx.Module):
+    def __init__(self, rngs):
+        self.embed = nnx.Embed(len(WORDS), 8, rngs=rngs)
+        self.attn = nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
+        self.head = nnx.Linear(8, len(WORDS), rngs=rngs)
+
+    def __call__(self, tokens):
+        return self.head(self.attn(self.embed(tokens)))
+
+model = Model(nnx.Rngs(0))
+ids = np.stack([np.arange(len(WORDS)), np.arange(len(WORDS))[::-1]])
+insp = nni.Inspector(model, ids, decode=WORDS)
+insp.selected = "embed"
+"""
+
+
+def test_hostile_words_are_text(tmp_path):
+    with Lab(tmp_path) as lab, lab.notebook("words.ipynb", [MODEL]) as notebook:
+        notebook.run(0, seconds=120)
+        view = View(notebook.cell(0))
+        view.wait_selected("embed")
+        view.part("nni-tab-words").click()
+        strip = view.part("nni-words")
+        words = strip.locator(".nni-word")
+        expect(words).to_have_count(len(HOSTILE))
+        given = words.evaluate_all("all => all.map(one => one.getAttribute('data-value'))")
+        assert given == list(HOSTILE)
+        # each is one text node, without an element in it, and nothing but words is in the strip
+        inside = words.evaluate_all(
+            "all => all.map(one => [...one.childNodes].map(n => n.nodeType))"
+        )
+        assert inside == [[3]] * len(HOSTILE)
+        names = strip.locator("*").evaluate_all(
+            "all => [...new Set(all.map(one => one.localName))]"
+        )
+        assert sorted(names) == ["bdi", "br"]
+        texts = words.evaluate_all("all => all.map(one => one.textContent)")
+        plain = [
+            i for i, word in enumerate(HOSTILE) if word.isprintable() and word.split() == [word]
+        ]
+        assert [texts[i] for i in plain] == [HOSTILE[i] for i in plain]
+        assert [texts[HOSTILE.index(word)] for word in (" the", "\n", "", "\t")] == [
+            "·the", "⏎", "∅", "⇥",
+        ]  # fmt: skip
+
+        # the figures of the word under the keys are those of Python
+        strip.focus()
+        notebook.page.keyboard.press("Home")
+        notebook.page.keyboard.press("ArrowRight")
+        told = view.part("nni-word-told")
+        expect(told).to_have_attribute("data-value", "1")
+        norm = notebook.ask("float(insp.words('embed').norm[1])")
+        expect(told).to_contain_text(f"norm {norm:#.4g}"[:9])
+        view.part("nni-example-1").click()
+        expect(words.first).to_have_attribute("data-value", HOSTILE[-1])
+        expect(view.part("nni-words-python")).to_have_attribute(
+            "data-value", 'insp.words("embed", 1)'
+        )
+        for dark in (False, True):
+            notebook.theme(dark=dark)
+            expect(words.first).to_have_attribute("style", re.compile("background"))
+            assert violations(notebook.page, view.root) == []
+
+        # an attribution in one click: its figures are those of Python
+        view.part("nni-tab-attribution").click()
+        view.part("nni-study-start").click()
+        expect(view.part("nni-study")).to_have_attribute("data-state", "done", timeout=60_000)
+        view.part("nni-words").focus()
+        notebook.page.keyboard.press("Home")
+        score = notebook.ask("float(insp.attribute().scores[1, 0])")
+        close = "Math.abs(value - arg) <= 1e-5 * Math.abs(arg)"
+        view.wait("nni-attribution-told", close, score)
+        view.part("nni-tab-lens").click()
+        view.part("nni-study-start").click()
+        expect(view.part("nni-study-problem")).to_contain_text("No block that repeats")
+        assert notebook.errors == []
+
+        # a saved page has the words, and the figures that were on screen
+        path = tmp_path / "words.html"
+        assert notebook.ask(f"insp.to_html({str(path)!r})") > 0
+        browser = notebook.page.context.browser
+        assert browser is not None
+        page = browser.new_page()
+        page.goto(path.as_uri())
+        saved = View(page.locator("body"))
+        saved.part("nni-tab-words").click()
+        saved.part("nni-example-1").click()
+        words = saved.part("nni-words").locator(".nni-word")
+        expect(words.first).to_have_attribute("data-value", HOSTILE[-1])
+        expect(words.first).to_have_attribute("style", re.compile("background"))
+        page.close()
+
+        # an attention is found by itself: its keys, largest first, are those of Python
+        view.row("attn").click()
+        view.part("nni-tab-values").click()
+        view.part("nni-values-part").get_by_text("attention").click()
+        view.part("nni-picture").focus()
+        looks = view.part("nni-values-looks")
+        expect(looks).to_contain_text("to see the keys")
+        notebook.page.keyboard.press("ArrowDown")
+        notebook.page.keyboard.press("ArrowDown")
+        notebook.page.keyboard.press("PageDown")
+        expect(looks).to_contain_text("head 1, query 1")
+        keys = notebook.ask(
+            "np.argsort(-insp.values('attn@attention')[1, 1, 1], stable=True)[:6].tolist()"
+        )
+        shown = looks.locator("li > span:first-child").all_inner_texts()
+        assert shown == [f"key {key}" for key in keys]
+        expect(view.part("nni-values-expression")).to_have_attribute(
+            "data-value", 'insp.values("attn@attention")'
+        )
+        assert notebook.errors == []

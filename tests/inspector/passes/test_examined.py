@@ -1,0 +1,119 @@
+"""The words of the batch of the last requested pass, on a real model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import nnx_inspector as nni
+from nnx_inspector.inspector.passes.examined import arguments_of
+
+IDS = np.arange(6, dtype=np.int32).reshape(2, 3)
+
+
+class Words(nnx.Module):
+    """A model of tokens, with a second embedding for positions."""
+
+    def __init__(self, rngs):
+        self.embed = nnx.Embed(12, 4, rngs=rngs)
+        self.places = nnx.Embed(3, 4, rngs=rngs)
+        self.head = nnx.Linear(4, 12, rngs=rngs)
+
+    def __call__(self, tokens, mask=None, *, decode=False):
+        x = self.embed(tokens) + self.places(jnp.arange(tokens.shape[-1]))
+        return self.head(x if mask is None else x * mask[..., None])
+
+
+def words(insp):
+    message = insp._core.view.kept("inputs")
+    return message.tokens, [list(example.words) for example in message.examples]
+
+
+def loss(model, batch, weight):
+    logits = model(batch["x"])
+    rows = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["y"][..., None], -1)
+    return -(rows * weight).mean()
+
+
+@pytest.fixture
+def model():
+    return Words(nnx.Rngs(0))
+
+
+def test_the_words_follow_the_pass_on_screen(model):
+    insp = nni.Inspector(model, IDS, IDS % 2, decode=lambda i: f"w{i}", display=False)
+    assert words(insp) == ("tokens", [["w0", "w1", "w2"], ["w3", "w4", "w5"]])
+    insp.step(loss, {"y": IDS, "x": IDS + 6}, jnp.ones(1))
+    assert words(insp) == ("batch/x", [["w6", "w7", "w8"], ["w9", "w10", "w11"]])
+    insp.run(IDS[:1])
+    assert words(insp) == ("tokens", [["w0", "w1", "w2"]])
+    insp.close()
+
+
+def test_the_names_of_arguments_are_those_of_the_call(model):
+    insp = nni.Inspector(
+        lambda net, a, b: net(b, a), model, IDS % 2, IDS, decode=str, display=False
+    )
+    paths = [(one.path, one.place, one.embedded) for one in arguments_of(insp._core)]
+    assert paths == [("a", 0, False), ("b", 1, True)]
+    insp.close()
+
+
+def test_the_words_are_those_that_the_embedding_receives(model):
+    """A loss that predicts the next word calls the model with one word less."""
+
+    def next_word(model, batch):
+        logits = jax.nn.log_softmax(model(batch[:, :-1]))
+        return -jnp.take_along_axis(logits, batch[:, 1:, None], -1).mean()
+
+    insp = nni.Inspector(model, IDS, decode=lambda i: f"w{i}", display=False)
+    insp.step(next_word, IDS)
+    assert words(insp) == ("batch", [["w0", "w1"], ["w3", "w4"]])
+    assert insp.words("head", 1).word.tolist() == ["w3", "w4"]
+    insp.step(lambda model, batch: next_word(model, batch[:, ::-1]), IDS)
+    assert words(insp) == ("batch", [["w2", "w1"], ["w5", "w4"]])
+    insp.close()
+
+
+def test_what_several_embeddings_receive_is_not_guessed(model):
+    def both(model, a, b):
+        return model(a).mean() + model(b[:, 1:]).mean()
+
+    insp = nni.Inspector(model, IDS, decode=str, tokens="b", display=False)
+    assert "no argument tokens='b'" in insp._core.view.kept("inputs").problem
+    insp.step(both, IDS, IDS + 1)
+    assert words(insp) == ("", [])
+    assert "'embed' receives several arrays" in insp._core.view.kept("inputs").problem
+    insp.step(lambda model, a, b: both(model, b, a), IDS[:, :2], IDS)
+    assert words(insp) == ("b", [["0", "1", "2"], ["3", "4", "5"]])
+    insp.close()
+
+
+def test_a_decode_that_fails_is_a_notice_and_the_pass_goes_on(model):
+    insp = nni.Inspector(model, IDS, decode=lambda i: 1 / 0, display=False)
+    assert insp.run(IDS).shape == (2, 3, 12)
+    assert insp.run(IDS + 1).shape == (2, 3, 12)
+    (notice,) = insp._core.view._notices
+    assert "ZeroDivisionError" in notice.text
+    assert words(insp)[1][0] == ["1", "2", "3"]
+    insp.close()
+
+
+def test_a_keyword_of_the_model_stays_one(model):
+    insp = nni.Inspector(model, IDS, decode=True, display=False)
+    assert insp._core.trial.kwargs == {"decode": True}
+    assert insp._core.view.kept("inputs") is None
+    insp.close()
+
+
+def test_predictions_are_of_the_shown_pass():
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    model.kernel[...], model.bias[...] = jnp.eye(2), jnp.zeros(2)
+    x = jnp.array([[0.0, 1], [2, 1]])
+    insp = nni.Inspector(model, x, labels=["cat", "dog"], display=False)
+    assert insp._core.view.kept("inputs").examples == ()  # before the pass
+    insp.run(x)
+    examples = insp._core.view.kept("inputs").examples
+    assert [example.prediction for example in examples] == ["dog", "cat"]
+    insp.close()
