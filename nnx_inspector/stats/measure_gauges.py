@@ -238,7 +238,7 @@ def _graded_of(gradient: jax.Array, state: jax.Array) -> list[jax.Array]:
     return [state.at[STATE_HEAD.index("gradient") : STATE_HEAD.index("graded") + 1].set(found)]
 
 
-_WORK: Final = UNITS * (6 + 2 * 3 + 2 * POSITIONS + 4 + UNITS)
+_WORK: Final = UNITS * (6 + 2 * 3 + 2 * POSITIONS + 2 * 32 + UNITS)
 """The words of memory that the function in C works in: `Sums` in gauges.c."""
 _gauged = by_rows("nnx_inspector_gauge", _gauge_of, attributes=("limit", "steps"), work=_WORK)
 _sampled = by_rows("nnx_inspector_sampled", _sample_of, attributes=("steps",))

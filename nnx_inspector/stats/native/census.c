@@ -68,32 +68,30 @@ EVERYWHERE void add_block(const uint32_t *bits, int n, double shift, Singles *to
 
 /* The bin of each of a block's values. Zeros, which crowd after a ReLU, take turns at four: many
  * additions to one counter would queue up. */
-EVERYWHERE void find_bins(const uint32_t *bits, int n, uint32_t *bins) {
+EVERYWHERE void find_bins(uint32_t *bits, int n) {
     for (int i = 0; i < n; i++) {
         uint32_t magnitude = bits[i] & MAGNITUDE, bin = bits[i] >> LOW_BITS;
         bin = magnitude == 0 ? ZERO_BIN + (uint32_t)i % ZERO_BINS : bin;
-        bins[i] = magnitude > INFINITE ? NAN_BIN : bin;
+        bits[i] = magnitude > INFINITE ? NAN_BIN : bin;
     }
 }
 
 typedef struct {
     void (*add)(const uint32_t *bits, int n, double shift, Singles *to);
-    void (*find)(const uint32_t *bits, int n, uint32_t *bins);
+    void (*find)(uint32_t *bits, int n);
 } Loops;
 
 static void add_anywhere(const uint32_t *bits, int n, double shift, Singles *to) {
     add_block(bits, n, shift, to);
 }
-static void find_anywhere(const uint32_t *bits, int n, uint32_t *bins) { find_bins(bits, n, bins); }
+static void find_anywhere(uint32_t *bits, int n) { find_bins(bits, n); }
 FASTER static void add_faster(const uint32_t *bits, int n, double shift, Singles *to) {
     add_block(bits, n, shift, to);
 }
-FASTER static void find_faster(const uint32_t *bits, int n, uint32_t *bins) {
-    find_bins(bits, n, bins);
-}
+FASTER static void find_faster(uint32_t *bits, int n) { find_bins(bits, n); }
 
 static Loops loops_here(void) {
-    return has_avx2() ? (Loops){add_faster, find_faster} : (Loops){add_anywhere, find_anywhere};
+    return is_fast() ? (Loops){add_faster, find_faster} : (Loops){add_anywhere, find_anywhere};
 }
 
 /* A power of two, 2 to 4 times the largest |half|, as `scale_for` in arithmetic.py. */
@@ -233,7 +231,7 @@ static void histogram(const void *x, int64_t at, Load *load, Loops loops, int ax
         while (left > 0) {
             int n = left < BLOCK ? (int)left : BLOCK;
             load(x, from, steps[last], n, block);
-            loops.find(block, n, block);
+            loops.find(block, n);
             for (int i = 0; i < n; i++) bins[block[i]]++;
             left -= n, from += n * steps[last];
         }

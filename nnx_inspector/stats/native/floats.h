@@ -74,19 +74,31 @@ static Load *const LOADS[BF16 + 1] = {
 
 /* XLA compiles for the processor that it finds; this is compiled once for all of them. */
 #if defined(__x86_64__)
-#define FASTER __attribute__((target("avx2")))
-static inline int has_avx2(void) {
+#define FASTER __attribute__((target("avx2,fma")))
+static inline int has_avx2_and_fma(void) {
+    const uint32_t wanted = 1u << 27 | 1u << 12; /* the system keeps the wide registers; FMA */
     uint32_t a = 1, b, c = 0, d, low, high;
     __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-    if ((c & (1u << 27)) == 0) return 0; /* the system does not keep the wide registers */
+    if ((c & wanted) != wanted) return 0;
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     a = 7, c = 0;
     __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
     return (low & 6) == 6 && (b & (1u << 5));
 }
+/* Asked once: a virtual machine takes microseconds to answer. */
+static inline int is_fast(void) {
+    enum { UNKNOWN, SLOW, FAST };
+    static int32_t known = UNKNOWN;
+    int32_t found = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (found == UNKNOWN) {
+        found = has_avx2_and_fma() ? FAST : SLOW;
+        __atomic_store_n(&known, found, __ATOMIC_RELAXED);
+    }
+    return found == FAST;
+}
 #else
 #define FASTER
-static inline int has_avx2(void) { return 0; }
+static inline int is_fast(void) { return 0; }
 #endif
 
 #endif

@@ -5,32 +5,33 @@
 
 #include "floats.h"
 
-enum { UNITS = 64, POSITIONS = 64, HEAD = 8, PARTS = 9, LENGTH = HEAD + PARTS * UNITS, DEEP = 4 };
-enum { STATE_HEAD = 5, SAMPLE = 256 };
+enum { UNITS = 64, POSITIONS = 64, HEAD = 8, PARTS = 9, LENGTH = HEAD + PARTS * UNITS, DEEP = 32 };
+enum { STATE_HEAD = 5, SAMPLE = 256, HIGH = 4, WIDE = 16 };
 
 static const float TANH_FLAT = 2.65f, SIGMOID_FLAT = 4.6f, NEAR = 0.01f;
 
 /* What is added up of the values that are looked at, unit by unit. */
 typedef struct {
-    float low[UNITS], high[UNITS];
+    int32_t low[UNITS], high[UNITS]; /* folded */
     int32_t flat[UNITS], flatter[UNITS], ends[UNITS], top[UNITS];
     double mean[UNITS], spread[UNITS], square[UNITS];
     double off[POSITIONS][UNITS]; /* mean difference from the first example at each position */
+    uint32_t rows[DEEP][UNITS];   /* what was read last, as patterns */
     float away[DEEP][UNITS];      /* the last few rows of values, centred and scaled */
-    float products[UNITS][UNITS]; /* sums of their products */
+    float products[UNITS][UNITS]; /* sums of their products, from the diagonal on */
 } Sums;
 
-/* Adds the products of a few rows: those of one alone would be read and written each time. */
-EVERYWHERE void add_products(const float (*rows)[UNITS], float (*to)[UNITS]) {
-    for (int i = 0; i < UNITS; i++) {
-        float a = rows[0][i], b = rows[1][i], c = rows[2][i], d = rows[3][i];
-        for (int j = 0; j < UNITS; j++)
-            to[i][j] += (a * rows[0][j] + b * rows[1][j]) + (c * rows[2][j] + d * rows[3][j]);
-    }
-}
-static void multiply_anywhere(const float (*rows)[UNITS], float (*to)[UNITS]) { add_products(rows, to); }
-FASTER static void multiply_faster(const float (*rows)[UNITS], float (*to)[UNITS]) {
-    add_products(rows, to);
+/* Add the products of a few rows. The sums of one tile stay in registers for all of them. */
+EVERYWHERE void add_products(const float (*rows)[UNITS], int64_t units, float (*to)[UNITS]) {
+    for (int64_t i = 0; i < units; i += HIGH)
+        for (int64_t j = i / WIDE * WIDE; j < units; j += WIDE) {
+            float tile[HIGH][WIDE] = {{0}};
+            for (int row = 0; row < DEEP; row++)
+                for (int a = 0; a < HIGH; a++)
+                    for (int b = 0; b < WIDE; b++) tile[a][b] += rows[row][i + a] * rows[row][j + b];
+            for (int a = 0; a < HIGH; a++)
+                for (int b = 0; b < WIDE; b++) to[i + a][j + b] += tile[a][b];
+        }
 }
 
 /* Where the values that are looked at lie: every step along each axis, from the first. */
@@ -44,81 +45,82 @@ typedef struct {
 
 static int64_t few(int64_t length, int64_t step) { return (length + step - 1) / step; }
 
-/* The values of all units for one example at one position. */
-static void read_row(const Looked *at, int64_t example, int64_t position, float *to) {
+/* The values of all units at one position, for some examples from one on. The values are written one
+ * by one: a processor that read the first of them at once, as a vector, would wait for the last. */
+static void read_rows(const Looked *at, int64_t position, int64_t example, int64_t n,
+                      uint32_t (*to)[UNITS]) {
     int64_t from = 0, stride = at->dims[at->axes - 1];
     for (int64_t axis = at->axes - 2; axis > 0; axis--) {
         int64_t n = few(at->dims[axis], at->steps[axis]);
         from += position % n * at->steps[axis] * stride;
         position /= n, stride *= at->dims[axis];
     }
-    from += example * at->steps[0] * stride;
-    uint32_t bits[UNITS];
-    at->load(at->x, at->start + from, at->steps[at->axes - 1], (int)at->units, bits);
-    for (int64_t i = 0; i < at->units; i++) to[i] = float_of(bits[i]);
+    stride *= at->steps[0], from += at->start + example * stride;
+    for (int64_t row = 0; row < n && row < DEEP; row++, from += stride)
+        at->load(at->x, from, at->steps[at->axes - 1], (int)at->units, to[row]);
 }
 
 static float size_of(float x) { return float_of(bits_of(x) & MAGNITUDE); }
 
-/* Returns whether all values are finite. */
-static int extremes_and_counts(const Looked *at, Sums *s) {
+/* Extremes, counts, the mean, and how far each position's mean lies from its first example:
+ * differences from that are exact where a unit is constant. Returns whether all values are finite. */
+EVERYWHERE int counts_and_means(const Looked *at, Sums *s) {
+    const int64_t units = at->units;
     uint32_t largest = 0;
-    float row[UNITS];
-    for (int i = 0; i < UNITS; i++) s->low[i] = 0x1.fffffep127f, s->high[i] = -0x1.fffffep127f;
-    for (int64_t e = 0; e < at->examples; e++)
-        for (int64_t p = 0; p < at->positions; p++) {
-            read_row(at, e, p, row);
-            for (int64_t i = 0; i < at->units; i++) {
-                float x = row[i], size = size_of(x), off = size_of(size - 1);
+    float first[UNITS];
+    for (int i = 0; i < UNITS; i++) s->low[i] = INT32_MAX, s->high[i] = INT32_MIN;
+    for (int64_t p = 0; p < at->positions; p++) {
+        double *off = s->off[p];
+        for (int64_t e = 0; e < at->examples; e++) {
+            const uint32_t *row = s->rows[e % DEEP];
+            if (e % DEEP == 0) read_rows(at, p, e, at->examples - e, s->rows);
+            if (e == 0)
+                for (int64_t i = 0; i < units; i++) first[i] = float_of(row[i]);
+            for (int64_t i = 0; i < units; i++) {
+                float x = float_of(row[i]), size = size_of(x), beyond = size_of(size - 1);
                 uint32_t bits = bits_of(size);
                 largest = bits > largest ? bits : largest;
-                s->low[i] = x < s->low[i] ? x : s->low[i];
-                s->high[i] = x > s->high[i] ? x : s->high[i];
+                int32_t key = folded((int32_t)row[i]);
+                s->low[i] = __builtin_elementwise_min(s->low[i], key);
+                s->high[i] = __builtin_elementwise_max(s->high[i], key);
                 s->flat[i] += size > TANH_FLAT, s->flatter[i] += size > SIGMOID_FLAT;
-                s->ends[i] += (size <= NEAR) | (off <= NEAR), s->top[i] += off <= NEAR;
+                s->ends[i] += (size <= NEAR) | (beyond <= NEAR), s->top[i] += beyond <= NEAR;
             }
+            for (int64_t i = 0; i < units; i++) off[i] += (double)float_of(row[i]) - first[i];
         }
+        for (int64_t i = 0; i < units; i++) {
+            off[i] /= (double)at->examples;
+            s->mean[i] += ((double)first[i] + off[i]) / (double)at->positions;
+        }
+    }
     return largest < INFINITE;
 }
 
-/* The mean, and how far each position's mean lies from its first example: differences from that
- * are exact where a unit is constant. */
-static void means(const Looked *at, Sums *s) {
-    float row[UNITS], first[UNITS];
-    for (int64_t p = 0; p < at->positions; p++) {
-        read_row(at, 0, p, first);
-        for (int64_t e = 1; e < at->examples; e++) {
-            read_row(at, e, p, row);
-            for (int64_t i = 0; i < at->units; i++) s->off[p][i] += (double)row[i] - first[i];
-        }
-        for (int64_t i = 0; i < at->units; i++) {
-            s->off[p][i] /= (double)at->examples;
-            s->mean[i] += ((double)first[i] + s->off[p][i]) / (double)at->positions;
-        }
-    }
-}
-
 /* Squares about the mean and about each position's own, and products about the mean. */
-static void squares(const Looked *at, double unit, Sums *s) {
-    void (*multiply)(const float (*)[UNITS], float (*)[UNITS]) =
-        has_avx2() ? multiply_faster : multiply_anywhere;
-    float row[UNITS], first[UNITS];
+EVERYWHERE void squares(const Looked *at, double unit, Sums *s) {
+    const int64_t units = at->units;
+    float first[UNITS];
+    double factor = 1 / unit;
     int deep = 0;
     for (int64_t p = 0; p < at->positions; p++) {
-        read_row(at, 0, p, first);
+        const double *off = s->off[p];
         for (int64_t e = 0; e < at->examples; e++) {
-            read_row(at, e, p, row);
-            for (int64_t i = 0; i < at->units; i++) {
-                double here = (double)row[i] - first[i] - s->off[p][i], all = row[i] - s->mean[i];
+            const uint32_t *row = s->rows[e % DEEP];
+            float *away = s->away[deep];
+            if (e % DEEP == 0) read_rows(at, p, e, at->examples - e, s->rows);
+            if (e == 0)
+                for (int64_t i = 0; i < units; i++) first[i] = float_of(row[i]);
+            for (int64_t i = 0; i < units; i++) {
+                double x = float_of(row[i]), here = x - first[i] - off[i], all = x - s->mean[i];
                 s->spread[i] += here * here, s->square[i] += all * all;
-                s->away[deep][i] = (float)(all / unit);
+                away[i] = (float)(all * factor);
             }
-            if (++deep == DEEP) multiply(s->away, s->products), deep = 0;
+            if (++deep == DEEP) add_products(s->away, units, s->products), deep = 0;
         }
     }
     for (int i = deep; i < DEEP && deep; i++)
         for (int j = 0; j < UNITS; j++) s->away[i][j] = 0;
-    if (deep) multiply(s->away, s->products);
+    if (deep) add_products(s->away, units, s->products);
 }
 
 static double root(double x) {
@@ -128,24 +130,28 @@ static double root(double x) {
     return y;
 }
 
-static void gauge(const Looked *at, float limit, Sums *s, float *out) {
+EVERYWHERE void gauge(const Looked *at, float limit, Sums *s, float *out) {
     const float nan = float_of(0x7FC00000u);
     int64_t rows = at->examples * at->positions, k = at->units;
     for (size_t i = 0; i < sizeof *s / 4; i++) ((uint32_t *)s)[i] = 0;
     for (int i = HEAD; i < LENGTH; i++) out[i] = nan;
-    int measured = extremes_and_counts(at, s);
+    float low[UNITS], high[UNITS];
+    int measured = counts_and_means(at, s);
     double rank = nan, largest = 0;
     for (int64_t i = 0; i < k; i++) {
-        largest = size_of(s->low[i]) > largest ? size_of(s->low[i]) : largest;
-        largest = size_of(s->high[i]) > largest ? size_of(s->high[i]) : largest;
+        low[i] = float_of((uint32_t)folded(s->low[i]));
+        high[i] = float_of((uint32_t)folded(s->high[i]));
+        largest = size_of(low[i]) > largest ? size_of(low[i]) : largest;
+        largest = size_of(high[i]) > largest ? size_of(high[i]) : largest;
     }
     if (measured) {
-        means(at, s);
         squares(at, largest > 0 ? largest : 1, s);
         double trace = 0, total = 0;
         for (int64_t i = 0; i < k; i++) {
             trace += s->products[i][i];
-            for (int64_t j = 0; j < k; j++) total += (double)s->products[i][j] * s->products[i][j];
+            total += (double)s->products[i][i] * s->products[i][i];
+            for (int64_t j = i + 1; j < k; j++)
+                total += 2 * (double)s->products[i][j] * s->products[i][j];
         }
         if (total > 0 && rows > 1 && k > 1) rank = trace * trace / total;
     }
@@ -157,12 +163,19 @@ static void gauge(const Looked *at, float limit, Sums *s, float *out) {
     for (int64_t i = 0; i < k; i++) {
         double n = (double)rows;
         const float parts[PARTS] = {
-            s->low[i], s->high[i], (float)s->mean[i], (float)root(s->square[i] / n),
+            low[i], high[i], (float)s->mean[i], (float)root(s->square[i] / n),
             (float)root(s->spread[i] / n), (float)(s->flat[i] / n), (float)(s->flatter[i] / n),
             (float)(s->ends[i] / n), (float)(s->top[i] / n),
         };
         for (int part = 0; part < PARTS; part++) out[HEAD + part * UNITS + i] = parts[part];
     }
+}
+
+static void gauge_anywhere(const Looked *at, float limit, Sums *s, float *out) {
+    gauge(at, limit, s, out);
+}
+FASTER static void gauge_faster(const Looked *at, float limit, Sums *s, float *out) {
+    gauge(at, limit, s, out);
 }
 
 /* gauge(x, limit=, rows=, steps=) -> gauge, and memory to work in; rows are leading axes. */
@@ -175,9 +188,10 @@ EXPORT void *nnx_inspector_gauge(Frame *frame) {
     Looked at = {LOADS[x->dtype], x->data, 0, axes, dims, steps, few(dims[0], steps[0]), 1,
                  few(dims[axes - 1], steps[axes - 1])};
     for (int64_t axis = 1; axis < axes - 1; axis++) at.positions *= few(dims[axis], steps[axis]);
+    void (*measure)(const Looked *, float, Sums *, float *) = is_fast() ? gauge_faster : gauge_anywhere;
     for (int64_t row = 0; row < product(x->dims, batch); row++) {
         at.start = row * product(dims, axes);
-        gauge(&at, limit, frame->out.at[1]->data, (float *)frame->out.at[0]->data + row * LENGTH);
+        measure(&at, limit, frame->out.at[1]->data, (float *)frame->out.at[0]->data + row * LENGTH);
     }
     return NULL;
 }
@@ -216,11 +230,32 @@ EXPORT void *nnx_inspector_sampled(Frame *frame) {
     return NULL;
 }
 
+/* Adds the square of each of a block's values, and counts those that are not 0. */
+EVERYWHERE void grade(const uint32_t *bits, int n, double *square, int64_t *some) {
+#pragma clang fp reassociate(on)
+    double sum = 0;
+    int32_t count = 0;
+    for (int i = 0; i < n; i++) {
+        double value = float_of(bits[i]);
+        sum += value * value;
+    }
+    for (int i = 0; i < n; i++) count += (bits[i] & MAGNITUDE) != 0;
+    *square += sum, *some += count;
+}
+static void grade_anywhere(const uint32_t *bits, int n, double *square, int64_t *some) {
+    grade(bits, n, square, some);
+}
+FASTER static void grade_faster(const uint32_t *bits, int n, double *square, int64_t *some) {
+    grade(bits, n, square, some);
+}
+
 /* graded(x, state, rows=) -> state, with the norm and the part of the values that is not 0. */
 EXPORT void *nnx_inspector_graded(Frame *frame) {
     if (is_asked(frame)) return NULL;
     const Buffer *x = frame->in.at[0];
     int64_t batch = whole_number(frame, 0), n = product(x->dims + batch, x->rank - batch);
+    void (*measure)(const uint32_t *, int, double *, int64_t *) =
+        is_fast() ? grade_faster : grade_anywhere;
     for (int64_t row = 0; row < product(x->dims, batch); row++) {
         const float *state = (const float *)frame->in.at[1]->data + row * (STATE_HEAD + SAMPLE);
         float *out = (float *)frame->out.at[0]->data + row * (STATE_HEAD + SAMPLE);
@@ -228,16 +263,10 @@ EXPORT void *nnx_inspector_graded(Frame *frame) {
         double square = 0;
         int64_t some = 0;
         for (int64_t done = 0; done < n; done += BLOCK) {
-#pragma clang fp reassociate(on)
             int m = n - done < BLOCK ? (int)(n - done) : BLOCK;
-            LOADS[x->dtype](x->data, row * n + done, 1, m, block);
-            double sum = 0;
-            int32_t count = 0;
-            for (int i = 0; i < m; i++) {
-                double value = float_of(block[i]);
-                sum += value * value, count += (block[i] & MAGNITUDE) != 0;
-            }
-            square += sum, some += count;
+            const uint32_t *bits = (const uint32_t *)x->data + row * n + done;
+            if (x->dtype != F32) LOADS[x->dtype](x->data, row * n + done, 1, m, block), bits = block;
+            measure(bits, m, &square, &some);
         }
         int finite = (bits64_of(square) & ~SIGN64) < INFINITE64;
         for (int i = 0; i < STATE_HEAD + SAMPLE; i++) out[i] = state[i];
