@@ -88,4 +88,19 @@ def test_another_run_out_of_a_file(tmp_path):
         notebook.ask("insp.compare(None)")
         expect(view.part("nni-pinned")).to_have_text("")
         expect(view.part("nni-compare-row")).to_have_count(0)
+
+        # the weights: the panel opens by itself, and ranks the arrays as the frame does
+        view.part("nni-tab-overview").click()
+        notebook.ask("insp.model.head.kernel.set_value(3 * insp.model.head.kernel[...])")
+        columns = "[['parameter', 'relative_change', 'distance']].values.tolist()"
+        moved = notebook.ask(f"insp.compare(Net(nnx.Rngs(0)), name='the start'){columns}")
+        assert moved[0][:2] == ["head/kernel", pytest.approx(2.0)]
+        expect(view.part("nni-weight-row")).to_have_attribute("data-site", "head/kernel")
+        shown = view.root.get_by_test_id("nni-weight-row").all()
+        figures = [
+            [row.get_attribute(f"data-{n}") for n in ("site", "value", "distance")] for row in shown
+        ]
+        assert [[one, float(a), float(b)] for one, a, b in figures] == moved
+        shown[0].get_by_role("button").click()
+        view.wait_selected("head")
         assert notebook.errors == []

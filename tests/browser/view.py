@@ -62,13 +62,8 @@ class View:
         return rows.evaluate_all(by_place)
 
     def select(self, site: str) -> None:
-        """Click a row, and wait until the figures on screen are that site's. A row that moves under
-        the mouse loses the click, and is clicked again.
-        """
+        """Click a row, and wait until the figures on screen are that site's."""
         self.row(site).click()
-        selected = self.part("nni-selected")
-        if selected.get_attribute("data-value") != site:
-            self.row(site).click()
         self.wait_selected(site)
 
     def perturb(self, kind: str, strength: float | None = None, at: str = "output") -> None:

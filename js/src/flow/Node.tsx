@@ -5,6 +5,7 @@ import { sparkline } from "../kernel/decode";
 import type { FlowNode } from "../kernel/protocol";
 import { label } from "../kernel/sites";
 import type { Store } from "../store";
+import { Badge, Perturbed } from "../ui/Badge";
 import { shortType } from "../ui/format";
 import { memo } from "../ui/memo";
 import { ids } from "../ui/testids";
@@ -65,11 +66,11 @@ function One({ store, node, number, place, size, feeds, selected, tab }: Props) 
       <span class="nni-flow-line">
         <span class="nni-flow-name">{node.name}</span>
         {module && <Alarm store={store} index={index} />}
-        {on !== undefined && <span class={on ? "nni-badge nni-badge-on" : "nni-badge"}>{on ? "◆" : "◇"}</span>}
+        <Perturbed on={on} />
         {marks(node).map((mark) => (
-          <span key={mark} class="nni-badge">
+          <Badge key={mark} sign={mark} title={said}>
             {mark}
-          </span>
+          </Badge>
         ))}
       </span>
       <span class="nni-flow-line nni-flow-below">
@@ -88,7 +89,12 @@ function describe(node: FlowNode, feeds: string): string {
 
 function Alarm({ store, index }: { store: Store; index: number }) {
   const bad = ((store.bad.value[index] ?? 0) & 1) !== 0;
-  return bad ? <span class="nni-badge nni-badge-bad">NaN</span> : null;
+  if (!bad) return null;
+  return (
+    <Badge look="bad" sign="NaN" title="Has NaN or infinite values">
+      NaN/Inf
+    </Badge>
+  );
 }
 
 /** Only this part reads the frame: if no figure colours the nodes, a frame renders nothing else. */

@@ -2,6 +2,7 @@
 // the cost.
 import { Findings } from "../findings/Findings";
 import type { Store } from "../store";
+import { Badge } from "../ui/Badge";
 import { ids } from "../ui/testids";
 import { CostCorner } from "./CostCorner";
 import { RunProgress } from "./RunProgress";
@@ -16,9 +17,9 @@ export function Header({ store }: { store: Store }) {
       </strong>
       <RunProgress store={store} />
       {state?.training_perturbed && (
-        <span class="nni-training" role="status" data-testid={ids.trainingPerturbed}>
+        <Badge look="on" sign="◆" role="status" title="A perturbation acts on the real step, and hence on what the model learns" testid={ids.trainingPerturbed}>
           training is perturbed
-        </span>
+        </Badge>
       )}
       <span class="nni-grow" />
       <Findings store={store} />

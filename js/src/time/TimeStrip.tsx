@@ -3,6 +3,7 @@
 // a pass that exists; thinned passes are gone and counted.
 import { useMemo } from "preact/hooks";
 import type { Store } from "../store";
+import { Origin, Perturbed } from "../ui/Badge";
 import { count, exact } from "../ui/format";
 import { ids } from "../ui/testids";
 import { pinnedName } from "./names";
@@ -11,10 +12,10 @@ import { SPEEDS } from "./timeline";
 
 /** Whose batch a pass shows, by its kind. */
 const BATCH: Readonly<Record<string, string>> = {
-  watch: ", loop's batch",
-  step: ", step's batch",
-  run: ", run's batch",
-  push: ", pushed",
+  watch: "loop's batch",
+  step: "step's batch",
+  run: "run's batch",
+  push: "pushed",
 };
 
 export function TimeStrip({ store }: { store: Store }) {
@@ -25,6 +26,8 @@ export function TimeStrip({ store }: { store: Store }) {
   const playing = timeline.playing.value;
   const index = frame || held !== null ? timeline.index() : 0;
   const none = passes.count < 2;
+  const saved = store.replay.value !== "";
+  const at = frame ? passes.indexOf(frame.header.number) : -1;
   const words = none || index >= passes.count ? "no other pass" : describe(passes, index);
   return (
     <div class="nni-time" role="group" aria-label="Time" data-testid={ids.time} data-state={held === null ? "follow" : "held"}>
@@ -91,7 +94,9 @@ export function TimeStrip({ store }: { store: Store }) {
         />
       </span>
       <span class="nni-time-where" title={whole(passes)} data-testid={ids.timeStep} data-value={exact(frame?.header.step)}>
-        {held === null ? `following${whose(passes, frame?.header.number)}` : `at step ${count(frame?.header.step)}`}
+        <Origin of={held !== null ? "held" : saved ? "saved" : "live"} />
+        {at >= 0 && passes.perturbed(at) && <Perturbed on />}
+        {held === null && !saved ? at >= 0 && BATCH[passes.kind(at)] : `step ${count(frame?.header.step)}`}
       </span>
       <Pin store={store} />
     </div>
@@ -148,12 +153,6 @@ function outlines(passes: PassList): [spans: string, changes: string] {
     if (i < passes.count && passes.changed(i)) changes += `M${i} 2V10`;
   }
   return [spans, changes];
-}
-
-/** The batch of the pass that is on screen, in words. */
-function whose(passes: PassList, number: number | undefined): string {
-  const index = number === undefined ? -1 : passes.indexOf(number);
-  return index < 0 ? "" : (BATCH[passes.kind(index)] ?? "");
 }
 
 function describe(passes: PassList, index: number): string {

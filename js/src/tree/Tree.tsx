@@ -103,7 +103,7 @@ export function Tree({ store }: { store: Store }) {
           {sites &&
             inView.map((index, i) => (
               <Row
-                key={(first + i) % (end - first)} // rows that scroll out are reused
+                key={`${sites.id} ${index}`} // a click ends on the element on which it began, wherever the row is by then
                 store={store}
                 sites={sites}
                 index={index}

@@ -161,13 +161,23 @@ it("ranks weights, each with its module, its figures and the histogram of its ch
     { parameter: "blocks/0/kernel", where: "both" as const, distance: 2, relative_change: 0.25, ...more },
     { parameter: EVIL, where: "pinned" as const, distance: null, relative_change: null, ...more, change: "" },
   ];
-  view.stream.emit({ type: "weights", version: VERSION, name: "before", rows: list, total: 2 });
+  const message = { type: "weights" as const, version: VERSION, name: "before", rows: list, total: 2 };
+  view.stream.emit(message);
   await settle();
   const shown = view.all(ids.weightRow);
   expect(shown.map((one) => [one.dataset["site"], one.dataset["value"], one.dataset["distance"]])).toEqual([["blocks/0/kernel", "0.25", "2"], [EVIL, "", ""]]); // prettier-ignore
   expect(shown[0]!.querySelectorAll("path").length).toBe(1);
   expect(shown[1]!.textContent).toContain("only in before");
   expect(shown[1]!.querySelector("img")).toBeNull();
+  await click(ids.tab("code"));
+  const chosen = (): string | null => view.find(ids.tab("code"))!.getAttribute("aria-selected");
+  view.stream.emit(structuredClone(message)); // sent again, as to a page that was reloaded
+  await settle();
+  expect(chosen()).toBe("true");
+  view.stream.emit({ ...message, name: "after" });
+  await settle();
+  expect(chosen()).toBe("false");
+  expect(view.all(ids.weightRow)).toHaveLength(2);
   view.stream.emit({ type: "weights", version: VERSION, name: "", rows: [], total: 0 });
   await settle();
   expect(view.all(ids.weightRow)).toEqual([]);

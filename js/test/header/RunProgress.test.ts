@@ -23,7 +23,7 @@ it("says where a loop is once", async () => {
   expect(text()).toContain("4 stepsfinished");
   find(ids.pause)!.click();
   await settle();
-  expect(find(ids.timeStep)?.textContent).toBe("at step 1");
+  expect(find(ids.timeStep)?.textContent).toBe("heldstep 1");
 });
 
 it("says the step of a single pass, and idle", async () => {

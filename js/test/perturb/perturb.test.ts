@@ -3,7 +3,7 @@ import { afterEach, expect, it, vi } from "vitest";
 import type { State } from "../../src/kernel/protocol";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
-import { effect, layout, perturbation, scale, state } from "../helpers/messages";
+import { effect, layout, passes, perturbation, scale, state } from "../helpers/messages";
 import { mounted, started, type Mounted } from "../helpers/mounted";
 
 let { control, stream, el, find, all, end } = {} as Mounted;
@@ -23,6 +23,12 @@ it("is switched, set and removed by switch, slider and cross", async () => {
   await start({ perturbations: [scale(4, "head", 0.5)], training_perturbed: true });
   expect(find(ids.trainingPerturbed)?.textContent).toBe("training is perturbed");
   expect(find(ids.switch)?.getAttribute("aria-checked")).toBe("true");
+  // a row, the header and the pass on screen say it with one badge
+  stream.emit(...passes([[1, 1, 1, 1]]));
+  await settle();
+  const badges = [all(ids.row).at(-1), el.querySelector("header"), find(ids.timeStep)].map((place) => place!.querySelector(".nni-badge-on"));
+  expect(badges.map((badge) => [badge?.className, badge?.getAttribute("data-sign")])).toEqual(Array(3).fill(["nni-badge nni-badge-on", "◆"]));
+  expect(find(ids.timeStep)?.textContent).toBe("liveperturbedloop's batch");
   find(ids.switch)!.click();
   expect(control.of("adjust")).toMatchObject([{ perturbation: 4, enabled: false, strength: null }]);
   await settle();

@@ -43,3 +43,14 @@ it("says what a column shows beside a pinned pass, and blanks nothing that exist
   await settle();
   expect(find(ids.detail)?.textContent).toContain("Distribution at step 5");
 });
+
+it("keeps the element of a row while rows above it come and go, so that no click on it is lost", async () => {
+  const element = (): HTMLElement => all(ids.row).find((row) => row.dataset["site"] === "head")!;
+  const [pressed, place] = [element(), element().style.top];
+  find(ids.tree)!.querySelector<HTMLElement>("[data-site=blocks] .nni-twist")!.click(); // closes it
+  await settle();
+  expect([element(), element().style.top === place]).toEqual([pressed, false]);
+  pressed.click();
+  await settle();
+  expect(find(ids.selected)?.dataset["value"]).toBe("head");
+});

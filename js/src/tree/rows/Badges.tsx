@@ -1,7 +1,6 @@
-// Short words about special sites; the title has the full text.
-// Invariant: a badge is never cut; in a narrow tree it shows a sign, and its word stays its name.
-import type { ComponentChildren } from "preact";
+// The badges of a row: what is special about its site.
 import type { Site } from "../../kernel/protocol";
+import { Badge, Perturbed } from "../../ui/Badge";
 import { ids } from "../../ui/testids";
 
 interface Props {
@@ -18,26 +17,16 @@ export function Badges({ site, bad, open, on }: Props) {
   return (
     <span class="nni-badges">
       {(bad & 1) !== 0 && (
-        <Badge look="nni-badge-bad" sign="NaN" title="Has NaN or infinite values" testid={ids.nan}>
+        <Badge look="bad" sign="NaN" title="Has NaN or infinite values" testid={ids.nan}>
           NaN/Inf
         </Badge>
       )}
       {(bad & 1) === 0 && inside && (
-        <Badge look="nni-badge-bad" sign="NaN…" title="A module inside has NaN or infinite values">
+        <Badge look="bad" sign="NaN…" title="A module inside has NaN or infinite values">
           NaN inside
         </Badge>
       )}
-      {on !== undefined && (
-        <Badge
-          look={on ? "nni-badge-on" : ""}
-          sign={on ? "◆" : "◇"}
-          title={on ? "A perturbation is on" : "Has a perturbation, switched off"}
-          testid={ids.badgePerturbed}
-          value={String(on)}
-        >
-          {on ? "perturbed" : "off"}
-        </Badge>
-      )}
+      <Perturbed on={on} />
       {site.stacked > 1 && (
         <Badge sign={`×${site.stacked}`} title={`${site.stacked} layers stacked in one module. ${site.note}`}>
           {`×${site.stacked}`}
@@ -58,23 +47,6 @@ export function Badges({ site, bad, open, on }: Props) {
           not seen
         </Badge>
       )}
-    </span>
-  );
-}
-
-interface BadgeProps {
-  look?: string;
-  sign: string;
-  title: string;
-  testid?: string;
-  value?: string;
-  children: ComponentChildren;
-}
-
-function Badge({ look = "", sign, title, testid, value, children }: BadgeProps) {
-  return (
-    <span class={`nni-badge ${look}`} title={title} data-testid={testid} data-value={value} data-sign={sign}>
-      <span class="nni-word">{children}</span>
     </span>
   );
 }

@@ -1,0 +1,50 @@
+// Short words about a site, a pass or the whole view; the title has the full text.
+// Invariants: a badge is never cut; where there is no room it shows its sign, and its word stays its
+// name; perturbed, live, held and saved each look the same and say the same wherever they are.
+import type { ComponentChildren } from "preact";
+import { ids } from "./testids";
+
+interface BadgeProps {
+  look?: "bad" | "on" | "live" | "saved";
+  sign?: string;
+  title: string;
+  testid?: string;
+  value?: string;
+  /** Whether a change of it is read out. */
+  role?: "status";
+  children: ComponentChildren;
+}
+
+export function Badge({ look, sign, title, testid, value, role, children }: BadgeProps) {
+  return (
+    <span class={look ? `nni-badge nni-badge-${look}` : "nni-badge"} title={title} role={role} data-testid={testid} data-value={value} data-sign={sign}>
+      <span class="nni-badge-word">{children}</span>
+    </span>
+  );
+}
+
+/** Of a site with a perturbation, on or switched off; nothing for one without. */
+export function Perturbed({ on }: { on: boolean | undefined }) {
+  if (on === undefined) return null;
+  const title = on ? "A perturbation is on" : "Has a perturbation, switched off";
+  return (
+    <Badge look={on ? "on" : undefined} sign={on ? "◆" : "◇"} title={title} testid={ids.badgePerturbed} value={String(on)}>
+      {on ? "perturbed" : "off"}
+    </Badge>
+  );
+}
+
+const ORIGINS = {
+  live: "Shows each new pass as it arrives",
+  held: "Stays at this pass; the run goes on",
+  saved: "What was saved; there is no kernel",
+} as const;
+
+/** Where what is on screen comes from. */
+export function Origin({ of }: { of: keyof typeof ORIGINS }) {
+  return (
+    <Badge look={of === "held" ? undefined : of} title={ORIGINS[of]}>
+      {of}
+    </Badge>
+  );
+}
