@@ -82,10 +82,12 @@ def overflow(judged: Judged) -> Iterator[Finding]:
     for one in judged.clean:
         if one.figures is None:
             continue
-        at = [site for site in one.figures.sites if _limit_of(one.figures, site)]
+        tops = one.sizes("output")
+        limits = {site: _limit_of(one.figures, site) for site in one.figures.sites if site in tops}
+        at = [site for site, limit in limits.items() if limit and tops[site] >= limit]
         for site in judged.in_order(at):
-            summary, limit = one.summary(site), _limit_of(one.figures, site)
-            if summary is None or not summary.finite or not limit:
+            summary, limit = one.summary(site), limits[site]
+            if summary is None or not summary.finite:
                 continue
             top = max(abs(summary.min), abs(summary.max))
             if top >= limit and not _is_mask(summary, limit):

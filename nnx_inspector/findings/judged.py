@@ -40,6 +40,7 @@ class Judged:
         self.clean = tuple(p for p in passes if not p.perturbed)
         self.facts = facts or Facts()
         self._sites = {one.site: one for one in self.facts.sites}
+        self._gradients: dict[int, dict[str, float]] = {}  # of the passes by number
 
     # ---------------------------------------------------------------- the model
 
@@ -208,14 +209,11 @@ class Judged:
 
     def gradients(self, one: Pass) -> dict[str, float]:
         """Site -> L2 norm of its output's gradient, if finite and not 0, in order of returning."""
-        out: dict[str, float] = {}
-        sites = [s for s, q in one.keys if q == "gradient"]
-        for site in self.in_order(sites):
-            summary = one.summary(site, "gradient")
-            norm = math.nan if summary is None or summary.saturated else summary.norm
-            if math.isfinite(norm) and norm > 0:
-                out[site] = norm
-        return out
+        if one.number not in self._gradients:
+            norms = one.norms("gradient")
+            order = [s for s in self.in_order(norms) if math.isfinite(norms[s]) and norms[s] > 0]
+            self._gradients[one.number] = {site: norms[site] for site in order}
+        return self._gradients[one.number]
 
 
 def _in(site: str, path: str) -> bool:

@@ -21,8 +21,9 @@ from nnx_inspector.program.stage import Staged
 from nnx_inspector.records.first_nan import first_nan_of
 from nnx_inspector.screen import protocol
 
-RESTS = 4
-"""The pause after a diagnosis, in multiples of its time: rules must not slow training down."""
+RESTS, LONGEST = 19, 5.0
+"""The pause after a diagnosis, in multiples of its time, and its most seconds: rules must not slow
+training down, and one slow search must not hide what comes after it."""
 
 
 class Diagnosing:
@@ -83,7 +84,7 @@ class Diagnosing:
         began = time.monotonic()
         message = message_of(self.found())
         took = time.monotonic() - began
-        self._rests_until = began + (1 + RESTS) * took
+        self._rests_until = began + took + min(RESTS * took, LONGEST)
         if message != self._told:
             self._told = message
             self._core.view.keep(message)

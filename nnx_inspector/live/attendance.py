@@ -202,10 +202,9 @@ class Attendance:
             passes: the passes that were measured in the last of them.
         """
         found: dict[int, str] = {}
-        graded = {site for one in passes for site, what in one.arrived if what == GRADIENT}
         for one in expected:
             if any((site, one.in_use) in reached for site in one.sites):
-                found[one.number] = self._without_gradient(one, passes, graded)
+                found[one.number] = self._without_gradient(one, passes)
             elif self._away or reached:
                 found[one.number] = self._why_not(one)
         return found
@@ -232,13 +231,17 @@ class Attendance:
         heads = [key.partition(":")[0] for key in one.sites]
         return {type(modules[key]).__name__ for key in heads if key in modules}
 
-    def _without_gradient(self, one: Expected, passes: list[Taken], graded: set[str]) -> str:
+    def _without_gradient(self, one: Expected, passes: list[Taken]) -> str:
         """Why a perturbation has no gradient to act on, "" if it has one or may have one."""
-        if not one.of_gradient or not self._session.gradients or not any(p.arrived for p in passes):
+        if not one.of_gradient or not self._session.gradients:
+            return ""  # what has arrived is then not read on the loop's thread
+        arrived = [key for p in passes for key in p.arrived]
+        measured = {site for site, _ in arrived}
+        graded = {site for site, what in arrived if what == GRADIENT}
+        if not measured:
             return ""
         if not graded:
             return "the step computes no gradients"
-        measured = {site for p in passes for site, _ in p.arrived}
         dropped = measured.issuperset(one.sites) and graded.isdisjoint(one.sites)
         return "no gradient reaches its site in this step" if dropped else ""
 

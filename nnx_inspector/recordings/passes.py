@@ -11,10 +11,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple, get_args
 
+import numpy as np
+
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.stats.bins import NAN_BIN, NEGINF_BIN, POSINF_BIN
-from nnx_inspector.stats.encoding import Sparse, decoded, encoded
-from nnx_inspector.stats.summary import Summary
+from nnx_inspector.stats.encoding import Sparse, decoded, encoded, ranges
+from nnx_inspector.stats.summary import STATISTICS, Summary
+from nnx_inspector.stats.table import figures_of
 
 NONFINITE: Final = {"nan": NAN_BIN, "posinf": POSINF_BIN, "neginf": NEGINF_BIN}
 """The bins of non-finite values, by kind."""
@@ -166,6 +169,20 @@ class Pass:
         """The summary of a site's quantity, or None if this pass did not measure it."""
         at = self.layout.at.get((site, quantity))
         return None if at is None else decoded(self.packed[at]).summary()
+
+    def sizes(self, quantity: Quantity) -> dict[str, float]:
+        """Site -> a bound of the sizes of a quantity's finite values, NaN if there are none. It is
+        the largest size itself wherever a summary knows its extremes.
+        """
+        of = [site for site, what in self.keys if what == quantity]
+        ends = ranges([self.packed[self.layout.at[site, quantity]] for site in of])
+        return dict(zip(of, np.abs(ends).max(axis=1).tolist(), strict=True))
+
+    def norms(self, quantity: Quantity) -> dict[str, float]:
+        """Site -> the L2 norm of a quantity; NaN where it is unknown."""
+        of = [site for site, what in self.keys if what == quantity]
+        table = figures_of([decoded(self.packed[self.layout.at[site, quantity]]) for site in of])
+        return dict(zip(of, table[:, STATISTICS.index("norm")].tolist(), strict=True))
 
     def items(self) -> Iterator[tuple[str, str, Summary]]:
         """Site, quantity and summary of everything measured, in recorded order."""

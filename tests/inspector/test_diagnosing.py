@@ -82,15 +82,22 @@ def test_it_rests_after_it_has_looked_unless_it_is_asked_to_look_now(monkeypatch
 
     def diagnose():
         looked.append(clock[0])
-        clock[0] += 1.0
+        clock[0] += takes
         return []
 
     one = diagnosing(monkeypatch, diagnose)
-    for at, now in [(0.0, False), (4.9, False), (4.95, True), (9.9, False), (9.96, False)]:
+    takes = 0.1
+    for at, now in [(0.0, False), (1.9, False), (1.95, True), (3.9, False), (3.96, False)]:
         clock[0] = at
         one.look(now=now)
         one.wait()
-    assert looked == [0.0, 4.95, 9.96]
+    assert looked == [0.0, 1.95, 3.96]
+    takes = 2.0  # a long search is not followed by the longest pause
+    for at, now in [(10.0, True), (16.9, False), (17.1, False)]:
+        clock[0] = at
+        one.look(now=now)
+        one.wait()
+    assert looked[3:] == [10.0, 17.1]
 
 
 def test_what_a_rule_raises_is_told_and_the_next_time_it_looks_again(monkeypatch):

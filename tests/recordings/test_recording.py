@@ -66,6 +66,24 @@ def test_passes_keep_their_order_and_what_was_not_measured_is_none() -> None:
     assert len(recording) == 3
 
 
+def test_sizes_and_norms_of_a_pass_are_those_of_its_values() -> None:
+    arrays = {"a": normal(0), "b": np.array([-3.0, np.nan, 2.0, np.inf], np.float32)}
+    recording = Recording()
+    counted = Summary(bins=summary_of(normal(2)).bins, points=np.full(3, np.nan), sums=np.zeros(3))
+    measured = {site: {"output": summary_of(x)} for site, x in arrays.items()}
+    measured["c"] = {"output": counted, "gradient": empty()}
+    (one,) = (recording.append(0, measured), recording.passes)[1]
+    sizes, norms = one.sizes("output"), one.norms("output")
+    for site, x in arrays.items():
+        finite = x[np.isfinite(x)].astype(np.float64)
+        assert sizes[site] == np.abs(finite).max()
+        np.testing.assert_allclose(norms[site], np.linalg.norm(finite), rtol=1e-6)
+    assert sizes["c"] >= np.abs(normal(2)).max()  # the outermost bin bounds it
+    assert np.isnan([one.sizes("gradient")["c"], one.norms("gradient")["c"]]).all()
+    assert list(one.sizes("gradient")) == ["c"]
+    assert one.sizes("input") == one.norms("input") == {}
+
+
 def test_errors_teach_and_leave_nothing_behind() -> None:
     recording = filled(1)
     with pytest.raises(KeyError, match="'a'"):
