@@ -21,7 +21,7 @@ import numpy.typing as npt
 from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import Selection
-from nnx_inspector.lenses.extremes import LEAST, MOST, NOBODY, RANDOM, Extremes
+from nnx_inspector.lenses.extremes import LEAST, MOST, NOBODY, RANDOM, Extremes, lots
 from nnx_inspector.lenses.observed import Observed, model_of, observed
 from nnx_inspector.perturbations.perturbed import check_layers, without_layers
 from nnx_inspector.program.function import Arguments, Function, as_function, name_of
@@ -113,19 +113,29 @@ class TopExamples:
         """
         import pandas as pd
 
-        chosen = range(self.units) if unit is None else [self._known(unit)]
-        axes = self.most.places.shape[-1]
+        return pd.DataFrame(self.columns(unit))
+
+    def columns(self, unit: int | None = None) -> dict[str, npt.NDArray[Any]]:
+        """The columns of `to_frame`, as arrays."""
+        chosen = np.arange(self.units) if unit is None else np.array([self._known(unit)])
+        kinds = {"most": self.most, "least": self.least, "random": self.random}
+        example, value = (
+            np.stack([getattr(of, name)[chosen] for of in kinds.values()], 1)
+            for name in ("examples", "values")
+        )
+        places = np.stack([of.places[chosen] for of in kinds.values()], 1)
+        axes, there = places.shape[-1], example != NOBODY
         known = {1: ["position"], 2: ["row", "column"]}
         names = known.get(axes, [f"place_{i}" for i in range(axes)])
-        kinds = {"most": self.most, "least": self.least, "random": self.random}
-        rows = [
-            [number, which, rank + 1, example, *map(int, place), float(value)]
-            for number in chosen
-            for which, of in kinds.items()
-            for rank, (example, place, value) in enumerate(of.rows(number))
-            if example != NOBODY
-        ]
-        return pd.DataFrame(rows, columns=["unit", "which", "rank", "example", *names, "value"])
+        unit_at, which, rank = np.nonzero(there)
+        return {
+            "unit": chosen[unit_at],
+            "which": np.array(list(kinds), object)[which],
+            "rank": rank + 1,
+            "example": example[there].astype(np.int64),
+            **{name: places[there][:, i].astype(np.int64) for i, name in enumerate(names)},
+            "value": value[there].astype(np.float64),
+        }
 
     def _known(self, unit: int) -> int:
         if not -self.units <= unit < self.units:
@@ -222,8 +232,9 @@ def examples_of(
         raise ValueError("There is no batch in data.")
     found: Extremes = jax.device_get(stream.found)
     kept = found.kept
+    places = np.stack(kept.place, -1) if kept.place else np.empty((*kept.example.shape, 0), int)
     most, least, random = (
-        Examples(kept.value[i].T, kept.example[i].T, kept.place[i].swapaxes(0, 1))
+        Examples(kept.value[i].T, kept.example[i].T, places[i].swapaxes(0, 1))
         for i in (MOST, LEAST, RANDOM)
     )
     return TopExamples(
@@ -272,7 +283,7 @@ class _Program:
 
     Attributes:
         held: the arrays of the model.
-        run: `(held, arrays, found, start, count) -> found`.
+        run: `(held, arrays, found, start, count, lots) -> found`.
     """
 
     held: list[Any]
@@ -284,7 +295,7 @@ class _Stream:
     """The pass over the data.
 
     Attributes:
-        found: what is kept so far, on the device.
+        found, before: what is kept so far, on the device, and what was kept a batch ago.
         count: the number of examples so far.
         places, shape: the number of the axes of places, and their lengths.
     """
@@ -296,6 +307,7 @@ class _Stream:
     seed: int
     known: Known
     found: Extremes | None = None
+    before: Extremes | None = None
     count: int = 0
     places: int = 0
     shape: tuple[int, ...] = ()
@@ -319,9 +331,12 @@ class _Stream:
         if key not in self.programs:
             self.programs[key] = self._program(key, function, args, kwargs, max(count, self.size))
         program = self.programs[key]
-        before = jax.block_until_ready(self.found)  # one batch on the device at a time
-        new = program.run(program.held, arrays, before, np.int32(self.count), np.int32(count))
-        self.found, self.count = new, self.count + count
+        now, before = self.found, self.before
+        drawn = lots(self.count, max(count, self.size), self.seed)
+        numbers = np.int32(self.count), np.int32(count)
+        self.found = program.run(program.held, arrays, now, *numbers, drawn)
+        self.before, self.count = now, self.count + count
+        jax.block_until_ready(before)  # at most two batches on the device: one waits for the other
 
     def notes(self) -> tuple[str, ...]:
         """What happened to batches of other shapes."""
@@ -338,7 +353,7 @@ class _Stream:
     ) -> _Program:
         whole, rows = without_layers(self.site)
         _require_fits(function, args, kwargs)
-        key = (key, self.site, self.k, self.axis, self.seed, size)
+        key = (key, self.site, self.k, self.axis, size)
         tracing, known = self.known.get(key, (None, None))
         with observed(
             function, args, kwargs, what="top_examples", only=whole, known=tracing
@@ -353,7 +368,8 @@ class _Stream:
         self.shape = tuple(n for i, n in enumerate(call.shape) if i not in (0, axes % ndim))
         if self.found is None:
             dtype = jnp.promote_types(call.dtype, jnp.float32)
-            self.found, self.places = Extremes.empty(self.k, units, places, dtype), places
+            empty = Extremes.empty(self.k, units, places, dtype)
+            self.found, self.places = jax.device_put(empty), places
         elif (len(self.found.nan), self.places) != (units, places):
             raise ValueError(
                 f"{self.site!r} returns {in_words(call.dtype, call.shape)} for a batch, which has "
@@ -362,16 +378,16 @@ class _Stream:
             )
         stage = one.stage
         survey = stage.survey.only(lambda mark: mark.site == whole and mark.part == OUTPUT)
-        plan, seed = Plan(summarise=False, keep=Keep(values=True)), self.seed
+        plan = Plan(summarise=False, keep=Keep(values=True))
 
         @jax.jit
-        def run(held: Any, arrays: Any, found: Extremes, start: Any, count: Any) -> Extremes:
+        def run(held: Any, arrays: Any, found: Any, start: Any, count: Any, lots: Any) -> Any:
             _, seen = evaluate(survey, [*held, *arrays], plan=plan)
             (kept,) = [each.kept for _, _, each in survey.walk(seen) if each is not None]
             x = kept[call.array].value
             x = (x[rows] if rows else x).reshape(call.shape)
             x = jnp.moveaxis(x, axes, -1)
-            return found.merged(x, start, count, seed)
+            return found.merged(x, start, count, lots)
 
         held = stage.inputs[: len(stage.inputs) - len(stage.arrays)]
         self.known[key] = stage.tracing, known or run

@@ -82,7 +82,7 @@ def test_of_equal_values_the_first_comes_first():
 def test_nan_is_left_out_and_counted_and_infinite_values_are_not():
     x = X.copy()
     x[3, 2, 0] = x[4, :, 1] = np.nan
-    x[5, 1, 2], x[6, 1, 2] = np.inf, -np.inf
+    x[5, 1, 2], x[6, 1, 2], x[7, :, 3] = np.inf, -np.inf, -np.inf
     found = nni.top_examples(Model(), batches(x), "same", k=30)
     check(found, x, 30)
     assert found.nan.tolist() == [1, 1, 0, 0]

@@ -12,8 +12,6 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
 from nnx_inspector._compat import jit
 from nnx_inspector.errors import reply_text
 from nnx_inspector.inspector.core import Core
@@ -195,9 +193,7 @@ class Studies:
                 with shown(progress, asked.what) as bar, call.configuration.held():
                     result = make(call, self._job.reporting(tell, bar))
                 if isinstance(result, TopExamples):
-                    columns = result.to_frame().items()
-                    table = {str(name): np.asarray(column) for name, column in columns}
-                    core.recording.keep_table(f"examples of {result.site}", table)
+                    core.recording.keep_table(f"examples of {result.site}", result.columns())
                 if data is not None:
                     source = f"{result.count:,} examples of data, at step {core.step}"
                     found = _Found(result, source, lambda example: [])
