@@ -238,8 +238,8 @@ _MESSAGES = {
 def _nothing(hint: Any) -> Any:
     """The empty value of a field's type, which is a text here."""
     text = str(hint)
+    if text.startswith("tuple"):  # of what may be None, too
+        return ()
     if "None" in text:
         return None
-    if text.startswith("tuple"):
-        return ()
     return {"str": "", "bool": False, "int": 0}[text]

@@ -27,7 +27,9 @@ def insp():
 def ask(insp, what, **wish):
     insp._core.asked(study(what, **wish))
     insp._studies.wait()
-    return insp._core.view.kept(what)
+    shown = insp._core.view.kept(what)
+    assert protocol.from_header(protocol.to_header(shown)) == shown, "what the browser refuses"
+    return shown
 
 
 def test_the_lens_on_screen_is_that_of_the_function(insp):
