@@ -97,8 +97,8 @@ class Reruns:
             self._core.learn()
 
     def drop_first(self) -> None:
-        """Begin the first pass no more: a loop takes its place."""
-        self._first = None
+        """Begin the first pass no more: a loop takes its place, and nobody waits for it."""
+        self._first = self._began = None
 
     @property
     def _lacks_first(self) -> bool:

@@ -21,6 +21,7 @@ from flax import nnx
 from models import TwoLayers
 
 import nnx_inspector as nni
+from nnx_inspector.inspector.passes import rerun
 from nnx_inspector.screen import presenter
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
@@ -138,6 +139,14 @@ def test_what_comes_first_takes_its_place(begun, first, kind):
     begun.let_go()
     assert begun.kinds == [kind]
     assert begun.waiting == []
+
+
+def test_nobody_waited_for_a_first_pass_whose_place_a_loop_took(begun, monkeypatch):
+    assert [loss_fn(begun.insp.model, x) for x in begun.insp.watch([X], every=1)]
+    begun.let_go()
+    monkeypatch.setattr(rerun.time, "monotonic", lambda: 1e9)  # long after the inspector was made
+    begun.insp.run()
+    assert begun.insp._core.meter.waited["pass_seconds"] == 0
 
 
 def test_a_run_that_fails_does_not_take_its_place(begun):
