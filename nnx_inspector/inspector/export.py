@@ -18,6 +18,7 @@ from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.diagnosing import message_of
 from nnx_inspector.inspector.nnx.page import Pages
 from nnx_inspector.inspector.panels import look, units_messages
+from nnx_inspector.inspector.values.kept import MOST_BYTES
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.assets import asset
 from nnx_inspector.screen.export.last_state import MOST_SITES
@@ -71,7 +72,12 @@ def told_by(core: Core, kept: Sequence[Any]) -> Told:
     else:
         shown = ["values", "compare"]
     missing = tuple(what for what in shown if not answers[what])
-    return _told(layout, state, kept, answers, detailed, missing)
+    left_out = core.opened.left_out()
+    more = (
+        f" Left out: {left_out:,} of the slices of values that were opened, because a page keeps "
+        f"at most {MOST_BYTES // 10**6} MB of them."
+    )
+    return _told(layout, state, kept, answers, detailed, missing, more if left_out else "")
 
 
 def _told(
@@ -81,6 +87,7 @@ def _told(
     answers: dict[str, dict[str, Answer]],
     detailed: tuple[str, ...],
     missing: tuple[str, ...] = (),
+    more: str = "",
 ) -> Told:
     return Told(
         layout=layout,
@@ -90,7 +97,7 @@ def _told(
         detailed=detailed,
         missing=missing,
         library=asset("layout.js").encode(),
-        note=f"Saved {time.strftime('%Y-%m-%d %H:%M')}, with {{passes}}.",
+        note=f"Saved {time.strftime('%Y-%m-%d %H:%M')}, with {{passes}}.{more}",
     )
 
 

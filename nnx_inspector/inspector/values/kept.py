@@ -1,7 +1,7 @@
 """The values that the screen has shown, kept for a page without a kernel.
 
-Invariant: no more bytes are kept than MOST_BYTES, the latest ones, and an answer is the one that
-the screen got. Reads no array.
+Invariant: no more bytes are kept than MOST_BYTES, the latest ones; what had to make room is counted;
+an answer is the one that the screen got. Reads no array.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class KeptValues:
     def __init__(self) -> None:
         self._arrays: dict[str, tuple[protocol.Arrays, None]] = {}
         self._windows: dict[str, tuple[protocol.Values, bytes]] = {}
+        self._made_room: dict[str, int] = {}  # the number of the array of each
 
     def keep(self, request: protocol.ShowValues | protocol.ReadValues, answer: Any) -> None:
         """Keep the answer to a request; exact figures of single elements are left out."""
@@ -41,14 +42,24 @@ class KeptValues:
             self._arrays[key] = answer
         elif not request.exact:
             self._windows.pop(key, None)
+            self._made_room.pop(key, None)
             self._windows[key] = answer
             while sum(len(values) for _, values in self._windows.values()) > MOST_BYTES:
-                del self._windows[next(iter(self._windows))]
+                oldest = next(iter(self._windows))
+                self._made_room[oldest] = self._windows.pop(oldest)[0].array
 
     def answers(self) -> dict[str, Answer]:
         """The answers by their keys; no window of an array that was opened anew since."""
-        opened, windows = dict(self._arrays), dict(self._windows)
-        held = {array.number for message, _ in opened.values() for array in message.arrays}
+        opened, windows, held = dict(self._arrays), dict(self._windows), self._held()
         kept: dict[str, Answer] = {**opened}
         kept |= {key: one for key, one in windows.items() if one[0].array in held}
         return kept
+
+    def left_out(self) -> int:
+        """How many slices of the arrays had to make room for later ones."""
+        held = self._held()
+        return sum(array in held for array in [*self._made_room.values()])
+
+    def _held(self) -> set[int]:
+        arrays = [*self._arrays.values()]
+        return {array.number for message, _ in arrays for array in message.arrays}

@@ -80,6 +80,12 @@ def test_the_oldest_values_make_room(insp, monkeypatch):
     monkeypatch.setattr(kept, "MOST_BYTES", 2 * size)
     answers = asked(insp, *(read(array, row=r) for r in range(4)))
     assert list(answers)[1:] == [key_of(read(array, row=r)) for r in (2, 3)]
+    assert "Left out: 2 of the slices of values that were opened" in told_by(insp._core, []).note
+    asked(insp, read(array, row=1))  # has room again, in place of another
+    assert insp._core.opened.left_out() == 2
+    insp.run(X + 1)
+    asked(insp, shown("a"))  # what was left out is that of an array that no page shows
+    assert "Left out" not in told_by(insp._core, []).note
 
 
 def test_a_page_keeps_comparisons(insp, tmp_path: pathlib.Path):
