@@ -88,10 +88,11 @@ def weights_apart(a: Any, b: Any) -> list[tuple[dict[str, Any], Summary | None]]
     return sorted(rows, key=_place)
 
 
-def _place(one: tuple[dict[str, Any], Summary | None]) -> tuple[bool, bool, float]:
+def _place(one: tuple[dict[str, Any], Summary | None]) -> tuple[bool, bool, float, float]:
     row, relative = one[0], one[0]["relative_change"]
     unknown = math.isnan(relative)
-    return row["in"] != "both", unknown, 0.0 if unknown else -relative
+    of_equal = 0.0 if unknown else -row["distance"]  # all that began at 0 moved infinitely far
+    return row["in"] != "both", unknown, 0.0 if unknown else -relative, of_equal
 
 
 _TEXTS: Final = ("parameter", "type", "in", "array")

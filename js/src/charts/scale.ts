@@ -21,8 +21,15 @@ export function logarithmic(low: number, high: number): Scale {
   return { at: (value) => (to > from ? (Math.log10(value) - from) / (to - from) : 0.5), ticks: ticks.filter((t) => t >= low && t <= high) };
 }
 
-/** About `wanted` multiples of 1, 2 or 5 times a power of ten. */
+/** About `wanted` multiples of 1, 2 or 5 times a power of ten; two at least. */
 export function niceTicks(low: number, high: number, wanted: number): number[] {
+  for (let finer = wanted; ; finer *= 2) {
+    const ticks = multiples(low, high, finer);
+    if (ticks.length > 1 || !(high > low) || finer > 16 * wanted) return ticks;
+  }
+}
+
+function multiples(low: number, high: number, wanted: number): number[] {
   const rough = (high - low) / wanted;
   if (!(rough > 0) || !Number.isFinite(rough)) return [low];
   const power = 10 ** Math.floor(Math.log10(rough));

@@ -31,10 +31,10 @@ export class FlowState {
   readonly figure = signal<Figure>("none");
   /** The site whose figure is shown: under the pointer, or focused. */
   readonly told = signal<string | null>(null);
-  /** Site key -> its node's number in the flow. */
+  /** Site key -> its node's number in the drawing; a newer flow has other numbers until it is laid out. */
   readonly byKey = computed(() => {
     const found = new Map<string, number>();
-    this.flow.value?.nodes.forEach((node, i) => {
+    this.drawing.value?.flow.nodes.forEach((node, i) => {
       if (node.role === "module") found.set(node.site, i);
     });
     return found;

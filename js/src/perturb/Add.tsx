@@ -88,6 +88,6 @@ function whyNot(store: Store, site: Site, offer: Offer, at: string, strength: nu
   if (offer.least !== null && strength !== null && strength < offer.least) {
     return `Its ${offer.strength_name} is at least ${offer.least}.`;
   }
-  const there = store.perturbations.value.some((p) => p.site === site.key && p.kind === offer.kind && p.at === at);
+  const there = store.perturbations.value.some((p) => p.site === site.key && p.kind === offer.kind && p.at === at && !p.expression.includes(".only("));
   return there ? "It is already in the list." : "";
 }

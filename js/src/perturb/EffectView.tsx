@@ -137,10 +137,12 @@ function Downstream({ effect, store }: { effect: Effect; store: Store }) {
           return (
             <li key={site} data-testid={ids.downstream} data-site={site} data-value={exact(change)}>
               {row === undefined ? (
-                <span class="nni-site">{label(site)}</span>
+                <span class="nni-site">
+                  <bdi>{label(site)}</bdi>
+                </span>
               ) : (
                 <button type="button" class="nni-link nni-site" title={label(site)} onClick={() => store.select(row)}>
-                  {label(site)}
+                  <bdi>{label(site)}</bdi>
                 </button>
               )}
               <span class="nni-share" aria-hidden="true">

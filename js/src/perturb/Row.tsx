@@ -97,7 +97,7 @@ function Where({ perturbation: p, store }: { perturbation: Perturbation; store: 
   const sites = store.sites.value;
   const row = sites && [p.site, ...p.sites].map((key) => rowOf(sites, key)).find((key) => key !== undefined);
   const all = p.reach > p.sites.length ? [...p.sites, `… ${count(p.reach)} sites`] : p.sites;
-  const extra = [p.at === "output" ? "" : p.at, p.reach > 1 ? `${count(p.reach)} sites` : ""].filter(Boolean).join(", ");
+  const extra = [p.at === "output" ? "" : p.at, p.reach > 1 ? `${count(p.reach)} sites` : "", partOf(p)].filter(Boolean).join(", ");
   return (
     <span class="nni-where" title={p.reach > 1 ? all.join("\n") : p.site}>
       {row === undefined || row === null ? (
@@ -110,6 +110,15 @@ function Where({ perturbation: p, store }: { perturbation: Perturbation; store: 
       {extra && <span class="nni-extra">{extra}</span>}
     </span>
   );
+}
+
+const LONGEST = 26;
+
+/** The units and the example to which it is confined, in the words of its Python. */
+function partOf({ expression }: Perturbation): string {
+  const parts = [...expression.matchAll(/\.only\(([^()]*)\)/g)].map(([, part]) => part.replace(/=/g, " "));
+  const text = parts.join(", ");
+  return text.length > LONGEST ? `${text.slice(0, LONGEST)}…` : text;
 }
 
 function Amount({ name, perturbation: p, store }: { name: string; perturbation: Perturbation; store: Store }) {

@@ -122,6 +122,7 @@ describe("scales", () => {
 
   it("has round ticks", () => {
     expect(niceTicks(0, 1, 5)).toEqual([0, 0.2, 0.4, 0.6, 0.8, 1]);
+    expect(niceTicks(0.4, 3.1, 3)).toEqual([1, 2, 3]); // the multiples of 2 are one
     expect(linear(3, 3).at(3)).toBe(0.5);
   });
 });

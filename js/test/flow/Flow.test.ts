@@ -202,6 +202,18 @@ describe("the state", () => {
     expect(flow.flow.value?.site).toBe("blocks");
   });
 
+  it("numbers the nodes of the drawing, not those of a flow that is still laid out", async () => {
+    flow.show("");
+    flow.takeFlow(residual(""));
+    flow.takeLibrary(message, library);
+    await settle();
+    expect(flow.byKey.value.get("head")).toBe(2);
+    flow.takeFlow({ ...residual("", 2), nodes: [node("a"), node("b"), ...residual().nodes] });
+    expect(flow.byKey.value.get("head")).toBe(2);
+    await settle();
+    expect(flow.byKey.value.get("head")).toBe(4);
+  });
+
   it("says what went wrong, and may be asked again", () => {
     flow.show("blocks");
     asked[0].settle("no site");

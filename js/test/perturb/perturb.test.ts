@@ -64,6 +64,12 @@ it("adds what is chosen, where and as strong as chosen, and only by the button",
   expect(control.of("perturb")[1]).toMatchObject({ kind: "StopGradient", strength: null, at: "input" });
 });
 
+it("names the units to which one is confined, and can be added to all of them beside it", async () => {
+  await start({ perturbations: [perturbation(1, "blocks/0", { expression: "nni.Zero().only(units=[3], axis=-2)" })] });
+  expect(find(ids.perturbation)?.querySelector(".nni-extra")?.textContent).toBe("units [3], axis -2");
+  expect((find(ids.perturbAdd) as HTMLButtonElement).disabled).toBe(false);
+});
+
 it("does not add what it is told cannot be, and says why", async () => {
   await start({ perturbations: [perturbation(1, "blocks/0")] });
   const add = find(ids.perturbAdd) as HTMLButtonElement;
