@@ -1,7 +1,7 @@
 """The values that the screen has shown, kept for a page without a kernel.
 
-Invariant: no more bytes are kept than MOST_BYTES, the latest ones; what had to make room is counted;
-an answer is the one that the screen got. Reads no array.
+Invariant: no more bytes are kept than MOST_BYTES, the latest ones; what had to make room is
+counted; an answer is the one that the screen got. Reads no array.
 """
 
 from __future__ import annotations
