@@ -444,6 +444,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         ),
         "flow": (flow, None),
         "layout_library": (p.LayoutLibrary(version=p.VERSION), b"export const arrange = null;\n"),
+        "show_operations": (p.ShowOperations(id=6, site="blocks", shown=True), None),
         "show_flow": (p.ShowFlow(id=6, site="blocks"), None),
         "get_layout_library": (p.GetLayoutLibrary(id=7), None),
     }  # fmt: skip

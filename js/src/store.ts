@@ -391,6 +391,15 @@ export class Store implements Receiver {
     });
   }
 
+  /** Show the operations within a site's call as rows below it, or hide them; then call `settle`. */
+  showOperations(site: string, shown: boolean, settle: () => void): void {
+    this.kernel.ask({ type: "show_operations", site, shown }, (error) => {
+      if (error) this.problem("error", `Could not ${shown ? "show" : "hide"} the operations of ${label(site)}: ${error}`, site);
+      else if (shown) this.setOpen(site, true);
+      settle();
+    });
+  }
+
   startSweep(sites: string, kind: string, strength: number | null): void {
     this.kernel.ask({ type: "start_sweep", sites, kind, strength, at: "output" }, (error) => {
       if (error) this.problem("error", `Could not sweep: ${error}`, null);

@@ -18,6 +18,7 @@ from nnx_inspector.inspector.core import Answer, Core
 from nnx_inspector.inspector.handles import Handles
 from nnx_inspector.inspector.nnx.page import Pages
 from nnx_inspector.inspector.panels import look
+from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.passes.sweeps import Sweeps
 from nnx_inspector.inspector.studies.studies import Studies
 from nnx_inspector.inspector.targets import Targets
@@ -42,9 +43,10 @@ class Commands:
         studies: Studies,
         pages: Pages,
         opening: Opening,
+        rerun: Reruns,
     ):
         self._core, self._targets, self._sweeps, self._studies = core, targets, sweeps, studies
-        self._pages, self._opening = pages, opening
+        self._pages, self._opening, self._rerun = pages, opening, rerun
         names = {*_LATER.values()}
         self._workers = {n: Worker(f"nnx_inspector.{n}", lambda error: None) for n in names}
         core.asked = self.answer
@@ -133,6 +135,7 @@ _REQUESTS: Final[Mapping[type, Callable[[Commands, Any, Any], Answer | None]]] =
     protocol.SwitchMode: lambda c, m, _: c._pages.switch(m.module, m.name, m.value),
     protocol.ShowPass: lambda c, m, _: c._core.view.show_pass(m.number, m.site),
     protocol.ShowFlow: Commands._show_flow,
+    protocol.ShowOperations: lambda c, m, _: c._rerun.show_operations(m.site, shown=m.shown),
     protocol.GetLayoutLibrary: Commands._layout_library,
     protocol.ShowNnx: lambda c, m, _: (c._pages.page(m.site, m.id), None),
     protocol.Look: lambda c, m, _: look(c._core, m),
@@ -144,6 +147,7 @@ _REQUESTS: Final[Mapping[type, Callable[[Commands, Any, Any], Answer | None]]] =
 """Request -> its handler, which takes the message and the perturbation that the message makes, and
 returns the message to send before the reply."""
 _LATER: Final[Mapping[type, str]] = {
+    protocol.ShowOperations: "looks",
     protocol.Look: "looks",
     protocol.Compare: "looks",
     protocol.ShowValues: "values",

@@ -63,6 +63,8 @@ class Core:
 
     Attributes:
         entry: how the model is called in a pass without a loss.
+        given: the sites that the user selected.
+        selection: the sites that are shown.
         watched: the model that loops watch, as the user gave it.
         model: the same model, with the state that passes use.
         example: the last forward pass that was requested.
@@ -90,9 +92,13 @@ class Core:
     ):
         began = time.monotonic()
         self.watched = self.model = model
-        self.selection, self.inputs = selection, inputs or Inputs()
+        self.inputs = inputs or Inputs()
         self.entry, self.example, self.trial = example.entry, example, example
-        self.programs, self.modes = OwnedPasses((), selection, model), Modes(model)
+        self._passes: dict[Selection, OwnedPasses] = {}
+        self._waiting: dict[str, tuple[str, float]] = {}
+        self.given = selection
+        self.choose(selection)
+        self.modes = Modes(model)
         example.require_there()
         require_whole((call := self.call()).parts.leaves, "The model")
         self.trace = self.programs.read(call, trace_of)
@@ -112,8 +118,6 @@ class Core:
         self.compared: dict[str, Answer] = {}
         self.settings = Settings()
         self.handles = Handles()
-        self._waiting: dict[str, tuple[str, float]] = {}
-        self.programs.waits = weakly(self.wait_for)
         self.meter = Meter()
         self.metrics = Metrics(self.recording, self.notice)
         self.effect: Callable[[], tuple[protocol.Effect | None, str]] = lambda: (None, "")
@@ -183,6 +187,14 @@ class Core:
         """Use another model of an equal structure for passes."""
         self.model = self.modes.model = model
         self.take_trace(self.trace)
+
+    def choose(self, selection: Selection) -> None:
+        """Select other sites, without showing them yet. What was compiled for a selection stays."""
+        passes = self._passes.get(selection)
+        if passes is None:
+            passes = self._passes[selection] = OwnedPasses((), selection, self.watched)
+            passes.waits = weakly(self.wait_for)
+        self.selection, self.programs = selection, passes
 
     def call(self) -> Call:
         """The last requested pass, with the present model and modes."""

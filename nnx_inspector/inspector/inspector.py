@@ -135,6 +135,7 @@ class Inspector(Readings):
             studies=self._studies,
             pages=self._pages,
             opening=self._opening,
+            rerun=self._rerun,
         )
         self._diagnosing = Diagnosing(core, self._loops)
         core.parts = (self._diagnosing, Brief(core))
@@ -450,6 +451,34 @@ class Inspector(Readings):
         `step` and the effect, without touching the model.
         """
         return self._core.modes
+
+    def show_operations(self, site: str, *, shown: bool = True) -> None:
+        """Show what happens within a site's call as rows below it, or hide it again.
+
+        The operations are sites like any others (`"attn@softmax"`): the next pass measures them,
+        and they can be perturbed. `only=` selects them by name.
+
+        Args:
+            site: the key of a site that is called.
+            shown: False hides its operations again.
+
+        Raises:
+            ValueError: there is no such site; nothing is seen within its call, or more than 200
+                operations; or the inspector's `only=` selects what should be hidden.
+            InspectorError: a loop is being watched, or an operation to hide is perturbed.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from flax import nnx
+            >>> import nnx_inspector as nni
+            >>> insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)))
+            >>> insp.show_operations("")
+            >>> [site for site in insp.recording.sites if "@" in site]
+            ['@dot_general', '@add']
+            >>> insp.close()
+        """
+        self._core.require_open()
+        self._rerun.show_operations(site, shown=shown)
 
     def close(self) -> None:
         """Free the widget, the programs and the hooks. The recording stays readable."""

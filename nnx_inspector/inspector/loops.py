@@ -98,7 +98,7 @@ class Loops:
         return watched(self, session, batches, every)
 
     def _session_for(self, only: Only, gradients: bool, tree: int | None) -> Session:
-        key = (gradients, None if only is None else Selection(only), tree)
+        key = (self._core.selection, gradients, None if only is None else Selection(only), tree)
         if key not in self._sessions:
             core = self._core
             session = Session(

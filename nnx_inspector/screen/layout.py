@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from flax import nnx
 
-from nnx_inspector.hooks.sites import CALL, methods, parse_key, site_key
+from nnx_inspector.hooks.sites import CALL, methods, of_operation, parse_key, site_key
 from nnx_inspector.hooks.variables import held, parameter_count
 from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
@@ -93,6 +93,8 @@ def _name(sites: Sequence[protocol.Site], index: int, above: int) -> str:
     return "/".join(reversed(names))
 
 
+NAMED = "named value"
+"""The kind of an operation that a function computes, or that the user has named."""
 _Segments = tuple[str, ...]
 
 
@@ -163,9 +165,17 @@ def _places(trace: Trace) -> list[_Place]:
     for call in trace.calls:
         if call.site not in found:
             path, method = parse_key(call.site)
-            segments = path if method == CALL else (*path, site_key((), method))
-            found[call.site] = _Place(call.site, segments, call.type, call.parameters)
+            segments = path if method == CALL else (*path, *_below(site_key((), method)))
+            kind = NAMED if call.type == "name" and of_operation(call.site)[1] else call.type
+            found[call.site] = _Place(call.site, segments, kind, call.parameters)
     return list(found.values())
+
+
+def _below(method: str) -> _Segments:
+    """The rows of a method or an operation below its module's: `@softmax.exp` is in `@softmax`."""
+    called, operation = of_operation(method)
+    within = [part for part in operation.split(".") if part]
+    return (called + ".".join(within[:1]), *(f".{part}" for part in within[1:]))
 
 
 def _in_call_order(trace: Trace, places: Sequence[_Place]) -> list[_Place]:
@@ -207,7 +217,7 @@ def _row(
     above = sum(1 for n in range(len(place.segments)) if place.segments[:n] in known)
     return protocol.Site(
         key=place.key,
-        name="/".join(place.segments[start:]) or place.kind,
+        name="/".join(place.segments[start:]).replace("/.", ".") or place.kind,
         kind=place.kind,
         parent=parent,
         depth=0 if parent < 0 else above,

@@ -188,6 +188,9 @@ def text_of(message: Any, handles: Sequence[Any], made: Any = None) -> str:
         name, value = message.name, message.value
         mode = f"{name}={value}" if _is_keyword(name) else f"**{{{quoted(name)}: {value}}}"
         return f"insp.modes.set({quoted(message.module)}, {mode})"
+    if isinstance(message, protocol.ShowOperations):
+        hidden = "" if message.shown else ", shown=False"
+        return f"insp.show_operations({quoted(message.site)}{hidden})"
     if isinstance(message, protocol.StartSweep):
         return f"insp.sweep({quoted(message.sites)}, {made.python()})"
     if isinstance(message, protocol.Study):

@@ -127,4 +127,13 @@ def test_a_stack_opens_a_layer_is_switched_and_time_goes_back(tmp_path: pathlib.
         assert notebook.ask("[h.site for h in insp.perturbations]") == ["blocks[2]"]
         norms = notebook.ask("[insp.recording.summary(f'blocks[{i}]').norm for i in range(4)]")
         assert [norm == 0 for norm in norms[:3]] == [False, False, True]
+
+        # what happens within a block's own call, as rows below it
+        view.select("blocks")
+        view.part("nni-operations").click()
+        for site in ("blocks@tanh", "blocks@add"):
+            expect(view.row(site)).to_be_visible()
+        expect(view.part("nni-operations")).to_have_text("Hide operations")
+        view.part("nni-operations").click()
+        expect(view.row("blocks@tanh")).to_have_count(0)
         assert notebook.errors == []

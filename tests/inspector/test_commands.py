@@ -101,7 +101,8 @@ class Replies:
 def commands(fake, view):
     core = types.SimpleNamespace(handles=fake, view=view, closing=contextlib.ExitStack())
     core.trace, core.known = Trace((), (), (), (), {}), lambda site: site
-    return Commands(core, targets=fake, sweeps=fake, studies=fake, pages=fake, opening=fake)
+    parts = dict.fromkeys(("targets", "sweeps", "studies", "pages", "opening", "rerun"), fake)
+    return Commands(core, **parts)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import { Add } from "../perturb/Add";
 import type { Store } from "../store";
 import { ids } from "../ui/testids";
 import { CopyPath } from "./CopyPath";
+import { Operations } from "./Operations";
 import { Panels } from "./Panels";
 
 export function Detail({ store }: { store: Store }) {
@@ -24,6 +25,7 @@ export function Detail({ store }: { store: Store }) {
           {label(site.key)}
         </h3>
         <CopyPath path={site.key} />
+        {store.replay.value === "" && <Operations store={store} sites={sites!} index={index} />}
       </div>
       {store.replay.value === "" && <Add store={store} site={site} />}
       {site.unseen !== "" && <p class="nni-unseen">Not seen: {site.unseen}</p>}

@@ -848,6 +848,14 @@ export interface ShowFlow {
   readonly site: string;
 }
 
+/** Browser to kernel: show (or hide) the operations within a site's call as rows. */
+export interface ShowOperations {
+  readonly type: "show_operations";
+  readonly id: number;
+  readonly site: string;
+  readonly shown: boolean;
+}
+
 /** Browser to kernel: send the `LayoutLibrary`; it is not part of the widget. */
 export interface GetLayoutLibrary {
   readonly type: "get_layout_library";
@@ -900,7 +908,7 @@ export interface StopStudy {
 
 export type ToBrowser = Layout | Frame | History | Curves | State | Reply | Flow | LayoutLibrary | Arrays | Values | Passes | Parameters | UnitFigures | Code | Sweep | Nnx | Findings | Other | Compared | Weights | Inputs | Positions | Lens | Logits | Attributed | UnitExamples;
 
-export type ToKernel = Hello | Ack | Select | Perturb | Adjust | SwitchAll | Remove | ShowFlow | GetLayoutLibrary | ShowValues | ReadValues | ShowPass | SetMask | Look | StartSweep | StopSweep | ShowNnx | SwitchMode | Compare | ShowPositions | Study | StopStudy;
+export type ToKernel = Hello | Ack | Select | Perturb | Adjust | SwitchAll | Remove | ShowFlow | GetLayoutLibrary | ShowValues | ReadValues | ShowPass | SetMask | Look | StartSweep | StopSweep | ShowNnx | SwitchMode | Compare | ShowPositions | Study | StopStudy | ShowOperations;
 
 /** The fields of every struct: a scalar, struct or a|b, then `?` null, `[]` list, `{}` map. */
 export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> = {
@@ -980,6 +988,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   ShowValues: { id: "int", site: "str", part: "output|input|gradient|parameter|attention", clean: "bool" },
   ReadValues: { id: "int", array: "int", index: "int[]", axes: "int[]", starts: "int[]", ends: "int[]", most: "int[]", norm_over: "int", component: "value|real|imag|abs", exact: "bool" },
   ShowFlow: { id: "int", site: "str" },
+  ShowOperations: { id: "int", site: "str", shown: "bool" },
   GetLayoutLibrary: { id: "int" },
   Offer: { kind: "str", group: "value|gradient", does: "str", strength_name: "str", strength: "float?", low: "float", high: "float", least: "float?" },
   ShowPositions: { id: "int", site: "str", example: "int", unit: "int" },
@@ -991,7 +1000,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
 export const TO_BROWSER: Readonly<Record<string, string>> = { layout: "Layout", frame: "Frame", history: "History", curves: "Curves", state: "State", reply: "Reply", flow: "Flow", layout_library: "LayoutLibrary", arrays: "Arrays", values: "Values", passes: "Passes", parameters: "Parameters", units: "UnitFigures", code: "Code", sweep: "Sweep", nnx: "Nnx", findings: "Findings", other: "Other", compared: "Compared", weights: "Weights", inputs: "Inputs", positions: "Positions", lens: "Lens", logits: "Logits", attribution: "Attributed", examples: "UnitExamples" };
 
 /** The struct of every message type. */
-export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", perturb: "Perturb", adjust: "Adjust", switch_all: "SwitchAll", remove: "Remove", show_flow: "ShowFlow", get_layout_library: "GetLayoutLibrary", show_values: "ShowValues", read_values: "ReadValues", show_pass: "ShowPass", set_mask: "SetMask", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_nnx: "ShowNnx", switch_mode: "SwitchMode", compare: "Compare", show_positions: "ShowPositions", study: "Study", stop_study: "StopStudy" };
+export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", perturb: "Perturb", adjust: "Adjust", switch_all: "SwitchAll", remove: "Remove", show_flow: "ShowFlow", get_layout_library: "GetLayoutLibrary", show_values: "ShowValues", read_values: "ReadValues", show_pass: "ShowPass", set_mask: "SetMask", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_nnx: "ShowNnx", switch_mode: "SwitchMode", compare: "Compare", show_positions: "ShowPositions", study: "Study", stop_study: "StopStudy", show_operations: "ShowOperations" };
 
 /** What a click can add, in the order of the menu. Python can do more. */
 export const OFFERS: readonly Offer[] = [

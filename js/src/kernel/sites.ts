@@ -42,6 +42,11 @@ export function rowOf(sites: Sites, key: string): string | undefined {
   return sites.byKey.has(stack) ? stack : undefined;
 }
 
+/** Whether a key names an operation within a call: an `@` that no backslash escapes. */
+export function isOperation(key: string): boolean {
+  return /^(\\.|[^\\@])*@/s.test(key);
+}
+
 /** The readable form of a site's key; the root's key is empty. */
 export function label(key: string): string {
   return key === "" ? "(model)" : key;

@@ -96,6 +96,7 @@ export class Replay {
       case "switch_all":
       case "set_mask":
       case "switch_mode":
+      case "show_operations":
       case "start_sweep":
       case "stop_sweep":
       case "study":

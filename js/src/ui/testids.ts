@@ -21,6 +21,7 @@
 // nni-flow-figure (select), nni-flow-legend, nni-flow-low|high [value], nni-flow-in|out|fit (zoom),
 // nni-flow-absent [data-site]       a module that is not called    nni-flow-list  where it cannot be laid out
 // nni-detail, nni-selected [value]  detail and the path it shows   nni-copy       copies that path
+// nni-operations [aria-pressed]     shows the operations within the selected call
 // nni-stat-<quantity>-<statistic> [value]                          quantity: output, gradient
 // nni-hist-<quantity>, nni-hist-count-<quantity> [value: values binned], nni-axis
 // nni-over-<quantity>               over the steps                 nni-over-kind  bands or heatmap
@@ -102,6 +103,7 @@ export const ids = {
   detail: "nni-detail",
   selected: "nni-selected",
   copy: "nni-copy",
+  operations: "nni-operations",
   flow: "nni-flow",
   flowCrumb: "nni-flow-crumb",
   flowNode: "nni-flow-node",

@@ -24,6 +24,7 @@ from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.nnx.switches import Switches
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.examined import show_inputs
+from nnx_inspector.inspector.passes.operations import with_operations, without_operations
 from nnx_inspector.inspector.passes.trials import Shown, Trial, each_alone, made
 from nnx_inspector.perturbations.apply import Reach
 from nnx_inspector.perturbations.slots import PARAMETER, Setting
@@ -223,6 +224,23 @@ class Reruns:
             self.refresh()
         core.show_modes(core.modes.switches())
         core.view.state_changed()
+
+    def show_operations(self, site: str, *, shown: bool) -> None:
+        """See `Inspector.show_operations`."""
+        core, before = self._core, self._core.selection
+        selection = with_operations(core, site) if shown else without_operations(core, site)
+        if selection == before:
+            return
+        core.choose(selection)
+        try:
+            found = core.trace_example()
+        except Exception:
+            core.choose(before)
+            raise
+        core.take_trace(found)
+        self._reach = None
+        if core.shown is not None or self._first is not None:
+            self.refresh()
 
     def wait(self) -> None:
         """Wait until nothing is being compiled or measured for the effect any more."""

@@ -69,6 +69,7 @@ from nnx_inspector.screen.protocol.requests import Select as Select
 from nnx_inspector.screen.protocol.requests import SetMask as SetMask
 from nnx_inspector.screen.protocol.requests import ShowFlow as ShowFlow
 from nnx_inspector.screen.protocol.requests import ShowNnx as ShowNnx
+from nnx_inspector.screen.protocol.requests import ShowOperations as ShowOperations
 from nnx_inspector.screen.protocol.requests import ShowPass as ShowPass
 from nnx_inspector.screen.protocol.requests import ShowPositions as ShowPositions
 from nnx_inspector.screen.protocol.requests import ShowValues as ShowValues

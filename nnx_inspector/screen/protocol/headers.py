@@ -42,6 +42,7 @@ from nnx_inspector.screen.protocol.requests import (
     SetMask,
     ShowFlow,
     ShowNnx,
+    ShowOperations,
     ShowPass,
     ShowPositions,
     ShowValues,
@@ -73,7 +74,7 @@ TO_BROWSER: Final = (
 TO_KERNEL: Final = (
     Hello, Ack, Select, Perturb, Adjust, SwitchAll, Remove, ShowFlow, GetLayoutLibrary,
     ShowValues, ReadValues, ShowPass, SetMask, Look, StartSweep, StopSweep, ShowNnx, SwitchMode,
-    Compare, ShowPositions, Study, StopStudy,
+    Compare, ShowPositions, Study, StopStudy, ShowOperations,
 )  # fmt: skip
 _TYPES: Final = {cls.type: cls for cls in (*TO_BROWSER, *TO_KERNEL)}
 

@@ -227,6 +227,16 @@ class ShowFlow:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ShowOperations:
+    """Browser to kernel: show (or hide) the operations within a site's call as rows."""
+
+    type: ClassVar[str] = "show_operations"
+    id: int
+    site: str
+    shown: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class GetLayoutLibrary:
     """Browser to kernel: send the `LayoutLibrary`; it is not part of the widget."""
 

@@ -1,0 +1,103 @@
+"""The operations within a call that the screen shows as rows of their own.
+
+Those of the functions that the call itself calls (`@softmax`) are within these (`@softmax.exp`).
+Invariant: a selection is refused before anything changes. Selects only; the next pass measures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.sites import Selection, of_operation
+from nnx_inspector.inspector.core import Core
+from nnx_inspector.inspector.passes.programs import OwnedPasses
+from nnx_inspector.perturbations.perturbed import without_layers
+from nnx_inspector.program.analysis.trace import trace_of
+
+MOST_OPERATIONS = 200
+"""How many operations of one call a click shows. Each has the price of a site."""
+
+
+def with_operations(core: Core, site: str) -> Selection:
+    """The sites that are shown, and the operations within a call.
+
+    Raises:
+        ValueError: there is no such site; nothing is seen within its call, or too much.
+        InspectorError: a loop is being watched.
+    """
+    site, terms = _asked(core, site), core.selection.terms
+    passes = OwnedPasses((), Selection((*terms, _glob(site) + "*")))
+    called = passes.read(core.example_call(), trace_of).calls
+    within = _within([call.site for call in called], site)
+    found = [key for key in within if not any(_is_within(key, above) for above in within)]
+    if not found:
+        raise ValueError(
+            f"No operation is seen within {site!r}: it calls nothing but other modules, or cannot "
+            f"be entered. Choose one of the modules inside."
+        )
+    if len(found) > MOST_OPERATIONS:
+        raise ValueError(
+            f"The call of {site!r} has {len(found):,} operations, and {MOST_OPERATIONS} are shown "
+            f"at most. Select some by name: nni.Inspector(..., only=['**', {found[0]!r}]). "
+            f"nni.trace(..., only={_glob(site) + '*'!r}) lists them."
+        )
+    return Selection((*terms, *(glob for glob in map(_escaped, found) if glob not in terms)))
+
+
+def without_operations(core: Core, site: str) -> Selection:
+    """The sites that are shown, without the operations within a call.
+
+    Raises:
+        ValueError: there is no such site, or the user's own `only=` selects its operations.
+        InspectorError: a loop is being watched, or one of the operations is perturbed.
+    """
+    site, given = _asked(core, site), core.given.terms
+    within = _within([call.site for call in core.trace.calls], site)
+    hidden = {*map(_escaped, within)}.difference(given)
+    selection = Selection([term for term in core.selection.terms if term not in hidden])
+    perturbed = {key for handle in core.handles.all() for key in handle.sites}
+    for key in within:
+        if selection.matches_key(key):
+            raise ValueError(
+                f"{key!r} is shown because the Inspector was made with only={[*given]!r}."
+            )
+        if key in perturbed:
+            raise InspectorError(
+                f"{key!r} is perturbed. Remove its perturbation, then hide the operations."
+            )
+    return selection
+
+
+def _asked(core: Core, site: str) -> str:
+    """The whole site of a key; an error if it is unknown, or if a loop is being watched."""
+    site = without_layers(core.known(site))[0]
+    if core.looping:
+        raise InspectorError(
+            f"A loop is being watched, and its program measures the sites that it began with. Show "
+            f"or hide the operations of {site!r} before the loop or after it."
+        )
+    return site
+
+
+def _within(keys: Sequence[str], site: str) -> list[str]:
+    return [key for key in dict.fromkeys(keys) if _is_within(key, site)]
+
+
+def _is_within(key: str, site: str) -> bool:
+    """Whether a site is an operation within another one's call, or within a function there."""
+    (call, operation), (around, function) = of_operation(key), of_operation(site)
+    if call != around or not operation or operation == function:
+        return False
+    return not function or operation.startswith(f"{function}.")
+
+
+def _glob(site: str) -> str:
+    """The beginning of the keys within a site, as a glob."""
+    return _escaped(site) + ("." if of_operation(site)[1] else "@")
+
+
+def _escaped(key: str) -> str:
+    """The glob that matches a key alone."""
+    return re.sub(r"([*?])", r"\\\1", key)

@@ -1,0 +1,165 @@
+"""Operations shown at a click: rows, figures, places to perturb, and what refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import nnx_inspector as nni
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.inspector.passes import operations
+from nnx_inspector.screen import protocol
+from nnx_inspector.screen.python_text import text_of
+from tests.helpers.compiled import Compiled
+
+
+class Gate(nnx.Module):
+    def __init__(self, *, rngs: nnx.Rngs):
+        self.inner = nnx.Linear(3, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return x * nnx.softmax(self.inner(x))
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.gates = nnx.List([Gate(rngs=rngs), Gate(rngs=rngs)])
+        self.head = nnx.Sequential(nnx.Linear(3, 2, rngs=rngs))
+
+    def __call__(self, x):
+        for gate in self.gates:
+            x = gate(x)
+        return self.head(x)
+
+
+X = jnp.linspace(-1, 1, 12).reshape(4, 3)
+
+
+def inspector(model=None, **kwargs):
+    return nni.Inspector(model or Model(), X, display=False, **kwargs)
+
+
+def rows(insp):
+    return [key for key in insp._core.view.keys if "@" in key]
+
+
+def test_operations_are_rows_below_their_call_with_exact_figures():
+    insp = inspector()
+    insp.run()
+    insp.show_operations("gates/1")
+    assert rows(insp) == ["gates/1@softmax", "gates/1@mul"]
+    layout = insp._core.view.layout
+    parents = {s.key: layout.sites[s.parent].key for s in layout.sites if "@" in s.key}
+    assert set(parents.values()) == {"gates/1"}
+    model = insp._core.model
+    x = model.gates[0](X)
+    want = jax.nn.softmax(model.gates[1].inner(x))
+    assert insp.recording.summary("gates/1@softmax").mean == pytest.approx(float(want.mean()), 1e-6)
+    np.testing.assert_allclose(insp.values("gates/1@softmax"), want, rtol=1e-6)
+
+    with_sites = insp.recording.sites
+    insp.show_operations("gates/1", shown=False)
+    assert rows(insp) == []
+    insp.run()
+    assert insp.recording.sites == with_sites  # what was recorded stays
+    insp.close()
+
+
+def test_hiding_and_showing_again_compiles_nothing():
+    insp = inspector()
+    insp.run()
+    insp.show_operations("gates/0")
+    insp.show_operations("gates/0", shown=False)
+    with Compiled() as compiled:
+        insp.show_operations("gates/0")
+        insp.show_operations("gates/0", shown=False)
+    assert "compile" not in compiled.kinds
+    insp.close()
+
+
+def test_an_operation_is_perturbed_and_then_not_hidden():
+    insp = inspector()
+    clean = insp.run()
+    insp.show_operations("gates/0")
+    insp.show_operations("gates/0")  # twice is once
+    handle = insp.perturb("gates/0@softmax", nni.Zero())
+    assert not np.allclose(insp.run(), clean)
+    with pytest.raises(InspectorError, match=r"'gates/0@softmax' is perturbed\. Remove its"):
+        insp.show_operations("gates/0", shown=False)
+    handle.remove()
+    insp.show_operations("gates/0", shown=False)
+    np.testing.assert_array_equal(insp.run(), clean)
+    insp.close()
+
+
+def test_the_next_loop_measures_them():
+    insp = inspector()
+    step = nnx.jit(lambda model, x: model(x).sum())
+    insp.show_operations("gates/0")
+    for x in insp.watch([X, X], every=1):
+        step(insp._core.model, x)
+        with pytest.raises(InspectorError, match="A loop is being watched"):
+            insp.show_operations("gates/1")
+    assert insp.recording.summary("gates/0@mul").size == 12
+    insp.close()
+
+
+def test_what_cannot_be_shown_is_refused_and_nothing_changes(monkeypatch):
+    insp = inspector(only=["**", "gates/0@mul"])
+    before = rows(insp)
+    for site, error, text in (
+        ("gate/0", ValueError, "closest sites are 'gates/0'"),
+        ("head", ValueError, "No operation is seen within 'head'"),
+        ("gates/0@mul", ValueError, "No operation is seen within 'gates/0@mul'"),
+    ):
+        with pytest.raises(error, match=text):
+            insp.show_operations(site)
+    with pytest.raises(ValueError, match=r"made with only=\['\*\*', 'gates/0@mul'\]"):
+        insp.show_operations("gates/0", shown=False)
+    monkeypatch.setattr(operations, "MOST_OPERATIONS", 1)
+    with pytest.raises(ValueError, match="has 2 operations, and 1 are shown at most"):
+        insp.show_operations("gates/1")
+    assert rows(insp) == before
+    insp.close()
+
+
+def test_the_layers_of_a_stack_have_their_own():
+    class Stack(nnx.Module):
+        def __init__(self):
+            make = nnx.vmap(lambda key: Gate(rngs=nnx.Rngs(key)), in_axes=0)
+            self.layers = make(jax.random.split(jax.random.key(0), 3))
+
+        def __call__(self, x):
+            return nnx.scan(lambda x, layer: layer(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(
+                x, self.layers
+            )
+
+    insp = inspector(Stack())
+    insp.run()
+    insp.show_operations("layers[1]")
+    assert {"layers@softmax", "layers[0]@softmax", "layers[2]@mul"} <= set(rows(insp))
+    insp.close()
+
+
+def test_a_function_has_operations_too():
+    insp = inspector()
+    insp.run()
+    insp.show_operations("gates/0")
+    insp.show_operations("gates/0@softmax")
+    layout = insp._core.view.layout
+    above = {s.key: layout.sites[s.parent].key for s in layout.sites if "@" in s.key}
+    assert above.pop("gates/0@softmax") == above.pop("gates/0@mul") == "gates/0"
+    assert {*above.values()} == {"gates/0@softmax"}
+    assert {s.key: s.kind for s in layout.sites}["gates/0@softmax"] == "named value"
+    assert {s.key: s.name for s in layout.sites}["gates/0@softmax.exp"] == ".exp"
+    assert insp.recording.summary("gates/0@softmax.exp").max == 1
+    insp.show_operations("gates/0", shown=False)
+    assert rows(insp) == []
+    insp.close()
+
+
+def test_a_click_says_what_to_write():
+    message = protocol.ShowOperations(id=1, site="gates/1", shown=False)
+    assert text_of(message, []) == 'insp.show_operations("gates/1", shown=False)'
