@@ -50,6 +50,9 @@ class Finding:
     advice: str
     effects: tuple[Finding, ...] = ()
 
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.rule} at {self.site or 'the model'}\n    {self.message}"
+
     @property
     def message(self) -> str:
         """What was seen, what it usually means, and what follows from it."""

@@ -80,7 +80,7 @@ def _finding(judged: Judged, item: Pass, site: str, quantity: str, summary: Summ
         f"{counts[kind]} {name}" for kind, (name, _) in _KINDS.items() if counts[kind]
     )
     size = 0 if summary.saturated else summary.size
-    if summary.saturated:  # counts that stopped in jit are no evidence; that there are any is
+    if summary.saturated:  # counts that stopped in jit are not evidence; that there are any is
         counts = {kind: min(count, 2**32 - 1) for kind, count in counts.items()}
         seen = " and ".join(name for kind, (name, _) in _KINDS.items() if counts[kind])
     severity, meaning = _meaning(judged, item, site, quantity, counts)

@@ -453,7 +453,7 @@ def nothing_selected(selection: Selection, keys: Sequence[str]) -> str:
     operation = of_operation(pattern)[1]
     why = NONE_FOUND if operation == "@attention" else ""
     if operation and not any("@" in key for key in keys):
-        why = f" Operations are seen where a selection names them: only=['**', {pattern!r}]."
+        why = f" To see operations, make the Inspector with only=['**', {pattern!r}]."
     return f"{text}{listed}.{why}"
 
 

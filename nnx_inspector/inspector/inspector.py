@@ -290,7 +290,7 @@ class Inspector(Readings):
 
         Raises:
             TypeError: `batches` cannot be iterated over.
-            ValueError: `every` is less than 1, `only` matches no site, or `tree` is no number.
+            ValueError: `every` is less than 1, `only` matches no site, or `tree` is not a number.
             InspectorError: a loop is being watched already.
         """
         self._core.require_open()
@@ -382,7 +382,7 @@ class Inspector(Readings):
 
     def sweep(
         self,
-        only: Only = "**",
+        sites: Only = "**",
         perturbation: Perturbation | None = None,
         *,
         layers: bool = True,
@@ -403,8 +403,8 @@ class Inspector(Readings):
             InspectorError: a sweep is running, or the model's arrays were donated to a step.
             TypeError, ValueError: as in `nni.sweep`.
         """
-        sweeps = self._sweeps
-        return sweeps.run(sweeps.wanted(only, perturbation, layers, logits, chunk, units), progress)
+        asked = self._sweeps.wanted(sites, perturbation, layers, logits, chunk, units)
+        return self._sweeps.run(asked, progress)
 
     def start_sweep(self, only: Only = "**", perturbation: Perturbation | None = None) -> None:
         """Run `sweep` in a thread and show the result on screen."""

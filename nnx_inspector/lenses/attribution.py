@@ -208,7 +208,7 @@ def _passes(one: Observed, number: int | None, site: str | None) -> tuple[Run, j
     calls = one.calls.get(site or "")
     if calls is None:
         near = ", ".join(map(repr, closest(site or "", list(one.calls))))
-        raise ValueError(f"{site!r} is no site of this call. The closest are {near}.")
+        raise ValueError(f"{site!r} is not a site of this call. The closest are {near}.")
     if calls.count > 1 or calls.rows:
         times = f"{calls.count} times" if calls.count > 1 else f"in a scan of {calls.rows[0]}"
         raise ValueError(f"{site!r} is called {times}; attribute to a site that is called once.")
@@ -272,7 +272,7 @@ def _logit(out: Any, chosen: Any, position: int) -> Callable[[Any], jax.Array]:
     if logits is None or logits.ndim > 3:
         found = ", ".join(in_words(x.dtype, x.shape) for x in arrays_in(out)) or "no array"
         raise ValueError(
-            f"The call returns {found}, and no logits [batch, classes] or [batch, position, "
+            f"The call returns {found}, not logits [batch, classes] or [batch, position, "
             f"classes]. Pass output= a function of what it returns."
         )
     if logits.ndim == 3 and not -logits.shape[1] <= position < logits.shape[1]:

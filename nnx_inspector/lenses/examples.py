@@ -184,7 +184,7 @@ def top_examples(
     Raises:
         ValueError: there is no such site, unit axis or layer; the data is empty; the first axis
             is not that of the examples.
-        TypeError: `f` is no module; a batch does not fit its arguments; the site returns no real
+        TypeError: `f` is not a module; a batch does not fit its arguments; the site returns no real
             numbers.
         InspectorError: the site is called several times, or the call cannot be traced.
 
@@ -263,7 +263,16 @@ def _through(
     try:
         for batch in data:
             given = batch if inputs is None else inputs(batch)
-            stream.take(given if isinstance(given, tuple) else (given,))
+            try:
+                stream.take(given if isinstance(given, tuple) else (given,))
+            except (TypeError, ValueError) as error:
+                if is_array(data):
+                    whole = in_words(data.dtype, data.shape)
+                    error.add_note(
+                        f"data is one array, {whole}, so each entry of its first axis was taken as "
+                        "a batch. To pass it as one batch, write [data]."
+                    )
+                raise
             done += 1
             if report(done, done + 1 if total is None else total) and done != total:
                 return True
@@ -428,7 +437,7 @@ def _the_call(one: Observed, site: str, rows: tuple[int, ...], size: int) -> _Ca
     ]
     if not real:
         found = ", ".join(in_words(x.dtype, x.shape) for x in calls.returned) or "no array"
-        raise TypeError(f"{site!r} returns {found}, and no real numbers, which have an order.")
+        raise TypeError(f"{site!r} returns {found}. Only real numbers have an order.")
     number, x = real[0]
     while x.shape[:1] == (1,) and x.shape[1:2] == (size,):  # the axis of a vmap over one
         x = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)

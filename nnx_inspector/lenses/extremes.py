@@ -4,7 +4,7 @@ Each example counts once for a unit, by its largest (smallest) value over the pl
 Of a batch only these are compared with what is kept, one rank at a time, until no unit has a better
 one: after the first batches that is once or twice, and nothing is sorted. Invariant: what is kept
 is what a full, stable sort of all examples would put first: of equal values the first example's and
-the first place's. NaN is no value, and is counted. Runs under jit.
+the first place's. NaN is not a value, and is counted. Runs under jit.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _Floats = npt.NDArray[np.floating[Any]]
 _Ints = npt.NDArray[np.integer[Any]]
+Decode = Callable[[int], str] | Sequence[str] | Mapping[int, str]
+"""What makes text of a token's number."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,12 +69,12 @@ class Lens:
     answer_rank: _Ints
     gap: float | None
 
-    def to_frame(self, decode: Callable[[int], str] | None = None) -> pd.DataFrame:
+    def to_frame(self, decode: Decode | None = None) -> pd.DataFrame:
         """A tidy pandas DataFrame, with a row for each layer and position.
 
         Args:
-            decode: a function of a token's number that returns its text, for the columns `token`
-                and `answer`.
+            decode: a function of a token's number that returns its text, or the texts of all
+                numbers, for the columns `token` and `answer`.
 
         Columns: `layer, site`; `example, position` (or `axis_0, ...` for another number of axes);
         `token`, the likeliest, and its `probability`; `answer, answer_probability, answer_rank`.
@@ -81,7 +83,7 @@ class Lens:
 
         shape = self.answer_rank.shape
         index = np.indices(shape).reshape(len(shape), -1)
-        text = (lambda x: x) if decode is None else np.vectorize(decode, otypes=[object])
+        text = texts_by(decode)
         answers = np.broadcast_to(self.answer, shape)
         columns = {
             "layer": index[0],
@@ -99,6 +101,14 @@ class Lens:
         how = " after ".join(filter(None, (self.unembed, self.norm)))
         gap = "" if self.gap is None else f", gap {self.gap:.2g}"
         return f"Lens({len(self.sites)} layers, {how}, positions {self.answer.shape}{gap})"
+
+
+def texts_by(decode: Decode | None) -> Callable[[_Ints], Any]:
+    """What makes texts of an array of tokens; without `decode` they stay numbers."""
+    if decode is None:
+        return lambda tokens: tokens
+    text = decode if callable(decode) else decode.__getitem__
+    return np.vectorize(text, otypes=[object])
 
 
 def place_names(count: int) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -22,7 +22,14 @@ import numpy.typing as npt
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.hooks.sites import Only, Selection, nothing_selected
 from nnx_inspector.lenses.addends import Addend, Walk
-from nnx_inspector.lenses.lens import gap_between, logits_in, place_names, token_at
+from nnx_inspector.lenses.lens import (
+    Decode,
+    gap_between,
+    logits_in,
+    place_names,
+    texts_by,
+    token_at,
+)
 from nnx_inspector.lenses.observed import Observed, and_operations, observed, rows_of
 from nnx_inspector.lenses.reading import (
     Norm,
@@ -71,11 +78,12 @@ class LogitAttribution:
     norm: str
     gap: float | None
 
-    def to_frame(self, decode: Callable[[int], str] | None = None) -> pd.DataFrame:
+    def to_frame(self, decode: Decode | None = None) -> pd.DataFrame:
         """A tidy pandas DataFrame, with a row for each site and position.
 
         Args:
-            decode: a function of a token's number that returns its text, for the column `token`.
+            decode: a function of a token's number that returns its text, or the texts of all
+                numbers, for the column `token`.
 
         Columns: `site`; `example, position` (or `axis_0, ...`); `token, contribution, logit`.
         """
@@ -84,11 +92,10 @@ class LogitAttribution:
         shape = self.contributions.shape
         index = np.indices(shape).reshape(len(shape), -1)
         tokens = np.broadcast_to(self.token, shape).ravel()
-        text = (lambda x: x) if decode is None else np.vectorize(decode, otypes=[object])
         columns = {
             "site": np.asarray(self.sites)[index[0]],
             **dict(zip(place_names(len(shape) - 1), index[1:], strict=True)),
-            "token": text(tokens),
+            "token": texts_by(decode)(tokens),
             "contribution": self.contributions.ravel(),
             "logit": np.broadcast_to(self.logit, shape).ravel(),
         }
@@ -129,7 +136,7 @@ def logit_attribution(
 
     Raises:
         ValueError: as in `lens`; or `sites` names a site that adds nothing to the stream itself.
-        TypeError: `f` is neither a module nor a function of one, or a token is no integer.
+        TypeError: `f` is neither a module nor a function of one, or a token is not an integer.
         InspectorError: it is called within a traced function.
 
     Example:

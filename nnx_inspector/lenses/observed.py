@@ -119,7 +119,7 @@ def observed(
     call is known.
 
     Raises:
-        TypeError: `f` is no module, no method of one and no function of exactly one.
+        TypeError: `f` is not a module, a method of one, or a function of exactly one.
         InspectorError: it is called within a traced function, or the call cannot be traced.
     """
     function = f if isinstance(f, Function) else as_function(f, what)

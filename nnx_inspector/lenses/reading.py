@@ -109,8 +109,8 @@ def _site(one: Observed, given: Any, what: str) -> Calls | None:
     if given not in called:
         near = ", ".join(map(repr, closest(given, list(called))))
         raise ValueError(
-            f"{what}={given!r} is no site of this call. The closest are {near}. Pass {what}=None "
-            f"to have it proposed."
+            f"{what}={given!r} is not a site of this call. The closest are {near}. Pass "
+            f"{what}=None to have it proposed."
         )
     if module_at(one.model, parse_key(given)[0]) is None:
         raise ValueError(

@@ -59,7 +59,7 @@ def watch(
 
     Raises:
         TypeError: `model` is not an `nnx.Module`.
-        ValueError: `every` is less than 1, `only` matches no site, or `tree` is no number.
+        ValueError: `every` is less than 1, `only` matches no site, or `tree` is not a number.
         OSError: the file cannot be created. Later failures are reported in a warning at the end.
 
     Example:

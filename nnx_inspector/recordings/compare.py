@@ -161,8 +161,8 @@ def _summaries(of: object, step: int | None, name: str) -> _Summaries:
         return {(site, quantity): summary for site, quantity, summary in one.items()}
     if not isinstance(of, Measured):
         raise TypeError(
-            f"compare takes two Recordings or Records, got {type(of).__name__} for {name}. Load a "
-            "file with nni.load first."
+            f"compare takes two Recordings or Records, got {type(of).__name__} for {name}. Read a "
+            "recording with nni.load, or pass the weights of a checkpoint once it is restored."
         )
     found = of.merged()
     return {(site, q): summary for site, each in found.items() for q, summary in each.items()}

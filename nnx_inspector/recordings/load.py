@@ -423,7 +423,7 @@ def _texts(data: npt.NDArray[Any] | None) -> list[str]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-        raise ValueError("a column of texts is no list of them")
+        raise ValueError("a column of texts must be a list of texts")
     return found
 
 

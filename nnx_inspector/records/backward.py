@@ -138,7 +138,7 @@ def backward_pass(
         plan: what is measured.
         numbers: those of the inputs that the loss is differentiated by.
         sinks_of: makes the sinks of a survey.
-        check: called with the stage and the outputs; raises where the first is no loss.
+        check: called with the stage and the outputs; raises if the first is not a loss.
 
     Returns:
         The outputs, what was seen, the cotangents that the sinks received, and the gradient by

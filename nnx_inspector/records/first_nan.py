@@ -15,8 +15,9 @@ from flax import nnx
 
 from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector._compat.configuration import unchecked
-from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.sites import Selection
+from nnx_inspector.arrays import is_array
+from nnx_inspector.errors import InspectorError, warn
+from nnx_inspector.hooks.sites import Selection, site_key
 from nnx_inspector.program.analysis import first_nan as search
 from nnx_inspector.program.analysis.first_nan import Operation
 from nnx_inspector.program.function import Function, as_function
@@ -25,9 +26,10 @@ from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.stage import Staged, staged
 from nnx_inspector.records.backward import differentiable, require_scalar
 from nnx_inspector.records.donated import require_whole
+from nnx_inspector.stats.summarize import in_words
 
 
-def first_nan(f: Any, *, gradients: bool = False) -> Callable[..., Operation | None]:
+def first_nan(f: Any, *args: Any, gradients: bool = False) -> Callable[..., Operation | None]:
     """Wrap `f` so that it returns the operation that makes the first NaN instead of its result.
 
     The search goes back from the outputs of the modules (then from the result) along values that
@@ -43,12 +45,12 @@ def first_nan(f: Any, *, gradients: bool = False) -> Callable[..., Operation | N
             forward pass.
 
     Returns:
-        A function that returns an `Operation`, or None: if there is no NaN, or if the arguments or
-        parameters have it already.
+        A function that returns an `Operation`, or None if there is no NaN. If the parameters or
+        arguments have a NaN already, no operation makes it: the function warns and names them.
 
     Raises:
-        TypeError: `f` is not a module and none of its arguments holds one, or its result is no
-            loss.
+        TypeError: `f` is not a module and none of its arguments holds one, its result is not a
+            loss, or its arguments were passed here and not to the function that is returned.
         InspectorError: the call cannot be traced, or it holds references.
 
     Example:
@@ -61,6 +63,10 @@ def first_nan(f: Any, *, gradients: bool = False) -> Callable[..., Operation | N
         ('log', True)
     """
     function = as_function(f, "first_nan")
+    if args:
+        raise TypeError(
+            "first_nan(f) returns a function: pass it the arguments, as in first_nan(f)(model, x)."
+        )
 
     def searched(*args: Any, **kwargs: Any) -> Operation | None:
         layers = marking_layers(Selection(None), inputs=True)
@@ -70,9 +76,31 @@ def first_nan(f: Any, *, gradients: bool = False) -> Callable[..., Operation | N
                     "first_nan reads the values of arrays: call it outside jit, grad and vmap, "
                     "with the arguments of the call that gave a NaN."
                 )
-            return first_nan_of(stage, function, args, gradients=gradients)
+            found = first_nan_of(stage, function, args, gradients=gradients)
+            if found is None:
+                _warn_of_held(stage)
+            return found
 
     return searched
+
+
+def _warn_of_held(stage: Staged) -> None:
+    """Warn if a parameter or an argument has a NaN before the call."""
+    held = {
+        f"{site_key((*prefix, *path))!r}": leaf
+        for prefix, module in stage.roots.items()
+        for path, leaf in nnx.to_flat_state(nnx.state(module, graph=True))
+    }
+    held |= {f"argument {i + 1}": x for i, x in enumerate(stage.arrays)}
+    for name, one in held.items():
+        for x in jax.tree.leaves(one):
+            if is_array(x) and _is_inexact(x) and jnp.isnan(x).any():
+                text = in_words(x.dtype, x.shape)
+                warn(
+                    f"first_nan found no operation that makes a NaN: {name}, {text}, has one "
+                    "before the call. Look for it in the step before, or in the data."
+                )
+                return
 
 
 def first_nan_of(

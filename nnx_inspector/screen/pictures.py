@@ -2,7 +2,7 @@
 
 Invariants: a picture is found by its shape and range, or told, and the words of a message say how
 its numbers became grey or colour; the thumbnails of one message are bounded in number and bytes.
-An array that is no picture makes no picture, and one that was told to be makes a sentence.
+An array that is not a picture gives none; if it was named as one, a sentence says why.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def real_values(x: jax.Array) -> jax.Array:
         parts, infinity = jnp.stack([x.real, x.imag]), infinity_pattern(exact)
         bits = (bit_pattern(parts) & np.iinfo(bit_pattern(parts).dtype).max).max(axis=0)
         larger = lax.bitcast_convert_type(bits, exact)  # Inf or NaN where a part is
-        # A magnitude beyond the dtype is no Inf for that, and one that arithmetic loses no 0.
+        # A magnitude beyond the dtype is not an Inf, and one that arithmetic loses is not a 0.
         size = jnp.minimum(jnp.abs(x), jnp.finfo(exact).max)
         known = (bits < infinity) & (size >= jnp.finfo(exact).tiny)
         return jnp.where(known, size, larger)

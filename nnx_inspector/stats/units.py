@@ -318,7 +318,7 @@ def merge_units(parts: Sequence[Units]) -> Units:
         [2, 2, 2]
     """
     if not parts:
-        raise ValueError("merge_units takes at least one part. Units of nothing: no_units(count).")
+        raise ValueError("merge_units takes at least one part. For no units, use no_units(count).")
     kinds = {tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(p)) for p in parts}
     if len(kinds) > 1:
         found = " and ".join(

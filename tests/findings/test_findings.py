@@ -55,6 +55,7 @@ def test_the_first_site_of_the_first_bad_pass() -> None:
     assert dict(finding.evidence) == {"pass": 1, "size": 4, "nan": 2, "posinf": 1, "neginf": 0}
     assert "2 NaN and 1 +Inf among 4 values" in finding.message
     assert finding.message.count(". ") == 0
+    assert str(finding) == f"error: nonfinite at b\n    {finding.message}"
 
 
 def test_an_inf_before_the_nan_is_told_as_well() -> None:

@@ -133,7 +133,7 @@ def test_what_cannot_be_attributed_is_named():
         nni.attribute(OneHot(), TOKENS)
     with pytest.raises(ValueError, match="method must be one of"):
         nni.attribute(model, X, method="saliency")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"is no site of this call. The closest are 'conv'"):
+    with pytest.raises(ValueError, match=r"is not a site of this call. The closest are 'conv'"):
         nni.attribute(model, X, site="cnov")
     with pytest.raises(ValueError, match="out of range"):
         nni.attribute(model, X, output=3)

@@ -197,12 +197,15 @@ class Twice(nnx.Module):
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "site": (lambda: nni.top_examples(Model(), [X], "smae"), ValueError, "sites are 'same'"),
     "twice": (lambda: nni.top_examples(Twice(), [X], "same"), nni.InspectorError, "called 2 times"),
-    "complex": (lambda: nni.top_examples(Twice(), [X], "wave"), TypeError, "which have an order"),
+    "complex": (lambda: nni.top_examples(Twice(), [X], "wave"), TypeError, "Only real numbers have an order"),
     "no batch axis": (lambda: nni.top_examples(Twice(), [X], "mean"), ValueError, "first axis"),
     "axis": (lambda: nni.top_examples(Model(), [X], "same", axis=3), ValueError, "no axis 3 of"),
     "batch": (lambda: nni.top_examples(Model(), [X], "same", axis=0), ValueError, "no axis 0 of"),
     "empty": (lambda: nni.top_examples(Model(), [], "same"), ValueError, "no batch in data"),
     "k": (lambda: nni.top_examples(Model(), [X], "same", k=0), ValueError, "k must be"),
+    "array": (
+        lambda: nni.top_examples(Model(), X[..., 0], "same"), TypeError, r"write \[data\]"
+    ),
     "text": (lambda: nni.top_examples(Model(), ["x"], "same"), TypeError, "Pass inputs="),
     "rank": (
         lambda: nni.top_examples(Model(), [X, X[:, 0]], "same"), ValueError, "other units than"

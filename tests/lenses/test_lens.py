@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from flax import linen, nnx
 from language import LAYERS, TOKENS, VOCABULARY, D, Language
@@ -78,6 +79,8 @@ def test_the_frame_has_a_row_for_each_layer_and_position():
     assert list(frame.columns[:4]) == ["layer", "site", "example", "position"]
     assert frame["token"].iloc[-1] == frame["answer"].iloc[-1]
     assert frame["token"].str.fullmatch(r"<\d+>").all()
+    texts = [f"<{token}>" for token in range(VOCABULARY)]
+    pd.testing.assert_frame_equal(nni.lens(Language(), TOKENS).to_frame(decode=texts), frame)
 
 
 def test_the_model_does_not_change():
@@ -126,7 +129,9 @@ def test_what_cannot_be_read_is_named():
     model = Language()
     with pytest.raises(ValueError, match=r"returns no logits.*returns int32"):
         nni.lens(lambda model, tokens: model(tokens).argmax(-1), model, TOKENS)
-    with pytest.raises(ValueError, match=r"'haed' is no site of this call. The closest are 'head'"):
+    with pytest.raises(
+        ValueError, match=r"'haed' is not a site of this call. The closest are 'head'"
+    ):
         nni.lens(model, TOKENS, unembed="haed")
     with pytest.raises(ValueError, match="No module's matrix makes"):
         nni.lens(Language(last="norm"), TOKENS)

@@ -136,11 +136,18 @@ def test_what_a_where_leaves_out_is_none():
     assert nni.first_nan(safe)(X) is None
 
 
-def test_a_nan_of_the_arguments_or_parameters_is_nobodys():
+def test_a_nan_of_the_arguments_or_parameters_is_named_in_a_warning():
     model = Planted(jnp.tanh)
-    assert nni.first_nan(model)(X.at[0, 0].set(jnp.nan)) is None
+    with pytest.warns(nni.InspectorWarning, match=r"argument 1, float32\[.*\], has one before"):
+        assert nni.first_nan(model)(X.at[0, 0].set(jnp.nan)) is None
     model.first.kernel[...] = jnp.full((3, 3), jnp.nan)
-    assert nni.first_nan(model)(X) is None
+    with pytest.warns(nni.InspectorWarning, match=r"'first/kernel', float32\[3,3\], has one"):
+        assert nni.first_nan(model)(X) is None
+
+
+def test_the_arguments_belong_to_the_function_that_is_returned():
+    with pytest.raises(TypeError, match=r"as in first_nan\(f\)\(model, x\)"):
+        nni.first_nan(Planted(jnp.log), X)
 
 
 def test_the_operands_are_counted():

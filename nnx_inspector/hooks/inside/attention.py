@@ -4,7 +4,7 @@ A value is followed from the product of queries and keys (a `dot_general`) throu
 may be a function or written out, to the product with the values, where it is the pattern. Each of
 its axes is known by the product that made it: an axis of both operands is a batch or a head, one of
 the keys alone a key, one of the queries alone a query or a group of heads. Invariant: an axis is
-never recognised by its length. A product with a Variable in place of the keys is no attention (a
+never recognised by its length. A product with a Variable in place of the keys is not attention (a
 layer, a router). Does not run or change anything: `Pattern` does, where the program is run.
 """
 

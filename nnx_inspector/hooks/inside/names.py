@@ -47,7 +47,7 @@ _MOVES = """
     sharding_constraint squeeze stop_gradient
 """
 _SAME = frozenset(_MOVES.split())
-"""Primitives that only hand a value on: they are no sites."""
+"""Primitives that only hand a value on: they are not sites."""
 
 _ALIKE = _JITS | jaxprs.REMAT | {"closed_call", "core_call"}
 """Those whose function has the operands and the results of the primitive."""

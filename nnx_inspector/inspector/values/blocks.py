@@ -419,7 +419,7 @@ def exact_values(x: jax.Array, window: Window) -> np.ndarray:
     window = window.within(x.shape)
     count = math.prod(b - a for a, b in window.spans)
     if count > FINE:
-        raise ValueError(f"Exact values can be read of at most {FINE} at once, not of {count}.")
+        raise ValueError(f"At most {FINE} exact values can be read at once, not {count}.")
     starts, sizes = list(window.index), [1] * x.ndim
     for axis, (start, stop) in zip(window.axes, window.spans, strict=True):
         if axis is not None:

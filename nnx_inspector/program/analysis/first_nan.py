@@ -117,6 +117,9 @@ class Operation:
     result: str = ""
     after: Operation | None = None
 
+    def __str__(self) -> str:
+        return self.in_words()
+
     def in_words(self) -> str:
         """`"log of 8 values from 0 to 3 with 2 zeros, in logits at model.py:41"`."""
         what = f"conversion to {self.result}" if self.name == "convert_element_type" else self.name
