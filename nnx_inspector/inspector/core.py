@@ -336,10 +336,13 @@ class Core:
             self.step = self.step + 1 if step is None else int(step)
         self.show_record(jax.device_get(record), kind="push", setting=CLEAN, metrics=metrics)
 
-    def add_metrics(self, values: Mapping[str, Any]) -> None:
-        """See `Inspector.metrics`."""
+    def add_metrics(self, values: Mapping[str, Any], passed: int | None = None) -> None:
+        """See `Inspector.metrics`. `passed` is the last step that is known to have begun, where
+        nobody says which one has.
+        """
         with self.lock:
-            self.metrics.add(self.step, values)
+            step = self.step if passed is None else self.metrics.next_of(values, passed)
+            self.metrics.add(step, values)
             if not self.looping:
                 self.metrics.settle(wait=True)
                 self.view.present(force=True)

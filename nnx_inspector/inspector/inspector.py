@@ -315,7 +315,7 @@ class Inspector(Readings):
         Arrays on the device are fetched when they are ready, without holding up the loop. Other
         values are left out; an InspectorWarning (once per name) and the screen say so.
         """
-        self._core.require_open().add_metrics(values)
+        self._loops.add_metrics(values)
 
     def background(self, train: Callable[[], Any]) -> threading.Thread:
         """Run a loop in a thread, so that the notebook (and the widget) stay responsive.

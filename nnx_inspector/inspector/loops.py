@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, TypeVar
 
 from flax import nnx
@@ -148,6 +148,14 @@ class Loops:
                 "insp.watch(every=10): for batch in batches: insp.tick(); train_step(batch)."
             )
         self._region.tick()
+
+    def add_metrics(self, values: Mapping[str, Any]) -> None:
+        """See `Inspector.metrics`."""
+        core = self._core.require_open()
+        with core.lock:
+            session = self._session if self._between_passes else None
+            begun = session.inbox.count if session else 0
+            core.add_metrics(values, self._start + begun - 1 if begun else None)
 
     def _require_idle(self) -> None:
         if self._core.looping:

@@ -48,6 +48,13 @@ class Metrics:
         self.latest: dict[str, float] = {}
         self.step = -1
         self.errors = 0
+        self._steps: dict[str, int] = {}
+
+    def next_of(self, values: Mapping[str, Any], least: int) -> int:
+        """The step of metrics that are given once a step: `least`, or the one after their last. A
+        device may be behind the loop, so `least` alone may stay the same for several steps.
+        """
+        return max([least, *(self._steps.get(name, -1) + 1 for name in values)])
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Take over the metrics of a step; arrays on the device are fetched by `settle`."""
@@ -56,7 +63,7 @@ class Metrics:
             value = value.get_raw_value() if isinstance(value, nnx.Variable) else value
             if _is_scalar(value):
                 self._waiting.append((step, name, value))
-                self.step = step
+                self.step = self._steps[name] = step
                 continue
             self.errors += 1
             text = (

@@ -115,6 +115,16 @@ def test_a_region_of_an_inspector_shows_the_passes_while_they_run(insp):
     check_passes(insp.recording, by_hand(9), 2)
 
 
+def test_metrics_between_passes_belong_to_their_own_steps(insp):
+    optimizer = nnx.Optimizer(insp.model, SGD, wrt=nnx.Param)
+    for first in (0, 7):  # a region may follow another
+        with insp.watch(every=3):
+            for x in batches(7):
+                insp.metrics(loss=step(insp.model, optimizer, x))
+        steps = insp.recording.curves()["loss"][:, 0].tolist()
+        assert steps == list(range(first + 7))
+
+
 def test_ticks_make_steps_of_a_region_and_the_others_run_the_plain_program(insp):
     optimizer = nnx.Optimizer(insp.model, SGD, wrt=nnx.Param)
     hooked = []

@@ -36,7 +36,7 @@ export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
 
   const [arrays, array, shown, cells] = [values.arrays.value, values.array.value, values.shown.value, values.cells.value];
   const drawn = values.drawn.value;
-  const parts = PARTS.filter((part) => part === values.part.value || !arrays || arrays.parts.includes(part));
+  const parts = PARTS.filter((part) => part === values.part.value || (arrays ? arrays.parts.includes(part) : part !== "attention"));
   return (
     <section class="nni-values" aria-label="Values">
       <div class="nni-values-bar">
