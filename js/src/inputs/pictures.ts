@@ -46,7 +46,7 @@ export function rgbOf(pictures: Pictures, example: number): Uint8ClampedArray | 
   return out;
 }
 
-/** Patches in rows and columns, after `skip` positions that are no patch (a class token). */
+/** Patches in rows and columns, after `skip` positions that are not patches (a class token). */
 export interface Grid {
   readonly rows: number;
   readonly columns: number;

@@ -36,7 +36,7 @@ export function AttributionPanel({ store }: { store: Store }) {
   ].filter(Boolean);
   return (
     <section class="nni-words-panel" aria-label="Attribution">
-      <p class="nni-faint nni-small">How much each token or pixel of the input counts for an output. Every example of the batch is attributed for itself.</p>
+      <p class="nni-faint nni-small">How much each token or pixel of the input counts for an output. Every example of the batch is attributed by itself.</p>
       <Form store={store} name="Compute an attribution" running={shown?.now.running ?? false} start={() => studies.ask("attribution", { example }, true)}>
         <label>
           by
@@ -85,7 +85,7 @@ function Scores({ found }: { found: Attributed }) {
   return (
     <>
       {flat ? (
-        <Strip words={words} values={values} range={range} at={at} point={point} label={`The ${words.length} places of the input, coloured by what each counts.`} />
+        <Strip words={words} values={values} range={range} at={at} point={point} label={`The ${words.length} places of the input, coloured by how much each counts.`} />
       ) : (
         <Pixels shape={found.shape} values={values} range={range} point={point} />
       )}
@@ -102,7 +102,7 @@ function Scores({ found }: { found: Attributed }) {
       </p>
       <div class="nni-legend" data-testid={ids.attribution} data-value={values.length}>
         <ColourBar range={range} />
-        <span class="nni-faint">{range.signed ? "Blue counts against, orange for it." : "What each counts."}</span>
+        <span class="nni-faint">{range.signed ? "Blue counts against, orange for it." : "How much each counts."}</span>
       </div>
     </>
   );
@@ -129,7 +129,7 @@ function Pixels({ shape, values, range, point }: { shape: readonly number[]; val
   };
   return (
     <div class="nni-pixels" style={{ width: `${columns * size}px` }} onPointerMove={(event) => point(under(event))} onPointerLeave={() => point(null)}>
-      <Canvas width={columns * size} height={rows * size} label={`What each of ${rows} by ${columns} pixels counts`} paint={paint} />
+      <Canvas width={columns * size} height={rows * size} label={`How much each of ${rows} by ${columns} pixels counts`} paint={paint} />
     </div>
   );
 }
