@@ -145,6 +145,6 @@ def test_what_cannot_be_attributed_is_named():
         nni.attribute(Language(), TOKENS, position=5)
     with pytest.raises(ValueError, match="'blocks/mlp' is called in a scan of 3"):
         nni.attribute(Language(scan=True), TOKENS, site="blocks/mlp")
-    with pytest.raises(ValueError, match="no logits"):
+    with pytest.raises(ValueError, match="not logits"):
         nni.attribute(lambda model, x: model(x).sum(), model, X)
     assert nni.attribute(Language(scan=True), TOKENS).values.shape == (*TOKENS.shape, D)
