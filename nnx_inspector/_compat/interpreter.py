@@ -134,25 +134,45 @@ class _Interpreted(core.Trace):
 
 
 class _Operations(_Interpreted):
-    """As above; a function with its own derivative is one primitive, whose name is in `params`."""
+    """As above; a function with its own derivative is one primitive. Its name is in `params`, and
+    there `body()` traces it.
+    """
 
     def process_custom_jvp_call(
         self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any
     ) -> Any:
-        def bind(values: Any = tracers) -> Any:
-            return self._outer.process_custom_jvp_call(primitive, fun, jvp, values, **params)
-
-        with core.set_current_trace(self._outer):
-            return self._rule(primitive, tracers, {"name": fun.debug_info.func_name}, bind)
+        process = self._outer.process_custom_jvp_call
+        return self._derived(primitive, (fun, jvp), process, tracers, params)
 
     def process_custom_vjp_call(
         self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any
     ) -> Any:
+        process = self._outer.process_custom_vjp_call
+        return self._derived(primitive, (fun, fwd, bwd), process, tracers, params)
+
+    def _derived(
+        self, primitive: Any, functions: Any, process: Any, tracers: Any, params: Any
+    ) -> Any:
+        ran, fun = False, functions[0]
+
         def bind(values: Any = tracers) -> Any:
-            return self._outer.process_custom_vjp_call(primitive, fun, fwd, bwd, values, **params)
+            nonlocal ran
+            ran = True
+            return process(primitive, *functions, values, **params)
+
+        def body() -> Any:
+            jaxpr = jax.make_jaxpr(fun.call_wrapped)(*tracers)
+            for store in fun.stores:
+                if store is not None:
+                    store.reset()
+            return jaxpr
 
         with core.set_current_trace(self._outer):
-            return self._rule(primitive, tracers, {"name": fun.debug_info.func_name}, bind)
+            how = {"name": fun.debug_info.func_name, "body": body}
+            out = self._rule(primitive, tracers, how, bind)
+            if not ran:  # jax asks for the structure of the results, which a run stores
+                jax.make_jaxpr(fun.call_wrapped)(*tracers)
+            return out
 
     def process_shard_map(self, primitive: Any, fun: Any, tracers: Any, /, **params: Any) -> Any:
         with core.set_current_trace(self._outer):

@@ -205,9 +205,10 @@ def context_of(equation: Any) -> contextlib.AbstractContextManager[None]:
     return equation.ctx.manager
 
 
-def scan_parts(equation: Any, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+def scan_parts(
+    params: dict[str, Any], values: Sequence[Any]
+) -> tuple[list[Any], list[Any], list[Any]]:
     """A scan's operands as (consts, carry, xs): jax 0.10 has counts for them, jax 0.12 a tree."""
-    params = equation.params
     if "num_consts" in params:
         consts, carry = params["num_consts"], params["num_carry"]
         return (

@@ -21,8 +21,10 @@ from flax import nnx
 
 from nnx_inspector import headroom
 from nnx_inspector._compat import jit
+from nnx_inspector.arrays import shape_of
 from nnx_inspector.hooks import linen, wrapping
 from nnx_inspector.hooks.inside import names as inside
+from nnx_inspector.hooks.inside.attention import FIXED
 from nnx_inspector.hooks.inside.gates import gates_of
 from nnx_inspector.hooks.layers import (
     EVERY,
@@ -43,7 +45,7 @@ from nnx_inspector.hooks.sites import (
     methods,
     site_key,
 )
-from nnx_inspector.hooks.variables import contents
+from nnx_inspector.hooks.variables import weights_at_first
 
 
 @dataclasses.dataclass
@@ -225,11 +227,12 @@ def _through_layers(
         _thread.calls = {}
     names = around = None
     if _seen_inside():
-        is_variable = functools.partial(_is_variable, call.module)
         better = gates_of(call.module, call.method)
-        names = inside.Names(functools.partial(_operation, call), is_variable, better)
+        closed = functools.partial(opened, ())
+        names = inside.Names(functools.partial(_operation, call), better, closed)
         around = None if outermost else frames[-1].names
         if around is not None:
+            names.weights = around.weights
             names.given = [around.trails.of(x) for x in (*args, *kwargs.values())]
     frames.append(_Frame(call.module, call.method, function, names))
     try:
@@ -241,7 +244,7 @@ def _through_layers(
         if names is None:
             return _wrapped_in_layers(call, ranks)(*args, **kwargs)
         with inside.apart():
-            named = dataclasses.replace(call, original=_naming(names, call.original))
+            named = dataclasses.replace(call, original=_naming(names, call))
             out = _wrapped_in_layers(named, ranks)(*args, **kwargs)
         if around is not None:
             around.trails.put(out, names.left)
@@ -254,21 +257,19 @@ def _through_layers(
             _return()
 
 
-def _is_variable(module: Any, value: Any) -> bool:
-    if not isinstance(module, nnx.Module):
-        return False
-    return any(leaf is value for _, _, raw in contents(module) for leaf in jax.tree.leaves(raw))
-
-
 def _seen_inside() -> bool:
     return see_operations(open_layers())
 
 
-def _naming(names: inside.Names, original: Callable[..., Any]) -> Callable[..., Any]:
+def _naming(names: inside.Names, call: _Call) -> Callable[..., Any]:
     """A call whose operations are named."""
-    run = _in_python(original)
+    run = _in_python(call.original)
 
     def named(*args: Any, **kwargs: Any) -> Any:
+        names.weights = weights_at_first(call.owner, names.weights)
+        for array in jax.tree.leaves([*names.weights.values()]):
+            if shape_of(array):
+                names.trails.put(array, FIXED)
         for value, trail in zip((*args, *kwargs.values()), names.given, strict=False):
             names.trails.put(value, trail)
         with names.named():

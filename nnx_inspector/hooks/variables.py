@@ -254,6 +254,27 @@ def differences(before: Contents, module: Any) -> Iterator[tuple[Path, Any, Any]
             yield path, old, new
 
 
+def is_weight(variable: Any) -> bool:
+    """Whether what a Variable holds when a call begins belongs to the model. Keys that an earlier
+    call left in a cache, and random numbers, do not.
+    """
+    return not isinstance(variable, nnx.Cache | nnx.RngState)
+
+
+def weights_at_first(module: Any, outer: Mapping[int, Any]) -> dict[int, Any]:
+    """The values of a module's weights when a call begins, by the ids of their Variables.
+
+    Args:
+        outer: those of the call around it: what that call has computed since is no weight, unless
+            it stands in a `Param`.
+    """
+    return {
+        id(v): value if isinstance(v, nnx.Param) else outer.get(id(v), value)
+        for _, v, value in contents(module)
+        if is_weight(v)
+    }
+
+
 def float_arrays(variable: Any) -> list[Any]:
     """One entry for each array of a Variable, in the order of `stage.array_names`: the array
     (or abstract array) if its dtype is a real float, else None.

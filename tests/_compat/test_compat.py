@@ -233,7 +233,7 @@ def test_scan_parts_are_constants_carry_and_rows():
         return jax.lax.scan(lambda c, x: (c * constant + x, c), carry, rows)
 
     found = equation(f, constant, jnp.float32(3.0), jnp.ones(4), name="scan")
-    consts, carry, xs = jaxprs.scan_parts(found, ["constant", "carry", "rows"])
+    consts, carry, xs = jaxprs.scan_parts(found.params, ["constant", "carry", "rows"])
     assert (consts, carry, xs) == (["constant"], ["carry"], ["rows"])
 
 

@@ -4,8 +4,9 @@ A value is followed from the product of queries and keys (a `dot_general`) throu
 may be a function or written out, to the product with the values, where it is the pattern. Each of
 its axes is known by the product that made it: an axis of both operands is a batch or a head, one of
 the keys alone a key, one of the queries alone a query or a group of heads. Invariant: an axis is
-never recognised by its length. A product with a Variable in place of the keys is not attention (a
-layer, a router). Does not run or change anything: `Pattern` does, where the program is run.
+never recognised by its length. A product with parameters in place of the keys is not attention (a
+layer, a router), and one with parameters in place of the values only mixes its heads. Does not run
+or change anything: `Pattern` does, where the program is run.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import lax
 
+from nnx_inspector._compat import jaxprs
+
 _RESHAPES = frozenset(["reshape", "squeeze", "expand_dims"])
-_MOVES = _RESHAPES | {"transpose", "broadcast_in_dim", "convert_element_type", "copy", "copy_p"}
 _RESIZES = frozenset(["slice", "dynamic_slice", "dynamic_update_slice", "pad", "concatenate"])
 _SAME_SHAPE = """
     abs add add_any and clamp convert_element_type copy copy_p cos custom_jvp_call custom_vjp_call
@@ -28,7 +30,8 @@ _SAME_SHAPE = """
     stop_gradient sub tanh
 """
 _ELEMENTWISE = frozenset(_SAME_SHAPE.split())
-_RANKS = ("moved", "sum", "log", "scores", "exp", "log_pattern", "pattern")
+_WRITES = frozenset(["swap", "addupdate"])
+_RANKS = ("fixed", "sum", "log", "scores", "exp", "log_pattern", "pattern")
 
 
 NONE_FOUND = (
@@ -50,19 +53,24 @@ class _Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Trail:
-    """What is known of a value. `kind` is one of `_RANKS`: "moved" is `sources[0]` in another
-    shape, "sum" the sum of an "exp", "log" the logarithm of that.
+    """What is known of a value. `kind` is one of `_RANKS`: "fixed" is made of parameters alone,
+    "sum" is the sum of an "exp", "log" the logarithm of that.
 
     Attributes:
         axes: the parts in each axis; () for an axis of unknown origin.
-        sources: the operands of the first product, as they were before moves.
+        fixed: whether the operands of the first product were made of parameters alone.
         order: the parts of a pattern in the order in which the softmax had them.
+        over: the parts over which the softmax took its sum.
     """
 
     kind: str
     axes: tuple[tuple[_Part, ...], ...] = ()
-    sources: tuple[Any, ...] = ()
+    fixed: tuple[bool, bool] = (False, False)
     order: tuple[_Part, ...] = ()
+    over: tuple[_Part, ...] = ()
+
+
+FIXED = Trail("fixed")
 
 
 class Trails:
@@ -77,39 +85,66 @@ class Trails:
         known = self._known.get(id(value))
         return None if known is None else known[1]
 
-    def through(self, value: Any) -> Trail:
-        """What a function knows of its operand: that it is this value, if nothing else."""
-        return self.of(value) or Trail("moved", sources=(value,))
-
     def put(self, value: Any, trail: Trail | None) -> None:
         if trail is None:
             self._known.pop(id(value), None)
         else:
             self._known[id(value)] = value, trail
 
-    def follow(self, primitive: str, params: Any, name: str, values: Any, out: Any) -> None:
-        """Note what is known of the result of a primitive. `name` is that of the function which it
-        calls, if any.
-        """
+    def follow(self, primitive: str, params: Any, values: Any, results: Any) -> None:
+        """Note what is known of the results of a primitive."""
         known = [self.of(value) for value in values]
-        trail = None
-        if primitive == "dot_general":
-            sources = tuple(_source(t, v) for t, v in zip(known, values, strict=True))
-            trail = Trail("scores", _product(params, values), sources)
-        elif any(known):
-            trail = _followed(primitive, params, name, known, _shape(out))
-        elif len(values) == 1 and primitive in _MOVES:
-            trail = self.through(values[0])
-        self.put(out, trail)
+        arrays = [t for t, v in zip(known, values, strict=True) if t is not None or _shape(v)]
+        if primitive in _WRITES:
+            self.put(values[0], None)
+        trails: list[Trail | None] = []
+        if arrays and all(t is FIXED for t in arrays):
+            trails = [FIXED] * len(results)
+        elif primitive == "dot_general":
+            trails = [_multiplied(params, values, known)]
+        elif any(known) and results:
+            trails = [_followed(primitive, params, known, _shape(results[0]))]
+        trails += [None] * (len(results) - len(trails))
+        for result, trail in zip(results, trails, strict=True):
+            self.put(result, trail)
+
+    def within(self, jaxpr: Any, values: Sequence[Any]) -> list[Trail | None]:
+        """What is known of the results of a function, of its operands."""
+        bare, _ = jaxprs.open_jaxpr(jaxpr)
+        for var, value in zip(bare.invars, values, strict=True):
+            self.put(var, self.of(value))
+        for equation in bare.eqns:
+            inner = list(jaxprs.sub_jaxprs(equation))
+            counts = [(len(b.invars), len(b.outvars)) for b, _ in map(jaxprs.open_jaxpr, inner)]
+            if counts == [(len(equation.invars), len(equation.outvars))]:
+                for result, trail in zip(
+                    equation.outvars, self.within(inner[0], equation.invars), strict=True
+                ):
+                    self.put(result, trail)
+            else:
+                name, params = equation.primitive.name, equation.params
+                self.follow(name, params, equation.invars, equation.outvars)
+        return [self.of(atom) for atom in bare.outvars]
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    """The shape of an array, or of a variable of a jaxpr."""
-    return tuple(value.aval.shape) if hasattr(value, "aval") else np.shape(value)
+    """The shape of an array, or of a variable of a jaxpr; () for what is no array."""
+    known = getattr(value, "aval", value)
+    return tuple(getattr(known, "shape", ()))
 
 
-def _source(trail: Trail | None, value: Any) -> Any:
-    return trail.sources[0] if trail is not None and trail.kind == "moved" else value
+def _multiplied(params: Any, values: Any, known: Sequence[Trail | None]) -> Trail:
+    """What is known of a product: that it mixes the heads of what is known of an operand, or that
+    it is the first.
+    """
+    fixed = (known[0] is FIXED, known[1] is FIXED)
+    for number in (0, 1):
+        trail = known[number]
+        if trail is not None and trail.kind in ("scores", "log_pattern", "pattern"):
+            axes = _mixed(params, trail, number, _shape(values[1 - number]), fixed[1 - number])
+            if axes is not None:
+                return dataclasses.replace(trail, axes=axes)
+    return Trail("scores", _product(params, values), fixed)
 
 
 def _product(params: Any, values: Any) -> tuple[tuple[_Part, ...], ...]:
@@ -124,32 +159,62 @@ def _product(params: Any, values: Any) -> tuple[tuple[_Part, ...], ...]:
     return tuple((part,) for part in (*both, *alone, *other))
 
 
+def _mixed(
+    params: Any, trail: Trail, number: int, other: tuple[int, ...], fixed: bool
+) -> tuple[tuple[_Part, ...], ...] | None:
+    """The axes after a product that takes the sum over heads only; None if it does not.
+
+    Args:
+        number: which operand the trail is of.
+        other: the shape of the other operand.
+        fixed: whether that is made of parameters alone.
+    """
+    contracted, both = (tuple(map(tuple, dims)) for dims in params["dimension_numbers"])
+    summed = [part for i in contracted[number] for part in trail.axes[i]]
+    if not summed or not (fixed or trail.kind == "pattern"):
+        return None
+    if any(part.of != "both" for part in summed):
+        # groups of heads that share their keys: the queries are the last axis of that operand
+        alike = [p for axis in trail.axes for p in axis if p.of == summed[0].of]
+        if not fixed or not set(summed) < set(alike) or alike[-1] in summed:
+            return None
+    gone, others = (
+        (*contracted[number], *both[number]),
+        (*contracted[1 - number], *both[1 - number]),
+    )
+    own = [axis for i, axis in enumerate(trail.axes) if i not in gone]
+    rest = [n for i, n in enumerate(other) if i not in others]
+    new = [*((summed[0]._replace(size=n),) for n in rest[:1]), *(() for _ in rest[1:])]
+    free = [*own, *new] if number == 0 else [*new, *own]
+    return (*(trail.axes[i] for i in both[number]), *free)
+
+
 def _followed(
-    primitive: str, params: Any, name: str, known: Sequence[Trail | None], shape: tuple[int, ...]
+    primitive: str, params: Any, known: Sequence[Trail | None], shape: tuple[int, ...]
 ) -> Trail | None:
-    best = max((t for t in known if t is not None), key=lambda t: _RANKS.index(t.kind))
-    kinds = [t.kind if t is not None else "" for t in known]
-    if best.kind == "moved":
-        moves = len(known) == 1 and primitive in _MOVES
-        return best if moves else None
+    # of two scores that are added or joined, those of parameters (positions) count less
+    rank = lambda t: (_RANKS.index(t.kind), -sum(t.fixed))  # noqa: E731
+    best = max((t for t in known if t is not None), key=rank)
+    kinds = {t.kind: t for t in known if t is not None}
+    if best is FIXED:
+        return None
     if primitive == "reduce_sum":
-        return Trail("sum") if best.kind == "exp" else best if best.kind == "sum" else None
+        summed = tuple(p for i in params["axes"] for p in best.axes[i]) if best.axes else ()
+        return Trail("sum", over=summed) if best.kind == "exp" else kinds.get("sum")
     if best.kind in ("sum", "log"):
-        return Trail("log") if primitive in ("log", "log1p") else best
+        return dataclasses.replace(best, kind="log") if primitive in ("log", "log1p") else best
     axes = _moved(primitive, params, best.axes, shape)
     if axes is None:
         return None
-    kind = best.kind
+    kind, over = best.kind, best.over
     if primitive in ("exp", "exp2"):
         kind = {"scores": "exp", "log_pattern": "pattern"}.get(kind, kind)
     elif primitive in ("div", "mul") and kind == "exp" and "sum" in kinds:
-        kind = "pattern"
-    elif primitive == "sub" and kind == "scores" and kinds[1:] == ["log"]:
-        kind = "log_pattern"
-    if kind in ("scores", "log_pattern") and "softmax" in name:
-        kind = "log_pattern" if "log" in name else "pattern"
+        kind, over = "pattern", kinds["sum"].over
+    elif primitive == "sub" and kind == "scores" and "log" in kinds and known[1] is kinds["log"]:
+        kind, over = "log_pattern", kinds["log"].over
     order = best.order or (tuple(p for axis in axes for p in axis) if kind == "pattern" else ())
-    return Trail(kind, axes, best.sources, order)
+    return Trail(kind, axes, best.fixed, order, over)
 
 
 def _moved(
@@ -244,12 +309,9 @@ def pattern_in(
     params: Any,
     values: Sequence[Any],
     trails: Trails,
-    is_fixed: Callable[[Any], bool],
 ) -> Pattern | None:
-    """The pattern among the operands of a primitive; None if it is not the product of an attention.
-
-    Args:
-        is_fixed: whether a value is a Variable of the module.
+    """The pattern among the operands of a primitive; None if it is not the product of an
+    attention.
     """
     if primitive != "dot_general":
         return None
@@ -258,6 +320,8 @@ def pattern_in(
         trail, shape = trails.of(values[operand]), _shape(values[operand])
         if trail is None or trail.kind != "pattern" or not all(map(_known, trail.axes, shape)):
             continue
+        if trails.of(values[1 - operand]) is FIXED:
+            continue
         inner = [trail.axes[i] for i in contracted[operand]]
         free = [
             axis
@@ -265,7 +329,12 @@ def pattern_in(
             if i not in (*contracted[operand], *both[operand])
         ]
         side = _side_of_keys([part for axis in inner for part in axis])
-        if side and not is_fixed(trail.sources[side == "right"]):
+        # a softmax over the queries is one of slots that compete for keys, if both are computed
+        places = {part.places for axis in inner for part in axis if part.of == side}
+        competes = bool(trail.over) and not any(
+            p.places in places and p.of == side for p in trail.over
+        )
+        if side and not (any(trail.fixed) if competes else trail.fixed[side == "right"]):
             pattern = _pattern(operand, trail, side, inner, free)
             if pattern is not None:
                 return pattern

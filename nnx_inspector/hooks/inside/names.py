@@ -26,7 +26,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from nnx_inspector._compat import interpreter, jaxprs
 from nnx_inspector._compat.redirect import Redirection, copy_of, redirect
-from nnx_inspector.hooks.inside.attention import Trails, pattern_in
+from nnx_inspector.hooks.inside.attention import FIXED, Trails, pattern_in
 
 Visit = Callable[[str, str, Callable[..., Any]], Callable[..., Any] | None]
 """A function of an operation's name, its primitive's name and the operation itself. It returns what
@@ -67,15 +67,16 @@ class Names:
 
     Args:
         visit: gets each operation.
-        is_variable: whether a value is a Variable of the module.
         better: the names of some operations that have better ones.
+        closed: makes a context in which no layer is open.
     """
 
-    def __init__(self, visit: Visit, is_variable: Callable[[Any], bool], better: Mapping[str, str]):
-        self._visit, self._is_variable, self._better = visit, is_variable, better
+    def __init__(self, visit: Visit, better: Mapping[str, str], closed: Callable[[], Any]):
+        self._visit, self._better, self._closed = visit, better, closed
         self._counts: dict[str, int] = {}
         self._is_result = False
         self.trails = Trails()
+        self.weights: Mapping[int, Any] = {}  # by the id of their Variable, at first of that around
         self.given: list[Any] = []  # what is known of the call's operands and, later, its result
         self.left: Any = None
 
@@ -100,12 +101,16 @@ class Names:
             one = primitive.name, params
             results: list[Any] = []  # what is known of them
             if primitive.name in _ENTERED:
-                given = [self.trails.through(v) for v in values] if one[0] in _ALIKE else []
+                given = _given(*one, [self.trails.of(v) for v in values])
                 enter = functools.partial(self._entered, scopes, one, given, results)
                 entered = jaxprs.with_jaxprs(params, enter)
                 if entered is not params:
                     bind = functools.partial(_bind_entered, bind, values, entered)
-            found = pattern_in(*one, values, self.trails, self._is_variable)
+            if one[0] in _DERIVED and any(map(self.trails.of, values)):
+                with self._closed():
+                    body = params["body"]()
+                results = self.trails.within(body, values)
+            found = pattern_in(*one, values, self.trails)
             if found is not None:
                 run = self._visit(self._numbered("attention"), "attention", lambda x: x)
                 values = values if run is None else found.replaced(values, run)
@@ -115,11 +120,11 @@ class Names:
             run = None if name is None else self._visit(self._numbered(name), one[0], _call(bind))
             out = bind(values) if run is None else run(*values)
             several = out if isinstance(out, (list, tuple)) else [out]
-            if one[0] in _ALIKE:
+            if one[0] in _ALIKE or one[0] in _DERIVED:
                 for value, trail in zip(several, results, strict=False):
                     self.trails.put(value, trail)
             else:
-                self.trails.follow(*one, _function(*one) or "", values, several[0])
+                self.trails.follow(*one, values, several)
             if run is None or not (primitive.multiple_results or one[0] in _DERIVED):
                 return out
             return list(several)
@@ -180,6 +185,16 @@ _is_value = jaxprs.is_literal
 
 def _bind_entered(bind: Any, given: Any, entered: Any, values: Any = None) -> Any:
     return bind(given if values is None else values, entered)
+
+
+def _given(primitive: str, params: dict[str, Any], known: list[Any]) -> list[Any]:
+    """What is known of the inputs of a primitive's function, of its operands."""
+    if primitive == "scan":
+        consts, carry, rows = jaxprs.scan_parts(params, known)
+        return [*consts, *(None for _ in carry), *(t if t is FIXED else None for t in rows)]
+    if primitive == "while":
+        return known[params["cond_nconsts"] :][: params["body_nconsts"]]
+    return known[1:] if primitive == "cond" else known
 
 
 def _call(bind: Callable[..., Any]) -> Callable[..., Any]:

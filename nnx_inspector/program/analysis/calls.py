@@ -19,7 +19,7 @@ from flax import nnx
 from nnx_inspector._compat import jaxprs, sources
 from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks import linen
-from nnx_inspector.hooks.inside.attention import Trails, pattern_in
+from nnx_inspector.hooks.inside.attention import FIXED, Trails, pattern_in
 from nnx_inspector.hooks.layers import Context
 from nnx_inspector.hooks.variables import Contents, byte_count, held, parameter_arrays
 from nnx_inspector.program.analysis.cost import equation_flops, is_arithmetic
@@ -181,8 +181,10 @@ class _Where:
 
 
 class _Walk:
-    def __init__(self, modules: Modules, owner: Any, variables: Container[Any]):
-        self.trails, self.variables = Trails(), variables
+    def __init__(self, modules: Modules, owner: Any, weights: Sequence[Any]):
+        self.trails = Trails()
+        for weight in weights:
+            self.trails.put(weight, FIXED)
         self.modules = modules
         self.owner = owner
         self.calls: list[TracedCall] = []
@@ -197,7 +199,7 @@ class _Walk:
             if equation.primitive is mark:
                 # of an eager pass there is no program to follow: its marks have no results
                 for given, received in zip(equation.invars, equation.outvars, strict=False):
-                    self.trails.put(received, self.trails.through(given))
+                    self.trails.put(received, self.trails.of(given))
                 if equation.params["owner"] == self.owner and not where.again:
                     self._mark(equation, values, where)
                 continue
@@ -216,8 +218,8 @@ class _Walk:
         if not known or within.again or body.operands is None or body.results is None:
             return self.enter(body.jaxpr, within)
         for var, number, part in zip(inside.invars, body.operands, body.taken, strict=True):
-            trail = self.trails.through(equation.invars[number])
-            self.trails.put(var, trail if part is None or trail.kind == "moved" else None)
+            trail = self.trails.of(equation.invars[number])
+            self.trails.put(var, trail if part is None or trail is FIXED else None)
         self.enter(body.jaxpr, within)
         for atom, number, part in zip(inside.outvars, body.results, body.given, strict=True):
             if number is not None and part is None:
@@ -225,12 +227,9 @@ class _Walk:
 
     def _attend(self, equation: Any) -> None:
         name, params, values = equation.primitive.name, equation.params, equation.invars
-        is_fixed = self.variables.__contains__
-        if self.open and pattern_in(name, params, values, self.trails, is_fixed) is not None:
+        if self.open and pattern_in(name, params, values, self.trails) is not None:
             self._replace(attends=self.calls[self.open[-1]].attends + 1)
-        if equation.outvars:
-            called = str(params.get("name", ""))
-            self.trails.follow(name, params, called, values, equation.outvars[0])
+        self.trails.follow(name, params, values, equation.outvars)
 
     def _add(self, flops: float | None) -> None:
         total = self.flops[-1]
@@ -330,7 +329,7 @@ def calls_of(
     source: str,
     *,
     known: bool = True,
-    variables: Container[int] = (),
+    weights: Container[int] = (),
 ) -> tuple[TracedCall, ...]:
     """The calls that a marked jaxpr holds, in the order in which they begin.
 
@@ -341,10 +340,10 @@ def calls_of(
         source: `file:line` for calls that no user code of the traced function makes.
         known: whether the jaxpr has every operation. That of an eager pass has only those that
             hold marks, so the FLOPs are not known.
-        variables: the numbers of the jaxpr's inputs that are the model's Variables.
+        weights: the numbers of the jaxpr's inputs that are the model's own, such as parameters.
     """
     bare, _ = jaxprs.open_jaxpr(jaxpr)
-    fixed = {v for number, v in enumerate(bare.invars) if number in variables}
+    fixed = [v for number, v in enumerate(bare.invars) if number in weights]
     walk = _Walk(modules, owner, fixed)
     walk.enter(jaxpr, _Where(source=source, known=known))
     return tuple(walk.calls)

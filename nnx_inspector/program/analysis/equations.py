@@ -94,7 +94,7 @@ def _call(equation: Any) -> tuple[Body, ...]:
 def _scan(equation: Any) -> tuple[Body, ...]:
     (jaxpr,), length = jaxprs.sub_jaxprs(equation), equation.params["length"]
     inputs, outputs = _counts(jaxpr)
-    consts, carry, xs = map(len, jaxprs.scan_parts(equation, range(inputs)))
+    consts, carry, xs = map(len, jaxprs.scan_parts(equation.params, range(inputs)))
     taken = (*(None,) * (consts + carry), *(ROW,) * xs)
     given = (*(None,) * carry, *(ROW,) * (outputs - carry))
     body = _whole(

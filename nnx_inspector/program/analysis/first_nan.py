@@ -349,7 +349,7 @@ def _iterations(
     """
     *tests, body = bodies_of(equation)
     if kind == "scan":
-        consts, carry, xs = jaxprs.scan_parts(equation, operands)
+        consts, carry, xs = jaxprs.scan_parts(equation.params, operands)
         order = range(body.times or 0)
         for i in reversed(order) if body.backwards else order:
             yield i, consts, carry, [x[i] for x in xs]

@@ -27,7 +27,12 @@ from nnx_inspector.hooks.sites import (
     parse_key,
     site_key,
 )
-from nnx_inspector.hooks.variables import held, unseen_references
+from nnx_inspector.hooks.variables import (
+    held,
+    is_weight,
+    unseen_references,
+    variables_by_path,
+)
 from nnx_inspector.program.analysis.calls import (
     History,
     MarkCalls,
@@ -192,7 +197,9 @@ def trace_of(stage: Staged) -> Trace:
     unseen = {**stage.survey.unseen, **unseen_references(stage.roots)}
     for name, count in stage.survey.unattributed.items():
         unseen[f"({name})"] = f"{count} calls of modules of this type are unattributed"
-    how: Any = dict(known=not stage.eager, variables={n for s in stage.spans.values() for n in s})
+    own = (v for _, v in variables_by_path(stage.roots) if is_weight(v))
+    weights = {number for v in own for number in stage.spans.get(id(v), ())}
+    how: Any = dict(known=not stage.eager, weights=weights)
     calls = calls_of(stage.survey.jaxpr, stage.owner, modules, source, **how)
     if stage.eager:  # the operands of operations are not known
         return Trace(calls, (), (), sites, unseen, eager=stage.eager)

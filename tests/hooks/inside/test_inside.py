@@ -172,3 +172,17 @@ def test_an_inspector_runs_and_watches_operations() -> None:
     assert rows["attn@softmax"].parent == list(rows).index("attn")
     steps = [s for s in insp.recording.passes if s.kind == "watch"]
     assert len(steps) == 2
+
+
+def test_an_operation_with_its_own_derivative_may_be_replaced() -> None:
+    def doubled(x: jax.Array) -> jax.Array:
+        with nni.intercept_methods(lambda _, args, *rest: 2 * args[0], only="@relu", model=model):
+            return model(x)
+
+    class Positive(nnx.Module):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return jax.nn.relu(x)
+
+    model = Positive()
+    assert jnp.array_equal(doubled(-X), -2 * X)
+    assert jnp.array_equal(jax.grad(lambda x: doubled(x).sum())(-X), jnp.full_like(X, 2))
