@@ -266,8 +266,9 @@ def _through(
             try:
                 stream.take(given if isinstance(given, tuple) else (given,))
             except (TypeError, ValueError) as error:
-                if is_array(data):
-                    whole = in_words(data.dtype, data.shape)
+                array: Any = data
+                if is_array(array):
+                    whole = in_words(array.dtype, array.shape)
                     error.add_note(
                         f"data is one array, {whole}, so each entry of its first axis was taken as "
                         "a batch. To pass it as one batch, write [data]."

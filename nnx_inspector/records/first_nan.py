@@ -86,11 +86,10 @@ def first_nan(f: Any, *args: Any, gradients: bool = False) -> Callable[..., Oper
 
 def _warn_of_held(stage: Staged) -> None:
     """Warn if a parameter or an argument has a NaN before the call."""
-    held = {
-        f"{site_key((*prefix, *path))!r}": leaf
-        for prefix, module in stage.roots.items()
-        for path, leaf in nnx.to_flat_state(nnx.state(module, graph=True))
-    }
+    held: dict[str, Any] = {}
+    for prefix, module in stage.roots.items():
+        flat: Any = nnx.to_flat_state(nnx.state(module, graph=True))
+        held |= {repr(site_key((*prefix, *path))): leaf for path, leaf in flat}
     held |= {f"argument {i + 1}": x for i, x in enumerate(stage.arrays)}
     for name, one in held.items():
         for x in jax.tree.leaves(one):
