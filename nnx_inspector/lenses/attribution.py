@@ -20,8 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.hooks.sites import closest, parse_key
-from nnx_inspector.lenses.lens import logits_in, place_names, token_at
-from nnx_inspector.lenses.observed import Observed, and_operations, arrays_in, observed
+from nnx_inspector.lenses.lens import place_names, token_at
+from nnx_inspector.lenses.observed import (
+    Observed,
+    and_operations,
+    arrays_in,
+    logits_in,
+    observed,
+)
 from nnx_inspector.program.analysis.dataflow import dataflow
 from nnx_inspector.program.harvest import evaluate
 from nnx_inspector.program.marks import OUTPUT

@@ -1,8 +1,10 @@
 """The logit lens: what a model's residual stream already says after each of its layers.
 
 The model's own final norm and unembedding are applied to the stream of every layer, one layer at a
-time, so that only the likeliest tokens are kept. Invariant: the last layer's lens is what the model
-says, and `gap` is the difference, if something else lies between. Changes no model.
+time, so that only the likeliest tokens are kept. Where they do not make the model's logits from the
+last layer, all that the model does after that layer is applied. Invariant: the last layer's lens is
+what the model says, unless the user has chosen otherwise; `gap` is the difference. Changes no
+model.
 
 Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
 """
@@ -19,16 +21,20 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.hooks.sites import Only
-from nnx_inspector.lenses.observed import Observed, and_operations, arrays_in, observed, rows_of
+from nnx_inspector.lenses.observed import Observed, and_operations, logits_in, observed, rows_of
 from nnx_inspector.lenses.reading import (
     Norm,
     Reading,
     Stream,
     Unembed,
+    last_stream,
+    no_matrix,
     reading_of,
     streams_of,
 )
+from nnx_inspector.lenses.rest import LINEAR, Held, Place, Rest
 from nnx_inspector.program.marks import INPUT, OUTPUT
+from nnx_inspector.stats.summarize import in_words
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -37,6 +43,8 @@ _Floats = npt.NDArray[np.floating[Any]]
 _Ints = npt.NDArray[np.integer[Any]]
 Decode = Callable[[int], str] | Sequence[str] | Mapping[int, str]
 """What makes text of a token's number."""
+_ROUNDING = 0.01
+"""How far a sum of probabilities may be from 1."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,7 +57,8 @@ class Lens:
         sites: the layers, such as `"blocks/0"`, or `"blocks[0]"` for one of a stack. The first is
             what the first block receives, `"blocks/0 input"`.
         unembed, norm: the sites that turn the stream into logits; `""` for no norm,
-            `"(function)"` for a function.
+            `"(function)"` for a function, `"(all after blocks/3)"` for all that the model does
+            after its last layer.
         tokens: the k likeliest tokens, `[layers, *positions, k]`.
         probabilities: their probabilities.
         answer: the token whose way is followed, `[*positions]`.
@@ -138,7 +147,9 @@ def lens(
         args: its arguments.
         unembed: the site that turns the normalised stream into logits: `"head"`, or
             `"token:attend"` for an embedding that is tied; or a function of an array. By default
-            the last matrix that makes as many classes as the model's output has.
+            the last matrix that makes as many classes as the model's output has; if no module has
+            it, or more happens to the logits (a soft cap, a pooling, a norm written by hand), all
+            that the model does after its last layer.
         norm: the final norm before it, likewise; False for none. By default the norm whose output
             it receives.
         answer: the token to follow: a number, or an array of them that broadcasts to the
@@ -184,22 +195,92 @@ def lens(
     with observed(f, args, kwargs, what="lens", only=and_operations(sites)) as one:
         reading = reading_of(one, unembed, norm)
         streams = streams_of(one, reading, sites)
-        names, stack, out = stacked(one, streams, reading)
-        own = logits_in(out)
-        shape = jax.eval_shape(reading, jax.ShapeDtypeStruct(stack.shape[1:], stack.dtype)).shape
+        end = streams[-1] if sites is None else last_stream(one, reading) or streams[-1]
+        names, stack, last, out = stacked(one, streams, end)
+        own, distribution = as_logits(logits_in(out))
+        reads = readings(one, reading, end.place, last, distribution)
+        if last.shape != stack.shape[1:]:  # the layers were chosen, and are of another form
+            reads = [each for each in reads if each is reading] or reads
+        read, gap = explaining(one, reads, last, own, required=reading.proposed and sites is None)
+        shape = jax.eval_shape(read, last).shape
         wanted = token_at(answer, shape)
-        tokens, top, chosen, probability, rank, last = _read(reading, min(k, shape[-1]))(
-            stack, wanted
-        )
-    found: Any = jax.device_get((tokens, top, chosen, probability, rank))
-    return Lens(names, reading.unembed, reading.norm, *found, gap=gap_between(last, own))
+        found: Any = jax.device_get(_read(read, min(k, shape[-1]))(stack, last, wanted))
+    unembedded, normed = names_of(read)
+    return Lens(names, unembedded, normed, *found, gap=gap)
 
 
-def _read(reading: Reading, k: int) -> Any:
+def readings(
+    one: Observed, reading: Reading, place: Place, last: jax.Array, distribution: bool
+) -> list[Reading | Rest]:
+    """How logits may be read from the stream at a place, the first first."""
+    takes_it = reading.stream[-1:] in ((), last.shape[-1:])
+    found: list[Reading | Rest] = [reading] if reading.unembed and takes_it else []
+    rest = Rest(one, *place, distribution)
+    return [*found, rest] if reading.proposed and rest.possible else found
+
+
+def names_of(read: Reading | Rest) -> tuple[str, str]:
+    """What stands for the unembedding and the norm of a reading."""
+    return (read.words, "") if isinstance(read, Rest) else (read.unembed, read.norm)
+
+
+def explaining(
+    one: Observed, reads: Sequence[Reading | Rest], last: jax.Array, own: Any, *, required: bool
+) -> tuple[Reading | Rest, float | None]:
+    """The first reading that makes the model's own logits of its last stream, and how far it is
+    from them.
+
+    Raises:
+        ValueError: none does, and one is required; or nothing makes logits.
+    """
+    found: list[tuple[Reading | Rest, float | None]] = []
+    for read in reads:
+        if isinstance(read, Rest) and not makes_logits(read, last, own):
+            continue
+        gap = gap_between(jax.jit(read)(last), own)
+        found.append((read, gap))
+        if fits(gap, own):
+            return found[-1]
+    if not found:
+        raise ValueError(no_matrix(one))
+    if required:
+        place = next((read for read in reads if isinstance(read, Rest)), None)
+        raise ValueError(_unexplained(one, place, found[0], own))
+    return found[0]
+
+
+def makes_logits(rest: Rest, last: jax.Array, own: Any) -> bool:
+    """Whether a matrix makes logits of what comes in at a place."""
+    held = Held(own.shape[-1])
+
+    def run(x: Any) -> Any:
+        traced = jax.make_jaxpr(rest)(x)
+        return held.run(traced.jaxpr, traced.consts, [x], [LINEAR])[0]
+
+    jax.eval_shape(run, last)
+    return held.product
+
+
+def _unexplained(
+    one: Observed, rest: Rest | None, best: tuple[Reading | Rest, float | None], own: Any
+) -> str:
+    unembed, norm = names_of(best[0])
+    how = " after ".join(filter(None, (unembed, norm)))
+    differ = "are of another shape" if best[1] is None else f"differ by up to {best[1]:.2g}"
+    site = rest.site if rest is not None else ""
+    rows = one.calls[site].rows if site in one.calls else ()
+    times = f" {site!r} runs in a scan of {rows[0]}: steps of time are no layers." if rows else ""
+    return (
+        f"What is read from the last layer by {how!r} is not what the model says: the logits "
+        f"{differ}; the model's own are {in_words(own.dtype, own.shape)}.{times} Pass sites= those "
+        f"that return the residual stream, or unembed= a function of it."
+    )
+
+
+def _read(reading: Reading | Rest, k: int) -> Any:
     @jax.jit
-    def read(stack: Any, wanted: Any) -> Any:
-        last = reading(stack[-1]).astype(jnp.float32)
-        chosen = jnp.argmax(last, -1) if wanted is None else wanted
+    def read(stack: Any, last: Any, wanted: Any) -> Any:
+        chosen = jnp.argmax(reading(last), -1) if wanted is None else wanted
 
         def one(x: Any) -> Any:
             logits = reading(x).astype(jnp.float32)
@@ -210,20 +291,20 @@ def _read(reading: Reading, k: int) -> Any:
             return tokens, jnp.exp(top - total), jnp.exp(own - total)[..., 0], rank
 
         tokens, top, probability, rank = jax.lax.map(one, stack)
-        return tokens, top, chosen, probability, rank, last
+        return tokens, top, chosen, probability, rank
 
     return read
 
 
 def stacked(
-    one: Observed, streams: Sequence[Stream], reading: Reading
-) -> tuple[tuple[str, ...], jax.Array, Any]:
-    """The names of the layers, their residual streams as one array, and the pass's result. The
-    first is what the first block receives, if that is a stream too.
+    one: Observed, streams: Sequence[Stream], end: Stream
+) -> tuple[tuple[str, ...], jax.Array, jax.Array, Any]:
+    """The names of the layers, their residual streams as one array, the stream at the end, and the
+    pass's result. The first is what the first block receives, if that is a stream too.
     """
     first = streams[0].calls
     received = [i for i, x in enumerate(first.received) if _alike(x, streams[0])]
-    wanted = {(stream.calls.site, OUTPUT) for stream in streams}
+    wanted = {(stream.calls.site, OUTPUT) for stream in (*streams, end)}
     if received:
         wanted.add((first.site, INPUT))
     out, values = one.run(wanted)
@@ -245,7 +326,8 @@ def stacked(
             f"The residual streams of {names[0]!r} to {names[-1]!r} have different shapes, "
             f"{sorted(shapes)}. Pass sites= those of one shape."
         )
-    return tuple(names), jnp.stack(found), out
+    last = values[end.calls.site, OUTPUT][-1][end.array][(-1,) * len(end.calls.rows)]
+    return tuple(names), jnp.stack(found), last, out
 
 
 def _alike(x: jax.ShapeDtypeStruct, stream: Stream) -> bool:
@@ -273,20 +355,32 @@ def token_at(token: Any, shape: Sequence[int]) -> jax.Array | None:
         ) from None
 
 
-def logits_in(out: Any) -> Any:
-    """The array of a model's output that is logits: the first that could be."""
-    for x in arrays_in(out):
-        if jnp.issubdtype(x.dtype, jnp.floating) and x.ndim >= 2:
-            return x
-    return None
+def as_logits(own: jax.Array) -> tuple[jax.Array, bool]:
+    """A model's output as logits, and whether it is probabilities: then it is their logarithms."""
+    sums = jnp.abs(own.sum(-1) - 1) <= _ROUNDING
+    distribution = bool((own >= 0).all() & sums.all())
+    return (jnp.log(own), True) if distribution else (own, False)
 
 
-def gap_between(last: jax.Array, own: Any) -> float | None:
-    """The largest difference of logits; the model's own may be those of the last position."""
-    if own is None:
-        return None
+def gap_between(last: jax.Array, own: jax.Array) -> float | None:
+    """The largest difference of logits; the model's own may be those of the last position, or
+    logarithms of probabilities, which tell logits but for a number added to all.
+    """
     if own.size != last.size:
         last = last[..., -1, :] if last.ndim > 2 else last
     if own.size != last.size:
         return None
-    return float(jnp.abs(last.reshape(own.shape) - own).max())
+    last, own = (x.astype(jnp.float32) for x in (last.reshape(own.shape), own))
+    if bool((jnp.abs(jax.nn.logsumexp(own, -1)) <= _ROUNDING).all()):
+        last = jax.nn.log_softmax(last)
+    known = jnp.isfinite(own)
+    gap = jnp.abs(jnp.where(known, last - own, 0)).max()
+    return float(jnp.where(known.any(), gap, jnp.nan))
+
+
+def fits(gap: float | None, own: jax.Array) -> bool:
+    """Whether a gap is but rounding."""
+    if gap is None:
+        return False
+    size = float(jnp.abs(jnp.where(jnp.isfinite(own), own, 0)).max())
+    return not gap > max(1e-3, 8 * float(jnp.finfo(own.dtype).eps)) * size

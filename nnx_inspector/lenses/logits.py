@@ -19,36 +19,35 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector._compat import jaxprs
 from nnx_inspector.hooks.sites import Only, Selection, nothing_selected
 from nnx_inspector.lenses.addends import Addend, Walk
 from nnx_inspector.lenses.lens import (
     Decode,
-    gap_between,
-    logits_in,
+    as_logits,
+    explaining,
+    names_of,
     place_names,
+    readings,
     texts_by,
     token_at,
 )
-from nnx_inspector.lenses.observed import Observed, and_operations, observed, rows_of
+from nnx_inspector.lenses.observed import Observed, and_operations, logits_in, observed, rows_of
 from nnx_inspector.lenses.reading import (
     Norm,
     Reading,
     Unembed,
+    last_stream,
+    no_matrix,
     reading_of,
     selects,
-    streams_of,
 )
-from nnx_inspector.program.analysis.equations import bodies_of, kind_of
+from nnx_inspector.lenses.rest import LINEAR, Held, Rest
 from nnx_inspector.program.marks import INPUT, OUTPUT
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
-REST, BIAS = "(rest of the stream)", "(biases)"
-_SCALES = {"rsqrt", "sqrt", "cbrt", "pow"}
-"""The primitives that make the scale of a norm."""
-
+REST, BIAS, BEYOND = "(rest of the stream)", "(biases)", "(not additive)"
 _Floats = npt.NDArray[np.floating[Any]]
 
 
@@ -61,7 +60,9 @@ class LogitAttribution:
     Attributes:
         sites: the sites that add to the stream, in the order of the pass (`"blocks/mlp[3]"` for a
             layer of a stack); then `"(rest of the stream)"`, what is in the stream and no named
-            site adds; then `"(biases)"`, what the norm and the unembedding add by themselves.
+            site adds; then `"(biases)"`, what the norm and the unembedding add by themselves; and,
+            where the model bends its logits afterwards (a soft cap), `"(not additive)"`, what
+            that changes.
         contributions: what each adds to the logit, `[sites, *positions]`.
         token: the token whose logit it is, `[*positions]`.
         logit: the logit, or the difference of two, `[*positions]`.
@@ -175,19 +176,23 @@ def logit_attribution(
                 for name, at in rows_of(site, one.calls[site].rows):
                     names.append(name)
                     terms.append(arrays[array][at])
-        shape = jax.eval_shape(reading, stream).shape
-        *found, logits = _divide(reading)(
-            stream, terms, token_at(token, shape), token_at(minus, shape)
-        )
-    contributions, chosen_token, logit = jax.device_get(found)
+        own, distribution = as_logits(logits_in(out))
+        reads = readings(one, reading, end[:3], stream, distribution)
+        read, gap = explaining(one, reads, stream, own, required=False)
+        shape = jax.eval_shape(read, stream).shape
+        divided = _divide(read, distribution)
+        found = divided(stream, terms, token_at(token, shape), token_at(minus, shape))
+    contributions, chosen_token, logit, beyond = jax.device_get(found)
+    unembedded, normed = names_of(read)
+    also = (BEYOND,) if beyond is not None else ()
     return LogitAttribution(
-        sites=(*names, REST, BIAS),
-        contributions=contributions,
+        sites=(*names, REST, BIAS, *also),
+        contributions=contributions if beyond is None else np.stack([*contributions, beyond]),
         token=chosen_token,
         logit=logit,
-        unembed=reading.unembed,
-        norm=reading.norm,
-        gap=gap_between(logits, logits_in(out)),
+        unembed=unembedded,
+        norm=normed,
+        gap=gap,
     )
 
 
@@ -199,17 +204,15 @@ def _addends(one: Observed, reading: Reading) -> tuple[_End, tuple[Addend, ...]]
     """Where the final stream is, and what is added to make it."""
     walk = Walk(one.stage.survey.jaxpr, one.stage.owner)
     ends: list[_End] = []
-    first = reading.norm if reading.norm in one.calls else reading.unembed
-    if first in one.calls:
+    first = reading.norm or reading.unembed
+    if first and first in one.calls:
         ends.append((first, INPUT, 0, reading.stream))
-    try:
-        last = streams_of(one, reading, None)[-1]
-    except ValueError:
-        if not ends:
-            raise
-    else:  # where only some positions reach the norm
+    last = last_stream(one, reading)
+    if last is not None:  # where only some positions reach the norm
         shape = tuple(last.calls.returned[last.array].shape)
-        ends.append((last.calls.site, OUTPUT, last.array, shape))
+        ends.append((*last.place, shape))
+    if not ends:
+        raise ValueError(no_matrix(one))
     for end in ends:
         counts = Counter(walk.of_mark(*end[:3]))
         named = [each for each, count in counts.items() if count == one.calls[each[0]].count]
@@ -228,47 +231,49 @@ def _adds_nothing(chosen: Selection, one: Observed) -> str:
     )
 
 
-def _divide(reading: Reading) -> Any:
+def _divide(read: Reading | Rest, distribution: bool) -> Any:
     @jax.jit
     def divide(stream: Any, terms: Sequence[Any], wanted: Any, other: Any) -> Any:
         stream = stream.astype(jnp.float32)
-        logits = reading(stream).astype(jnp.float32)
-        token = jnp.argmax(logits, -1) if wanted is None else wanted
+        traced = jax.make_jaxpr(read)(stream)
+        own = traced.out_avals[0]
+
+        def linear(x: Any) -> tuple[Any, Any]:
+            held = Held(own.shape[-1])
+            (out,), (kind,) = held.run(traced.jaxpr, traced.consts, [x], [LINEAR])
+            logits = out if kind == LINEAR else held.logits
+            if logits is None:
+                raise ValueError(_not_linear(read))
+            return logits.astype(jnp.float32), None if kind == LINEAR else out
+
+        logits, pull, out = jax.vjp(linear, stream, has_aux=True)
+        last = logits if out is None or distribution else out.astype(jnp.float32)
+        if last.shape != logits.shape:  # what comes after it is of another form
+            last = logits
+        token = jnp.argmax(last, -1) if wanted is None else wanted
         onehot = jax.nn.one_hot(token, logits.shape[-1], dtype=jnp.float32)
         if other is not None:
             onehot -= jax.nn.one_hot(other, logits.shape[-1], dtype=jnp.float32)
-        norm = jax.make_jaxpr(reading.normalised)(stream)
-
-        def linear(x: Any) -> Any:
-            (normalised,) = _held(norm.jaxpr, norm.consts, [x])
-            return reading.logits(normalised).astype(jnp.float32)
-
-        direction = jax.vjp(linear, stream)[1](onehot)[0]
+        direction = pull(onehot)[0]
+        summed = (*range(logits.ndim - 1, stream.ndim - 1), -1)  # of a pooling, the positions too
 
         def along(x: Any) -> Any:
-            return (direction * x.astype(jnp.float32)).sum(-1)
+            return (direction * x.astype(jnp.float32)).sum(summed)
 
-        logit = (logits * onehot).sum(-1)
+        before, logit = ((x * onehot).sum(-1) for x in (logits, last))
         whole = along(stream)
         found = [along(jnp.broadcast_to(term, stream.shape)) for term in terms]
         rest = whole - sum(found, jnp.zeros_like(whole))
-        return jnp.stack([*found, rest, logit - whole]), token, logit, logits
+        beyond = None if last is logits else logit - before
+        return jnp.stack([*found, rest, before - whole]), token, logit, beyond
 
     return divide
 
 
-def _held(jaxpr: Any, consts: Any, args: Sequence[Any]) -> list[Any]:
-    """Evaluate a norm, with its scale held: a constant for the derivative."""
-    env: dict[Any, Any] = dict(
-        zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True)
+def _not_linear(read: Reading | Rest) -> str:
+    unembed, norm = names_of(read)
+    return (
+        f"What {' after '.join(filter(None, (unembed, norm)))!r} does to the residual stream is "
+        f"not linear, so its logits are no sum over sites. Pass unembed= the last matrix, or "
+        f"a linear function; nni.attribute serves any model."
     )
-    for equation in jaxpr.eqns:
-        values = [v.val if jaxprs.is_literal(v) else env[v] for v in equation.invars]
-        if kind_of(equation) in ("jit", "inline", "remat"):
-            out = _held(*jaxprs.open_jaxpr(bodies_of(equation)[0].jaxpr), values)
-        else:
-            out = jaxprs.bind(equation, values)
-        if equation.primitive.name in _SCALES:
-            out = [jax.lax.stop_gradient(x) for x in out]
-        env.update(zip(equation.outvars, out, strict=True))
-    return [v.val if jaxprs.is_literal(v) else env[v] for v in jaxpr.outvars]

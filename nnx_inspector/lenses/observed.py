@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -194,6 +195,13 @@ def arrays_of(mark: Marked) -> tuple[jax.ShapeDtypeStruct, ...]:
 def arrays_in(tree: Any) -> list[Any]:
     """The arrays (or their shapes) in what a call returns."""
     return [x for x in jax.tree.leaves(tree) if is_array(x)]
+
+
+def logits_in(out: Any) -> Any:
+    """The array of a model's output that is logits: the first that could be; None if none is."""
+    floats = [x for x in arrays_in(out) if jnp.issubdtype(x.dtype, jnp.floating)]
+    found = [x for x in floats if len(x.shape) >= 2]
+    return next((x for x in found if x.shape[-1] >= 2), found[0] if found else None)
 
 
 def rows_of(site: str, rows: Sequence[int]) -> list[tuple[str, tuple[int, ...]]]:

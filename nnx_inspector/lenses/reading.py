@@ -26,8 +26,16 @@ from nnx_inspector.hooks.sites import (
     of_operation,
     parse_key,
 )
-from nnx_inspector.lenses.observed import Calls, Observed, arrays_in, copy_of, module_at
+from nnx_inspector.lenses.observed import (
+    Calls,
+    Observed,
+    arrays_in,
+    copy_of,
+    logits_in,
+    module_at,
+)
 from nnx_inspector.program.analysis.dataflow import dataflow
+from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.stats.summarize import in_words
 
 Unembed = str | Callable[[jax.Array], jax.Array] | None
@@ -43,8 +51,10 @@ class Reading:
 
     Attributes:
         unembed, norm: the site of each; `"(function)"` for a function of the user's, `""` for no
-            norm.
-        stream: the shape of what the norm (or what unembeds, without a norm) receives in the pass.
+            norm, or for an unembedding that no module is.
+        stream: the shape of what the norm (or what unembeds, without a norm) receives in the pass;
+            () if it is not known.
+        proposed: whether both are proposals, and none is the user's choice.
     """
 
     model: nnx.Module
@@ -53,6 +63,7 @@ class Reading:
     stream: tuple[int, ...]
     _unembed: Any
     _norm: Any
+    proposed: bool = False
 
     def normalised(self, x: jax.Array) -> jax.Array:
         """The stream after the final norm."""
@@ -79,21 +90,25 @@ def reading_of(one: Observed, unembed: Unembed, norm: Norm) -> Reading:
     Raises:
         ValueError: a chosen site is not called, or nothing in the pass makes logits.
     """
+    proposed = unembed is None and norm is None
     if unembed is None:
         unembed = _proposed(one)
-    last = _site(one, unembed, "unembed")
+        if unembed is None and norm is not None:
+            raise ValueError(no_matrix(one))
+    last = None if unembed is None else _site(one, unembed, "unembed")
     if norm is None:
-        norm = False if last is None else _norm_before(one, last.site)
+        norm = _norm_in(one, _ends(one, last.site if last else None)) if proposed or last else False
     first = _site(one, norm, "norm") if norm else None
     receiver = first or last
     received = () if receiver is None else receiver.received
     return Reading(
         one.model,
-        FUNCTION if last is None else last.site,
+        "" if unembed is None else FUNCTION if last is None else last.site,
         "" if not norm else FUNCTION if first is None else first.site,
         tuple(received[0].shape) if received else (),
         unembed,
         norm,
+        proposed,
     )
 
 
@@ -120,29 +135,31 @@ def _site(one: Observed, given: Any, what: str) -> Calls | None:
     return called[given]
 
 
-def _proposed(one: Observed) -> str:
-    """The last matrix that makes an array of as many classes as the model's output."""
-    out = arrays_in(one.shapes)
-    arrays = [x for x in out if jnp.issubdtype(x.dtype, jnp.floating)]
-    wide = [x for x in arrays if len(x.shape) >= 2 and x.shape[-1] >= 2]
-    if not wide:
+def _proposed(one: Observed) -> str | None:
+    """The last module whose matrix makes as many classes as the model's output has, if one does."""
+    own = logits_in(one.shapes)
+    if own is None or own.shape[-1] < 2:
+        out = arrays_in(one.shapes)
         found = ", ".join(in_words(x.dtype, x.shape) for x in out) or "no array"
         raise ValueError(
             f"This model returns no logits, which are floating-point numbers [..., classes]: it "
             f"returns {found}. A lens needs a model that says which of several classes comes next."
         )
-    ends = _ends(one)
-    made = [s for s in ends if _makes(one, s, wide[0].shape[-1])]
-    if made:
-        return max(made, key=lambda site: one.calls[site].last)
-    last = max(ends or one.calls, key=lambda site: one.calls[site].last)
+    made = [s for s in _ends(one) if _makes(one, s, own.shape[-1])]
+    return max(made, key=lambda site: one.calls[site].last) if made else None
+
+
+def no_matrix(one: Observed) -> str:
+    """What is said of a model in which no matrix makes logits."""
+    own = logits_in(one.shapes)
+    last = max(_ends(one) or one.calls, key=lambda site: one.calls[site].last)
     module = module_at(one.model, parse_key(last)[0])
     linen = any(isinstance(m, nnx.bridge.ToNNX) for _, m in nnx.iter_modules(one.model, graph=True))
     what = "a Linen module" if module is None or linen else f"a {type(module).__name__}"
-    raise ValueError(
-        f"No module's matrix makes the model's output, {in_words(wide[0].dtype, wide[0].shape)}: "
-        f"it comes from {last!r}, {what}. Pass unembed= a function of the final residual "
-        f"stream, such as lambda x: x @ model.embed.embedding[...].T."
+    return (
+        f"No module's matrix makes the model's output, {in_words(own.dtype, own.shape)}: it comes "
+        f"from {last!r}, {what}. Pass unembed= a function of the final residual stream, such as "
+        f"lambda x: x @ model.embed.embedding[...].T."
     )
 
 
@@ -196,9 +213,9 @@ def _makes(one: Observed, site: str, classes: int) -> bool:
     )
 
 
-def _norm_before(one: Observed, unembed: str) -> str | Literal[False]:
-    """The norm whose output what unembeds receives; False if there is none."""
-    norms = [site for site in _ends(one, unembed) if _is_norm(one, site)]
+def _norm_in(one: Observed, ends: Sequence[str]) -> str | Literal[False]:
+    """The last norm among sites; False if there is none."""
+    norms = [site for site in ends if _is_norm(one, site)]
     return max(norms, key=lambda site: one.calls[site].last) if norms else False
 
 
@@ -224,6 +241,19 @@ class Stream:
     calls: Calls
     array: int
 
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """Where it is in the pass."""
+        return self.calls.site, OUTPUT, self.array
+
+
+def last_stream(one: Observed, reading: Reading) -> Stream | None:
+    """What the last of the repeated blocks returns; None without such blocks."""
+    try:
+        return streams_of(one, reading, None)[-1]
+    except ValueError:
+        return None
+
 
 def streams_of(one: Observed, reading: Reading, sites: Any) -> list[Stream]:
     """The sites that return the residual stream, in the order of the pass.
@@ -235,6 +265,19 @@ def streams_of(one: Observed, reading: Reading, sites: Any) -> list[Stream]:
         ValueError: there are none, or a chosen one returns something else.
     """
     size = reading.stream[-1] if reading.stream else None
+    try:
+        return _streams(one, reading, sites, size)
+    except ValueError:
+        if sites is not None or size is None or not reading.proposed:
+            raise
+        try:  # more than one matrix may lie between the stream and the logits
+            return _streams(one, reading, None, None)
+        except ValueError:
+            pass
+        raise
+
+
+def _streams(one: Observed, reading: Reading, sites: Any, size: int | None) -> list[Stream]:
     found: list[Stream] = []
     chosen = None if sites is None else Selection(sites)
     for site, calls in sorted(one.calls.items(), key=lambda item: item[1].last):

@@ -162,8 +162,13 @@ def test_what_cannot_be_found_is_said_in_the_panel_and_the_rest_goes_on(picture,
     assert ask(picture, "examples", site="conv").error == ""
 
 
-def test_a_tied_unembedding_asks_for_a_function():
+def test_a_tied_product_is_read_and_a_model_without_logits_told():
     insp = nni.Inspector(Language(tied=True, last="product"), TOKENS, display=False)
+    shown = ask(insp, "lens")
+    assert (shown.error, shown.unembed, shown.norm) == ("", "(all after blocks/2)", "")
+    assert shown.gap < 1e-4
+    insp.close()
+    insp = nni.Inspector(Language(last="norm"), TOKENS, display=False)
     assert "Pass unembed=" in ask(insp, "lens").error
     insp.close()
 

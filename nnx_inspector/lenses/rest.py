@@ -1,0 +1,181 @@
+"""What a model does with its residual stream after a place of the pass: all the rest of it.
+
+It serves where the final norm and what unembeds are not modules, or are not all that lies between
+the stream and the logits: a product with a tied embedding, a norm written by hand, a pooling, a
+soft cap. Invariant: given the stream of the pass, it returns the model's own logits. Changes no
+model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from nnx_inspector._compat import jaxprs
+from nnx_inspector.lenses.observed import Observed, logits_in
+from nnx_inspector.program.analysis.equations import Body, bodies_of, kind_of
+from nnx_inspector.program.harvest import evaluate
+from nnx_inspector.program.marks import mapped_first, mark
+from nnx_inspector.program.plan import Plan
+from nnx_inspector.program.survey import Marked
+
+SCALES = {"rsqrt", "sqrt", "cbrt", "pow"}
+"""The primitives that make the scale of a norm."""
+_SUMS = {"add", "add_any", "sub", "neg", "reduce_sum", "cumsum", "concatenate", "pad", "rev"}
+_MOVES = {"copy", "copy_p", "convert_element_type", "reshape", "transpose", "broadcast_in_dim"}
+_MOVES |= {"squeeze", "expand_dims", "slice", "split", "name", "device_put", "pvary"}
+_MOVES |= {"optimization_barrier", "sharding_constraint", "reduce_precision"}
+_PARTS = {"dynamic_slice", "gather"}
+_PRODUCTS = {"dot_general", "conv_general_dilated"}
+_ENDS = {"add", "add_any", *_PRODUCTS}
+"""What may make logits; a scaling after it may belong to a soft cap, `c * tanh(logits / c)`."""
+
+FIXED, LINEAR, OTHER = range(3)
+"""How a value depends on the stream: not at all, as a linear function plus a constant, or else."""
+
+
+Place = tuple[str, str, int]
+"""A site, what it receives or returns, and the number of the array in that."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rest:
+    """The pass from a place on, as a function of the array there.
+
+    Attributes:
+        site, part, array: the place: a call, what it receives or returns, and which array of it.
+        distribution: whether the model returns probabilities, of which the logarithms are taken.
+    """
+
+    one: Observed
+    site: str
+    part: str
+    array: int
+    distribution: bool = False
+
+    @property
+    def words(self) -> str:
+        """The rest of the model, as the site that unembeds."""
+        before = "before" if self.part == "input" else "after"
+        return f"(all {before} {self.site})" if before == "after" else f"(all from {self.site} on)"
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        stage = self.one.stage
+        places = [m for m in stage.survey.marks if (m.site, m.part) == (self.site, self.part)]
+
+        def replaced(marked: Marked, values: list[Any], rows: Any) -> list[Any]:
+            if marked is not places[-1]:  # of several calls, the last
+                return values
+            new = list(values)
+            new[self.array] = _as_in_program(x, values[self.array], marked.mapped[self.array])
+            return new
+
+        survey = stage.survey.only(lambda marked: marked is places[-1])
+        out, _ = evaluate(survey, stage.inputs, plan=Plan(summarise=False, perturb=replaced))
+        returned = stage.returned
+        own = logits_in(returned.rebuild([None] * len(returned.nodes), out[: stage.outputs]))
+        return jnp.log(own) if self.distribution else own
+
+    @property
+    def possible(self) -> bool:
+        """Whether the array at the place can be replaced: not in an ensemble's member."""
+        marks = self.one.stage.survey.marks
+        places = [m for m in marks if (m.site, m.part) == (self.site, self.part)]
+        return bool(places) and not places[-1].members
+
+
+def _as_in_program(x: jax.Array, old: jax.Array, mapped: Sequence[int]) -> jax.Array:
+    """An array with the axes of vmaps at the front, in the order in which the program has it."""
+    x = x.astype(old.dtype)
+    return jax.linear_transpose(lambda value: mapped_first(value, mapped), old)(x)[0]
+
+
+# ----------------------------------------------- the linear part of a function
+
+
+@dataclasses.dataclass
+class Held:
+    """Evaluates a function of the stream with the scales of its norms held: constants for the
+    derivative.
+
+    Attributes:
+        classes: how many logits there are.
+        product: whether a matrix makes them of what depends on the stream.
+        logits: the last sum or product that is linear in the stream and has so many classes.
+    """
+
+    classes: int
+    product: bool = False
+    logits: Any = None
+
+    def run(
+        self, jaxpr: Any, consts: Any, args: Sequence[Any], kinds: Sequence[int]
+    ) -> tuple[list[Any], list[int]]:
+        """The results, and how each depends on the stream."""
+        env: dict[Any, tuple[Any, int]] = {}
+        env.update(zip(jaxpr.constvars, ((c, FIXED) for c in consts), strict=True))
+        env.update(zip(jaxpr.invars, zip(args, kinds, strict=True), strict=True))
+
+        def read(atom: Any) -> tuple[Any, int]:
+            return (atom.val, FIXED) if jaxprs.is_literal(atom) else env[atom]
+
+        for equation in jaxpr.eqns:
+            values = [read(v)[0] for v in equation.invars]
+            given = [read(v)[1] for v in equation.invars]
+            if kind_of(equation) in ("jit", "inline", "remat"):
+                bare, inner = jaxprs.open_jaxpr(bodies_of(equation)[0].jaxpr)
+                out, made = self.run(bare, inner, values, given)
+            else:
+                out, kind = self._one(equation, values, given)
+                made = [kind] * len(out)
+                if equation.primitive is mark:
+                    made = given
+                elif kind_of(equation) == "scan" and any(given):
+                    made = _of_scan(bodies_of(equation)[0], values, given)
+            env.update(zip(equation.outvars, zip(out, made, strict=True), strict=True))
+        found = [read(v) for v in jaxpr.outvars]
+        return [value for value, _ in found], [kind for _, kind in found]
+
+    def _one(self, equation: Any, values: list[Any], given: list[int]) -> tuple[list[Any], int]:
+        out, name = jaxprs.bind(equation, values), equation.primitive.name
+        if not any(given):
+            return out, FIXED
+        if name in SCALES:
+            return [jax.lax.stop_gradient(x) for x in out], FIXED
+        kind = _kind(name, given)
+        if getattr(out[0], "shape", ())[-1:] == (self.classes,):
+            self.product |= name in _PRODUCTS
+            if kind == LINEAR and name in _ENDS:
+                self.logits = out[0]
+        return out, kind
+
+
+def _of_scan(body: Body, values: Sequence[Any], given: Sequence[int]) -> list[int]:
+    """How the results of a scan depend on the stream, if its operands do so."""
+    bare, consts = jaxprs.open_jaxpr(body.jaxpr)
+    start = body.consts + body.carry
+    each = [*values[:start], *(x[0] for x in values[start:])]
+    kinds, made = list(given), list[int]()
+    for _ in range(OTHER + 1):  # what is carried becomes no simpler from one iteration to the next
+        inner = lambda xs: made.extend(Held(-1).run(bare, consts, xs, kinds)[1])  # noqa: E731
+        made.clear()
+        jax.eval_shape(inner, each)
+        kinds[body.consts : start] = map(max, kinds[body.consts : start], made)
+    return made
+
+
+def _kind(name: str, given: Sequence[int]) -> int:
+    """How the result of a primitive depends on the stream, if its operands do so."""
+    linear = max(given) == LINEAR
+    if name in _SUMS | _MOVES:
+        return max(given)
+    one = linear and sum(map(bool, given)) == 1
+    if name in _PRODUCTS | {"mul"}:
+        return LINEAR if one else OTHER
+    first = name in {"div", *_PARTS} and one and given[0] == LINEAR
+    chosen = name == "select_n" and linear and given[0] == FIXED
+    return LINEAR if first or chosen else OTHER
