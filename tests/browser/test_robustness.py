@@ -136,7 +136,7 @@ def test_hostile_names_are_text(notebook: Notebook):
     assert notebook.page.evaluate("window.hacked") is None
     inside = notebook.page.locator(".jp-OutputArea-output")
     others = "script:not(.nni-saved > script)"  # those in there are ours, and were looked at there
-    for element in ("img", others, "b:text('bold')"):
+    for element in ("img", others, "b:text-is('bold')"):
         expect(inside.locator(element)).to_have_count(0)
 
 
