@@ -11,10 +11,12 @@ import dis
 import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from flax.nnx import extract, graphlib, pytreelib
+import jax
+from flax.nnx import Variable, extract, graphlib, pytreelib
+from flax.nnx.variablelib import HijaxVariable
 from flax.typing import HashableMapping
 
 from nnx_inspector._compat.redirect import copy_of, redirect
@@ -54,6 +56,34 @@ class TaggedNodes(HashableMapping):
 
     def plain(self) -> HashableMapping:
         return HashableMapping(dict(self), copy=False)
+
+
+def graph_nodes(root: Any) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
+    """Every NNX object and Variable below `root` and `root` itself, parents first: its path,
+    itself, and whether it was met before, by another path. Like `nnx.iter_graph`, in half its time:
+    NNX asks for each attribute anew whether its type is one of a node.
+    """
+    kinds: dict[type, bool] = {}
+    met: set[int] = set()
+    stack: list[tuple[tuple[Any, ...], Any]] = [((), root)]
+    while stack:
+        path, node = stack.pop()
+        found = graphlib.get_node_impl(node)
+        if not isinstance(found, graphlib.PytreeNodeImpl):
+            again = id(node) in met
+            met.add(id(node))
+            yield path, node, again
+            if again or found is None:
+                continue
+        for key, child in reversed(found.node_dict(node).items()):
+            kind = type(child)
+            is_node = kinds.get(kind)
+            if is_node is None:
+                is_node = graphlib.is_node(child) or isinstance(child, Variable)
+                if not isinstance(child, jax.core.Tracer | HijaxVariable):  # each may be one or not
+                    kinds[kind] = is_node
+            if is_node:
+                stack.append(((*path, key), child))
 
 
 def swap_graph_node(

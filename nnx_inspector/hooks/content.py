@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ import numpy as np
 from nnx_inspector._compat import jit
 from nnx_inspector.arrays import own_attribute
 
+_PLAIN = frozenset((bool, int, str, bytes, type(None)))
 _MOST_OBJECTS = 10_000
 """The most objects whose attributes are examined; further objects are compared by identity."""
 
@@ -38,6 +39,23 @@ class _Itself:
         return id(self.value)
 
 
+class _HashedOnce:
+    """A key that is hashed once, however often it is looked up: that of a wide model is long."""
+
+    __slots__ = ("_hash", "_key")
+
+    def __init__(self, key: Any):
+        self._key, self._hash = key, hash(key)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or not isinstance(other, _HashedOnce):
+            return self is other
+        return self._hash == other._hash and self._key == other._key
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 def key_of(value: Any) -> Any:
     """The key of a value: its content if the type is known to have one, else its identity.
 
@@ -49,55 +67,84 @@ def key_of(value: Any) -> Any:
         >>> key_of([1]) == key_of([True])
         False
     """
-    return _Keys().of(value)
+    found = _Keys()
+    found.add(value)
+    return _HashedOnce(tuple(found.flat))
 
 
 class _Keys:
+    """The key as one flat list: each value begins with its type, which says how much follows. The
+    tuples that nested keys of a wide model would be keep Python's garbage collector busy.
+    """
+
     def __init__(self) -> None:
+        self.flat: list[Any] = []
         self._around: list[int] = []
         self._left = _MOST_OBJECTS
 
-    def of(self, x: Any) -> Any:
+    def add(self, x: Any) -> None:
         kind = type(x)
-        if x is None or kind in (bool, int, str, bytes):
-            return kind, x
-        if isinstance(x, (float, complex)) and not isinstance(x, np.generic):
-            return kind, repr(x)
-        if isinstance(x, (np.ndarray, np.generic)) and x.dtype != np.dtype(object):
-            return kind, str(x.dtype), x.shape, _digest(x)
-        if isinstance(x, jax.Array):
-            return _of_device(x)
-        if id(x) in self._around:
-            return "again", len(self._around) - self._around.index(id(x))
-        self._around.append(id(x))
-        try:
-            return self._of_parts(x)
-        finally:
-            self._around.pop()
+        if kind in _PLAIN:
+            self.flat += kind, x
+        elif kind is tuple:  # by itself it cannot contain itself
+            self._add_all(kind, x)
+        elif isinstance(x, (float, complex)) and not isinstance(x, np.generic):
+            self.flat += kind, repr(x)
+        elif isinstance(x, (np.ndarray, np.generic)) and x.dtype != np.dtype(object):
+            self.flat += kind, str(x.dtype), x.shape, _digest(x)
+        elif isinstance(x, jax.Array):
+            self.flat += _of_device(x)
+        elif id(x) in self._around:
+            self.flat += "again", len(self._around) - self._around.index(id(x))
+        else:
+            self._around.append(id(x))
+            try:
+                self._add_parts(x)
+            finally:
+                self._around.pop()
 
-    def _of_parts(self, x: Any) -> Any:
+    def _add_all(self, kind: Any, found: Iterable[Any]) -> None:
+        found = tuple(found)
+        self.flat += kind, len(found)
+        for one in found:
+            if type(one) in _PLAIN:
+                self.flat += type(one), one
+            else:
+                self.add(one)
+
+    def _add_parts(self, x: Any) -> None:
         kind = type(x)
         if isinstance(x, np.ndarray):
-            return kind, x.shape, *map(self.of, x.ravel().tolist())
-        if isinstance(x, (tuple, list)):
-            return kind, *map(self.of, x)
-        if isinstance(x, dict):  # in order: traced code may iterate over it
-            return kind, *((self.of(k), self.of(v)) for k, v in x.items())
-        if isinstance(x, (set, frozenset)):
-            return kind, frozenset(map(self.of, x))
-        if isinstance(x, functools.partial):
-            return kind, self.of(x.func), self.of(x.args), self.of(x.keywords)
-        if isinstance(x, types.MethodType):
-            return kind, x.__func__, _Itself(x.__self__)
-        if dataclasses.is_dataclass(x) and not isinstance(x, type):
-            names = dict.fromkeys([f.name for f in dataclasses.fields(x)])
-            names |= dict.fromkeys(own_attribute(x, "__dict__", {}))
-            return kind, *((name, self.of(own_attribute(x, name))) for name in names)
-        if isinstance(x, types.SimpleNamespace):
-            return kind, self.of(dict(vars(x)))
-        return self._of_object(x)
+            self.flat.append(x.shape)
+            self._add_all(kind, x.ravel().tolist())
+        elif isinstance(x, (tuple, list)):
+            self._add_all(kind, x)
+        elif isinstance(x, dict):  # in order: traced code may iterate over it
+            self._add_all(kind, x.items())
+        elif isinstance(x, (set, frozenset)):
+            outer, self.flat = self.flat, []
+            found: list[Any] = []
+            for one in x:
+                self.add(one)
+                found.append(tuple(self.flat))
+                self.flat.clear()
+            self.flat = [*outer, kind, frozenset(found)]
+        elif isinstance(x, functools.partial):
+            self._add_all(kind, (x.func, x.args, x.keywords))
+        elif isinstance(x, types.MethodType):
+            self.flat += kind, x.__func__, _Itself(x.__self__)
+        elif (names := _fields(kind)) is not None:
+            if others := own_attribute(x, "__dict__", {}):
+                names = tuple(dict.fromkeys((*names, *others)))
+            self.flat.append(names)
+            self._add_all(kind, [own_attribute(x, name) for name in names])
+        elif isinstance(x, types.SimpleNamespace):
+            self.flat.append(kind)
+            self.add(dict(vars(x)))
+        else:
+            self._add_object(x)
 
-    def _of_object(self, x: Any) -> Any:
+    def _add_object(self, x: Any) -> None:
         kind = type(x)
         if kind.__hash__ is not object.__hash__ and kind.__hash__ is not None:
             try:
@@ -105,16 +152,29 @@ class _Keys:
             except TypeError:  # for example, a frozen dataclass that holds a list
                 pass
             else:
-                return kind, x
+                self.flat += kind, x
+                return
         if isinstance(x, Mapping):
-            return kind, *((self.of(k), self.of(v)) for k, v in x.items())
+            self._add_all(kind, x.items())
+            return
         attributes = own_attribute(x, "__dict__")
         if type(attributes) is not dict or self._left <= 0:
-            return kind, _Itself(x)
+            self.flat += kind, _Itself(x)
+            return
         self._left -= 1
         if kind.__hash__ is not object.__hash__:  # the class has an __eq__: compare by content
-            return kind, self.of(dict(attributes))
-        return kind, _Itself(x), self.of(dict(attributes)) if _may_change(x) else ()
+            self.flat.append(kind)
+            self.add(dict(attributes))
+        else:
+            self.flat += kind, _Itself(x)
+            self.add(dict(attributes) if _may_change(x) else ())
+
+
+@functools.lru_cache(maxsize=1000)  # a graphdef has many objects of few classes
+def _fields(kind: type) -> tuple[str, ...] | None:
+    """The names of a dataclass's fields; None for another class."""
+    is_one = dataclasses.is_dataclass(kind)
+    return tuple(f.name for f in dataclasses.fields(kind)) if is_one else None
 
 
 def _may_change(x: Any) -> bool:

@@ -9,11 +9,13 @@ Does not keep the model alive and calls nothing.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any, cast
 
 from flax import nnx
 
 from nnx_inspector._compat import jit
+from nnx_inspector._compat.flax_graphs import graph_nodes
 from nnx_inspector.hooks.lookalikes import Lookalikes
 from nnx_inspector.hooks.sites import Path, iter_modules, require_module
 
@@ -178,10 +180,9 @@ class Scope:
                 self._copies[id(part)] = (weakref.ref(part), (*path, *below, *inner))
                 self.types.add(type(part))
 
-    def follow(self, own: Any, copy: Any) -> None:
-        """Give the modules of a copy of NNX objects the paths of their originals."""
-        pairs = zip(nnx.iter_graph(own, graph=True), nnx.iter_graph(copy, graph=True), strict=True)
-        for (_, module), (_, stand_in) in pairs:
+    def follow(self, own: Iterable[Any], copy: Iterable[Any]) -> None:
+        """Give the copies of NNX objects, in the same order, the paths of their originals."""
+        for module, stand_in in zip(own, copy, strict=True):
             path = self._known(module) if isinstance(module, nnx.Module) else None
             if path is not None:
                 self._copies[id(stand_in)] = (weakref.ref(stand_in), path)
@@ -231,8 +232,8 @@ class Scope:
 
 def variables_of(module: nnx.Module) -> list[tuple[Path, int]]:
     """The path and `id` of each Variable within a module."""
-    every: Any = nnx.iter_graph(module, graph=True)
-    return [(tuple(p), id(node)) for p, node in every if isinstance(node, nnx.Variable)]
+    every = ((p, node) for p, node, again in graph_nodes(module) if not again)
+    return [(p, id(node)) for p, node in every if isinstance(node, nnx.Variable)]
 
 
 def scope_of(model: nnx.Module, what: str = "model", lookalikes: Lookalikes | None = None) -> Scope:

@@ -16,10 +16,11 @@ import inspect
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from flax import nnx
 
+from nnx_inspector._compat.flax_graphs import graph_nodes
 from nnx_inspector.arrays import own_attribute
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.inside.attention import NONE_FOUND
@@ -208,8 +209,9 @@ def require_arguments(f: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
 def iter_modules(model: nnx.Module) -> Iterator[tuple[Path, nnx.Module]]:
     """Every module of a model with its path, a shared one once, in every mode of NNX."""
-    every: Any = nnx.iter_modules(model, graph=True)
-    return every
+    for path, node, again in graph_nodes(model):
+        if not again and isinstance(node, nnx.Module):
+            yield path, node
 
 
 def module_sites(model: nnx.Module, prefix: Path = ()) -> list[ModuleSite]:
@@ -217,12 +219,15 @@ def module_sites(model: nnx.Module, prefix: Path = ()) -> list[ModuleSite]:
 
     Paths are those of `nnx.iter_modules`.
     """
-    found: dict[Any, nnx.Module] = dict(iter_modules(model))
+    found: dict[Any, nnx.Module] = {}
+    firsts: dict[int, Path] = {}
     aliases: dict[Path, tuple[Path, ...]] = {}
-    for paths in nnx.find_duplicates(model):
-        first, *others = [cast(Path, tuple(p)) for p in paths]
-        if first in found:
-            aliases[first] = tuple(others)
+    for path, node, again in graph_nodes(model):
+        if again and id(node) in firsts:
+            first = firsts[id(node)]
+            aliases[first] = (*aliases.get(first, ()), path)
+        elif isinstance(node, nnx.Module):
+            found[path], firsts[id(node)] = node, path
     children: dict[Path, list[Path]] = {}
     for path in found:
         if path:
@@ -239,7 +244,7 @@ def module_sites(model: nnx.Module, prefix: Path = ()) -> list[ModuleSite]:
                 tuple((*prefix, *a) for a in aliases.get(path, ())),
             )
         )
-        order = list(vars(found[path]))
+        order = {name: rank for rank, name in enumerate(vars(found[path]))}
         ranked = sorted(
             children.get(path, ()), key=lambda p: (_rank(order, p[len(path)]), _natural(p))
         )
@@ -254,8 +259,8 @@ def _parent(path: Path, found: Iterable[Path]) -> Path:
     return ()
 
 
-def _rank(order: list[str], name: str | int) -> int:
-    return order.index(str(name)) if str(name) in order else len(order)
+def _rank(order: Mapping[str, int], name: str | int) -> int:
+    return order.get(str(name), len(order))
 
 
 def _natural(path: Path) -> tuple[Any, ...]:

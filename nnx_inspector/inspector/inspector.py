@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from nnx_inspector._compat.configuration import forbids_nan
+from nnx_inspector.garbage import uncollected
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.commands import Commands
 from nnx_inspector.inspector.core import Core
@@ -118,7 +119,8 @@ class Inspector(Readings):
         selection = Selection(entry.selecting(only))
         selection.require_match(model)
         try:
-            self._core = core = Core(model, selection, Trial(args, kwargs, entry=entry), inputs)
+            with uncollected():
+                self._core = core = Core(model, selection, Trial(args, kwargs, entry=entry), inputs)
         except Exception as error:
             say_if_ensemble(error, model)
             raise

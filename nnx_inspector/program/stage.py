@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from flax import nnx
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import jitted
+from nnx_inspector._compat.flax_graphs import graph_nodes
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.dispatch import hooked
 from nnx_inspector.hooks.intercept import warn_of_doubtful_calls
@@ -173,15 +174,16 @@ def staged(
         with nnx.split_context(_TAG) as splitting:
             graphdef, state = splitting.split(arguments.take(arguments.nodes))
         held, state_leaves = _Held.of(state)
-        references = _references(arguments.take(arguments.nodes))
-        spans = _spans(arguments.take(arguments.nodes), state)
+        own = _nodes_of(arguments.take(arguments.nodes))
+        references, spans = _references(own), _spans(own, state)
 
         def pure(state_leaves: Any, arrays: Any) -> Any:
             with nnx.merge_context(_TAG, True) as merging:
                 inner = merging.merge(graphdef, held.with_arrays(state_leaves))
+            nodes = _nodes_of(inner)
             if stage is not None:
-                scope.follow(arguments.take(arguments.nodes), inner)
-            before, inner_references = _contents(inner), _references(inner)
+                scope.follow(own.values(), nodes.values())
+            before, inner_references = _contents(inner), _references(nodes)
             owner, inner_args, inner_kwargs = arguments.rebuild(inner, arrays)
             out = function.bind(owner)(*inner_args, **inner_kwargs)
             returned = Arguments.of(out).without_numpy()
@@ -312,10 +314,14 @@ def _can_be_traced(leaf: Any) -> bool:
     return is_input(leaf) or isinstance(leaf, (bool, int, float, complex, jax.Ref))
 
 
-def _references(nodes: Any) -> list[jax.Ref]:
+def _nodes_of(nodes: Any) -> dict[Path, Any]:
+    """The NNX objects and Variables below some objects, by their paths, a shared one once."""
+    return {path: node for path, node, again in graph_nodes(nodes) if not again}
+
+
+def _references(nodes: Mapping[Path, Any]) -> list[jax.Ref]:
     """The references of the Variables with `ref=True`, in the order of the graph."""
-    every: list[Any] = [node for _, node in nnx.iter_graph(nodes, graph=True)]
-    found = [v.get_raw_value() for v in every if isinstance(v, nnx.Variable)]
+    found = [v.get_raw_value() for v in nodes.values() if isinstance(v, nnx.Variable)]
     return [value for value in found if isinstance(value, jax.Ref)]
 
 
@@ -362,11 +368,11 @@ def _say_why_values_are_unknown(error: Exception, may_run: bool) -> None:
         )
 
 
-def _spans(nodes: Any, state: Any) -> dict[int, tuple[int, ...]]:
+def _spans(nodes: Mapping[Path, Any], state: Any) -> dict[int, tuple[int, ...]]:
     """By the id of each Variable, the numbers of its leaves in the flat state."""
     spans: dict[int, tuple[int, ...]] = {}
     start = 0
-    for own, value in variables_of_state(nodes, state):
+    for own, value in _of_state(nodes, state):
         count = sum(_can_be_traced(leaf) for leaf in jax.tree.leaves(value))
         spans[id(own)] = tuple(range(start, start + count))
         start += count
@@ -385,7 +391,10 @@ def variables_of_state(nodes: Any, state: Any) -> Iterator[tuple[Any, Any]]:
     """The Variables of NNX objects that a state of these objects holds, in its order, each with its
     part of the state.
     """
-    variables = dict(nnx.iter_graph(nodes, graph=True))
+    return _of_state(_nodes_of(nodes), state)
+
+
+def _of_state(variables: Mapping[Path, Any], state: Any) -> Iterator[tuple[Any, Any]]:
     is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
     for path, value in jax.tree_util.tree_flatten_with_path(state, is_leaf=is_variable)[0]:
         yield variables[tuple(plain_key(k) for k in path)], value

@@ -652,3 +652,28 @@ def test_the_context_of_a_trace_tells_settings_and_layers_apart():
 
 
 KEY = jax.make_user_context(default_value=None)
+
+
+class Sharing(nnx.Module):
+    """A module, a Variable, a list and a dict that are reached by several paths."""
+
+    def __init__(self):
+        self.a = self.b = nnx.Linear(2, 2, rngs=rngs())
+        self.list = self.same = nnx.List([self.a, nnx.Linear(2, 2, rngs=rngs())])
+        self.held = nnx.data(
+            {"x": [self.a, nnx.BatchNorm(2, rngs=rngs())], "y": (nnx.Dropout(0.1),)}
+        )
+        self.again = nnx.data(self.held)
+        self.kernel = self.a.kernel
+
+
+def test_nodes_are_those_of_nnx():
+    model, found = Sharing(), {}
+    for path, node, again in flax_graphs.graph_nodes(model):
+        found.setdefault(id(node), []).append(path)
+        assert again == (len(found[id(node)]) > 1)
+    theirs = dict(nnx.iter_graph(model, graph=True)).items()
+    nodes = {p: id(x) for p, x in theirs if isinstance(x, nnx.Pytree | nnx.Variable)}
+    assert {paths[0]: number for number, paths in found.items()} == nodes
+    several = [paths for paths in found.values() if len(paths) > 1]
+    assert sorted(several, key=str) == sorted(nnx.find_duplicates(model), key=str)
