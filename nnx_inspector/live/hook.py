@@ -30,7 +30,7 @@ from nnx_inspector.hooks.pytrees import rebuilt
 from nnx_inspector.hooks.sites import parse_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.live.beginning import beginning
-from nnx_inspector.live.messages import Asked, Cotangents, Outputs, Where, listeners
+from nnx_inspector.live.messages import GRADIENT, Asked, Cotangents, Outputs, Where, listeners
 from nnx_inspector.perturbations.apply import parameter_rules
 from nnx_inspector.perturbations.perturbed import Rows
 from nnx_inspector.perturbations.perturbed import applied as applied_at
@@ -208,7 +208,7 @@ class Watch:
         one = EagerPass(self._owner, plan, calls=calls, sinks_of=self._sinks_of)
         values = _differentiable(context.module, arguments) if self.gradients and wanted else []
         if values:
-            send = functools.partial(self._send, drawn, ensemble.count if ensemble else 0)
+            send = functools.partial(self._send, asked, drawn, ensemble.count if ensemble else 0)
             apart = ensemble is not None
             received = one.received
             one.seed = supply_of(values, ticket, gate, received=received, send=send, apart=apart)
@@ -222,9 +222,10 @@ class Watch:
         return sinks
 
     def _send(
-        self, drawn: dict[int, Where], members: int, received: dict[int, Any]
+        self, asked: Asked, drawn: dict[int, Where], members: int, received: dict[int, Any]
     ) -> tuple[Callable[..., None], list[Any]]:
         """The message of the cotangents that a pass received."""
+        asked.sends.add(GRADIENT)  # a traced program runs after this
         numbers = sorted(received)
         layout, arrays = joined([Sunk(received[i]) for i in numbers])
         where = tuple(drawn[i] for i in numbers)

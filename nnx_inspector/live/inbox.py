@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,10 @@ Message = Callable[[Sent], None]
 """Adds what it says. It is read by whoever needs it first: the program does not wait for that."""
 
 
+MOST_AWAITING = 32
+"""How many sampled passes are kept back for the messages of the oldest of them."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Begun:
     """The pass that is under way.
@@ -82,10 +86,13 @@ class Inbox:
         self._count = 0
         self._now = Begun(-1, False, setting)
         self._messages: dict[int, list[Message]] = {}
+        self._awaiting: dict[int, set[str]] = {}
         self._settings: dict[int, Any] = {}
 
-    def begin(self, setting: Any) -> Begun:
-        """Begin a pass, with this setting."""
+    def begin(self, setting: Any, *, awaits: Iterable[str] = ()) -> Begun:
+        """Begin a pass, with this setting. It awaits these messages: a program may begin several
+        later calls before it sends them.
+        """
         with self._lock:
             before = self._now_arrived() if self.next_begins is not None else None
             number = self._count
@@ -95,6 +102,7 @@ class Inbox:
             if sampled:
                 self._messages[number] = []
                 self._settings[number] = setting
+                self._awaiting[number] = set(awaits)
                 self._lock.notify_all()
             now, tell = self._now, self.next_begins
         if before is not None and tell is not None:
@@ -112,12 +120,12 @@ class Inbox:
         """Count passes from 0 again, and sample every `every`-th one."""
         with self._lock:
             self.every, self._count = every, 0
-            self._messages, self._settings = {}, {}
+            self._messages, self._settings, self._awaiting = {}, {}, {}
 
     def wait_for_more_than(self, number: int, over: Callable[[], bool]) -> bool:
-        """Wait until more than `number` sampled passes have begun; return False if `over` first."""
+        """Wait until `take` has a pass besides `number`; return False if `over` first."""
         with self._lock:
-            self._lock.wait_for(lambda: over() or len(self._messages) > number)
+            self._lock.wait_for(lambda: over() or self._ready(number))
             return not over()
 
     def wake(self) -> None:
@@ -125,11 +133,13 @@ class Inbox:
         with self._lock:
             self._lock.notify_all()
 
-    def receive(self, number: int, message: Message) -> None:
+    def receive(self, number: int, message: Message, what: str = "output") -> None:
         """Take in a message of a pass."""
         with self._lock:
             if number in self._messages:
                 self._messages[number].append(message)
+                self._awaiting[number].discard(what)
+                self._lock.notify_all()
             else:
                 self.late += 1
 
@@ -146,11 +156,22 @@ class Inbox:
         return any(np.any(np.asarray(s.bins)[..., NAN_BIN]) for s in summaries)
 
     def take(self, *, besides: int = 0) -> list[Taken]:
-        """Take the sampled passes, oldest first, and leave the newest `besides` for later."""
+        """Take the sampled passes, oldest first, and leave the newest `besides` for later, with
+        those from the first on that awaits a message. 0 leaves none.
+        """
         with self._lock:
-            numbers = list(self._messages)
-            numbers = numbers[: max(0, len(numbers) - besides)]
+            numbers = self._ready(besides)
+            for number in numbers:
+                del self._awaiting[number]
             return [Taken(n, self._settings.pop(n), tuple(self._messages.pop(n))) for n in numbers]
+
+    def _ready(self, besides: int) -> list[int]:
+        numbers = list(self._messages)
+        count = max(0, len(numbers) - besides)
+        for index, number in enumerate(numbers[:count] if besides else ()):
+            if self._awaiting[number] and len(numbers) - index <= MOST_AWAITING:
+                return numbers[:index]
+        return numbers[:count]
 
 
 @dataclasses.dataclass(frozen=True)

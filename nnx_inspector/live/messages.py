@@ -75,6 +75,7 @@ class Asked:
     Attributes:
         reached: the sites that the program calls, and the places that act there.
         unseen: site -> why it cannot be seen.
+        sends: which messages the program sends in each pass that is measured.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Asked:
         self._claim, self._devices = claim, devices
         self.reached: Reached = set()  # both are filled while the call is traced
         self.unseen: dict[str, str] = {}
+        self.sends = {OUTPUT}
         self._asked: dict[int, int] = {}  # how often each device has asked
         self._begun: dict[int, list[tuple[Any, ...]]] = {}  # an answer for each of the others
         self._lock = threading.Lock()
@@ -112,7 +114,7 @@ class Asked:
         if self._claim is not None and self._claim.withdrawn:
             session.unseen[""] = self._claim.withdrawn
             return self._numbers(-1, False, CLEAN)
-        now = session.inbox.begin(session.setting)
+        now = session.inbox.begin(session.setting, awaits=self.sends)
         if now.setting.active:
             session.ran[id(self.reached)] = self.reached
         session.unseen.update(self.unseen)  # the session may be later than the trace
@@ -206,7 +208,7 @@ class Cotangents:
     members: int
 
     def __call__(self, ticket: Any, *arrays: Any) -> None:
-        _receive(self.session, ticket, arrays, self._read)
+        _receive(self.session, ticket, arrays, self._read, GRADIENT)
 
     def _read(self, arrays: Arrays, sent: Sent) -> None:
         found = taken_apart(self.layout, arrays)
@@ -219,7 +221,11 @@ Arrays = list[np.ndarray]
 
 
 def _receive(
-    session: int, ticket: Any, arrays: Sequence[Any], read: Callable[[Arrays, Sent], None]
+    session: int,
+    ticket: Any,
+    arrays: Sequence[Any],
+    read: Callable[[Arrays, Sent], None],
+    what: str = OUTPUT,
 ) -> None:
     """Keep a message, which is read later: the program waits for this function."""
     own = [np.array(x) for x in arrays]  # the memory of the operands is XLA's
@@ -227,6 +233,5 @@ def _receive(
     def message(sent: Sent) -> None:
         _safely(session, lambda _: read(own, sent), lambda: None)
 
-    _safely(
-        session, lambda found: found.inbox.receive(int(np.ravel(ticket)[0]), message), lambda: None
-    )
+    number = int(np.ravel(ticket)[0])
+    _safely(session, lambda found: found.inbox.receive(number, message, what), lambda: None)

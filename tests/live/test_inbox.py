@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from nnx_inspector.live.inbox import Inbox, merged
+from nnx_inspector.live.inbox import MOST_AWAITING, Inbox, merged
 from nnx_inspector.stats.summary import Summary, empty
 
 
@@ -65,6 +65,30 @@ def test_the_newest_may_be_left_for_later():
     assert [one.number for one in inbox.take(besides=2)] == []
     inbox.receive(3, saying("a", "gradient", 1))
     assert [one.number for one in inbox.take()] == [3, 4]
+
+
+def test_a_pass_is_kept_until_its_messages_arrive():
+    inbox = Inbox(Setting())
+    inbox.begin(Setting())
+    inbox.begin(Setting(), awaits=["output", "gradient"])
+    for _ in range(4):
+        inbox.begin(Setting())
+    assert [one.number for one in inbox.take(besides=2)] == [0]
+    inbox.receive(1, saying("a", "gradient", 1), "gradient")
+    assert inbox.take(besides=2) == []
+    inbox.receive(1, saying("a", "output", 1))
+    assert [one.number for one in inbox.take(besides=2)] == [1, 2, 3]
+    assert inbox.late == 0
+
+
+def test_messages_that_never_arrive_hold_up_a_bounded_number_of_passes():
+    inbox = Inbox(Setting())
+    inbox.begin(Setting(), awaits=["gradient"])
+    for _ in range(MOST_AWAITING - 1):
+        inbox.begin(Setting())
+    assert inbox.take(besides=2) == []
+    inbox.begin(Setting())
+    assert len(inbox.take(besides=2)) == MOST_AWAITING - 1
 
 
 def test_restarting_counts_from_zero_and_forgets():

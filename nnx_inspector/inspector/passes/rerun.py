@@ -55,6 +55,7 @@ class Reruns:
     def __init__(self, core: Core):
         self._core = core
         self.failed = False
+        self._not_whole = ""  # why a measured pass of a loop has no effect
         self._first: tuple[Trial, Call] | None = None  # the first pass, while it is wanted
         self._asked = False  # whether anything has waited for it
         self._began: float | None = None  # when a pass was first wanted
@@ -151,7 +152,7 @@ class Reruns:
         """
         trial, switches, before = self._core.trial, self._core.modes.switches(), self._core.shown
         handles, passes, first = self._core.handles, self._core.programs, self._first
-        self.failed = False
+        self.failed, self._not_whole = False, ""
         try:
             setting = handles.setting()
             old = handles.setting(armed=True)
@@ -181,6 +182,9 @@ class Reruns:
                 shown = self._make(trial, call, setting)
                 self._took_place(shown, call, instead_of=(before, count))
         except Exception as error:  # noqa: BLE001 - shown instead
+            if step is not None and isinstance(error, InspectorError):
+                self._not_whole = str(error)  # the next measured pass may find the arrays there
+                return
             again = "" if before is None else " again"
             self._fail(f"{trial.name} could not be run{again}", error)
 
@@ -204,8 +208,8 @@ class Reruns:
             return effect, "" if effect is not None else NOTHING
         if not wanted.active:
             return None, NOTHING
-        if self.failed:
-            return None, FAILED
+        if self.failed or self._not_whole:
+            return None, self._not_whole or FAILED
         if self._arming.busy or any(one.enabled and one.compiling for one in handles.all()):
             return None, NEW_PROGRAM
         return None, NEXT_STEP if looping else MEASURE_AGAIN

@@ -123,3 +123,26 @@ def test_a_model_whose_arrays_are_gone_is_no_fault_of_the_screen(insp):
     insp._rerun._want_each_alone(shown)
     insp._rerun.wait()
     assert "could not be measured" not in " ".join(n.text for n in insp._core.view._notices)
+
+
+def test_a_step_that_holds_the_arrays_leaves_the_effect_for_a_later_pass(insp):
+    graphdef, state = nnx.split(insp.model)
+
+    def forward(state, x):
+        loss = loss_fn(nnx.merge(graphdef, state), x)
+        return state, loss
+
+    step = jax.jit(forward, donate_argnums=0)
+    insp.perturb("a", nni.Scale(0.5))
+    with insp.watch(every=1, gradients=False):
+        for _ in range(3):
+            state, _ = step(state, batch())
+    insp._core.recorder.wait()
+    assert [one.perturbed for one in insp.recording.passes if one.kind == "watch"] == [True] * 3
+    assert "could not be run" not in " ".join(n.text for n in insp._core.view._notices)
+    effect, why = insp._core.effect()
+    assert effect is None
+    assert "a training step has taken the model's arrays" in why
+    nnx.update(insp.model, state)
+    insp.run(batch())
+    assert insp.effect is not None
