@@ -288,7 +288,7 @@ def _operation(
     for scope in _scopes():
         path = scope.path_of(call.owner)
         if path is not None:
-            scope.operations[site_key((*path, *call.below), method)] = None
+            scope.operations[site_key((*path, *call.below), method)] = primitive
     one = dataclasses.replace(
         call, method=method, original=run, kind="operation", type_name=primitive
     )

@@ -51,7 +51,7 @@ class Scope:
         self._no_views: dict[int, weakref.ref[Any]] = {}
         self.unattributed: dict[str, int] = {}
         self.doubtful: dict[str, int] = {}
-        self.operations: dict[str, None] = {}
+        self.operations: dict[str, str] = {}  # key -> primitive
         for prefix, root in roots.items():
             for path, module in iter_modules(root):
                 whole = cast(Path, (*prefix, *path))

@@ -160,7 +160,7 @@ class Reach:
                     raise nothing_to_perturb(site, one.at)
                 raise ValueError(why_unseen(site, self._stage))
             for mark, lengths in found:
-                check_fits(one, mark)
+                check_fits(one, mark, self._stage)
                 check_apart(mark, rows)
                 if rows:
                     check_layers(site, rows, tuple(map(abs, lengths)))

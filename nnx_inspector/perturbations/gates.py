@@ -132,7 +132,7 @@ def gates_of(
     for site, found in here.items():
         try:
             for mark in found:
-                check_fits(one, mark)
+                check_fits(one, mark, stage)
             count = 1 if units is None else _count(found, units)
         except (TypeError, ValueError) as why:
             refused[site] = str(why)

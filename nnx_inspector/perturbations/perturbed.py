@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector.hooks.inside import kernels
 from nnx_inspector.hooks.sites import Selection, of_operation
 from nnx_inspector.perturbations.base import Kind, Perturbation, is_random
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
@@ -180,7 +181,7 @@ def at_marks(
 
     def perturb(mark: Marked, values: list[Any], rows: Rows) -> list[Any]:
         for act in acts(mark):
-            check_fits(act.one, mark)
+            check_fits(act.one, mark, stage)
             check_apart(mark, act.rows)
             on, name = _is_on(act, mark.site, rows), f"{mark.site}/{calls[id(mark)]}"
             one = act.one if act.axis is None else act.one.only(on, axis=act.axis)
@@ -236,7 +237,7 @@ def _check(stage: Staged, rules: Sequence[_Rule]) -> None:
                 raise ValueError(why_unseen(rule.pattern, stage))
             for mark in here:
                 for one in wanted:
-                    check_fits(one, mark)
+                    check_fits(one, mark, stage)
 
 
 def why_unseen(pattern: str, stage: Staged) -> str:
@@ -288,10 +289,12 @@ def applied(apply_at: Callable[..., jax.Array], x: Any, mapped: tuple[int, ...],
     return y
 
 
-def check_fits(one: Perturbation, mark: Marked) -> None:
+def check_fits(one: Perturbation, mark: Marked, stage: Staged) -> None:
     """Raise if a perturbation has no meaning for what a module returns or receives."""
     if not mark.avals:
         raise nothing_to_perturb(mark.site, mark.part)
+    if stage.scope.operations.get(mark.site) == kernels.KERNEL:
+        raise ValueError(kernels.NO_PATTERN.format(site=mark.site))
     for x in arrays_of(mark):
         why = one.why_not(x)
         if why is not None:

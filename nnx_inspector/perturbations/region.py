@@ -26,6 +26,7 @@ from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.native import APPLY, call, in_the_width, lower_for_a_cpu, serves_here
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.inside import kernels
 from nnx_inspector.hooks.intercept import open_layer
 from nnx_inspector.hooks.layers import PERTURBATION, Context, Layer
 from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
@@ -194,6 +195,8 @@ class _Perturb:
     """For a region within a trace, the numbers themselves: the program runs after the region."""
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
+        if context.type_name == kernels.KERNEL:
+            raise ValueError(kernels.NO_PATTERN.format(site=context.site))
         on, *leaves = self._numbers()
         one: Perturbation = jax.tree.unflatten(self.treedef, leaves)
         site, call = context.site or type(context.module).__name__, context.call

@@ -36,7 +36,7 @@ _RANKS = ("fixed", "sum", "log", "scores", "exp", "log_pattern", "pattern")
 
 NONE_FOUND = (
     " A pattern is found where one call multiplies queries with keys, takes a softmax of the "
-    "product, and multiplies it with values; a kernel (cudnn, Pallas) has none."
+    "product, and multiplies it with values, or calls cudnn's kernel; one of Pallas has none."
 )
 
 

@@ -26,6 +26,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from nnx_inspector._compat import interpreter, jaxprs
 from nnx_inspector._compat.redirect import Redirection, copy_of, redirect
+from nnx_inspector.hooks.inside import kernels
 from nnx_inspector.hooks.inside.attention import FIXED, Trails, pattern_in
 
 Visit = Callable[[str, str, Callable[..., Any]], Callable[..., Any] | None]
@@ -110,6 +111,8 @@ class Names:
                 with self._closed():
                     body = params["body"]()
                 results = self.trails.within(body, values)
+            if params.get("name") == kernels.FUNCTION and one[0] in _DERIVED:
+                self._fused(params["body"](), values)
             found = pattern_in(*one, values, self.trails)
             if found is not None:
                 run = self._visit(self._numbered("attention"), "attention", lambda x: x)
@@ -130,6 +133,13 @@ class Names:
             return list(several)
 
         return rule
+
+    def _fused(self, body: Any, values: Sequence[Any]) -> None:
+        pattern = kernels.pattern_within(body, values)
+        if pattern is not None:
+            run = self._visit(self._numbered("attention"), kernels.KERNEL, lambda x: x)
+            if run is not None:
+                run(pattern())
 
     def _numbered(self, name: str) -> str:
         number = self._counts.get(name, 0)

@@ -20,6 +20,7 @@ from nnx_inspector._compat import jaxprs, sources
 from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks import linen
 from nnx_inspector.hooks.inside.attention import FIXED, Trails, pattern_in
+from nnx_inspector.hooks.inside.kernels import is_understood
 from nnx_inspector.hooks.layers import Context
 from nnx_inspector.hooks.variables import Contents, byte_count, held, parameter_arrays
 from nnx_inspector.program.analysis.cost import equation_flops, is_arithmetic
@@ -73,8 +74,7 @@ class TracedCall:
         changed: the Variables that hold another value after the call, those of children included;
             None (not known) in a trace that ended in an exception.
         error: what the call raised, in words; `""` for none, and for the calls that enclose it.
-        attends: how many attentions the call computes itself, each a site `"...@attention"`; a
-            pattern within a kernel is not counted.
+        attends: how many attentions the call computes itself, each a site `"...@attention"`.
     """
 
     site: str
@@ -227,7 +227,8 @@ class _Walk:
 
     def _attend(self, equation: Any) -> None:
         name, params, values = equation.primitive.name, equation.params, equation.invars
-        if self.open and pattern_in(name, params, values, self.trails) is not None:
+        found = is_understood(equation) or pattern_in(name, params, values, self.trails)
+        if self.open and found:
             self._replace(attends=self.calls[self.open[-1]].attends + 1)
         self.trails.follow(name, params, values, equation.outvars)
 

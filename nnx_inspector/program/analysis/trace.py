@@ -167,6 +167,7 @@ def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
 
     Raises:
         TypeError: the arguments hold no module.
+        ValueError: `only` names operations and none is found; the text names the closest.
         Exception: any exception of the forward pass, with a note that names the failing site and
             an attribute `partial_trace`: the `Trace` up to that point.
 
@@ -186,8 +187,13 @@ def trace(f: Any, /, *args: Any, only: Only = None, **kwargs: Any) -> Trace:
     """
     function = as_function(f, "trace")
     roots = roots_of(function, args, kwargs)
-    with staged_for_trace(function, args, kwargs, selection=Selection(only), roots=roots) as stage:
-        return trace_of(stage)
+    selection = Selection(only)
+    with staged_for_trace(function, args, kwargs, selection=selection, roots=roots) as stage:
+        found = trace_of(stage)
+        if selection.inside:
+            called = [call.site for call in found.calls]
+            selection.require_match(roots, called, stage.scope.operations)
+        return found
 
 
 def trace_of(stage: Staged) -> Trace:

@@ -120,6 +120,10 @@ def test_a_name_that_matches_nothing_names_the_nearest() -> None:
         nni.capture(model, only="**/attn@sofmax")(X)
     with pytest.raises(ValueError, match="closest sites are 'attn@softmax'"):
         nni.perturbed(model)({"attn@sofmax": nni.Zero()}, X)
+    with pytest.raises(ValueError, match="closest sites are 'attn@softmax'"):
+        nni.trace(model, X, only=["**", "attn@sofmax"])
+    with pytest.raises(ValueError, match=r"'mlp@attention' matches no site.*'attn@attention'"):
+        nni.trace(model, X, only="mlp@attention")
     with pytest.raises(ValueError, match="'atn@softmax' matches no site"):
         nni.Inspector(model, X, only="atn@softmax")
 
