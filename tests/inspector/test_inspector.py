@@ -215,10 +215,10 @@ def test_a_watched_loop_trains_as_without_us(insp, model):
 def test_a_second_loop_goes_on_counting_and_compiles_nothing(insp, model):
     train(insp, model)
     assert insp.recording.steps[-1] == 10
-    session = insp._loops._sessions[True, None, None]
+    (session,) = insp._loops._sessions.values()
     train(insp, model)
     assert insp.recording.steps[1:] == [0, 5, 10, 15, 20]
-    assert insp._loops._sessions[True, None, None] is session
+    assert list(insp._loops._sessions.values()) == [session]
 
 
 @pytest.mark.parametrize("way", ["iterated", "left early", "region", "ticked"])
