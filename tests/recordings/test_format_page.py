@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import pathlib
 import struct
 import zlib
@@ -127,5 +128,22 @@ def test_the_page_names_every_kind_of_section() -> None:
     from nnx_inspector.recordings import save as saving
 
     text = PAGE.read_text()
-    for kind in (saving.HEAD, saving.NAMES, saving.PASS, saving.HELD, saving.POINTS):
-        assert f"## `{kind.decode()}`" in text
+    headings = " ".join(line for line in text.splitlines() if line.startswith("## "))
+    whole = (saving.HEAD, saving.NAMES, saving.PASS, saving.HELD, saving.POINTS)
+    for kind in (*whole, saving.FACTS, saving.FIGURES, saving.TABLE):
+        assert f"`{kind.decode()}`" in headings
+
+
+def test_a_table_is_as_the_page_says(tmp_path: pathlib.Path) -> None:
+    recording = Recording()
+    which = np.array(["most", "least", "most"], object)
+    table = {"unit": np.arange(3), "which": which, "value": np.array([0.5, np.nan, 2])}
+    recording.keep_table("examples of a", table)
+    recording.save(tmp_path / "run.nni")
+    (found,) = (c for k, c in sections((tmp_path / "run.nni").read_bytes()) if k == "tabl")
+    title, *names = json.loads(found[":names"].tobytes())
+    assert (title, names) == ("examples of a", list(table))
+    assert found["unit"].tolist() == [0, 1, 2]
+    texts = json.loads(found["which:texts"].tobytes())
+    assert [texts[i] for i in found["which"]] == which.tolist()
+    np.testing.assert_array_equal(found["value"], table["value"])
