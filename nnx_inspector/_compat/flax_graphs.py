@@ -14,11 +14,11 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 from flax.nnx import Variable, extract, graphlib, pytreelib
 from flax.nnx.variablelib import HijaxVariable
 from flax.typing import HashableMapping
 
+from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.redirect import copy_of, redirect
 
 NODES = "_pytree__nodes"
@@ -80,7 +80,7 @@ def graph_nodes(root: Any) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
             is_node = kinds.get(kind)
             if is_node is None:
                 is_node = graphlib.is_node(child) or isinstance(child, Variable)
-                if not isinstance(child, jax.core.Tracer | HijaxVariable):  # each may be one or not
+                if not (is_tracer(child) or isinstance(child, HijaxVariable)):  # each differs
                     kinds[kind] = is_node
             if is_node:
                 stack.append(((*path, key), child))

@@ -237,16 +237,12 @@ def module_sites(model: nnx.Module, prefix: Path = ()) -> list[ModuleSite]:
     stack: list[Path] = [()]
     while stack:
         path = stack.pop()
-        out.append(
-            ModuleSite(
-                (*prefix, *path),
-                found[path],
-                tuple((*prefix, *a) for a in aliases.get(path, ())),
-            )
-        )
+        others = tuple((*prefix, *a) for a in aliases.get(path, ()))
+        out.append(ModuleSite((*prefix, *path), found[path], others))
         order = {name: rank for rank, name in enumerate(vars(found[path]))}
         ranked = sorted(
-            children.get(path, ()), key=lambda p: (_rank(order, p[len(path)]), _natural(p))
+            children.get(path, ()),
+            key=lambda p: (order.get(str(p[len(path)]), len(order)), _natural(p)),
         )
         stack.extend(reversed(ranked))
     return out
@@ -257,10 +253,6 @@ def _parent(path: Path, found: Iterable[Path]) -> Path:
         if path[:end] in found:  # skips a plain list or dict between two modules
             return path[:end]
     return ()
-
-
-def _rank(order: Mapping[str, int], name: str | int) -> int:
-    return order.get(str(name), len(order))
 
 
 def _natural(path: Path) -> tuple[Any, ...]:
