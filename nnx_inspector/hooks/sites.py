@@ -47,19 +47,13 @@ def site_key(path: Sequence[str | int], method: str = CALL) -> str:
 
 def split_escaped(text: str, separator: str) -> list[str]:
     """Split at each separator that is not escaped by a backslash; the parts stay escaped."""
-    parts, current, i = [], "", 0
-    while i < len(text):
-        if text[i] == "\\" and i + 1 < len(text):
-            current += text[i : i + 2]
-            i += 2
-            continue
-        if text[i] == separator:
-            parts.append(current)
-            current = ""
+    parts = [""]
+    for piece in re.findall(r"\\.|.", text, re.DOTALL):  # an escaped character is one piece
+        if piece == separator:
+            parts.append("")
         else:
-            current += text[i]
-        i += 1
-    return [*parts, current]
+            parts[-1] += piece
+    return parts
 
 
 def parse_key(key: str) -> tuple[tuple[str, ...], str]:
