@@ -269,7 +269,7 @@ def _unexplained(
     differ = "are of another shape" if best[1] is None else f"differ by up to {best[1]:.2g}"
     site = rest.site if rest is not None else ""
     rows = one.calls[site].rows if site in one.calls else ()
-    times = f" {site!r} runs in a scan of {rows[0]}: steps of time are no layers." if rows else ""
+    times = f" {site!r} runs in a scan of {rows[0]}: steps of time are not layers." if rows else ""
     return (
         f"What is read from the last layer by {how!r} is not what the model says: the logits "
         f"{differ}; the model's own are {in_words(own.dtype, own.shape)}.{times} Pass sites= those "
