@@ -130,3 +130,18 @@ def test_a_loop_watches_an_attention() -> None:
     insp.close()
     wanted = [float(one["@attention"].values.std()) for one in patterns]
     assert [s.std for s in found][-2:] == pytest.approx(wanted, rel=1e-4)
+
+
+def test_a_sweep_and_the_flow_have_operations() -> None:
+    model, sites = MODELS[0](nnx.Rngs(1)), ["q", "@softmax", "@attention"]
+    loss_fn = lambda model, x: (model(x) ** 2).sum()  # noqa: E731
+    frame = nni.sweep(
+        model, loss_fn, X, sites=sites, perturbation=nni.Scale(0.5), progress=False
+    ).set_index("site")
+    assert set(frame.index) == set(sites)
+    for site in sites[1:]:
+        wanted = (model.explicit(X, lambda s, v: v / 2 if s == "@softmax" else v) ** 2).sum()
+        assert frame.loss[site] == pytest.approx(float(wanted), rel=1e-5)
+    trace = nni.trace(model, X, only=["**", *sites])
+    edges = {(edge.producer, edge.consumer) for edge in trace.edges}
+    assert edges == {("q", "@softmax"), ("k", "@softmax"), ("@softmax", "@attention")}
