@@ -1,8 +1,10 @@
 // The panel "Attribution": how much each token or pixel of the input counts for an output.
 import { useCallback, useMemo, useState } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
+import { LaidOver } from "../inputs/LaidOver";
+import { thumbnail } from "../inputs/pictures";
 import { visible } from "../inputs/state";
-import type { Attributed, Study } from "../kernel/protocol";
+import type { Attributed, Pictures, Study } from "../kernel/protocol";
 import { Python, quoted } from "../python/Python";
 import type { Store } from "../store";
 import { exact, real } from "../ui/format";
@@ -61,7 +63,7 @@ export function AttributionPanel({ store }: { store: Store }) {
         </label>
       </Form>
       <Now store={store} now={shown?.now} found={found ? saidOf(found) : ""} />
-      {found && <Scores found={found} />}
+      {found && <Scores store={store} found={found} />}
       <Python text={`insp.attribute(${given.join(", ")})`} testid={ids.attributionPython} />
     </section>
   );
@@ -76,7 +78,7 @@ function saidOf(found: Attributed): string {
   return `${said} The scores add up to ${real(sum)}; the output differs from the baseline's by ${real(found.difference)}.`;
 }
 
-function Scores({ found }: { found: Attributed }) {
+function Scores({ store, found }: { store: Store; found: Attributed }) {
   const [at, point] = useState<number | null>(null);
   const values = useMemo(() => Float64Array.from(found.scores, (one) => one ?? NaN), [found]);
   const range = useMemo(() => rangeOf({ mean: values, low: null, high: null }, false), [values]);
@@ -87,7 +89,7 @@ function Scores({ found }: { found: Attributed }) {
       {flat ? (
         <Strip words={words} values={values} range={range} at={at} point={point} label={`The ${words.length} places of the input, coloured by how much each counts.`} />
       ) : (
-        <Pixels shape={found.shape} values={values} range={range} point={point} />
+        <Pixels store={store} found={found} values={values} range={range} at={at} point={point} />
       )}
       <p class="nni-told" aria-live="polite" data-testid={ids.attributionTold} data-value={at === null ? "" : exact(values[at])}>
         {at === null ? (
@@ -108,28 +110,63 @@ function Scores({ found }: { found: Attributed }) {
   );
 }
 
-function Pixels({ shape, values, range, point }: { shape: readonly number[]; values: Float64Array; range: Range; point: (at: number | null) => void }) {
-  const [rows, columns] = shape as [number, number];
+/** The picture whose pixels are attributed; null if the scores are not those of a picture's pixels. */
+function pictureOf(store: Store, { shape, blocks, example }: Attributed): Pictures | null {
+  const pictures = store.inputs.inputs.value?.pictures ?? null;
+  if (!pictures || example >= pictures.count) return null;
+  const sides = [pictures.rows, pictures.columns].map((side) => Math.ceil(side / blocks));
+  return sides.every((side, i) => side === shape[i]) ? pictures : null;
+}
+
+interface PixelsProps {
+  store: Store;
+  found: Attributed;
+  values: Float64Array;
+  range: Range;
+  at: number | null;
+  point: (at: number | null) => void;
+}
+
+function Pixels({ store, found, values, range, at, point }: PixelsProps) {
+  const [rows, columns] = found.shape as [number, number];
+  const pictures = pictureOf(store, found);
+  const share = pictures ? store.values.share.value : 0;
   const size = Math.max(1, Math.min(24, Math.floor(LARGEST / Math.max(rows, columns))));
   const night = dark.value;
   const paint = useCallback(
     ({ context }: Area) => {
       const table = colours(range, night);
+      const picture = share > 0 ? thumbnail(pictures, found.example) : null;
+      if (picture) {
+        context.imageSmoothingEnabled = picture.width > columns * size;
+        context.drawImage(picture, 0, 0, columns * size, rows * size);
+        context.globalAlpha = 1 - share;
+      }
       values.forEach((value, i) => {
         context.fillStyle = Number.isFinite(value) ? css(table, shade(value, range) * 3) : css(NOT_FINITE);
         context.fillRect((i % columns) * size, Math.floor(i / columns) * size, size, size);
       });
+      context.globalAlpha = 1;
     },
-    [values, range, night, columns, size],
+    [values, range, night, rows, columns, size, pictures, share, found.example],
   );
   const under = (event: PointerEvent): number => {
     const box = (event.currentTarget as Element).getBoundingClientRect();
     const [x, y] = [Math.floor((event.clientX - box.left) / size), Math.floor((event.clientY - box.top) / size)];
     return Math.min(Math.max(y, 0), rows - 1) * columns + Math.min(Math.max(x, 0), columns - 1);
   };
-  return (
+  const [row, column] = at === null ? [0, 0] : [Math.floor(at / columns), at % columns];
+  const mark = at === null ? null : ([row / rows, (row + 1) / rows, column / columns, (column + 1) / columns] as const);
+  const cells = (
     <div class="nni-pixels" style={{ width: `${columns * size}px` }} onPointerMove={(event) => point(under(event))} onPointerLeave={() => point(null)}>
       <Canvas width={columns * size} height={rows * size} label={`How much each of ${rows} by ${columns} pixels counts`} paint={paint} />
+    </div>
+  );
+  if (!pictures) return cells;
+  return (
+    <div class="nni-beside">
+      <LaidOver pictures={pictures} example={found.example} mark={mark} share={store.values.share} />
+      {cells}
     </div>
   );
 }

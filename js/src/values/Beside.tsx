@@ -2,16 +2,13 @@
 // through. Invariant: a picture is shown only where rows and columns of the array are those of the
 // picture, and the example of each is known.
 import type { ComponentChildren } from "preact";
-import { nameOf, thumbnail } from "../inputs/pictures";
+import { LaidOver } from "../inputs/LaidOver";
+import { thumbnail } from "../inputs/pictures";
 import { exampleOf, type InputsState } from "../inputs/state";
-import { Thumbnail } from "../inputs/Thumbnail";
-import { ids } from "../ui/testids";
 import { fixed, lengthOf } from "./layout";
 import type { Under } from "./painting";
 import { toGrid } from "../inputs/patches";
 import type { ValuesState } from "./state";
-
-const HEIGHT = 112;
 
 /** The example of a tile; -1 if it is unknown, or the cells are not places in a picture. */
 function exampleAt(values: ValuesState, inputs: InputsState, tile: number): number {
@@ -47,23 +44,7 @@ export function Beside({ values, inputs, children }: { values: ValuesState; inpu
   const mark = at && at.row >= 0 ? ([at.row / rows, (at.row + 1) / rows, at.column / columns, (at.column + 1) / columns] as const) : null;
   return (
     <div class="nni-beside">
-      <div class="nni-beside-input">
-        <Thumbnail pictures={pictures} example={example} height={Math.min(HEIGHT, Math.floor((HEIGHT * pictures.rows) / pictures.columns))} testid={ids.valuesThumbnail} mark={mark} />
-        <span>{nameOf(pictures)}, example {example}</span>
-        <label>
-          laid over it
-          <input
-            type="range"
-            min={0}
-            max={1}
-            step={0.05}
-            value={values.share.value}
-            aria-label="How much of the picture shows through"
-            data-testid={ids.valuesShare}
-            onInput={(event) => (values.share.value = Number(event.currentTarget.value))}
-          />
-        </label>
-      </div>
+      <LaidOver pictures={pictures} example={example} mark={mark} share={values.share} />
       {children}
     </div>
   );

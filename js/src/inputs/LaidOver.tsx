@@ -1,0 +1,42 @@
+// The input's picture beside what is drawn of it, and how much of the picture shows through that.
+import type { Signal } from "@preact/signals";
+import type { Pictures } from "../kernel/protocol";
+import { ids } from "../ui/testids";
+import { nameOf } from "./pictures";
+import { Thumbnail } from "./Thumbnail";
+
+const HEIGHT = 112;
+
+interface Props {
+  pictures: Pictures;
+  example: number;
+  /** The place that is looked at: top, bottom, left and right, as shares. */
+  mark: readonly [number, number, number, number] | null;
+  /** How much of the picture shows through, from 0 to 1. */
+  share: Signal<number>;
+}
+
+export function LaidOver({ pictures, example, mark, share }: Props) {
+  const height = Math.min(HEIGHT, Math.floor((HEIGHT * pictures.rows) / pictures.columns));
+  return (
+    <div class="nni-beside-input">
+      <Thumbnail pictures={pictures} example={example} height={height} testid={ids.valuesThumbnail} mark={mark} />
+      <span>
+        {nameOf(pictures)}, example {example}
+      </span>
+      <label>
+        laid over it
+        <input
+          type="range"
+          min={0}
+          max={1}
+          step={0.05}
+          value={share.value}
+          aria-label="How much of the picture shows through"
+          data-testid={ids.valuesShare}
+          onInput={(event) => (share.value = Number(event.currentTarget.value))}
+        />
+      </label>
+    </div>
+  );
+}

@@ -1,0 +1,85 @@
+// The panels "Examples" and "Attribution": what they ask for, stop and show, over a mock comm.
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { afterEach, beforeEach, expect, it } from "vitest";
+import { VERSION } from "../../src/kernel/protocol";
+import { ids } from "../../src/ui/testids";
+import { settle } from "../helpers/kernel";
+import { started, type Mounted } from "../helpers/mounted";
+
+let view: Mounted;
+beforeEach(async () => void (view = await started()));
+afterEach(() => view.end());
+
+const golden = (name: string, more: object): object => ({
+  ...(JSON.parse(readFileSync(join(__dirname, "..", "golden", `${name}.json`), "utf8")) as object),
+  ...more,
+});
+
+async function told(...messages: object[]): Promise<void> {
+  for (const message of messages) view.stream.emit(message);
+  await settle();
+}
+
+async function open(panel: string): Promise<void> {
+  view.find(ids.tab(panel))!.click();
+  await settle();
+}
+
+const text = (): string => view.el.textContent ?? "";
+
+it("searches for examples until it is stopped, and keeps what was found", async () => {
+  await open("examples");
+  view.find(ids.studyStart)!.click();
+  await settle();
+  expect(view.control.of("study")).toMatchObject([{ what: "examples", again: true, site: "blocks/0", unit: 0 }]);
+  await told(golden("examples", { running: true, done: 3, total: 12, rows: [] }));
+  expect(view.find(ids.study)!.textContent).toBe("3 of 12 batches");
+  expect(view.find(ids.studyStart)).toBeNull();
+  view.find(ids.studyStop)!.click();
+  await settle();
+  expect(view.control.of("stop_study")).toHaveLength(1);
+  await told(golden("examples", { stopped: true }));
+  expect(text()).toContain("The search was stopped.");
+  expect(view.all(ids.excited)).toHaveLength(1);
+});
+
+it("says of a unit that never fires that its examples mean nothing", async () => {
+  await open("examples");
+  const row = { which: "most", rank: 1, example: 0, value: 0, place: [], words: [], at: -1 };
+  await told(golden("examples", { constant: true, rows: [row] }));
+  expect(view.find(ids.examplesConstant)!.textContent).toBe(
+    "This unit has one value, 0, for every example: which ones are named means nothing.",
+  );
+  await told(golden("examples", { rows: [], nan: 40 }));
+  expect(text()).toContain("40 have a NaN, which is left out.");
+  expect(text()).toContain("No example has a number for this unit.");
+});
+
+it("keeps what was found if the next study fails, and says why it failed", async () => {
+  await open("attribution");
+  await told(golden("attribution", {}));
+  expect(text()).toContain("The scores add up to 1.250; the output differs from the baseline's by 1.250.");
+  await told(golden("attribution", { error: "The model has no logits.", scores: [], shape: [0] }));
+  expect(view.find(ids.studyProblem)!.textContent).toBe("The model has no logits.");
+  expect(view.find(ids.attribution)!.dataset["value"]).toBe("2");
+});
+
+it("lays the scores of pixels over the picture, and those of nothing else", async () => {
+  const pictures = { path: "0", count: 1, rows: 4, columns: 4, height: 4, width: 4, channels: 1, shown: "grey", pixels: btoa("\0".repeat(16)) };
+  const inputs = { type: "inputs", version: VERSION, batch: 2, tokens: "", positions: 0, examples: [], problem: "", pictures };
+  const pixels = (example: number, side: number, blocks: number): object =>
+    golden("attribution", { example, blocks, of: "", words: [], shape: [side, side], scores: new Array(side * side).fill(0.5) });
+  await open("attribution");
+  await told(inputs, pixels(0, 4, 1));
+  const share = view.find(ids.valuesShare) as HTMLInputElement;
+  expect(share.value).toBe("0");
+  expect(view.find(ids.valuesThumbnail)).not.toBeNull();
+  await told(pixels(0, 2, 2)); // sums of blocks of the same picture
+  expect(view.find(ids.valuesShare)).not.toBeNull();
+  for (const other of [pixels(0, 3, 1), pixels(1, 4, 1)]) {
+    await told(other); // an array of another size, an example without a thumbnail
+    expect(view.find(ids.valuesShare)).toBeNull();
+    expect(view.find(ids.attribution)).not.toBeNull();
+  }
+});
