@@ -388,8 +388,8 @@ def array_names(variable: Any) -> list[str]:
 
 
 def variables_of_state(nodes: Any, state: Any) -> Iterator[tuple[Any, Any]]:
-    """The Variables of NNX objects that a state of these objects holds, in its order, each with its
-    part of the state.
+    """The Variables (and plain arrays) of NNX objects that a state of these objects holds, in its
+    order, each with its part of the state.
     """
     return _of_state(_nodes_of(nodes), state)
 
@@ -397,7 +397,8 @@ def variables_of_state(nodes: Any, state: Any) -> Iterator[tuple[Any, Any]]:
 def _of_state(variables: Mapping[Path, Any], state: Any) -> Iterator[tuple[Any, Any]]:
     is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
     for path, value in jax.tree_util.tree_flatten_with_path(state, is_leaf=is_variable)[0]:
-        yield variables[tuple(plain_key(k) for k in path)], value
+        # an attribute that is an array stands in the state by itself
+        yield variables.get(tuple(plain_key(k) for k in path), value), value
 
 
 def _without(returned: Arguments) -> tuple[Any, ...]:

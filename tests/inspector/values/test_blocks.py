@@ -236,5 +236,5 @@ def test_a_large_array_is_never_fetched():
     found = reduce_blocks(x, whole(x.shape, (None, 0, 1)), (1, 128, 128))
     assert found.block == (1, 32, 32)
     assert found.fetched == 128 * 128 * 12  # three float32 a block
-    with pytest.raises(ValueError, match="at most 4096"):
+    with pytest.raises(ValueError, match="At most 4096"):
         exact_values(x, whole(x.shape, (None, 0, 1)))
