@@ -215,9 +215,12 @@ def _row(
         reason = "it is not called by the example"
     flops = [c.flops for c in calls]
     above = sum(1 for n in range(len(place.segments)) if place.segments[:n] in known)
+    name = "/".join(place.segments[start:])
+    if of_operation(place.key)[1]:  # `@mix.mul` is one name if `@mix` has no row
+        name = name.replace("/.", ".")
     return protocol.Site(
         key=place.key,
-        name="/".join(place.segments[start:]).replace("/.", ".") or place.kind,
+        name=name or place.kind,
         kind=place.kind,
         parent=parent,
         depth=0 if parent < 0 else above,

@@ -1,5 +1,5 @@
 """Attentions of unusual forms, whose pattern is the one that multiplies the values; and softmaxes
-that are none. Oracles in NumPy with 64 bits.
+that are none. The oracles are NumPy's, in 64 bits.
 """
 
 from __future__ import annotations
