@@ -233,11 +233,16 @@ def _moved(
         return None
     if primitive in _RESIZES:
         return tuple(
-            a if _size(a) == n else (a[0]._replace(size=n),) if len(a) == 1 else ()
+            a if _size(a) == n else (_cut(a[0], n),) if len(a) == 1 else ()
             for a, n in zip(axes, shape, strict=True)
         )
     same = primitive in _ELEMENTWISE and all(map(_fits, axes, shape))
     return axes if same else None
+
+
+def _cut(part: _Part, size: int) -> _Part:
+    """A part of another size: of size 1 it is one entry, numbered, and no axis if that is all."""
+    return part._replace(size=size, number=(*part.number, 0) if size == 1 else part.number)
 
 
 def _size(parts: Sequence[_Part]) -> int:
@@ -370,10 +375,14 @@ def _pattern(
     # a single axis of both is a batch, unless it comes after that of the queries: [n, head, d]
     single = len({p.places for p in both}) == 1
     is_head = bool(both) and not (single and all(by_place(p) > by_place(both[-1]) for p in asking))
-    heads = [p for p in both if is_head and p.places == both[-1].places]
+    # one entry of an axis of both, as p[:, 0], is no axis of its own
+    entries = {p.places for p in both} - {p.places for p in both if p.size > 1 or not p.number}
+    axes = [p for p in both if p.places not in entries] or both
+    heads = [p for p in axes if is_head and p.places == axes[-1].places]
     lead = [p for p in both if p not in heads]
     keys = sorted(keys, key=by_place)
-    shape = [*(p.size for p in lead), *([_size([*heads, *groups])] if heads or groups else [])]
+    shape = [p.size for p in lead if p in axes]
+    shape += [_size([*heads, *groups])] if heads or groups else []
     order = [parts.index(p) for p in (*lead, *heads, *groups, *query, *keys)]
     return Pattern(operand, parts, tuple(order), (*shape, _size(query), _size(keys)))
 

@@ -87,6 +87,13 @@ def of_two(m: Form, q: Any, k: Any, v: Any) -> Any:
     return jnp.einsum("bhqk,bkhd->bqhd", pattern, v[:, :, ::2])
 
 
+def of_entries(m: Form, q: Any, k: Any, v: Any) -> Any:
+    """Two patterns as entries of an axis of their own, which goes when one is chosen."""
+    q, k = (t.reshape(*t.shape[:2], H // 2, 2, D) for t in (q, k))
+    pattern = jax.nn.softmax(jnp.einsum("bqhcd,bkhcd->bchqk", q, k))
+    return jnp.einsum("bhqk,bkhd->bqhd", pattern[:, 0] - 0.3 * pattern[:, 1], v[:, :, ::2])
+
+
 def difference_in_numpy(m: Form, q: Any, k: Any) -> np.ndarray:
     pattern = softmax(products(q, k))
     return pattern[:, ::2] - 0.3 * pattern[:, 1::2]
@@ -100,6 +107,28 @@ def slots(m: Form, q: Any, k: Any, v: Any) -> Any:
 def slots_in_numpy(m: Form, q: Any, k: Any) -> np.ndarray:
     pattern = softmax(products(q, k)[:, 0], axis=1)
     return pattern / pattern.sum(-1, keepdims=True)
+
+
+def keys_lead(m: Form, q: Any, k: Any, v: Any) -> Any:
+    pattern = jax.nn.softmax(jnp.einsum("zths,zuhs->uzth", q, k), axis=0)
+    return jnp.einsum("uzth,zuhs->zths", pattern, v)
+
+
+def of_two_products(m: Form, q: Any, k: Any, v: Any) -> Any:
+    """A part of the keys is shared by all heads, as in a latent attention."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) + jnp.einsum("bqhd,bkd->bhqk", q, k[:, :, 0])
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
+
+
+def softmax1(m: Form, q: Any, k: Any, v: Any) -> Any:
+    """With a 1 in the sum, a head may look at nothing."""
+    weights = jnp.exp(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+    return jnp.einsum("bhqk,bkhd->bqhd", weights / (1 + weights.sum(-1, keepdims=True)), v)
+
+
+def softmax1_in_numpy(m: Form, q: Any, k: Any) -> np.ndarray:
+    scores = products(q, k)
+    return softmax(np.concatenate([scores, np.zeros_like(scores[..., :1])], -1))[..., :-1]
 
 
 @jax.custom_vjp
@@ -123,6 +152,10 @@ FORMS: dict[str, tuple[Any, Any]] = {
     "talking heads with one key head": (one_key_head, one_key_head_in_numpy),
     "differential": (difference, difference_in_numpy),
     "of two softmaxes": (of_two, difference_in_numpy),
+    "of two entries": (of_entries, difference_in_numpy),
+    "keys lead": (keys_lead, lambda m, q, k: softmax(products(q, k))),
+    "of two products": (of_two_products, lambda m, q, k: softmax(products(q, k + k[:, :, :1]))),
+    "softmax1": (softmax1, softmax1_in_numpy),
     "slots": (slots, slots_in_numpy),
     "own derivative": (own_derivative, lambda m, q, k: softmax(products(q, k)[:, 0])),
 }
