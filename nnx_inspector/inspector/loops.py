@@ -336,12 +336,14 @@ class Loops:
 
     def take_up(self) -> None:
         """Record what has arrived of the present step if it has a NaN. With `jax_debug_nans` the
-        step ended in an error, and the loop may never be left while the user examines it.
+        step ended in an error, and the loop may never be left while the user examines it. Another
+        thread takes nothing: the step may still be running, and has not sent its gradients.
         """
-        session = self._session
-        if session is None or self._between_passes or not session.inbox.holds_nan():
+        session, core = self._session, self._core
+        if session is None or core.view.loop_thread != threading.get_ident():
             return
-        core = self._core
+        if self._between_passes or not session.inbox.holds_nan():
+            return
         core.recorder.wait()
         with core.lock:
             self._record(session, core.step, session.take_passes())

@@ -4,6 +4,7 @@ import contextlib
 import threading
 import types
 
+import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
@@ -148,3 +149,18 @@ def test_and_in_a_watched_loop(insp):
         step(insp.model, x)
     insp._diagnosing.wait()
     assert insp._core.view._kept["findings"].findings[0].rule == "nonfinite"
+
+
+def test_another_thread_takes_no_pass_out_of_a_step_that_may_still_run():
+    """It would take half of the pass: the gradients are still to come."""
+    model, nans = TwoLayers(nnx.Rngs(0)), jnp.full((5, 3), jnp.nan)
+    insp = nni.Inspector(model, jnp.ones((5, 3)), display=False)
+    step = nnx.jit(nnx.value_and_grad(lambda model, x: model(x).sum()))
+    for x in insp.watch([nans]):
+        jax.block_until_ready(step(model, x))
+        other = threading.Thread(target=insp._loops.take_up)
+        other.start()
+        other.join()
+        assert len(insp.recording) == 0
+    assert insp.recording.summary("a", "gradient").nan
+    insp.close()

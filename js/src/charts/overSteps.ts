@@ -112,9 +112,11 @@ function stepScale(steps: Float64Array, width: number): Scale {
 function quantileScale(quantiles: Float64Array): Scale {
   let [low, high] = [Infinity, -Infinity];
   for (const q of quantiles) {
+    if (!Number.isFinite(q)) continue;
     if (q < low) low = q;
     if (q > high) high = q;
   }
+  if (low > high) return { ...linear(0, 1), ticks: [] }; // nothing was ever finite
   return low < high ? linear(low, high, 4) : linear(low - 0.5, high + 0.5, 4);
 }
 

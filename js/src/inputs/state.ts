@@ -26,10 +26,13 @@ export class InputsState {
 
   /** The beginning of an example's text. */
   beginning(example: number, letters: number): string {
+    const words = this.words(example);
+    // texts of whole words have no spaces of their own, unlike letters and parts of words
+    const gap = words.some((word) => word.length > 1) && !words.some((word) => /\s|^[▁Ġ]|^##/.test(word)) ? " " : "";
     let text = "";
-    for (const word of this.words(example)) {
+    for (const word of words) {
       if (text.length + word.length > letters) return `${text}…`;
-      text += visible(word);
+      text += (text && gap) + visible(word);
     }
     return text;
   }

@@ -11,7 +11,11 @@ import { ids } from "../ui/testids";
 import { Form, Now } from "./Parts";
 
 const TITLES = { most: "Most", least: "Least", random: "At random" } as const;
-const AXES: Readonly<Record<string, string>> = { "-1": "last axis", "-2": "last but one (heads)", "1": "axis 1" };
+const AXES = [
+  ["-1", "last axis (units, channels)"],
+  ["-2", "last but one (heads)"],
+  ["1", "axis 1 (channels first)"],
+] as const;
 
 export function ExamplesPanel({ store, site }: { store: Store; site: Site }) {
   const { studies } = store;
@@ -45,7 +49,7 @@ export function ExamplesPanel({ store, site }: { store: Store; site: Site }) {
         <label>
           of the
           <select value={String(wish.axis)} data-testid={ids.examplesAxis} onChange={(event) => studies.change({ axis: Number(event.currentTarget.value) })}>
-            {Object.entries(AXES).map(([axis, name]) => (
+            {AXES.map(([axis, name]) => (
               <option key={axis} value={axis}>
                 {name}
               </option>

@@ -29,12 +29,20 @@ export function Tree({ store }: { store: Store }) {
 
   useLayoutEffect(() => {
     const element = scroller.current!;
-    const measure = (): void => setHeight(element.clientHeight - HEAD_HEIGHT);
+    let before = 0;
+    const measure = (): void => {
+      const [height, top] = [element.clientHeight - HEAD_HEIGHT, element.scrollTop];
+      const row = tree.rows.value.indexOf(store.selectedIndex.value);
+      // the selected row stays in view when the widget becomes narrow, unless it was out of view
+      if (row >= 0 && height > 0 && scrollTo(row, top, before) === top) element.scrollTop = scrollTo(row, top, height);
+      before = height;
+      setHeight(height);
+    };
     measure();
     const observer = new ResizeObserver(measure);
     observer.observe(element);
     return () => observer.disconnect();
-  }, []);
+  }, [store, tree]);
 
   useEffect(() => {
     const element = scroller.current!;

@@ -65,7 +65,7 @@ export const COLUMNS: readonly Column[] = [
 export const AT_FIRST: readonly string[] = ["type", "shape", "spark", "gradient"];
 
 /** The module's own column: the remaining width, but never less than this. */
-const NAME = { width: "minmax(122px, 1fr)", least: 122 } as const;
+const NAME = { width: "minmax(140px, 1fr)", least: 140 } as const;
 const GAP = 8;
 
 export function gridOf(columns: readonly Column[]): string {

@@ -18,7 +18,7 @@ export function real(value: number | null | undefined): string {
 
 /** A short form for an axis. */
 export function tick(value: number): string {
-  if (value === 0) return "0";
+  if (value === 0 || !Number.isFinite(value)) return real(value);
   const size = Math.abs(value);
   if (size >= 1e5 || size < 1e-3) {
     const [digits, exponent] = value.toExponential(1).split("e");

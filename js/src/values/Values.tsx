@@ -145,9 +145,11 @@ function Readout({ values, inputs }: { values: ValuesState; inputs: InputsState 
           {cursor ? (value || "…") : ""}
         </b>
       </span>
-      <span class="nni-readout-line nni-faint" data-testid={ids.valueBlock}>
-        {block}
-      </span>
+      {cells?.header.block.some((n) => n > 1) && (
+        <span class="nni-readout-line nni-faint" data-testid={ids.valueBlock}>
+          {block}
+        </span>
+      )}
       <span class="nni-unseen-text" aria-live="polite">
         {said}
       </span>

@@ -4,8 +4,11 @@ import { bulk } from "../../src/charts/axis";
 import { canBeLog, suitsLog } from "../../src/charts/curve";
 import { edges, precision, quantile, rebin, toBars, total } from "../../src/charts/bins";
 import { pinnedOutline } from "../../src/charts/outline";
+import { paintBands } from "../../src/charts/overSteps";
 import { along, labels, linear, logarithmic, niceTicks, symlog } from "../../src/charts/scale";
+import type { HistoryData } from "../../src/kernel/decode";
 import { plain, tick } from "../../src/ui/format";
+import type { Palette } from "../../src/ui/theme";
 
 const binOf = (value: number): number => new Uint32Array(new Float32Array([value]).buffer)[0] >>> 20;
 
@@ -194,5 +197,27 @@ describe("the axis that is chosen", () => {
     expect([0, 0.0005, -0.000012, 2.5, 100000, 0.00469345].map((value) => plain(value))).toEqual(["0", "0.0005", "−0.000012", "2.5", "100\u202f000", "0.00469"]);
     expect(plain(0.00469345, 4)).toBe("0.004693");
     expect([NaN, Infinity, 1e-9].map((value) => plain(value, 4))).toEqual(["–", "∞", "1.000e−9"]);
+  });
+});
+
+describe("bands over the steps", () => {
+  it("have no axis where nothing was ever finite, and one for the rest", () => {
+    const texts: string[] = [];
+    const canvas = document.createElement("canvas");
+    const fillText = (text: string): number => texts.push(text);
+    const context = new Proxy({ canvas, fillText, measureText: () => ({ width: 1 }) } as object, {
+      get: (own, name) => Reflect.get(own, name) ?? (() => undefined),
+    }) as CanvasRenderingContext2D;
+    const area = { context, width: 400, height: 130, palette: {} as Palette };
+    const draw = (values: number[]): string[] => {
+      texts.length = 0;
+      const quantiles = new Float64Array(values.flatMap((value) => Array<number>(7).fill(value)));
+      const history = { steps: Float64Array.from(values.keys()), quantiles } as unknown as HistoryData;
+      paintBands(area, history, "red", false);
+      return texts.filter((text) => /[.∞e–]|NaN/.test(text));
+    };
+    expect(draw([NaN, NaN, NaN])).toEqual([]);
+    expect(draw([Infinity, -Infinity])).toEqual([]);
+    expect(draw([0.25, Infinity, NaN, 0.75]).join()).toMatch(/^0\.\d/);
   });
 });

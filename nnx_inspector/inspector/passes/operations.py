@@ -28,6 +28,7 @@ def with_operations(core: Core, site: str) -> Selection:
         InspectorError: a loop is being watched.
     """
     site, terms = _asked(core, site), core.selection.terms
+    # traced apart: to name all of them it enters functions that the shown program leaves whole
     passes = OwnedPasses((), Selection((*terms, _glob(site) + "*")))
     called = passes.read(core.example_call(), trace_of).calls
     within = _within([call.site for call in called], site)

@@ -243,7 +243,8 @@ class Reruns:
             raise
         core.take_trace(found)
         self._reach = None
-        if core.shown is not None or self._first is not None:
+        core.view.present(force=True)  # what was measured before stays on screen meanwhile
+        if self._first is not None or not self._lacks_first:
             self.refresh()
 
     def wait(self) -> None:

@@ -8,6 +8,7 @@ from flax import nnx
 
 import nnx_inspector as nni
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.inspector import panels
 from nnx_inspector.inspector.passes import operations
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.python_text import text_of
@@ -103,6 +104,26 @@ def test_the_next_loop_measures_them():
         with pytest.raises(InspectorError, match="A loop is being watched"):
             insp.show_operations("gates/1")
     assert insp.recording.summary("gates/0@mul").size == 12
+    insp.close()
+
+
+def test_after_a_loop_they_are_measured_without_another_pass_being_asked_for():
+    insp = inspector()
+    step = nnx.jit(lambda model, x: model(x).sum())
+    for x in insp.watch([X, X], every=1):
+        step(insp._core.model, x)
+    insp.show_operations("gates/0")
+    insp._rerun.wait()
+    assert insp.recording.steps == [0, 1, 1]
+    assert insp.recording.passes[-1].summary("gates/0@mul").size == 12
+    insp.close()
+
+
+def test_the_units_of_a_pattern_are_its_heads_queries_and_keys():
+    model = nnx.MultiHeadAttention(2, 4, decode=False, rngs=nnx.Rngs(0))
+    insp = nni.Inspector(model, jnp.ones((3, 5, 4)), only=["**", "@attention"], display=False)
+    names = panels._axes_of(insp._core, "@attention")
+    assert names == ("batch (3)", "head (2)", "query (5)", "key (5)")
     insp.close()
 
 
