@@ -20,7 +20,7 @@ import { decodePasses } from "./time/passes";
 import { Timeline } from "./time/timeline";
 import { TreeView } from "./tree/view";
 import { openAtFirst } from "./tree/visible";
-import { Masks } from "./units/mask";
+import { Masks } from "./masks/mask";
 import { ValuesState } from "./values/state";
 import { StudiesState } from "./studies/state";
 import { WordsState } from "./words/state";

@@ -162,7 +162,7 @@ def _perturbation(message: Any, handles: Handles) -> Any:
     if isinstance(message, (protocol.Perturb, protocol.StartSweep)):
         return made(message.kind, message.strength, message.at)
     if isinstance(message, protocol.SetMask):
-        mask = masked(message.mask, message.units)
+        mask = masked(message.mask, message.units, message.columns)
         if message.perturbation is None:
             return Mask(mask, axis=message.axis)
         old = handles.get(message.perturbation).perturbation

@@ -145,7 +145,9 @@ class Kind:
 
     @property
     def switches(self) -> npt.NDArray[np.bool_] | None:
-        """For a kind that switches units: which stay on, bool[units]. Otherwise None."""
+        """For a kind that switches units: which stay on, bool[units] or
+        bool[rows, columns]. Otherwise None.
+        """
         return None
 
     def python(self, *, short: bool = False) -> str:

@@ -287,7 +287,8 @@ class Mask(Perturbation):
 
     Args:
         mask: `[units]`, with numbers from 0 to 1 (such as a learned mask) or booleans; or an array
-            of the value's shape from `axis` on. A boolean False makes even a NaN 0.
+            over several axes from `axis` on, as `[height, width]`. A boolean False makes even a
+            NaN 0.
         axis: the axis of the units in the array as the module sees it.
 
     Source: De Cao et al. 2020, "How do Decisions Emerge across Layers in Neural Models?"
@@ -301,12 +302,20 @@ class Mask(Perturbation):
     arrays: ClassVar[tuple[str, ...]] = ("mask",)
 
     @classmethod
-    def without(cls, off: Sequence[int], *, units: int, axis: int = -1, at: At = "output") -> Mask:
+    def without(
+        cls,
+        off: Sequence[int],
+        *,
+        units: int | tuple[int, ...],
+        axis: int = -1,
+        at: At = "output",
+    ) -> Mask:
         """A mask that switches some units off and leaves the others on.
 
         Args:
             off: the indices of the units to switch off.
-            units: the number of units along the axis.
+            units: the number of units along the axis. If it is a shape, such as `(height, width)`,
+                the mask has that shape, and `off` counts row by row.
             axis: see `Mask`.
             at: `"output"`, or `"input"` for what the module receives.
 
@@ -317,35 +326,33 @@ class Mask(Perturbation):
             >>> import nnx_inspector as nni
             >>> nni.Mask.without([2], units=3).mask.tolist()
             [True, True, False]
+            >>> nni.Mask.without([2], units=(2, 2), axis=-3).mask.tolist()
+            [[True, True], [False, True]]
         """
         mask = np.ones(units, np.bool_)
         for unit in off:
-            if not 0 <= unit < units:
+            if not 0 <= unit < mask.size:
                 raise IndexError(f"There is no unit {unit} among {units}.")
-            mask[unit] = False
+            mask.flat[unit] = False
         return cls(mask, axis=axis, at=at)
 
     @property
     def switches(self) -> npt.NDArray[np.bool_] | None:
         mask = np.asarray(self.mask)
-        return mask if mask.dtype == np.bool_ and mask.ndim == 1 else None
+        return mask if mask.dtype == np.bool_ and mask.ndim in (1, 2) else None
 
     def python(self, *, short: bool = False) -> str:
         on = None if short else self.switches
         if on is None:
             return super().python(short=short)
-        named = {"units": len(on)}
+        named: dict[str, Any] = {"units": on.shape if on.ndim > 1 else len(on)}
         named |= {} if self.axis == -1 else {"axis": self.axis}
         named |= {} if self.at == "output" else {"at": self.at}
-        return self._written(
-            "Mask.without", [str(np.flatnonzero(~on).tolist())], named, short=False
-        )
+        return self._written("Mask.without", [_listed(np.flatnonzero(~on))], named, short=False)
 
     def _shape(self, ndim: int) -> tuple[int, ...]:
         shape, axis = jnp.shape(self.mask), self.axis % ndim
-        if len(shape) > 1:
-            return shape
-        return (*shape, *(1,) * (ndim - axis - 1))
+        return (*shape, *(1,) * (ndim - axis - len(shape)))
 
     def apply(self, x: jax.Array) -> jax.Array:
         mask = jnp.asarray(self.mask).reshape(self._shape(x.ndim))
@@ -364,6 +371,16 @@ class Mask(Perturbation):
         if dtype_of(self.mask) != jnp.bool_ and not jnp.issubdtype(x.dtype, jnp.inexact):
             return TypeError("Mask needs floating-point values, or a boolean mask")
         return None
+
+
+def _listed(numbers: npt.NDArray[Any]) -> str:
+    """A list of rising numbers as Python text, with four or more in a row as a range."""
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    texts = [
+        f"*range({run[0]}, {run[-1] + 1})" if len(run) > 3 else ", ".join(map(str, run))
+        for run in runs
+    ]
+    return f"[{', '.join(texts)}]"
 
 
 @kind()

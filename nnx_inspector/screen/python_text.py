@@ -56,18 +56,19 @@ def made(kind: str, strength: float | None, at: str) -> Any:
     return classes[kind].clicked(strength, at)
 
 
-def masked(bits: str, units: int) -> Any:
+def masked(bits: str, units: int, columns: int = 0) -> Any:
     """The boolean mask of a click, from its bits as in `protocol.Perturbation.mask`.
 
     Raises:
-        ValueError: `bits` is not hexadecimal, or not of the length for `units` bits.
+        ValueError: `bits` is not hexadecimal, not of the length for `units` bits, or no whole rows.
     """
     if not 0 < units <= protocol.MOST_UNITS:
         raise ValueError(f"A mask has 1 to {protocol.MOST_UNITS} units here, got {units}.")
     packed = np.frombuffer(bytes.fromhex(bits), np.uint8)
     if len(packed) != -(-units // 8):
         raise ValueError(f"{units} units need {-(-units // 8)} bytes of bits, got {len(packed)}.")
-    return np.unpackbits(packed, count=units).astype(np.bool_)
+    on = np.unpackbits(packed, count=units).astype(np.bool_)
+    return on.reshape(-1, columns) if columns else on
 
 
 class Shown(Protocol):
@@ -131,7 +132,7 @@ def _looks(handle: Shown, perturbation: Any) -> protocol.Perturbation:
         strength_name="" if strength is None else form.strength_name,
         low=0.0 if strength is None else form.low,
         high=0.0 if strength is None else form.high,
-        units=0 if on is None else len(on),
+        units=0 if on is None else on.size,
         units_off=0 if on is None else int((~on).sum()),
         mask="" if on is None else _bits(on),
         python=addition(handle.site, sites, perturbation),
@@ -140,12 +141,13 @@ def _looks(handle: Shown, perturbation: Any) -> protocol.Perturbation:
         compiling=False,
         not_acting="",
         axis=-1 if on is None else perturbation.axis,
+        columns=on.shape[1] if on is not None and on.ndim == 2 else 0,
     )
 
 
 def _bits(on: Any) -> str:
     """The bits of a mask that the browser can edit; "" if it cannot edit them."""
-    return np.packbits(on).tobytes().hex() if len(on) <= protocol.MOST_UNITS else ""
+    return np.packbits(on).tobytes().hex() if on.size <= protocol.MOST_UNITS else ""
 
 
 def quoted(text: str) -> str:

@@ -234,8 +234,10 @@ def test_all_are_switched(fake):
     assert fake.made[1].enabled, "a removed one is not touched"
 
 
-def set_mask(number, bits, *, units=10, site="a"):
-    return protocol.SetMask(id=6, perturbation=number, site=site, units=units, mask=bits)
+def set_mask(number, bits, *, units=10, site="a", columns=0):
+    return protocol.SetMask(
+        id=6, perturbation=number, site=site, units=units, mask=bits, columns=columns
+    )
 
 
 def test_a_mask_is_added_and_set_bit_by_bit(fake):
@@ -251,10 +253,11 @@ def test_a_mask_is_added_and_set_bit_by_bit(fake):
     [
         (set_mask(None, "bf"), "10 units need 2 bytes of bits, got 1."),
         (set_mask(None, "zz", units=8), "non-hexadecimal number"),
+        (set_mask(None, "ff", units=8, columns=3), "cannot reshape array"),
         (set_mask(None, "", units=0), "A mask has 1 to 16384 units here, got 0."),
         (set_mask(3, "bf80"), "There is no perturbation with the number 3"),
     ],
-    ids=["bytes", "hexadecimal", "none", "handle"],
+    ids=["bytes", "hexadecimal", "rows", "none", "handle"],
 )
 def test_a_mask_that_is_none_is_the_reply(fake, message, text):
     assert ask(fake, message).startswith(text)

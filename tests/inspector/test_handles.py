@@ -203,6 +203,17 @@ def test_the_strength_is_the_number_that_a_slider_sets():
 def test_a_mask_without_some_units():
     assert Mask.without([0, 2], units=4).mask.tolist() == [False, True, False, True]
     assert Mask.without([], units=2, axis=1, at="input").at == "input"
+    assert Mask.without([0, 5], units=(2, 3)).mask.tolist() == [
+        [False, True, True],
+        [True, True, False],
+    ]
+    for off, text in (
+        ([3], "[3]"),
+        ([0, 1, 2, 5], "[0, 1, 2, 5]"),
+        ([0, *range(2, 6)], "[0, *range(2, 6)]"),
+    ):
+        one = Mask.without(off, units=(2, 4), axis=-3)
+        assert one.python() == f"nni.Mask.without({text}, units=(2, 4), axis=-3)"
     for wrong in (4, -1):
         with pytest.raises(IndexError, match=f"no unit {wrong} among 4"):
             Mask.without([wrong], units=4)

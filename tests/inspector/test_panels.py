@@ -220,6 +220,25 @@ def test_heads_are_units_along_their_axis_and_a_click_switches_one_off():
     insp.close()
 
 
+def test_a_mask_drawn_on_a_picture_switches_its_places_off_in_every_channel():
+    model = nnx.Conv(1, 3, (3, 3), rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (2, 4, 5, 1))
+    insp = nni.Inspector(model, x, display=False)
+    off = np.zeros((4, 5), np.bool_)
+    off[1:3, 2:] = True
+    bits = np.packbits(~off).tobytes().hex()
+    insp._core.asked(
+        protocol.SetMask(id=2, perturbation=None, site="", units=20, mask=bits, axis=-3, columns=5)
+    )
+    text = "nni.Mask.without([7, 8, 9, 12, 13, 14], units=(4, 5), axis=-3)"
+    assert insp._core.view.python == f'insp.perturb("", {text})'
+    by_hand = np.where(off[None, :, :, None], 0.0, model(x))
+    np.testing.assert_allclose(insp.run(x), by_hand, rtol=1e-5, atol=1e-6)
+    (row,) = insp._core.view._state().perturbations
+    assert (row.units, row.units_off, row.mask, row.columns) == (20, 6, bits, 5)
+    insp.close()
+
+
 def test_units_of_a_pytree_are_a_pytree_and_the_screen_shows_the_first():
     insp = nni.Inspector(TreeOutput(nnx.Rngs(0)), jnp.ones((2, 3)), display=False)
     leaves = jax.tree.leaves(insp.units(""), is_leaf=lambda x: isinstance(x, Units))

@@ -194,7 +194,8 @@ def test_where_it_acts_and_on_what(perturbation, at, acts_on):
         (np.array([True, False, True, False, False]), (5, 3)),
         (jnp.ones(4, bool), (4, 0)),
         (np.array([1.0, 0.0]), (0, 0)),  # perhaps a learned mask: not switches
-        (np.ones((2, 3), bool), (0, 0)),
+        (np.eye(2, 3) > 0, (6, 4)),
+        (np.ones((2, 3, 4), bool), (0, 0)),
     ],
 )
 def test_a_boolean_mask_of_units_says_how_many_are_off(mask, units):
@@ -203,7 +204,7 @@ def test_a_boolean_mask_of_units_says_how_many_are_off(mask, units):
     bits = "".join(f"{int(byte, 16):04b}" for byte in looks.mask)
     assert bits.count("1") == units[0] - units[1]
     if looks.mask:
-        assert masked(looks.mask, units[0]).tolist() == np.asarray(mask).tolist()
+        assert masked(looks.mask, units[0], looks.columns).tolist() == np.asarray(mask).tolist()
 
 
 def test_a_pattern_names_its_sites_up_to_a_limit():

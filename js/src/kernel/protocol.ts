@@ -103,7 +103,7 @@ export interface Passes {
   readonly thinned: number;
 }
 
-/** One perturbation in force (or switched off), as the browser shows it. `site` is the pattern it was made with; `sites` are the keys it acts on, the first MOST_SITES of `reach`. `kind` is its class and `expression` the Python text that makes it. `strength` is the one number that can be tuned, and `strength_name` its name (None and "": there is none); `low` and `high` are the slider's range, which is not a limit. `units` is the length of a boolean mask along its axis (0: it is not a mask) and `units_off` the number of units switched off. `mask` is its bits in hexadecimal: unit 0 is the highest bit of the first byte, 1 is on ("" if it cannot be edited), and `axis` the axis of the units. `python` is the text that adds it in a cell, "" if it holds a user's array. `pending`: the running loop applies it from its next step on. `compiling`: a program with a place for it is being compiled while the old one runs. `not_acting` says why it does nothing in the last pass ("" if it acts, or if that is unknown). */
+/** One perturbation in force (or switched off), as the browser shows it. `site` is the pattern it was made with; `sites` are the keys it acts on, the first MOST_SITES of `reach`. `kind` is its class and `expression` the Python text that makes it. `strength` is the one number that can be tuned, and `strength_name` its name (None and "": there is none); `low` and `high` are the slider's range, which is not a limit. `units` is the length of a boolean mask along its axis (0: it is not a mask) and `units_off` the number of units switched off. `mask` is its bits in hexadecimal: unit 0 is the highest bit of the first byte, 1 is on ("" if it cannot be edited), and `axis` the axis of the units; `columns` is the length of the second axis of a mask over two, 0 for one. `python` is the text that adds it in a cell, "" if it holds a user's array. `pending`: the running loop applies it from its next step on. `compiling`: a program with a place for it is being compiled while the old one runs. `not_acting` says why it does nothing in the last pass ("" if it acts, or if that is unknown). */
 export interface Perturbation {
   readonly id: number;
   readonly site: string;
@@ -126,6 +126,7 @@ export interface Perturbation {
   readonly compiling: boolean;
   readonly not_acting: string;
   readonly axis: number;
+  readonly columns: number;
 }
 
 /** The change of one site's output as a fraction, `|perturbed - clean| / |clean|`; None if it is not finite. */
@@ -765,7 +766,7 @@ export interface SwitchMode {
   readonly value: boolean | null;
 }
 
-/** Browser to kernel: set the mask of a perturbation (None: of a new one on `site`), `units` bits as in `Perturbation.mask`, along `axis`. */
+/** Browser to kernel: set the mask of a perturbation (None: of a new one on `site`), `units` bits as in `Perturbation.mask`, along `axis` or, in rows of `columns`, from `axis` on. */
 export interface SetMask {
   readonly type: "set_mask";
   readonly id: number;
@@ -774,6 +775,7 @@ export interface SetMask {
   readonly units: number;
   readonly mask: string;
   readonly axis: number;
+  readonly columns: number;
 }
 
 /** Browser to kernel: send the present parameters, units or code of a site. They come before the reply, with the number of this request. Units are those along `axis`. */
@@ -920,7 +922,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   History: { version: "int", layout: "int", site: "int", quantity: "int", steps: "int" },
   Curves: { version: "int", names: "str[]", points: "int[]" },
   Passes: { version: "int", passes: "int", kinds: "str[]", thinned: "int" },
-  Perturbation: { id: "int", site: "str", sites: "str[]", reach: "int", kind: "str", at: "output|input|parameter", acts_on: "value|gradient|parameter", expression: "str", strength: "float?", strength_name: "str", low: "float", high: "float", units: "int", units_off: "int", mask: "str", python: "str", enabled: "bool", pending: "bool", compiling: "bool", not_acting: "str", axis: "int" },
+  Perturbation: { id: "int", site: "str", sites: "str[]", reach: "int", kind: "str", at: "output|input|parameter", acts_on: "value|gradient|parameter", expression: "str", strength: "float?", strength_name: "str", low: "float", high: "float", units: "int", units_off: "int", mask: "str", python: "str", enabled: "bool", pending: "bool", compiling: "bool", not_acting: "str", axis: "int", columns: "int" },
   SiteEffect: { site: "str", change: "float?" },
   EffectAlone: { perturbation: "int", loss_change: "float?", output_change: "float?", kl: "float?", top1_changed: "float?" },
   Effect: { source: "str", clean: "float?{}", perturbed: "float?{}", output_change: "float?", kl: "float?", top1_changed: "float?", sites: "SiteEffect[]", alone: "EffectAlone[]" },
@@ -979,7 +981,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   SwitchAll: { id: "int", enabled: "bool" },
   ShowNnx: { id: "int", site: "str" },
   SwitchMode: { id: "int", module: "str", name: "str", value: "bool?" },
-  SetMask: { id: "int", perturbation: "int?", site: "str", units: "int", mask: "str", axis: "int" },
+  SetMask: { id: "int", perturbation: "int?", site: "str", units: "int", mask: "str", axis: "int", columns: "int" },
   Look: { id: "int", what: "parameters|units|code", site: "str", axis: "int" },
   StartSweep: { id: "int", sites: "str", kind: "str", strength: "float?", at: "output|input" },
   StopSweep: { id: "int" },

@@ -151,12 +151,12 @@ function MaskOf({ perturbation: p, store }: { perturbation: Perturbation; store:
   if (!row) return <>{text}</>;
   const edit = (): void => {
     store.select(p.site);
-    store.panel.value = "units";
-    store.unitsAxis.value = { site: p.site, axis: p.axis };
+    store.panel.value = p.columns > 0 ? "values" : "units";
+    if (p.columns === 0) store.unitsAxis.value = { site: p.site, axis: p.axis };
     store.editingMask.value = true;
   };
   return (
-    <button type="button" class="nni-link" title="Edit it on the strip of units" onClick={edit}>
+    <button type="button" class="nni-link" title={p.columns > 0 ? "Edit it on the picture" : "Edit it on the strip of units"} onClick={edit}>
       {text}
     </button>
   );

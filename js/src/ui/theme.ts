@@ -14,6 +14,8 @@ export interface Palette {
   readonly output: string;
   readonly gradient: string;
   readonly metric: string;
+  readonly perturb: string;
+  readonly bad: string;
 }
 
 /** Called before the first rendering, so that the first painting has its colours. */
@@ -97,6 +99,8 @@ export function paletteOf(element: Element): Palette {
     output: color("output"),
     gradient: color("gradient"),
     metric: color("metric"),
+    perturb: color("perturb"),
+    bad: color("bad"),
   };
   palettes.set(root, { at: repaint.peek(), palette });
   return palette;

@@ -10,7 +10,7 @@ import { count, percent, real } from "../ui/format";
 import { ids } from "../ui/testids";
 import { dark } from "../ui/theme";
 import { cellAt, gridOf, isDead, lineOf, paintStrip } from "./cells";
-import type { Mask } from "./mask";
+import type { Mask } from "../masks/mask";
 
 interface Props {
   data: UnitsData;
@@ -44,11 +44,7 @@ export function Strip({ data, figure, mask: given, editing, change, words, pictu
   const night = dark.value;
 
   const paint = useCallback(
-    (area: Area) => {
-      const style = getComputedStyle(box.current!);
-      const color = (name: string): string => style.getPropertyValue(name).trim() || "gray";
-      paintStrip(area, { data, figure, grid, mask, active, dark: night, bad: color("--nni-bad"), off: color("--nni-perturb"), picture });
-    },
+    (area: Area) => paintStrip(area, { data, figure, grid, mask, active, dark: night, picture }),
     [data, figure, grid.columns, grid.width, grid.height, mask, active, night, picture?.of],
   );
 

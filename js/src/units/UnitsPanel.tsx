@@ -4,6 +4,7 @@
 import type { UnitFigure, UnitsData } from "../kernel/decode";
 import { gridOf, thumbnail } from "../inputs/pictures";
 import { useLook } from "../kernel/looks";
+import { MaskBar } from "../masks/MaskBar";
 import type { Site } from "../kernel/protocol";
 import { Python, quoted } from "../python/Python";
 import type { Store } from "../store";
@@ -32,9 +33,9 @@ export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
   const editing = store.editingMask.value && editable;
   const units = data?.header.units ?? 0;
   const axes = seen?.site === site.key ? (seen.data?.header.axes ?? []) : [];
-  const mask = store.masks.of(site.key, units, axis);
-  const off = mask.reduce((sum, on) => sum + (on ? 0 : 1), 0);
-  const change = (next: Uint8Array): void => store.masks.set(site.key, next, axis);
+  const over = { site: site.key, units, axis, columns: 0 };
+  const mask = store.masks.of(over);
+  const change = (next: Uint8Array): void => store.masks.set(over, next);
   const pictures = store.inputs.inputs.value?.pictures;
   const patches = /^(position|query|key)/.test(axes.at(axis) ?? "") ? gridOf(pictures, units) : null;
   const below = patches && thumbnail(pictures, store.inputs.example.value);
@@ -80,31 +81,7 @@ export function UnitsPanel({ store, site }: { store: Store; site: Site }) {
           <Strip data={data} figure={WORDS[figure]} mask={mask} editing={editing} change={change} words={store.inputs.only(axes.at(axis))} picture={picture} />
           <div class="nni-units-foot">
             <Dead store={store} mask={mask} />
-            {editable && (
-              <button
-                type="button"
-                class="nni-button"
-                aria-pressed={editing}
-                title="Click or drag over units to switch them off; nothing is compiled"
-                data-testid={ids.editMask}
-                onClick={() => (store.editingMask.value = !editing)}
-              >
-                Edit mask
-              </button>
-            )}
-            <span data-testid={ids.unitsOff} data-value={off}>
-              {off > 0 ? `${count(off)} of ${count(units)} switched off` : editing ? "Click or drag over units to switch them off." : ""}
-            </span>
-            {editing && (
-              <>
-                <button type="button" class="nni-button" disabled={off === 0} onClick={() => change(new Uint8Array(units).fill(1))}>
-                  All on
-                </button>
-                <button type="button" class="nni-button" disabled={off === 0} onClick={() => change(mask.map((on) => 1 - on))}>
-                  Invert
-                </button>
-              </>
-            )}
+            <MaskBar mask={mask} what="units" editing={editable ? store.editingMask : null} change={change} />
             <span class="nni-grow" />
             <Python text={`insp.units(${quoted(site.key)}${axis === -1 ? "" : `, axis=${axis}`})`} />
           </div>

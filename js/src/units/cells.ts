@@ -75,13 +75,11 @@ interface Painted {
   readonly mask: Uint8Array;
   readonly active: number | null;
   readonly dark: boolean;
-  readonly bad: string;
-  readonly off: string;
   /** What the cells lie over: the picture of patches. */
   readonly picture?: { readonly of: HTMLCanvasElement; readonly patches: Patches } | null;
 }
 
-export function paintStrip({ context: c, palette }: Area, { data, figure, grid, mask, active, dark, bad, off, picture }: Painted): void {
+export function paintStrip({ context: c, palette }: Area, { data, figure, grid, mask, active, dark, picture }: Painted): void {
   const values = data.figures[figure];
   const range = rangeOf(values, figure);
   const table = colours(range, dark);
@@ -104,7 +102,7 @@ export function paintStrip({ context: c, palette }: Area, { data, figure, grid, 
     c.fillRect(x + 1, y + 1, Math.max(cw - 2, 1), Math.max(ch - 2, 1));
     c.globalAlpha = 1;
     if (data.figures.nonfinite[unit] > 0) {
-      c.fillStyle = bad;
+      c.fillStyle = palette.bad;
       c.beginPath(); // a wedge in the corner
       c.moveTo(x, y);
       c.lineTo(x + Math.min(cw, 9), y);
@@ -121,12 +119,12 @@ export function paintStrip({ context: c, palette }: Area, { data, figure, grid, 
       c.stroke();
     }
     if (!mask[unit]) {
-      c.fillStyle = off;
+      c.fillStyle = palette.perturb;
       c.fillRect(x, y, cw, Math.min(4, ch)); // a bar on top and a frame
       c.globalAlpha = picture ? THROUGH : 0;
       c.fillRect(x, y, cw, ch);
       c.globalAlpha = 1;
-      c.strokeStyle = off;
+      c.strokeStyle = palette.perturb;
       c.strokeRect(x + 0.5, y + 0.5, cw - 1, ch - 1);
     }
   }

@@ -1,26 +1,46 @@
 // The canvas: cells of one slice, a crosshair, zoom and pan by pointer, wheel and keys.
 // Invariant: the keyboard can do everything that the pointer can; the wheel scrolls the page unless
 // the picture has the focus.
-import { useCallback, useEffect, useMemo, useRef } from "preact/hooks";
+import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
 import { fromGrid, gridBox, toGrid, withinGrid } from "../inputs/patches";
 import { exampleOf, type InputsState } from "../inputs/state";
 import type { HeldArray } from "../kernel/protocol";
+import { boxed } from "../masks/drawn";
+import type { Mask } from "../masks/mask";
 import { ids } from "../ui/testids";
 import { dark } from "../ui/theme";
 import { under } from "./Beside";
 import { rangeOf } from "./cells";
 import { fixed, lengthOf, moved, shownAs, zoomed, type Box, type Cursor, type Shown } from "./layout";
-import { elementAt, paintLine, paintPicture, paintWords, places, raster, type Words } from "./painting";
+import { elementAt, paintLine, paintOff, paintPicture, paintWords, places, raster, type Words } from "./painting";
 import type { ValuesState } from "./state";
 
 const HEIGHT = { heatmap: 260, images: 300, patches: 300, attention: 300, tokens: 200, line: 180 } as const;
 const DRAG = 4;
 
-export function Picture({ values, inputs, label }: { values: ValuesState; inputs: InputsState; label: string }) {
+/** A mask over the rows and columns of the picture. */
+export interface Drawn {
+  readonly mask: Mask;
+  readonly columns: number;
+  readonly editing: boolean;
+  readonly change: (mask: Mask) => void;
+}
+
+interface Props {
+  values: ValuesState;
+  inputs: InputsState;
+  label: string;
+  drawn: Drawn | null;
+}
+
+export function Picture({ values, inputs, label, drawn }: Props) {
   const ref = useRef<HTMLDivElement>(null);
   const size = useRef({ width: 1, height: 1 });
   const drag = useRef<{ x: number; y: number; box: Box; far: boolean } | null>(null);
+  const [stroke, setStroke] = useState<{ from: Cursor; mask: Mask } | null>(null);
+  const mask = stroke?.mask ?? drawn?.mask;
+  const off = mask?.includes(0) ? { mask, columns: drawn!.columns } : null;
   const [array, shown, box, cells] = [values.array.value, values.shown.value!, values.box.value!, values.drawn.value];
   const grid = shown.view === "patches" ? values.patches.value : null;
   const window = grid ? gridBox(box, grid) : box;
@@ -41,9 +61,10 @@ export function Picture({ values, inputs, label }: { values: ValuesState; inputs
       if (shown.view === "line") return paintLine(area, cells, box, range, cursor);
       const at = places(shown, window, area.width, area.height, words, large);
       if (picture) paintPicture(area, at, cells, picture, cursor && grid ? toGrid(cursor, grid) : cursor, below);
+      if (off) paintOff(area, at, off.mask, off.columns);
       if (words) paintWords(area, at, words);
     },
-    [cells, range, picture, shown, box, cursor, words, grid, below?.key, large],
+    [cells, range, picture, shown, box, cursor, words, grid, below?.key, large, off?.mask.join("")],
   );
 
   const at = (event: MouseEvent): Cursor | null => {
@@ -77,14 +98,24 @@ export function Picture({ values, inputs, label }: { values: ValuesState; inputs
   }, []);
 
   const onPointerDown = (event: PointerEvent): void => {
-    drag.current = { x: event.clientX, y: event.clientY, box, far: false };
     ref.current!.setPointerCapture?.(event.pointerId);
+    const here = drawn?.editing && event.button === 0 ? at(event) : null;
+    if (here) setStroke({ from: here, mask: struck(here, here) });
+    else drag.current = { x: event.clientX, y: event.clientY, box, far: false };
+  };
+  /** The mask with the rectangle between two places switched to the other of what the first one is. */
+  const struck = (from: Cursor, end: Cursor): Mask => {
+    const { mask, columns } = drawn!;
+    return boxed(mask, columns, [from.row, from.column], [end.row, end.column], mask[from.row * columns + from.column] ? 0 : 1);
   };
   const onPointerMove = (event: PointerEvent): void => {
     const from = drag.current;
     if (!from || !array) {
       const here = at(event);
-      if (here && String(Object.values(here)) !== String(cursor && Object.values(cursor))) values.point(here);
+      if (here && String(Object.values(here)) !== String(cursor && Object.values(cursor))) {
+        values.point(here);
+        if (stroke) setStroke({ ...stroke, mask: struck(stroke.from, here) });
+      }
       return;
     }
     const [dx, dy] = [event.clientX - from.x, event.clientY - from.y];
@@ -101,6 +132,8 @@ export function Picture({ values, inputs, label }: { values: ValuesState; inputs
   };
   const onPointerUp = (event: PointerEvent): void => {
     const here = at(event);
+    if (stroke) drawn?.change(struck(stroke.from, here ?? cursor ?? stroke.from));
+    setStroke(null);
     if (drag.current && !drag.current.far) values.point(here);
     if (drag.current && !drag.current.far && here) values.large.value = here.tile;
     drag.current = null;
@@ -145,6 +178,7 @@ export function Picture({ values, inputs, label }: { values: ValuesState; inputs
       "0": () => values.setShown(shown),
       Enter: () => openTile(values, here),
       Escape: () => values.point(null),
+      ...(drawn?.editing && cursor ? { " ": () => drawn.change(struck(cursor, cursor)) } : {}),
     };
     const act = keys[event.key];
     if (!act) return;
@@ -159,11 +193,12 @@ export function Picture({ values, inputs, label }: { values: ValuesState; inputs
       class="nni-picture"
       role="application"
       tabIndex={0}
-      aria-label={`${label}. Arrows move the crosshair, plus and minus zoom, 0 shows all${shown.tiles >= 0 ? ", page keys change the picture, enter opens it" : ""}.`}
+      aria-label={`${label}. Arrows move the crosshair, plus and minus zoom, 0 shows all${shown.tiles >= 0 ? ", page keys change the picture, enter opens it" : ""}${drawn?.editing ? ", space switches the place off or on" : ""}.`}
       data-testid={ids.picture}
       onPointerDown={onPointerDown}
       onPointerMove={onPointerMove}
       onPointerUp={onPointerUp}
+      onPointerCancel={() => setStroke(null)}
       onDblClick={(event) => {
         const here = at(event);
         if (here) openTile(values, here);

@@ -4,6 +4,8 @@
 import { useEffect, useState } from "preact/hooks";
 import { visible, type InputsState } from "../inputs/state";
 import type { HeldArray, Site } from "../kernel/protocol";
+import { overPicture } from "../masks/drawn";
+import { MaskBar } from "../masks/MaskBar";
 import { Python } from "../python/Python";
 import type { Store } from "../store";
 import { Choice } from "../ui/Choice";
@@ -13,7 +15,7 @@ import { Beside } from "./Beside";
 import { possible } from "./layout";
 import { Legend } from "./Legend";
 import { Looks } from "./Looks";
-import { Picture } from "./Picture";
+import { Picture, type Drawn } from "./Picture";
 import type { Part, ValuesState } from "./state";
 import { blockText, exactAt, expression, indexAt, leftOut, nameOf, place, shapeText, shortest } from "./text";
 
@@ -36,6 +38,7 @@ export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
 
   const [arrays, array, shown, cells] = [values.arrays.value, values.array.value, values.shown.value, values.cells.value];
   const drawn = values.drawn.value;
+  const masked = maskOf(store, site);
   const parts = PARTS.filter((part) => part === values.part.value || (arrays ? arrays.parts.includes(part) : part !== "attention"));
   return (
     <section class="nni-values" aria-label="Values">
@@ -94,8 +97,13 @@ export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
         <>
           <Axes values={values} array={array} shown={shown} inputs={store.inputs} />
           <Readout values={values} inputs={store.inputs} />
+          {masked && (
+            <div class="nni-units-foot">
+              <MaskBar mask={masked.mask} what="places of the picture" editing={store.editingMask} change={masked.change} />
+            </div>
+          )}
           <Beside values={values} inputs={store.inputs}>
-            <Picture values={values} inputs={store.inputs} label={`${arrays.part} of ${site.key || "the model"}, ${shapeText(array)}, as ${shown.view}`} />
+            <Picture values={values} inputs={store.inputs} label={`${arrays.part} of ${site.key || "the model"}, ${shapeText(array)}, as ${shown.view}`} drawn={masked} />
           </Beside>
           {shown.view === "attention" && <Looks values={values} inputs={store.inputs} />}
           {drawn ? <Legend values={values} cells={drawn} /> : <div class="nni-legend" />}
@@ -107,6 +115,16 @@ export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
       )}
     </section>
   );
+}
+
+/** The mask that can be drawn on the picture of a site's output; null if none can. */
+function maskOf(store: Store, site: Site): Drawn | null {
+  const [part, array, shown] = [store.values.part.value, store.values.array.value, store.values.shown.value];
+  if (!site.perturbable || part !== "output" || store.replay.value !== "" || !array || !shown || shown.over >= 0) return null;
+  const found = overPicture(array.axes, array.shape, shown.rows, shown.columns);
+  if (!found) return null;
+  const over = { site: site.key, ...found };
+  return { mask: store.masks.of(over), columns: found.columns, editing: store.editingMask.value, change: (mask) => store.masks.set(over, mask) };
 }
 
 function shapeText0(values: ValuesState): string {

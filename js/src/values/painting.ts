@@ -141,6 +141,30 @@ export function paintPicture(area: Area, at: Places, cells: Cells, picture: HTML
   });
 }
 
+/** What a mask over rows and columns switches off, on every picture. */
+export function paintOff({ context, palette }: Area, { box, tiles }: Places, mask: Uint8Array, columns: number): void {
+  for (const rect of tiles) {
+    const [w, h] = [rect.width / (box.columns[1] - box.columns[0]), rect.height / (box.rows[1] - box.rows[0])];
+    context.save();
+    context.beginPath();
+    context.rect(rect.x, rect.y, rect.width, rect.height);
+    context.clip();
+    mask.forEach((on, i) => {
+      if (on) return;
+      const [column, row] = [(i % columns) - box.columns[0], Math.floor(i / columns) - box.rows[0]];
+      const [x, y] = [Math.round(rect.x + column * w), Math.round(rect.y + row * h)]; // whole pixels leave no seams
+      const place = [x, y, Math.round(rect.x + (column + 1) * w) - x, Math.round(rect.y + (row + 1) * h) - y] as const;
+      context.fillStyle = palette.background;
+      context.fillRect(...place);
+      context.fillStyle = palette.perturb;
+      context.globalAlpha = 0.6;
+      context.fillRect(...place);
+      context.globalAlpha = 1;
+    });
+    context.restore();
+  }
+}
+
 /** Words beside the rows and below the columns of a single picture, as many as there is room for. */
 export function paintWords({ context, palette }: Area, { box, tiles }: Places, words: Words): void {
   const rect = tiles[0]!;

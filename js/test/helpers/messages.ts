@@ -41,7 +41,7 @@ export function perturbation(id: number, site: string, more: Partial<Perturbatio
   return {
     id, site, sites: [site], reach: 1, kind: "Zero", at: "output", acts_on: "value", expression: "nni.Zero()",
     strength: null, strength_name: "", low: 0, high: 0, units: 0, units_off: 0, mask: "", python: "", enabled: true, pending: false,
-    compiling: false, not_acting: "", axis: -1, ...more,
+    compiling: false, not_acting: "", axis: -1, columns: 0, ...more,
   }; // prettier-ignore
 }
 

@@ -38,9 +38,9 @@ describe("cells", () => {
     const context = {
       fillStyle: "", fillRect: () => painted.push(context.fillStyle), beginPath: ignore, moveTo: ignore, lineTo: ignore, stroke: ignore,
     }; // prettier-ignore
-    const palette = { text: "text", faint: "", line: "line", background: "", output: "", gradient: "", metric: "" };
+    const palette = { text: "text", faint: "", line: "line", background: "", output: "", gradient: "", metric: "", perturb: "off", bad: "bad" };
     const area = { context: context as unknown as CanvasRenderingContext2D, width: 100, height: 30, palette };
-    paintStrip(area, { data, figure: "mean", grid: gridOf(3, 100), mask: Uint8Array.from([1, 1, 1]), active: null, dark, bad: "", off: "" });
+    paintStrip(area, { data, figure: "mean", grid: gridOf(3, 100), mask: Uint8Array.from([1, 1, 1]), active: null, dark });
     const table = colours({ low: -1, high: 1, signed: true }, dark);
     const [below, above, zero] = painted.filter((colour) => colour !== "line");
     expect([below, above, zero]).toEqual([css(table, 0), css(table, 255 * 3), css(table, 128 * 3)]);

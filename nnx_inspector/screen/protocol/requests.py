@@ -109,7 +109,7 @@ class SwitchMode:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SetMask:
     """Browser to kernel: set the mask of a perturbation (None: of a new one on `site`), `units`
-    bits as in `Perturbation.mask`, along `axis`.
+    bits as in `Perturbation.mask`, along `axis` or, in rows of `columns`, from `axis` on.
     """
 
     type: ClassVar[str] = "set_mask"
@@ -119,6 +119,7 @@ class SetMask:
     units: int
     mask: str
     axis: int = -1
+    columns: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

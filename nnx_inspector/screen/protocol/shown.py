@@ -143,7 +143,8 @@ class Perturbation:
     `low` and `high` are the slider's range, which is not a limit. `units` is the length of a
     boolean mask along its axis (0: it is not a mask) and `units_off` the number of units switched
     off. `mask` is its bits in hexadecimal: unit 0 is the highest bit of the first byte, 1 is on
-    ("" if it cannot be edited), and `axis` the axis of the units. `python` is the text that adds it
+    ("" if it cannot be edited), and `axis` the axis of the units; `columns` is the length of the
+    second axis of a mask over two, 0 for one. `python` is the text that adds it
     in a cell, "" if it holds a user's array. `pending`: the running loop applies it from its next
     step on. `compiling`: a program with a place for it is being compiled while the old one runs.
     `not_acting` says why it does nothing in the last pass ("" if it acts, or if that is unknown).
@@ -170,6 +171,7 @@ class Perturbation:
     compiling: bool
     not_acting: str
     axis: int = -1
+    columns: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

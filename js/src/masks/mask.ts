@@ -26,15 +26,23 @@ export function fromHex(text: string, units: number): Mask {
   return mask;
 }
 
-/** The perturbation that the strip of a site edits: a mask of `units` units along an axis of its output. */
-export function editable(all: readonly Perturbation[], site: string, units: number, axis = -1): Perturbation | undefined {
-  return all.find((p) => p.kind === "Mask" && p.site === site && p.at === "output" && p.units === units && p.axis === axis && p.mask !== "");
-}
-
-interface Wish {
+/** What a mask is over: `units` units along an axis of a site's output; or, in rows of `columns`, along
+ * this axis and the next one. */
+export interface Over {
   readonly site: string;
   readonly units: number;
   readonly axis: number;
+  readonly columns: number;
+}
+
+const same = (a: Over, b: Over): boolean => a.site === b.site && a.units === b.units && a.axis === b.axis && a.columns === b.columns;
+
+/** The perturbation that is edited: the mask over just that. */
+export function editable(all: readonly Perturbation[], over: Over): Perturbation | undefined {
+  return all.find((p) => p.kind === "Mask" && p.at === "output" && p.mask !== "" && same(p, over));
+}
+
+interface Wish extends Over {
   readonly mask: string;
   /** Once it is answered, the next State settles it. */
   readonly state: "waiting" | "sent" | "answered";
@@ -50,16 +58,16 @@ export class Masks {
     private readonly failed: (text: string, site: string) => void,
   ) {}
 
-  /** The mask of a site, or the requested one. */
-  of(site: string, units: number, axis = -1): Mask {
+  /** The mask over something, or the requested one. */
+  of(over: Over): Mask {
     const wish = this.wish.value;
-    if (wish?.site === site && wish.units === units && wish.axis === axis) return fromHex(wish.mask, units);
-    const there = editable(this.all(), site, units, axis);
-    return there ? fromHex(there.mask, units) : new Uint8Array(units).fill(1);
+    if (wish && same(wish, over)) return fromHex(wish.mask, over.units);
+    const there = editable(this.all(), over);
+    return there ? fromHex(there.mask, over.units) : new Uint8Array(over.units).fill(1);
   }
 
-  set(site: string, mask: Mask, axis = -1): void {
-    const wish: Wish = { site, units: mask.length, axis, mask: toHex(mask), state: "waiting" };
+  set(over: Over, mask: Mask): void {
+    const wish: Wish = { ...over, mask: toHex(mask), state: "waiting" };
     const busy = this.wish.value?.state === "sent" || this.wish.value?.state === "answered";
     this.next = busy ? wish : null;
     this.wish.value = busy ? { ...wish, state: this.wish.value!.state } : wish;
@@ -76,10 +84,10 @@ export class Masks {
   }
 
   private send(wish: Wish): void {
-    const { site, units, axis, mask } = wish;
+    const { site, units, axis, columns, mask } = wish;
     this.wish.value = { ...wish, state: "sent" };
-    const perturbation = editable(this.all(), site, units, axis)?.id ?? null;
-    this.kernel.ask({ type: "set_mask", perturbation, site, units, mask, axis }, (error) => {
+    const perturbation = editable(this.all(), wish)?.id ?? null;
+    this.kernel.ask({ type: "set_mask", perturbation, site, units, mask, axis, columns }, (error) => {
       if (error !== null) {
         this.next = null;
         this.wish.value = null;

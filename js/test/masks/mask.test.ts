@@ -1,7 +1,7 @@
 // Masks of units: their bits, and one request at a time for them.
 import { describe, expect, it, vi } from "vitest";
 import type { Perturbation } from "../../src/kernel/protocol";
-import { Masks, editable, fromHex, toHex } from "../../src/units/mask";
+import { Masks, editable, fromHex, toHex } from "../../src/masks/mask";
 import { MockKernel } from "../helpers/kernel";
 import { perturbation } from "../helpers/messages";
 
@@ -17,6 +17,8 @@ describe("bits", () => {
   });
 });
 
+const A = { site: "a", units: 8, axis: -1, columns: 0 };
+
 describe("Masks", () => {
   const mask = (id: number, hex: string): Perturbation => perturbation(id, "a", { kind: "Mask", units: 8, mask: hex });
 
@@ -24,21 +26,21 @@ describe("Masks", () => {
     const kernel = new MockKernel();
     let all: Perturbation[] = [];
     const masks = new Masks(kernel, () => all, () => undefined);
-    expect(toHex(masks.of("a", 8))).toBe("ff");
-    masks.set("a", fromHex("7f", 8));
-    masks.set("a", fromHex("3f", 8));
-    masks.set("a", fromHex("1f", 8));
-    expect(kernel.asked).toEqual([{ type: "set_mask", perturbation: null, site: "a", units: 8, mask: "7f", axis: -1 }]);
-    expect(toHex(masks.of("a", 8)), "shown at once").toBe("1f");
+    expect(toHex(masks.of(A))).toBe("ff");
+    masks.set(A, fromHex("7f", 8));
+    masks.set(A, fromHex("3f", 8));
+    masks.set(A, fromHex("1f", 8));
+    expect(kernel.asked).toEqual([{ type: "set_mask", perturbation: null, site: "a", units: 8, mask: "7f", axis: -1, columns: 0 }]);
+    expect(toHex(masks.of(A)), "shown at once").toBe("1f");
     kernel.settles[0](null);
     expect(kernel.asked, "its number is not known yet").toHaveLength(1);
     all = [mask(5, "7f")];
     masks.settle();
-    expect(kernel.asked[1]).toEqual({ type: "set_mask", perturbation: 5, site: "a", units: 8, mask: "1f", axis: -1 });
+    expect(kernel.asked[1]).toEqual({ type: "set_mask", perturbation: 5, site: "a", units: 8, mask: "1f", axis: -1, columns: 0 });
     kernel.settles[1](null);
     all = [mask(5, "1f")];
     masks.settle();
-    expect(toHex(masks.of("a", 8))).toBe("1f");
+    expect(toHex(masks.of(A))).toBe("1f");
     expect(masks.wish.value).toBeNull();
   });
 
@@ -46,14 +48,14 @@ describe("Masks", () => {
     const kernel = new MockKernel();
     const failed = vi.fn();
     const masks = new Masks(kernel, () => [], failed);
-    masks.set("a", fromHex("00", 8));
+    masks.set(A, fromHex("00", 8));
     kernel.settles[0]("it does not fit");
     expect(failed).toHaveBeenCalledWith("it does not fit", "a");
-    expect(toHex(masks.of("a", 8))).toBe("ff");
+    expect(toHex(masks.of(A))).toBe("ff");
   });
 
   it("edits a mask of this site's output, of this length", () => {
-    const all = [mask(1, ""), { ...mask(2, "ff"), at: "input" as const }, { ...mask(3, "ff"), units: 9 }, { ...mask(4, "ff"), site: "b" }, mask(5, "ff")];
-    expect(editable(all, "a", 8)?.id).toBe(5);
+    const all = [mask(1, ""), { ...mask(2, "ff"), at: "input" as const }, { ...mask(3, "ff"), units: 9 }, { ...mask(4, "ff"), site: "b" }, { ...mask(6, "ff"), columns: 4 }, mask(5, "ff")];
+    expect(editable(all, A)?.id).toBe(5);
   });
 });
