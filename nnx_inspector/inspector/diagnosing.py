@@ -55,13 +55,16 @@ class Diagnosing:
         if of not in self._operations and not (core.looping or core.closed):
             try:
                 operation = first_nan_in(core)
+                sought = True
             except InspectorError:  # it runs eagerly, or a training step has taken the arrays
-                operation = None
+                operation, sought = None, False
             last = core.recording.passes[-1]
             again = last.number == of[0] and last.kind in ("run", "step")
             how = "" if again else ", in the last pass that was asked for"
-            made = operation and f"; the first NaN{how} is made by {operation.in_words()}"
-            self._operations[of] = made or ""
+            made = f"; the first NaN{how} is made by {operation.in_words()}" if operation else ""
+            if again and sought and not made:  # a parameter has it, or XLA's fused program alone
+                made = "; run one by one, no operation of the call makes a NaN of finite values"
+            self._operations[of] = made
         return dataclasses.replace(finding, what=finding.what + self._operations.get(of, ""))
 
     def _presented(self, forced: bool) -> None:

@@ -219,6 +219,19 @@ def test_the_finding_of_a_step_names_the_operation_of_the_backward_pass():
     insp.close()
 
 
+def test_a_finding_says_that_no_operation_makes_the_nan():
+    """A parameter has it. Of what is computed and not used, nothing is found and nothing said."""
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    insp = nni.Inspector(lambda model, x: (jnp.log(-jnp.abs(x)), model(x))[1], model, X)
+    assert insp.findings == []
+    assert insp.first_nan() is None
+    model.kernel[...] = model.kernel[...].at[0, 0].set(jnp.nan)
+    insp.run(X)
+    (finding,) = [one for one in insp.findings if one.rule == "nonfinite"]
+    assert "no operation of the call makes a NaN of finite values: its par" in finding.message
+    insp.close()
+
+
 def test_a_healthy_model_has_none():
     insp = nni.Inspector(Planted(jnp.tanh), X, display=False)
     assert insp.first_nan() is None
