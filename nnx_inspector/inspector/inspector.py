@@ -353,7 +353,7 @@ class Inspector(Readings):
     def perturb(self, only: Only, perturbation: Known) -> Handle:
         """Add a perturbation, as a click does. It acts from the next pass on.
 
-        `Zero` and `Scale` on outputs act immediately. Other kinds, inputs and single layers of a stack
+        `Zero` and `Scale` on outputs act at once. Other kinds, inputs and single layers of a stack
         need a place in the program. A program with that place is compiled once, in the background,
         while the old one goes on (`handle.compiling`); `run` and `step` wait for it.
         On one site perturbations act in the order in which they were added.
