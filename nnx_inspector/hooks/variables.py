@@ -155,7 +155,7 @@ class Walk:
             lowest = min(lowest, self.collect(value, (*path, name)))
         if kind != "object":  # numbered only to stop at cycles: several modules may share it
             del self._numbers[id(node)]
-        elif lowest >= number:
+        if lowest >= number and isinstance(node, nnx.Pytree):  # an nnx.List is a module too
             self._parts[id(node)] = (node, len(path), begun, self._ends())
         return lowest
 

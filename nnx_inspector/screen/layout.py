@@ -142,7 +142,9 @@ def layout_of(
     places = _in_call_order(trace, _places(trace))
     known = {place.segments: i for i, place in enumerate(places)}
     why = {**trace.unseen, **unseen}
-    rows = [_row(place, calls.get(place.key, []), known, why) for place in places]
+    rows: list[protocol.Site] = []
+    for place in places:
+        rows.append(_row(place, calls.get(place.key, []), known, why, rows))
     sites = with_layers(rows, stacks_of(trace), unseen)
     return protocol.Layout(
         version=protocol.VERSION, layout=number, model=type(model).__name__, sites=sites
@@ -178,6 +180,16 @@ def _below(method: str) -> _Segments:
     return (called + ".".join(within[:1]), *(f".{part}" for part in within[1:]))
 
 
+@dataclasses.dataclass
+class _Branch:
+    """What begins with some segments: the places there and below, and the first call of one."""
+
+    reached: int
+    position: int = 0
+    places: list[_Place] = dataclasses.field(default_factory=lambda: [])
+    below: dict[str, _Branch] = dataclasses.field(default_factory=lambda: {})
+
+
 def _in_call_order(trace: Trace, places: Sequence[_Place]) -> list[_Place]:
     """The places with parents before children, and siblings in the order of their calls.
 
@@ -187,19 +199,22 @@ def _in_call_order(trace: Trace, places: Sequence[_Place]) -> list[_Place]:
     for number, call in enumerate(trace.calls):
         first.setdefault(call.site, number)
     never = len(trace.calls)
-    reached: dict[_Segments, int] = {}
-    for place in places:
-        number = first.get(place.key, never)
-        for end in range(len(place.segments) + 1):
-            above = place.segments[:end]
-            reached[above] = min(reached.get(above, never), number)
-    position = {place.segments: i for i, place in enumerate(places)}
-
-    def rank(place: _Place) -> list[tuple[int, int]]:
-        above = [place.segments[:end] for end in range(len(place.segments) + 1)]
-        return [(reached[segments], position.get(segments, 0)) for segments in above]
-
-    return sorted(places, key=rank)
+    above = _Branch(never)
+    for position, place in enumerate(places):
+        branch, number = above, first.get(place.key, never)
+        branch.reached = min(branch.reached, number)
+        for segment in place.segments:
+            branch = branch.below.setdefault(segment, _Branch(never))
+            branch.reached = min(branch.reached, number)
+        branch.position = position
+        branch.places.append(place)
+    found: list[_Place] = []
+    open_ = [above]  # not by recursion: a model may be as deep as Python's stack
+    while open_:
+        branch = open_.pop()
+        found += branch.places
+        open_ += sorted(branch.below.values(), key=lambda b: (b.reached, b.position))[::-1]
+    return found
 
 
 def _row(
@@ -207,6 +222,7 @@ def _row(
     calls: Sequence[TracedCall],
     known: Mapping[_Segments, int],
     unseen: Mapping[str, str],
+    before: Sequence[protocol.Site],
 ) -> protocol.Site:
     parent, start = _parent(place.segments, known)
     first = calls[0] if calls else None
@@ -214,7 +230,6 @@ def _row(
     if not reason and first is None and place.callable:
         reason = "it is not called by the example"
     flops = [c.flops for c in calls]
-    above = sum(1 for n in range(len(place.segments)) if place.segments[:n] in known)
     name = "/".join(place.segments[start:])
     if of_operation(place.key)[1]:  # `@mix.mul` is one name if `@mix` has no row
         name = name.replace("/.", ".")
@@ -223,7 +238,7 @@ def _row(
         name=name or place.kind,
         kind=place.kind,
         parent=parent,
-        depth=0 if parent < 0 else above,
+        depth=0 if parent < 0 else before[parent].depth + 1,
         inputs=first.inputs if first else "",
         output=first.output if first else "",
         parameters=place.parameters,
