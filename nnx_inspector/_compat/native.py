@@ -187,19 +187,24 @@ def by_rows(
 _once = Primitive("nnx_inspector_once")
 
 
-def computed_once(x: jax.Array) -> jax.Array:
+def computed_once(x: jax.Array, *, after: Sequence[jax.Array] = ()) -> jax.Array:
     """`x`, for a value that is both measured and passed on.
 
     XLA for a CPU copies the elementwise operations that make a value into each of its uses, so that
     a chain of n measured values becomes n**2 operations. Nothing is copied across a call. (XLA
     removes an `optimization_barrier` before it fuses.)
+
+    `after` is computed first. If it is all that reads the value before, what changes the result
+    where it lies need not copy it.
     """
-    return _once.bind(x)
+    return _once.bind(x, *after)
 
 
-_once.def_impl(lambda x: x)
-_once.def_abstract_eval(lambda x: x)
-mlir.register_lowering(_once, lambda ctx, x: [x])
-lower_for_a_cpu(_once, lambda x: x, lambda x: call("nnx_inspector_once", [x], x, in_place=True)[0])
+_once.def_impl(lambda x, *_: x)
+_once.def_abstract_eval(lambda x, *_: x)
+mlir.register_lowering(_once, lambda ctx, x, *_: [x])
+lower_for_a_cpu(
+    _once, lambda x, *_: x, lambda *x: call("nnx_inspector_once", x[:1], *x, in_place=True)[0]
+)
 ad.primitive_jvps[_once] = lambda primals, tangents: (_once.bind(*primals), tangents[0])
 batching.primitive_batchers[_once] = lambda args, dims: (_once.bind(*args), dims[0])

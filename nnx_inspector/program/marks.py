@@ -261,9 +261,9 @@ def _tap_transpose(
     payload = None
     if ad.is_undefined_primal(sink):
         with ours():
-            ct = computed_once(ct)
             measure = _Packed(rows, sample)
             payload = only_if(gates[0], measure, ct, apart=apart) if gates else measure(ct)
+            ct = computed_once(ct, after=[payload])
             payload = counted_once(payload, ct, jaxprs.varying_axes(sink))
     return (ct if ad.is_undefined_primal(t) else None), payload, *rest
 

@@ -82,6 +82,23 @@ def test_what_is_computed_once_is_differentiated_as_the_identity() -> None:
     np.testing.assert_allclose(jax.jit(jax.jacfwd(f))(x), 6 * x**5, rtol=1e-6)
 
 
+@pytest.mark.skipif(not serves_here(), reason="the functions in C are for one CPU")
+def test_what_is_changed_in_place_after_it_was_measured_is_not_copied() -> None:
+    def step(x: jax.Array, rows: jax.Array) -> list[jax.Array]:
+        x = jnp.tanh(x)
+        mean = gauge(x)
+        return [apply(native.computed_once(x, after=[mean]), rows, 0), mean]
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32))
+    program = jax.jit(step).lower(x, jnp.array([[SCALE, 2.0]])).compile()
+    text = program.as_text()
+    assert "nnx_inspector_apply" in text
+    assert " copy(" not in text
+    scaled, mean = program(x, jnp.array([[SCALE, 2.0]]))
+    np.testing.assert_allclose(scaled, 2 * np.tanh(x), rtol=1e-6)
+    np.testing.assert_array_equal(mean, gauge(jnp.tanh(x)))
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_it_packs_and_unpacks_as_jax_does(dtype: type) -> None:
     with jax.enable_x64(dtype is np.float64):
