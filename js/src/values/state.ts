@@ -41,7 +41,7 @@ export class ValuesState {
   /** The value under the cursor with every digit; null until it is known. */
   readonly exact = signal<string | null>(null);
 
-  private most: readonly number[] = [64, 256, 256];
+  private most: readonly number[] = [64, 64, 64]; // many tiles at once are slow, and the room is not known yet
   private opening: { wish: OpenWish; next: OpenWish | null } | null = null;
   private reading: { wish: Read; next: Read | null } | null = null;
   private pointing: { wish: Read; next: Read | null } | null = null;

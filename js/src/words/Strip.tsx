@@ -10,8 +10,8 @@ import { dark } from "../ui/theme";
 import type { Range } from "../values/cells";
 import { colours, css, NOT_FINITE, shade } from "../charts/colour";
 
-/** How many words are added at a time. */
-const CHUNK = 512;
+/** How many words are added at a time: so few that no frame is late while one scrolls. */
+const CHUNK = 128;
 
 interface Props {
   words: readonly string[];
