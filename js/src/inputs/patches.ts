@@ -35,3 +35,12 @@ export const toGrid = (at: Cursor, { columns, skip }: Grid): Cursor => {
 };
 
 export const fromGrid = (at: Cursor, { columns, skip }: Grid): Cursor => ({ tile: at.tile, row: 0, column: skip + at.row * columns + at.column });
+
+/** The part of a picture where a place lies, as the shares top, bottom, left and right: of a map with rows and columns, or of a patch. */
+export function placeOnPicture(place: readonly number[], extent: readonly number[], pictures: Pictures | null | undefined): readonly [number, number, number, number] | null {
+  const grid = place.length === 1 ? gridOf(pictures, extent[0]!) : null;
+  if (grid && place[0]! < grid.skip) return null; // a class token
+  const patch = grid && toGrid({ tile: 0, row: 0, column: place[0]! }, grid);
+  const [y, x, rows, columns] = patch ? [patch.row, patch.column, grid.rows, grid.columns] : place.length === 2 ? [...place, ...extent] : [];
+  return rows && columns ? [y! / rows, (y! + 1) / rows, x! / columns, (x! + 1) / columns] : null;
+}

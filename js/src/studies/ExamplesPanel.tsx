@@ -1,7 +1,6 @@
 // The panel "Examples": the examples that excite a unit of the selected site most and least, and a
 // few at random. Invariant: another unit of what was found is shown without computing it again.
-import { toGrid } from "../inputs/patches";
-import { gridOf } from "../inputs/pictures";
+import { placeOnPicture } from "../inputs/patches";
 import { Thumbnail } from "../inputs/Thumbnail";
 import { visible } from "../inputs/state";
 import type { ExciteRow, Pictures, Site, UnitExamples } from "../kernel/protocol";
@@ -99,24 +98,12 @@ function Table({ store, found }: { store: Store; found: UnitExamples }) {
   );
 }
 
-/** One place of rows and columns, as shares of a picture. */
-const markOf = (row: number, column: number, rows: number, columns: number) => [row / rows, (row + 1) / rows, column / columns, (column + 1) / columns] as const;
-
 function Row({ row, pictures, extent }: { row: ExciteRow; pictures: Pictures | null | undefined; extent: readonly number[] }) {
-  const [y, x] = row.place;
-  const [rows, columns] = extent;
-  const patches = row.place.length === 1 ? gridOf(pictures, rows!) : null;
-  const patch = patches && y! >= patches.skip ? toGrid({ tile: 0, row: 0, column: y! }, patches) : null;
-  const mark = patch
-    ? markOf(patch.row, patch.column, patches!.rows, patches!.columns)
-    : row.place.length === 2 && rows && columns
-      ? markOf(y!, x!, rows, columns)
-      : null;
   const names = row.place.length === 1 ? ["position"] : row.place.length === 2 ? ["row", "column"] : row.place.map((_, i) => `axis ${i}`);
   const place = row.place.map((at, i) => `${names[i]} ${at}`).join(", ");
   return (
     <li data-testid={ids.excited} data-site={row.which} data-value={exact(row.value)}>
-      <Thumbnail pictures={pictures} example={row.example} height={56} mark={mark} />
+      <Thumbnail pictures={pictures} example={row.example} height={56} mark={placeOnPicture(row.place, extent, pictures)} />
       <span class="nni-excited-value">{real(row.value)}</span>
       <span class="nni-faint">
         example {row.example}
