@@ -154,7 +154,7 @@ class Core:
     def wait_for(self, who: str, what: str = "") -> None:
         """Show that a part of the inspector waits for something; "" for nothing any more."""
         if self._waiting.get(who, ("", 0.0))[0] != what:
-            if what:
+            if what and not self.closed:
                 self._waiting[who] = what, time.monotonic()
             else:
                 self._waiting.pop(who, None)
@@ -178,6 +178,7 @@ class Core:
             if self.closed:
                 return
             self.closed, self.shown = True, None
+        self._waiting.clear()  # nobody waits for what is still under way
         self.recording.detach()
         self.closing.close()
 

@@ -6,6 +6,7 @@ A job that waits for an event holds the thread, so that each test decides what h
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -230,6 +231,58 @@ def test_a_model_that_is_donated_meanwhile_is_told(begun):
         _ = begun.insp.recording
     begun.insp.update(state)
     assert len(begun.insp.recording) == 1
+
+
+class Blocking(nnx.Module):
+    """Its pass does not end before the test says so."""
+
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(3, 3, rngs=rngs)
+        self.entered, self.let_go = threading.Event(), threading.Event()
+
+    def __call__(self, x):
+        return jax.pure_callback(self.hold, jax.typeof(x), self.linear(x))
+
+    def hold(self, x):
+        self.entered.set()
+        self.let_go.wait()
+        return np.asarray(x)
+
+
+@pytest.fixture
+def blocked():
+    one = Begun(Blocking(nnx.Rngs(0)))
+    one.gate.set()
+    one.model.entered.wait()
+    yield one
+    one.model.let_go.set()
+    one.insp._rerun.wait()
+    assert not one.insp._rerun._arming.busy
+
+
+def test_who_waits_for_a_pass_that_does_not_end_can_be_interrupted(blocked):
+    assert blocked.waiting == ["running the first pass"]
+    main = threading.main_thread().ident
+
+    def read():
+        threading.Thread(target=signal.pthread_kill, args=(main, signal.SIGINT)).start()
+        return blocked.insp.recording
+
+    with pytest.raises(KeyboardInterrupt):
+        read()
+    assert blocked.kinds == []
+    blocked.model.let_go.set()
+    assert len(blocked.insp.recording) == 1
+    blocked.insp.close()
+
+
+def test_a_pass_that_does_not_end_is_left_by_closing_and_the_model_goes_on(blocked):
+    blocked.insp.close()
+    assert blocked.waiting == []
+    assert float(jnp.abs(blocked.model.linear(X)).sum()) > 0
+    blocked.model.let_go.set()
+    blocked.insp._rerun.wait()
+    assert blocked.kinds == []
 
 
 class Reading(nnx.Module):
