@@ -141,7 +141,7 @@ def traced(act: Callable[[Any], object], models: list[Any]) -> int:
 
 
 def test_parameters_are_made_by_the_constructor():
-    """The constructor of an NNX module makes the parameters at once and stores them as
+    """The constructor of an NNX module makes the parameters immediately and stores them as
     attributes."""
     linear = nnx.Linear(16, 2, rngs=nnx.Rngs(0))
     assert isinstance(linear.kernel, nnx.Param)
