@@ -200,11 +200,13 @@ def computed_once(x: jax.Array, *, after: Sequence[jax.Array] = ()) -> jax.Array
     return _once.bind(x, *after)
 
 
-_once.def_impl(lambda x, *_: x)
-_once.def_abstract_eval(lambda x, *_: x)
+def _first(x: Any, *_: Any) -> Any:
+    return x
+
+
+_once.def_impl(_first)
+_once.def_abstract_eval(_first)
 mlir.register_lowering(_once, lambda ctx, x, *_: [x])
-lower_for_a_cpu(
-    _once, lambda x, *_: x, lambda *x: call("nnx_inspector_once", x[:1], *x, in_place=True)[0]
-)
+lower_for_a_cpu(_once, _first, lambda *x: call("nnx_inspector_once", x[:1], *x, in_place=True)[0])
 ad.primitive_jvps[_once] = lambda primals, tangents: (_once.bind(*primals), tangents[0])
 batching.primitive_batchers[_once] = lambda args, dims: (_once.bind(*args), dims[0])

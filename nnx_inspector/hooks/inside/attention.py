@@ -375,7 +375,7 @@ def _pattern(
     # a single axis of both is a batch, unless it comes after that of the queries: [n, head, d]
     single = len({p.places for p in both}) == 1
     is_head = bool(both) and not (single and all(by_place(p) > by_place(both[-1]) for p in asking))
-    # one entry of an axis of both, as p[:, 0], is no axis of its own
+    # a single entry of a shared axis, as in p[:, 0], does not count as an axis
     entries = {p.places for p in both} - {p.places for p in both if p.size > 1 or not p.number}
     axes = [p for p in both if p.places not in entries] or both
     heads = [p for p in axes if is_head and p.places == axes[-1].places]

@@ -1,5 +1,5 @@
-"""Attentions of unusual forms, whose pattern is the one that multiplies the values; and softmaxes
-that are none. The oracles are NumPy's, in 64 bits.
+"""Attentions of unusual forms, whose pattern is the one that multiplies the values, and softmaxes
+that are not attention. The oracles are computed by NumPy in float64.
 """
 
 from __future__ import annotations
