@@ -14,7 +14,7 @@ from typing import Any
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.hooks.sites import of_operation, parse_key
 from nnx_inspector.program.analysis.equations import Body, bodies_of
-from nnx_inspector.program.marks import OUTPUT, mark
+from nnx_inspector.program.marks import INPUT, OUTPUT, mark
 
 _SAME = {"copy", "copy_p", "convert_element_type", "optimization_barrier", "sharding_constraint"}
 _SAME |= {"device_put", "name", "pvary", "broadcast_in_dim"}
@@ -44,15 +44,22 @@ Addend = tuple[str, int]
 
 @dataclasses.dataclass(frozen=True)
 class _Sum:
-    """What was found: the addends, the carries of loops, and whether a block was walked into."""
+    """What was found: the addends, the carries of loops, the sites that received a part of it, and
+    whether a block was walked into.
+    """
 
     addends: tuple[Addend, ...] = ()
     carries: tuple[tuple[int, int], ...] = ()
     residual: bool = False
+    received: frozenset[str] = frozenset()
 
     def __add__(self, other: _Sum) -> _Sum:
-        residual = self.residual or other.residual
-        return _Sum(self.addends + other.addends, self.carries + other.carries, residual)
+        return _Sum(
+            self.addends + other.addends,
+            self.carries + other.carries,
+            self.residual or other.residual,
+            self.received | other.received,
+        )
 
 
 @dataclasses.dataclass
@@ -103,6 +110,12 @@ class Walk:
             if name in ("add", "add_any"):
                 first, second = equation.invars
                 return self._walk(frame, first) + self._walk(frame, second)
+            if name == "sub":  # what is taken away is added by nobody
+                atom = equation.invars[0]
+                continue
+            if self._is(equation, INPUT):
+                inner = self._walk(frame, equation.invars[position])
+                return inner + _Sum(received=frozenset([equation.params["site"]]))
             if self._is(equation, OUTPUT):
                 return self._of_site(frame, equation, position)
             if name in _SAME or equation.primitive is mark:
@@ -118,7 +131,7 @@ class Walk:
             a_sum = any(not s.startswith(f"{site}.") for s, _ in inner.addends)
             return inner if a_sum or inner.carries else _Sum(((site, position),))
         outside = any(parse_key(s)[0][: len(path)] != path for s, _ in inner.addends)
-        if outside or inner.carries or inner.residual:
+        if outside or inner.carries or inner.residual or site in inner.received:
             return dataclasses.replace(inner, residual=True)
         return _Sum(((site, position),))
 

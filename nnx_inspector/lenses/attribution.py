@@ -2,7 +2,8 @@
 
 The derivative is taken of the traced pass: with respect to an argument of floating-point numbers,
 or, for tokens, to what the embedding returns. Invariant: `values` has the shape of what it is of,
-and the examples of a batch are attributed each for itself. Changes no model.
+and the examples of a batch are attributed each for itself; where one changes the outputs of another
+(a BatchNorm in training), the others are held as they are. Changes no model.
 
 Source: Simonyan et al. 2014, "Deep Inside Convolutional Networks"; Sundararajan et al. 2017,
 "Axiomatic Attribution for Deep Networks" (integrated gradients).
@@ -28,9 +29,9 @@ from nnx_inspector.lenses.observed import (
     logits_in,
     observed,
 )
-from nnx_inspector.program.analysis.dataflow import dataflow
+from nnx_inspector.program.analysis.dataflow import inputs_received
 from nnx_inspector.program.harvest import evaluate
-from nnx_inspector.program.marks import OUTPUT
+from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.stats.summarize import in_words
@@ -47,7 +48,8 @@ class Attribution:
     """What each number of the input, or of a site's output, counts for an output.
 
     Attributes:
-        of: the site, `"token"`, or `""` for an argument of the call.
+        of: the site, `"token"` (of several calls, `"token call 0"`), or `""` for an argument of
+            the call.
         method: "gradient", "gradient_times_input" or "integrated_gradients".
         values: an attribution for each number, in the shape of what it is of.
         scores: one for each place: for a site, the sum over its features (of "gradient", their
@@ -139,15 +141,18 @@ def attribute(
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps must be a number of gradients, 1 or more, got {steps!r}.")
     with observed(f, args, kwargs, what="attribute", only=and_operations(site)) as one:
-        number, chosen = (None, site) if site is not None else _input_of(one)
-        run, x = _passes(one, number, chosen)
+        number, chosen, call = (None, site, None) if site is not None else _input_of(one)
+        run, x = _passes(one, number, chosen, call)
         out = jax.jit(run)(x, one.stage.inputs)
         pick = output if callable(output) else _logit(out, output, position)
-        program = jax.jit(_program, static_argnames=("run", "pick", "method", "steps"))
-        found = program(
-            x, jnp.asarray(baseline, x.dtype), one.stage.inputs, run, pick, method, steps
-        )
-        values, output_of, of_baseline = jax.device_get(found)
+        start = jnp.broadcast_to(jnp.asarray(baseline, x.dtype), x.shape)
+
+        def program(apart: bool) -> Any:
+            make = jax.jit(lambda *given: _program(*given, run, pick, method, steps, apart))
+            return jax.device_get(make(x, start, one.stage.inputs))
+
+        found = program(False)
+        (values, output_of, of_baseline), _ = program(True) if found[1] else found
     each = (values if values.ndim and output_of.ndim else values[None]).astype(np.float64)
     sums = each.reshape(len(each), -1).sum(1) if output_of.ndim else values.sum()
     integrated = method == "integrated_gradients"
@@ -155,7 +160,7 @@ def attribute(
     if number is None:
         scores = np.linalg.norm(values, axis=-1) if method == "gradient" else values.sum(-1)
     return Attribution(
-        of=chosen or "",
+        of=(chosen or "") + ("" if call is None else f" call {call}"),
         method=method,
         values=values,
         scores=scores,
@@ -170,9 +175,11 @@ Run = Callable[[Any, Any], Any]
 
 
 def _program(
-    x: Any, baseline: Any, inputs: Any, run: Run, pick: Any, method: Method, steps: int
+    x: Any, start: Any, inputs: Any, run: Run, pick: Any, method: Method, steps: int, apart: bool
 ) -> Any:
-    """The attribution, the output, and the output of the baseline."""
+    """The attribution, the output, and the output of the baseline; and whether the output of one
+    example depends on the others, which must then be attributed `apart`.
+    """
 
     def picked(x: Any) -> Any:
         value = jnp.asarray(pick(run(x, inputs)))
@@ -183,23 +190,44 @@ def _program(
                 f"output= must return one number, or one for each of the {x.shape[0]} examples; it "
                 f"returned {in_words(value.dtype, value.shape)}."
             )
+        return value
+
+    def alone(i: Any) -> Any:
+        return _along(lambda row: picked(x.at[i].set(row))[i], x[i], start[i], method, steps)
+
+    if apart:
+        return jax.lax.map(alone, jnp.arange(len(x))), False
+    value, pull = jax.vjp(picked, x)
+    mixed = False
+    if value.ndim and len(value) > 1:
+        (of_first,) = pull(jnp.zeros_like(value).at[0].set(1))
+        mixed = (abs(of_first[1:]) > 0).any()
+    return _along(picked, x, start, method, steps), mixed
+
+
+def _along(picked: Any, x: Any, start: Any, method: Method, steps: int) -> Any:
+    """The attribution of the outputs to x, the outputs, and those of the baseline."""
+
+    def total(x: Any) -> Any:
+        value = picked(x)
         return value.sum(), value
 
-    gradient = jax.grad(picked, has_aux=True)
-    slope, value = gradient(x)
-    start = jnp.broadcast_to(baseline, x.shape)
+    gradient = jax.grad(total, has_aux=True)
     if method == "integrated_gradients":
 
-        def step(total: Any, share: Any) -> Any:
-            return total + gradient(start + share.astype(x.dtype) * (x - start))[0], None
+        def step(sums: Any, share: Any) -> Any:
+            return sums + gradient(start + share.astype(x.dtype) * (x - start))[0], None
 
         shares = (jnp.arange(steps) + 0.5) / steps
-        total, _ = jax.lax.scan(step, jnp.zeros_like(x), shares)
-        return total / steps * (x - start), value, picked(start)[1]
+        sums, _ = jax.lax.scan(step, jnp.zeros_like(x), shares)
+        return sums / steps * (x - start), picked(x), picked(start)
+    slope, value = gradient(x)
     return (slope if method == "gradient" else slope * x), value, None
 
 
-def _passes(one: Observed, number: int | None, site: str | None) -> tuple[Run, jax.Array]:
+def _passes(
+    one: Observed, number: int | None, site: str | None, call: int | None
+) -> tuple[Run, jax.Array]:
     """The pass as a function of one of its inputs, or of what a site returns; and its value."""
     stage = one.stage
     if number is not None:
@@ -215,23 +243,25 @@ def _passes(one: Observed, number: int | None, site: str | None) -> tuple[Run, j
     if calls is None:
         near = ", ".join(map(repr, closest(site or "", list(one.calls))))
         raise ValueError(f"{site!r} is not a site of this call. The closest are {near}.")
-    if calls.count > 1 or calls.rows:
+    if (calls.count > 1 and call is None) or calls.rows:
         times = f"{calls.count} times" if calls.count > 1 else f"in a scan of {calls.rows[0]}"
         raise ValueError(f"{site!r} is called {times}; attribute to a site that is called once.")
     arrays = [i for i, x in enumerate(calls.returned) if jnp.issubdtype(x.dtype, jnp.floating)]
     if not arrays:
         raise TypeError(f"{site!r} returns no floating-point numbers to differentiate by.")
 
+    places = [m for m in stage.survey.marks if (m.site, m.part) == (site, OUTPUT)]
+
     def of_site(x: Any, inputs: Any) -> Any:
         def replaced(mark: Marked, values: list[Any], rows: Any) -> list[Any]:
             return [x if i == arrays[0] else value for i, value in enumerate(values)]
 
-        found = stage.survey.only(lambda mark: (mark.site, mark.part) == (site, OUTPUT))
+        found = stage.survey.only(lambda mark: mark is places[call or 0])
         out, _ = evaluate(found, inputs, plan=Plan(summarise=False, perturb=replaced))
         return _returned(one, out)
 
     _, values = one.run({(site or "", OUTPUT)})
-    return of_site, values[site or "", OUTPUT][0][arrays[0]]
+    return of_site, values[site or "", OUTPUT][call or 0][arrays[0]]
 
 
 def _returned(one: Observed, out: Any) -> Any:
@@ -239,32 +269,50 @@ def _returned(one: Observed, out: Any) -> Any:
     return returned.rebuild([None] * len(returned.nodes), out[: one.stage.outputs])
 
 
-def _input_of(one: Observed) -> tuple[int | None, str | None]:
-    """The number of the first array of the arguments, or the site that embeds its tokens."""
-    if not one.stage.arrays:
+def _input_of(one: Observed) -> tuple[int | None, str | None, int | None]:
+    """The number of the first array of the arguments; or the site that embeds its tokens, and which
+    of its calls if there are several.
+    """
+    stage = one.stage
+    if not stage.arrays:
         raise TypeError("The call has no array among its arguments. Pass site= to attribute to.")
-    first = one.stage.arrays[0]
+    first = stage.arrays[0]
     if jnp.issubdtype(first.dtype, jnp.floating):
-        return 0, None
-    edges, borders, _ = dataflow(one.stage.survey.jaxpr, one.stage.owner)
-    given = {edge.consumer for edge in borders} - {edge.consumer for edge in edges}
-    embeds = [
-        calls.site
-        for calls in one.calls.values()
-        if calls.site in given
-        and [x.size for x in calls.received] == [first.size]
-        and len(calls.returned) == 1
-        and calls.returned[0].shape[:-1] == calls.received[0].shape
-        and jnp.issubdtype(calls.returned[0].dtype, jnp.floating)
-        and not any(_within(other, calls.site) for other in one.calls)
-    ]
-    if not embeds:
-        raise ValueError(
-            f"The first array of the arguments is {in_words(first.dtype, first.shape)}, and no "
-            f"module returns floating-point numbers for it, as an nnx.Embed does. Pass site=, the "
-            f"site whose output to attribute to: {', '.join(map(repr, list(one.calls)[:6]))}."
-        )
-    return None, embeds[0]
+        return 0, None, None
+    embeds = [site for site in one.calls if _embeds(one, site)]
+    held = len(stage.inputs) - len(stage.arrays)
+    for number, found in sorted(inputs_received(stage.survey.jaxpr, stage.owner, embeds).items()):
+        if number >= held:
+            site = next(site for site in embeds if site in found)
+            several = one.calls[site].count > 1
+            return None, site, _call_with(one, site, stage.inputs[number]) if several else None
+    raise ValueError(
+        f"The first array of the arguments is {in_words(first.dtype, first.shape)}, and no "
+        f"module returns floating-point numbers for it, as an nnx.Embed does. Pass site=, the "
+        f"site whose output to attribute to: {', '.join(map(repr, list(one.calls)[:6]))}."
+    )
+
+
+def _embeds(one: Observed, site: str) -> bool:
+    """Whether a site returns features for each of the whole numbers that it receives."""
+    calls = one.calls[site]
+    if len(calls.received) != 1 or len(calls.returned) != 1:
+        return False
+    ids, features = calls.received[0], calls.returned[0]
+    return (
+        jnp.issubdtype(ids.dtype, jnp.integer)
+        and jnp.issubdtype(features.dtype, jnp.floating)
+        and features.shape[:-1] == ids.shape
+        and not any(_within(other, site) for other in one.calls)
+    )
+
+
+def _call_with(one: Observed, site: str, tokens: Any) -> int | None:
+    """The only call of a site that receives these tokens; None if none or several do."""
+    _, values = one.run({(site, INPUT)})
+    received = [arrays[0] for arrays in values[site, INPUT]]
+    same = [i for i, x in enumerate(received) if np.array_equal(x, tokens)]
+    return same[0] if len(same) == 1 else None
 
 
 def _within(inner: str, outer: str) -> bool:

@@ -75,6 +75,11 @@ class Observed:
         avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms]
         return returned.rebuild([None] * len(returned.nodes), avals)
 
+    def members(self, *sites: str) -> int:
+        """How many models of an ensemble call one of the sites together; 0 for a single model."""
+        marks = (mark for mark, _ in self.stage.survey.walk() if mark.site in sites)
+        return max((mark.members for mark in marks), default=0)
+
     def run(
         self, wanted: Collection[tuple[str, str]]
     ) -> tuple[Any, dict[tuple[str, str], list[Any]]]:

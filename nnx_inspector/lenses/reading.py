@@ -25,6 +25,7 @@ from nnx_inspector.hooks.sites import (
     nothing_selected,
     of_operation,
     parse_key,
+    site_key,
 )
 from nnx_inspector.lenses.observed import (
     Calls,
@@ -100,6 +101,12 @@ def reading_of(one: Observed, unembed: Unembed, norm: Norm) -> Reading:
         norm = _norm_in(one, _ends(one, last.site if last else None)) if proposed or last else False
     first = _site(one, norm, "norm") if norm else None
     receiver = first or last
+    members = one.members(*(calls.site for calls in (first, last) if calls is not None))
+    if members:
+        raise ValueError(
+            f"{receiver.site if receiver else ''!r} belongs to an ensemble of {members} models "
+            f"that one call runs together. Pass a function that calls one of them."
+        )
     received = () if receiver is None else receiver.received
     return Reading(
         one.model,
@@ -214,9 +221,29 @@ def _makes(one: Observed, site: str, classes: int) -> bool:
 
 
 def _norm_in(one: Observed, ends: Sequence[str]) -> str | Literal[False]:
-    """The last norm among sites; False if there is none."""
+    """The last norm among sites; False if there is none, or if it belongs to a repeated block."""
     norms = [site for site in ends if _is_norm(one, site)]
-    return max(norms, key=lambda site: one.calls[site].last) if norms else False
+    last = max(norms, key=lambda site: one.calls[site].last) if norms else None
+    return last if last is not None and not _in_repeated(one, last) else False
+
+
+def _in_repeated(one: Observed, site: str) -> bool:
+    """Whether a site is within one of several blocks that receive what they return."""
+    path = parse_key(site)[0]
+    around = {site_key(path[:end]) for end in range(1, len(path))} & set(one.calls)
+    groups = {_group(block) for block in around if _repeats_itself(one.calls[block])}
+    blocks = [c for other, c in one.calls.items() if _group(other) in groups]
+    return any(c.rows or c.count > 1 for c in blocks) or len(blocks) > len(groups)
+
+
+def _repeats_itself(calls: Calls) -> bool:
+    shapes = {x.shape for x in calls.returned}
+    return any(x.shape in shapes for x in calls.received)
+
+
+def _group(site: str) -> str:
+    """The same for the blocks of a list, and for attributes with a number in their name."""
+    return re.sub(r"\d+", "#", site)
 
 
 def _is_norm(one: Observed, site: str) -> bool:
@@ -319,8 +346,7 @@ def _repeated(one: Observed, found: Sequence[Stream], reading: Reading) -> list[
         site, shape = stream.calls.site, stream.calls.returned[stream.array].shape
         receives = any(x.shape == shape for x in stream.calls.received)
         if site and not of_operation(site)[1] and receives and stream.calls.last < end:
-            # the blocks of a list, or attributes with a number in their name
-            groups.setdefault(re.sub(r"\d+", "#", site), []).append(stream)
+            groups.setdefault(_group(site), []).append(stream)
     repeated = [
         group
         for group in groups.values()

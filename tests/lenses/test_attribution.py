@@ -119,6 +119,57 @@ def test_the_model_does_not_change():
     assert all(a is b for a, b in zip(before, jax.tree.leaves(nnx.state(model)), strict=True))
 
 
+class Together(nnx.Module):
+    """Its BatchNorm in training makes each output depend on all examples."""
+
+    def __init__(self):
+        self.norm = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+        self.head = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: Any) -> Any:
+        return self.head(nnx.tanh(self.norm(x)))
+
+
+@pytest.mark.parametrize("method", ["gradient", "integrated_gradients"])
+def test_each_example_is_attributed_with_the_others_as_they_are(method: Any):
+    x = X.reshape(-1, 3)[:4]
+    found = nni.attribute(Together(), x, output=1, method=method, steps=200)
+    output = lambda x: Together()(x)[:, 1]  # noqa: E731
+    np.testing.assert_allclose(found.output, output(x), rtol=1e-5)
+    if method == "gradient":
+        own = jax.jacobian(output)(jnp.asarray(x))[np.arange(4), np.arange(4)]
+        np.testing.assert_allclose(found.values, own, rtol=1e-4, atol=1e-6)
+        return
+    assert found.error is not None
+    assert found.error < 1e-3
+    without = [output(x * (np.arange(4) != i)[:, None])[i] for i in range(4)]
+    np.testing.assert_allclose(found.baseline_output, without, rtol=1e-4, atol=1e-5)
+
+
+class Translator(nnx.Module):
+    """One embedding for what is read and what is written, and a mask that comes before both."""
+
+    def __init__(self):
+        self.token = nnx.Embed(VOCABULARY, D, rngs=nnx.Rngs(0))
+        self.head = nnx.Linear(D, 3, rngs=nnx.Rngs(1))
+
+    def __call__(self, mask: Any, written: Any, read: Any) -> Any:
+        x = (self.token(read) * mask[..., None]).mean(1)
+        return self.head(nnx.tanh(x) * self.token(written).mean(1))
+
+
+def test_of_several_calls_of_an_embedding_that_of_the_first_tokens_is_meant():
+    model, read = Translator(), jnp.asarray(TOKENS)
+    mask, written = jnp.ones_like(read), read[:, :3]
+    found = nni.attribute(model, mask, written, read, output=2, method="gradient")
+    by_hand = lambda x: model.head(nnx.tanh(model.token(read).mean(1)) * x.mean(1))[:, 2].sum()  # noqa: E731
+    expected = jax.grad(by_hand)(model.token(written))
+    np.testing.assert_allclose(found.values, expected, rtol=1e-4, atol=1e-6)
+    assert found.of == "token call 1"
+    with pytest.raises(ValueError, match="'token' is called 2 times"):
+        nni.attribute(model, mask, read, read)
+
+
 class OneHot(nnx.Module):
     def __init__(self):
         self.head = nnx.Linear(VOCABULARY, 3, rngs=nnx.Rngs(0))

@@ -154,6 +154,74 @@ def test_what_cannot_be_read_is_named():
         nni.lens(two, jnp.ones((2, D)))
 
 
+class After(nnx.Module):
+    """A block that normalises what it returns."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.up = nnx.Linear(D, D, rngs=rngs)
+        self.inner, self.norm = nnx.LayerNorm(D, rngs=rngs), nnx.LayerNorm(D, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.norm(x + nnx.tanh(self.up(self.inner(x))))
+
+
+class Stack(nnx.Module):
+    """A stack with its own norm, which may be in a module of its own."""
+
+    def __init__(self, rngs: nnx.Rngs, wrapped: bool):
+        make = nnx.vmap(After, in_axes=(0,), out_axes=0)
+        self.blocks = nnx.split_rngs(splits=LAYERS)(make)(rngs)
+        norm = nnx.RMSNorm(D, rngs=rngs)
+        self.norm = nnx.Sequential(norm, nnx.Dropout(0.0)) if wrapped else norm
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        one = nnx.scan(lambda x, block: block(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        return self.norm(one(x, self.blocks))
+
+
+class Forms(nnx.Module):
+    def __init__(self, form: str):
+        rngs = nnx.Rngs(0)
+        half = jnp.bfloat16 if form == "half" else None
+        self.token = nnx.Embed(VOCABULARY, D, rngs=rngs, dtype=half)
+        if form in ("own", "wrapped"):
+            self.body: Any = Stack(rngs, form == "wrapped")
+        else:
+            self.body = nnx.Sequential(*[After(rngs) for _ in range(LAYERS)])
+        self.head = nnx.Linear(D, VOCABULARY, rngs=rngs)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        return self.head(self.body(self.token(tokens)))
+
+
+@pytest.mark.parametrize(
+    ("form", "norm", "first"),
+    [
+        ("after", "", "body/layers/0 input"),  # the norms of the blocks are no final norm
+        ("half", "", "body/layers/0 input"),  # an embedding of another dtype is a stream too
+        ("own", "body/norm", "body/blocks input"),
+        ("wrapped", "body/norm/layers/0", "body/blocks input"),
+    ],
+)
+def test_the_blocks_are_the_layers_wherever_the_norms_are(form: str, norm: str, first: str):
+    model = Forms(form)
+    found = nni.lens(model, TOKENS, k=1)
+    assert (found.unembed, found.norm, found.sites[0]) == ("head", norm, first)
+    assert len(found.sites) == LAYERS + 1
+    normal = model.body.norm if norm else lambda x: x
+    for row, x in ((0, model.token(jnp.asarray(TOKENS))), (-1, None)):
+        logits = model(jnp.asarray(TOKENS)) if x is None else model.head(normal(x))
+        expected = np.asarray(jax.nn.softmax(logits)).max(-1)
+        np.testing.assert_allclose(found.probabilities[row, ..., 0], expected, rtol=1e-4)
+
+
+def test_an_ensemble_is_told_to_be_one():
+    make = nnx.split_rngs(splits=2)(nnx.vmap(lambda rngs: Language(), in_axes=(0,), out_axes=0))
+    run = nnx.vmap(lambda model, tokens: model(tokens), in_axes=(0, None), out_axes=0)
+    with pytest.raises(ValueError, match="belongs to an ensemble of 2 models"):
+        nni.lens(lambda models, tokens: run(models, tokens).mean(0), make(nnx.Rngs(0)), TOKENS)
+
+
 def test_chosen_sites_are_the_layers():
     found = nni.lens(Language(), TOKENS, sites=["token", "blocks/1", "blocks/2"])
     assert found.sites == ("token", "blocks/1", "blocks/2")

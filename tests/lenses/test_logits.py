@@ -123,6 +123,43 @@ def test_an_operation_may_be_an_addend():
     assert whole.gap < 1e-4
 
 
+class Adds(nnx.Module):
+    def __init__(self, rngs, sign=1):
+        self.up, self.sign = nnx.Linear(D, D, rngs=rngs), sign
+
+    def __call__(self, x):
+        return x + self.up(x) if self.sign > 0 else x - self.up(x)
+
+
+class Patches(nnx.Module):
+    """Its stream begins with what no module returns, and one block takes something away."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.patch, self.head = nnx.Linear(2, D, rngs=rngs), nnx.Linear(D, 3, rngs=rngs)
+        self.blocks = nnx.List([Adds(rngs), Adds(rngs, -1), Adds(rngs)])
+
+    def __call__(self, x):
+        x = jnp.concatenate([jnp.ones((len(x), 1, D)), self.patch(x)], 1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_a_block_that_adds_to_what_no_module_returns_is_walked_into():
+    model, x = Patches(), jnp.arange(12.0).reshape(2, 3, 2)
+    found = nni.logit_attribution(model, x, token=1)
+    assert found.sites == ("blocks/0/up", "blocks/2/up", "(rest of the stream)", "(biases)")
+    stream = jnp.concatenate([jnp.ones((2, 1, D)), model.patch(x)], 1)
+    first = model.blocks[0].up(stream)
+    stream = model.blocks[1](stream + first)
+    column = model.head.kernel[:, 1]
+    np.testing.assert_allclose(found.contributions[0], first @ column, rtol=1e-4, atol=1e-4)
+    last = model.blocks[2].up(stream) @ column
+    np.testing.assert_allclose(found.contributions[1], last, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found.contributions.sum(0), model(x)[..., 1], rtol=1e-4)
+
+
 def test_the_frame_adds_up_for_each_position():
     found = nni.logit_attribution(Language(), TOKENS)
     frame: Any = found.to_frame(decode=str)
