@@ -148,8 +148,10 @@ def attribute(
         start = jnp.broadcast_to(jnp.asarray(baseline, x.dtype), x.shape)
 
         def program(apart: bool) -> Any:
-            make = jax.jit(lambda *given: _program(*given, run, pick, method, steps, apart))
-            return jax.device_get(make(x, start, one.stage.inputs))
+            def make(x: Any, start: Any, inputs: Any) -> Any:
+                return _program(x, start, inputs, run, pick, method, steps, apart)
+
+            return jax.device_get(jax.jit(make)(x, start, one.stage.inputs))
 
         found = program(False)
         (values, output_of, of_baseline), _ = program(True) if found[1] else found
