@@ -290,7 +290,8 @@ class Selection:
 
     Args:
         only: a glob over site keys (`*` matches one segment, `**` any number including none, so
-            the root too), a module type, a predicate `(path, module) -> bool`, or a sequence of
+            the root too; with an `@` such a glob takes the operations of every method), a module
+            type, a predicate `(path, module) -> bool`, or a sequence of
             these. None selects every method in `default_methods`.
         default_methods: a glob over the method names that a type, a predicate or None selects.
     """
@@ -342,7 +343,8 @@ class Selection:
                 return False
             called, wanted_operation = of_operation(term)
             pattern, *rest = split_escaped(called, ":")
-            wanted = rest[0] if rest else CALL
+            in_any = wanted_operation and re.search(r"(?<!\\)[*?]", pattern)
+            wanted = rest[0] if rest else "*" if in_any else CALL
             method, operation = of_operation(method)
             if not _segment_pattern(wanted_operation).fullmatch(operation):
                 return False
@@ -459,6 +461,11 @@ def closest(key: str, keys: Sequence[str], n: int = 3) -> list[str]:
     by_path = difflib.get_close_matches(key, keys, n=n, cutoff=0.5)
     first = [*by_name, *by_path] if "*" in key else [*by_path, *by_name]
     return list(dict.fromkeys([*first, *keys]))[:n]
+
+
+def escaped_glob(key: str) -> str:
+    """The glob that matches a key alone."""
+    return re.sub(r"([*?])", r"\\\1", key)
 
 
 def glob_matches(pattern: str, path: Path) -> bool:

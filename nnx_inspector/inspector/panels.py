@@ -16,7 +16,8 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector.errors import InspectorError, reply_text
-from nnx_inspector.hooks.sites import CALL, ModuleSite, Path, of_operation, parse_key, site_key
+from nnx_inspector.hooks.inside.attention import is_pattern
+from nnx_inspector.hooks.sites import CALL, ModuleSite, Path, parse_key, site_key
 from nnx_inspector.hooks.variables import variables_by_path
 from nnx_inspector.inspector.core import Answer, Core
 from nnx_inspector.inspector.values.axes import Around, names_of_value
@@ -217,7 +218,7 @@ def _axes_of(core: Core, site: str) -> tuple[str, ...]:
         module=found and found.module,
         batch=batch_of(core.call()),
         spatial=convolves(core.model),
-        attends=of_operation(site)[1].startswith("@attention"),
+        attends=is_pattern(site),
     )
     shape = [int(n) for n in one[2].split(",")]
     names = names_of_value(shape, jnp.dtype(one[1]), around)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flax import nnx
 
 from nnx_inspector.findings.findings import Finding
-from nnx_inspector.hooks.sites import Only, of_operation
+from nnx_inspector.hooks.sites import Only, of_operation, parse_key, site_key
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.diagnosing import Diagnosing, first_nan_in
 from nnx_inspector.inspector.export import write_html
@@ -264,7 +264,9 @@ class Readings:
             >>> insp.close()
         """
         core = self._core.require_open()
-        core.known(of_operation(site)[0], layers=False)
+        called, operation = of_operation(site)
+        by_module = operation and called not in core.view.keys  # a method that has no row
+        core.known(site_key(parse_key(site)[0]) if by_module else called, layers=False)
         opened = self._opening.open(look_of(core), site, part, clean=clean)
         return opened_tree(opened, site, call)
 

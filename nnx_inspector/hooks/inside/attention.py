@@ -12,7 +12,10 @@ or change anything: `Pattern` does, where the program is run.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import operator
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,7 +34,16 @@ _SAME_SHAPE = """
 """
 _ELEMENTWISE = frozenset(_SAME_SHAPE.split())
 _WRITES = frozenset(["swap", "addupdate"])
-_RANKS = ("fixed", "sum", "log", "scores", "exp", "log_pattern", "pattern")
+_RANKS = ("joined", "fixed", "sum", "log", "scores", "exp", "log_pattern", "pattern")
+
+
+PATTERN = "attention"
+"""The name of a pattern among the operations of a call."""
+
+
+def is_pattern(key: str) -> bool:
+    """Whether a site's key is that of a pattern."""
+    return re.search(rf"(?<!\\)@{PATTERN}(\[\d+])?$", key) is not None
 
 
 NONE_FOUND = (
@@ -46,15 +58,16 @@ class _Part(NamedTuple):
     of: str
     """"both", "left" or "right": the operands of the first product that have the axis."""
     places: tuple[int, int]
-    """Its place in the left and in the right operand."""
+    """Its place in the left and in the right operand, as they were before axes were joined."""
     size: int
     number: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Trail:
-    """What is known of a value. `kind` is one of `_RANKS`: "fixed" is made of parameters alone,
-    "sum" is the sum of an "exp", "log" the logarithm of that.
+    """What is known of a value. `kind` is one of `_RANKS`: of a "joined" value a reshape has joined
+    axes, "fixed" is made of parameters alone, "sum" is the sum of an "exp", "log" the logarithm of
+    that.
 
     Attributes:
         axes: the parts in each axis; () for an axis of unknown origin.
@@ -104,6 +117,8 @@ class Trails:
             trails = [_multiplied(params, values, known)]
         elif any(known) and results:
             trails = [_followed(primitive, params, known, _shape(results[0]))]
+        elif primitive == "reshape":
+            trails = [_joined(_shape(values[0]), _shape(results[0]))]
         trails += [None] * (len(results) - len(trails))
         for result, trail in zip(results, trails, strict=True):
             self.put(result, trail)
@@ -144,19 +159,54 @@ def _multiplied(params: Any, values: Any, known: Sequence[Trail | None]) -> Trai
             axes = _mixed(params, trail, number, _shape(values[1 - number]), fixed[1 - number])
             if axes is not None:
                 return dataclasses.replace(trail, axes=axes)
-    return Trail("scores", _product(params, values), fixed)
+    return Trail("scores", _product(params, values, known), fixed)
 
 
-def _product(params: Any, values: Any) -> tuple[tuple[_Part, ...], ...]:
-    """The axes of the first product: those of both, then of the left, then of the right."""
+def _joined(before: tuple[int, ...], after: tuple[int, ...]) -> Trail | None:
+    """What is known after a reshape of a value of which nothing is known."""
+    axes = _reshaped([_Part("both", (i, i), n) for i, n in enumerate(before)], after)
+    return Trail("joined", axes) if axes and any(len(axis) > 1 for axis in axes) else None
+
+
+def _product(
+    params: Any, values: Any, known: Sequence[Trail | None]
+) -> tuple[tuple[_Part, ...], ...]:
+    """The axes of the first product: those of both, then of the left, then of the right. Where both
+    operands have joined the same axes (a batch and its heads), these are parts of one axis.
+    """
     (left, right), (left_both, right_both) = params["dimension_numbers"]
     a, b = (_shape(value) for value in values)
+    of_a, of_b = (_sizes(value, trail) for value, trail in zip(values, known, strict=True))
+    place_a, place_b = ([sum(map(len, of[:i])) for i in range(len(of))] for of in (of_a, of_b))
     both = [
-        _Part("both", (int(i), int(j)), a[i]) for i, j in zip(left_both, right_both, strict=True)
+        tuple(
+            _Part("both", (place_a[i] + n, place_b[j] + n), size)
+            for n, size in enumerate(_in_common(of_a[i], of_b[j]))
+        )
+        for i, j in zip(left_both, right_both, strict=True)
     ]
-    alone = [_Part("left", (i, i), a[i]) for i in range(len(a)) if i not in (*left, *left_both)]
-    other = [_Part("right", (i, i), b[i]) for i in range(len(b)) if i not in (*right, *right_both)]
-    return tuple((part,) for part in (*both, *alone, *other))
+    alone = [i for i in range(len(a)) if i not in (*left, *left_both)]
+    other = [i for i in range(len(b)) if i not in (*right, *right_both)]
+    return (
+        *both,
+        *((_Part("left", (place_a[i],) * 2, a[i]),) for i in alone),
+        *((_Part("right", (place_b[i],) * 2, b[i]),) for i in other),
+    )
+
+
+def _sizes(value: Any, trail: Trail | None) -> list[list[int]]:
+    """The sizes of the parts of each axis, as far as they are known."""
+    shape = _shape(value)
+    axes = trail.axes if trail is not None and len(trail.axes) == len(shape) else ((),) * len(shape)
+    sizes = [[p.size for p in axis if p.size > 1] for axis in axes]
+    return [s if s and math.prod(s) == n else [n] for s, n in zip(sizes, shape, strict=True)]
+
+
+def _in_common(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    """The sizes of parts at whose ends both end: of `[2, 4]` and `[2, 2, 2]`, `[2, 4]`."""
+    ends = {*itertools.accumulate(one, operator.mul)} & {*itertools.accumulate(other, operator.mul)}
+    found = sorted(ends)
+    return [after // before for before, after in itertools.pairwise([1, *found])]
 
 
 def _mixed(
@@ -255,7 +305,7 @@ def _fits(parts: Sequence[_Part], length: int) -> bool:
 
 def _reshaped(parts: list[_Part], shape: tuple[int, ...]) -> tuple[tuple[_Part, ...], ...] | None:
     """The parts in each axis after a reshape: an axis may hold several, and a part may be split."""
-    if _size(parts) != math.prod(shape):
+    if not _size(parts) == math.prod(shape) > 0:
         return None
     found: list[tuple[_Part, ...]] = []
     for length in shape:
@@ -263,7 +313,7 @@ def _reshaped(parts: list[_Part], shape: tuple[int, ...]) -> tuple[tuple[_Part, 
         while parts and (_size(taken) < length or (length == 1 == parts[0].size and not taken)):
             part, needed = parts.pop(0), length // _size(taken)
             if part.size > needed:
-                if not needed or part.size % needed:
+                if needed < 2 or part.size % needed:
                     return None
                 parts.insert(0, part._replace(size=part.size // needed, number=(*part.number, 1)))
                 part = part._replace(size=needed, number=(*part.number, 0))

@@ -5,7 +5,8 @@ primitives: live, and within the functions that it jits, scans or rematerialises
 is selected becomes a call of its own for the layers. Its name is, in this order, that of
 `checkpoint_name`, of the function that computes it (`softmax`, `relu`, a jitted function of the
 user's), or of the primitive. A `jax.named_scope` stands before the name (`scores.mul`), and before
-a primitive the function that it is part of (`softmax.exp`). The first of several operations with
+a primitive the function that it is part of (`softmax.exp`). The name `attention` is that of a
+pattern alone: what else has it is `attention_`. The first of several operations with
 one name keeps it; the next ones are numbered in the order of the program: `mul`, `mul[1]`.
 Invariant: an operation belongs to the innermost module call around it, and one that is not selected
 runs as it stands. Without such a selection nothing here runs. Does not know the layers.
@@ -27,7 +28,7 @@ from jax.ad_checkpoint import checkpoint_name
 from nnx_inspector._compat import interpreter, jaxprs
 from nnx_inspector._compat.redirect import Redirection, copy_of, redirect
 from nnx_inspector.hooks.inside import kernels
-from nnx_inspector.hooks.inside.attention import FIXED, Trails, pattern_in
+from nnx_inspector.hooks.inside.attention import FIXED, PATTERN, Trails, pattern_in
 
 Visit = Callable[[str, str, Callable[..., Any]], Callable[..., Any] | None]
 """A function of an operation's name, its primitive's name and the operation itself. It returns what
@@ -115,11 +116,12 @@ class Names:
                 self._fused(params["body"](), values)
             found = pattern_in(*one, values, self.trails)
             if found is not None:
-                run = self._visit(self._numbered("attention"), "attention", lambda x: x)
+                run = self._visit(self._numbered(PATTERN), PATTERN, lambda x: x)
                 values = values if run is None else found.replaced(values, run)
             # what computes a function's result is known by the function's name
             known_already = is_result or not values or one[0] in _SAME
             name = None if known_already else _name_of(*one, scopes)
+            name = f"{name}_" if name == PATTERN else name
             run = None if name is None else self._visit(self._numbered(name), one[0], _call(bind))
             out = bind(values) if run is None else run(*values)
             several = out if isinstance(out, (list, tuple)) else [out]
@@ -137,7 +139,7 @@ class Names:
     def _fused(self, body: Any, values: Sequence[Any]) -> None:
         pattern = kernels.pattern_within(body, values)
         if pattern is not None:
-            run = self._visit(self._numbered("attention"), kernels.KERNEL, lambda x: x)
+            run = self._visit(self._numbered(PATTERN), kernels.KERNEL, lambda x: x)
             if run is not None:
                 run(pattern())
 

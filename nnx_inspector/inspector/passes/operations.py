@@ -6,14 +6,14 @@ Invariant: a selection is refused before anything changes. Selects only; the nex
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.hooks.sites import Selection, of_operation
+from nnx_inspector.hooks.sites import CALL, Selection, escaped_glob, of_operation, parse_key
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.passes.programs import OwnedPasses
 from nnx_inspector.perturbations.perturbed import without_layers
+from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.analysis.trace import trace_of
 
 MOST_OPERATIONS = 200
@@ -29,9 +29,9 @@ def with_operations(core: Core, site: str) -> Selection:
     """
     site, terms = _asked(core, site), core.selection.terms
     # traced apart: to name all of them it enters functions that the shown program leaves whole
-    passes = OwnedPasses((), Selection((*terms, _glob(site) + "*")))
+    passes = OwnedPasses((), Selection((*terms, _glob(site))))
     called = passes.read(core.example_call(), trace_of).calls
-    within = _within([call.site for call in called], site)
+    within = _within(called, site)
     found = [key for key in within if not any(_is_within(key, above) for above in within)]
     if not found:
         raise ValueError(
@@ -42,9 +42,9 @@ def with_operations(core: Core, site: str) -> Selection:
         raise ValueError(
             f"The call of {site!r} has {len(found):,} operations, and {MOST_OPERATIONS} are shown "
             f"at most. Select some by name: nni.Inspector(..., only=['**', {found[0]!r}]). "
-            f"nni.trace(..., only={_glob(site) + '*'!r}) lists them."
+            f"nni.trace(..., only={_glob(site)!r}) lists them."
         )
-    return Selection((*terms, *(glob for glob in map(_escaped, found) if glob not in terms)))
+    return Selection((*terms, *(glob for glob in map(escaped_glob, found) if glob not in terms)))
 
 
 def without_operations(core: Core, site: str) -> Selection:
@@ -55,8 +55,8 @@ def without_operations(core: Core, site: str) -> Selection:
         InspectorError: a loop is being watched, or one of the operations is perturbed.
     """
     site, given = _asked(core, site), core.given.terms
-    within = _within([call.site for call in core.trace.calls], site)
-    hidden = {*map(_escaped, within)}.difference(given)
+    within = _within(core.trace.calls, site)
+    hidden = {*map(escaped_glob, within)}.difference(given)
     selection = Selection([term for term in core.selection.terms if term not in hidden])
     perturbed = {key for handle in core.handles.all() for key in handle.sites}
     for key in within:
@@ -82,8 +82,12 @@ def _asked(core: Core, site: str) -> str:
     return site
 
 
-def _within(keys: Sequence[str], site: str) -> list[str]:
-    return [key for key in dict.fromkeys(keys) if _is_within(key, site)]
+def _within(calls: Sequence[TracedCall], site: str) -> list[str]:
+    """The operations within a call, and within the other methods of its module that it calls."""
+    of_calls = [] if of_operation(site)[1] else [c for c in calls if of_operation(c.site)[1]]
+    below = {c.site for c in of_calls if c.parent is not None and calls[c.parent].site == site}
+    keys = dict.fromkeys(call.site for call in calls)
+    return [key for key in keys if key in below or _is_within(key, site)]
 
 
 def _is_within(key: str, site: str) -> bool:
@@ -95,10 +99,6 @@ def _is_within(key: str, site: str) -> bool:
 
 
 def _glob(site: str) -> str:
-    """The beginning of the keys within a site, as a glob."""
-    return _escaped(site) + ("." if of_operation(site)[1] else "@")
-
-
-def _escaped(key: str) -> str:
-    """The glob that matches a key alone."""
-    return re.sub(r"([*?])", r"\\\1", key)
+    """The glob of the operations within a site; of a module's call, in all of its methods."""
+    method = ":*" * (parse_key(site)[1] == CALL)
+    return escaped_glob(site) + (".*" if of_operation(site)[1] else f"{method}@*")

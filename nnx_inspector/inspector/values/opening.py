@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -18,8 +18,9 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.inside.attention import is_pattern
 from nnx_inspector.hooks.pytrees import plain_key
-from nnx_inspector.hooks.sites import of_operation, parse_key, site_key
+from nnx_inspector.hooks.sites import Selection, escaped_glob, of_operation, parse_key, site_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.programs import OwnedPasses
@@ -32,6 +33,8 @@ from nnx_inspector.inspector.values.axes import (
 from nnx_inspector.inspector.values.programs import CallValues, ValuePasses
 from nnx_inspector.inspector.values.shelf import Held, Moment, Opened, Shelf, is_shown
 from nnx_inspector.perturbations.slots import Setting
+from nnx_inspector.program.analysis.calls import TracedCall
+from nnx_inspector.program.analysis.trace import trace_of
 from nnx_inspector.program.function import Arguments
 from nnx_inspector.records.donated import require_whole
 
@@ -82,6 +85,7 @@ class Opening:
     def __init__(self) -> None:
         self.shelf = Shelf()
         self._passes = ValuePasses()
+        self._attending: dict[Any, OwnedPasses] = {}
         self._lock = threading.Lock()
 
     def open(self, look: Look, site: str, part: Part, *, clean: bool = False) -> Opened:
@@ -147,13 +151,22 @@ class Opening:
 
     def _patterns(self, look: Look, site: str, clean: bool) -> Opened:
         """The patterns of a call's attentions."""
-        count = look.attends.get(site, 0)
-        if not count:
+        if not look.attends.get(site):
             those = ", ".join(repr(key) for key, n in look.attends.items() if n) or "none does"
             raise InspectorError(f"{site!r} computes no attention itself. Of this model: {those}.")
-        names = ["@attention", *(f"@attention[{n}]" for n in range(1, count))]
+        # a method of the module that the call calls has sites of its own: `attn:attend@attention`
+        glob = "/".join([*filter(None, [escaped_glob(_module_key(site))]), "**:*@attention"])
+        selection, keys = (
+            Selection((*look.passes.selection.terms, glob, f"{glob}[*")),
+            look.passes.keys,
+        )
+        passes = self._attending.setdefault((selection, keys), OwnedPasses(keys, selection))
+        calls = passes.read(look.call, trace_of).calls
+        found = [c.site for c in calls if is_pattern(c.site) and _caller(calls, c) == site]
+        look = dataclasses.replace(look, passes=passes)
+        names = [key.removeprefix(site) for key in dict.fromkeys(found)] or ["@attention"]
         sets = [self._open(look, site + name, "output", clean) for name in names]
-        if len(sets) == 1:
+        if names == ["@attention"]:
             return sets[0]
         arrays = [
             dataclasses.replace(held, name=name)
@@ -167,7 +180,7 @@ class Opening:
         module = look.modules.get(_module_key(site))
         names = _leaf_names(call, part, module, site)
         out: list[Held] = []
-        batch = batch_of(look.call)
+        batch, called = batch_of(look.call), of_operation(site)[0]
         alone = batch not in (None, 1) and batch == look.sequence  # one sequence, without a batch
         for name, value, mapped in zip(names, call.values, call.mapped, strict=True):
             if value is None:
@@ -177,11 +190,11 @@ class Opening:
                 loops=call.loops - call.members,
                 members=call.members,
                 mapped=mapped,
-                stacked=look.stacked.get(of_operation(site)[0], 0) > 0,
+                stacked=any(look.stacked.get(key) for key in (called, _module_key(site))),
                 batch=None if alone else batch,
                 positions=batch if alone else None,
                 spatial=convolves(look.call.model),
-                attends=of_operation(site)[1].startswith("@attention")
+                attends=is_pattern(site)
                 or (part == "output" and _attends(value, call.loops + mapped, module)),
             )
             axes = names_of_value(value.shape, value.dtype, around)
@@ -249,6 +262,13 @@ def _what_is_done(setting: Setting) -> Any:
     data = [*jax.tree.leaves((setting.data, setting.parameter_data))]
     rows = tuple(sorted(setting.rows.items()))
     return setting.code, rows, tuple(np.asarray(x).tobytes() for x in data)
+
+
+def _caller(calls: Sequence[TracedCall], call: TracedCall) -> str | None:
+    """The site of the call of a module around an operation."""
+    while call.parent is not None and of_operation(call.site)[1]:
+        call = calls[call.parent]
+    return None if of_operation(call.site)[1] else call.site
 
 
 def _module_key(site: str) -> str:

@@ -146,6 +146,29 @@ def own_derivative(m: Form, q: Any, k: Any, v: Any) -> Any:
     return own_softmax(q[:, :, 0] @ k[:, :, 0].mT) @ v[:, :, 0]
 
 
+def folded(m: Form, q: Any, k: Any, v: Any) -> Any:
+    """Batch and heads are one axis, as `jnp.matmul` and BERT's code have them."""
+    q, k, v = (t.swapaxes(1, 2).reshape(-1, t.shape[1], D) for t in (q, k, v))
+    return jax.nn.softmax(q @ k.mT) @ v
+
+
+def shifted(m: Form, q: Any, k: Any, v: Any) -> Any:
+    """The scores of relative positions are moved by a reshape, as in Transformer-XL."""
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores_shifted(q, k)), v)
+
+
+def scores_shifted(q: Any, k: Any) -> Any:
+    np_ = jnp if isinstance(q, jax.Array) else np
+    scores = np_.einsum("bqhd,bkhd->bhqk", q, k)
+    wide = np_.pad(scores, ((0, 0), (0, 0), (0, 0), (1, 0)))
+    n, length = scores.shape[2:]
+    return scores + wide.reshape(B, H, length + 1, n)[:, :, 1:].reshape(scores.shape)
+
+
+def shifted_in_numpy(m: Form, q: Any, k: Any) -> np.ndarray:
+    return softmax(scores_shifted(np.asarray(q, np.float64), np.asarray(k, np.float64)))
+
+
 FORMS: dict[str, tuple[Any, Any]] = {
     "talking heads": (talking, talking_in_numpy),
     "a layer over heads": (by_a_layer, by_a_layer_in_numpy),
@@ -157,6 +180,8 @@ FORMS: dict[str, tuple[Any, Any]] = {
     "of two products": (of_two_products, lambda m, q, k: softmax(products(q, k + k[:, :, :1]))),
     "softmax1": (softmax1, softmax1_in_numpy),
     "slots": (slots, slots_in_numpy),
+    "folded heads": (folded, lambda m, q, k: softmax(products(q, k))),
+    "shifted": (shifted, shifted_in_numpy),
     "own derivative": (own_derivative, lambda m, q, k: softmax(products(q, k)[:, 0])),
 }
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 import nnx_inspector as nni
 from nnx_inspector.hooks.sites import Selection, parse_key, site_key
@@ -53,7 +54,9 @@ def test_a_key_names_a_call_and_an_operation(key: str, path: Any, method: str) -
         ("attn", "attn@softmax", False),
         ("attn:*", "attn@softmax", False),
         ("**@*", "attn@softmax", True),
-        ("**@*", "enc:encode@softmax", False),
+        ("**@*", "enc:encode@softmax", True),
+        ("enc@*", "enc:encode@softmax", False),
+        (r"a\*@*", "a*:encode@softmax", False),
         ("**:*@*", "enc:encode@softmax", True),
         ("**/attn@soft*", "blocks/0/attn@softmax", True),
         ("**/attn@softmax", "blocks/0/attn", False),
@@ -112,6 +115,65 @@ def test_a_trace_lists_what_is_selected_under_its_module() -> None:
     assert int(line) > 0
     assert "\n    @softmax " in str(trace)
     assert not any(site.startswith("mlp@") for site in rows)
+
+
+class Helped(nnx.Module):
+    """What it computes is in public methods that its call calls."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.q = nnx.Linear(D, D, rngs=rngs)
+
+    def pattern_of(self, x: jax.Array) -> jax.Array:
+        return jax.nn.softmax(self.q(x) @ x.T)
+
+    def encode(self, x: jax.Array) -> jax.Array:
+        return self.pattern_of(x) @ x
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.sin(self.encode(x))
+
+
+def test_what_other_methods_compute_is_found_too() -> None:
+    model = nnx.Sequential(Helped(nnx.Rngs(0)))
+    pattern, site = model.layers[0].pattern_of(X), "layers/0:encode@attention"
+    _, record = nni.capture(model, only=["**@attention", "**@softmax"], values=True)(X)
+    assert sorted(record) == [site, "layers/0:pattern_of@softmax"]
+    assert jnp.allclose(record[site].values, pattern, atol=1e-6)
+    with nni.perturb("**@attention", nni.Zero()):
+        assert not model(X).any()
+    insp = nni.Inspector(model, X, display=False)
+    opened = insp.values("layers/0", part="attention")
+    assert jnp.allclose(opened[":encode@attention"][0], pattern, atol=1e-6)
+    assert jnp.allclose(insp.values(site), pattern, atol=1e-6)
+    insp.show_operations("layers/0")
+    shown = {key for key in insp._core.view.keys if "@" in key}
+    assert {site, "layers/0:pattern_of@softmax", "layers/0@sin"} <= shown
+    assert not any(".exp" in key for key in shown)
+    insp.show_operations("layers/0", shown=False)
+    assert not any("@" in key for key in insp._core.view.keys)
+    insp.close()
+
+
+@jax.jit
+def attention(q: jax.Array, k: jax.Array) -> jax.Array:
+    return checkpoint_name(jax.nn.softmax(q @ k.T) @ k, "attention")
+
+
+def test_the_name_attention_is_that_of_a_pattern_alone() -> None:
+    class Twice(nnx.Module):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return attention(attention(x, x), x)
+
+    patterns = [jax.nn.softmax(X @ X.T)]
+    patterns.append(jax.nn.softmax((patterns[0] @ X) @ X.T))
+    _, record = nni.capture(Twice(), only="@attention*", values=True)(X)
+    insp = nni.Inspector(Twice(), X, display=False)
+    opened = insp.values("", part="attention")
+    insp.close()
+    for name, wanted in zip(["@attention", "@attention[1]"], patterns, strict=True):
+        assert jnp.allclose(record[name].values, wanted, atol=1e-6)
+        assert jnp.allclose(opened[name][0], wanted, atol=1e-6)
+    assert jnp.allclose(record["@attention_"].values, patterns[0] @ X, atol=1e-6)
 
 
 def test_a_name_that_matches_nothing_names_the_nearest() -> None:
