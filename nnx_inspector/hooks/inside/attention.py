@@ -189,8 +189,8 @@ def _product(
     other = [i for i in range(len(b)) if i not in (*right, *right_both)]
     return (
         *both,
-        *((_Part("left", (place_a[i],) * 2, a[i]),) for i in alone),
-        *((_Part("right", (place_b[i],) * 2, b[i]),) for i in other),
+        *((_Part("left", (place_a[i], place_a[i]), a[i]),) for i in alone),
+        *((_Part("right", (place_b[i], place_b[i]), b[i]),) for i in other),
     )
 
 
