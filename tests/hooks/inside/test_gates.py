@@ -120,3 +120,40 @@ def test_findings_see_gates_that_are_shut() -> None:
     (one,) = found()
     assert (one.site, one.severity) == ("rnn/cell@f", "error")
     assert "flat parts of the sigmoid" in one.what
+
+
+def test_both_ways_have_rows_in_the_order_in_which_they_run() -> None:
+    rngs = nnx.Rngs(0)
+    ways = [nnx.RNN(nnx.GRUCell(D, H, rngs=rngs)) for _ in range(2)]
+    _, record = nni.capture(nnx.Bidirectional(*ways), only="**/cell@z", values=True)(X)
+    x = np.asarray(X, np.float64)
+    for name, way, seen in zip(("forward", "backward"), ways, (x, x[:, ::-1]), strict=True):
+        wanted = gru(way.cell, seen, same)["z"]
+        np.testing.assert_allclose(record[f"{name}_rnn/cell@z"].values, wanted, atol=1e-5)
+
+
+def test_each_step_of_an_own_scan_has_its_gradient() -> None:
+    class Own(nnx.Module):
+        def __init__(self) -> None:
+            self.inner = nnx.Linear(D, D, rngs=nnx.Rngs(0))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            def step(h: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+                h = nnx.sigmoid(self.inner(h)) * row
+                return h, h
+
+            return jax.lax.scan(step, jnp.zeros((B, D)), x.swapaxes(0, 1))[1]
+
+    def explicit(added: jax.Array) -> jax.Array:
+        h, loss = jnp.zeros((B, D)), jnp.zeros(())
+        for t in range(T):
+            h = (jax.nn.sigmoid(model.inner(h)) + added[t]) * X[:, t]
+            loss += (h**2).sum()
+        return loss
+
+    model = Own()
+    wanted = jax.grad(explicit)(jnp.zeros((T, B, D)))
+    run = nni.value_and_grad(lambda m, x: (m(x) ** 2).sum(), only="@logistic")
+    entry = run(model, X)[0][1]["@logistic"]
+    norms = [entry.row(t).gradient.norm for t in range(T)]
+    assert norms == pytest.approx([float(jnp.linalg.norm(g)) for g in wanted], rel=1e-4)
