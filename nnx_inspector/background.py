@@ -1,19 +1,28 @@
 """Work in other threads: a thread that runs jobs, and callbacks that do not keep their owner alive.
 
 Invariant: no exception of a job reaches other code. Closing a worker and leaving the interpreter
-wait at most for the stage under way, and the interpreter never exits while a thread is inside XLA.
+wait at most for the stage under way, and the interpreter never finalizes while a thread is inside
+XLA: if that does not end, an interrupt ends the process.
 Knows no model.
 """
 
 from __future__ import annotations
 
 import atexit
+import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 Job = Callable[[], object]
+PATIENCE = 1.0
+"""The seconds after which leaving the interpreter says what it waits for."""
+STILL_BUSY = (
+    "nnx_inspector: Python waits for a pass or a compilation in the background to end. "
+    "Press Ctrl-C to leave without it."
+)
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,4 +139,11 @@ _running: weakref.WeakSet[Worker] = weakref.WeakSet()
 @atexit.register
 def _leave() -> None:
     for worker in list(_running):
-        worker.join()
+        worker.close()
+        if worker.wait(PATIENCE):
+            continue
+        print(STILL_BUSY, file=sys.stderr, flush=True)
+        try:
+            worker.join()
+        except KeyboardInterrupt:
+            os._exit(130)  # the thread may never come out of XLA, and Python cannot end around it

@@ -1,11 +1,14 @@
 """One thread for several jobs: their order, replaced jobs, failures, and closing."""
 
 import gc
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from nnx_inspector.background import Worker, weakly
+from nnx_inspector.background import STILL_BUSY, Worker, weakly
 
 IN_TIME = 120.0
 
@@ -147,3 +150,26 @@ def test_a_weak_method_keeps_its_object_alive_no_longer():
     del owner
     gc.collect()
     assert call("yours") is None
+
+
+LEAVES = """
+import sys, threading
+from nnx_inspector.background import Worker
+began = threading.Event()
+Worker("test", print).do(lambda: began.set() or sys.stdin.readline())
+began.wait()
+"""
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_leaving_says_that_it_waits_for_a_job_and_an_interrupt_ends_it(ends):
+    pipes = dict.fromkeys(("stdin", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", LEAVES], text=True, **pipes) as process:
+        assert process.stderr.readline().strip() == STILL_BUSY
+        if ends:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        else:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(IN_TIME) == (0 if ends else 130)
+        assert process.stderr.read() == ""
