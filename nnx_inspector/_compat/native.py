@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.sharding import zeros_of
 
 CENSUS: Final = "nnx_inspector_census"
 APPLY: Final = "nnx_inspector_apply"
@@ -129,6 +130,8 @@ def by_rows(
 ) -> Callable[..., list[Any]]:
     """`program`, which is one of the functions where it is lowered for a CPU.
 
+    A bool[] after the arrays is a gate, if the function takes one; see `only_if`.
+
     Args:
         name: the name of the function. Its attributes are those of the program and "rows", how many
             leading axes are rows, each of which it treats alike.
@@ -140,10 +143,11 @@ def by_rows(
     primitive.multiple_results = True
 
     def of_all_rows(*args: Any, rows: int = 0, **how: Any) -> Sequence[jax.Array]:
+        arrays = [x for x in args if not _is_gate(x)]
         one = functools.partial(program, **how)
         for _ in range(rows):
             one = jax.vmap(one)
-        return one(*args)
+        return only_if(args[len(arrays) :], one, *arrays)
 
     def in_c(*args: Any, **how: Any) -> Sequence[jax.Array]:
         out = list(jax.eval_shape(functools.partial(of_all_rows, **how), *args))
@@ -168,10 +172,7 @@ def by_rows(
 
     def batched(args: Any, dims: Any, *, rows: int, **how: Any) -> Any:
         size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-        each = [
-            jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
-            for x, d in zip(args, dims, strict=True)
-        ]
+        each = [x if _is_gate(x) else _rows_of(x, d, size) for x, d in zip(args, dims, strict=True)]
         out = primitive.bind(*each, rows=rows + 1, **how)
         return out, [0] * len(out)
 
@@ -182,6 +183,26 @@ def by_rows(
     mlir.register_lowering(primitive, everywhere)
     lower_for_a_cpu(primitive, of_all_rows, in_c)
     return primitive.bind
+
+
+def only_if(gate: Sequence[Any], program: Callable[..., Any], *args: Any) -> Any:
+    """What `program(*args)` measures; zeros where a gate, bool[], is false, if there is one.
+
+    The functions in C look at it themselves, because XLA takes longer to compile a `cond` around
+    each than all else that is measured.
+    """
+    if not gate:
+        return program(*args)
+    nothing = lambda *args: jax.tree.map(zeros_of, jax.eval_shape(program, *args))  # noqa: E731
+    return jax.lax.cond(gate[0], program, nothing, *args)
+
+
+def _is_gate(x: Any) -> bool:
+    return x.ndim == 0 and x.dtype == np.bool_
+
+
+def _rows_of(x: Any, axis: int | None, size: int) -> Any:
+    return jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
 
 
 _once = Primitive("nnx_inspector_once")

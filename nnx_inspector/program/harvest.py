@@ -133,8 +133,8 @@ class _Summarise:
     sample: Sample
     rows: int = 0
 
-    def __call__(self, x: jax.Array) -> Summary:
-        return summarize(x, batch_rank=self.rows, sample=self.sample)
+    def __call__(self, x: jax.Array, *gate: Any) -> Summary:
+        return summarize(x, *gate, batch_rank=self.rows, sample=self.sample)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,11 +146,13 @@ class _KeepOf:
     mapped: tuple[int, ...]
     rows: int = 0
 
-    def __call__(self, x: jax.Array) -> Kept:
-        return jax.vmap(self._of)(x) if self.rows else self._of(x)
+    def __call__(self, x: jax.Array, *gate: Any) -> Kept:
+        one = lambda x: self._of(x, *gate)  # noqa: E731
+        return jax.vmap(one)(x) if self.rows else one(x)
 
-    def _of(self, x: jax.Array) -> Kept:
-        return self.keep.of(mapped_first(x, self.mapped), site=self.site, mapped=len(self.mapped))
+    def _of(self, x: jax.Array, *gate: Any) -> Kept:
+        x, mapped = mapped_first(x, self.mapped), len(self.mapped)
+        return self.keep.of(x, *gate, site=self.site, mapped=mapped)
 
 
 @jax.tree_util.register_dataclass

@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.native import computed_once
-from nnx_inspector._compat.sharding import counted_once, zeros_of
+from nnx_inspector._compat.sharding import counted_once
 from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks.pytrees import rebuilt, with_arguments
 from nnx_inspector.program.members import are_mapped, members_in
@@ -223,10 +223,10 @@ def observe_cotangent(
         x: a floating-point or complex array.
         sink: zeros, `[packed_size(x.dtype)]` of `sink_dtype(x.dtype)`.
         sample: see `summarize`.
-        gate: bool[], whether it is measured, or None; see `only_if`.
+        gate: bool[], whether it is measured, or None; see `measured_if`.
         always: whether to compute a cotangent that the program would not compute, of a value that
             depends on nothing it differentiates by.
-        apart: see `only_if`.
+        apart: see `measured_if`.
     """
     gates = [] if gate is None else [gate]
     return _tap.bind(x, sink, *gates, rows=0, sample=sample, always=always, apart=apart)
@@ -262,21 +262,22 @@ def _tap_transpose(
     if ad.is_undefined_primal(sink):
         with ours():
             measure = _Packed(rows, sample)
-            payload = only_if(gates[0], measure, ct, apart=apart) if gates else measure(ct)
+            payload = measured_if(gates[0], measure, ct, apart=apart) if gates else measure(ct)
             ct = computed_once(ct, after=[payload])
             payload = counted_once(payload, ct, jaxprs.varying_axes(sink))
     return (ct if ad.is_undefined_primal(t) else None), payload, *rest
 
 
-def only_if(
+def measured_if(
     gate: Any,
-    measure: Callable[[jax.Array], Any],
+    measure: Callable[..., Any],
     x: jax.Array,
     *,
     apart: bool = False,
 ) -> Any:
-    """`measure(x)` if the gate is open, else zeros. Under vmap it is of the whole batch, once; or
-    `apart`, of each entry of the one vmap here, which maps the members of an ensemble.
+    """`measure(x, gate)`, which is zeros unless the gate is open. Under vmap it is of the whole
+    batch, once; or `apart`, of each entry of the one vmap here, which maps the members of an
+    ensemble.
 
     `measure` is hashable: equal functions share what is traced.
     """
@@ -288,20 +289,17 @@ def only_if(
 class _OfEach:
     """What a function measures of each entry of an array's first axis."""
 
-    measure: Callable[[jax.Array], Any]
+    measure: Callable[..., Any]
 
-    def __call__(self, x: jax.Array) -> Any:
-        return jax.vmap(self.measure)(x)
+    def __call__(self, x: jax.Array, gate: Any) -> Any:
+        return jax.vmap(lambda x: self.measure(x, gate))(x)
 
 
 @functools.lru_cache(maxsize=64)
-def _gated(measure: Callable[[jax.Array], Any], apart: bool) -> Callable[[Any, jax.Array], Any]:
-    def nothing(x: Any) -> Any:
-        return jax.tree.map(zeros_of, jax.eval_shape(measure, x))
-
+def _gated(measure: Callable[..., Any], apart: bool) -> Callable[[Any, jax.Array], Any]:
     @jax.custom_batching.custom_vmap
     def measured(gate: Any, x: Any) -> Any:
-        return jax.lax.cond(gate, measure, nothing, x)
+        return measure(x, gate)
 
     @measured.def_vmap
     def _batch(size: int, batched: Any, gate: Any, x: Any) -> Any:
@@ -319,8 +317,8 @@ class _Packed:
     rows: int
     sample: Sample
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return pack(summarize(x, batch_rank=self.rows, sample=self.sample))
+    def __call__(self, x: jax.Array, *gate: Any) -> jax.Array:
+        return pack(summarize(x, *gate, batch_rank=self.rows, sample=self.sample))
 
 
 def _batcher(primitive: Primitive) -> Any:

@@ -12,12 +12,12 @@ from typing import Any
 
 import jax
 
-from nnx_inspector.program.marks import INPUT, OUTPUT, describe, observe_cotangent, only_if
+from nnx_inspector.program.marks import INPUT, OUTPUT, describe, measured_if, observe_cotangent
 from nnx_inspector.program.survey import Marked
 from nnx_inspector.stats.census import Sample
 from nnx_inspector.stats.units import MAX_UNITS, Units, measure_units
 
-Reduce = Callable[[jax.Array], Any]
+Reduce = Callable[..., Any]
 """A function of an array that returns the arrays to keep."""
 
 
@@ -41,7 +41,8 @@ class Keep:
     """What to keep of marked arrays; false if nothing.
 
     Attributes:
-        values: whether to keep the arrays, or a function of what to keep of each.
+        values: whether to keep the arrays, or a function of what to keep of each, which also takes
+            the gate of a plan that has one.
         units: the axis whose units are measured, or None.
         parts: the parts (of calls) whose marks are kept.
         sites: the sites whose marks are kept; None for all.
@@ -63,12 +64,12 @@ class Keep:
         """The same without values, which do not add up over iterations."""
         return dataclasses.replace(self, values=False)
 
-    def of(self, x: jax.Array, *, site: str, mapped: int = 0) -> Kept:
+    def of(self, x: jax.Array, *gate: Any, site: str, mapped: int = 0) -> Kept:
         """What is kept of an array whose first `mapped` axes come from vmaps."""
         value: Any = None
         if callable(self.values):
             try:
-                value = self.values(x)
+                value = self.values(x, *gate)
             except Exception as error:
                 error.add_note(f"nnx_inspector: in values= at site {site!r}, of {describe(x)}.")
                 raise
@@ -117,8 +118,8 @@ class Plan:
     gate: Any = None
     apart: bool = False
 
-    def measured(self, measure: Callable[[jax.Array], Any], x: jax.Array) -> Any:
+    def measured(self, measure: Callable[..., Any], x: jax.Array) -> Any:
         """What a function measures of an array, if anything is measured."""
         if self.gate is None:
             return measure(x)
-        return only_if(self.gate, measure, x, apart=self.apart)
+        return measured_if(self.gate, measure, x, apart=self.apart)

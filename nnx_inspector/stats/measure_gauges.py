@@ -41,11 +41,12 @@ def is_gauged(x: Any) -> bool:
 
 
 @ours()
-def gauge(x: jax.Array) -> jax.Array:
+def gauge(x: jax.Array, *gate: Any) -> jax.Array:
     """The gauge of an array: its last axis has the units, its first the examples.
 
     Args:
         x: any array. Under vmap it would be one example: move the batch to the front first.
+        *gate: bool[], whether a program measures it when it runs; it may be left out.
 
     Returns:
         float32[LENGTH]; all zeros, which says "not measured", of what `is_gauged` is false.
@@ -54,7 +55,7 @@ def gauge(x: jax.Array) -> jax.Array:
         return jnp.zeros(LENGTH, jnp.float32)
     limits = [EXAMPLES, *_shares(x.shape[1:-1], POSITIONS), UNITS]
     how = {"limit": math.log2(float(jnp.finfo(x.dtype).max)), "steps": _steps(x.shape, limits)}
-    return _at_once(_gauged, _readable(x), **how)
+    return _at_once(_gauged, _readable(x), *gate, **how)
 
 
 def _at_once(f: Callable[..., Any], *arrays: jax.Array, **how: Any) -> jax.Array:
