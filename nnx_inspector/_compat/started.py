@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from jax._src import api, pjit
+from jax._src import api, config, pjit
 
 from nnx_inspector._compat.jit import is_tracer
 
@@ -28,17 +30,21 @@ _MANY = 16
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.depth = 0
-        self.lost = False
+        self.before: Any = None  # what jax would call after each program of this thread
         self.results: list[Any] = []
 
     def note(self, out: Any) -> None:
-        """Keep a result of a program."""
+        """Keep a result of a program that has not ended; a result that jax knows without running
+        it is there at once.
+        """
         if len(self.results) >= _MANY:
-            self.results = [x for x in self.results if not (x.is_deleted() or x.is_ready())]
-        for leaf in jax.tree.leaves(out):
-            if isinstance(leaf, jax.Array) and not is_tracer(leaf):
-                self.results.append(leaf)
-                return
+            self.results = [x for x in self.results if _is_awaited(x)]
+        leaves = (x for x in jax.tree.leaves(out) if isinstance(x, jax.Array) and not is_tracer(x))
+        self.results.extend(itertools.islice(filter(_is_awaited, leaves), 1))
+
+
+def _is_awaited(x: Any) -> bool:
+    return not (x.is_deleted() or x.is_ready())
 
 
 _thread = _Thread()
@@ -49,16 +55,17 @@ _open: list[Callable[[], None]] = []
 @contextlib.contextmanager
 def fast_path(effect: Any) -> Iterator[None]:
     """Inside, programs of this thread whose only effect is this one take the fast path."""
-    outermost = _thread.depth == 0
-    _thread.depth += 1
     with _lock:
         _open.append(_open[0] if _open else _swap(effect))
-    stop = _listen() if outermost else lambda: None
+    _thread.depth += 1
+    if _thread.depth == 1:
+        _listen()
     try:
         yield
     finally:
-        stop()
         _thread.depth -= 1
+        if _thread.depth == 0:
+            api._post_hook_state.set_local(_thread.before)
         with _lock:
             undo = _open.pop()
             if not _open:
@@ -69,8 +76,6 @@ def wait() -> None:
     """Return when the programs that this thread has started have ended."""
     jax.effects_barrier()
     results, _thread.results = _thread.results, []
-    if _thread.lost:
-        results, _thread.lost = jax.live_arrays(), False
     for x in results:
         # A result may have been donated to a later program, which is noted too. If its program
         # has failed, the error is for whoever reads the result.
@@ -80,6 +85,8 @@ def wait() -> None:
 
 def _swap(effect: Any) -> Callable[[], None]:
     original = pjit._get_fastpath_data
+    checks: list[Any] = [config.debug_nans, config.debug_infs]
+    hooks = [check._update_thread_local_hook for check in checks]
 
     def data(executable: Any, out_tree: Any, args: Any, out: Any, effects: Any, *rest: Any) -> Any:
         if _thread.depth:
@@ -91,31 +98,33 @@ def _swap(effect: Any) -> Callable[[], None]:
                 executable._unsafe_call = call
         return original(executable, out_tree, args, out, effects, *rest)
 
+    def entered(hook: Callable[[Any], None], value: Any) -> None:
+        hook(value)  # which sets what jax calls after a program
+        if _thread.depth:
+            _listen()
+
     module: Any = pjit
     module._get_fastpath_data = data
+    for check, hook in zip(checks, hooks, strict=True):
+        check._update_thread_local_hook = functools.partial(entered, hook)
 
     def undo() -> None:
         module._get_fastpath_data = original
+        for check, hook in zip(checks, hooks, strict=True):
+            check._update_thread_local_hook = hook
 
     return undo
 
 
-def _listen() -> Callable[[], None]:
-    """Note the results of programs that this thread starts; returns an undo function."""
-    state = api._post_hook_state
-    others = state.value  # of `jax_debug_nans`
+def _listen() -> None:
+    """Note the results of programs that this thread starts."""
+    _thread.before = api._post_hook_state.swap_local(_started)
 
-    def started(fun: Any, args: Any, kwargs: Any, out: Any) -> None:
-        _thread.note(out)
-        if others is not None:
-            others(fun, args, kwargs, out)
 
-    before = state.swap_local(started)
-
-    def stop() -> None:
-        if state.get_local() is started:
-            state.set_local(before)
-        else:  # `jax.debug_nans` was entered or left meanwhile, which puts its own function here
-            _thread.lost = True
-
-    return stop
+def _started(fun: Any, args: Any, kwargs: Any, out: Any) -> None:
+    _thread.note(out)
+    state, check = api._post_hook_state, _thread.before
+    if check is config.config_ext.unset:
+        check = state.get_global()
+    if check is not None:  # `jax_debug_nans`
+        check(fun, args, kwargs, out)

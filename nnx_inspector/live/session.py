@@ -130,7 +130,14 @@ class Session:
 
     def perturb(self, setting: Setting | Mapping[str, tuple[float, float]]) -> None:
         """Set the perturbations of the next pass and later ones: a setting, or its rows alone."""
+        started.wait()  # passes that this thread has started begin with the setting before
         self.setting = setting if isinstance(setting, Setting) else Setting(rows=dict(setting))
+
+    def sample(self, every: int) -> None:
+        """Sample every so many of the next passes, 0 for none; see `Inbox.every`."""
+        if every != self.inbox.every:
+            started.wait()  # passes that this thread has started may not have begun
+            self.inbox.every = every
 
     def hook(self, places: tuple[Place, ...]) -> Layer:
         """The watching layer, with room for these places."""

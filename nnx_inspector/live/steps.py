@@ -76,7 +76,7 @@ class Steps:
         self._perturbed = self._owner.step_begins(self._session)
         due = self._step % self._every == 0
         self._sampled = due and not self._session.bare
-        self._session.inbox.every = 1 if self._sampled else 0
+        self._session.sample(1 if self._sampled else 0)
         self._began = time.perf_counter()
         if self._sampled or self._perturbed:
             self._open.enter_context(self._session.open())

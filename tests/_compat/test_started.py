@@ -62,6 +62,19 @@ def test_all_that_was_started_has_ended_after_a_wait(program, told):
             assert len(told) == n
 
 
+def test_it_listens_on_after_jax_has_set_its_checks(program, told):
+    """`core.jaxpr_as_fun` does, which is called where a `custom_vmap` is traced."""
+    x = jnp.ones((300, 300))
+    with started.fast_path(EFFECT):
+        program(x)
+        with jax.debug_nans(False):
+            pass
+        for n in range(2, 20):
+            x = program(x / 2)[0]
+            started.wait()
+            assert len(told) == n
+
+
 def test_results_that_are_donated_or_dropped_do_no_harm(program, told):
     donated = jax.jit(lambda x: program(x)[0], donate_argnums=0)
     with started.fast_path(EFFECT):

@@ -1,0 +1,80 @@
+"""A step is measured and perturbed as it was when it began, however far the device is behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import nnx_inspector as nni
+
+WIDTH = 256
+
+
+class Chain(nnx.Module):
+    """Enough work that a step returns before it has run."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.inner = nnx.Linear(WIDTH, WIDTH, use_bias=False, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for _ in range(4):
+            x = jnp.tanh(x @ x)
+        return self.inner(x)
+
+
+@nnx.jit
+def forward(model: Chain, x: jax.Array, scale: Any) -> jax.Array:
+    return model(x) * scale
+
+
+def batches(count: int) -> list[jax.Array]:
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.normal(size=(WIDTH, WIDTH)), jnp.float32) for _ in range(count)]
+
+
+def test_switching_between_steps_acts_on_later_steps_alone() -> None:
+    model, xs = Chain(nnx.Rngs(0)), batches(12)
+    clean = [forward(model, x, 1.0) for x in xs]
+    insp = nni.Inspector(model, xs[0], display=False)
+    off = insp.perturb("inner", nni.Zero())
+    off.enabled = False
+    found, perturbed = [], []
+    for i, x in enumerate(insp.watch(xs, every=5)):
+        perturbed.append(off.enabled)
+        found.append(forward(model, x, 1.0))
+        off.enabled = i % 3 == 0  # from the next step on
+    for y, expected, zero in zip(found, clean, perturbed, strict=True):
+        np.testing.assert_allclose(y, expected * (not zero), rtol=1e-5, atol=1e-6)
+
+
+def test_only_the_steps_that_are_due_are_recorded() -> None:
+    """Between them, perturbed steps run that have not begun when the next is due."""
+    model, xs = Chain(nnx.Rngs(0)), batches(11)
+    expected = [float(np.mean(0.5 * np.asarray(forward(model, x, 1.0)))) for x in xs]
+    insp = nni.Inspector(model, xs[0], display=False)
+    insp.perturb("inner", nni.Scale(0.5))
+    for x in insp.watch(xs, every=5):
+        forward(model, x, 1.0)
+    passes = [one for one in insp.recording.passes if one.kind == "watch"]
+    assert [one.step for one in passes] == [0, 5, 10]
+    for one in passes:
+        output = one.summary("inner").mean
+        np.testing.assert_allclose(output, expected[one.step], rtol=1e-4, atol=1e-6)
+
+
+def test_switching_in_a_region_acts_on_later_passes_alone() -> None:
+    model, xs = Chain(nnx.Rngs(0)), batches(8)
+    clean = [forward(model, x, 1.0) for x in xs]
+    insp = nni.Inspector(model, xs[0], display=False)
+    off = insp.perturb("inner", nni.Zero())
+    found = []
+    with insp.watch(every=3):
+        for i, x in enumerate(xs):
+            off.enabled = i % 2 == 0
+            found.append(forward(model, x, 1.0))
+    for i, (y, expected) in enumerate(zip(found, clean, strict=True)):
+        np.testing.assert_allclose(y, expected * (i % 2), rtol=1e-5, atol=1e-6)
