@@ -40,7 +40,8 @@ class _Thread(threading.local):
         if len(self.results) >= _MANY:
             self.results = [x for x in self.results if _is_awaited(x)]
         leaves = (x for x in jax.tree.leaves(out) if isinstance(x, jax.Array) and not is_tracer(x))
-        self.results.extend(itertools.islice(filter(_is_awaited, leaves), 1))
+        arrays = (getattr(x, "_base_array", x) for x in leaves)  # of a random key
+        self.results.extend(itertools.islice(filter(_is_awaited, arrays), 1))
 
 
 def _is_awaited(x: Any) -> bool:

@@ -176,13 +176,18 @@ def _of_forward(judged: Judged, cause: Finding, effect: Finding) -> bool:
 
 
 def _is_before(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """Whether a parameter that takes part lies before the site that lets no gradient pass."""
-    return (
-        effect.rule == "no-gradient"
-        and effect.severity == "warning"
-        and "exactly 0" in effect.what
-        and _not_after(judged, effect, cause)
+    """Whether a parameter that takes part lies before the site that lets no gradient pass, or is
+    multiplied by the zeros that come out of it.
+    """
+    if effect.rule != "no-gradient" or "takes no part" in effect.what:
+        return False
+    of_zeros, unreached = (
+        any((one := p.summary(effect.site, which)) and one.norm == 0 for p in judged.graded[-1:])
+        for which in ("input", "gradient")
     )
+    if not _not_after(judged, effect, cause):
+        return of_zeros
+    return unreached or (effect.severity == "warning" and "exactly 0" in effect.what)
 
 
 def _of_vanishing(judged: Judged, cause: Finding, effect: Finding) -> bool:

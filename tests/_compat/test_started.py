@@ -75,6 +75,16 @@ def test_it_listens_on_after_jax_has_set_its_checks(program, told):
             assert len(told) == n
 
 
+def test_a_program_that_returns_a_random_key_is_waited_for(told):
+    program = jax.jit(lambda key: (jax.random.split(key)[0], tell(told.append, True, 1.0)))
+    with started.fast_path(EFFECT):
+        key = jax.random.key(0)
+        for _ in range(5):
+            key = program(key)[0]
+        started.wait()
+    assert len(told) == 5
+
+
 def test_results_that_are_donated_or_dropped_do_no_harm(program, told):
     donated = jax.jit(lambda x: program(x)[0], donate_argnums=0)
     with started.fast_path(EFFECT):

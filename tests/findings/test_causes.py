@@ -85,6 +85,18 @@ def test_parameters_behind_a_dead_layer_are_told_with_it_and_others_apart() -> N
     assert "stop_gradient" in found[1].advice
 
 
+def test_parameters_that_stand_still_beside_a_dead_layer_are_told_with_it() -> None:
+    model = dead(1.0, "c")
+    model.kind = "watch"
+    model.told = {s: {"same": 0, "change": 1e-2} for s in SITES}
+    for site in "be":  # b has no gradient, e lies behind c and has one: it is frozen
+        model.told[site] = {"same": 1, "change": 0.0}
+    model.gradients["b"] = of(0.0)
+    found = diagnose(model.recording())
+    assert told(found) == [("dead-units", ["no-gradient"]), ("no-gradient", [])]
+    assert (found[0].effects[0].site, found[1].site) == ("b", "e")
+
+
 def test_a_layer_that_is_dead_from_when_steps_became_too_large_is_their_effect() -> None:
     model, recording = Model(kind="watch"), Recording()
     model.facts["c"] = {"activation": "relu"}

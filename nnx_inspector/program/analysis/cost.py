@@ -32,8 +32,8 @@ _FREE = frozenset(
     random_gamma random_seed random_split random_unwrap random_wrap real reduce_and reduce_or
     reduce_precision reduce_scatter reduce_xor reshape reshard rev rng_bit_generator rng_uniform
     scatter select_and_gather_add select_n shard_alike sharding_constraint shift_left
-    shift_right_arithmetic shift_right_logical slice sort split squeeze stop_gradient swap
-    symbolic_zeros threefry2x32 tile top_k transpose xor
+    shift_right_arithmetic shift_right_logical slice sort split squeeze stack stop_gradient swap
+    symbolic_zeros threefry2x32 tile top_k transpose unstack xor
     """.split()  # noqa: SIM905
 )
 _ELEMENTWISE = frozenset(

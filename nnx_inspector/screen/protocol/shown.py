@@ -215,6 +215,18 @@ class Effect:
     sites: tuple[SiteEffect, ...]
     alone: tuple[EffectAlone, ...]
 
+    def __str__(self) -> str:
+        """Loss and metrics, clean and perturbed, then the changes, a line for each."""
+        known = [n for n, x in self.clean.items() if None not in (x, self.perturbed.get(n))]
+        lines = [f"{n}: {self.clean[n]:.4g} -> {self.perturbed[n]:.4g}" for n in known]
+        if self.output_change is not None:
+            lines.append(f"the output changes by {self.output_change:.3g} of its norm")
+        if self.kl is not None and self.top1_changed is not None:
+            lines.append(f"KL divergence {self.kl:.3g}, {self.top1_changed:.1%} of top-1 changed")
+        moved = [f"{s.site} {s.change:.3g}" for s in self.sites if s.change is not None]
+        lines += ["downstream: " + ", ".join(moved)] if moved else []
+        return "\n".join([f"effect on {self.source}", *(f"  {line}" for line in lines)])
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:

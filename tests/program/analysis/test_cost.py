@@ -177,6 +177,7 @@ X = batch(6, 4)
             (X, batch(2, 4, 3)),
             2 * 6 * 4 * 3,
         ),
+        (lambda x: jnp.stack([x, x]), (X,), 0),
         (lambda x: jnp.linalg.eigh(x[:4])[0], (X,), None),
         (lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct((6, 4), x.dtype), x), (X,), None),
         (lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x + 1, x), (X,), None),
