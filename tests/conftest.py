@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 
@@ -16,6 +17,10 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 import jax  # noqa: E402 - it reads the above when imported
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a run in a shell's background ignores interrupts, and so would what tests send them to
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "nnx_inspector",
