@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector._compat.configuration import ours
-from nnx_inspector._compat.jaxprs import open_jaxpr, sub_jaxprs
 from nnx_inspector.arrays import is_array, shape_of
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.plan import Keep, Plan
@@ -64,18 +63,14 @@ def differences(stage: Staged, inputs: list[Any], plan: Plan, *, root: str = ROO
         # an eager call may have taken another path, with other calls
         if [x.shape for x in clean[site]] == [x.shape for x in moved.get(site, [])]:
             pairs[site] = list(zip(clean[site], moved[site], strict=True))
-    root = root if root in pairs else ROOT
-    output = [clean for clean, _ in pairs.get(root, [])]
-    program = None if stage.eager else stage.survey.jaxpr
-    return _figures(pairs, None if logits_of(output, program=program) is None else root)
+    return _figures(pairs, root if root in pairs else ROOT)
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _figures(pairs: dict[str, list[tuple[Any, Any]]], logits: str | None) -> Differences:
+def _figures(pairs: dict[str, list[tuple[Any, Any]]], root: str) -> Differences:
     sites = {site: relative_change_in_trace(*zip(*of, strict=True)) for site, of in pairs.items()}
     kl = top1 = jnp.float32(jnp.nan)
-    if logits is not None:
-        output = pairs[logits]
+    if len(output := pairs.get(root, [])) == 1 and logits_of(output[0][0]) is not None:
         kl, top1 = kl_divergence_in_trace(*output[0]), top1_changed_in_trace(*output[0])
     return Differences(sites, kl, top1)
 
@@ -93,8 +88,7 @@ def _values(stage: Staged, seen: list[Any]) -> dict[str, list[Any]]:
 
 Logits = bool | Callable[[Any], Any] | None
 """Which part of an output is logits. True: its one array; a function: what it returns for the
-output; False: none; None: its one array, if that is floating-point and of rank 2 or more, and a
-loss, where there is one, takes a maximum over its last axis (as a softmax and an accuracy do)."""
+output; False: none; None: its one array, if that is floating-point and of rank 2 or more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,13 +199,8 @@ def top1_changed_in_trace(clean: Any, perturbed: Any) -> jax.Array:
 # -------------------------------------------------------------------- logits
 
 
-def logits_of(output: Any, logits: Logits = None, program: Any = None) -> Any:
+def logits_of(output: Any, logits: Logits = None) -> Any:
     """The part of an output that is logits, `[..., classes]`, or None; see `Logits`.
-
-    Args:
-        output: what the model returned.
-        logits: what the user says about it.
-        program: the jaxpr of the loss, if there is one.
 
     Raises:
         TypeError: `logits` does not name a floating-point array with two classes or more.
@@ -221,7 +210,6 @@ def logits_of(output: Any, logits: Logits = None, program: Any = None) -> Any:
     arrays = [x for x in jax.tree.leaves(output) if is_array(x)]
     if logits is None:
         fits = len(arrays) == 1 and _could_be_logits(arrays[0]) and arrays[0].ndim >= 2
-        fits = fits and (program is None or _chooses(program, arrays[0].shape[-1]))
         return arrays[0] if fits else None
     if logits is True and len(arrays) != 1:
         raise TypeError(
@@ -236,18 +224,6 @@ def logits_of(output: Any, logits: Logits = None, program: Any = None) -> Any:
             f"{what}. Pass logits=False for an output that has none."
         )
     return found
-
-
-def _chooses(jaxpr: Any, classes: int) -> bool:
-    """Whether a program takes a maximum over a last axis of so many entries."""
-    for equation in open_jaxpr(jaxpr)[0].eqns:
-        if equation.primitive.name in ("reduce_max", "argmax"):
-            shape = equation.invars[0].aval.shape
-            if shape[-1:] == (classes,) and equation.params["axes"] == (len(shape) - 1,):
-                return True
-        if any(_chooses(inner, classes) for inner in sub_jaxprs(equation)):
-            return True
-    return False
 
 
 def _could_be_logits(x: Any) -> bool:

@@ -8,7 +8,6 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from hypothesis import given, settings
 
@@ -223,24 +222,6 @@ def test_what_counts_as_logits():
     assert logits_of(A, False) is None
     assert logits_of(A[0], True).shape == (7,)
     assert logits_of((A, B), lambda output: output[1]) is B
-
-
-@pytest.mark.parametrize(
-    ("loss", "has"),
-    [
-        (lambda y: optax.softmax_cross_entropy_with_integer_labels(y, jnp.arange(5)).mean(), True),
-        (lambda y: (y.argmax(-1) == jnp.arange(5)).mean(), True),
-        (lambda y: jax.vmap(jax.jit(jax.nn.log_softmax))(y)[:, 0].mean(), True),
-        (lambda y: jax.nn.softmax(y[:, :3]).max(-1).mean(), False),
-        (lambda y: optax.sigmoid_binary_cross_entropy(y, jnp.ones_like(y)).mean(), False),
-        (lambda y: (y**2).mean() + jax.nn.softmax(y, axis=0).sum(), False),
-    ],
-    ids=["cross-entropy", "accuracy", "mapped", "part", "several", "regression"],
-)
-def test_an_output_is_logits_if_the_loss_chooses_among_its_last_axis(loss, has):
-    program = jax.make_jaxpr(loss)(A)
-    assert (logits_of(A, program=program) is A) == has
-    assert logits_of(A, True, program) is A
 
 
 def test_logits_that_are_none_are_an_error():
