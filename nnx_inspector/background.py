@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 Job = Callable[[], object]
-PATIENCE = 1.0
+PATIENCE = 5.0
 """The seconds after which leaving the interpreter says what it waits for."""
 STILL_BUSY = (
     "nnx_inspector: Python waits for a pass or a compilation in the background to end. "

@@ -17,6 +17,7 @@ from leftovers import nothing_left
 
 import nnx_inspector as nni
 from nnx_inspector._compat import jit
+from nnx_inspector.background import STILL_BUSY
 from nnx_inspector.screen.comm import InspectorWidget
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)), jnp.float32)
@@ -402,7 +403,8 @@ insp.perturb("", nni.Noise(0.1))
 assert insp._rerun._arming.busy
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr.strip() in ("", STILL_BUSY)  # on a slow machine it says what it waits for
 
 
 def test_a_model_is_traced_in_the_background_while_its_own_loop_runs():
