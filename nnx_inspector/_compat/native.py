@@ -30,7 +30,6 @@ APPLY: Final = "nnx_inspector_apply"
 FUNCTIONS: Final = (
     CENSUS,
     APPLY,
-    "nnx_inspector_host",
     "nnx_inspector_once",
     "nnx_inspector_pack",
     "nnx_inspector_unpack",
@@ -51,19 +50,15 @@ def library_path() -> pathlib.Path:
     return _BUILT / name
 
 
-def library() -> ctypes.CDLL:
-    """The library, which there must be."""
-    return ctypes.CDLL(str(library_path()))
-
-
 @functools.cache
 def has_functions() -> bool:
     """Whether a program for a CPU can call the functions; registers them at the first call."""
     if not library_path().is_file():
         return False
     try:
+        library = ctypes.CDLL(str(library_path()))
         for name in FUNCTIONS:
-            function = jax.ffi.pycapsule(getattr(library(), name))
+            function = jax.ffi.pycapsule(getattr(library, name))
             jax.ffi.register_ffi_target(name, function, platform="cpu")
     except (OSError, AttributeError, jax.errors.JaxRuntimeError):  # an older library, say
         return False

@@ -1,7 +1,7 @@
 /* The part of XLA's foreign function interface that is used here.
  *
  * It is a stable C interface: the structures are those of its header (xla/ffi/api/c_api.h) in every
- * version of the major number 0. Invariant: nothing here allocates or fails.
+ * version of the major number 0. Invariant: nothing here allocates, blocks or fails.
  */
 
 #ifndef NNX_INSPECTOR_XLA_H
@@ -41,7 +41,7 @@ typedef struct {
     Attributes how;
 } Frame;
 
-enum { PRED = 1, S8, S16, S32, S64, U8, U16, U32, U64, F16, F32, F64, C64 = 15, BF16, C128 = 18 };
+enum { PRED = 1, S8, S16, S32, S64, U8, U16, U32, U64, F16, F32, F64, BF16 = 16 };
 
 #ifdef _WIN32
 #define EXPORT __declspec(dllexport)
