@@ -142,8 +142,8 @@ def _leave() -> None:
         worker.close()
         if worker.wait(PATIENCE):
             continue
-        print(STILL_BUSY, file=sys.stderr, flush=True)
         try:
+            print(STILL_BUSY, file=sys.stderr, flush=True)
             worker.join()
         except KeyboardInterrupt:
             os._exit(130)  # the thread may never come out of XLA, and Python cannot end around it
