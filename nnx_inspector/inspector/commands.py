@@ -107,7 +107,7 @@ class Commands:
         return flow_of(self._core.trace, layout, message.site, number=message.id), None
 
     def _layout_library(self, _: protocol.GetLayoutLibrary, __: Any) -> Answer:
-        return protocol.LayoutLibrary(version=protocol.VERSION), asset("layout.js").encode()
+        return protocol.LayoutLibrary(), asset("layout.js").encode()
 
     def _compare(self, message: protocol.Compare, _: Any) -> Answer | None:
         found = self._core.view.compared(message)

@@ -112,6 +112,4 @@ def message_of(found: Sequence[Finding]) -> protocol.Findings:
         )
         for one in found[: protocol.MOST_FINDINGS]
     )
-    return protocol.Findings(
-        version=protocol.VERSION, findings=rows, more=max(0, len(found) - len(rows))
-    )
+    return protocol.Findings(findings=rows, more=max(0, len(found) - len(rows)))

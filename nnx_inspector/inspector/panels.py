@@ -102,7 +102,6 @@ def parameters_message(
     bins = [row.summary.nonzero_bins() for row in rows]
     table = [[getattr(row.summary, name) for name in protocol.STATISTICS] for row in rows]
     message = protocol.Parameters(
-        version=protocol.VERSION,
         id=request,
         site=site,
         parameters=tuple(
@@ -230,7 +229,6 @@ def _message_of(core: Core, units: Any, site: str, *, number: int, axis: int = -
     figures = np.stack([_figure(one, name) for name in protocol.UNIT_FIGURES])
     shown = figures[:, : protocol.MOST_UNITS]
     message = protocol.UnitFigures(
-        version=protocol.VERSION,
         id=number,
         site=site,
         each=int(np.max(one.size, initial=0)),
@@ -260,7 +258,6 @@ def _code_message(request: protocol.Look, trace: Trace) -> protocol.Code:
     excerpts = excerpts_of(c.source for c in calls)
     why = "" if excerpts else "The line that calls it is not known."
     return protocol.Code(
-        version=protocol.VERSION,
         id=request.id,
         site=request.site,
         kind=kind,

@@ -51,7 +51,6 @@ def compared(request: protocol.Compare, shown: Pass, pinned: Pass) -> protocol.C
     """The comparison of two passes by site, the largest difference first."""
     rows = differences(_summaries(pinned), _summaries(shown))
     return protocol.Compared(
-        version=protocol.VERSION,
         id=request.id,
         number=shown.number,
         pinned=pinned.number,
@@ -76,7 +75,7 @@ def weights_message(
         )
         for row, change in rows[: protocol.MOST_ROWS]
     )
-    return protocol.Weights(version=protocol.VERSION, name=name, rows=shown, total=len(rows))
+    return protocol.Weights(name=name, rows=shown, total=len(rows))
 
 
 def _heights(change: Summary) -> str:

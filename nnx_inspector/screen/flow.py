@@ -122,7 +122,6 @@ def flow_of(trace: Trace, layout: protocol.Layout, site: str, *, number: int) ->
     keys = sorted(graph.nodes, key=lambda key: _ORDER[key.role])  # stable
     places = {key: i for i, key in enumerate(keys)}
     return protocol.Flow(
-        version=protocol.VERSION,
         layout=layout.layout,
         site=site,
         id=number,

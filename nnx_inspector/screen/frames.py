@@ -65,7 +65,6 @@ def frame_of(
             )
             bodies.append(bins)
     frame = protocol.Frame(
-        version=protocol.VERSION,
         seq=seq,
         layout=layout,
         step=step,
@@ -92,7 +91,6 @@ def histories_of(
         arrays = recording.history(selected, quantity, columns=columns)  # type: ignore[arg-type]
         if len(arrays.steps):
             message = protocol.History(
-                version=protocol.VERSION,
                 layout=layout,
                 site=list(keys).index(selected),
                 quantity=j,
@@ -114,7 +112,6 @@ def curves_of(recording: Recording, *, points: int = 600) -> tuple[protocol.Curv
         curve = np.where(np.isfinite(curve), curve, np.nan)
         curves[name] = curve
     message = protocol.Curves(
-        version=protocol.VERSION,
         names=tuple(curves),
         points=tuple(len(c) for c in curves.values()),
     )

@@ -163,7 +163,6 @@ class Inputs:
             for i in range(most)
         )
         return protocol.Inputs(
-            version=protocol.VERSION,
             batch=batch,
             tokens="" if found is None else found.path,
             positions=positions,

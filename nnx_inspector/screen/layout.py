@@ -146,9 +146,7 @@ def layout_of(
     for place in places:
         rows.append(_row(place, calls.get(place.key, []), known, why, rows))
     sites = with_layers(rows, stacks_of(trace), unseen)
-    return protocol.Layout(
-        version=protocol.VERSION, layout=number, model=type(model).__name__, sites=sites
-    )
+    return protocol.Layout(layout=number, model=type(model).__name__, sites=sites)
 
 
 def _places(trace: Trace) -> list[_Place]:

@@ -238,7 +238,6 @@ class Presenter:
         self._other = other
         self._others += 1
         message = protocol.Other(
-            version=protocol.VERSION,
             name=name if other is not None else "",
             step=step,
             number=self._others,
@@ -314,7 +313,6 @@ class Presenter:
             plain, measured = meter.compared
             perturbations = self._showing.of(snapshot["handles"], pending=snapshot["pending"])
             return protocol.State(
-                version=protocol.VERSION,
                 seq=self._state_seq,
                 selected=self.selected,
                 perturbations=perturbations,

@@ -57,9 +57,7 @@ def passes_message(passes: Sequence[Pass], thinned: int) -> tuple[protocol.Passe
     kinds = tuple(dict.fromkeys(p.kind for p in passes))
     index = {kind: i for i, kind in enumerate(kinds)}
     rows = [(p.number, p.step, p.perturbed, index[p.kind], p.setting) for p in passes]
-    message = protocol.Passes(
-        version=protocol.VERSION, passes=len(rows), kinds=kinds, thinned=thinned
-    )
+    message = protocol.Passes(passes=len(rows), kinds=kinds, thinned=thinned)
     return message, protocol.passes_buffer(rows)
 
 

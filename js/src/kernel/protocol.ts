@@ -531,11 +531,11 @@ export interface UnitExamples {
   readonly type: "examples";
   readonly version: number;
   readonly running: boolean;
+  readonly error: string;
+  readonly source: string;
   readonly stopped: boolean;
   readonly done: number;
   readonly total: number;
-  readonly error: string;
-  readonly source: string;
   readonly site: string;
   readonly axis: number;
   readonly unit: number;
@@ -908,9 +908,9 @@ export interface StopStudy {
   readonly id: number;
 }
 
-export type ToBrowser = Layout | Frame | History | Curves | State | Reply | Flow | LayoutLibrary | Arrays | Values | Passes | Parameters | UnitFigures | Code | Sweep | Nnx | Findings | Other | Compared | Weights | Inputs | Positions | Lens | Logits | Attributed | UnitExamples;
+export type ToBrowser = Other | Compared | Weights | Flow | LayoutLibrary | Inputs | Positions | Nnx | Parameters | UnitFigures | Code | Sweep | Lens | Logits | Attributed | UnitExamples | Layout | Frame | History | Curves | Passes | State | Findings | Reply | Arrays | Values;
 
-export type ToKernel = Hello | Ack | Select | Perturb | Adjust | SwitchAll | Remove | ShowFlow | GetLayoutLibrary | ShowValues | ReadValues | ShowPass | SetMask | Look | StartSweep | StopSweep | ShowNnx | SwitchMode | Compare | ShowPositions | Study | StopStudy | ShowOperations;
+export type ToKernel = Hello | Ack | Select | Perturb | Adjust | Remove | SwitchAll | ShowNnx | SwitchMode | SetMask | Look | StartSweep | StopSweep | ShowPass | Compare | ShowValues | ReadValues | ShowFlow | ShowOperations | GetLayoutLibrary | ShowPositions | Study | StopStudy;
 
 /** The fields of every struct: a scalar, struct or a|b, then `?` null, `[]` list, `{}` map. */
 export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> = {
@@ -959,7 +959,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Logits: { version: "int", running: "bool", error: "str", source: "str", example: "int", position: "int", token: "int", word: "str", logit: "float?", bars: "LogitBar[]" },
   Attributed: { version: "int", running: "bool", error: "str", source: "str", example: "int", of: "str", method: "str", word: "str", output: "float?", difference: "float?", shape: "int[]", blocks: "int", scores: "float?[]", words: "str[]" },
   ExciteRow: { which: "most|least|random", rank: "int", example: "int", place: "int[]", value: "float?", words: "str[]", at: "int" },
-  UnitExamples: { version: "int", running: "bool", stopped: "bool", done: "int", total: "int", error: "str", source: "str", site: "str", axis: "int", unit: "int", units: "int", count: "int", nan: "int", constant: "bool", notes: "str[]", extent: "int[]", of_batch: "bool", rows: "ExciteRow[]" },
+  UnitExamples: { version: "int", running: "bool", error: "str", source: "str", stopped: "bool", done: "int", total: "int", site: "str", axis: "int", unit: "int", units: "int", count: "int", nan: "int", constant: "bool", notes: "str[]", extent: "int[]", of_batch: "bool", rows: "ExciteRow[]" },
   Other: { version: "int", name: "str", step: "int?", number: "int" },
   ComparedRow: { site: "str", quantity: "str", where: "both|here|pinned", total_variation: "float?", quantile_distance: "float?", constant: "bool", mean_difference: "float?", std_difference: "float?", rms_difference: "float?", nan: "int?", nan_pinned: "int?" },
   Compared: { version: "int", id: "int", number: "int", pinned: "int", rows: "ComparedRow[]", total: "int" },
@@ -999,10 +999,10 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
 };
 
 /** The struct of every message type. */
-export const TO_BROWSER: Readonly<Record<string, string>> = { layout: "Layout", frame: "Frame", history: "History", curves: "Curves", state: "State", reply: "Reply", flow: "Flow", layout_library: "LayoutLibrary", arrays: "Arrays", values: "Values", passes: "Passes", parameters: "Parameters", units: "UnitFigures", code: "Code", sweep: "Sweep", nnx: "Nnx", findings: "Findings", other: "Other", compared: "Compared", weights: "Weights", inputs: "Inputs", positions: "Positions", lens: "Lens", logits: "Logits", attribution: "Attributed", examples: "UnitExamples" };
+export const TO_BROWSER: Readonly<Record<string, string>> = { other: "Other", compared: "Compared", weights: "Weights", flow: "Flow", layout_library: "LayoutLibrary", inputs: "Inputs", positions: "Positions", nnx: "Nnx", parameters: "Parameters", units: "UnitFigures", code: "Code", sweep: "Sweep", lens: "Lens", logits: "Logits", attribution: "Attributed", examples: "UnitExamples", layout: "Layout", frame: "Frame", history: "History", curves: "Curves", passes: "Passes", state: "State", findings: "Findings", reply: "Reply", arrays: "Arrays", values: "Values" };
 
 /** The struct of every message type. */
-export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", perturb: "Perturb", adjust: "Adjust", switch_all: "SwitchAll", remove: "Remove", show_flow: "ShowFlow", get_layout_library: "GetLayoutLibrary", show_values: "ShowValues", read_values: "ReadValues", show_pass: "ShowPass", set_mask: "SetMask", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_nnx: "ShowNnx", switch_mode: "SwitchMode", compare: "Compare", show_positions: "ShowPositions", study: "Study", stop_study: "StopStudy", show_operations: "ShowOperations" };
+export const TO_KERNEL: Readonly<Record<string, string>> = { hello: "Hello", ack: "Ack", select: "Select", perturb: "Perturb", adjust: "Adjust", remove: "Remove", switch_all: "SwitchAll", show_nnx: "ShowNnx", switch_mode: "SwitchMode", set_mask: "SetMask", look: "Look", start_sweep: "StartSweep", stop_sweep: "StopSweep", show_pass: "ShowPass", compare: "Compare", show_values: "ShowValues", read_values: "ReadValues", show_flow: "ShowFlow", show_operations: "ShowOperations", get_layout_library: "GetLayoutLibrary", show_positions: "ShowPositions", study: "Study", stop_study: "StopStudy" };
 
 /** What a click can add, in the order of the menu. Python can do more. */
 export const OFFERS: readonly Offer[] = [

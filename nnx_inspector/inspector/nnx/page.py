@@ -82,7 +82,6 @@ class Pages:
         ]
         modes = self._modes_below(key, leaves)
         return protocol.Nnx(
-            version=protocol.VERSION,
             id=number,
             site=site,
             nodes=tuple(node_row(node, references) for node in nodes[: protocol.MOST_NODES]),

@@ -137,7 +137,6 @@ def _of(asked: Asked, kind: str = "Zero", **more: Any) -> protocol.Sweep:
         error="",
     )  # fmt: skip
     return protocol.Sweep(
-        version=protocol.VERSION,
         sites=asked.only if isinstance(asked.only, str) else "the chosen sites",
         perturbation=f"nni.{kind}()" if one is None else one.python() or one.kind_name,
         source=asked.source,

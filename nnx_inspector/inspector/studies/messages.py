@@ -45,7 +45,6 @@ def lens_message(
     probability, rank = of(found.answer_probability), of(found.answer_rank)
     texts = words(asked.example)
     return protocol.Lens(
-        version=protocol.VERSION,
         running=False,
         error="",
         source=source,
@@ -84,7 +83,6 @@ def logits_message(
     position = _within(asked.position, tokens.size, "position")
     parts = [np.atleast_1d(one[at])[position] for one in found.contributions]
     return protocol.Logits(
-        version=protocol.VERSION,
         running=False,
         error="",
         source=source,
@@ -118,7 +116,6 @@ def attribution_message(
     baseline = found.baseline_output
     texts = words(asked.example) if scores.ndim == 1 else []
     return protocol.Attributed(
-        version=protocol.VERSION,
         running=False,
         error="",
         source=source,
@@ -161,7 +158,6 @@ def examples_message(
                 )
             )
     return protocol.UnitExamples(
-        version=protocol.VERSION,
         running=False,
         stopped=found.stopped,
         done=0,

@@ -220,11 +220,11 @@ class Studies:
     def _empty(self, asked: protocol.Study, **more: Any) -> Any:
         """The message of a study that has found nothing yet."""
         kind = _EMPTY[asked.what]
-        fields = {f.name: _nothing(f.type) for f in dataclasses.fields(kind)}
+        fields = {f.name: _nothing(f.type) for f in dataclasses.fields(kind) if f.name != "version"}
         said = {name: getattr(asked, name, None) for name in fields}
         said = {name: value for name, value in said.items() if value is not None}
         more = {name: value for name, value in more.items() if name in fields}
-        return kind(**{**fields, **said, "version": protocol.VERSION, **more})
+        return kind(**{**fields, **said, **more})
 
 
 _MESSAGES = {

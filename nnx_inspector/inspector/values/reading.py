@@ -48,7 +48,6 @@ def _arrays(request: protocol.ShowValues, opening: Opening, look: Look) -> proto
         for held in opened.arrays
     )
     return protocol.Arrays(
-        version=protocol.VERSION,
         request=request.id,
         site=request.site,
         part=request.part,
@@ -79,7 +78,6 @@ def positions_message(core: Core, request: protocol.ShowPositions) -> Answer:
     """The answer to a request for the figures of a site at each position."""
     found = positions_of(core, core.known(request.site), request.example, request.unit)
     message = protocol.Positions(
-        version=protocol.VERSION,
         id=request.id,
         site=request.site,
         example=request.example,
@@ -192,7 +190,6 @@ def _exact(
 
 def _message(request: protocol.ReadValues, **fields: Any) -> protocol.Values:
     return protocol.Values(
-        version=protocol.VERSION,
         request=request.id,
         array=request.array,
         index=request.index,

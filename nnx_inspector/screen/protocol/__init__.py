@@ -1,127 +1,25 @@
 """The messages between kernel and browser: their content and their shape, and nothing else.
 
 Every message is a JSON header (a dataclass of one of these files, with its name in `type`) and at
-most one binary buffer. These types are the authority: `js/src/kernel/protocol.ts` and the golden
-messages are generated from them. Invariant: headers are valid JSON (never NaN) and hold no arrays
-of numbers. Knows no jax, no widget and no model.
+most one binary buffer. Each name of these files is also a name of this module. The types are the
+authority: `js/src/kernel/protocol.ts` and the golden messages are generated from them. Invariant:
+headers are valid JSON (never NaN) and hold no arrays of numbers. Knows no jax, no widget and no
+model.
 """
 
-from nnx_inspector.screen.protocol.buffers import curves_buffer as curves_buffer
-from nnx_inspector.screen.protocol.buffers import frame_buffer as frame_buffer
-from nnx_inspector.screen.protocol.buffers import history_buffer as history_buffer
-from nnx_inspector.screen.protocol.buffers import parameters_buffer as parameters_buffer
-from nnx_inspector.screen.protocol.buffers import passes_buffer as passes_buffer
-from nnx_inspector.screen.protocol.buffers import units_buffer as units_buffer
-from nnx_inspector.screen.protocol.buffers import values_buffer as values_buffer
-from nnx_inspector.screen.protocol.compared import Compared as Compared
-from nnx_inspector.screen.protocol.compared import ComparedRow as ComparedRow
-from nnx_inspector.screen.protocol.compared import Other as Other
-from nnx_inspector.screen.protocol.compared import WeightRow as WeightRow
-from nnx_inspector.screen.protocol.compared import Weights as Weights
-from nnx_inspector.screen.protocol.flow import Flow as Flow
-from nnx_inspector.screen.protocol.flow import FlowAbsent as FlowAbsent
-from nnx_inspector.screen.protocol.flow import FlowEdge as FlowEdge
-from nnx_inspector.screen.protocol.flow import FlowNode as FlowNode
-from nnx_inspector.screen.protocol.flow import LayoutLibrary as LayoutLibrary
-from nnx_inspector.screen.protocol.headers import TO_BROWSER as TO_BROWSER
-from nnx_inspector.screen.protocol.headers import TO_KERNEL as TO_KERNEL
-from nnx_inspector.screen.protocol.headers import ProtocolError as ProtocolError
-from nnx_inspector.screen.protocol.headers import from_header as from_header
-from nnx_inspector.screen.protocol.headers import to_header as to_header
-from nnx_inspector.screen.protocol.headers import to_json as to_json
-from nnx_inspector.screen.protocol.inputs import Example as Example
-from nnx_inspector.screen.protocol.inputs import Inputs as Inputs
-from nnx_inspector.screen.protocol.inputs import Pictures as Pictures
-from nnx_inspector.screen.protocol.inputs import Positions as Positions
-from nnx_inspector.screen.protocol.nnx import Nnx as Nnx
-from nnx_inspector.screen.protocol.nnx import NnxAttribute as NnxAttribute
-from nnx_inspector.screen.protocol.nnx import NnxChange as NnxChange
-from nnx_inspector.screen.protocol.nnx import NnxKind as NnxKind
-from nnx_inspector.screen.protocol.nnx import NnxMode as NnxMode
-from nnx_inspector.screen.protocol.nnx import NnxNode as NnxNode
-from nnx_inspector.screen.protocol.nnx import NnxVariable as NnxVariable
-from nnx_inspector.screen.protocol.panels import Attributed as Attributed
-from nnx_inspector.screen.protocol.panels import Code as Code
-from nnx_inspector.screen.protocol.panels import Excerpt as Excerpt
-from nnx_inspector.screen.protocol.panels import ExciteRow as ExciteRow
-from nnx_inspector.screen.protocol.panels import Lens as Lens
-from nnx_inspector.screen.protocol.panels import LensCell as LensCell
-from nnx_inspector.screen.protocol.panels import LensRow as LensRow
-from nnx_inspector.screen.protocol.panels import LogitBar as LogitBar
-from nnx_inspector.screen.protocol.panels import Logits as Logits
-from nnx_inspector.screen.protocol.panels import Parameter as Parameter
-from nnx_inspector.screen.protocol.panels import Parameters as Parameters
-from nnx_inspector.screen.protocol.panels import Sweep as Sweep
-from nnx_inspector.screen.protocol.panels import SweepRow as SweepRow
-from nnx_inspector.screen.protocol.panels import UnitExamples as UnitExamples
-from nnx_inspector.screen.protocol.panels import UnitFigures as UnitFigures
-from nnx_inspector.screen.protocol.requests import Ack as Ack
-from nnx_inspector.screen.protocol.requests import Adjust as Adjust
-from nnx_inspector.screen.protocol.requests import Compare as Compare
-from nnx_inspector.screen.protocol.requests import GetLayoutLibrary as GetLayoutLibrary
-from nnx_inspector.screen.protocol.requests import Hello as Hello
-from nnx_inspector.screen.protocol.requests import Look as Look
-from nnx_inspector.screen.protocol.requests import Offer as Offer
-from nnx_inspector.screen.protocol.requests import Perturb as Perturb
-from nnx_inspector.screen.protocol.requests import ReadValues as ReadValues
-from nnx_inspector.screen.protocol.requests import Remove as Remove
-from nnx_inspector.screen.protocol.requests import Select as Select
-from nnx_inspector.screen.protocol.requests import SetMask as SetMask
-from nnx_inspector.screen.protocol.requests import ShowFlow as ShowFlow
-from nnx_inspector.screen.protocol.requests import ShowNnx as ShowNnx
-from nnx_inspector.screen.protocol.requests import ShowOperations as ShowOperations
-from nnx_inspector.screen.protocol.requests import ShowPass as ShowPass
-from nnx_inspector.screen.protocol.requests import ShowPositions as ShowPositions
-from nnx_inspector.screen.protocol.requests import ShowValues as ShowValues
-from nnx_inspector.screen.protocol.requests import StartSweep as StartSweep
-from nnx_inspector.screen.protocol.requests import StopStudy as StopStudy
-from nnx_inspector.screen.protocol.requests import StopSweep as StopSweep
-from nnx_inspector.screen.protocol.requests import Study as Study
-from nnx_inspector.screen.protocol.requests import SwitchAll as SwitchAll
-from nnx_inspector.screen.protocol.requests import SwitchMode as SwitchMode
-from nnx_inspector.screen.protocol.shown import Cost as Cost
-from nnx_inspector.screen.protocol.shown import Curves as Curves
-from nnx_inspector.screen.protocol.shown import Effect as Effect
-from nnx_inspector.screen.protocol.shown import EffectAlone as EffectAlone
-from nnx_inspector.screen.protocol.shown import FindingRow as FindingRow
-from nnx_inspector.screen.protocol.shown import Findings as Findings
-from nnx_inspector.screen.protocol.shown import Frame as Frame
-from nnx_inspector.screen.protocol.shown import Histogram as Histogram
-from nnx_inspector.screen.protocol.shown import History as History
-from nnx_inspector.screen.protocol.shown import Layout as Layout
-from nnx_inspector.screen.protocol.shown import Notice as Notice
-from nnx_inspector.screen.protocol.shown import Passes as Passes
-from nnx_inspector.screen.protocol.shown import Perturbation as Perturbation
-from nnx_inspector.screen.protocol.shown import Progress as Progress
-from nnx_inspector.screen.protocol.shown import Reply as Reply
-from nnx_inspector.screen.protocol.shown import Site as Site
-from nnx_inspector.screen.protocol.shown import SiteEffect as SiteEffect
-from nnx_inspector.screen.protocol.shown import State as State
-from nnx_inspector.screen.protocol.shown import Waiting as Waiting
-from nnx_inspector.screen.protocol.terms import HISTORY_BINS as HISTORY_BINS
-from nnx_inspector.screen.protocol.terms import HISTORY_QUANTILES as HISTORY_QUANTILES
-from nnx_inspector.screen.protocol.terms import LONGEST_ERROR as LONGEST_ERROR
-from nnx_inspector.screen.protocol.terms import LONGEST_TEXT as LONGEST_TEXT
-from nnx_inspector.screen.protocol.terms import MOST_ALIASES as MOST_ALIASES
-from nnx_inspector.screen.protocol.terms import MOST_ATTRIBUTES as MOST_ATTRIBUTES
-from nnx_inspector.screen.protocol.terms import MOST_EFFECTS as MOST_EFFECTS
-from nnx_inspector.screen.protocol.terms import MOST_FINDINGS as MOST_FINDINGS
-from nnx_inspector.screen.protocol.terms import MOST_MODES as MOST_MODES
-from nnx_inspector.screen.protocol.terms import MOST_NODES as MOST_NODES
-from nnx_inspector.screen.protocol.terms import MOST_ROWS as MOST_ROWS
-from nnx_inspector.screen.protocol.terms import MOST_SITES as MOST_SITES
-from nnx_inspector.screen.protocol.terms import MOST_UNITS as MOST_UNITS
-from nnx_inspector.screen.protocol.terms import MOST_VARIABLES as MOST_VARIABLES
-from nnx_inspector.screen.protocol.terms import OTHER as OTHER
-from nnx_inspector.screen.protocol.terms import POSITION_FIGURES as POSITION_FIGURES
-from nnx_inspector.screen.protocol.terms import QUANTITIES as QUANTITIES
-from nnx_inspector.screen.protocol.terms import SPARK as SPARK
-from nnx_inspector.screen.protocol.terms import STATISTICS as STATISTICS
-from nnx_inspector.screen.protocol.terms import UNIT_FIGURES as UNIT_FIGURES
-from nnx_inspector.screen.protocol.terms import VERSION as VERSION
-from nnx_inspector.screen.protocol.terms import Component as Component
-from nnx_inspector.screen.protocol.terms import Part as Part
-from nnx_inspector.screen.protocol.terms import ValuePart as ValuePart
-from nnx_inspector.screen.protocol.values import Arrays as Arrays
-from nnx_inspector.screen.protocol.values import HeldArray as HeldArray
-from nnx_inspector.screen.protocol.values import Values as Values
+from typing import Final
+
+from nnx_inspector.screen.protocol.buffers import *
+from nnx_inspector.screen.protocol.compared import *
+from nnx_inspector.screen.protocol.flow import *
+from nnx_inspector.screen.protocol.headers import *
+from nnx_inspector.screen.protocol.inputs import *
+from nnx_inspector.screen.protocol.nnx import *
+from nnx_inspector.screen.protocol.panels import *
+from nnx_inspector.screen.protocol.requests import *
+from nnx_inspector.screen.protocol.shown import *
+from nnx_inspector.screen.protocol.terms import *
+from nnx_inspector.screen.protocol.values import *
+
+TO_KERNEL: Final = tuple(cls for cls in MESSAGES.values() if issubclass(cls, ToKernel))
+TO_BROWSER: Final = tuple(cls for cls in MESSAGES.values() if not issubclass(cls, ToKernel))

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar, Literal
+from typing import Literal
+
+from nnx_inspector.screen.protocol.headers import Shown, Struct
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Other:
+class Other(Shown, type="other"):
     """The pass of another run that `insp.compare` offers; a ShowPass of OTHER sends it. Buffer:
     none. `name` is that run's name, "" if there is no other run. `step` is None if the pass belongs
     to no step. `number` counts the passes offered, so that the browser pins each one once.
     """
 
-    type: ClassVar[str] = "other"
-    version: int
     name: str
     step: int | None
     number: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ComparedRow:
+class ComparedRow(Struct):
     """The distance between one site's quantity in two passes; see `nni.compare`, whose `b` is the
     pass on screen. None: unknown. `constant`: both are constant and differ, so the quantile
     distance has no unit. `nan` and `nan_pinned` count NaNs.
@@ -40,8 +37,7 @@ class ComparedRow:
     nan_pinned: int | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Compared:
+class Compared(Shown, type="compared"):
     """Two passes, site by site, in answer to the Compare with this id. Buffer: none.
 
     `number` is the pass on screen and `pinned` the pass that it is compared with, by their numbers
@@ -49,8 +45,6 @@ class Compared:
     first.
     """
 
-    type: ClassVar[str] = "compared"
-    version: int
     id: int
     number: int
     pinned: int
@@ -58,8 +52,7 @@ class Compared:
     total: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WeightRow:
+class WeightRow(Struct):
     """How far one array of weights is from the other side's; see `nni.compare_weights`, whose `b`
     is the model on screen. None: unknown. `change` holds the heights of the histogram of the
     difference, SPARK bytes in hexadecimal; "" if there is none.
@@ -74,16 +67,13 @@ class WeightRow:
     change: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Weights:
+class Weights(Shown, type="weights"):
     """The weights of the model against those of `name`, when they were compared. Buffer: none.
 
     `name` is "" if there is no comparison. `rows` are the first MOST_ROWS of `total`, largest
     relative change first.
     """
 
-    type: ClassVar[str] = "weights"
-    version: int
     name: str
     rows: tuple[WeightRow, ...]
     total: int

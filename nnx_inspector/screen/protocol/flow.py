@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar, Literal
+from typing import Literal
+
+from nnx_inspector.screen.protocol.headers import Shown, Struct
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FlowNode:
+class FlowNode(Struct):
     """A node of a `Flow`. `role` is a "module" called in it; its "input" or "output"; a "join",
     which is one value made of several; or "outside", a module elsewhere whose value enters or
     leaves by another way than arguments and results. `name` is the key relative to the flow's site.
@@ -26,8 +26,7 @@ class FlowNode:
     conditional: bool
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FlowEdge:
+class FlowEdge(Struct):
     """Values that go from one node to another, both given by number. `shapes` holds their dtypes
     and shapes, if known. `loop`: they go from one iteration of a loop to a later one.
     """
@@ -38,20 +37,16 @@ class FlowEdge:
     loop: bool
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FlowAbsent:
+class FlowAbsent(Struct):
     """A module below a flow's site that is not called in it, and why."""
 
     site: str
     why: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Flow:
+class Flow(Shown, type="flow"):
     """The flow between the modules that a site calls. `id` is the request's. Buffer: none."""
 
-    type: ClassVar[str] = "flow"
-    version: int
     layout: int
     site: str
     id: int
@@ -60,9 +55,5 @@ class Flow:
     absent: tuple[FlowAbsent, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LayoutLibrary:
+class LayoutLibrary(Shown, type="layout_library"):
     """The script that lays out a flow. Buffer: a JavaScript module in UTF-8, `static/layout.js`."""
-
-    type: ClassVar[str] = "layout_library"
-    version: int

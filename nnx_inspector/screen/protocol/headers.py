@@ -12,78 +12,66 @@ import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
-from nnx_inspector.screen.protocol.compared import Compared, Other, Weights
-from nnx_inspector.screen.protocol.flow import Flow, LayoutLibrary
-from nnx_inspector.screen.protocol.inputs import Inputs, Positions
-from nnx_inspector.screen.protocol.nnx import Nnx
-from nnx_inspector.screen.protocol.panels import (
-    Attributed,
-    Code,
-    Lens,
-    Logits,
-    Parameters,
-    Sweep,
-    UnitExamples,
-    UnitFigures,
-)
-from nnx_inspector.screen.protocol.requests import (
-    Ack,
-    Adjust,
-    Compare,
-    GetLayoutLibrary,
-    Hello,
-    Look,
-    Perturb,
-    ReadValues,
-    Remove,
-    Select,
-    SetMask,
-    ShowFlow,
-    ShowNnx,
-    ShowOperations,
-    ShowPass,
-    ShowPositions,
-    ShowValues,
-    StartSweep,
-    StopStudy,
-    StopSweep,
-    Study,
-    SwitchAll,
-    SwitchMode,
-)
-from nnx_inspector.screen.protocol.shown import (
-    Curves,
-    Findings,
-    Frame,
-    History,
-    Layout,
-    Passes,
-    Reply,
-    State,
-)
-from nnx_inspector.screen.protocol.terms import LONGEST_ERROR
-from nnx_inspector.screen.protocol.values import Arrays, Values
+from nnx_inspector.screen.protocol import terms
 
-TO_BROWSER: Final = (
-    Layout, Frame, History, Curves, State, Reply, Flow, LayoutLibrary, Arrays, Values, Passes,
-    Parameters, UnitFigures, Code, Sweep, Nnx, Findings, Other, Compared, Weights,
-    Inputs, Positions, Lens, Logits, Attributed, UnitExamples,
-)  # fmt: skip
-TO_KERNEL: Final = (
-    Hello, Ack, Select, Perturb, Adjust, SwitchAll, Remove, ShowFlow, GetLayoutLibrary,
-    ShowValues, ReadValues, ShowPass, SetMask, Look, StartSweep, StopSweep, ShowNnx, SwitchMode,
-    Compare, ShowPositions, Study, StopStudy, ShowOperations,
-)  # fmt: skip
-_TYPES: Final = {cls.type: cls for cls in (*TO_BROWSER, *TO_KERNEL)}
+MESSAGES: Final[dict[str, type[Message]]] = {}
+"""The class of each message, by its `type`."""
 
 
 class ProtocolError(ValueError):
     """A message does not fit its type. The error's text is bounded, whatever the message held."""
 
     def __init__(self, text: str):
-        super().__init__(text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]} …")
+        super().__init__(
+            text if len(text) <= terms.LONGEST_ERROR else f"{text[: terms.LONGEST_ERROR]} …"
+        )
+
+
+@typing.dataclass_transform(frozen_default=True, kw_only_default=True)
+class Struct:
+    """A part of a message, or a message. Every subclass is a frozen dataclass."""
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+
+class Message(Struct):
+    """What crosses between kernel and browser; `type` is its name there."""
+
+    type: ClassVar[str]
+
+    def __init_subclass__(cls, *, type: str = "") -> None:
+        super().__init_subclass__()
+        if type:
+            cls.type, MESSAGES[type] = type, cls
+
+
+class Shown(Message):
+    """Kernel to browser."""
+
+    version: int = terms.VERSION
+
+
+class Studied(Shown):
+    """What a study found last. `source` names the pass or the data; `error` says why it found
+    nothing.
+    """
+
+    running: bool
+    error: str
+    source: str
+
+
+class ToKernel(Message):
+    """Browser to kernel."""
+
+
+class Request(ToKernel):
+    """Browser to kernel: what one `Reply` with this `id` answers."""
+
+    id: int
 
 
 def to_header(message: Any) -> dict[str, Any]:
@@ -121,7 +109,7 @@ def from_header(header: Any) -> Any:
     if not isinstance(header, Mapping):
         raise ProtocolError(f"A message must be an object, got {type(header).__name__}.")
     kind = header.get("type")
-    cls = _TYPES.get(kind) if isinstance(kind, str) else None
+    cls = MESSAGES.get(kind) if isinstance(kind, str) else None
     if cls is None:
         raise ProtocolError(f"Unknown message type {kind!r}.")
     return _build(cls, {k: v for k, v in header.items() if k != "type"}, cls.type)

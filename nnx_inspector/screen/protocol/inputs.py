@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
+from nnx_inspector.screen.protocol.headers import Shown, Struct
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Example:
+class Example(Struct):
     """One example of the batch. `words` are the texts of its positions (() without a decoder, and
     cut off after MOST_WORDS of all examples); `label` and `prediction` are names of classes, ""
     if unknown.
@@ -18,8 +16,7 @@ class Example:
     prediction: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Pictures:
+class Pictures(Struct):
     """Thumbnails of the first `count` examples. `path` names the argument with the pictures, which
     have `rows` and `columns` of pixels. `pixels` is uint8 [count, height, width, channels] in
     base64, with 1 channel (grey) or 3. `shown` says in words how numbers became bytes.
@@ -36,16 +33,13 @@ class Pictures:
     pixels: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Inputs:
+class Inputs(Shown, type="inputs"):
     """The batch of the pass on screen. Buffer: none. `batch` counts its examples, of which
     `examples` are the first. `tokens` is the path of the argument that holds the ids, "" if there
     is none, and `positions` the number of ids of each example. `pictures` are None if the batch has
     none. `problem` says what could not be read; "" if nothing.
     """
 
-    type: ClassVar[str] = "inputs"
-    version: int
     batch: int
     tokens: str
     positions: int
@@ -54,15 +48,12 @@ class Inputs:
     pictures: Pictures | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Positions:
+class Positions(Shown, type="positions"):
     """The figures of a site at each position of an example, in answer to `ShowPositions`. Buffer:
     float64 [len(figures), positions]. `figures` are those of POSITION_FIGURES that there are;
     `units` is the number of units at each position; `source` names the pass in words.
     """
 
-    type: ClassVar[str] = "positions"
-    version: int
     id: int
     site: str
     example: int

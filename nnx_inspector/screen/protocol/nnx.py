@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar, Literal
+from typing import Literal
+
+from nnx_inspector.screen.protocol.headers import Shown, Struct
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NnxAttribute:
+class NnxAttribute(Struct):
     """A static attribute of a node. It is part of the graphdef, hence of a program's cache key."""
 
     name: str
     text: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NnxNode:
+class NnxNode(Struct):
     """One node of the graphdef, under one of its paths.
 
     `module` is the site key of a module, None for other nodes. `reference` is a number shared by
@@ -36,8 +35,7 @@ class NnxNode:
     attributes_total: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NnxChange:
+class NnxChange(Struct):
     """The change of a Variable's value. `distance` is the norm of the difference, `relative` its
     ratio to the norm of the value before; None if undefined (a PRNG key, a norm of 0, another
     shape). `before` and `after` are the values of a scalar, else "".
@@ -50,8 +48,7 @@ class NnxChange:
     after: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NnxVariable:
+class NnxVariable(Struct):
     """One leaf of the state: a Variable, or a plain array (`type` is "").
 
     `path`, `reference`, `first` and `also` are as in `NnxNode`; `module` is the innermost module
@@ -78,8 +75,7 @@ class NnxVariable:
     passed: NnxChange | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NnxKind:
+class NnxKind(Struct):
     """The Variables of one type in a module; a shared Variable counts once."""
 
     type: str
@@ -88,8 +84,7 @@ class NnxKind:
     bytes: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NnxMode:
+class NnxMode(Struct):
     """A mode of a module. `value` is the value in force if that is True or False, else None;
     `flag`: it can only be True or False; `switched`: the value is not the model's own.
     """
@@ -105,8 +100,7 @@ class NnxMode:
     documentation: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Nnx:
+class Nnx(Shown, type="nnx"):
     """The module at a site as NNX sees it, in answer to the ShowNnx with this id. Buffer: none.
 
     `nodes` have parents first; `variables` are in the order of their paths. `since` is the step of
@@ -114,8 +108,6 @@ class Nnx:
     `NnxVariable.passed`: "run", "step" or "". `uncompared` says why Variables have no `change`.
     """
 
-    type: ClassVar[str] = "nnx"
-    version: int
     id: int
     site: str
     nodes: tuple[NnxNode, ...]

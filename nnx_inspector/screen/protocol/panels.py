@@ -1,18 +1,18 @@
 """Messages to the browser for the panels of one site: parameters, units, code, a sweep, and what
 is asked of a model beside its passes (lenses, attribution, the examples of a unit).
 
-Each of these studies has one message, with what it found last; its `error` says why it found
-nothing. It shows a few figures of one example, position or unit; the whole result stays in Python.
+Each of these studies has one message, with what it found last. It shows a few figures of one
+example, position or unit; the whole result stays in Python.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar, Literal
+from typing import Literal
+
+from nnx_inspector.screen.protocol.headers import Shown, Struct, Studied
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Parameter:
+class Parameter(Struct):
     """One parameter of a module: its path, and its dtype and shape in words. The buffer of
     `Parameters` holds `bins` pairs of its histogram.
     """
@@ -22,15 +22,12 @@ class Parameter:
     bins: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Parameters:
+class Parameters(Shown, type="parameters"):
     """The present parameters of a module, for a `Look`. Buffer: float64 [parameters, statistic],
     then for each parameter float64 [bins, 2], as in a `Frame`. `more` counts the parameters left
     out; `why` says why there are none.
     """
 
-    type: ClassVar[str] = "parameters"
-    version: int
     id: int
     site: str
     parameters: tuple[Parameter, ...]
@@ -38,16 +35,13 @@ class Parameters:
     why: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class UnitFigures:
+class UnitFigures(Shown, type="units"):
     """Figures for each unit along `axis` of a site's output, for a `Look`. Buffer: float64
     [UNIT_FIGURES, units], NaN if no finite value was seen. `each` is the number of values per unit
     in that pass, `source` names the pass, `more` counts the units left out, and `why` says why
     there are none. `axes` are all axes in words, () if they are unknown.
     """
 
-    type: ClassVar[str] = "units"
-    version: int
     id: int
     site: str
     each: int
@@ -59,8 +53,7 @@ class UnitFigures:
     axes: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Excerpt:
+class Excerpt(Struct):
     """Lines of a file from `first` on; `line` is the line of a call, in `function`."""
 
     file: str
@@ -70,14 +63,11 @@ class Excerpt:
     text: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Code:
+class Code(Shown, type="code"):
     """The calls of a module and the docstring of its type, for a `Look`. Buffer: none. `sown`
     lists the sites of the values that the module passes to `sow` or `perturb`.
     """
 
-    type: ClassVar[str] = "code"
-    version: int
     id: int
     site: str
     kind: str
@@ -87,8 +77,7 @@ class Code:
     why: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SweepRow:
+class SweepRow(Struct):
     """The effect of perturbing one site alone; `why_not` says why it could not be measured. None:
     the figure is not finite, or not among the `measures`.
     """
@@ -101,8 +90,7 @@ class SweepRow:
     why_not: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sweep:
+class Sweep(Shown, type="sweep"):
     """The sweep that runs or ran last. Buffer: none.
 
     `sites` is the selection and `perturbation` the Python text of the perturbation; `source` names
@@ -111,8 +99,6 @@ class Sweep:
     `measured`, largest change first. `error` says why the sweep failed.
     """
 
-    type: ClassVar[str] = "sweep"
-    version: int
     running: bool
     stopped: bool
     done: int
@@ -127,8 +113,7 @@ class Sweep:
     error: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LensCell:
+class LensCell(Struct):
     """What a layer says at a position: its likeliest words and their probabilities, and the
     probability and the rank of the answer.
     """
@@ -139,26 +124,19 @@ class LensCell:
     rank: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LensRow:
+class LensRow(Struct):
     """One layer of a lens."""
 
     site: str
     cells: tuple[LensCell, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Lens:
+class Lens(Studied, type="lens"):
     """The logit lens over one example. Buffer: none. `words` are those of the positions, or empty;
     `answers` are the words that are followed. `gap` is as in `nni.Lens`; `more` counts the
     positions left out.
     """
 
-    type: ClassVar[str] = "lens"
-    version: int
-    running: bool
-    error: str
-    source: str
     example: int
     unembed: str
     norm: str
@@ -170,23 +148,16 @@ class Lens:
     more: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LogitBar:
+class LogitBar(Struct):
     """What a site adds to a logit."""
 
     site: str
     value: float | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Logits:
+class Logits(Studied, type="logits"):
     """What each site adds to the logit of a word at one position. Buffer: none."""
 
-    type: ClassVar[str] = "logits"
-    version: int
-    running: bool
-    error: str
-    source: str
     example: int
     position: int
     token: int
@@ -195,18 +166,12 @@ class Logits:
     bars: tuple[LogitBar, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Attributed:
+class Attributed(Studied, type="attribution"):
     """The attribution of an output to one example's input. Buffer: none. `scores` has the `shape`
     of the tokens or of the picture; `of` is the site or "" for an argument. `word` names the class
     or token; `difference` is output minus baseline, for integrated gradients.
     """
 
-    type: ClassVar[str] = "attribution"
-    version: int
-    running: bool
-    error: str
-    source: str
     example: int
     of: str
     method: str
@@ -219,8 +184,7 @@ class Attributed:
     words: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ExciteRow:
+class ExciteRow(Struct):
     """One example of a unit. `place` is where its value is; `words` is the text around it, whose
     word `at` is the place (-1: none).
     """
@@ -234,22 +198,16 @@ class ExciteRow:
     at: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class UnitExamples:
+class UnitExamples(Studied, type="examples"):
     """The examples that excite one unit of a site. Buffer: none. `total` is 0 while it is unknown;
     `count` is the number of examples seen; `extent` holds the lengths of the axes of `place`;
     `of_batch` says that the examples are those of the batch on screen, not of other data;
     `constant` says that all have one value.
     """
 
-    type: ClassVar[str] = "examples"
-    version: int
-    running: bool
     stopped: bool
     done: int
     total: int
-    error: str
-    source: str
     site: str
     axis: int
     unit: int

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar, Literal
+from typing import Literal
+
+from nnx_inspector.screen.protocol.headers import Message, Shown, Struct
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Site:
+class Site(Struct):
     """One row of the tree. `parent` is an index into the layout's sites, -1 for the root.
 
     `layer` is the number of a single layer of a stacked module, -1 for a whole site. `note` says
@@ -33,19 +33,15 @@ class Site:
     note: str = ""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Layout:
+class Layout(Shown, type="layout"):
     """The sites that later frames refer to by index. Buffer: none."""
 
-    type: ClassVar[str] = "layout"
-    version: int
     layout: int
     model: str
     sites: tuple[Site, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Progress:
+class Progress(Struct):
     """The progress of a run. `total` and `rate` (steps per second) are None while unknown."""
 
     kind: str
@@ -55,8 +51,7 @@ class Progress:
     rate: float | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Histogram:
+class Histogram(Struct):
     """A full histogram in a frame's buffer: `bins` pairs (bin, count) of one site's quantity.
 
     A bin is the upper 12 bits of the float32 values in it (sign, exponent, three mantissa bits),
@@ -68,8 +63,7 @@ class Histogram:
     bins: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Frame:
+class Frame(Shown, type="frame"):
     """One pass. Buffer: float64 table [site, quantity, statistic], then for each of `histograms`
     float64 [bins, 2], then uint8 sparklines [site, quantity, SPARK].
 
@@ -77,8 +71,6 @@ class Frame:
     frame shows the newest pass.
     """
 
-    type: ClassVar[str] = "frame"
-    version: int
     seq: int
     layout: int
     step: int
@@ -90,51 +82,41 @@ class Frame:
     held: bool
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class History:
+class History(Shown, type="history"):
     """One site's quantity over the steps so far. Buffer, all float64: steps [steps]; quantiles
     [steps, len(HISTORY_QUANTILES)]; edges [HISTORY_BINS + 1]; fractions [steps, HISTORY_BINS].
     Edges are spaced on a symmetric-log axis; the fractions of one step add up to 1. A step without
     a finite value is NaN throughout.
     """
 
-    type: ClassVar[str] = "history"
-    version: int
     layout: int
     site: int
     quantity: int
     steps: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Curves:
+class Curves(Shown, type="curves"):
     """The metrics over the steps so far. Buffer: for each of `names`, float64 [points, 2]: step
     and value (NaN if it was not finite), with `points[i]` rows for `names[i]`.
     """
 
-    type: ClassVar[str] = "curves"
-    version: int
     names: tuple[str, ...]
     points: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Passes:
+class Passes(Shown, type="passes"):
     """The passes that the recording still has, oldest first. Buffer: float64 [passes, 5]: number,
     step, whether something was perturbed (0 or 1), index into `kinds`, and the setting's number.
     That number differs from the one before if the perturbations changed; 0 means that nothing was
     perturbed, or that the perturbations are unknown. `thinned` older passes are gone.
     """
 
-    type: ClassVar[str] = "passes"
-    version: int
     passes: int
     kinds: tuple[str, ...]
     thinned: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Perturbation:
+class Perturbation(Struct):
     """One perturbation in force (or switched off), as the browser shows it.
 
     `site` is the pattern it was made with; `sites` are the keys it acts on, the first MOST_SITES
@@ -174,8 +156,7 @@ class Perturbation:
     columns: int = 0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SiteEffect:
+class SiteEffect(Struct):
     """The change of one site's output as a fraction, `|perturbed - clean| / |clean|`; None if it is
     not finite.
     """
@@ -184,8 +165,7 @@ class SiteEffect:
     change: float | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EffectAlone:
+class EffectAlone(Struct):
     """The effect of one of several perturbations by itself; see `Effect`."""
 
     perturbation: int
@@ -195,8 +175,7 @@ class EffectAlone:
     top1_changed: float | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Effect:
+class Effect(Struct):
     """The perturbed pass beside the clean one. Values by metric name ("loss" first).
 
     `output_change` is the relative norm of the difference of the outputs. If they are logits, `kl`
@@ -228,8 +207,7 @@ class Effect:
         return "\n".join([f"effect on {self.source}", *(f"  {line}" for line in lines)])
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Cost:
+class Cost(Struct):
     """The cost of inspection. Seconds are medians of recent steps: of plain steps, and of measured
     steps that are otherwise like them (both perturbed, or neither). None if there are no such
     steps. The last three say how long the user waited: for the tree, for the first pass, and for
@@ -247,8 +225,7 @@ class Cost:
     step_seconds: float | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Notice:
+class Notice(Struct):
     """Something the user should know; `level` is "info", "warning" or "error"."""
 
     level: str
@@ -256,16 +233,14 @@ class Notice:
     site: str | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Waiting:
+class Waiting(Struct):
     """Something that takes a while, such as "compiling the first pass", and the time so far."""
 
     what: str
     seconds: float
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class State:
+class State(Shown, type="state"):
     """Everything small that the screen shows; each message has all of it. Buffer: none.
 
     `training_perturbed` is True while a watched loop runs with a perturbation on. `no_effect` says
@@ -276,8 +251,6 @@ class State:
     names what the screen waits for.
     """
 
-    type: ClassVar[str] = "state"
-    version: int
     seq: int
     selected: str
     perturbations: tuple[Perturbation, ...]
@@ -294,8 +267,7 @@ class State:
     waiting: tuple[Waiting, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FindingRow:
+class FindingRow(Struct):
     """One thing that is or may be wrong; see `findings.Finding`."""
 
     rule: str
@@ -305,23 +277,18 @@ class FindingRow:
     message: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Findings:
+class Findings(Shown, type="findings"):
     """The findings of the rules, worst first, at most MOST_FINDINGS. Buffer: none. `more` counts
     those left out.
     """
 
-    type: ClassVar[str] = "findings"
-    version: int
     findings: tuple[FindingRow, ...]
     more: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Reply:
+class Reply(Message, type="reply"):
     """The one answer to a request. `error` is "" if the request succeeded."""
 
-    type: ClassVar[str] = "reply"
     id: int
     ok: bool
     error: str

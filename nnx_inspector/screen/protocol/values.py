@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar, Literal
+from typing import Literal
 
+from nnx_inspector.screen.protocol.headers import Shown, Struct
 from nnx_inspector.screen.protocol.terms import Component, ValuePart
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HeldArray:
+class HeldArray(Struct):
     """One array that can be read. `number` names it in `ReadValues`, `call` counts the calls of the
     site, and `name` distinguishes the arrays of one call ("" for a single array).
     """
@@ -23,15 +22,12 @@ class HeldArray:
     bytes: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Arrays:
+class Arrays(Shown, type="arrays"):
     """The arrays of a part of a site, which `ShowValues` opened. `parts` are the parts that the
     site has; `perturbed`: a perturbation is on in this pass; `source` names the pass and the
     parameters in words; `notes` are further notes for the user.
     """
 
-    type: ClassVar[str] = "arrays"
-    version: int
     request: int
     site: str
     part: ValuePart
@@ -43,8 +39,7 @@ class Arrays:
     notes: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Values:
+class Values(Shown, type="values"):
     """A window of an array in blocks, in answer to `ReadValues`. Buffer: for each of `planes` an
     array [tiles, rows, columns] of `encoding`, each padded to a multiple of 8 bytes.
 
@@ -54,8 +49,6 @@ class Values:
     `starts`, `ends` and `block` are for tiles, rows and columns, in elements.
     """
 
-    type: ClassVar[str] = "values"
-    version: int
     request: int
     array: int
     index: tuple[int, ...]
