@@ -23,6 +23,9 @@ _KINDS: Final = {
     "neginf": ("-Inf", NEGINF_BIN),
 }
 
+OF_PARAMETER: Final = "its parameter"
+"""How the advice begins if the NaN was there before the pass."""
+
 
 def nonfinite(judged: Judged) -> Iterator[Finding]:
     """The first NaN, and an Inf before it; clean and perturbed passes are judged separately.
@@ -169,8 +172,8 @@ def _why_nan(judged: Judged, item: Pass, site: str, quantity: str) -> str:
     ]
     if broken and quantity == "output":
         return (
-            f"its parameter {broken[0]!r} is not finite, usually since an earlier update (or since "
-            f"it was loaded): look at the loss and the gradient of the step before"
+            f"{OF_PARAMETER} {broken[0]!r} is not finite, usually since an earlier update (or "
+            f"since it was loaded): look at the loss and the gradient of the step before"
         )
     made = "0/0, Inf - Inf, or the log or root of a negative number"
     if judged.at(site) == min((judged.at(s) for s, _ in item.keys), default=()):

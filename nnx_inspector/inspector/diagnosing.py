@@ -7,6 +7,7 @@ is diagnosed too; the screen receives changes only. Has no rules of its own.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Sequence
@@ -14,9 +15,10 @@ from collections.abc import Sequence
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.findings.findings import Finding, diagnose
+from nnx_inspector.findings.nonfinite import OF_PARAMETER
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.loops import Loops
-from nnx_inspector.program.analysis.first_nan import Operation
+from nnx_inspector.program.analysis.first_nan import Operation, candidates
 from nnx_inspector.program.stage import Staged
 from nnx_inspector.records.first_nan import first_nan_of
 from nnx_inspector.screen import protocol
@@ -24,6 +26,8 @@ from nnx_inspector.screen import protocol
 RESTS, LONGEST = 19, 5.0
 """The pause after a diagnosis, in multiples of its time, and its most seconds: rules must not slow
 training down, and one slow search must not hide what comes after it."""
+MOST = 4
+"""How many operations a finding lists."""
 
 
 class Diagnosing:
@@ -35,7 +39,7 @@ class Diagnosing:
         self._waiting = False
         self._rests_until = 0.0
         self._told = message_of(())
-        self._operations: dict[tuple[float, str], str] = {}
+        self._operations: dict[tuple[float, str], tuple[str, str]] = {}
         self._worker = Worker("nnx_inspector.diagnosing", weakly(self._failed))
         self.wait = self._worker.wait
         core.view.presented = weakly(self._presented)
@@ -47,7 +51,9 @@ class Diagnosing:
         return [self._explained(one) for one in diagnose(self._core.recording)]
 
     def _explained(self, finding: Finding) -> Finding:
-        """A finding of a NaN, with the operation that makes it, if the pass can be made again."""
+        """A finding of a NaN, with the operation that makes it if the pass can be made again, or
+        those that may have made it.
+        """
         core, of = self._core, (finding.evidence.get("pass", -1), finding.site)
         perturbed = finding.evidence.get("perturbed", 0)
         if finding.rule != "nonfinite" or not finding.evidence.get("nan") or perturbed:
@@ -62,10 +68,33 @@ class Diagnosing:
             again = last.number == of[0] and last.kind in ("run", "step")
             how = "" if again else ", in the last pass that was asked for"
             made = f"; the first NaN{how} is made by {operation.in_words()}" if operation else ""
-            if again and sought and not made:  # a parameter has it, or XLA's fused program alone
+            if not made and again and sought:  # a parameter has it, or XLA's fused program alone
                 made = "; run one by one, no operation of the call makes a NaN of finite values"
-            self._operations[of] = made
-        return dataclasses.replace(finding, what=finding.what + self._operations.get(of, ""))
+            self._operations[of] = made, "" if made else self._may_have(finding)
+        made, may_have = self._operations.get(of, ("", ""))
+        what, advice = finding.what + made, finding.advice + may_have
+        return dataclasses.replace(finding, what=what, advice=advice)
+
+    def _may_have(self, finding: Finding) -> str:
+        """What may have made a NaN whose values are gone, as after a step of a loop."""
+        if finding.advice.startswith(OF_PARAMETER):
+            return ""
+        call, backward = self._core.call(), bool(finding.evidence.get("backward"))
+        read = functools.partial(_candidates, site=finding.site, backward=backward)
+        found = [one.in_words() for one in self._core.programs.read(call, read)]
+        if backward and call.loss_fn is None:
+            found.append("one of the loss")
+        if not found:
+            return ""
+        more = [f"{len(found) - MOST} more"] if len(found) > MOST else []
+        can = (
+            "after this site can have such a derivative" if backward else "of its call can make it"
+        )
+        return (
+            f". The values of that step are gone; these operations {can}: "
+            f"{'; '.join([*found[:MOST], *more])}. nni.first_nan names the one, if it gets the "
+            f"model as it was before that step"
+        )
 
     def _presented(self, forced: bool) -> None:
         self.look(now=forced)
@@ -91,6 +120,10 @@ class Diagnosing:
         if message != self._told:
             self._told = message
             self._core.view.keep(message)
+
+
+def _candidates(stage: Staged, *, site: str, backward: bool) -> list[Operation]:
+    return candidates(stage.survey.jaxpr, site, backward=backward)
 
 
 def first_nan_in(core: Core) -> Operation | None:

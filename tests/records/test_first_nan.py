@@ -3,10 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
 import nnx_inspector as nni
+from nnx_inspector.program.analysis.first_nan import candidates
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
 
@@ -53,6 +55,10 @@ def in_while(x):
         return i + 1, jnp.sqrt(y - 1.0)
 
     return jax.lax.while_loop(lambda state: state[0] < 5, body, (0, jnp.abs(x) + 1.5))[1]
+
+
+def linear_norm(x):
+    return x + jnp.sqrt((0 * x * x).sum())
 
 
 FORWARD = {
@@ -217,6 +223,68 @@ def test_the_finding_of_a_step_names_the_operation_of_the_backward_pass():
     (finding,) = [one for one in insp.findings if one.rule == "nonfinite"]
     assert "in the backward pass of" in finding.message
     insp.close()
+
+
+@pytest.mark.parametrize("name", [*FORWARD, *BACKWARD])
+def test_where_the_values_are_gone_the_operations_that_may_have_made_it_are_listed(name):
+    """After a step of a loop. What made the NaN, or the infinity that led to it, is among them."""
+    model = Planted((FORWARD | BACKWARD)[name][0])
+    insp = nni.Inspector(model, X, display=False)
+    backward = name in BACKWARD
+    found = insp._core.programs.read(
+        insp._core.call(),
+        lambda stage: candidates(
+            stage.survey.jaxpr, "first" if backward else "fault", backward=backward
+        ),
+    )
+    insp.close()
+    made = nni.first_nan(loss_of, gradients=backward)(model, X)
+    wanted = (made.after or made).source.rpartition(":")[2]
+    named = {one.name for one in found if one.source.rpartition(":")[2] == wanted}
+    assert named, [str(one) for one in found]
+    if not backward:
+        assert FORWARD[name][2] in named or FORWARD[name][1] in named
+
+
+def watched(model, jitted=True):
+    def step(model, optimizer, x):
+        loss, grads = nnx.value_and_grad(loss_of)(model, x)
+        optimizer.update(model, grads)
+        return loss
+
+    step = nnx.jit(step) if jitted else step
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    insp = nni.Inspector(model, X, display=False)
+    for x in insp.watch([X, X], every=1):
+        step(model, optimizer, x)
+    (finding,) = [one for one in insp.findings if one.rule == "nonfinite"]
+    insp.close()
+    return finding
+
+
+@pytest.mark.parametrize("jitted", [True, False])
+def test_after_a_loop_the_finding_lists_them(jitted):
+    line = in_scan.__code__.co_firstlineno + 2
+    finding = watched(Planted(in_scan), jitted)
+    assert (finding.site, finding.step) == ("fault", 0)
+    told = (
+        f"these operations of its call can make it: log, in body at test_first_nan.py:{line}. nni"
+    )
+    assert told in finding.message
+    line = linear_norm.__code__.co_firstlineno + 1
+    finding = watched(Planted(linear_norm), jitted)
+    assert (finding.site, finding.evidence["backward"]) == ("first", 1)
+    told = (
+        f"can have such a derivative: sqrt, in linear_norm at test_first_nan.py:{line}; one of the"
+    )
+    assert told in finding.message
+
+
+def test_a_nan_that_the_parameters_had_lists_none():
+    model = Planted(jnp.log)
+    model.first.kernel[...] = jnp.full((3, 3), jnp.nan)
+    assert "its parameter" in (message := watched(model).message)
+    assert "these operations" not in message
 
 
 def test_a_finding_says_that_no_operation_makes_the_nan():

@@ -4,7 +4,7 @@ A program that looks at every value says where NaNs and infinities are. From a r
 the search goes back along the operands that have one too, so a NaN that a `where` leaves out is
 none. It enters loops, iteration by iteration. Invariant: an operation that is named made a NaN (or
 an infinity) from operands without one. Runs the program twice for each loop that it enters, and
-changes nothing.
+changes nothing. Where the values are gone, `candidates` reads off the program what may have.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ from nnx_inspector.stats.summarize import is_number
 NAN, INFINITE = 0, 1
 _OF_NEGATIVES = {"log", "log1p", "sqrt", "rsqrt", "pow", "digamma", "lgamma", "acosh"}
 _OF_ZEROS = {"div", "mul", "dot_general", "log", "rsqrt", "pow", "integer_pow", "rem", "atan2"}
+_CAPABLE = {*_OF_NEGATIVES, "div", "rem", "integer_pow", "exp", "exp2", "expm1", "acos", "asin",
+            "atanh", "atan2", "cbrt", "erf_inv", "cosh", "sinh", "cumprod", "reduce_prod",
+            "triangular_solve", "cholesky", "eigh", "svd"}  # fmt: skip
+"""What makes a NaN or an infinity of finite values, or has a derivative that is one."""
+_BOUNDED = frozenset("exp exp2 logistic tanh erf eq ne lt le gt ge is_finite".split())  # noqa: SIM905
 _MOST_ITERATIONS = 100_000
 Loops = tuple[tuple[str, int], ...]
 
@@ -156,6 +161,19 @@ def first_nan(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> Opera
         return _Search(jaxpr, consts, (), None).run(values)
 
 
+def candidates(jaxpr: Any, site: str, *, backward: bool) -> list[Operation]:
+    """The operations that may have made a NaN or an infinity of finite values, each line once.
+
+    Args:
+        jaxpr: the program, with the marks of its calls.
+        site: the site whose call they are in, apart from the calls within it.
+        backward: whether those are meant that lie between the site's output and the outputs of
+            other calls, where a derivative made a NaN of the site's gradient.
+    """
+    search = _Search(*jaxprs.open_jaxpr(jaxpr), (), None)
+    return list({(one.name, one.source): one for one in search.capable(site, backward)}.values())
+
+
 # ---------------------------------------------------------------------- programs
 
 
@@ -174,7 +192,7 @@ class _Search:
     """A program whose inner calls are written out, in numbered values."""
 
     def __init__(self, jaxpr: Any, consts: Sequence[Any], loops: Loops, site: str | None):
-        self.loops, self._outer = loops, site
+        self.loops, self._outer, self.has_site = loops, site, False
         self._known: dict[int, Any] = {}
         self._count = 0
         self._steps: list[_Step] = []
@@ -285,20 +303,59 @@ class _Search:
         infinite = [n for n in step.operands if found[n, INFINITE]]
         origins = [self._origin(n, found, INFINITE) for n in infinite if what == NAN]
         after = next((i for i in origins if i is not None), None)
-        source, function = step.source
+        return dataclasses.replace(
+            self._operation(at),
+            makes="NaN" if what == NAN else "Inf",
+            operands=tuple(Operand.of(x) for x in operands if _has_numbers(x)),
+            after=None if after is None else self._named(after, found, values, INFINITE),
+        )
+
+    def _operation(self, at: int) -> Operation:
+        """The operation of a step, of which no values are known."""
+        step = self._steps[at]
         result: Any = step.equation.outvars[0].aval
         return Operation(
             name=step.equation.primitive.name,
-            makes="NaN" if what == NAN else "Inf",
-            operands=tuple(Operand.of(x) for x in operands if _has_numbers(x)),
+            makes="NaN",
+            operands=(),
             site=self._site(at),
-            source=source,
-            function=function,
+            source=step.source[0],
+            function=step.source[1],
             loops=self.loops,
             backward=step.backward,
             result=str(getattr(result, "dtype", "")),
-            after=None if after is None else self._named(after, found, values, INFINITE),
         )
+
+    def capable(self, site: str, backward: bool, *, every: bool = False) -> list[Operation]:
+        """See `candidates`; all operations if `every`."""
+        found: list[Operation] = []
+        after: set[int] = set()  # what depends on the site's output, until a call returns it
+        infinite = {n for n, x in self._known.items() if _has_numbers(x) and np.isinf(x).any()}
+        for at, step in enumerate(self._steps):
+            equation, params = step.equation, step.equation.params
+            if equation.primitive is mark:
+                own = params["part"] == OUTPUT and params["site"] == site
+                self.has_site |= own
+                on = [own or (params["part"] != OUTPUT and n in after) for n in step.operands]
+                after.update(n for n, one in zip(step.results, on, strict=True) if one)
+                continue
+            masked, name = not infinite.isdisjoint(step.operands), equation.primitive.name
+            infinite.update(step.results if masked and name not in _BOUNDED else ())
+            follows = every or not after.isdisjoint(step.operands)
+            half = name == "convert_element_type" and params["new_dtype"] == np.float16
+            may = name in _CAPABLE or half or (masked and name in ("add", "sub", "mul"))
+            bodies = list(jaxprs.sub_jaxprs(equation))
+            of = self._site(at) if may or bodies else None
+            for body in bodies:
+                inner = _Search(*jaxprs.open_jaxpr(body), (), of)
+                within = inner.capable(site, backward, every=backward and follows)
+                if backward and inner.has_site and not follows:  # and the next iteration follows
+                    follows, within = True, inner.capable(site, backward, every=True)
+                found += within
+            after.update(step.results if follows else ())
+            if may and (follows if backward else of == site):
+                found.append(self._operation(at))
+        return found
 
     def _site(self, at: int) -> str | None:
         """The site whose call a step lies in."""
