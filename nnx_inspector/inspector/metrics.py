@@ -233,7 +233,7 @@ def effect_of(
     if differences is not None and root not in differences.sites:
         root = ""
     if before is None:
-        output = output_change(clean.value, perturbed.value)
+        output = output_change(clean.value, perturbed.value, logits=False)
     elif differences is not None:
         output = OutputChange(differences.sites.get(root), differences.kl, differences.top1_changed)
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.jaxprs import open_jaxpr, sub_jaxprs
 from nnx_inspector.arrays import is_array, shape_of
-from nnx_inspector.program.marks import OUTPUT
+from nnx_inspector.program.marks import CHANGE, OUTPUT, mark
 from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.stage import Staged
 
@@ -63,14 +64,18 @@ def differences(stage: Staged, inputs: list[Any], plan: Plan, *, root: str = ROO
         # an eager call may have taken another path, with other calls
         if [x.shape for x in clean[site]] == [x.shape for x in moved.get(site, [])]:
             pairs[site] = list(zip(clean[site], moved[site], strict=True))
-    return _figures(pairs, root if root in pairs else ROOT)
+    root = root if root in pairs else ROOT
+    output = [clean for clean, _ in pairs.get(root, [])]
+    how = (False, None) if stage.eager else (None, stage.survey.jaxpr)
+    return _figures(pairs, None if logits_of(output, *how) is None else root)
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _figures(pairs: dict[str, list[tuple[Any, Any]]], root: str) -> Differences:
+def _figures(pairs: dict[str, list[tuple[Any, Any]]], logits: str | None) -> Differences:
     sites = {site: relative_change_in_trace(*zip(*of, strict=True)) for site, of in pairs.items()}
     kl = top1 = jnp.float32(jnp.nan)
-    if len(output := pairs.get(root, [])) == 1 and logits_of(output[0][0]) is not None:
+    if logits is not None:
+        output = pairs[logits]
         kl, top1 = kl_divergence_in_trace(*output[0]), top1_changed_in_trace(*output[0])
     return Differences(sites, kl, top1)
 
@@ -80,15 +85,16 @@ def _values(stage: Staged, seen: list[Any]) -> dict[str, list[Any]]:
     iterations depends on data.
     """
     found: dict[str, list[Any]] = {}
-    for mark, _, one in stage.survey.walk(seen):
+    for at, _, one in stage.survey.walk(seen):
         if one is not None and one.kept:
-            found.setdefault(mark.site, []).extend(kept.value for kept in one.kept)
+            found.setdefault(at.site, []).extend(kept.value for kept in one.kept)
     return found
 
 
 Logits = bool | Callable[[Any], Any] | None
 """Which part of an output is logits. True: its one array; a function: what it returns for the
-output; False: none; None: its one array, if that is floating-point and of rank 2 or more."""
+output; False: none; None: its one array, if that is floating-point and of rank 2 or more, and the
+loss takes a maximum over its last axis, as a softmax and an accuracy do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,8 +205,14 @@ def top1_changed_in_trace(clean: Any, perturbed: Any) -> jax.Array:
 # -------------------------------------------------------------------- logits
 
 
-def logits_of(output: Any, logits: Logits = None) -> Any:
+def logits_of(output: Any, logits: Logits = None, program: Any = None) -> Any:
     """The part of an output that is logits, `[..., classes]`, or None; see `Logits`.
+
+    Args:
+        output: what the model returned.
+        logits: what the user says about it.
+        program: the marked jaxpr of the call, in which a loss must choose among the classes. None
+            leaves out this condition.
 
     Raises:
         TypeError: `logits` does not name a floating-point array with two classes or more.
@@ -210,6 +222,7 @@ def logits_of(output: Any, logits: Logits = None) -> Any:
     arrays = [x for x in jax.tree.leaves(output) if is_array(x)]
     if logits is None:
         fits = len(arrays) == 1 and _could_be_logits(arrays[0]) and arrays[0].ndim >= 2
+        fits = fits and (program is None or _chooses(program, arrays[0].shape[-1]))
         return arrays[0] if fits else None
     if logits is True and len(arrays) != 1:
         raise TypeError(
@@ -224,6 +237,27 @@ def logits_of(output: Any, logits: Logits = None) -> Any:
             f"{what}. Pass logits=False for an output that has none."
         )
     return found
+
+
+def _chooses(jaxpr: Any, classes: int) -> bool:
+    """Whether a program, after the last call of a module, takes a maximum over a last axis of so
+    many entries. A maximum before it is an attention's, say.
+    """
+    after = False
+    for equation in _equations(jaxpr):
+        if equation.primitive is mark and equation.params["part"] != CHANGE:
+            after = False
+        elif equation.primitive.name in ("reduce_max", "argmax"):
+            shape, axes = equation.invars[0].aval.shape, equation.params["axes"]
+            after = after or (shape[-1:] == (classes,) and axes == (len(shape) - 1,))
+    return after
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    for equation in open_jaxpr(jaxpr)[0].eqns:
+        yield equation
+        for inner in sub_jaxprs(equation):
+            yield from _equations(inner)
 
 
 def _could_be_logits(x: Any) -> bool:

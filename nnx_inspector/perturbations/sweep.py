@@ -95,14 +95,13 @@ def sweep(
             examples; for the heads of an `nnx.MultiHeadAttention`, -2 with `sites="**/out"` and
             `nni.Zero(at="input")`. None perturbs them together.
         logits: which part of the model's output is logits: True for an output of one array
-            `[..., classes]`, a function of the output, or False for none. By default the output's
-            array, if it has only one and that is floating-point and of rank 2 or more.
+            `[..., classes]`, a function of the output, or False for none. By default its array, if
+            it has only one, of rank 2 or more, over whose last axis the loss takes a maximum.
         chunk: the number of passes at once. By default as many as fit in half of the free memory
             (on a CPU, in its caches), and at most 32. 1 avoids vmap.
         progress: True for a bar with a Stop button in a notebook and a line in a terminal, or a
-            function `(done, total)` that returns True to stop. The button works while the cell
-            runs if ipykernel 7 and JupyterLab 4.4 or newer are installed; interrupting the kernel
-            always works.
+            function `(done, total)` that returns True to stop. The button needs ipykernel 7 and
+            JupyterLab 4.4 or newer; interrupting the kernel always works.
         kwargs: keyword arguments of `loss_fn`.
 
     Returns:
@@ -321,7 +320,8 @@ class _Pass:
         """The change of the model's output from its output in the clean pass."""
         found = {"output_change": relative_change_in_trace(clean, results)}
         if len(results) == 1 and (not self.of_a_loss or len(self._results) == 1):
-            pair = [logits_of(self._output(one[0]), self.logits) for one in (clean, results)]
+            how = self.logits, self.stage.survey.jaxpr
+            pair = [logits_of(self._output(one[0]), *how) for one in (clean, results)]
             if pair[0] is not None:
                 found["kl"] = kl_divergence_in_trace(*pair)
                 found["top1_changed"] = top1_changed_in_trace(*pair)

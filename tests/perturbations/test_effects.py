@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings
 
@@ -21,6 +22,7 @@ from nnx_inspector.perturbations.effects import (
     top1_changed,
     top1_changed_in_trace,
 )
+from nnx_inspector.program.marks import OUTPUT, mark_tree
 
 RNG = np.random.default_rng(0)
 A, B = RNG.normal(size=(2, 5, 7)).astype(np.float32)
@@ -222,6 +224,26 @@ def test_what_counts_as_logits():
     assert logits_of(A, False) is None
     assert logits_of(A[0], True).shape == (7,)
     assert logits_of((A, B), lambda output: output[1]) is B
+
+
+@pytest.mark.parametrize(
+    ("loss", "has"),
+    [
+        (lambda y: optax.softmax_cross_entropy_with_integer_labels(y, jnp.arange(5)).mean(), True),
+        (lambda y: (y.argmax(-1) == jnp.arange(5)).mean(), True),
+        (lambda y: jax.vmap(jax.jit(jax.nn.log_softmax))(y)[:, 0].mean(), True),
+        (lambda y: jax.nn.softmax(y[:, :3]).max(-1).mean(), False),
+        (lambda y: optax.sigmoid_binary_cross_entropy(y, jnp.ones_like(y)).mean(), False),
+        (lambda y: (y**2).mean() + jax.nn.softmax(y, axis=0).sum(), False),
+        (lambda y: (mark_tree(jax.nn.softmax(y), owner=0, site="", part=OUTPUT) ** 2).sum(), False),
+        (lambda y: jax.nn.softmax(mark_tree(y, owner=0, site="", part=OUTPUT)).sum(), True),
+    ],
+    ids=["entropy", "accuracy", "mapped", "part", "several", "regression", "inside", "after"],
+)
+def test_an_output_is_logits_if_the_loss_chooses_among_its_last_axis(loss, has):
+    program = jax.make_jaxpr(loss)(A)
+    assert (logits_of(A, program=program) is A) == has
+    assert logits_of(A, True, program) is A
 
 
 def test_logits_that_are_none_are_an_error():

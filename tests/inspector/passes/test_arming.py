@@ -215,25 +215,33 @@ def test_errors_name_what_is_there(insp):
 
 
 def test_the_effect_of_logits_and_of_the_sites_downstream(insp):
+    def cross_entropy(model, x):
+        return -jax.nn.log_softmax(model(x))[:, 1].mean()
+
     model = insp.model
     insp.perturb("a", nni.Mask(UNITS))
-    effect = insp.effect
     clean = np.asarray(model(X), np.float64)
     moved = np.asarray(model.b(jnp.tanh(model.a(X) * UNITS)), np.float64)
-    p, q = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in (clean, moved))
-    np.testing.assert_allclose(effect.kl, (p * np.log(p / q)).sum(-1).mean(), rtol=1e-3)
-    assert effect.top1_changed == np.mean(clean.argmax(-1) != moved.argmax(-1))
     change = np.linalg.norm(moved - clean) / np.linalg.norm(clean)
-    np.testing.assert_allclose(effect.output_change, change, rtol=1e-4)
-    (b,) = effect.sites
-    assert b.site == "b", "'a' is what is perturbed, the whole is the output"
-    np.testing.assert_allclose(b.change, change, rtol=1e-4)
+    p, q = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in (clean, moved))
+
+    def downstream(effect):
+        assert effect.output_change == pytest.approx(change, rel=1e-4)
+        (b,) = effect.sites
+        assert b.site == "b", "'a' is what is perturbed, the whole is the output"
+        np.testing.assert_allclose(b.change, change, rtol=1e-4)
+        return effect.kl, effect.top1_changed
+
+    assert downstream(insp.effect) == (None, None)  # nothing tells that the output is logits
     insp.step(loss_fn, X)
-    step = insp.effect
-    assert step.clean == pytest.approx({"loss": np.mean(clean**2)}, rel=1e-4)
-    assert step.perturbed == pytest.approx({"loss": np.mean(moved**2)}, rel=1e-4)
-    assert (step.kl, step.output_change) == pytest.approx((effect.kl, change), rel=1e-3)
-    assert [one.site for one in step.sites] == ["b"]
+    assert insp.effect.clean == pytest.approx({"loss": np.mean(clean**2)}, rel=1e-4)
+    assert insp.effect.perturbed == pytest.approx({"loss": np.mean(moved**2)}, rel=1e-4)
+    assert downstream(insp.effect) == (None, None)
+    insp.step(cross_entropy, X)
+    kl, top1 = downstream(insp.effect)
+    np.testing.assert_allclose(kl, (p * np.log(p / q)).sum(-1).mean(), rtol=1e-3)
+    assert top1 == pytest.approx(np.mean(clean.argmax(-1) != moved.argmax(-1)))
+    assert insp.effect.perturbed == pytest.approx({"loss": -np.log(q[:, 1]).mean()}, rel=1e-4)
 
 
 # --------------------------------------------------------------- no retracing

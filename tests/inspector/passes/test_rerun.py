@@ -19,7 +19,7 @@ def insp():
 
 
 def loss_fn(model, x):
-    return (model(x) ** 2).mean()
+    return -jax.nn.log_softmax(model(x))[:, 0].mean()
 
 
 def batch():
@@ -38,7 +38,7 @@ def by_itself(site, kind):
 
 KINDS = [
     ("a", nni.Scale(0.5)),
-    ("b", nni.Shift(0.25)),
+    ("b", nni.Scale(1.25)),
 ]
 
 
@@ -108,10 +108,10 @@ def test_of_another_state_of_the_model_nothing_is_told_beside_the_effect(insp):
     shown = with_two_on(insp)
     without = dataclasses.replace(shown, outcome=dataclasses.replace(shown.outcome, alone=()))
     insp._core.shown = without
-    insp.model.b.bias[...] += 1.0  # another thread trains it meanwhile
+    insp.model.b.kernel[...] *= 2.0  # another thread trains it meanwhile
     insp._rerun._measure_each(without)
     assert insp._core.shown.outcome.alone == ()
-    insp.model.b.bias[...] -= 1.0
+    insp.model.b.kernel[...] *= 0.5
     insp._rerun._measure_each(without)
     assert len(insp._core.shown.outcome.alone) == 2
 
