@@ -383,8 +383,7 @@ class Selection:
         called: Sequence[str] | None = None,
         operations: Iterable[str] = (),
     ) -> None:
-        """Raise a ValueError that names the closest sites if no site is selected, or if one of
-        several terms names an operation and selects none.
+        """Raise a ValueError that names the closest sites if no site is selected, or see `missing`.
 
         Args:
             model: the model, or several models by prefix.
@@ -393,16 +392,20 @@ class Selection:
             operations: the keys of the operations that a call has revealed.
         """
         roots = {(): model} if isinstance(model, nnx.Module) else model
-        for term in self.terms if called and len(self.terms) > 1 else ():
-            alone = Selection(term)
-            if alone.inside and not any(map(alone.matches_key, called or ())):
-                raise ValueError(nothing_selected(alone, [*operations]))
+        if called and len(self.terms) > 1 and (missing := self.missing(called, operations)):
+            raise ValueError(missing)
         if called or any(self.matches_any(root, prefix) for prefix, root in roots.items()):
             return
         if called is None and any(self._may_be_revealed(root) for root in roots.values()):
             return
         keys = [key for prefix, root in roots.items() for key in site_keys(root, prefix)]
         raise ValueError(nothing_selected(self, [*(operations if self.inside else ()), *keys]))
+
+    def missing(self, called: Sequence[str], operations: Iterable[str]) -> str:
+        """The text for the first term that names an operation and selects none; "" for none."""
+        terms = [one for one in map(Selection, self.terms) if one.inside]
+        lost = next((one for one in terms if not any(map(one.matches_key, called))), None)
+        return "" if lost is None else nothing_selected(lost, [*operations] or called)
 
     def _may_be_revealed(self, model: nnx.Module) -> bool:
         """Whether only a call can show what is selected: by a type that is not an NNX module's, by

@@ -36,7 +36,7 @@ from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.perturbations.slots import CLEAN, Setting
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace, trace_of
-from nnx_inspector.program.stage import Tracing
+from nnx_inspector.program.stage import Staged, Tracing
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.donated import require_whole
@@ -71,6 +71,7 @@ class Core:
         trial: the last pass that was requested.
         shown: the last pass that was made for the screen.
         trace: the calls of the example.
+        missing: which operation was selected that the example does not have, in words; or "".
         eager: why the pass on screen was not traced; "" if it was.
         step: the step of the running loop, otherwise the last step shown.
         looping: whether a loop is being watched.
@@ -101,7 +102,7 @@ class Core:
         self.modes = Modes(model)
         example.require_there()
         require_whole((call := self.call()).parts.leaves, "The model")
-        self.trace = self.programs.read(call, trace_of)
+        self.trace, self.missing = self.programs.read(call, self._first_trace)
         self.shown: Shown | None = None
         self.eager = ""
         self.lock = threading.RLock()
@@ -132,6 +133,11 @@ class Core:
         weakref.finalize(self, self.closing.close).atexit = False
         self.take_trace(self.trace)
         self.meter.waited["tree_seconds"] = time.monotonic() - began
+
+    def _first_trace(self, stage: Staged) -> tuple[Trace, str]:
+        found = trace_of(stage)
+        called = [call.site for call in found.calls]
+        return found, self.selection.missing(called, stage.scope.operations)
 
     def _asked(self, message: Any) -> None:
         self.asked(message)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from nnx_inspector._compat.configuration import forbids_nan
+from nnx_inspector.errors import warn
 from nnx_inspector.garbage import uncollected
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.commands import Commands
@@ -145,6 +146,9 @@ class Inspector(Readings):
         if others := others_in_words(args, kwargs):
             core.notice("info", others)
         try:
+            if core.missing:  # another version of jax may name it otherwise: the rest is shown
+                core.notice("warning", core.missing)
+                warn(core.missing)
             if core.trace.eager or forbids_nan():
                 self.run()
             if display and core.view.display_in_notebook():

@@ -54,7 +54,8 @@ class Targets:
             )
         ]
         if not sites:
-            raise ValueError(nothing_selected(selection, sorted(called)))
+            missing = self._core.missing if only in self._core.given.terms else ""
+            raise ValueError(missing or nothing_selected(selection, sorted(called)))
         return sites
 
     def _check(self, one: Known, sites: Sequence[str], rows: tuple[int, ...]) -> None:

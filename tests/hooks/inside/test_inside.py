@@ -10,6 +10,8 @@ import optax
 import pytest
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 import nnx_inspector as nni
 from nnx_inspector.hooks.sites import Selection, parse_key, site_key
@@ -198,6 +200,108 @@ def test_another_model_with_the_same_function_is_not_seen() -> None:
 
     _, record = nni.capture(both, only="**/attn@softmax")(model, X)
     assert len(record["attn@softmax"].calls) == 1
+
+
+@jax.jit
+def shared(x: jax.Array) -> jax.Array:
+    return jnp.sin(x) * 2
+
+
+class Calls(nnx.Module):
+    """Its call is a function that is given."""
+
+    def __init__(self, f: Any, seed: int = 0):
+        self.a, self.f = nnx.Linear(D, D, rngs=nnx.Rngs(seed)), nnx.static(f)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.f(self.a(x))
+
+
+@pytest.mark.parametrize("first", ["model", "twin"])
+def test_a_function_that_two_models_share_is_each_ones_own(first: str) -> None:
+    """jax has traced it once, and its jaxpr has the marks of whoever called it."""
+    model, twin = Calls(shared), Calls(shared, 1)
+    shared(model.a(X))
+
+    def both(model: Any, x: jax.Array) -> jax.Array:
+        return model(x) + twin(x) if first == "model" else twin(x) + model(x)
+
+    grad = nni.value_and_grad(lambda m, x: both(m, x).sum(), only="**@*.sin", values=True)
+    record = nnx.jit(lambda m, x: grad(m, x)[0][1])(model, X)
+    entry = record["@shared.sin"]
+    assert (list(record), len(entry.calls)) == (["@shared.sin"], 1)
+    assert jnp.allclose(entry.values, jnp.sin(model.a(X)), atol=1e-6)
+    assert entry.gradient.norm == pytest.approx(2 * X.size**0.5, rel=1e-5)
+    with nni.perturb("@shared.sin", nni.Zero(), model=model):
+        assert jnp.allclose(nnx.jit(both)(model, X), twin(X), atol=1e-6)
+
+
+def test_equal_operations_that_xla_makes_one_are_numbered_and_each_its_own() -> None:
+    model = Calls(lambda x: jnp.sin(x) + 3 * jnp.sin(x))
+    assert nnx.jit(lambda m, x: m(x)).lower(model, X).compile().as_text().count("sine(") == 1
+    sites = [c.site for c in nni.trace(model, X, only="@sin*").calls]
+    assert sites == ["@sin", "@sin[1]"]
+    run = nni.value_and_grad(lambda m, x: m(x).sum(), only=sites, values=True)
+    (_, record), _ = run(model, X)
+    wanted = jnp.sin(model.a(X))
+    for site, slope in zip(sites, (1, 3), strict=True):
+        assert jnp.allclose(record[site].values, wanted, atol=1e-6)
+        assert record[site].gradient.norm == pytest.approx(slope * X.size**0.5, rel=1e-5)
+    assert jnp.allclose(nni.perturbed(model)({"@sin[1]": nni.Zero()}, X), wanted, atol=1e-6)
+
+
+DEAD = {
+    "call": lambda x: (jnp.sin(x), jnp.cos(x))[1],
+    "remat": jax.checkpoint(lambda x: (jnp.sin(x), jnp.cos(x))[1]),
+    "scan": lambda x: jax.lax.scan(lambda c, _: (jnp.cos(c), jnp.sin(c)), x, length=1)[0],
+}
+
+
+@pytest.mark.parametrize("where", DEAD)
+def test_an_operation_that_nothing_uses_has_its_value_and_no_gradient(where: str) -> None:
+    model = Calls(DEAD[where])
+    run = nni.value_and_grad(lambda m, x: m(x).sum(), only=["**", "@sin", "@cos"], values=True)
+    record = nnx.jit(lambda m, x: run(m, x)[0][1])(model, X)
+    assert jnp.allclose(record["@sin"].values.reshape(X.shape), jnp.sin(model.a(X)), atol=1e-6)
+    assert record["@sin"].gradient is None
+    assert record["@cos"].gradient is not None
+    trace = nni.trace(model, X, only=["**", "@sin", "@cos"])
+    assert "@sin" not in {edge.producer for edge in trace.edges}
+    assert ("a", "@sin") in {(edge.producer, edge.consumer) for edge in trace.edges}
+    moved = nni.perturbed(model)({"@sin": nni.Scale(2.0)}, X)
+    assert jnp.array_equal(moved, nni.perturbed(model)({"@sin": nni.Scale(1.0)}, X))
+    insp = nni.Inspector(model, X, only=["**", "@sin", "@cos"], display=False)
+    insp.perturb("@sin", nni.Zero())
+    insp.run()
+    assert "the output changes by 0 of its norm" in str(insp.effect)
+    insp.close()
+
+
+def test_a_primitive_of_another_version_is_an_operation_like_any_other() -> None:
+    later = Primitive("of_a_later_jax")
+    later.def_impl(lambda x: 2 * x)
+    later.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(later, mlir.lower_fun(lambda x: 2 * x, multiple_results=False))
+    model = Calls(lambda x: jnp.sin(later.bind(x)))
+    _, record = nni.capture(model, only=["**", "@*"], values=True)(X)
+    assert list(record) == ["a", "@of_a_later_jax", "@sin", ""]
+    assert jnp.array_equal(record["@of_a_later_jax"].values, 2 * record["a"].values)
+    assert jnp.allclose(record["@sin"].values, jnp.sin(2 * model.a(X)), atol=1e-6)
+
+
+def test_without_an_operation_that_is_selected_an_inspector_goes_on() -> None:
+    """As where another version of jax names it otherwise: the modules' own sites are shown."""
+    model = Calls(jnp.sin)
+    with pytest.warns(nni.InspectorWarning, match=r"'@sine' matches no site.*sites are '@sin'"):
+        insp = nni.Inspector(model, X, only=["**", "@sine", "@sin"], display=False)
+    with pytest.raises(ValueError, match=r"'@sine' matches no site.*closest sites are '@sin'"):
+        insp.perturb("@sine", nni.Zero())
+    for batch in insp.watch([X], every=1):
+        nnx.jit(lambda m, x: m(x))(model, batch)
+    _, found = insp.recording.series("@sin", "output")
+    assert found[-1].mean == pytest.approx(float(jnp.sin(model.a(X)).mean()), abs=1e-6)
+    assert insp.recording.summary("a", "output").size == X.size
+    insp.close()
 
 
 def test_an_operation_is_intercepted() -> None:
