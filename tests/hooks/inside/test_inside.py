@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -103,6 +104,49 @@ def test_nothing_is_seen_inside_unless_it_is_selected() -> None:
     assert jax.nn.softmax.__code__ is before
     _, record = nni.capture(model)(X)
     assert not operations(record)
+
+
+def lowered_steps(model: Any, insp: nni.Inspector) -> list[str]:
+    """The programs of a training step: by `value_and_grad`, and watched. Traced anew each time."""
+    loss = lambda model, x: (model(x) ** 2).mean()  # noqa: E731
+    found = [nnx.jit(lambda m, x: nni.value_and_grad(loss)(m, x)).lower(model, X).as_text()]
+    for x in insp.watch([X], every=1):
+        step = nnx.jit(lambda m, x: nnx.value_and_grad(loss)(m, x))
+        found.append(step.lower(model, x).as_text())
+    return [re.sub(r"index = \d+", "", text) for text in found]  # of a callback
+
+
+def test_a_training_step_that_selects_no_operation_is_the_same_program() -> None:
+    """Before anything was seen inside, after it was shown and hidden, and beside a selection."""
+    model = Net(nnx.Rngs(0))
+    plain, other = (nni.Inspector(Net(nnx.Rngs(0)), X, display=False) for _ in range(2))
+    insp = nni.Inspector(model, X, display=False)
+    before = lowered_steps(model, insp)
+    assert all("softmax" not in text for text in before)
+    insp.show_operations("attn")
+    shown = lowered_steps(model, insp)
+    assert (shown[0] == before[0], shown[1] == before[1]) == (True, False)
+    other.show_operations("attn")
+    insp.show_operations("attn", shown=False)
+    assert lowered_steps(model, insp) == before
+    assert lowered_steps(plain._core.watched, plain) == before
+    for one in (plain, other, insp):
+        one.close()
+
+
+def test_a_softmax_costs_the_operations_that_a_module_costs() -> None:
+    model, x = Net(nnx.Rngs(0)), jnp.ones((D, D))
+    loss = lambda model, x: (model(x) ** 2).mean()  # noqa: E731
+
+    def count(*sites: str) -> int:
+        run = nnx.jit(lambda m, x: nni.value_and_grad(loss, only=["", *sites])(m, x))
+        return run.lower(model, x).as_text().count("stablehlo.")
+
+    none, module, softmax = count(), count("attn"), count("attn@softmax")
+    both, more = count("attn", "attn@softmax"), count("attn", "attn@softmax", "mlp@silu")
+    assert module > none
+    assert softmax - none <= module - none + 4
+    assert more - both <= both - module + 4
 
 
 def test_a_trace_lists_what_is_selected_under_its_module() -> None:
