@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 Report = Callable[[int, int], bool]
 """`(done, total) -> whether to stop`."""
+TICK = 0.1
+"""The shortest time between two messages of progress to a screen, in seconds."""
 Progress = bool | Callable[[int, int], Any]
 """True for a bar if there is a screen, or a function `(done, total)` that returns True to stop."""
 
@@ -75,6 +78,7 @@ class Bar:
 
         self._what = what
         self._stop = threading.Event()
+        self._done, self._shown_at = (0, 1), 0.0
         self.bar = ipywidgets.IntProgress(min=0, max=1)
         self.text = ipywidgets.Label(f"{what}: preparing")
         self.button = ipywidgets.Button(description="Stop", tooltip=f"Stop the {what}")
@@ -91,14 +95,22 @@ class Bar:
         display(self._box)
 
     def report(self, done: int, total: int) -> bool:
-        """Show the progress; see `Report`. A stop may come from any thread."""
+        """Show the progress now and then; see `Report`. A stop may come from any thread."""
+        self._done = done, total
+        if time.monotonic() - self._shown_at >= TICK:
+            self._show()
+        return self._stop.is_set()
+
+    def _show(self) -> None:
+        self._shown_at = time.monotonic()
+        done, total = self._done
         self.bar.max, self.bar.value = max(total, 1), done
         stopped = self._stop.is_set() and done < total
         self.text.value = f"{self._what}: {done} of {total}{', stopped' if stopped else ''}"
-        return self._stop.is_set()
 
     def close(self) -> None:
         """Leave the bar and the text on the page, and remove the button."""
+        self._show()
         self._box.children = (self.bar, self.text)
         layout, style = self.button.layout, self.button.style
         self.button.close()

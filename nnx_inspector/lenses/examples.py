@@ -1,45 +1,31 @@
 """`top_examples`: which inputs excite each unit of a site most, least, and a random few.
 
-The data streams through one jitted program for each shape of a batch, which makes the pass up to
-the site and merges what every unit keeps; memory does not grow with the data. Invariant: the result
-does not depend on how the data is divided into batches, as far as the model does not. Changes no
-model.
+The data goes through a `Stream`; memory does not grow with it. Invariant: the result does not
+depend on how the data is divided into batches, as far as the model does not. Changes no model.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.arrays import is_array
-from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import Selection
-from nnx_inspector.lenses.extremes import LEAST, MOST, NOBODY, RANDOM, Extremes, lots
-from nnx_inspector.lenses.observed import Observed, model_of, observed
-from nnx_inspector.perturbations.perturbed import check_layers, without_layers
-from nnx_inspector.program.function import Arguments, Function, as_function, name_of
-from nnx_inspector.program.harvest import evaluate
-from nnx_inspector.program.marks import OUTPUT
-from nnx_inspector.program.plan import Keep, Plan
+from nnx_inspector.lenses.extremes import LEAST, MOST, NOBODY, RANDOM, Extremes
+from nnx_inspector.lenses.observed import model_of
+from nnx_inspector.lenses.stream import Enter, Known, Stream
+from nnx_inspector.perturbations.perturbed import without_layers
+from nnx_inspector.program.function import as_function
 from nnx_inspector.progress import Progress, Report, shown
 from nnx_inspector.stats.summarize import in_words
 
 if TYPE_CHECKING:
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
-
-Enter = Callable[[tuple[Any, ...]], tuple[Function, tuple[Any, ...], dict[str, Any]]]
-"""The call of a model with a batch's arguments."""
-
-
-Known = dict[Any, tuple[Any, Any]]
-"""By what it depends on besides the code of a model: a tracing and a compiled program."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -225,9 +211,10 @@ def examples_of(
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k must be a number of examples, 1 or more, got {k!r}.")
     total = len(data) if isinstance(data, Sized) else None
-    stream = _Stream(enter, site, k, axis, seed, {} if known is None else known)
+    stream = Stream(enter, site, k, axis, seed, {} if known is None else known)
     with shown(progress, "examples") as report:
         stopped = _through(stream, data, inputs, total, report)
+        stream.merge()
     if stream.found is None:
         raise ValueError("There is no batch in data.")
     found: Extremes = jax.device_get(stream.found)
@@ -252,7 +239,7 @@ def examples_of(
 
 
 def _through(
-    stream: _Stream,
+    stream: Stream,
     data: Iterable[Any],
     inputs: Callable[[Any], Any] | None,
     total: int | None,
@@ -282,206 +269,3 @@ def _through(
             raise
         return True
     return False
-
-
-# ------------------------------------------------------------------ the stream
-
-
-@dataclasses.dataclass(frozen=True)
-class _Program:
-    """The compiled pass for batches of one form.
-
-    Attributes:
-        held: the arrays of the model.
-        run: `(held, arrays, found, start, count, lots) -> found`.
-    """
-
-    held: list[Any]
-    run: Callable[..., Extremes]
-
-
-@dataclasses.dataclass
-class _Stream:
-    """The pass over the data.
-
-    Attributes:
-        found, before: what is kept so far, on the device, and what was kept a batch ago.
-        count: the number of examples so far.
-        places, shape: the number of the axes of places, and their lengths.
-    """
-
-    enter: Enter
-    site: str
-    k: int
-    axis: int
-    seed: int
-    known: Known
-    found: Extremes | None = None
-    before: Extremes | None = None
-    count: int = 0
-    places: int = 0
-    shape: tuple[int, ...] = ()
-    size: int = 0
-    padded: int = 0
-    programs: dict[Any, _Program] = dataclasses.field(default_factory=dict[Any, _Program])
-
-    def take(self, args: tuple[Any, ...]) -> None:
-        """Merge the examples of a batch."""
-        count = _size_of(args)
-        self.size = self.size or count
-        if count < self.size:
-            args = _filled(args, count, self.size)
-            self.padded += 1
-        function, args, kwargs = self.enter(args)
-        arguments = Arguments.of((function.owner, tuple(args), kwargs))
-        arrays = arguments.take(arguments.arrays)
-        dynamic = {*arguments.arrays, *arguments.nodes}
-        others = tuple(repr(x) for i, x in enumerate(arguments.leaves) if i not in dynamic)
-        key = (tuple((x.shape, str(x.dtype)) for x in arrays), arguments.treedef, others)
-        if key not in self.programs:
-            self.programs[key] = self._program(key, function, args, kwargs, max(count, self.size))
-        program = self.programs[key]
-        now, before = self.found, self.before
-        drawn = lots(self.count, max(count, self.size), self.seed)
-        numbers = np.int32(self.count), np.int32(count)
-        self.found = program.run(program.held, arrays, now, *numbers, drawn)
-        self.before, self.count = now, self.count + count
-        jax.block_until_ready(before)  # at most two batches on the device: one waits for the other
-
-    def notes(self) -> tuple[str, ...]:
-        """What happened to batches of other shapes."""
-        found: list[str] = []
-        if self.padded:
-            batches = f"{self.padded} batches were" if self.padded > 1 else "1 batch was"
-            found.append(f"{batches} smaller than the first, and filled up to {self.size} examples")
-        if len(self.programs) > 1:
-            found.append(f"{len(self.programs)} programs were compiled, one for each form of batch")
-        return tuple(found)
-
-    def _program(
-        self, key: Any, function: Function, args: Any, kwargs: dict[str, Any], size: int
-    ) -> _Program:
-        whole, rows = without_layers(self.site)
-        _require_fits(function, args, kwargs)
-        key = (key, self.site, self.k, self.axis, size)
-        tracing, known = self.known.get(key, (None, None))
-        with observed(
-            function, args, kwargs, what="top_examples", only=whole, known=tracing
-        ) as one:
-            pass
-        call = _the_call(one, whole, rows, size)
-        ndim, axes = len(call.shape), self.axis
-        if not -ndim <= axes < ndim or axes % ndim == 0:
-            words = in_words(call.dtype, call.shape)
-            raise ValueError(f"{self.site!r} returns {words}, which has no axis {axes} of units.")
-        units, places = call.shape[axes], ndim - 2
-        self.shape = tuple(n for i, n in enumerate(call.shape) if i not in (0, axes % ndim))
-        if self.found is None:
-            dtype = jnp.promote_types(call.dtype, jnp.float32)
-            empty = Extremes.empty(self.k, units, places, dtype)
-            self.found, self.places = jax.device_put(empty), places
-        elif (len(self.found.nan), self.places) != (units, places):
-            raise ValueError(
-                f"{self.site!r} returns {in_words(call.dtype, call.shape)} for a batch, which has "
-                f"other units than the batches before: {len(self.found.nan)} of them. Choose their "
-                f"axis with axis=."
-            )
-        stage = one.stage
-        survey = stage.survey.only(lambda mark: mark.site == whole and mark.part == OUTPUT)
-        plan = Plan(summarise=False, keep=Keep(values=True))
-
-        @jax.jit
-        def run(held: Any, arrays: Any, found: Any, start: Any, count: Any, lots: Any) -> Any:
-            _, seen = evaluate(survey, [*held, *arrays], plan=plan)
-            (kept,) = [each.kept for _, _, each in survey.walk(seen) if each is not None]
-            x = kept[call.array].value
-            x = (x[rows] if rows else x).reshape(call.shape)
-            x = jnp.moveaxis(x, axes, -1)
-            return found.merged(x, start, count, lots)
-
-        held = stage.inputs[: len(stage.inputs) - len(stage.arrays)]
-        self.known[key] = stage.tracing, known or run
-        return _Program(held, known or run)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """The array that is examined: its number among those of the site, and its form."""
-
-    array: int
-    shape: tuple[int, ...]
-    dtype: Any
-
-
-def _the_call(one: Observed, site: str, rows: tuple[int, ...], size: int) -> _Call:
-    """The array of the only call of a site, without the axes of scans."""
-    calls = one.calls.get(site)
-    if calls is None:
-        why = one.stage.survey.unseen.get(site, "the call does not reach it")
-        raise ValueError(f"{site!r} has no examples: {why}.")
-    if calls.count > 1:
-        raise InspectorError(
-            f"{site!r} is called {calls.count} times for each batch, and which call is meant is "
-            f"not known. Choose a site inside or around it that is called once."
-        )
-    if rows:
-        check_layers(site, rows, calls.rows)
-    if len(rows) != len(calls.rows):
-        raise ValueError(
-            f"{site!r} is a stack of {' x '.join(map(str, calls.rows))} layers. Choose one: "
-            f"{site + '[0]' * len(calls.rows)!r}."
-        )
-    real = [
-        (i, x)
-        for i, x in enumerate(calls.returned)
-        if not jnp.issubdtype(x.dtype, jnp.complexfloating)
-    ]
-    if not real:
-        found = ", ".join(in_words(x.dtype, x.shape) for x in calls.returned) or "no array"
-        raise TypeError(f"{site!r} returns {found}. Only real numbers have an order.")
-    number, x = real[0]
-    while x.shape[:1] == (1,) and x.shape[1:2] == (size,):  # the axis of a vmap over one
-        x = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
-    if len(x.shape) < 2 or x.shape[0] != size:
-        raise ValueError(
-            f"{site!r} returns {in_words(x.dtype, x.shape)} for a batch of {size} examples. Its "
-            f"first axis must be that of the examples, and another that of the units."
-        )
-    return _Call(number, tuple(x.shape), x.dtype)
-
-
-def _size_of(args: tuple[Any, ...]) -> int:
-    """The number of examples in a batch."""
-    for x in jax.tree.leaves(args):
-        if is_array(x) and len(x.shape):
-            return x.shape[0]
-    raise TypeError(
-        "A batch is an array, or a tuple of the model's arguments, whose first axis is that of the "
-        "examples. Pass inputs= a function of a batch that returns one."
-    )
-
-
-def _filled(args: tuple[Any, ...], count: int, size: int) -> tuple[Any, ...]:
-    """A smaller batch, filled up with copies of its first example."""
-
-    def filled(x: Any) -> Any:
-        if not is_array(x) or not len(x.shape) or x.shape[0] != count:
-            return x
-        library: Any = np if isinstance(x, np.ndarray) else jnp
-        return library.concatenate([x, library.repeat(x[:1], size - count, 0)])
-
-    return jax.tree.map(filled, args)
-
-
-def _require_fits(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise an error that says how to choose a batch's arguments, if the model cannot take them."""
-    try:
-        inspect.signature(function.call).bind(*args, **kwargs)
-    except ValueError:  # no signature
-        return
-    except TypeError as error:
-        raise TypeError(
-            f"A batch of {len(args)} arguments does not fit {name_of(function.call)} ({error}). "
-            f"Pass inputs= a function of a batch that returns what the model receives, such as "
-            f"lambda batch: batch[0]."
-        ) from error

@@ -1,10 +1,10 @@
 """The extreme values of each unit over a stream of examples: a few figures that are merged.
 
 Each example counts once for a unit, by its largest (smallest) value over the places of the array.
-Of a batch only these are compared with what is kept, one rank at a time, until no unit has a better
-one: after the first batches that is once or twice, and nothing is sorted. Invariant: what is kept
-is what a full, stable sort of all examples would put first: of equal values the first example's and
-the first place's. NaN is not a value, and is counted. Runs under jit.
+Of new examples only these are compared with what is kept, one rank at a time, until no unit has a
+better one: after the first batches that is a few times, and nothing is sorted. Invariant: what is
+kept is what a full, stable sort of all examples would put first: of equal values the first
+example's and the first place's. NaN is not a value, and is counted. Runs under jit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax import lax
 
 NOBODY = -1
@@ -34,7 +33,7 @@ class Kept:
     """The examples kept of each unit, the best first. The first axis is `MOST`, `LEAST`, `RANDOM`.
 
     Attributes:
-        score: what they are ranked by, [3, k, units].
+        score: integers in the order of what they are ranked by, [3, k, units].
         value: the values; NaN in an empty place.
         example: the numbers of their examples, or `NOBODY`.
         place: where in the example the value is: an array for each axis of places.
@@ -45,15 +44,10 @@ class Kept:
     example: Any
     place: tuple[Any, ...]
 
-    def worse_than(self, score: Any) -> Any:
-        """Whether each score, [3, batch, units], belongs among these."""
-        return (score > self.score[:, -1:]) | (self.example[:, -1:] == NOBODY)
-
-    def with_one(self, new: Kept, found: Any) -> Kept:
-        """With one more of each unit, [3, units], where it is `found`; after its equals."""
+    def with_one(self, new: Kept) -> Kept:
+        """With one more of each unit, [3, units], if there is one; after its equals."""
         k = self.score.shape[1]
-        before = ((self.score >= new.score[:, None]) & (self.example != NOBODY)).sum(1)
-        at = jnp.where(found, before, k)[:, None]
+        at = (self.score >= new.score[:, None]).sum(1)[:, None]
         ranks = jnp.arange(k)[:, None]
 
         def put(old: Any, new: Any) -> Any:
@@ -79,44 +73,73 @@ class Extremes:
     def empty(k: int, units: int, axes: int, dtype: Any) -> Extremes:
         """For `k` examples of each unit, at places with so many axes."""
         nobody = np.full((3, k, units), NOBODY, np.int32)
-        score, value = (np.full(nobody.shape, x, dtype) for x in (-np.inf, np.nan))
+        value = np.full(nobody.shape, np.nan, dtype)
+        score = np.full(nobody.shape, *_nothing(dtype))
         kept = Kept(score, value, nobody, (nobody,) * axes)
         return Extremes(kept, np.zeros(units, np.int32))
 
-    def merged(self, x: Any, start: Any, count: Any, lots: Any) -> Extremes:
-        """With the examples of a batch.
+    def merged(self, x: Any, numbers: Any, salt: Any) -> Extremes:
+        """With more examples.
 
         Args:
-            x: their values, [batch, *places, units].
-            start: the number of the first example.
-            count: how many of the batch are examples; the rest is padding.
-            lots: a number for each, [batch]: those with the largest are drawn at random.
+            x: their values, [examples, *places, units].
+            numbers: their numbers, [examples], ascending; `NOBODY` where it is only padding.
+            salt: what the random ones depend on, an unsigned number.
         """
         size, *places, units = x.shape
         x = x.reshape(size, math.prod(places), units).astype(self.kept.value.dtype)
-        rows = jnp.arange(size, dtype=jnp.int32)[:, None]
+        known = (numbers != NOBODY)[:, None]
         largest, smallest, nan = _largest_and_smallest(x)
-        there = (largest >= smallest) & (rows < count)
-        lot = jnp.broadcast_to(lots[:, None].astype(x.dtype), there.shape)
-        score = jnp.stack([largest, -smallest, lot])
+        nothing, integer = _nothing(x.dtype)
+        lot = jnp.broadcast_to(_lots(numbers, salt).astype(integer)[:, None], largest.shape)
+        score = jnp.stack([_ordered(largest), ~_ordered(smallest), lot])
+        score = jnp.where(known & (largest >= smallest), score, nothing)
+        # the best of each block is kept, so that a rank costs the reading of one block
+        block = math.isqrt(size - 1) + 1
+        blocks = -(-size // block)
+        padding = ((0, 0), (0, blocks * block - size), (0, 0))
+        score = jnp.pad(score, padding, constant_values=nothing)
+        score = score.reshape(3, blocks, block, units)
+        numbered = np.arange(size, dtype=np.int32)[:, None]
 
-        def better(state: tuple[Kept, Any]) -> Any:
-            kept, left = state
-            return (left & kept.worse_than(score)).any()
+        def better(state: tuple[Kept, Any, Any]) -> Any:
+            kept, best, _ = state
+            return (best.max(1) > kept.score[:, -1]).any()
 
-        def insert(state: tuple[Kept, Any]) -> tuple[Kept, Any]:
-            kept, left = state
-            best = jnp.where(left, score, -jnp.inf).max(1)
-            row = jnp.where(left & (score == best[:, None]), rows, size).min(1)
-            drawn = jnp.take_along_axis(largest, row[RANDOM:], 0, mode="clip")[0]
-            value = jnp.stack([best[MOST], -best[LEAST], drawn])
+        def insert(state: tuple[Kept, Any, Any]) -> tuple[Kept, Any, Any]:
+            kept, best, last = state
+            most = best.max(1)
+            at = jnp.where(best == most[:, None], numbered[:blocks], blocks).min(1)
+            inside = jnp.take_along_axis(score, at[:, None, None], 1)[:, 0]
+            rows = at[:, None] * block + numbered[:block]
+            taken = jnp.where(most == last[0], last[1], -1)  # the last of its equals
+            equal = inside == most[:, None]
+            row = jnp.where(equal & (rows > taken[:, None]), rows, size).min(1)
+            rest = (inside < most[:, None]) | (equal & (rows > row[:, None]))
+            rest = jnp.where(rest, inside, nothing).max(1)
+            best = jnp.where(numbered[:blocks] == at[:, None], rest[:, None], best)
+            of = zip((largest, smallest, largest), row, strict=True)
+            value = jnp.stack([jnp.take_along_axis(x, r[None], 0, mode="clip")[0] for x, r in of])
             place = _place(x.at[row, :, np.arange(units)].get(mode="clip"), value, places)
-            new = Kept(best, value, start + row, place)
-            return kept.with_one(new, row < size), left & (rows != row[:, None])
+            new = Kept(most, value, numbers.at[row].get(mode="clip"), place)
+            return kept.with_one(new), best, (most, row)
 
-        start_of = self.kept, jnp.broadcast_to(there, score.shape)
-        kept, _ = lax.while_loop(better, insert, start_of)
-        return Extremes(kept, self.nan + (nan & (rows < count)).sum(0, dtype=jnp.int32))
+        none_yet = jnp.full((3, units), np.iinfo(integer).max), jnp.full((3, units), -1, jnp.int32)
+        kept, *_ = lax.while_loop(better, insert, (self.kept, score.max(2), none_yet))
+        return Extremes(kept, self.nan + (nan & known).sum(0, dtype=jnp.int32))
+
+
+def _nothing(dtype: Any) -> tuple[int, Any]:
+    """The score that is below all others of such values, and its type."""
+    integer = np.dtype(f"int{8 * jnp.dtype(dtype).itemsize}")
+    return np.iinfo(integer).min, integer
+
+
+def _ordered(x: Any) -> Any:
+    """Integers in the order of floats, without NaN; those of both zeros are equal."""
+    nothing, integer = _nothing(x.dtype)
+    bits = lax.bitcast_convert_type(jnp.where(x == 0, 0, x), integer)
+    return jnp.where(bits < 0, bits ^ ~integer.type(nothing), bits)
 
 
 def _largest_and_smallest(x: Any) -> tuple[Any, Any, Any]:
@@ -144,12 +167,11 @@ def _place(x: Any, value: Any, lengths: Sequence[int]) -> tuple[Any, ...]:
     return tuple(reversed(found))
 
 
-def lots(start: int, size: int, seed: int) -> npt.NDArray[np.float32]:
-    """Numbers of the examples from `start` on, [size], which look drawn at random (MurmurHash3's
-    mixing), and do not depend on how the data is divided.
+def _lots(numbers: Any, salt: Any) -> Any:
+    """Numbers of the examples that look drawn at random (MurmurHash3's mixing), and do not depend
+    on how the data is divided.
     """
-    x = np.arange(start, start + size).astype(np.uint32) * np.uint32(0x9E3779B9)
-    x = x ^ np.uint32(seed * 0x27D4EB2F % 2**32)
+    x = numbers.astype(jnp.uint32) * np.uint32(0x9E3779B9) ^ salt
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        x = (x ^ (x >> shift)) * np.uint32(factor)
-    return ((x ^ (x >> 16)) >> 8).astype(np.float32)
+        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+    return ((x ^ (x >> np.uint32(16))) >> np.uint32(8)).astype(jnp.float32)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import Compiled
 from flax import nnx
 from language import VOCABULARY, Language
 
@@ -63,7 +64,7 @@ def check(found: TopExamples, x: np.ndarray, k: int) -> None:
             assert rows == sorted_by_hand(x, unit, k, sign)
 
 
-@pytest.mark.parametrize("size", [23, 6, 1])
+@pytest.mark.parametrize("size", [23, 6, 1])  # 23 batches of one are more than go together
 def test_they_are_the_first_of_a_full_sort(size: int):
     found = nni.top_examples(Model(), batches(X, size), "same", k=5)
     check(found, X, 5)
@@ -71,6 +72,26 @@ def test_they_are_the_first_of_a_full_sort(size: int):
     assert not found.nan.any()
     padded = "1 batch was smaller than the first, and filled up to 6 examples"
     assert found.notes == ((padded,) if size == 6 else ())
+
+
+def test_a_batch_may_come_in_the_memory_of_the_one_before():
+    memory = np.empty_like(X[:6])
+
+    def loaded() -> Any:
+        for one in batches(X):
+            memory[: len(one)] = one
+            yield memory[: len(one)]
+
+    check(nni.top_examples(Model(), loaded(), "same", k=5), X, 5)
+
+
+def test_batches_together_are_one_program_which_is_kept():
+    insp = Inspector(Model(), X[:6], display=False)
+    insp.examples(batches(X, 1), "same", k=5)
+    with Compiled() as compiled:
+        insp.examples(batches(X, 1), "same", k=5)
+    assert not compiled.kinds
+    insp.close()
 
 
 def test_of_equal_values_the_first_comes_first():

@@ -14,10 +14,7 @@ from collections.abc import Callable, Iterator
 from nnx_inspector.background import Worker
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.inspector.core import Core
-from nnx_inspector.progress import Report
-
-TICK = 0.1
-"""The shortest time between two messages, in seconds."""
+from nnx_inspector.progress import TICK, Report
 
 
 class Job:

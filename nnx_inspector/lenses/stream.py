@@ -1,0 +1,296 @@
+"""The pass over the data of `top_examples`: batches go in, and what every unit keeps is merged.
+
+There is one program for each form of batch. Where a pass takes less time than its start, several
+batches go through it together, one after the other. Invariant: the result is that of batch after
+batch. At most two programs wait on the device. Names no data and shows nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from nnx_inspector.arrays import is_array
+from nnx_inspector.errors import InspectorError
+from nnx_inspector.lenses.extremes import NOBODY, Extremes
+from nnx_inspector.lenses.observed import Observed, observed
+from nnx_inspector.perturbations.perturbed import check_layers, without_layers
+from nnx_inspector.program.analysis.cost import peak_bytes
+from nnx_inspector.program.function import Arguments, Function, name_of
+from nnx_inspector.program.harvest import evaluate
+from nnx_inspector.program.marks import OUTPUT
+from nnx_inspector.program.plan import Keep, Plan
+from nnx_inspector.program.stage import Staged
+from nnx_inspector.stats.summarize import in_words
+
+Enter = Callable[[tuple[Any, ...]], tuple[Function, tuple[Any, ...], dict[str, Any]]]
+"""The call of a model with a batch's arguments."""
+
+
+MOST_TOGETHER, TOUCHED = 16, 4 << 20
+"""The most batches that go through one program, and the most bytes that they touch."""
+
+Known = dict[Any, tuple[Any, Any]]
+"""By what it depends on besides the code of a model: a tracing and a compiled program."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Program:
+    """The compiled pass for batches of one form.
+
+    Attributes:
+        held: the arrays of the model.
+        run: `(held, batches, found, numbers, salt) -> found`, where the batches are so `many`.
+    """
+
+    held: list[Any]
+    run: Callable[..., Extremes]
+    many: int
+
+
+@dataclasses.dataclass
+class Stream:
+    """The pass over the data.
+
+    Attributes:
+        found, before: what is kept so far, on the device, and what was kept a pass ago.
+        count: the number of examples so far.
+        places, shape: the number of the axes of places, and their lengths.
+        waiting, numbers: the arrays and the numbers of the examples of batches that are still to
+            go through `program`, together.
+        forms: by the shapes of batches that are only arrays, their program.
+    """
+
+    enter: Enter
+    site: str
+    k: int
+    axis: int
+    seed: int
+    known: Known
+    found: Extremes | None = None
+    before: Extremes | None = None
+    count: int = 0
+    places: int = 0
+    shape: tuple[int, ...] = ()
+    size: int = 0
+    padded: int = 0
+    waiting: list[list[Any]] = dataclasses.field(default_factory=list[list[Any]])
+    numbers: list[Any] = dataclasses.field(default_factory=list[Any])
+    program: _Program | None = None
+    programs: dict[Any, _Program] = dataclasses.field(default_factory=dict[Any, _Program])
+    forms: dict[Any, _Program] = dataclasses.field(default_factory=dict[Any, _Program])
+
+    def take(self, args: tuple[Any, ...]) -> None:
+        """Merge the examples of a batch, now or with the next ones."""
+        count = _size_of(args)
+        self.size = self.size or count
+        if count < self.size:
+            args = _filled(args, count, self.size)
+            self.padded += 1
+        arrays, tree = jax.tree.flatten(args)
+        form = tree, tuple((x.shape, x.dtype) if is_array(x) else None for x in arrays)
+        program = self.forms.get(form)
+        if program is None:
+            program, taken = self._program_of(args, max(count, self.size))
+            if len(taken) == len(arrays) and all(map(operator.is_, taken, arrays)):
+                self.forms[form] = program
+            arrays = taken
+        if program is not self.program:
+            self.merge()
+            self.program = program
+        numbers = np.arange(self.count, self.count + max(count, self.size), dtype=np.int32)
+        numbers[count:] = NOBODY
+        if program.many > 1:  # the next batch may come in the same memory
+            arrays = [x.copy() if isinstance(x, np.ndarray) else x for x in arrays]
+        self.waiting.append(arrays)
+        self.numbers.append(numbers)
+        self.count += count
+        if len(self.waiting) == program.many:
+            self.merge()
+
+    def merge(self) -> None:
+        """Merge the examples of the batches that are waiting."""
+        if self.program is None or not self.waiting:
+            return
+        missing = self.program.many - len(self.waiting)
+        batches = self.waiting + self.waiting[:1] * missing
+        numbers = np.stack(self.numbers + [np.full_like(self.numbers[0], NOBODY)] * missing)
+        self.waiting, self.numbers = [], []
+        now, before = self.found, self.before
+        salt = np.uint32(self.seed * 0x27D4EB2F % 2**32)
+        self.found = self.program.run(self.program.held, batches, now, numbers, salt)
+        self.before = now
+        jax.block_until_ready(before)  # at most two on the device: one waits for the other
+
+    def notes(self) -> tuple[str, ...]:
+        """What happened to batches of other shapes."""
+        found: list[str] = []
+        if self.padded:
+            batches = f"{self.padded} batches were" if self.padded > 1 else "1 batch was"
+            found.append(f"{batches} smaller than the first, and filled up to {self.size} examples")
+        if len(self.programs) > 1:
+            found.append(f"{len(self.programs)} programs were compiled, one for each form of batch")
+        return tuple(found)
+
+    def _program_of(self, args: Any, size: int) -> tuple[_Program, list[Any]]:
+        """The program for a batch, and the arrays of the batch that it takes."""
+        function, args, kwargs = self.enter(args)
+        arguments = Arguments.of((function.owner, tuple(args), kwargs))
+        arrays = arguments.take(arguments.arrays)
+        dynamic = {*arguments.arrays, *arguments.nodes}
+        others = tuple(repr(x) for i, x in enumerate(arguments.leaves) if i not in dynamic)
+        key = (tuple((x.shape, str(x.dtype)) for x in arrays), arguments.treedef, others)
+        if key not in self.programs:
+            self.programs[key] = self._program(key, function, args, kwargs, size)
+        return self.programs[key], list(arrays)
+
+    def _program(
+        self, key: Any, function: Function, args: Any, kwargs: dict[str, Any], size: int
+    ) -> _Program:
+        whole, rows = without_layers(self.site)
+        _require_fits(function, args, kwargs)
+        key = (key, self.site, self.k, self.axis, size)
+        tracing, known = self.known.get(key, (None, None))
+        with observed(
+            function, args, kwargs, what="top_examples", only=whole, known=tracing
+        ) as one:
+            pass
+        call = _the_call(one, whole, rows, size)
+        ndim, axes = len(call.shape), self.axis
+        if not -ndim <= axes < ndim or axes % ndim == 0:
+            words = in_words(call.dtype, call.shape)
+            raise ValueError(f"{self.site!r} returns {words}, which has no axis {axes} of units.")
+        units, places = call.shape[axes], ndim - 2
+        self.shape = tuple(n for i, n in enumerate(call.shape) if i not in (0, axes % ndim))
+        if self.found is None:
+            dtype = jnp.promote_types(call.dtype, jnp.float32)
+            empty = Extremes.empty(self.k, units, places, dtype)
+            self.found, self.places = jax.device_put(empty), places
+        elif (len(self.found.nan), self.places) != (units, places):
+            raise ValueError(
+                f"{self.site!r} returns {in_words(call.dtype, call.shape)} for a batch, which has "
+                f"other units than the batches before: {len(self.found.nan)} of them. Choose their "
+                f"axis with axis=."
+            )
+        stage = one.stage
+        survey = stage.survey.only(lambda mark: mark.site == whole and mark.part == OUTPUT)
+        plan = Plan(summarise=False, keep=Keep(values=True))
+
+        def values(held: Any, arrays: Any) -> Any:
+            _, seen = evaluate(survey, [*held, *arrays], plan=plan)
+            (kept,) = [each.kept for _, _, each in survey.walk(seen) if each is not None]
+            x = kept[call.array].value
+            x = (x[rows] if rows else x).reshape(call.shape)
+            return jnp.moveaxis(x, axes, -1)
+
+        @jax.jit
+        def run(held: Any, batches: Any, found: Any, numbers: Any, salt: Any) -> Any:
+            if len(batches) == 1:
+                return found.merged(values(held, batches[0]), numbers[0], salt)
+            together = [jnp.stack(each) for each in zip(*batches, strict=True)]
+            x = lax.map(lambda arrays: values(held, arrays), together)
+            return found.merged(x.reshape(-1, *x.shape[2:]), numbers.reshape(-1), salt)
+
+        held = stage.inputs[: len(stage.inputs) - len(stage.arrays)]
+        self.known[key] = stage.tracing, known or run
+        return _Program(held, known or run, _together(stage))
+
+
+def _together(stage: Staged) -> int:
+    """How many batches go through one program, one after the other: many where a pass takes less
+    time than its start.
+    """
+    jaxpr = stage.survey.jaxpr
+    touched = peak_bytes(jaxpr) + sum(x.nbytes for x in stage.inputs)
+    return 1 if jaxpr.effects else max(1, min(MOST_TOGETHER, TOUCHED // max(1, touched)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """The array that is examined: its number among those of the site, and its form."""
+
+    array: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def _the_call(one: Observed, site: str, rows: tuple[int, ...], size: int) -> _Call:
+    """The array of the only call of a site, without the axes of scans."""
+    calls = one.calls.get(site)
+    if calls is None:
+        why = one.stage.survey.unseen.get(site, "the call does not reach it")
+        raise ValueError(f"{site!r} has no examples: {why}.")
+    if calls.count > 1:
+        raise InspectorError(
+            f"{site!r} is called {calls.count} times for each batch, and which call is meant is "
+            f"not known. Choose a site inside or around it that is called once."
+        )
+    if rows:
+        check_layers(site, rows, calls.rows)
+    if len(rows) != len(calls.rows):
+        raise ValueError(
+            f"{site!r} is a stack of {' x '.join(map(str, calls.rows))} layers. Choose one: "
+            f"{site + '[0]' * len(calls.rows)!r}."
+        )
+    real = [
+        (i, x)
+        for i, x in enumerate(calls.returned)
+        if not jnp.issubdtype(x.dtype, jnp.complexfloating)
+    ]
+    if not real:
+        found = ", ".join(in_words(x.dtype, x.shape) for x in calls.returned) or "no array"
+        raise TypeError(f"{site!r} returns {found}. Only real numbers have an order.")
+    number, x = real[0]
+    while x.shape[:1] == (1,) and x.shape[1:2] == (size,):  # the axis of a vmap over one
+        x = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+    if len(x.shape) < 2 or x.shape[0] != size:
+        raise ValueError(
+            f"{site!r} returns {in_words(x.dtype, x.shape)} for a batch of {size} examples. Its "
+            f"first axis must be that of the examples, and another that of the units."
+        )
+    return _Call(number, tuple(x.shape), x.dtype)
+
+
+def _size_of(args: tuple[Any, ...]) -> int:
+    """The number of examples in a batch."""
+    for x in jax.tree.leaves(args):
+        if is_array(x) and len(x.shape):
+            return x.shape[0]
+    raise TypeError(
+        "A batch is an array, or a tuple of the model's arguments, whose first axis is that of the "
+        "examples. Pass inputs= a function of a batch that returns one."
+    )
+
+
+def _filled(args: tuple[Any, ...], count: int, size: int) -> tuple[Any, ...]:
+    """A smaller batch, filled up with copies of its first example."""
+
+    def filled(x: Any) -> Any:
+        if not is_array(x) or not len(x.shape) or x.shape[0] != count:
+            return x
+        library: Any = np if isinstance(x, np.ndarray) else jnp
+        return library.concatenate([x, library.repeat(x[:1], size - count, 0)])
+
+    return jax.tree.map(filled, args)
+
+
+def _require_fits(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise an error that says how to choose a batch's arguments, if the model cannot take them."""
+    try:
+        inspect.signature(function.call).bind(*args, **kwargs)
+    except ValueError:  # no signature
+        return
+    except TypeError as error:
+        raise TypeError(
+            f"A batch of {len(args)} arguments does not fit {name_of(function.call)} ({error}). "
+            f"Pass inputs= a function of a batch that returns what the model receives, such as "
+            f"lambda batch: batch[0]."
+        ) from error
