@@ -6,10 +6,15 @@ new version moves one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
+import operator
 import os
 import sys
+import threading
 import types
+from collections.abc import Iterator
 from typing import Any
 
 _JAX = os.path.dirname(sys.modules["jax"].__file__ or "") + os.sep
@@ -21,13 +26,40 @@ def source_of_caller() -> tuple[str, bool]:
 
     If it is, jax may cache that trace and use it again for another line.
     """
-    frame, inner = sys._getframe(1), False
-    while frame is not None:
-        if is_user_file(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}", inner
-        inner = inner or _traces_a_function(frame.f_code)
+    return _source_above(sys._getframe(1))
+
+
+class _Open(threading.local):
+    frame: types.FrameType | None = None
+    source: tuple[str, bool] = "", False
+
+
+_open = _Open()
+
+
+@contextlib.contextmanager
+def calling() -> Iterator[tuple[str, bool]]:
+    """`source_of_caller()`. Within the context nobody looks further up the stack than here, which
+    would take a time quadratic in the depth of the model.
+    """
+    frame, outer = sys._getframe(2), (_open.frame, _open.source)
+    _open.frame, _open.source = frame, _source_above(frame)
+    try:
+        yield _open.source
+    finally:
+        _open.frame, _open.source = outer
+
+
+def _source_above(frame: types.FrameType | None) -> tuple[str, bool]:
+    inner = False
+    while frame is not None and frame is not _open.frame:
+        code = frame.f_code
+        if is_user_file(code.co_filename):
+            return f"{code.co_filename}:{frame.f_lineno}", inner
+        inner = inner or _traces_a_function(code.co_filename, code.co_name)
         frame = frame.f_back
-    return "", inner
+    source, outer = _open.source if frame else ("", False)
+    return source, inner or outer
 
 
 def source_of_equation(equation: Any) -> str:
@@ -43,14 +75,15 @@ def place_of_equation(equation: Any) -> tuple[str, str]:
 
     traceback = equation.source_info.traceback
     codes, instructions = traceback.raw_frames() if traceback else ((), ())
-    for code, instruction in zip(codes, instructions, strict=True):
-        if _traces_a_function(code):
-            return "", ""
-        if is_user_file(code.co_filename):
-            frame = source_info_util.raw_frame_to_frame(code, instruction)
-            name = "" if code.co_name.startswith("<") else code.co_name
-            return f"{code.co_filename}:{frame.start_line}", name
-    return "", ""
+    files, names = (map(operator.attrgetter(f"co_{part}"), codes) for part in ("filename", "name"))
+    ends = map(_is_user_or_traces, files, names)  # all in C: the stack of a deep model is long
+    number = next(itertools.compress(itertools.count(), ends), None)
+    if number is None or not is_user_file(codes[number].co_filename):
+        return "", ""
+    code = codes[number]
+    frame = source_info_util.raw_frame_to_frame(code, instructions[number])
+    name = "" if code.co_name.startswith("<") else code.co_name
+    return f"{code.co_filename}:{frame.start_line}", name
 
 
 def is_backward(equation: Any) -> bool:
@@ -58,8 +91,14 @@ def is_backward(equation: Any) -> bool:
     return "transpose(" in str(equation.source_info.name_stack)
 
 
-def _traces_a_function(code: types.CodeType) -> bool:
-    return code.co_name.startswith("trace_to_jaxpr") and code.co_filename.startswith(_JAX)
+@functools.cache
+def _traces_a_function(filename: str, name: str) -> bool:
+    return name.startswith("trace_to_jaxpr") and filename.startswith(_JAX)
+
+
+@functools.cache
+def _is_user_or_traces(filename: str, name: str) -> bool:
+    return is_user_file(filename) or _traces_a_function(filename, name)
 
 
 @functools.cache

@@ -177,9 +177,9 @@ def program_key(module: linen.Module) -> Any:
     return inside.listener.key, _path(module)
 
 
-def parameter_shapes(module: linen.Module) -> list[tuple[int, ...]]:
-    """The shapes of a bound Linen module's parameters and of those of its children, sorted by name;
-    inside a lifted loop, the shapes for one layer.
+def parameter_arrays(module: linen.Module) -> Iterator[Any]:
+    """The parameters of a bound Linen module and of its children, sorted by name; inside a lifted
+    loop, those of one layer.
     """
     held: Any = {} if module.scope is None else module.variables.get("params", {})
-    return [tuple(leaf.shape) for leaf in jax.tree.leaves(held) if is_array(leaf)]
+    return filter(is_array, jax.tree.leaves(held))

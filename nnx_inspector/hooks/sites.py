@@ -47,6 +47,8 @@ def site_key(path: Sequence[str | int], method: str = CALL) -> str:
 
 def split_escaped(text: str, separator: str) -> list[str]:
     """Split at each separator that is not escaped by a backslash; the parts stay escaped."""
+    if "\\" not in text:
+        return text.split(separator)
     parts = [""]
     for piece in re.findall(r"\\.|.", text, re.DOTALL):  # an escaped character is one piece
         if piece == separator:
@@ -61,7 +63,7 @@ def parse_key(key: str) -> tuple[tuple[str, ...], str]:
     called, operation = of_operation(key)
     head, *method = split_escaped(called, ":")
     segments = split_escaped(head, "/") if head else []
-    plain = tuple(re.sub(r"\\(.)", r"\1", segment) for segment in segments)
+    plain = tuple(re.sub(r"\\(.)", r"\1", s) for s in segments) if "\\" in head else tuple(segments)
     if operation:
         return plain, "".join(method[:1]) + operation
     return plain, (method[0] if method else CALL)
@@ -227,18 +229,20 @@ def module_sites(model: nnx.Module, prefix: Path = ()) -> list[ModuleSite]:
         if path:
             children.setdefault(_parent(path, found), []).append(path)
 
-    out: list[ModuleSite] = []
-    stack: list[Path] = [()]
+    out, stack = list[ModuleSite](), list[Path]([()])
     while stack:
         path = stack.pop()
         others = tuple((*prefix, *a) for a in aliases.get(path, ()))
         out.append(ModuleSite((*prefix, *path), found[path], others))
         order = {name: rank for rank, name in enumerate(vars(found[path]))}
-        ranked = sorted(
+        stack += sorted(
             children.get(path, ()),
-            key=lambda p: (order.get(str(p[len(path)]), len(order)), _natural(p)),
+            key=lambda p: (
+                order.get(str(p[len(path)]), len(order)),
+                [(not isinstance(segment, int), segment) for segment in p[len(path) :]],
+            ),
+            reverse=True,
         )
-        stack.extend(reversed(ranked))
     return out
 
 
@@ -247,10 +251,6 @@ def _parent(path: Path, found: Iterable[Path]) -> Path:
         if path[:end] in found:  # skips a plain list or dict between two modules
             return path[:end]
     return ()
-
-
-def _natural(path: Path) -> tuple[Any, ...]:
-    return tuple((0, p, "") if isinstance(p, int) else (1, 0, p) for p in path)
 
 
 def site_keys(model: nnx.Module, prefix: Path = ()) -> list[str]:

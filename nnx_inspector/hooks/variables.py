@@ -62,6 +62,8 @@ class Contents:
         containers: a live view of the entries of each module, list or dict inside.
         sizes: how many entries each container had at that moment.
         entries: the entries of all containers at that moment.
+        outer: the contents of the outer module, if they are a slice.
+        begun: where the slice begins.
     """
 
     variables: list[nnx.Variable[Any]]
@@ -71,6 +73,8 @@ class Contents:
     containers: list[Any]
     sizes: list[int]
     entries: list[Any]
+    outer: Contents | None = None
+    begun: int = 0
 
     def __iter__(self) -> Iterator[tuple[Path, nnx.Variable[Any], Any]]:
         for path, variable, value in zip(self.paths, self.variables, self.values, strict=True):
@@ -88,6 +92,25 @@ class Contents:
         return list(map(len, self.containers)) == self.sizes and all(
             map(operator.is_, now, self.entries)
         )
+
+    def parameter_sizes(self) -> tuple[int, int]:
+        """Elements and bytes of the `nnx.Param`s, a shared one counted once."""
+        before = (self.outer or self)._sizes
+        ends = before[self.begun], before[self.begun + len(self.variables)]
+        return ends[1][0] - ends[0][0], ends[1][1] - ends[0][1]
+
+    @functools.cached_property
+    def _sizes(self) -> list[tuple[int, int]]:
+        """The elements and bytes of the parameters before each Variable, and of all: a sum for each
+        module would take a time quadratic in the depth of the model.
+        """
+        found = [(0, 0)]
+        for variable, value in zip(self.variables, self.values, strict=True):
+            leaves = jax.tree.leaves(value) if isinstance(variable, nnx.Param) else ()
+            arrays = [leaf for leaf in leaves if is_array(leaf)]
+            size = sum(math.prod(a.shape) for a in arrays)
+            found.append((found[-1][0] + size, found[-1][1] + byte_count(arrays)))
+        return found
 
 
 _values_of = operator.methodcaller("get_raw_value")
@@ -126,6 +149,8 @@ class Walk:
             every.containers[containers],
             every.sizes[containers],
             every.entries[entries],
+            every,
+            begun[0],
         )
         return found if found.is_complete() else None
 
@@ -180,7 +205,10 @@ def _entries(node: Any, kind: str) -> tuple[Iterable[tuple[Any, Any]], Collectio
         held = vars(node)
         inside = [name for name in sorted(held) if not name.startswith("_pytree__")]
         return [(name, held[name]) for name in inside], held.values()
-    return (node.items(), node.values()) if kind == "dict" else (enumerate(node), node)
+    if kind == "dict":
+        return node.items(), node.values()
+    # what an nnx.List holds are attributes, and its own iterator is slow
+    return enumerate(node), vars(node).values() if isinstance(node, nnx.List) else node
 
 
 _NONE = sys.maxsize
@@ -293,15 +321,11 @@ def _holds_floats(x: Any) -> bool:
     )
 
 
-def parameter_arrays(module: nnx.Module) -> list[Any]:
-    """The arrays (or abstract arrays) of the module's `nnx.Param`s, a shared one once."""
-    values = [value for _, p, value in contents(module) if isinstance(p, nnx.Param)]
-    return [leaf for leaf in jax.tree.leaves(values) if is_array(leaf)]
-
-
-def parameter_count(module: nnx.Module) -> int:
-    """Elements in the `nnx.Param`s of a module and its children, a shared one counted once."""
-    return sum(math.prod(leaf.shape) for leaf in parameter_arrays(module))
+def parameter_arrays(found: Contents) -> Iterator[Any]:
+    """The arrays (or abstract arrays) of a module's `nnx.Param`s one by one, a shared one once."""
+    for _, variable, value in found:
+        if isinstance(variable, nnx.Param):
+            yield from filter(is_array, jax.tree.leaves(value))
 
 
 def byte_count(arrays: Any) -> int:

@@ -22,7 +22,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector._compat import jaxprs, jit
-from nnx_inspector.hooks.variables import contents
+from nnx_inspector.hooks.variables import contents, parameter_arrays
 
 
 class _Here(threading.local):
@@ -106,9 +106,7 @@ batching.primitive_batchers[_number] = lambda args, dims: (
 
 def parameters_of(module: Any) -> Iterator[Any]:
     """The parameters of a module, one by one."""
-    for _, variable, value in contents(module) if isinstance(module, nnx.Module) else ():
-        if isinstance(variable, nnx.Param):
-            yield from jax.tree.leaves(value)
+    return parameter_arrays(contents(module if isinstance(module, nnx.Module) else ()))
 
 
 def members_in(operands: Sequence[Any], *, alike: bool = False) -> Members | None:

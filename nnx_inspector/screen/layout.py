@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from flax import nnx
 
 from nnx_inspector.hooks.sites import CALL, methods, of_operation, parse_key, site_key
-from nnx_inspector.hooks.variables import held, parameter_count
+from nnx_inspector.hooks.variables import contents, held
 from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
@@ -156,7 +156,7 @@ def _places(trace: Trace) -> list[_Place]:
                 site.key,
                 parse_key(site.key)[0],
                 type(site.module).__name__,
-                parameter_count(site.module),
+                contents(site.module).parameter_sizes()[0],
                 tuple(site_key(alias) for alias in site.aliases),
                 CALL in methods(type(site.module)),
             )
@@ -185,7 +185,7 @@ class _Branch:
     reached: int
     position: int = 0
     places: list[_Place] = dataclasses.field(default_factory=lambda: [])
-    below: dict[str, _Branch] = dataclasses.field(default_factory=lambda: {})
+    below: list[_Branch] = dataclasses.field(default_factory=lambda: [])
 
 
 def _in_call_order(trace: Trace, places: Sequence[_Place]) -> list[_Place]:
@@ -197,21 +197,28 @@ def _in_call_order(trace: Trace, places: Sequence[_Place]) -> list[_Place]:
     for number, call in enumerate(trace.calls):
         first.setdefault(call.site, number)
     never = len(trace.calls)
-    above = _Branch(never)
+    branches: dict[_Segments, _Branch] = {(): _Branch(never)}
     for position, place in enumerate(places):
-        branch, number = above, first.get(place.key, never)
-        branch.reached = min(branch.reached, number)
-        for segment in place.segments:
-            branch = branch.below.setdefault(segment, _Branch(never))
-            branch.reached = min(branch.reached, number)
+        path, new = place.segments, list[_Segments]()
+        while path not in branches:
+            new.append(path)
+            path = path[:-1]
+        for longer in reversed(new):
+            branch = branches[longer] = _Branch(never)
+            branches[longer[:-1]].below.append(branch)
+        branch = branches[place.segments]
+        branch.reached = min(branch.reached, first.get(place.key, never))
         branch.position = position
         branch.places.append(place)
+    for path, branch in reversed(branches.items()):  # those below a branch are made after it
+        above = branches[path[:-1]]
+        above.reached = min(above.reached, branch.reached)
     found: list[_Place] = []
-    open_ = [above]  # not by recursion: a model may be as deep as Python's stack
+    open_ = [branches[()]]  # not by recursion: a model may be as deep as Python's stack
     while open_:
         branch = open_.pop()
         found += branch.places
-        open_ += sorted(branch.below.values(), key=lambda b: (b.reached, b.position))[::-1]
+        open_ += sorted(branch.below, key=lambda b: (b.reached, b.position))[::-1]
     return found
 
 

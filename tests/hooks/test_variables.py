@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import models
 import pytest
 from flax import nnx
 from models import ZOO, rngs
 
-from nnx_inspector.hooks.variables import byte_count, contents, differences, held, parameter_count
+from nnx_inspector.hooks.variables import byte_count, contents, differences, held
 
 
 def by_nnx(model):
@@ -110,7 +113,24 @@ def test_a_shared_variable_is_told_once():
 
 def test_parameters_are_counted_on_abstract_models_too():
     model = nnx.eval_shape(lambda: models.Nested(rngs()))
-    assert parameter_count(model) == parameter_count(models.Nested(rngs())) == 46
+    for found in (model, models.Nested(rngs())):
+        assert contents(found).parameter_sizes() == (46, 4 * 46)
     half = nnx.Linear(3, 4, rngs=rngs(), param_dtype=jnp.bfloat16)
     arrays = [v.get_raw_value() for v in by_nnx(half).values()]
-    assert byte_count(arrays) == 2 * (3 * 4 + 4)
+    sizes = 3 * 4 + 4, 2 * (3 * 4 + 4)
+    assert byte_count(arrays) == sizes[1]
+    assert contents(half).parameter_sizes() == sizes
+
+
+@pytest.mark.parametrize("model", [odd_model(), models.Nested(rngs())])
+def test_the_parameters_of_an_inner_module_are_counted_within_an_outer_one(model: Any):
+    def sizes(module: Any) -> tuple[int, int]:
+        arrays = [p.get_raw_value() for p in by_nnx(module).values() if isinstance(p, nnx.Param)]
+        leaves = jax.tree.leaves(arrays)
+        return sum(x.size for x in leaves), sum(x.nbytes for x in leaves)
+
+    modules = [module for _, module in nnx.iter_modules(model)]
+    with held(model):
+        found = [contents(module).parameter_sizes() for module in modules]
+    assert found == list(map(sizes, modules))
+    assert len(set(found)) > 1

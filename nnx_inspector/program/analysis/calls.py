@@ -8,7 +8,6 @@ and no results; only adds notes to exceptions.
 from __future__ import annotations
 
 import dataclasses
-import math
 import traceback
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,12 +16,11 @@ import jax
 from flax import nnx
 
 from nnx_inspector._compat import jaxprs, sources
-from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks import linen
 from nnx_inspector.hooks.inside.attention import FIXED, Trails, pattern_in
 from nnx_inspector.hooks.inside.kernels import is_understood
 from nnx_inspector.hooks.layers import Context
-from nnx_inspector.hooks.variables import Contents, byte_count, held, parameter_arrays
+from nnx_inspector.hooks.variables import byte_count, contents, held, parameter_arrays
 from nnx_inspector.program.analysis.cost import equation_flops, is_arithmetic
 from nnx_inspector.program.analysis.describe import in_words, value_in_words
 from nnx_inspector.program.analysis.equations import Body, bodies_of, kind_of
@@ -140,10 +138,11 @@ class Modules:
         """A call of one of the modules, as it begins."""
         if call.path not in self._known:
             module = self._modules.get(call.path)
-            arrays = [] if module is None else parameter_arrays(module)
-            size = sum(math.prod(a.shape) for a in arrays)
-            first = tuple(arrays[0].shape) if arrays else None
-            self._known[call.path] = (size, byte_count(arrays), first)
+            found = contents(() if module is None else module)
+            self._known[call.path] = (
+                *found.parameter_sizes(),
+                _first_shape(parameter_arrays(found)),
+            )
         size, held, whole = self._known[call.path]
         return TracedCall(
             site=call.key,
@@ -265,7 +264,7 @@ class _Walk:
         """Make a call the innermost open one, even if marks are missing (a transform may drop
         equations that nothing needs).
         """
-        if not any(self.calls[n].site == call.key for n in self.open):
+        if not any(self.calls[n].site == call.key for n in reversed(self.open)):
             self._begin(call, where)
         while self.calls[self.open[-1]].site != call.key:
             self._close()
@@ -415,10 +414,11 @@ class MarkCalls:
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
         module, site, kind = context.module, context.site or "", context.type_name
-        source, inner = sources.source_of_caller()
-        with held(module if context.kind == "method" else None) as before, within(module):
-            shapes = linen.parameter_shapes(module) if context.kind == "linen" else _shapes(before)
-            call = CallSite(site, _path(context), kind, source, next(iter(shapes), None))
+        part = held(module if context.kind == "method" else None)
+        with sources.calling() as (source, inner), part as before, within(module):
+            is_linen = context.kind == "linen"
+            arrays = linen.parameter_arrays(module) if is_linen else parameter_arrays(before)
+            call = CallSite(site, _path(context), kind, source, _first_shape(arrays))
             self.history.begin(call)
             # an inner function's trace may be reused elsewhere: there its equation has the line
             call = dataclasses.replace(call, source="" if inner else source)
@@ -462,10 +462,5 @@ def _path(context: Context) -> str:
     return (context.site if context.kind == "operation" else context.path) or ""
 
 
-def _shapes(before: Contents) -> Iterator[tuple[int, ...]]:
-    """The shapes of a module's parameters, one by one."""
-    for _, variable, value in before:
-        if isinstance(variable, nnx.Param):
-            for leaf in jax.tree.leaves(value):
-                if is_array(leaf):
-                    yield tuple(leaf.shape)
+def _first_shape(arrays: Iterator[Any]) -> tuple[int, ...] | None:
+    return next((tuple(x.shape) for x in arrays), None)

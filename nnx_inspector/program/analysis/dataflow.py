@@ -9,6 +9,7 @@ that only decides between branches (a predicate, a trip count) is not dataflow h
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -285,6 +286,9 @@ class _Open:
     outside: dict[Any, _Stems] = dataclasses.field(default_factory=lambda: dict[Any, _Stems]())
 
 
+_site_of = operator.attrgetter("site")
+
+
 class _Here:
     """The state of the jaxpr being processed: stems of its variables, open calls, and meetings."""
 
@@ -337,7 +341,7 @@ class _Here:
 
     def stack(self) -> tuple[str, ...]:
         """The calls that are open, outermost first."""
-        return tuple(one.site for one in self.open)
+        return tuple(map(_site_of, self.open))
 
     def placed(self, stems: _Stems) -> _Stems:
         """Stems of an inner jaxpr, as seen from here: nested in the open calls."""
@@ -352,18 +356,19 @@ class _Here:
     def _close(self, site: str) -> set[str]:
         """End the innermost call of a site, and every call still open in it."""
         inside: set[str] = set()
-        while any(one.site == site for one in self.open):
+        while any(one.site == site for one in reversed(self.open)):
             closed = self.open.pop()
             self.stems.update(closed.outside)
             inside = closed.inside
+            self.add(inside)
             if closed.site == site:
                 break
         return inside
 
     def add(self, sites: Iterable[str]) -> None:
         self.sites.update(sites)
-        for one in self.open:
-            one.inside.update(sites)
+        if self.open:  # what is around it learns them when it closes
+            self.open[-1].inside.update(sites)
 
     def take(self, flow: _Flow, stems: Sequence[_Stems]) -> None:
         """Add the meetings of an inner jaxpr, as seen from here."""
