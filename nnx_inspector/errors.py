@@ -1,6 +1,7 @@
 """This package's exception and warning. Bad arguments raise the built-in exceptions."""
 
 import contextlib
+import itertools
 import os
 import sys
 import warnings
@@ -19,6 +20,14 @@ class InspectorWarning(UserWarning):
 def reply_text(error: BaseException) -> str:
     """The text of an error for a reply to a request; never "", which would mean success."""
     return f"{error.args[0] if error.args else error}" or type(error).__name__
+
+
+def raised(error: BaseException) -> str:
+    """`"ValueError: the text"`; of a callback, what it raised, which jax puts after a traceback."""
+    _, traceback, after = str(error).rpartition("Traceback (most recent call last):\n")
+    if not traceback:
+        return f"{type(error).__name__}: {error}"
+    return "\n".join(itertools.dropwhile(lambda line: line.startswith("  "), after.splitlines()))
 
 
 def warn(text: str) -> None:

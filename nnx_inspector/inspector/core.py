@@ -20,7 +20,7 @@ import jax
 from flax import nnx
 
 from nnx_inspector.background import Worker, weakly
-from nnx_inspector.errors import InspectorError
+from nnx_inspector.errors import InspectorError, raised
 from nnx_inspector.hooks.sites import Selection, module_sites, nothing_selected
 from nnx_inspector.inspector.handles import Handles
 from nnx_inspector.inspector.metrics import Meter, Metrics
@@ -363,4 +363,4 @@ class Core:
         self.notice("error", text)
 
     def _not_recorded(self, error: Exception) -> None:
-        self._not_saved(f"A measured step was not recorded: {type(error).__name__}: {error}")
+        self._not_saved(f"A measured step was not recorded: {raised(error)}")

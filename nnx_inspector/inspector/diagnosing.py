@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from nnx_inspector.background import Worker, weakly
-from nnx_inspector.errors import InspectorError
+from nnx_inspector.errors import InspectorError, raised
 from nnx_inspector.findings.findings import Finding, diagnose
 from nnx_inspector.findings.nonfinite import OF_PARAMETER
 from nnx_inspector.inspector.core import Core
@@ -100,7 +100,7 @@ class Diagnosing:
         self.look(now=forced)
 
     def _failed(self, error: Exception) -> None:
-        text = f"The diagnosis failed: {type(error).__name__}: {error}"
+        text = f"The diagnosis failed: {raised(error)}"
         self._core.notice("warning", text)
 
     def look(self, *, now: bool = True) -> None:

@@ -20,7 +20,7 @@ from flax import nnx
 
 from nnx_inspector._compat.configuration import Configuration
 from nnx_inspector.background import weakly
-from nnx_inspector.errors import InspectorError, warn
+from nnx_inspector.errors import InspectorError, raised, warn
 from nnx_inspector.hooks.layers import open_layers
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.core import Core
@@ -132,7 +132,7 @@ class Loops:
                 with configuration.held():
                     train()
             except Exception as error:  # noqa: BLE001 - there is no caller: it is shown
-                text = f"The background loop stopped: {type(error).__name__}: {error}"
+                text = f"The background loop stopped: {raised(error)}"
                 self._core.notice("error", text)
                 self._core.view.state_changed()
 
@@ -226,7 +226,7 @@ class Loops:
         try:
             core.learn()
         except Exception as error:  # noqa: BLE001 - shown: the training goes on without
-            text = f"The model could not be traced for findings: {type(error).__name__}: {error}"
+            text = f"The model could not be traced for findings: {raised(error)}"
             core.notice("warning", text)
         with core.lock:
             core.looping, core.pending, self._first = True, True, True

@@ -42,7 +42,7 @@ export function OverSteps({ store }: { store: Store }) {
             <figure key={quantity} class="nni-figure" data-testid={ids.over(quantity)}>
               <figcaption>
                 <span class={`nni-q-${quantity}`}>{word}</span>
-                {fits && <span class="nni-faint">{count(history.header.steps)} steps</span>}
+                {fits && <span class="nni-faint">{history.header.steps === 1 ? "1 step" : `${count(history.header.steps)} steps`}</span>}
               </figcaption>
               {fits ? (
                 <Chart history={history} quantity={quantity} word={word} heatmap={kind === "heatmap"} store={store} />

@@ -16,7 +16,7 @@ export function Findings({ store }: { store: Store }) {
   const button = useRef<HTMLButtonElement>(null);
   const all = found ? found.findings.length + found.more : 0;
   const shown = open && all > 0;
-  const unknown = store.frame.value === null && store.waiting.value.length > 0;
+  const unknown = store.frame.value === null;
   const onKeyDown = (event: KeyboardEvent): void => {
     if (event.key !== "Escape" || !open) return;
     event.stopPropagation();

@@ -20,7 +20,7 @@ export function Waiting({ store, before = "" }: { store: Store; before?: string 
         <span key={what} data-testid={ids.waiting} data-value={what}>
           {i > 0 ? "; " : before && ": "}
           {what}
-          <span aria-hidden="true">, {Math.max(0, Math.floor((now - since) / 1000))} s</span>
+          <span aria-hidden="true">, {Math.max(0, Math.floor((now - since) / 1000))}&nbsp;s</span>
         </span>
       ))}
     </span>

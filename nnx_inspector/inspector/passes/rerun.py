@@ -19,7 +19,7 @@ from flax import nnx
 
 from nnx_inspector._compat.configuration import forbids_nan
 from nnx_inspector.background import Worker, weakly
-from nnx_inspector.errors import InspectorError, InspectorWarning, warn
+from nnx_inspector.errors import InspectorError, InspectorWarning, raised, warn
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.nnx.switches import Switches
 from nnx_inspector.inspector.passes.call import Call
@@ -221,7 +221,7 @@ class Reruns:
         try:
             core.take_trace(core.trace_example())
         except Exception as error:  # noqa: BLE001 - shown: another example may well run
-            text = f"The example cannot be run in these modes: {type(error).__name__}: {error}"
+            text = f"The example cannot be run in these modes: {raised(error)}"
             core.notice("warning", text)
             runs = core.trial is not core.example
         if runs and not core.looping:
@@ -381,7 +381,7 @@ class Reruns:
         self._core.view.state_changed()
 
     def _not_armed(self, error: Exception) -> None:
-        self._core.handles.give_up(f"{type(error).__name__}: {error}")
+        self._core.handles.give_up(raised(error))
         first, self._first = self._first, None
         self._core.wait_for("program")
         self._core.wait_for("pass")
@@ -391,7 +391,7 @@ class Reruns:
 
     def _fail(self, what: str, error: Exception) -> None:
         """Report a failure of a pass that nobody asked for; of the first one, in Python too."""
-        self.failed, text = True, f"{what}: {type(error).__name__}: {error}"
+        self.failed, text = True, f"{what}: {raised(error)}"
         self._core.notice("error", text)
         if self._core.shown is None and not self._asked:
             with contextlib.suppress(InspectorWarning):  # a filter may make it an error
@@ -419,7 +419,7 @@ class Reruns:
     def _not_apart(self, error: Exception) -> None:
         if not isinstance(error, InspectorError):  # else a step was given the model's arrays
             what = "The effect of each perturbation alone could not be measured"
-            self._core.notice("warning", f"{what}: {type(error).__name__}: {error}")
+            self._core.notice("warning", f"{what}: {raised(error)}")
 
     def _still(self, shown: Shown) -> bool:
         """Whether a pass is still on screen, perhaps with more of its effect measured."""
