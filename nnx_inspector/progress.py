@@ -68,9 +68,6 @@ class Bar:
 
     The button has its own comm, and a running cell never sends on it: ipykernel 7 handles its
     messages during the cell (`screen.InspectorWidget.answer_where_asked`), older ones after it.
-
-    Args:
-        what: the name of the work.
     """
 
     def __init__(self, what: str):

@@ -56,7 +56,6 @@ def kind_after(
     """The activation function that a value goes into; "" if it also goes elsewhere.
 
     Args:
-        variable: the value's variable in a jaxpr.
         uses: variable -> the equations that take it.
         made: variable -> the equation that makes it.
         leaving: the variables that the jaxpr returns.
@@ -115,12 +114,7 @@ def _on_every_way(
 
 
 def kind_before(variable: Any, made: Mapping[Any, Any]) -> str:
-    """The activation function that a value comes out of, or "".
-
-    Args:
-        variable: a variable of a jaxpr, or a literal.
-        made: variable -> the equation that makes it.
-    """
+    """The activation function that a value comes out of, or ""."""
     if jaxprs.is_literal(variable):
         return ""
     near, waiting = list[Any](), [variable]

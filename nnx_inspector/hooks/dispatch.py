@@ -186,11 +186,6 @@ def call_inside(
     Args:
         owner: the NNX module inside which it is called.
         below: the submodule's path relative to the owner's.
-        module: the submodule.
-        method: the name of the method.
-        original: the bound method.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
     """
     call = _Call(owner, below, module, method, original, "linen", type(module).__name__, module)
     return _through_layers(call, original, args, kwargs, EVERY)

@@ -56,9 +56,6 @@ class Core:
     """The state of one inspector.
 
     Args:
-        model: the model, which is never changed.
-        selection: the sites that are shown.
-        example: the first forward pass.
         inputs: how people read its batch.
 
     Attributes:
@@ -256,7 +253,6 @@ class Core:
         """Return a site's key, or raise a ValueError that names the nearest keys.
 
         Args:
-            site: the key.
             layers: whether it may be the key of one layer, like `"layers[3]"`.
         """
         if (without_layers(site)[0] if layers else site) not in self.view.keys:
@@ -282,10 +278,8 @@ class Core:
         """Record a pass.
 
         Args:
-            step: the step that the pass belongs to.
             summaries: its summaries by site and quantity.
             kind: "run", "step", "watch" or "push".
-            setting: the perturbations in force.
             figures: figures of parameters and units, if they were measured.
             held: the number under which the recording already holds the pass.
         """
@@ -315,7 +309,6 @@ class Core:
         Args:
             record: the pass's record, on the host.
             kind, setting: as in `record_pass`.
-            metrics: scalars that belong to the pass.
             states: samples of parameters and statistics, for figures over the steps.
         """
         with self.lock:

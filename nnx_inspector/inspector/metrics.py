@@ -32,7 +32,6 @@ class Metrics:
     """The user's scalars on their way into the recording.
 
     Args:
-        recording: the recording that receives them.
         notice: called with `(level, text)` about values that are not scalars.
 
     Attributes:
@@ -220,14 +219,10 @@ def effect_of(
 
     Args:
         source: the pass, in words.
-        clean: the clean pass.
-        perturbed: the perturbed pass.
         before: the metrics of the clean pass if it has a loss; without a loss, the results of the
             passes are the model's outputs.
-        after: the metrics of the perturbed pass.
         differences: the differences between the two at each site, if known.
         direct: the sites whose own output is perturbed; they are not downstream.
-        alone: the effects of single perturbations.
         root: the site whose output is the model's output; `""` if it is not called.
     """
     if differences is not None and root not in differences.sites:
@@ -242,9 +237,9 @@ def effect_of(
         source=source,
         clean=dict(before or {}),
         perturbed=dict(after or {}),
-        output_change=_finite(output.relative),
-        kl=_finite(output.kl),
-        top1_changed=_finite(output.top1_changed),
+        output_change=protocol.finite(output.relative),
+        kl=protocol.finite(output.kl),
+        top1_changed=protocol.finite(output.top1_changed),
         sites=() if differences is None else _downstream(differences, perturbed, {root, *direct}),
         alone=alone,
     )
@@ -256,15 +251,11 @@ def alone_of(number: int, effect: protocol.Effect) -> protocol.EffectAlone:
     known = [loss for loss in losses if loss is not None]
     return protocol.EffectAlone(
         perturbation=number,
-        loss_change=_finite(known[1] - known[0]) if len(known) == 2 else None,
+        loss_change=protocol.finite(known[1] - known[0]) if len(known) == 2 else None,
         output_change=effect.output_change,
         kl=effect.kl,
         top1_changed=effect.top1_changed,
     )
-
-
-def _finite(number: Any) -> float | None:
-    return None if number is None or not np.isfinite(number) else float(number)
 
 
 def _downstream(
@@ -281,7 +272,7 @@ def _downstream(
             moved.append((float(change) if np.isfinite(change) else np.inf, site))
     moved.sort(key=lambda one: -one[0])
     return tuple(
-        protocol.SiteEffect(site=site, change=_finite(change))
+        protocol.SiteEffect(site=site, change=protocol.finite(change))
         for change, site in moved[: protocol.MOST_EFFECTS]
     )
 

@@ -59,9 +59,7 @@ def weights_of(
     """The parameters of a module and of the modules in it, its own first.
 
     Args:
-        module: a module of the model.
         path: its path, with which the paths of its parameters begin.
-        most: the most parameters to measure.
 
     Returns:
         The parameters, and how many were left out.

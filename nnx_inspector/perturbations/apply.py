@@ -61,7 +61,6 @@ def at_marks(
     """The function for `Plan.perturb` that applies rows and places at each mark of a stage.
 
     Args:
-        stage: the traced call.
         keys: the sites that have a row of `numbers`, in order.
         numbers: float32 `[keys, ROW]`.
         places: the places that act on outputs and inputs.

@@ -104,7 +104,6 @@ def gates_of(
     Args:
         stage: the traced call, with the marks of the selected sites.
         terms: the terms of the selection; each glob must meet a site that the call reaches.
-        one: the perturbation behind the gates.
         layers: whether each layer of a stacked site, and each step of a scan, has a gate of its
             own.
         units: the axis whose units have a gate each, or None.

@@ -168,8 +168,6 @@ def check_applies(perturbation: Live, site: str, output: str) -> None:
     """Raise a TypeError if a perturbation has no meaning for a site's output.
 
     Args:
-        perturbation: the perturbation to check.
-        site: the site's key, for the error text.
         output: the description of its output (`"(float32[8], {mask: bool[4]})"`).
     """
     arrays = _ARRAYS.findall(output)

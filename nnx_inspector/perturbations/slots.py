@@ -80,7 +80,6 @@ def applied(place: Place, on: Any, leaves: Sequence[Any], x: jax.Array, name: st
     """`x` perturbed by a place if `on` is true, otherwise `x` itself; see `switched`.
 
     Args:
-        place: the place.
         on: bool[], traced or not; under vmap the same for every example.
         leaves: the numbers and arrays of the perturbation, which follow `on` in `Setting.data`.
         x: an array as the module sees it (under vmap, one example).
@@ -108,7 +107,6 @@ def switched(on: Any, change: Callable[[jax.Array], jax.Array], x: jax.Array) ->
     Args:
         on: bool[], traced or not. If it differs between examples of a vmap, both are computed.
         change: a function that keeps shape and dtype.
-        x: the array.
     """
     if not jit.is_tracer(on):  # lax.cond would compile anew in every eager call
         return change(x) if bool(on) else x

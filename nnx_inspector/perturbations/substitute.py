@@ -123,8 +123,6 @@ def parameters_within(
     has written to it.
 
     Args:
-        module: the module that is called.
-        prefix: its path.
         rules: the perturbations; of one that chooses a layer it is known that the layers lie along
             the first axis.
 

@@ -67,7 +67,6 @@ class EagerPass:
     """One run of a call as it stands, and what its marks saw.
 
     Args:
-        owner: the owner of the marks.
         plan: what to do at the marks.
         seed: a zero by which the run is differentiated, or None. Every measured value depends on
             it, and so has a cotangent.

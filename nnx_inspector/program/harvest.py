@@ -66,7 +66,6 @@ def evaluate(
     Args:
         found: the result of `survey`.
         args: one array for each of the jaxpr's inputs.
-        plan: what to do at the marks.
         sinks: the result of `sinks_for`, or None to leave cotangents alone.
 
     Returns:
@@ -118,8 +117,6 @@ def run_item(
     Args:
         item: the equation's entry in the survey.
         equation: the equation, for its primitive's parameters.
-        values: its operands.
-        plan: what to do at the marks.
         sink: its part of `sinks_for`, or None.
         memo: the values, each with the axis of its members and its summary, by their ids.
     """

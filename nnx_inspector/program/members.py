@@ -113,7 +113,6 @@ def members_in(operands: Sequence[Any], *, alike: bool = False) -> Members | Non
     """The members in the operands of a mark; None if there are none, or ensembles of ensembles.
 
     Args:
-        operands: the arrays.
         alike: whether each vmap that maps one of them is to map them all.
     """
     here = jit.vmaps_here()

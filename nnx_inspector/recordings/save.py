@@ -108,7 +108,6 @@ class Sections:
         """One pass.
 
         Args:
-            item: the pass.
             kind: PASS, or HELD for a pass that may be incomplete.
             ticket: the ticket under which it is or was held; -1 if it never was.
             like: what was written under this ticket before; equal summaries are not repeated.
@@ -263,7 +262,6 @@ class Journal:
     intervals, try to rewrite it.
 
     Args:
-        path: the path of the file.
         state: returns the current state of the recording.
         failed: called with a message at the first failure.
 

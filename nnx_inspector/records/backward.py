@@ -135,7 +135,6 @@ def backward_pass(
     Args:
         stage: the call; its first output is the loss.
         inputs: in place of the stage's own.
-        plan: what is measured.
         numbers: those of the inputs that the loss is differentiated by.
         sinks_of: makes the sinks of a survey.
         check: called with the stage and the outputs; raises if the first is not a loss.

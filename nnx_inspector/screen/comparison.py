@@ -68,9 +68,9 @@ def weights_message(
             parameter=row["parameter"],
             array=row["array"],
             where=_WHERE[row["in"]],  # pyright: ignore[reportArgumentType]
-            distance=_finite(row["distance"]),
-            relative_change=_finite(row["relative_change"]),
-            total_variation=_finite(row["total_variation"]),
+            distance=protocol.finite(row["distance"]),
+            relative_change=protocol.finite(row["relative_change"]),
+            total_variation=protocol.finite(row["total_variation"]),
             change="" if change is None else _heights(change),
         )
         for row, change in rows[: protocol.MOST_ROWS]
@@ -95,16 +95,12 @@ def _row(row: Difference) -> ComparedRow:
         site=row.site,
         quantity=row.quantity,
         where=_WHERE[row.where],  # pyright: ignore[reportArgumentType]
-        total_variation=_finite(row.total_variation),
-        quantile_distance=_finite(row.quantile_distance),
+        total_variation=protocol.finite(row.total_variation),
+        quantile_distance=protocol.finite(row.quantile_distance),
         constant=math.isinf(row.quantile_distance),
-        mean_difference=_finite(row.mean_difference),
-        std_difference=_finite(row.std_difference),
-        rms_difference=_finite(row.rms_difference),
+        mean_difference=protocol.finite(row.mean_difference),
+        std_difference=protocol.finite(row.std_difference),
+        rms_difference=protocol.finite(row.rms_difference),
         nan=row.nan_b,
         nan_pinned=row.nan_a,
     )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

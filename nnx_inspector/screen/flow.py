@@ -96,8 +96,6 @@ def flow_of(trace: Trace, layout: protocol.Layout, site: str, *, number: int) ->
     Args:
         trace: the trace of the model's example.
         layout: the rows of the same trace.
-        site: a site's key.
-        number: the request's number.
 
     Raises:
         ValueError: there is no such site.

@@ -161,7 +161,6 @@ def addition(site: str, sites: Sequence[str], perturbation: Any) -> str:
     Args:
         site: the selection that it was made with, in words.
         sites: the sites that it acts on.
-        perturbation: the perturbation itself.
     """
     text = perturbation.python()
     if not text:
@@ -176,7 +175,6 @@ def text_of(message: Any, handles: Sequence[Any], made: Any = None) -> str:
     """The text that does the same as a command of the browser, or "".
 
     Args:
-        message: the browser's message.
         handles: the inspector's handles before the command.
         made: the perturbation that the command adds, sets or sweeps with.
     """

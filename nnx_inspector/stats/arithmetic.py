@@ -126,3 +126,38 @@ def scale_for(*halves: jax.Array) -> tuple[jax.Array, jax.Array]:
     scale = as_float(exponent << mantissa)
     inverse = as_float((largest + 1 - exponent) << mantissa)
     return jnp.where(spread, scale, 0), jnp.where(spread, inverse, 0)
+
+
+def merged_about_mean(
+    points: jax.Array, sums: jax.Array, n: jax.Array, *, axis: int
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Parts of n finite values merged along an axis: smallest, largest and shift, and scale, sum1
+    and sum2, as in a Summary; first about the largest part's shift, then about the mean (Chan,
+    Golub and LeVeque 1983). All are 0 where no part has a value.
+    """
+    (low, high, shifts), (scales, _, _) = points, sums
+    used, total = n > 0, n.sum(axis=axis)
+    low, high = extremes_of(low, high, used, axis=axis)
+    largest = n.argmax(axis=axis, keepdims=True)
+    origin = jnp.take_along_axis(shifts, largest, axis=axis)
+    apart = jnp.where(used, scaled_difference(shifts, origin, 0.5), 0)
+    # A quarter of a scale gives that scale again, so the scale does not grow with each merge.
+    spread = jnp.where(used, scales * 0.25, 0)
+    scale, factor = scale_for(jnp.abs(apart).max(axis=axis), spread.max(axis=axis))
+    unit = jnp.expand_dims(factor, axis)
+    delta = scaled_difference(shifts, origin, unit)
+    sum1 = jnp.where(used, _about(sums, n, delta, unit)[0], 0).sum(axis=axis)
+    origin = origin.squeeze(axis)
+    shift = moved_shift(origin, sum1 / jnp.maximum(total, 1) * scale, low, high)
+    delta = delta + jnp.expand_dims(scaled_difference(origin, shift, factor), axis)
+    moments = [jnp.where(used, x, 0).sum(axis=axis) for x in _about(sums, n, delta, unit)]
+    ends = [jnp.where(total > 0, x, jnp.zeros_like(x)) for x in (low, high, shift)]
+    return ends, [scale, *moments]
+
+
+def _about(sums: jax.Array, n: jax.Array, delta: Any, factor: jax.Array) -> tuple[Any, Any]:
+    """sum1 and sum2 of n values, in the unit 1 / factor, about a shift that is lower by delta."""
+    scale, sum1, sum2 = sums
+    ratio = scale * factor
+    sum1, sum2 = sum1 * ratio, sum2 * ratio * ratio
+    return sum1 + n * delta, sum2 + 2 * delta * sum1 + n * delta * delta

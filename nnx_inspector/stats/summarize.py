@@ -21,19 +21,12 @@ from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.sharding import left_to_the_compiler
 from nnx_inspector.stats.arithmetic import (
-    extremes_of,
     is_floating,
-    moved_shift,
+    merged_about_mean,
     points_dtype,
-    scale_for,
-    scaled_difference,
     sum_dtype,
 )
-from nnx_inspector.stats.bins import (
-    BINS,
-    FINITE_BINS,
-    OPAQUE_BIN,
-)
+from nnx_inspector.stats.bins import BINS, FINITE_BINS, OPAQUE_BIN
 from nnx_inspector.stats.census import Sample, census
 from nnx_inspector.stats.summary import Summary
 
@@ -230,33 +223,15 @@ def _merge_rows(s: Summary, *, axis: int) -> Summary:
 
 
 def _merged(s: Summary, *, axis: int) -> Summary:
-    """Merge one row axis of a summary, first about the largest row's shift, then about the mean."""
     bins = _sum_saturating(s.bins, axis)
-    points, sums = (jnp.moveaxis(field, axis, -2) for field in (s.points, s.sums))
-    real = sums.dtype
-    many = jnp.moveaxis(jnp.where(FINITE_BINS, s.bins, 0).astype(real).sum(axis=-1), axis, -1)
-    used, total = many > 0, many.sum(axis=-1)
-    low, high = extremes_of(points[..., 0], points[..., 1], used, axis=-1)
-    largest = many.argmax(axis=-1, keepdims=True)
-    origin = jnp.take_along_axis(points[..., 2], largest, axis=-1)
-    apart = jnp.where(used, scaled_difference(points[..., 2], origin, 0.5), 0)
-    # A quarter of a scale gives that scale again, so the scale does not grow with each merge.
-    spread = jnp.where(used, sums[..., 0] * 0.25, 0)
-    scale, factor = scale_for(jnp.abs(apart).max(axis=-1), spread.max(axis=-1))
-    unit = factor[..., None]
-    delta = scaled_difference(points[..., 2], origin, unit)
-    sum1 = jnp.where(used, _about(sums, many, delta, unit)[0], 0).sum(axis=-1)
-    origin = origin[..., 0]
-    shift = moved_shift(origin, sum1 / jnp.maximum(total, 1) * scale, low, high)
-    delta = delta + scaled_difference(origin, shift, factor)[..., None]
-    moments = [jnp.where(used, x, 0).sum(axis=-1) for x in _about(sums, many, delta, unit)]
-    merged = jnp.stack([low, high, shift], axis=-1)
-    merged = jnp.where((total > 0)[..., None], merged, jnp.zeros_like(merged))
-    sums = jnp.stack([scale, *moments], axis=-1)
+    points, sums = (jnp.moveaxis(jnp.moveaxis(x, axis, -2), -1, 0) for x in (s.points, s.sums))
+    finite = jnp.where(FINITE_BINS, s.bins, 0).astype(s.sums.dtype).sum(axis=-1)
+    finite = jnp.moveaxis(finite, axis, -1)
+    merged = [jnp.stack(x, axis=-1) for x in merged_about_mean(points, sums, finite, axis=-1)]
     if is_floating(points):
-        unknown = (jnp.isnan(points).any(axis=-1) & used).any(axis=-1)[..., None]
-        merged, sums = jnp.where(unknown, jnp.nan, merged), jnp.where(unknown, jnp.nan, sums)
-    return Summary(bins=bins, points=merged, sums=sums, opaque=s.opaque)
+        unknown = (jnp.isnan(points).any(axis=0) & (finite > 0)).any(axis=-1)[..., None]
+        merged = [jnp.where(unknown, jnp.nan, x) for x in merged]
+    return Summary(bins=bins, points=merged[0], sums=merged[1], opaque=s.opaque)
 
 
 def _sum_saturating(counts: jax.Array, axis: int) -> jax.Array:
@@ -265,10 +240,3 @@ def _sum_saturating(counts: jax.Array, axis: int) -> jax.Array:
     upper, lower = add(counts >> 16), add(counts & 0xFFFF)
     upper = upper + (lower >> 16)
     return jnp.where(upper > 0xFFFF, jnp.uint32(_LARGEST), (upper << 16) | (lower & 0xFFFF))
-
-
-def _about(sums: jax.Array, n: jax.Array, delta: Any, factor: jax.Array) -> tuple[Any, Any]:
-    """sum1 and sum2 of n values, in the unit 1 / factor, about a shift that is lower by delta."""
-    ratio = sums[..., 0] * factor
-    sum1, sum2 = sums[..., 1] * ratio, sums[..., 2] * ratio * ratio
-    return sum1 + n * delta, sum2 + 2 * delta * sum1 + n * delta * delta

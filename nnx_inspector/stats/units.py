@@ -21,8 +21,8 @@ from jax import lax
 
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector.stats.arithmetic import (
-    extremes_of,
     is_floating,
+    merged_about_mean,
     moved_shift,
     points_dtype,
     real_values,
@@ -424,31 +424,13 @@ def _without(
 
 @jax.jit
 def _merged(s: Units) -> Units:
-    """Merge the first row axis, about the mean of all values: Chan, Golub and LeVeque 1983."""
-    counts = lax.reduce(s.counts, np.uint32(0), _added, (0,))
-    real = s.sums.dtype
-    n = s.counts[..., FINITE, :].astype(real)
-    seen, total = n > 0, jnp.maximum(n.sum(axis=0), 1)
-    low, high = extremes_of(s.points[..., MINIMUM, :], s.points[..., MAXIMUM, :], seen, axis=0)
-    low, high = (jnp.where(seen.any(axis=0), end, jnp.zeros_like(end)) for end in (low, high))
-    # First about the largest part's shift, then about the mean itself.
-    largest = jnp.argmax(n, axis=0, keepdims=True)
-    shifts = s.points[..., SHIFT, :]
-    base = jnp.take_along_axis(shifts, largest, axis=0)
-    shifts = jnp.where(seen, shifts, base)
-    apart = jnp.abs(scaled_difference(shifts, base, 0.5)).max(axis=0)
-    # A quarter of a scale gives that scale again, so the scale does not grow with each merge.
-    scale, factor = scale_for(apart, s.sums[..., SCALE, :].max(axis=0) * 0.25)
-    ratio = s.sums[..., SCALE, :] * factor
-    ones, twos = s.sums[..., SUM1, :] * ratio, s.sums[..., SUM2, :] * ratio * ratio
-    mean = (ones + n * scaled_difference(shifts, base, factor)).sum(axis=0) / total
-    shift = moved_shift(base[0], mean * scale, low, high)
-    step = scaled_difference(shifts, shift[None], factor)
-    sums = [scale, (ones + n * step).sum(axis=0)]
-    sums.append((twos + 2 * step * ones + n * step * step).sum(axis=0))
+    """Merge the first row axis."""
+    finite = s.counts[..., FINITE, :].astype(s.sums.dtype)
+    points, sums = (jnp.moveaxis(field, -2, 0) for field in (s.points, s.sums))
+    points, sums = merged_about_mean(points, sums, finite, axis=0)
     return Units(
-        counts=counts,
-        points=jnp.stack([low, high, shift], axis=-2),
+        counts=lax.reduce(s.counts, np.uint32(0), _added, (0,)),
+        points=jnp.stack(points, axis=-2),
         sums=jnp.stack(sums, axis=-2),
     )
 

@@ -98,11 +98,10 @@ def of_norms(
     distance: float, norm: float, *, before: str = "", after: str = ""
 ) -> protocol.NnxChange:
     """A change from its norms alone."""
-    relative = distance / norm if norm > 0 and math.isfinite(distance / norm) else None
     return protocol.NnxChange(
         same=False,
-        distance=distance if math.isfinite(distance) else None,
-        relative=relative,
+        distance=protocol.finite(distance),
+        relative=protocol.finite(distance / norm) if norm > 0 else None,
         before=before,
         after=after,
     )

@@ -59,7 +59,6 @@ class Pages:
 
         Args:
             site: the site's key; for a method other than `__call__`, its module is shown.
-            number: the request's number.
 
         Raises:
             ValueError: the site has no module.

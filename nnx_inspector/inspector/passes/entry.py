@@ -56,13 +56,7 @@ class Entry:
     def call(
         self, model: nnx.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
-        """The function to trace for a model, with its arguments.
-
-        Args:
-            model: the model, a copy or a view of it.
-            args: the arguments of the call without the model.
-            kwargs: the keyword arguments without the model.
-        """
+        """The function to trace for a model, with its arguments."""
         if self.f is None:
             if self.method == CALL:
                 return Function(model, model), tuple(args), {**kwargs}

@@ -22,7 +22,6 @@ class Job:
 
     Args:
         core: the core, which ends the work when it closes.
-        name: the name of the thread.
         busy: the sentence for a second one that is asked for meanwhile.
     """
 

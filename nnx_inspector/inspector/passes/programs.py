@@ -143,8 +143,6 @@ def entered(
     """Stage a call within a program, with the perturbations of a setting.
 
     Args:
-        form: the call's form.
-        setting: the setting's code.
         keys: the sites that have a row.
         selection: the sites whose outputs are marked.
         known: the tracing of the call, if there is one.
@@ -205,8 +203,6 @@ class OwnedPasses:
     """The compiled passes over one model's structure.
 
     Args:
-        keys: the sites that have a row, in order.
-        selection: the sites to measure.
         model: the model, all of whose inspectors with this selection share their programs.
 
     Attributes:

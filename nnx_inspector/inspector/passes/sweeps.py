@@ -8,7 +8,6 @@ effect of each site.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -153,12 +152,11 @@ def _result(asked: Asked, frame: Any) -> protocol.Sweep:
         protocol.SweepRow(
             site=row["site"],
             why_not="" if not isinstance(row["why_not"], str) else row["why_not"],
-            **{m: _finite(row[m]) if m in measures else None for m in MEASURES},
+            **{m: protocol.finite(row[m]) if m in measures else None for m in MEASURES},
         )
         for _, row in frame.head(protocol.MOST_ROWS).iterrows()
     ]
     unmeasured = len(attrs["unmeasured"])
-    loss = attrs["clean"].get("loss")
     return _of(
         asked,
         attrs["perturbation"],
@@ -166,11 +164,7 @@ def _result(asked: Asked, frame: Any) -> protocol.Sweep:
         done=len(frame),
         total=len(frame) + unmeasured,
         measures=measures,
-        loss=None if loss is None else _finite(loss),
+        loss=protocol.finite(attrs["clean"].get("loss")),
         rows=tuple(rows),
         measured=len(frame),
     )
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

@@ -54,15 +54,15 @@ def lens_message(
         words=tuple(texts[:most]) if len(texts) == answer.size else (),
         answers=tuple(name(int(i)) for i in answer[:most]),
         tokens=tuple(int(i) for i in answer[:most]),
-        gap=None if found.gap is None else _finite(found.gap),
+        gap=protocol.finite(found.gap),
         rows=tuple(
             protocol.LensRow(
                 site=site,
                 cells=tuple(
                     protocol.LensCell(
                         words=tuple(name(int(i)) for i in tokens[row, p]),
-                        probabilities=tuple(_finite(x) for x in likely[row, p]),
-                        probability=_finite(probability[row, p]),
+                        probabilities=tuple(protocol.finite(x) for x in likely[row, p]),
+                        probability=protocol.finite(probability[row, p]),
                         rank=int(rank[row, p]),
                     )
                     for p in range(most)
@@ -90,9 +90,9 @@ def logits_message(
         position=position,
         token=int(tokens[position]),
         word=name(int(tokens[position])),
-        logit=_finite(np.atleast_1d(found.logit[at])[position]),
+        logit=protocol.finite(np.atleast_1d(found.logit[at])[position]),
         bars=tuple(
-            protocol.LogitBar(site=site, value=_finite(x))
+            protocol.LogitBar(site=site, value=protocol.finite(x))
             for site, x in zip(found.sites, parts, strict=True)
         ),
     )
@@ -113,7 +113,10 @@ def attribution_message(
         for axis in (0, 1):
             scores = np.add.reduceat(scores, np.arange(0, scores.shape[axis], blocks), axis)
     scores = scores[:MOST_TOKENS]
-    baseline = found.baseline_output
+    output, baseline = found.output, found.baseline_output
+    apart = None if baseline is None else output - baseline
+    if batched:
+        output, apart = output[example], None if apart is None else apart[example]
     texts = words(asked.example) if scores.ndim == 1 else []
     return protocol.Attributed(
         running=False,
@@ -123,13 +126,11 @@ def attribution_message(
         of=found.of,
         method=found.method,
         word="" if asked.token is None else name(asked.token),
-        output=_finite(found.output[example] if batched else found.output),
-        difference=None
-        if baseline is None
-        else _finite((found.output - baseline)[example] if batched else found.output - baseline),
+        output=protocol.finite(output),
+        difference=protocol.finite(apart),
         shape=tuple(scores.shape),
         blocks=blocks,
-        scores=tuple(_finite(x) for x in scores.ravel()),
+        scores=tuple(protocol.finite(x) for x in scores.ravel()),
         words=tuple(texts[: len(scores)]) if len(texts) >= len(scores) else (),
     )
 
@@ -152,7 +153,7 @@ def examples_message(
                     rank=rank + 1,
                     example=example,
                     place=spot,
-                    value=_finite(value),
+                    value=protocol.finite(value),
                     words=near,
                     at=at,
                 )
@@ -198,8 +199,3 @@ def _within(number: int, count: int, what: str) -> int:
     if not -count <= number < count:
         raise IndexError(f"There are {count} {what}s: there is no {what} {number}.")
     return number % count
-
-
-def _finite(x: Any) -> float | None:
-    value = float(x)
-    return value if math.isfinite(value) else None

@@ -343,7 +343,6 @@ def _over(pair: Any, value: jax.Array, fill: Any, fine: tuple[int, int]) -> jax.
 
     Args:
         pair: jnp.add, jnp.minimum or jnp.maximum.
-        value: `[tiles, rows, columns]`.
         fill: a neutral value that completes the blocks at the ends.
         fine: the rows and columns of a fine block.
     """
@@ -452,7 +451,6 @@ def norms(x: jax.Array, axis: int) -> jax.Array:
 
     Args:
         x: an array of numbers; complex ones count by their magnitudes.
-        axis: the axis that is reduced.
 
     Returns:
         float32 (float64 for 64-bit dtypes), with the other axes.

@@ -92,8 +92,6 @@ class Opening:
         """Open the arrays of a part of a site.
 
         Args:
-            look: the pass on screen.
-            site: the site's key.
             part: the part; "gradient" needs a pass of a loss. "attention" are the outputs of the
                 sites `"...@attention"` within the call.
             clean: whether to leave the perturbations out.

@@ -43,12 +43,7 @@ def figures_of(
     """The figures of a site at each position of an example.
 
     Args:
-        look: the pass on screen.
-        opening: what opens arrays.
         site: the site's key, `"layers[3]"` for one layer of a stack.
-        inputs: the batch of that pass.
-        example: which example of the batch.
-        unit: the unit whose value is wanted.
 
     Raises:
         InspectorError: the site has no array with an axis of these positions.

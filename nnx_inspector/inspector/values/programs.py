@@ -99,10 +99,6 @@ class ValuePasses:
 
         Args:
             call: the call to run; for gradients it needs a loss.
-            setting: the perturbations.
-            site: the site's key.
-            part: the part whose values are kept.
-            passes: the other passes of the model.
 
         Raises:
             InspectorError: the values need more memory than is free.

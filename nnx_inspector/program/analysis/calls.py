@@ -335,8 +335,6 @@ def calls_of(
 
     Args:
         jaxpr: the jaxpr, with an owner's marks.
-        owner: the owner of the marks.
-        modules: the model's modules.
         source: `file:line` for calls that no user code of the traced function makes.
         known: whether the jaxpr has every operation. That of an eager pass has only those that
             hold marks, so the FLOPs are not known.

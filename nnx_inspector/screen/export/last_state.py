@@ -119,9 +119,7 @@ def fitted(
     """The recording that the screen replays, in base64, with as many passes and details as fit.
 
     Args:
-        recording: a recording with passes.
         told: what is shown besides the passes; the details of its first sites are kept first.
-        max_bytes: the most bytes of the text.
         stop: called now and then; once it returns true, None is returned.
 
     Returns:

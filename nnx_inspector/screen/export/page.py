@@ -59,10 +59,7 @@ def page_of(recording: Recording, told: Told, *, title: str, max_bytes: int = MA
     If the recording does not fit, evenly spaced passes are kept; the page says how many it has.
 
     Args:
-        recording: the recording to show.
         told: what is shown besides the passes.
-        title: the page's title.
-        max_bytes: the most bytes of the page.
 
     Raises:
         InspectorError: two passes do not fit, or the front end is not built.

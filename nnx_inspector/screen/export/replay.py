@@ -247,7 +247,9 @@ def _frames(
                 "number": one.number,
                 "step": one.step,
                 "perturbed": one.perturbed,
-                "metrics": _finite(metrics_at(recording, one.step)),
+                "metrics": {
+                    name: protocol.finite(x) for name, x in metrics_at(recording, one.step).items()
+                },
             }
             for one in passes
         ],
@@ -262,7 +264,3 @@ def _frames(
 
 
 _COUNTS: Final = (("u1", 2**8 - 1), ("u2", 2**16 - 1), ("u4", 2**32 - 1))
-
-
-def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: x if np.isfinite(x) else None for name, x in metrics.items()}

@@ -43,8 +43,6 @@ def snapshot(
     """Return the last state as HTML.
 
     Args:
-        layout: the rows.
-        state: the state of the screen.
         recording: the recording, whose newest pass is shown.
         findings: the findings, worst first.
         saved: the time of the state, in words.

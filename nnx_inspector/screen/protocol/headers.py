@@ -74,6 +74,11 @@ class Request(ToKernel):
     id: int
 
 
+def finite(number: Any) -> float | None:
+    """A figure of a message; None if it is not known or not finite."""
+    return None if number is None or not math.isfinite(number) else float(number)
+
+
 def to_header(message: Any) -> dict[str, Any]:
     """The JSON header of a message.
 
