@@ -27,8 +27,7 @@ export class InputsState {
   /** The beginning of an example's text. */
   beginning(example: number, letters: number): string {
     const words = this.words(example);
-    // texts of whole words have no spaces of their own, unlike letters and parts of words
-    const gap = words.some((word) => word.length > 1) && !words.some((word) => /\s|^[▁Ġ]|^##/.test(word)) ? " " : "";
+    const gap = areWhole(words) ? " " : "";
     let text = "";
     for (const word of words) {
       if (text.length + word.length > letters) return `${text}…`;
@@ -59,6 +58,11 @@ export class InputsState {
   positionLabel(axis: string, length: number, index: number, example: number): string | null {
     return this.holds(axis, length) ? (this.words(example)[index] ?? null) : null;
   }
+}
+
+/** Whether these are whole words, which have no spaces of their own, unlike letters and parts of words. */
+export function areWhole(words: readonly string[]): boolean {
+  return words.some((word) => word.length > 1) && !words.some((word) => /\s|^[▁Ġ]|^##/.test(word));
 }
 
 /** A word as text on a picture, short enough for its place. */

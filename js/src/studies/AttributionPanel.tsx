@@ -14,7 +14,7 @@ import { rangeOf, type Range } from "../values/cells";
 import { ColourBar } from "../values/Legend";
 import { colours, css, NOT_FINITE, shade } from "../charts/colour";
 import { Strip } from "../words/Strip";
-import { Form, Now, Token } from "./Parts";
+import { ExampleNumber, Form, Now, Token, Whole } from "./Parts";
 
 type Method = Study["method"];
 const METHODS: Readonly<Record<Method, string>> = {
@@ -51,16 +51,15 @@ export function AttributionPanel({ store }: { store: Store }) {
           </select>
         </label>
         <Token name="class or token" hint="largest" value={wish.token} choose={(token) => studies.change({ token })} />
-        <label title="Of logits at each position, the position whose logit is attributed; -1 is the last.">
-          at position
-          <input
-            type="number"
-            class="nni-study-number"
-            value={wish.position}
-            data-testid={ids.attributionPosition}
-            onInput={({ currentTarget: { value } }) => value !== "" && value !== "-" && studies.change({ position: Math.round(Number(value)) })}
-          />
-        </label>
+        <Whole
+          name="at position"
+          title="Of logits at each position, the position whose logit is attributed; -1 is the last."
+          least={-Infinity}
+          value={wish.position}
+          testid={ids.attributionPosition}
+          choose={(position) => studies.change({ position })}
+        />
+        <ExampleNumber store={store} />
       </Form>
       <Now store={store} now={shown?.now} found={found ? saidOf(found) : ""} />
       {found && <Scores store={store} found={found} />}

@@ -2,14 +2,14 @@
 // few at random. Invariant: another unit of what was found is shown without computing it again.
 import { placeOnPicture } from "../inputs/patches";
 import { Thumbnail } from "../inputs/Thumbnail";
-import { visible } from "../inputs/state";
+import { areWhole, visible } from "../inputs/state";
 import type { ExciteRow, Pictures, Site, UnitExamples } from "../kernel/protocol";
 import { label } from "../kernel/sites";
 import { Python, quoted } from "../python/Python";
 import type { Store } from "../store";
 import { count, exact, real } from "../ui/format";
 import { ids } from "../ui/testids";
-import { Form, Now } from "./Parts";
+import { Form, Now, Whole } from "./Parts";
 
 const TITLES = { most: "Most", least: "Least", random: "At random" } as const;
 const AXES = [
@@ -28,25 +28,16 @@ export function ExamplesPanel({ store, site }: { store: Store; site: Site }) {
     if (here && found.axis === wish.axis && unit < found.units && store.replay.value === "") studies.ask("examples", { site: found.site, unit }, false);
     else studies.change({ unit });
   };
-  const axis = wish.axis === -1 ? "" : `, axis=${wish.axis}`;
+  // a saved page shows what was found, and nothing else can be asked for
+  const of = found && store.replay.value !== "" ? found : { ...wish, site: site.key, of_batch: true };
+  const axis = of.axis === -1 ? "" : `, axis=${of.axis}`;
   return (
     <section class="nni-words-panel" aria-label="Examples">
       <p class="nni-faint nni-small">
         The inputs that excite one unit, head or channel. From here the batch of the example is searched; insp.examples(data, …) searches any data and shows it here.
       </p>
       <Form store={store} name="Search for examples" running={shown?.now.running ?? false} start={() => studies.ask("examples", { site: site.key }, true)}>
-        <label>
-          unit
-          <input
-            type="number"
-            min={0}
-            class="nni-study-number"
-            value={wish.unit}
-            data-testid={ids.examplesUnit}
-            onInput={({ currentTarget: { value } }) => value !== "" && choose(Math.max(0, Math.round(Number(value))))}
-          />
-          {here && <span class="nni-faint">of {count(found.units)}</span>}
-        </label>
+        <Whole name="unit" value={wish.unit} testid={ids.examplesUnit} choose={choose} of={here ? found.units : undefined} />
         <label>
           of the
           <select value={String(wish.axis)} data-testid={ids.examplesAxis} onChange={(event) => studies.change({ axis: Number(event.currentTarget.value) })}>
@@ -60,7 +51,7 @@ export function ExamplesPanel({ store, site }: { store: Store; site: Site }) {
       </Form>
       <Now store={store} now={shown?.now} found={found ? saidOf(found) : ""} />
       {found && <Table store={store} found={found} />}
-      <Python text={`insp.examples(None, ${quoted(site.key)}, ${wish.unit}${axis})`} testid={ids.examplesPython} />
+      <Python text={`insp.examples(${of.of_batch ? "None" : "data"}, ${quoted(of.site)}, ${of.unit}${axis})`} testid={ids.examplesPython} />
     </section>
   );
 }
@@ -110,7 +101,7 @@ function Row({ row, pictures, extent }: { row: ExciteRow; pictures: Pictures | n
         {place && `, ${place}`}
       </span>
       {row.words.length > 0 && (
-        <span class="nni-excited-text">
+        <span class="nni-excited-text" data-apart={areWhole(row.words) ? "" : undefined}>
           {row.words.map((word, i) => (
             <bdi key={i} class="nni-word" data-pointed={i === row.at ? "" : undefined}>
               {visible(word)}

@@ -12,7 +12,7 @@ import { dark } from "../ui/theme";
 import { ColourBar } from "../values/Legend";
 import { colours } from "../charts/colour";
 import { look } from "../words/Strip";
-import { Bars, Form, Now, Token } from "./Parts";
+import { Bars, ExampleNumber, Form, Now, Token } from "./Parts";
 
 const SHARE = { low: 0, high: 1, signed: false };
 
@@ -39,6 +39,7 @@ export function LensPanel({ store }: { store: Store }) {
         <Token name="answer" hint="its own" value={wish.token} choose={(token) => studies.change({ token })} />
         <Where name="unembed" value={wish.unembed} sites={sites} proposed={found?.unembed} choose={(unembed) => studies.change({ unembed })} />
         <Where name="norm" value={wish.norm} sites={["none", ...sites]} proposed={found?.norm} choose={(norm) => studies.change({ norm })} />
+        <ExampleNumber store={store} />
       </Form>
       <Now store={store} now={shown?.now} found={found ? saidOf(found) : ""} />
       {found && <Grid store={store} lens={found} />}

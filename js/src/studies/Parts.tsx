@@ -85,20 +85,53 @@ export function Bars({ store, bars, name }: { store: Store; bars: readonly Logit
   );
 }
 
-/** The choice of a class or token; empty for the model's own answer. */
-export function Token({ value, choose, name, hint }: { value: number | null; choose: (token: number | null) => void; name: string; hint: string }) {
+interface WholeProps {
+  name: string;
+  /** null for none. */
+  value: number | null;
+  testid: string;
+  choose: (value: number) => void;
+  /** Called for an empty field; without it an empty field changes nothing. */
+  none?: () => void;
+  least?: number;
+  hint?: string;
+  title?: string;
+  of?: number | undefined;
+}
+
+/** A field for a whole number. */
+export function Whole({ name, value, testid, choose, none, least = 0, hint, title, of }: WholeProps) {
+  const read = (text: string): void => {
+    if (text === "") none?.();
+    else if (Number.isFinite(Number(text))) choose(Math.max(least, Math.round(Number(text))));
+  };
   return (
-    <label>
+    <label title={title}>
       {name}
       <input
         type="number"
-        min={0}
+        min={Number.isFinite(least) ? least : undefined}
         class="nni-study-number"
         placeholder={hint}
         value={value ?? ""}
-        data-testid={ids.studyToken}
-        onInput={({ currentTarget: { value } }) => choose(value === "" ? null : Math.max(0, Math.round(Number(value))))}
+        data-testid={testid}
+        onInput={({ currentTarget }) => read(currentTarget.value)}
       />
+      {of !== undefined && <span class="nni-faint">of {count(of)}</span>}
     </label>
   );
+}
+
+/** The choice of a class or token; empty for the model's own answer. */
+export function Token({ value, choose, name, hint }: { value: number | null; choose: (token: number | null) => void; name: string; hint: string }) {
+  return <Whole name={name} hint={hint} value={value} testid={ids.studyToken} choose={choose} none={() => choose(null)} />;
+}
+
+/** The number of the example that all panels look at, where the row of examples does not show them all. */
+export function ExampleNumber({ store }: { store: Store }) {
+  const { inputs, example } = store.inputs;
+  const batch = inputs.value?.batch;
+  if (batch !== undefined && batch <= Math.max(inputs.value?.pictures?.count ?? 0, inputs.value?.examples.length ?? 0)) return null;
+  const choose = (to: number): void => void (example.value = Math.min(to, (batch ?? Infinity) - 1));
+  return <Whole name="example" value={example.value} testid={ids.studyExample} choose={choose} of={batch} />;
 }

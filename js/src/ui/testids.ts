@@ -217,6 +217,7 @@ export const ids = {
   studyStop: "nni-study-stop",
   studyProblem: "nni-study-problem",
   studyToken: "nni-study-token",
+  studyExample: "nni-study-example",
   lens: "nni-lens",
   lensCell: "nni-lens-cell",
   lensTold: "nni-lens-told",

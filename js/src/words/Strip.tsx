@@ -2,8 +2,8 @@
 // markup, isolated from the direction of its neighbours; pointing at a word renders nothing again; a
 // long text is added to while one scrolls, so that its beginning is there at once.
 
-import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { visible } from "../inputs/state";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import { areWhole, visible } from "../inputs/state";
 import { ids } from "../ui/testids";
 import { memo } from "../ui/memo";
 import { dark } from "../ui/theme";
@@ -27,6 +27,7 @@ export function Strip({ words, values, range, at, point, label }: Props) {
   const [shown, setShown] = useState(CHUNK);
   const chunks = Math.ceil(Math.min(shown, words.length) / CHUNK);
   const night = dark.value;
+  const apart = useMemo(() => areWhole(words), [words]);
 
   const more = (): void => {
     const { scrollTop, clientHeight, scrollHeight } = box.current!;
@@ -59,6 +60,7 @@ export function Strip({ words, values, range, at, point, label }: Props) {
     <div
       ref={box}
       class="nni-words"
+      data-apart={apart ? "" : undefined}
       role="application"
       tabIndex={0}
       aria-label={label}

@@ -83,3 +83,38 @@ it("lays the scores of pixels over the picture, and those of nothing else", asyn
     expect(view.find(ids.attribution)).not.toBeNull();
   }
 });
+
+it("chooses by number an example that no row shows, and asks for it", async () => {
+  const inputs = { type: "inputs", version: VERSION, batch: 40, tokens: "", positions: 0, examples: [], problem: "", pictures: null };
+  await open("attribution");
+  await told(inputs, golden("attribution", { example: 0 }));
+  const field = view.find(ids.studyExample) as HTMLInputElement;
+  expect(field.parentElement!.textContent).toBe("exampleof 40");
+  const type = async (text: string): Promise<void> => {
+    field.value = text;
+    field.dispatchEvent(new Event("input", { bubbles: true }));
+    await settle();
+  };
+  await type("17");
+  expect(view.control.of("study")).toMatchObject([{ what: "attribution", again: false, example: 17 }]);
+  await told(golden("attribution", { example: 17 }));
+  await type("99");
+  expect(view.control.of("study").at(-1)).toMatchObject({ example: 39 });
+  await type("");
+  expect(view.control.of("study")).toHaveLength(2);
+  const row = { label: "", prediction: "", words: [] };
+  await told({ ...inputs, batch: 2, examples: [row, row] });
+  expect(view.find(ids.studyExample)).toBeNull(); // the row above shows all
+});
+
+it("sets whole words apart, and leaves letters and parts of words together", async () => {
+  await open("examples");
+  const row = { which: "most", rank: 1, example: 0, value: 1, place: [1], at: 1 };
+  const apart = async (words: string[]): Promise<boolean> => {
+    await told(golden("examples", { rows: [{ ...row, words }] }));
+    return view.el.querySelector(".nni-excited-text")!.hasAttribute("data-apart");
+  };
+  expect(await apart(["the", "cat"])).toBe(true);
+  expect(await apart(["the", " cat"])).toBe(false);
+  expect(await apart(["t", "h"])).toBe(false);
+});
