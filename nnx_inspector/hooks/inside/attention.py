@@ -425,13 +425,17 @@ def _pattern(
     # a single axis of both is a batch, unless it comes after that of the queries: [n, head, d]
     single = len({p.places for p in both}) == 1
     is_head = bool(both) and not (single and all(by_place(p) > by_place(both[-1]) for p in asking))
+    # beside heads alone, what the queries have before them is a batch that shares its keys
+    rank = _order_in(trail)
+    shares = [p for p in groups if single and is_head and all(rank(p) < rank(o) for o in both)]
+    groups = [p for p in groups if p not in shares]
     # a single entry of a shared axis, as in p[:, 0], does not count as an axis
     entries = {p.places for p in both} - {p.places for p in both if p.size > 1 or not p.number}
     axes = [p for p in both if p.places not in entries] or both
     heads = [p for p in axes if is_head and p.places == axes[-1].places]
-    lead = [p for p in both if p not in heads]
+    lead = [*shares, *(p for p in both if p not in heads)]
     keys = sorted(keys, key=by_place)
-    shape = [p.size for p in lead if p in axes]
+    shape = [p.size for p in lead if p in axes or p in shares]
     shape += [_size([*heads, *groups])] if heads or groups else []
     order = [parts.index(p) for p in (*lead, *heads, *groups, *query, *keys)]
     return Pattern(operand, parts, tuple(order), (*shape, _size(query), _size(keys)))

@@ -169,6 +169,28 @@ def shifted_in_numpy(m: Form, q: Any, k: Any) -> np.ndarray:
     return softmax(scores_shifted(np.asarray(q, np.float64), np.asarray(k, np.float64)))
 
 
+def of_a_shared_memory(m: Form, q: Any, k: Any, v: Any) -> Any:
+    """The keys have no batch: all examples look at the same."""
+    pattern = jax.nn.softmax(jnp.einsum("bqhd,khd->bhqk", q, k[0]))
+    return jnp.einsum("bhqk,khd->bqhd", pattern, v[0])
+
+
+def heads_trail(m: Form, q: Any, k: Any, v: Any) -> Any:
+    pattern = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bqkh", q, k), axis=2)
+    return jnp.einsum("bqkh,bkhd->bqhd", pattern, v)
+
+
+def absorbed(m: Form, q: Any, k: Any, v: Any) -> Any:
+    """Keys and values are one latent of all heads, as in DeepSeek."""
+    asked = jnp.einsum("bqhd,hd->bqhd", q, m.pre[:, :D])
+    pattern = jax.nn.softmax(jnp.einsum("bqhd,bkd->bhqk", asked, k[:, :, 0]))
+    return jnp.einsum("bhqk,bkd->bqhd", pattern, k[:, :, 0])
+
+
+def absorbed_in_numpy(m: Form, q: Any, k: Any) -> np.ndarray:
+    return softmax(products(q * np.asarray(m.pre[:, :D]), np.repeat(k[:, :, :1], H, 2)))
+
+
 FORMS: dict[str, tuple[Any, Any]] = {
     "talking heads": (talking, talking_in_numpy),
     "a layer over heads": (by_a_layer, by_a_layer_in_numpy),
@@ -182,6 +204,12 @@ FORMS: dict[str, tuple[Any, Any]] = {
     "slots": (slots, slots_in_numpy),
     "folded heads": (folded, lambda m, q, k: softmax(products(q, k))),
     "shifted": (shifted, shifted_in_numpy),
+    "a shared memory": (
+        of_a_shared_memory,
+        lambda m, q, k: softmax(products(q, np.repeat(k[:1], B, 0))),
+    ),
+    "heads trail": (heads_trail, lambda m, q, k: softmax(products(q, k))),
+    "absorbed": (absorbed, absorbed_in_numpy),
     "own derivative": (own_derivative, lambda m, q, k: softmax(products(q, k)[:, 0])),
 }
 
