@@ -175,9 +175,12 @@ export function paintWords({ context, palette }: Area, { box, tiles }: Places, w
   const along = (texts: readonly string[], [from, to]: readonly [number, number], pixels: number, draw: (text: string, at: number) => void): void => {
     const each = pixels / (to - from || 1);
     const step = Math.max(1, Math.ceil((FONT + 1) / each));
+    let before = -Infinity;
     for (let i = Math.ceil(from / step) * step; i < to && i < texts.length; i += step) {
       const middle = Math.min(Math.max((i + 0.5 - from) * each, FONT / 2), pixels - FONT / 2); // the first and the last are whole
+      if (middle - before < FONT) continue; // the first and the last are moved towards their neighbours
       draw(shortened(texts[i]!, ROOM.letters), middle);
+      before = middle;
     }
   };
   if (words.rows) along(words.rows, box.rows, rect.height, (text, at) => context.fillText(text, rect.x - 4, rect.y + at));

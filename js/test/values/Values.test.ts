@@ -8,7 +8,7 @@ import { cellAt, decodeValues, isBad, rangeOf, type Cells } from "../../src/valu
 import { colours, shade } from "../../src/charts/colour";
 import { blockFor, covers, moved, possible, request, shownAs, slid, suits, wholeBox, withAxis, zoomed } from "../../src/values/layout";
 import { keysOf } from "../../src/values/Looks";
-import { elementAt, places } from "../../src/values/painting";
+import { elementAt, paintWords, places } from "../../src/values/painting";
 import { ValuesState } from "../../src/values/state";
 import { blockText, exactAt, expression, leftOut, place, shortest } from "../../src/values/text";
 import { settle } from "../helpers/kernel";
@@ -349,4 +349,21 @@ describe("the panel", () => {
     expect(find(ids.valueExact)!.dataset["value"]).toBe("");
     end();
   });
+});
+
+it("writes no word over another beside thousands of rows", () => {
+  const drawn: number[] = [];
+  const context = { fillText: (_: string, __: number, y: number) => drawn.push(y) } as unknown as CanvasRenderingContext2D;
+  const rows = Array.from({ length: 2000 }, (_, i) => `w${i}`);
+  for (const height of [100, 173, 268]) {
+    const rect = { x: 50, y: 0, width: 200, height };
+    paintWords(
+      { context, width: 260, height, palette: { text: "" } } as Parameters<typeof paintWords>[0],
+      { box: { rows: [0, 2000], columns: [0, 2000], tiles: [0, 1] }, tiles: [rect] } as unknown as Parameters<typeof paintWords>[1],
+      { rows, columns: null },
+    );
+    expect(drawn.length).toBeGreaterThan(height / 30);
+    expect(Math.min(...drawn.slice(1).map((y, i) => y - drawn[i]!))).toBeGreaterThanOrEqual(10);
+    drawn.length = 0;
+  }
 });
