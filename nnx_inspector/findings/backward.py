@@ -205,7 +205,7 @@ def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
             step = graded[0].step if graded else 0
             if told and max(told) > 0:
                 continue
-            if parameter.needed == 0 and _is_unused(judged, site):
+            if parameter.needed == 0 and all(p.needed == 0 for p in judged.parameters_in(site)):
                 continue
             if told:
                 cut = reached["output"] > 0 and reached["gradient"] == 0
@@ -215,7 +215,7 @@ def _without(judged: Judged) -> Iterator[tuple[ParameterFacts, str, int]]:
                     yield parameter, "cut", step
                 elif not (waiting or bias) and _is_evident(judged, parameter):
                     yield parameter, "zero", step
-            elif reached["output"] > 1 and reached["gradient"] == 0 and _is_float(judged, site):
+            elif reached["output"] > 1 and reached["gradient"] == 0 and judged.site(site).leaving:
                 # jax computes no gradient that nothing asks for
                 still = len(same) >= 2 and min(same) == 1 and moving
                 yield parameter, "absent" if absent else "still" if still else "cut", step
@@ -238,14 +238,6 @@ def _is_evident(judged: Judged, parameter: ParameterFacts) -> bool:
 def _told(passes: Sequence[Pass], path: str, name: str) -> list[float]:
     values = [p.figures.parameter(path, name) for p in passes if p.figures is not None]
     return [x for x in values if not math.isnan(x)]
-
-
-def _is_float(judged: Judged, site: str) -> bool:
-    return bool(judged.site(site).leaving)
-
-
-def _is_unused(judged: Judged, site: str) -> bool:
-    return all(p.needed == 0 for p in judged.parameters_in(site))
 
 
 def _waits_for_zeros(judged: Judged) -> bool:

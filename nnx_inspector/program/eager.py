@@ -143,7 +143,7 @@ class EagerPass:
                 self._equations.append(equation)
                 return list(values)
             return self._take(item, equation, list(values), None)
-        program = self._program(_Code(primitive, _frozen(params)))
+        program = self._program(_Code(primitive, tuple(sorted(params.items()))))
         self._unseen.update(program.unseen)
         for name, count in program.unattributed.items():
             self._unattributed[name] = self._unattributed.get(name, 0) + count
@@ -242,10 +242,6 @@ def _holds_marks(jaxpr: Any, owner: Any) -> bool:
             for equation in jaxprs.open_jaxpr(jaxpr)[0].eqns
         )
     return known[owner]
-
-
-def _frozen(params: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple(sorted(params.items(), key=lambda pair: pair[0]))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector.errors import InspectorError
@@ -19,6 +18,7 @@ from nnx_inspector.inspector.values.blocks import Window, exact_values, reduce_b
 from nnx_inspector.inspector.values.opening import Look, Opening
 from nnx_inspector.inspector.values.positions import Positions, figures_of
 from nnx_inspector.screen import protocol
+from nnx_inspector.stats.arithmetic import points_dtype
 
 MOST_BLOCKS = 1 << 17
 """The most blocks in one message; three planes of float32 are 1.5 MB."""
@@ -98,7 +98,7 @@ def _values(request: protocol.ReadValues, array: jax.Array) -> tuple[protocol.Va
         return _exact(request, array, window)
     most = _bounded(request.most)
     found = reduce_blocks(array, window, most, request.component)
-    encoding = "float64" if _is_wide(array.dtype) else "float32"
+    encoding = "float32" if points_dtype(array.dtype) == np.float32 else "float64"
     if found.exact:
         planes = {"value": found.mean}
     else:
@@ -159,13 +159,6 @@ def _bounded(most: tuple[int, ...]) -> tuple[int, int, int]:
     columns = min(columns, 4096)
     rows = min(rows, max(1, MOST_BLOCKS // columns))
     return max(1, min(tiles, MOST_BLOCKS // (rows * columns))), rows, columns
-
-
-def _is_wide(dtype: Any) -> bool:
-    """Whether a dtype has values that float32 cannot hold."""
-    if jnp.issubdtype(dtype, jnp.integer):
-        return dtype.itemsize >= 4
-    return dtype in (np.float64, np.complex128)
 
 
 def _exact(

@@ -2,6 +2,7 @@
 
 import threading
 
+import jax
 import jax.numpy as jnp
 import models
 import numpy as np
@@ -150,7 +151,11 @@ def test_a_message_has_at_most_so_many_blocks(most):
 
 
 def test_wide_dtypes_travel_as_float64():
-    assert not reading._is_wide(jnp.dtype(jnp.bfloat16))
-    assert not reading._is_wide(jnp.dtype(jnp.int8))
-    assert reading._is_wide(jnp.dtype(jnp.int32))
-    assert reading._is_wide(np.dtype(np.float64))
+    request = read(1, 1, index=(0, 0), axes=(-1, 0, 1), ends=(1, 2, 3))
+    kinds = {"bfloat16": "float32", "int8": "float32", "bool": "float32", "int32": "float64"}
+    for dtype, encoding in kinds.items():
+        message, buffer = reading._values(request, jnp.ones((2, 3), dtype))
+        assert message.encoding == encoding
+        np.testing.assert_array_equal(planes(message, buffer)["value"], np.ones((1, 2, 3)))
+    with jax.enable_x64(True):
+        assert reading._values(request, jnp.ones((2, 3)))[0].encoding == "float64"
