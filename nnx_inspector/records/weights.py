@@ -37,8 +37,9 @@ def compare_weights(a: Any, b: Any) -> pd.DataFrame:
         b: the weights after.
 
     Returns:
-        A pandas frame with a row for each array of floats, ordered by `relative_change`. Arrays
-        that only one side has come last. Columns:
+        A pandas frame with a row for each array of floats, ordered by `relative_change`. An array
+        that began at 0, as a bias does, has an infinite one; its place is that of its distance
+        divided by the norm of all weights. Arrays that only one side has come last. Columns:
 
         - `parameter`: its path; `type`: that of its Variable; `in`: "both", "a" or "b".
         - `array`: its dtype and shape, those of both sides if they differ.
@@ -85,14 +86,15 @@ def weights_apart(a: Any, b: Any) -> list[tuple[dict[str, Any], Summary | None]]
             **figures,
         }
         rows.append((row, change))
-    return sorted(rows, key=_place)
+    whole = math.hypot(*(row["norm"] for row, _ in rows if math.isfinite(row["norm"])))
+    return sorted(rows, key=lambda one: _place(one[0], whole or 1.0))
 
 
-def _place(one: tuple[dict[str, Any], Summary | None]) -> tuple[bool, bool, float, float]:
-    row, relative = one[0], one[0]["relative_change"]
+def _place(row: dict[str, Any], whole: float) -> tuple[bool, bool, float]:
+    relative = row["relative_change"]
     unknown = math.isnan(relative)
-    of_equal = 0.0 if unknown else -row["distance"]  # all that began at 0 moved infinitely far
-    return row["in"] != "both", unknown, 0.0 if unknown else -relative, of_equal
+    share = row["distance"] / whole if row["norm"] == 0 else relative
+    return row["in"] != "both", unknown, 0.0 if unknown else -share
 
 
 _TEXTS: Final = ("parameter", "type", "in", "array")
@@ -123,7 +125,7 @@ def _weights(of: Any, name: str) -> dict[str, tuple[str, Any]]:
 def _figures(a: Any, b: Any) -> tuple[dict[str, float], Summary | None]:
     nan = float("nan")
     if a is None or b is None:
-        return dict.fromkeys(("distance", "relative_change", *_SHARED), nan), None
+        return dict.fromkeys(("norm", "distance", "relative_change", *_SHARED), nan), None
     before, after, change = _measured(a, b)
     (row,) = differences({("", ""): before.merged()}, {("", ""): after.merged()})
     apart = None if change is None else change.merged()
@@ -131,7 +133,7 @@ def _figures(a: Any, b: Any) -> tuple[dict[str, float], Summary | None]:
     size = before.merged().norm
     relative = distance / size if size else 0.0 if distance == 0 else distance * math.inf
     shared = {name: getattr(row, name) for name in _SHARED}
-    return {"distance": distance, "relative_change": relative, **shared}, apart
+    return {"norm": size, "distance": distance, "relative_change": relative, **shared}, apart
 
 
 @jax.jit

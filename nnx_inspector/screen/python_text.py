@@ -207,18 +207,19 @@ def text_of(message: Any, handles: Sequence[Any], made: Any = None) -> str:
 
 
 def _study(asked: protocol.Study) -> str:
-    """The text that makes a study; the example and position are read off its result."""
+    """The text that makes a study; a position is read off its result."""
+    of_example = f'.to_frame().query("example == {asked.example}")' if asked.example else ""
     if asked.what == "examples":
         axis = f", axis={asked.axis}" * (asked.axis != -1)
         return f"insp.examples(None, {quoted(asked.site)}, {asked.unit}{axis})"
     if asked.what == "attribution":
         given = {"output": asked.token, "method": quoted(asked.method)}
         given |= {} if asked.position == -1 else {"position": asked.position}
-        return f"insp.attribute({_keywords(given)})"
+        return f"insp.attribute({_keywords(given)}){of_example}"
     norm = "False" if asked.norm == "none" else quoted(asked.norm) if asked.norm else None
     read = {"unembed": quoted(asked.unembed) if asked.unembed else None, "norm": norm}
     name, token = ("lens", "answer") if asked.what == "lens" else ("logit_attribution", "token")
-    return f"insp.{name}({_keywords({token: asked.token, **read})})"
+    return f"insp.{name}({_keywords({token: asked.token, **read})}){of_example}"
 
 
 def _keywords(given: dict[str, Any]) -> str:

@@ -62,6 +62,16 @@ def test_what_is_equal_has_no_distance_and_what_was_zero_is_infinitely_far():
     assert (frame.total_variation[2:] == 0).all()
 
 
+def test_a_bias_that_began_at_zero_comes_after_a_matrix_that_changed_more_and_before_equals():
+    a = Net(rngs=nnx.Rngs(0))
+    b = nnx.clone(a)
+    b.head.kernel[...] *= 1.5
+    b.layers[0].bias[...] = jnp.full(4, 0.01)
+    frame = nni.compare_weights(a, b)
+    assert list(frame.parameter[:2]) == ["head/kernel", "layers/0/bias"]
+    assert (frame.distance[2:] == 0).all()
+
+
 def test_states_dictionaries_and_models_give_the_same():
     a, b = Net(rngs=nnx.Rngs(0)), Net(rngs=nnx.Rngs(1))
     frame = nni.compare_weights(a, b)

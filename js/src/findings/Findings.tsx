@@ -1,32 +1,24 @@
 // The findings of the rules: one button in the header, and below it the list, worst first, each with
 // a link to its site. Invariant: the list overlays the view, so a finding that arrives while data
 // streams moves nothing; all texts are text nodes.
-import { useRef, useState } from "preact/hooks";
 import type { FindingRow, Findings as Found } from "../kernel/protocol";
 import { label, rowOf } from "../kernel/sites";
 import type { Store } from "../store";
 import { count } from "../ui/format";
+import { useMenu } from "../ui/menu";
 import { ids } from "../ui/testids";
 
 const WORDS: Readonly<Record<FindingRow["severity"], string>> = { error: "Error", warning: "Warning", info: "Note" };
 
 export function Findings({ store }: { store: Store }) {
   const found = store.findings.value;
-  const [open, setOpen] = useState(false);
-  const button = useRef<HTMLButtonElement>(null);
+  const menu = useMenu();
   const all = found ? found.findings.length + found.more : 0;
-  const shown = open && all > 0;
+  const shown = menu.open && all > 0;
   const unknown = store.frame.value === null;
-  const onKeyDown = (event: KeyboardEvent): void => {
-    if (event.key !== "Escape" || !open) return;
-    event.stopPropagation();
-    setOpen(false);
-    button.current?.focus();
-  };
   return (
-    <div class="nni-findings" onKeyDown={onKeyDown}>
+    <div class="nni-findings" {...menu.around}>
       <button
-        ref={button}
         type="button"
         class={`nni-button nni-found nni-found-${all > 0 ? found!.findings[0]!.severity : "none"}`}
         aria-expanded={shown}
@@ -34,7 +26,7 @@ export function Findings({ store }: { store: Store }) {
         title={all === 0 ? "No rule has found anything wrong so far" : "Show the findings, worst first"}
         data-testid={ids.findings}
         data-value={all}
-        onClick={() => setOpen(!open)}
+        {...menu.button}
       >
         <span role="status">{all === 0 ? (unknown ? "no findings yet" : "no findings") : all === 1 ? "1 finding" : `${count(all)} findings`}</span>
       </button>
@@ -45,7 +37,7 @@ export function Findings({ store }: { store: Store }) {
 
 function List({ found, store }: { found: Found; store: Store }) {
   return (
-    <ol class="nni-found-list" aria-label="Findings, worst first">
+    <ol class="nni-found-list" aria-label="Findings, worst first" tabIndex={-1}>
       {found.findings.map((one, i) => (
         <li key={i} data-testid={ids.finding} data-rule={one.rule} data-site={one.site}>
           <b class={`nni-found-${one.severity}`}>{WORDS[one.severity]}</b>

@@ -99,7 +99,7 @@ function Where({ perturbation: p, store }: { perturbation: Perturbation; store: 
   const all = p.reach > p.sites.length ? [...p.sites, `… ${count(p.reach)} sites`] : p.sites;
   const extra = [p.at === "output" ? "" : p.at, p.reach > 1 ? `${count(p.reach)} sites` : "", partOf(p)].filter(Boolean).join(", ");
   return (
-    <span class="nni-where" title={p.reach > 1 ? all.join("\n") : p.site}>
+    <span class="nni-where" title={[...(p.reach > 1 ? all : [p.site]), extra].filter(Boolean).join("\n")}>
       {row === undefined || row === null ? (
         <span class="nni-site">{label(p.site)}</span>
       ) : (
@@ -112,13 +112,20 @@ function Where({ perturbation: p, store }: { perturbation: Perturbation; store: 
   );
 }
 
-const LONGEST = 26;
-
-/** The units and the example to which it is confined, in the words of its Python. */
+/** The units and the example to which it is confined, in the words of its Python; "8–15" for a run. */
 function partOf({ expression }: Perturbation): string {
   const parts = [...expression.matchAll(/\.only\(([^()]*)\)/g)].map(([, part]) => part.replace(/=/g, " "));
-  const text = parts.join(", ");
-  return text.length > LONGEST ? `${text.slice(0, LONGEST)}…` : text;
+  return parts.join(", ").replace(/\d+(, \d+){2,}/g, (list) => runs(list.split(", ").map(Number)).join(", "));
+}
+
+function runs(numbers: readonly number[]): string[] {
+  const found: [number, number][] = [];
+  for (const n of numbers) {
+    const last = found.at(-1);
+    if (last && n === last[1] + 1) last[1] = n;
+    else found.push([n, n]);
+  }
+  return found.flatMap(([from, to]) => (to - from < 2 ? [...new Set([from, to])].map(String) : [`${from}–${to}`]));
 }
 
 function Amount({ name, perturbation: p, store }: { name: string; perturbation: Perturbation; store: Store }) {

@@ -14,7 +14,7 @@ import { rangeOf, type Range } from "../values/cells";
 import { ColourBar } from "../values/Legend";
 import { colours, css, NOT_FINITE, shade } from "../charts/colour";
 import { Strip } from "../words/Strip";
-import { ExampleNumber, Form, Now, Token, Whole } from "./Parts";
+import { ExampleNumber, Form, Now, ofExample, Token, Whole } from "./Parts";
 
 type Method = Study["method"];
 const METHODS: Readonly<Record<Method, string>> = {
@@ -63,7 +63,7 @@ export function AttributionPanel({ store }: { store: Store }) {
       </Form>
       <Now store={store} now={shown?.now} found={found ? saidOf(found) : ""} />
       {found && <Scores store={store} found={found} />}
-      <Python text={`insp.attribute(${given.join(", ")})`} testid={ids.attributionPython} />
+      <Python text={`insp.attribute(${given.join(", ")})${ofExample(example)}`} testid={ids.attributionPython} />
     </section>
   );
 }

@@ -12,7 +12,7 @@ import { dark } from "../ui/theme";
 import { ColourBar } from "../values/Legend";
 import { colours } from "../charts/colour";
 import { look } from "../words/Strip";
-import { Bars, ExampleNumber, Form, Now, Token } from "./Parts";
+import { Bars, ExampleNumber, Form, Now, ofExample, Token } from "./Parts";
 
 const SHARE = { low: 0, high: 1, signed: false };
 
@@ -44,7 +44,7 @@ export function LensPanel({ store }: { store: Store }) {
       <Now store={store} now={shown?.now} found={found ? saidOf(found) : ""} />
       {found && <Grid store={store} lens={found} />}
       {found && <Parts store={store} />}
-      <Python text={`insp.lens(${given.join(", ")})`} testid={ids.lensPython} />
+      <Python text={`insp.lens(${given.join(", ")})${ofExample(example)}`} testid={ids.lensPython} />
     </section>
   );
 }

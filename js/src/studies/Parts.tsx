@@ -37,6 +37,9 @@ export function Form({ store, name, running, start, children }: FormProps) {
   );
 }
 
+/** The Python that takes one example out of a result; of the first, "". */
+export const ofExample = (example: number): string => (example > 0 ? `.to_frame().query("example == ${example}")` : "");
+
 /** What is under way, why nothing was found, or where what is shown comes from. */
 export function Now({ store, now, found }: { store: Store; now: Lens | Logits | Attributed | UnitExamples | undefined; found: string }) {
   const problem = now?.error || store.studies.problem.value;

@@ -1,8 +1,8 @@
 // Above the rows: the search, the menus of columns and filters, and a text about rows left out.
 import type { ComponentChildren } from "preact";
-import { useRef, useState } from "preact/hooks";
 import type { Store } from "../store";
 import { count } from "../ui/format";
+import { useMenu } from "../ui/menu";
 import { ids } from "../ui/testids";
 import { COLUMNS } from "./columns";
 import type { Filter } from "./view";
@@ -137,38 +137,15 @@ interface MenuProps {
   children: ComponentChildren;
 }
 
-/** A button with a list of checkboxes below it; Escape or leaving the list closes it. */
+/** A button with a list of checkboxes below it. */
 function Menu({ label, on, testid, children }: MenuProps) {
-  const [open, setOpen] = useState(false);
-  const button = useRef<HTMLButtonElement>(null);
-  const whole = useRef<HTMLSpanElement>(null);
+  const menu = useMenu();
   return (
-    <span
-      ref={whole}
-      class="nni-menu"
-      onKeyDown={(event) => {
-        if (event.key !== "Escape" || !open) return;
-        event.stopPropagation();
-        setOpen(false);
-        button.current?.focus();
-      }}
-      onFocusOut={(event) => {
-        const to = event.relatedTarget;
-        if (!(to instanceof Node && whole.current?.contains(to))) setOpen(false);
-      }}
-    >
-      <button
-        ref={button}
-        type="button"
-        class="nni-button"
-        aria-expanded={open}
-        data-on={on}
-        data-testid={testid}
-        onClick={() => setOpen(!open)}
-      >
+    <span class="nni-menu" {...menu.around}>
+      <button type="button" class="nni-button" aria-expanded={menu.open} data-on={on} data-testid={testid} {...menu.button}>
         {label}
       </button>
-      {open && (
+      {menu.open && (
         // A press on a label clears the focus, but is still inside the list.
         <span class="nni-menu-list" role="group" aria-label={label} tabIndex={-1}>
           {children}

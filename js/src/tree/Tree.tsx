@@ -33,8 +33,9 @@ export function Tree({ store }: { store: Store }) {
     const measure = (): void => {
       const [height, top] = [element.clientHeight - HEAD_HEIGHT, element.scrollTop];
       const row = tree.rows.value.indexOf(store.selectedIndex.value);
-      // the selected row stays in view when the widget becomes narrow, unless it was out of view
-      if (row >= 0 && height > 0 && scrollTo(row, top, before) === top) element.scrollTop = scrollTo(row, top, height);
+      // the selected row stays in view when the widget becomes narrow, unless it was scrolled away
+      const kept = before <= 0 || scrollTo(row, top, before) === top;
+      if (row >= 0 && height > 0 && kept) element.scrollTop = scrollTo(row, top, height);
       before = height;
       setHeight(height);
     };
@@ -49,7 +50,7 @@ export function Tree({ store }: { store: Store }) {
     const row = tree.rows.value.indexOf(store.selectedIndex.value);
     if (row < 0 || element.clientHeight === 0) return;
     element.scrollTop = scrollTo(row, element.scrollTop, element.clientHeight - HEAD_HEIGHT);
-  }, [reveal, sites, listed, store, tree]);
+  }, [reveal, sites, tree.sort.value, tree.narrowed.value, store, tree]);
 
   const onKeyDown = useCallback(
     (event: KeyboardEvent) => {

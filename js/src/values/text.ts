@@ -94,8 +94,8 @@ export function shapeText(array: HeldArray): string {
   return `${array.dtype}[${array.shape.join(", ")}]`;
 }
 
-/** The Python that returns the same values. */
-export function expression(arrays: Arrays, array: HeldArray): string {
+/** The Python that returns the same values; of an example other than the first, its own. */
+export function expression(arrays: Arrays, array: HeldArray, shown: Shown, index: readonly number[]): string {
   const calls = Math.max(...arrays.arrays.map((a) => a.call)) > 0;
   const attends = arrays.part === "attention";
   const parts = [JSON.stringify(attends ? arrays.site + (array.name || "@attention") : arrays.site)];
@@ -103,5 +103,8 @@ export function expression(arrays: Arrays, array: HeldArray): string {
   if (calls) parts.push(`call=${array.call}`);
   if (arrays.clean) parts.push("clean=True");
   const leaf = arrays.part === "parameter" ? `[${JSON.stringify(array.name)}]` : arrays.part === "input" || attends ? "" : array.name;
-  return `insp.values(${parts.join(", ")})${leaf}`;
+  const batch = array.axes.indexOf("batch");
+  const apart = batch >= 0 && (leaf === array.name || attends) && ![shown.tiles, shown.rows, shown.columns, shown.over].includes(batch);
+  const example = apart && index[batch] ? `[${":, ".repeat(batch)}${index[batch]}]` : "";
+  return `insp.values(${parts.join(", ")})${leaf}${example}`;
 }

@@ -60,6 +60,19 @@ it("closes by Escape, with the focus back on the button, and when nothing is wro
   expect([find(ids.finding), button().disabled]).toEqual([null, true]);
 });
 
+it("closes when the focus goes elsewhere, as by a click, and not within the list", async () => {
+  await tell([finding()]);
+  button().focus();
+  button().click();
+  await settle();
+  find(ids.finding)!.querySelector("button")!.focus();
+  await settle();
+  expect(find(ids.finding)).not.toBeNull();
+  find(ids.search)!.focus();
+  await settle();
+  expect(find(ids.finding)).toBeNull();
+});
+
 it("shows texts as text, and a site that is not in the tree without a link", async () => {
   await tell([finding({ message: EVIL, site: EVIL, rule: EVIL })]);
   button().click();

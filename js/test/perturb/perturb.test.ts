@@ -70,6 +70,12 @@ it("names the units to which one is confined, and can be added to all of them be
   expect((find(ids.perturbAdd) as HTMLButtonElement).disabled).toBe(false);
 });
 
+it("names many units by their runs, and all of them in the tip", async () => {
+  await start({ perturbations: [perturbation(1, "blocks/0", { expression: "nni.Zero().only(units=[1, 2, 8, 9, 10, 11, 30])" })] });
+  expect(find(ids.perturbation)?.querySelector(".nni-extra")?.textContent).toBe("units [1, 2, 8–11, 30]");
+  expect(find(ids.perturbation)?.querySelector<HTMLElement>(".nni-where")?.title).toBe("blocks/0\nunits [1, 2, 8–11, 30]");
+});
+
 it("does not add what it is told cannot be, and says why", async () => {
   await start({ perturbations: [perturbation(1, "blocks/0")] });
   const add = find(ids.perturbAdd) as HTMLButtonElement;

@@ -200,7 +200,7 @@ describe("texts", () => {
     ]);
     expect(keysOf(seen, { tile: 1, row: 1, column: 0 }, 5)).toEqual([]);
     const several = held([2, 3, 3], ["head", "query", "key"], { name: "@attention[1]" });
-    expect(expression(arrays([several], { part: "attention" }), several)).toBe('insp.values("blocks/0@attention[1]")');
+    expect(expression(arrays([several], { part: "attention" }), several, shownAs(several, "attention"), [0, 0, 0])).toBe('insp.values("blocks/0@attention[1]")');
   });
 
   it("tell a value as short as its dtype allows", () => {
@@ -219,11 +219,13 @@ describe("texts", () => {
     expect(place(IMAGES, shown, [3, 0, 0, 0], { tile: 9, row: 1, column: 2 })).toBe("batch 3, height 1, width 2, channel 9");
     const c = cells({ counts: [1, 1, 1], ends: [64, 32, 30], block: [1, 2, 2] }, [1]);
     expect(leftOut(IMAGES, shown, c)).toBe("61.4 k of 384 k values (1.54 MB in all); each cell the mean of 2 × 2 of them; channel 0–63 of 100".replace(/ (?=[kM])/g, "\u202f"));
-    expect(expression(arrays([MATRIX]), MATRIX)).toBe('insp.values("blocks/0")');
+    expect(expression(arrays([MATRIX]), MATRIX, shown, [])).toBe('insp.values("blocks/0")');
+    expect(expression(arrays([IMAGES]), IMAGES, shown, [0, 0, 0, 0])).toBe('insp.values("blocks/0")');
+    expect(expression(arrays([IMAGES]), IMAGES, shown, [3, 0, 0, 0])).toBe('insp.values("blocks/0")[3]');
     const second = held([2], ["feature"], { number: 2, call: 1, name: "['a']" });
-    expect(expression(arrays([MATRIX, second], { clean: true }), second)).toBe(`insp.values("blocks/0", call=1, clean=True)['a']`);
+    expect(expression(arrays([MATRIX, second], { clean: true }), second, shown, [])).toBe(`insp.values("blocks/0", call=1, clean=True)['a']`);
     const kernel = held([2], ["feature"], { name: "kernel" });
-    expect(expression(arrays([kernel], { part: "parameter" }), kernel)).toBe('insp.values("blocks/0", part="parameter")["kernel"]');
+    expect(expression(arrays([kernel], { part: "parameter" }), kernel, shown, [])).toBe('insp.values("blocks/0", part="parameter")["kernel"]');
   });
 
   it("are exact by the cells where those are single elements, else by the kernel", () => {

@@ -50,7 +50,7 @@ def test_the_lens_on_screen_is_that_of_the_function(insp):
         np.testing.assert_allclose([cell.probabilities for cell in row.cells], likely, rtol=1e-6)
         np.testing.assert_allclose([cell.probability for cell in row.cells], own, rtol=1e-6)
         assert [cell.rank for cell in row.cells] == rank.tolist()
-    assert insp._core.view.python == "insp.lens()"
+    assert insp._core.view.python == 'insp.lens().to_frame().query("example == 1")'
     assert insp.lens().tokens.tolist() == found.tokens.tolist()
 
 
@@ -89,7 +89,9 @@ def test_attribution_on_screen_is_that_of_the_function(insp, method):
     else:
         assert shown.difference is None
     text = f'insp.attribute(output=2, method="{method}", position=1)'
+    text += '.to_frame().query("example == 1")'
     assert insp._core.view.python == text
+    np.testing.assert_allclose(eval(text).score, shown.scores, rtol=1e-5, atol=1e-8)
 
 
 def test_the_examples_of_a_unit_come_with_their_words(insp):
