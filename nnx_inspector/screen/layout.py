@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from flax import nnx
 
+from nnx_inspector.hooks.inside.attention import PATTERN
 from nnx_inspector.hooks.sites import CALL, methods, of_operation, parse_key, site_key
 from nnx_inspector.hooks.variables import contents, held
 from nnx_inspector.program.analysis.calls import TracedCall
@@ -187,11 +188,20 @@ class _Branch:
     places: list[_Place] = dataclasses.field(default_factory=lambda: [])
     below: list[_Branch] = dataclasses.field(default_factory=lambda: [])
 
+    @property
+    def order(self) -> tuple[bool, int, int]:
+        """Its place among siblings. Primitives come last: an attention would lie below the twenty
+        of its rotary angles.
+        """
+        names = [of_operation(place.key)[1].split("[")[0] for place in self.places]
+        kinds = [f"@{place.kind}" for place in self.places if place.kind != PATTERN]
+        return names == kinds != [], self.reached, self.position
+
 
 def _in_call_order(trace: Trace, places: Sequence[_Place]) -> list[_Place]:
-    """The places with parents before children, and siblings in the order of their calls.
-
-    The order of attributes is meaningless: an NNX transform sorts the ones it updates by name.
+    """The places with parents before children, and siblings in the order of their calls, but
+    primitives last. The order of attributes is meaningless: an NNX transform sorts the ones it
+    updates by name.
     """
     first: dict[str, int] = {}
     for number, call in enumerate(trace.calls):
@@ -218,7 +228,7 @@ def _in_call_order(trace: Trace, places: Sequence[_Place]) -> list[_Place]:
     while open_:
         branch = open_.pop()
         found += branch.places
-        open_ += sorted(branch.below, key=lambda b: (b.reached, b.position))[::-1]
+        open_ += sorted(branch.below, key=lambda b: b.order)[::-1]
     return found
 
 

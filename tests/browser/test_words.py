@@ -136,6 +136,6 @@ def test_hostile_words_are_text(tmp_path):
         shown = looks.locator("li > span:first-child").all_inner_texts()
         assert shown == [f"key {key}" for key in keys]
         expect(view.part("nni-values-expression")).to_have_attribute(
-            "data-value", 'insp.values("attn@attention")'
+            "data-value", 'insp.values("attn@attention")[1]'
         )
         assert notebook.errors == []

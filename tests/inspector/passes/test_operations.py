@@ -68,6 +68,22 @@ def test_operations_are_rows_below_their_call_with_exact_figures():
     insp.close()
 
 
+def test_what_has_a_name_is_listed_before_the_primitives_that_run_before_it():
+    class Turned(nnx.Module):
+        def __init__(self):
+            self.inner = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            turned = jnp.cos(x) * jax.jit(lambda y: y + 1)(x)
+            return self.inner(nnx.softmax(turned @ x.T) @ x)
+
+    insp = inspector(Turned())
+    insp.show_operations("")
+    assert insp._core.view.keys[:5] == ("", "@lambda", "@softmax", "@attention", "inner")
+    assert rows(insp)[3:5] == ["@cos", "@mul"]
+    insp.close()
+
+
 def test_hiding_and_showing_again_compiles_nothing():
     insp = inspector()
     insp.run()
