@@ -21,7 +21,7 @@ async function tell(findings: readonly FindingRow[], more = 0): Promise<void> {
 }
 
 it("says that there are none, and then nothing opens", async () => {
-  expect([button().textContent, button().disabled]).toEqual(["no findings yet", true]);
+  expect([button().textContent, button().disabled]).toEqual(["no findings", true]);
   await tell([]);
   button().click();
   await settle();

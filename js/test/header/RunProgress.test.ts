@@ -39,10 +39,10 @@ it("names what takes a while, with the time so far, in place of running", async 
   const waiting = [{ what: "compiling the measured step", seconds: 8.2 }];
   stream.emit(state({ waiting }));
   await settle();
-  expect(text()).toContain("compiling the measured step, 8 s");
+  expect(text()).toContain("compiling the measured step, 8\u00a0s");
   expect(text()).not.toContain("running");
   expect(find(ids.waiting)?.dataset["value"]).toBe("compiling the measured step");
-  expect(el.querySelector(".nni-status [aria-hidden]")?.textContent).toBe(", 8 s");
+  expect(el.querySelector(".nni-status [aria-hidden]")?.textContent).toBe(", 8\u00a0s");
   stream.emit(state({}));
   await settle();
   expect(text()).toContain("running2 steps/s");
