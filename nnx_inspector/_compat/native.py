@@ -11,7 +11,7 @@ import functools
 import pathlib
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -149,13 +149,21 @@ def by_rows(
             one = jax.vmap(one)
         return only_if(args[len(arrays) :], one, *arrays)
 
+    @functools.lru_cache(maxsize=1024)  # tracing the program takes longer than all else here
+    def shapes(arrays: Any, wide: bool, how: tuple[tuple[str, Any], ...]) -> list[Any]:
+        return list(jax.eval_shape(lowered(**dict(how)), *arrays))
+
+    def results(args: Sequence[Any], how: Mapping[str, Any]) -> list[Any]:
+        arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args if not _is_gate(x)]
+        wide = bool(jax.config.read("jax_enable_x64"))
+        return shapes(tuple(arrays), wide, tuple(sorted(how.items())))
+
     def in_c(*args: Any, **how: Any) -> Sequence[jax.Array]:
-        out = list(jax.eval_shape(functools.partial(of_all_rows, **how), *args))
+        out = results(args, how)
         memory = [jax.ShapeDtypeStruct((work,), np.uint32)] if work else []
         return call(name, [*out, *memory], *args, **how)[: len(out)]
 
     def types(*args: Any, **how: Any) -> list[Any]:
-        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args]
         like = max(args, key=lambda x: len(jaxprs.varying_axes(x)))  # within a shard_map
         return [
             like.update(
@@ -164,7 +172,7 @@ def by_rows(
                 weak_type=False,
                 sharding=NamedSharding(like.sharding.mesh, PartitionSpec(*[None] * len(x.shape))),
             )
-            for x in jax.eval_shape(lowered(**how), *shapes)
+            for x in results(args, how)
         ]
 
     def lowered(**how: Any) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nnx_inspector._compat import native
-from nnx_inspector._compat.native import has_functions, serves_here
+from nnx_inspector._compat.native import by_rows, has_functions, serves_here
 from nnx_inspector.perturbations.region import SCALE, apply
 from nnx_inspector.stats.measure_gauges import gauge
 from nnx_inspector.stats.packing import pack, unpack
@@ -147,3 +147,29 @@ def test_what_is_exported_calls_no_function_of_ours() -> None:
     assert "@nnx_inspector_" not in exported.mlir_module()
     for one, other in zip(exported.call(x), jax.jit(measured)(x), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_shapes_of_results_are_found_once_for_equal_arrays():
+    traced: list[tuple[int, ...]] = []
+
+    def program(x: jax.Array) -> list[jax.Array]:
+        traced.append(x.shape)
+        return [x.sum(), (x > 0).sum()]
+
+    measure = by_rows("nnx_inspector_of_this_test", program)
+
+    def call(x: jax.Array, gate: jax.Array) -> list[list[jax.Array]]:
+        return [measure(x), measure(x + 1, gate), measure(x * 2)]
+
+    x, gate = jnp.ones((3, 4)), jnp.asarray(True)
+    for _ in range(2):
+        out = jax.eval_shape(lambda *args: call(*args), x, gate)
+    assert [[(o.shape, o.dtype) for o in one] for one in out] == [
+        [((), jnp.float32), ((), jnp.int32)]
+    ] * 3
+    assert traced == [(3, 4)]
+    with jax.enable_x64(True):
+        wide = jax.eval_shape(lambda x: measure(x), np.ones((3, 4)))
+    assert [o.dtype for o in wide] == [jnp.float64, jnp.int64]
+    jax.eval_shape(jax.vmap(lambda x: measure(x, rows=0)), x)
+    assert traced == [(3, 4), (3, 4), (4,)]
