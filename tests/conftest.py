@@ -16,7 +16,10 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax  # noqa: E402 - it reads the above when imported
 import pytest  # noqa: E402
+from drawn import draw_by_length  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
+
+draw_by_length()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a run in a shell's background ignores interrupts, and so would what tests send them to
