@@ -274,6 +274,6 @@ def _not_linear(read: Reading | Rest) -> str:
     unembed, norm = names_of(read)
     return (
         f"What {' after '.join(filter(None, (unembed, norm)))!r} does to the residual stream is "
-        f"not linear, so its logits are no sum over sites. Pass unembed= the last matrix, or "
+        f"not linear, so its logits are not a sum over sites. Pass unembed= the last matrix, or "
         f"a linear function; nni.attribute serves any model."
     )

@@ -143,7 +143,7 @@ class Trails:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    """The shape of an array, or of a variable of a jaxpr; () for what is no array."""
+    """The shape of an array, or of a variable of a jaxpr; () if it is not an array."""
     known = getattr(value, "aval", value)
     return tuple(getattr(known, "shape", ()))
 
