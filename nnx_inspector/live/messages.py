@@ -228,10 +228,9 @@ def _receive(
     what: str = OUTPUT,
 ) -> None:
     """Keep a message, which is read later: the program waits for this function."""
-    own = [np.array(x) for x in arrays]  # the memory of the operands is XLA's
 
     def message(sent: Sent) -> None:
-        _safely(session, lambda _: read(own, sent), lambda: None)
+        _safely(session, lambda _: read(list(arrays), sent), lambda: None)
 
     number = int(np.ravel(ticket)[0])
     _safely(session, lambda found: found.inbox.receive(number, message, what), lambda: None)

@@ -16,16 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
-from jax.experimental import io_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector._compat import jaxprs, jit, started
 from nnx_inspector._compat.configuration import ours
+from nnx_inspector._compat.host_calls import EFFECT, call_host
 from nnx_inspector._compat.sharding import left_to_the_compiler
 from nnx_inspector.program.marks import is_observable
-
-EFFECT = jaxprs.effect("nnx_inspector")
 
 # ---------------------------------------------------------------------- asking
 
@@ -78,7 +76,7 @@ def _first(x: jax.Array) -> jax.Array:
 @ours()
 def _ask_impl(*operands: Any, host: Any, shapes: Any, told: int) -> list[jax.Array]:
     avals = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
-    return list(io_callback(lambda *xs: host(*xs[:told]), avals, *operands))
+    return call_host(lambda *xs: host(*xs[:told]), avals, *operands)
 
 
 def _ask_now(*operands: Any, host: Any, shapes: Any, told: int) -> list[jax.Array]:
@@ -117,7 +115,7 @@ def tell(host: Callable[..., None], gate: Any, *arrays: Any) -> jax.Array:
     """Call `host(*arrays)` when the program gets here, if `gate` is true then.
 
     Args:
-        host: called on any thread; it must not raise.
+        host: called on any thread, with NumPy arrays of its own; it must not raise.
         gate: bool[], under vmap the same for every example.
         arrays: the arrays to send; under vmap their first axis is the batch.
 
@@ -130,19 +128,12 @@ def tell(host: Callable[..., None], gate: Any, *arrays: Any) -> jax.Array:
 
 @ours()
 def _tell_impl(gate: Any, *arrays: Any, host: Any) -> jax.Array:
-    kinds = [(a.shape, a.dtype) for a in arrays]
-    members = {kind: [i for i, k in enumerate(kinds) if k == kind] for kind in kinds}
+    def taken(*arrays: Any) -> tuple[()]:
+        host(*arrays)
+        return ()
 
     def now(*arrays: Any) -> None:
-        # a few large operands, because each one costs the host time
-        io_callback(apart, None, *(jnp.stack([arrays[i] for i in m]) for m in members.values()))
-
-    def apart(*groups: Any) -> None:
-        whole: list[Any] = [None] * len(kinds)
-        for group, numbers in zip(groups, members.values(), strict=True):
-            for i, array in zip(numbers, np.asarray(group), strict=True):
-                whole[i] = array
-        host(*whole)
+        call_host(taken, (), *arrays)
 
     jax.lax.cond(gate, now, lambda *_: None, *arrays)
     return jnp.zeros(())  # known at once: the program does not wait for the host
@@ -150,7 +141,7 @@ def _tell_impl(gate: Any, *arrays: Any, host: Any) -> jax.Array:
 
 def _tell_now(gate: Any, *arrays: Any, host: Any) -> jax.Array:
     if bool(gate):
-        host(*arrays)
+        host(*map(np.array, arrays))
     return jnp.zeros(())
 
 
