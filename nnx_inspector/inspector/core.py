@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import threading
 import time
 import weakref
@@ -19,6 +20,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from nnx_inspector._compat.configuration import Configuration
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.errors import InspectorError, raised
 from nnx_inspector.hooks.sites import Selection, module_sites, nothing_selected
@@ -263,6 +265,25 @@ class Core:
         """Show one site's histogram and history."""
         self.view.select(self.known(site, layers=False))
 
+    def in_background(self, train: Callable[[], Any]) -> threading.Thread:
+        """See `Inspector.background`."""
+        if not callable(train):
+            raise TypeError(f"background takes a function, got {type(train).__name__}.")
+        configuration = Configuration.here()
+
+        def work() -> None:
+            try:
+                with configuration.held():
+                    train()
+            except Exception as error:  # noqa: BLE001 - there is no caller: it is shown
+                text = f"The background loop stopped: {raised(error)}"
+                self.notice("error", text)
+                self.view.state_changed()
+
+        thread = threading.Thread(target=work, name="nnx_inspector.background", daemon=True)
+        thread.start()
+        return thread
+
     # ---------------------------------------------------------- the recording
 
     def record_pass(
@@ -344,7 +365,7 @@ class Core:
             step = self.step if passed is None else self.metrics.next_of(values, passed)
             self.metrics.add(step, values)
             if not self.looping:
-                self.metrics.settle(wait=True)
+                self.metrics.settle(wait_until=math.inf)
                 self.view.present(force=True)
 
     def keep_file(self, path: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.live.attendance import Expected
 from nnx_inspector.perturbations.region import (
     OFF,
     Known,
@@ -290,6 +291,20 @@ class Handles:
         """The place where a handle acts, None for a row."""
         with self._lock:
             return handle.place if handle.id in self._with_place else None
+
+    def expected(self, handles: Iterable[Handle]) -> list[Expected]:
+        """What the programs at hand should apply of some handles."""
+        return [
+            Expected(
+                number=one.id,
+                place=one.place,
+                in_use=self.place_in_use(one),
+                sites=tuple(one.sites),
+                of_gradient=one.perturbation.acts_on == "gradient",
+            )
+            for one in handles
+            if one.enabled and not one.compiling
+        ]
 
     def tell_idle(self, idle: Mapping[int, str]) -> None:
         """Set number of a handle -> why it did nothing in the last pass, "" if it acted."""

@@ -333,8 +333,7 @@ class Inspector(Readings):
         Returns:
             The started thread. An error of `train` is shown in the widget.
         """
-        self._core.require_open()
-        return self._loops.background(train)
+        return self._core.require_open().in_background(train)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the recording, and from then on each new pass and metric.

@@ -11,14 +11,15 @@ which steps are sampled (`live.steps`) or what is measured (`live.session`).
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, TypeVar
 
+import jax
 from flax import nnx
 
-from nnx_inspector._compat.configuration import Configuration
 from nnx_inspector.background import weakly
 from nnx_inspector.errors import InspectorError, raised, warn
 from nnx_inspector.hooks.layers import open_layers
@@ -26,7 +27,7 @@ from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle
 from nnx_inspector.inspector.passes.rerun import Reruns
-from nnx_inspector.live.attendance import Attendance, Expected
+from nnx_inspector.live.attendance import Attendance
 from nnx_inspector.live.inbox import Taken
 from nnx_inspector.live.losses import losses_of
 from nnx_inspector.live.session import Session
@@ -61,6 +62,7 @@ class Loops:
         self._attendance: Attendance | None = None
         self._taken: tuple[Handle, ...] = ()
         self._warned: set[int] = set()
+        self._certain: list[str] = []  # warnings for the loop's own thread
         self._perturbed = False
         self._start = 0
         self._some = False  # whether any step has ended
@@ -120,25 +122,6 @@ class Loops:
             for site, count in shown_of(stacks).items()
             if tuple(map(abs, reach.turns(site)[:1])) == (stacks[site],)
         }
-
-    def background(self, train: Callable[[], Any]) -> threading.Thread:
-        """See `Inspector.background`."""
-        if not callable(train):
-            raise TypeError(f"background takes a function, got {type(train).__name__}.")
-        configuration = Configuration.here()
-
-        def work() -> None:
-            try:
-                with configuration.held():
-                    train()
-            except Exception as error:  # noqa: BLE001 - there is no caller: it is shown
-                text = f"The background loop stopped: {raised(error)}"
-                self._core.notice("error", text)
-                self._core.view.state_changed()
-
-        thread = threading.Thread(target=work, name="nnx_inspector.background", daemon=True)
-        thread.start()
-        return thread
 
     def tick(self) -> None:
         """See `Inspector.tick`."""
@@ -283,7 +266,7 @@ class Loops:
         loop is one measured step ahead at most.
         """
         began, core = time.perf_counter(), self._core
-        passes = session.take_passes() if sampled else []
+        end = session.step_ends() if sampled and self._runs_on(session) else None
         if session.bare and self._ahead is not session:
             begun = session.compile_ahead()
             self._ahead, self._spare = session if begun else None, self._spare * begun
@@ -291,21 +274,24 @@ class Loops:
             core.wait_for("recorder", "recording the last measured step")
             core.recorder.wait()
             core.wait_for("recorder")
+        here = sampled and end is None
+        passes = session.take_passes() if here else []
         with core.lock:
             if core.closed:
                 return
-            certain: list[str] = []
-            if sampled:
-                self._have_program(session)
-                certain = self._attended(session, step, passes, over=False)
-                self._tell_losses(session)
-            core.metrics.settle(wait=sampled)
+            if here:
+                self._measured(session, step, passes, session.inbox.count)
+            core.metrics.settle(wait_until=step if here else -math.inf)
             core.step = step + 1
             seconds += time.perf_counter() - began
             core.meter.step_ends(seconds, measured=sampled, perturbed=perturbed)
             self._progress(step + 1, core.view.progress.total)
+            certain, self._certain = self._certain, []
         if sampled:
-            core.recorder.do(functools.partial(self._record, session, step, passes))
+            record = functools.partial(self._record, session, step, passes)
+            if end is not None:
+                record = functools.partial(self._record_behind, session, step, end)
+            core.recorder.do(record)
             if core.handles.setting().active:
                 self._rerun.refresh(step)
             core.recorder.do(core.view.present)
@@ -313,6 +299,25 @@ class Loops:
             core.view.tick()
         for text in certain:
             warn(text)
+
+    def _runs_on(self, session: Session) -> bool:
+        """Whether the loop goes on while the measured step runs, because the next one is too."""
+        return self._every == 1 and session is self._ready and session.tells_steps_apart
+
+    def _record_behind(self, session: Session, step: int, end: jax.Array) -> None:
+        passes, count = session.passes_of(end)
+        with self._core.lock:
+            if self._core.closed:
+                return
+            self._measured(session, step, passes, count)
+            self._core.metrics.settle(wait_until=step)
+        self._record(session, step, passes)
+
+    def _measured(self, session: Session, step: int, passes: list[Taken], count: int) -> None:
+        """Note what a measured step did; `count` passes had begun by its end."""
+        self._have_program(session)
+        self._certain += self._attended(session, passes, count, step=step)
+        self._tell_losses(session)
 
     def _have_program(self, session: Session) -> None:
         self._ready = session
@@ -356,7 +361,7 @@ class Loops:
             if core.closed:
                 return
             self._have_program(session)
-            self._attended(session, step, [one], over=False)
+            self._attended(session, [one], session.inbox.count, step=step)
             self._record(session, step, [one], held=one.number)
             self._tell_losses(session)
             core.metrics.settle()
@@ -379,9 +384,10 @@ class Loops:
 
     def loop_ends(self, session: Session, *, failed: bool = False) -> None:
         """End a loop, however it was left."""
-        core, certain = self._core, list[str]()
+        core = self._core
         core.recorder.wait()
         with core.lock:
+            certain, self._certain = self._certain, []
             if self._between_passes:  # passes after the last measured one count too
                 core.step = max(core.step, self._start + session.inbox.count)
             self._some |= core.step > self._start
@@ -396,25 +402,28 @@ class Loops:
             core.wait_for("loop")
             passes = session.take_passes()
             if self._attendance is not None:
-                certain = self._attended(session, core.step, passes, over=True)
+                certain += self._attended(session, passes, session.inbox.count)
             self._attendance = None
             self._tell_losses(session)
-            core.metrics.settle(wait=True)
+            core.metrics.settle(wait_until=math.inf)
         core.view.present(force=True)
         for text in certain * (not failed):
             warn(text)
 
     def _attended(
-        self, session: Session, step: int, passes: list[Taken], *, over: bool
+        self, session: Session, passes: list[Taken], count: int, *, step: int | None = None
     ) -> list[str]:
-        """Check whether a measured step has called the model, and where its perturbations acted.
-        Return the new warnings; each is given once in a loop.
+        """Check whether a measured step, or else the loop, has called the model, and where its
+        perturbations acted. Return the new warnings; each is given once in a loop.
         """
         attendance, core = self._attendance, self._core
         if attendance is None:
             return []
-        attendance.note()
-        if not over:
+        over = step is None
+        attendance.note(count)
+        if step is None:
+            step = core.step
+        else:
             attendance.step(step)
         texts = dict[int, str]()
         uncalled = attendance.uncalled(over=over)
@@ -422,17 +431,7 @@ class Loops:
             core.recording.miss(uncalled)
         if uncalled is not None:
             texts[MODEL] = f"{uncalled.what}: {uncalled.advice}."
-        expected = [
-            Expected(
-                number=one.id,
-                place=one.place,
-                in_use=core.handles.place_in_use(one),
-                sites=tuple(one.sites),
-                of_gradient=one.perturbation.acts_on == "gradient",
-            )
-            for one in self._taken
-            if one.enabled and not one.compiling
-        ]
+        expected = core.handles.expected(self._taken)
         idle = attendance.idle(expected, session.reached(), passes)
         core.handles.tell_idle(idle)
         on = {handle.id: handle for handle in self._taken}

@@ -6,6 +6,7 @@ Knows no widget.
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 from collections import deque
@@ -76,11 +77,15 @@ class Metrics:
         for text in bad:  # after the good ones are taken: a filter may turn warnings into errors
             warn(text)
 
-    def settle(self, *, wait: bool = False) -> None:
-        """Record the metrics that are ready, in order; with `wait`, all of them."""
+    def settle(self, *, wait_until: float = -math.inf) -> None:
+        """Record the metrics that are ready, in order, and wait for those up to a step."""
         while self._waiting:
             step, name, value = self._waiting[0]
-            if not wait and isinstance(value, jax.Array) and not cast(Any, value).is_ready():
+            if (
+                step > wait_until
+                and isinstance(value, jax.Array)
+                and not cast(Any, value).is_ready()
+            ):
                 return
             self._waiting.popleft()
             if isinstance(value, jax.Array) and value.is_deleted():

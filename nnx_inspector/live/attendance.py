@@ -121,8 +121,10 @@ class Attendance:
         self._now = False
         self.called = False
 
-    def note(self) -> None:
-        """Take over what the session has seen, before other code clears it."""
+    def note(self, count: int) -> None:
+        """Take over what the session has seen, before other code clears it; `count` passes have
+        begun.
+        """
         session, seen = self._session, self._seen
         for found, into in (
             (session.unattributed, seen.others),
@@ -133,8 +135,8 @@ class Attendance:
         session.doubtful.clear()
         seen.executables += session.executables
         seen.twins |= any(why.startswith(TWINS) for why in session.unseen.values())
-        self._now = session.inbox.count > self._before
-        self._before = session.inbox.count
+        self._now = count > self._before
+        self._before = count
         self.called |= self._now
 
     def step(self, step: int) -> None:

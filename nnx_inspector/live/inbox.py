@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -155,12 +156,16 @@ class Inbox:
         summaries = [s for one in waiting for found in one.arrived.values() for s in found]
         return any(np.any(np.asarray(s.bins)[..., NAN_BIN]) for s in summaries)
 
-    def take(self, *, besides: int = 0) -> list[Taken]:
+    def take(self, *, besides: int = 0, before: float = math.inf) -> list[Taken]:
         """Take the sampled passes, oldest first, and leave the newest `besides` for later, with
         those from the first on that awaits a message. 0 leaves none.
+
+        Args:
+            besides: see above.
+            before: of the passes taken, all have smaller numbers.
         """
         with self._lock:
-            numbers = self._ready(besides)
+            numbers = [number for number in self._ready(besides) if number < before]
             for number in numbers:
                 del self._awaiting[number]
             return [Taken(n, self._settings.pop(n), tuple(self._messages.pop(n))) for n in numbers]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -35,6 +36,7 @@ class Listener(Protocol):
     """What a session is to the programs that are compiled with its hook."""
 
     inbox: Inbox
+    ends: deque[int]
     setting: Setting
     errors: list[str]
     interrupted: bool
@@ -215,6 +217,16 @@ class Cotangents:
         for where, summary in zip(self.where, found, strict=True):
             if np.any(summary.bins):  # else no cotangent reached it
                 sent.add(where.site, GRADIENT, where.summary(summary, self.members))
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """Notes how many passes have begun when the programs started before have ended."""
+
+    session: int
+
+    def __call__(self) -> None:
+        _safely(self.session, lambda found: found.ends.append(found.inbox.count), lambda: None)
 
 
 Arrays = list[np.ndarray]

@@ -8,14 +8,17 @@ program with room for a new perturbation is compiled, the old program goes on.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, cast
 
+import jax
 from flax import nnx
 
-from nnx_inspector._compat import started
+from nnx_inspector._compat import native, started
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.hooks.dispatch import executables_called, hooked, tagged
 from nnx_inspector.hooks.layers import (
@@ -28,15 +31,20 @@ from nnx_inspector.hooks.sites import Only, Selection, methods, module_sites, si
 from nnx_inspector.live.figures import Observer, told_gauges
 from nnx_inspector.live.hook import Watch
 from nnx_inspector.live.inbox import Inbox, Taken, merged
-from nnx_inspector.live.messages import Reached, listeners
+from nnx_inspector.live.messages import Ended, Reached, listeners
 from nnx_inspector.live.recompile import JitCalls
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting, has_room
-from nnx_inspector.program.host import EFFECT
+from nnx_inspector.program.host import EFFECT, tell
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.recordings.layers import Stack, told_apart
 from nnx_inspector.stats.summary import Summary
 
 _numbers = itertools.count(1)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _end(host: Ended) -> jax.Array:
+    return tell(host, True)
 
 
 class Session:
@@ -98,6 +106,7 @@ class Session:
         self.setting = CLEAN
         self.places: tuple[Place, ...] = ()
         self.inbox = Inbox(CLEAN)
+        self.ends: deque[int] = deque()
         self.on_armed: Callable[[], None] = lambda: None
         self._wanted: tuple[Place, ...] = ()
         self._observer = Observer()
@@ -298,6 +307,27 @@ class Session:
         """Like `take`, but each pass separately."""
         started.wait()
         return self.inbox.take()
+
+    @property
+    def tells_steps_apart(self) -> bool:
+        """Whether `step_ends` is certain to: elsewhere it was not tried."""
+        return jax.default_backend() == "cpu" and native.serves_here()
+
+    def step_ends(self) -> jax.Array:
+        """Start a program that tells the passes which this thread has started from later ones, and
+        return what to pass to `passes_of`: jax runs the programs of a CPU in the order in which a
+        thread has started them.
+        """
+        with started.fast_path(EFFECT):
+            return _end(Ended(self.number))
+
+    def passes_of(self, end: jax.Array) -> tuple[list[Taken], int]:
+        """The passes since the step before, and how many passes had begun by its end. To be called
+        once for each `step_ends`, in order; waits for the programs of the step alone.
+        """
+        end.block_until_ready()
+        count = self.ends.popleft()
+        return self.inbox.take(before=count), count
 
     def close(self) -> None:
         """Close the session; what programs compiled with its hook still send is ignored."""

@@ -86,7 +86,7 @@ def watch(
         with Region(_Recorder(recording), session, check_every(every)):
             yield recording
         is_over = True  # everything that it started too: the region has waited for it
-        attendance.note()
+        attendance.note(session.inbox.count)
         uncalled = attendance.uncalled(over=True)
         if uncalled is not None:
             recording.miss(uncalled)

@@ -68,7 +68,7 @@ def test_scalars_of_all_kinds_are_taken() -> None:
     values = [1, 1.0, True, np.float32(1), np.ones(()), jnp.ones((), jnp.bfloat16)]
     values += [nnx.Variable(jnp.ones(())), float("nan")]
     metrics.add(3, {f"m{i}": value for i, value in enumerate(values)})
-    metrics.settle(wait=True)
+    metrics.settle(wait_until=3)
     found = {name: points.tolist() for name, points in recording.curves().items()}
     assert all(found[f"m{i}"] == [[3.0, 1.0]] for i in range(7))
     assert np.isnan(found["m7"][0][1])

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 import nnx_inspector as nni
+from nnx_inspector._compat import native
+from nnx_inspector.program.host import ask
 
 WIDTH = 256
+PATIENCE = 60
 
 
 class Chain(nnx.Module):
@@ -78,3 +83,56 @@ def test_switching_in_a_region_acts_on_later_passes_alone() -> None:
             found.append(forward(model, x, 1.0))
     for i, (y, expected) in enumerate(zip(found, clean, strict=True)):
         np.testing.assert_allclose(y, expected * (i % 2), rtol=1e-5, atol=1e-6)
+
+
+def test_a_measured_step_is_started_while_the_one_before_runs() -> None:
+    if not native.serves_here():
+        pytest.skip("no function in C calls Python here: such programs are waited for")
+    may_end = threading.Event()
+    may_end.set()
+
+    def host() -> tuple[Any, ...]:
+        return (np.float32(may_end.wait(PATIENCE)),)
+
+    @nnx.jit
+    def step(model: Chain, x: jax.Array) -> jax.Array:
+        y = model(x)
+        return y * ask(host, [jax.ShapeDtypeStruct((), jnp.float32)], after=[y])[0]
+
+    model, xs = Chain(nnx.Rngs(0)), batches(6)
+    insp = nni.Inspector(model, xs[0], display=False)
+    found: list[jax.Array] = []
+    for i, x in enumerate(insp.watch(xs, every=1)):
+        if i == 3:
+            may_end.clear()
+        found.append(step(model, x))
+        if i == 4:
+            assert not found[3].is_ready()
+            may_end.set()
+    passes = [one for one in insp.recording.passes if one.kind == "watch"]
+    assert [one.step for one in passes] == list(range(6))
+    for one in passes:
+        summary: Any = one.summary("")
+        np.testing.assert_allclose(summary.mean, found[one.step].mean(), rtol=1e-4)
+
+
+def test_of_steps_that_are_all_measured_each_has_its_own_passes() -> None:
+    """Steps call the model twice, not at all, or once, and the device is behind."""
+    model, xs = Chain(nnx.Rngs(0)), batches(10)
+    insp = nni.Inspector(model, xs[0], display=False)
+    expected: dict[int, list[Any]] = {}
+    for i, x in enumerate(insp.watch(xs, every=1)):
+        calls = [forward(model, x, 1.0 + j) / (1.0 + j) for j in range((2 - i) % 3)]
+        insp.metrics(calls=len(calls), last=calls[-1].sum() if calls else 0)
+        expected |= {i: calls} if calls else {}
+    passes = [one for one in insp.recording.passes if one.kind == "watch"]
+    assert [one.step for one in passes] == list(expected)
+    for one in passes:
+        outputs = np.asarray(expected[one.step], np.float64)
+        summary: Any = one.summary("")
+        assert summary.size == outputs.size
+        np.testing.assert_allclose(summary.mean, outputs.mean(), rtol=1e-4)
+    curves = insp.recording.curves()
+    assert [step for step, _ in curves["last"]] == list(range(10))
+    for step, calls in expected.items():
+        np.testing.assert_allclose(curves["last"][step][1], np.sum(calls[-1]), rtol=1e-4)
