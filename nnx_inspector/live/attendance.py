@@ -130,8 +130,8 @@ class Attendance:
             (session.unattributed, seen.others),
             (session.doubtful, seen.doubtful),
         ):
-            for name, count in found.items():
-                into[name] = into.get(name, 0) + count
+            for name, calls in found.items():
+                into[name] = into.get(name, 0) + calls
         session.doubtful.clear()
         seen.executables += session.executables
         seen.twins |= any(why.startswith(TWINS) for why in session.unseen.values())

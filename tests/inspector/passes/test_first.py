@@ -322,6 +322,7 @@ import jax.numpy as jnp
 import nnx_inspector as nni
 from flax import nnx
 from models import TwoLayers
+from nnx_inspector._compat import native
 
 jax.config.update("jax_compilation_cache_dir", sys.argv[1])
 model, x = TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3))
@@ -330,9 +331,16 @@ jax.monitoring.register_event_listener(lambda name, **_: events.update([name.spl
 insp = nni.Inspector(model, x, display=False)
 insp._rerun.begin()
 assert len(insp.recording) == 1
-insp.perturb("a", nni.Zero())
+zero = insp.perturb("a", nni.Zero())
 assert insp.effect is not None
 insp.step(lambda model, x: (model(x) ** 2).mean(), x)
+if native.serves_here():  # elsewhere jax keeps no program that calls Python
+    zero.remove()
+    step = nnx.jit(lambda model, x: model(x).sum())
+    for i in insp.watch(range(2), every=1):
+        step(model, x * i)
+    means = [one.summary("a").mean for one in insp.recording.passes[-2:]]
+    assert abs(means[1] - model.a(x).mean()) < 1e-6
 print(json.dumps([events["cache_hits"], events["cache_misses"]]))
 """
 
