@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -40,6 +41,26 @@ from nnx_inspector.recordings.layers import Stack, told_apart
 from nnx_inspector.stats.summary import Summary
 
 _numbers = itertools.count(1)
+_free: dict[int, dict[int | None, list[int]]] = {}
+
+
+def _free_numbers(model: nnx.Module, tree: int | None) -> list[int]:
+    """The numbers of this model's finished loops: the next loop uses their programs again."""
+    if id(model) not in _free:
+        _free[id(model)] = {}
+        weakref.finalize(model, _free.pop, id(model), None)  # by identity: it may have no hash
+    return _free[id(model)].setdefault(tree, [])
+
+
+def _taken(free: list[int], wanted: int) -> int:
+    try:
+        free.remove(wanted)
+    except ValueError:
+        try:
+            return free.pop()
+        except IndexError:  # not checked beforehand: another thread may take the last number
+            return next(_numbers)
+    return wanted
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -57,8 +78,6 @@ class Session:
         besides: sites that only a call reveals (a sown value, a Linen submodule) and that may be
             perturbed; other such sites are measured too.
         measured: the selected sites that are measured; the others can only be perturbed.
-        number: the number of a finished session of this model, of which no program is running. Its
-            programs are used again if the hooks are equal.
         tree: which of several trees of the model's structure is the model; see `Lookalikes`.
 
     Attributes:
@@ -77,10 +96,11 @@ class Session:
         gradients: bool = True,
         besides: Sequence[str] = (),
         measured: Only = None,
-        number: int | None = None,
         tree: int | None = None,
     ):
-        self.number = next(_numbers) if number is None else number
+        self.number, self._tree = 0, tree
+        self._has_number = False
+        self._may_share = True  # the programs with other sessions
         self.model = model
         self.selection = Selection(only)
         self.selection.require_match(model)
@@ -112,10 +132,32 @@ class Session:
         self._observer = Observer()
         self.lookalikes = Lookalikes(tree)
         self.bare = False
-        self._calls, self._bare_calls = JitCalls(weakly(self._is_mine)), JitCalls(None)
+        self._calls, self._bare_calls = self._no_calls(), JitCalls(None)
         self._arming = Worker("nnx_inspector.arming", weakly(self._not_armed), weakly(self._armed))
-        listeners[self.number] = self
+        self.begin()
         self.refresh()
+
+    def _no_calls(self) -> JitCalls:
+        return JitCalls(weakly(self._is_mine))
+
+    def begin(self) -> None:
+        """Take a number for a loop: the last one, or one of the model's that is free. Programs
+        that were compiled with that number are used again if the hooks are equal.
+        """
+        if not self._has_number:
+            number = _taken(_free_numbers(self.model, self._tree), self.number)
+            if number != self.number:
+                self.number, self._calls = number, self._no_calls()
+        self._has_number = True
+        listeners[self.number] = self
+
+    def finish(self) -> None:
+        """End a loop, none of whose programs is running. What later programs send is ignored."""
+        listeners.pop(self.number, None)
+        # other calls, of a twin say, are seen in a new trace alone: other sessions must trace again
+        if self._has_number and self._may_share:
+            self._has_number = False
+            _free_numbers(self.model, self._tree).append(self.number)
 
     def refresh(self) -> None:
         """Read the model's modules again: one may have been added or removed."""
@@ -259,6 +301,7 @@ class Session:
             self.executables += executables_called()
 
     def _note(self, scope: Scope) -> None:
+        self._may_share &= not scope.unattributed
         for name, count in scope.unattributed.items():
             self.unattributed[name] = self.unattributed.get(name, 0) + count
         for name, count in scope.doubtful.items():
@@ -330,6 +373,7 @@ class Session:
         return self.inbox.take(before=count), count
 
     def close(self) -> None:
-        """Close the session; what programs compiled with its hook still send is ignored."""
+        """Close the session, perhaps in a loop: what its programs still send is ignored."""
+        self._may_share = False
         self._arming.close()
         listeners.pop(self.number, None)

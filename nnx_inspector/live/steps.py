@@ -126,6 +126,7 @@ def watched(
     """Yield the batches, with the session open around the caller's work on some of them."""
     steps = Steps(owner, session, every, owner.loop_begins(_how_many(batches)))
     try:
+        session.begin()
         session.refresh()
         with installed():
             try:
@@ -137,6 +138,7 @@ def watched(
                 steps.leave()
     finally:
         owner.loop_ends(session)
+        session.finish()
 
 
 def _how_many(batches: Iterable[Any]) -> int | None:
@@ -167,6 +169,7 @@ class Region:
         first = self._owner.loop_begins(None)
         try:
             self._session.inbox.restart(self._every)
+            self._session.begin()
             self._session.refresh()
             self._owner.step_begins(self._session)
             self._stack.enter_context(installed())
@@ -210,6 +213,8 @@ class Region:
                 self._steps.leave()
             self._stack.close()
             self._owner.loop_ends(self._session, failed=error is not None)
+            if error is None:
+                self._session.finish()
         if error is None:
             raise_interrupt(self._session)
 

@@ -74,10 +74,9 @@ def watch(
         >>> [one.step for one in recording.passes], recording.summary("").size
         ([0, 2], 12)
     """
-    free = _free_numbers(require_module(model), check_tree(tree))
-    number = _taken(free)
-    session = Session(model, only=only, gradients=gradients, number=number, tree=tree)
-    recording, is_over, failed = Recording(), False, list[str]()
+    require_module(model)
+    session = Session(model, only=only, gradients=gradients, tree=check_tree(tree))
+    recording, failed = Recording(), list[str]()
     attendance, uncalled = Attendance(session, every, 0, in_region=True), None
     try:
         if save is not None:
@@ -85,7 +84,6 @@ def watch(
         recording.learn(facts_of_modules(model))
         with Region(_Recorder(recording), session, check_every(every)):
             yield recording
-        is_over = True  # everything that it started too: the region has waited for it
         attendance.note(session.inbox.count)
         uncalled = attendance.uncalled(over=True)
         if uncalled is not None:
@@ -94,9 +92,6 @@ def watch(
     finally:
         session.close()
         recording.detach()
-        # other calls, of a twin say, are seen in a new trace alone: a later region must trace again
-        if is_over and not session.unattributed:
-            free.append(session.number)
         lost = list(losses_of(session))
         for text in (*failed, *(lost if uncalled is None else ())):
             warn(text)
@@ -105,23 +100,6 @@ def watch(
 _Learnt = tuple[Facts, dict[str, int]]
 _learnt: weakref.WeakKeyDictionary[WatchedCall, _Learnt] = weakref.WeakKeyDictionary()
 """What was learnt from a call, kept as long as a program that was traced for it."""
-
-_free: dict[int, dict[int | None, list[int]]] = {}
-
-
-def _free_numbers(model: nnx.Module, tree: int | None) -> list[int]:
-    """The numbers of this model's finished sessions: the next session reuses their programs."""
-    if id(model) not in _free:
-        _free[id(model)] = {}
-        weakref.finalize(model, _free.pop, id(model), None)  # by identity: it may have no hash
-    return _free[id(model)].setdefault(tree, [])
-
-
-def _taken(free: list[int]) -> int | None:
-    try:
-        return free.pop()
-    except IndexError:  # not checked beforehand: another thread may take the last number
-        return None
 
 
 class _Recorder:

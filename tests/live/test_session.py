@@ -309,6 +309,44 @@ def test_a_program_that_outlives_its_session_still_runs():
     assert session.number not in messages.listeners
 
 
+def test_sessions_share_programs_one_after_the_other_alone():
+    model, traces = TwoLayers(nnx.Rngs(0)), []
+    step, optimizer = make_step(traces), adam(model)
+    first, second = Session(model), Session(model)
+    for one, scale in ((first, 1), (second, 2)):  # both are open
+        with one.open():
+            step(model, optimizer, scale * X)
+    assert len(traces) == 2
+    found = [one.take()[""]["output"] for one in (first, second)]
+    assert found[0].size == found[1].size
+    assert found[0].mean != found[1].mean
+    first.finish()
+    third = Session(model)
+    expected = model(3 * X)
+    with third.open():
+        step(model, optimizer, 3 * X)
+    assert len(traces) == 2
+    assert third.take()[""]["output"].mean == pytest.approx(float(expected.mean()), rel=1e-5)
+    assert not first.take()
+    first.begin()
+    assert len({one.number for one in (first, second, third)}) == 3
+
+
+def test_a_session_whose_program_calls_a_twin_lets_no_other_use_it():
+    model, twin = TwoLayers(nnx.Rngs(0)), TwoLayers(nnx.Rngs(1))
+    step = nnx.jit(lambda model, twin, x: model(x) + twin(x))
+    numbers = []
+    for _ in range(2):
+        session = Session(model)
+        with session.open():
+            step(model, twin, X)
+        assert session.unattributed
+        session.take()
+        session.finish()
+        numbers.append(session.number)
+    assert len(set(numbers)) == 2
+
+
 def test_a_dropped_session_is_freed():
     session = Session(TwoLayers(nnx.Rngs(0)))
     number = session.number

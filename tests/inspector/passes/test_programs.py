@@ -261,14 +261,19 @@ def test_a_second_inspector_of_a_model_compiles_nothing():
     def loss_fn(model, x):
         return (model(x) ** 2).mean()
 
+    step = nnx.jit(nnx.value_and_grad(loss_fn))
+
     def all_of_one() -> tuple[list[str], nni.Inspector]:
         with Compiled() as compiled:
             insp = nni.Inspector(model, x, display=False)
             insp.run(x)
             insp.step(loss_fn, x)
+            for _ in insp.watch(range(3), every=1):
+                step(model, x)
             insp.findings  # noqa: B018
             insp._rerun.wait()
             insp._diagnosing.wait()
+        assert [one.kind for one in insp.recording.passes] == ["run", "step", *["watch"] * 3]
         return compiled.kinds, insp
 
     kinds, first = all_of_one()
