@@ -1,18 +1,16 @@
 // The panel "Attribution": how much each token or pixel of the input counts for an output.
-import { useCallback, useMemo, useState } from "preact/hooks";
-import { Canvas, type Area } from "../charts/Canvas";
-import { LaidOver } from "../inputs/LaidOver";
-import { thumbnail } from "../inputs/pictures";
+import type { ComponentChildren } from "preact";
+import { useMemo, useState } from "preact/hooks";
 import { visible } from "../inputs/state";
-import type { Attributed, Pictures, Study } from "../kernel/protocol";
+import type { Attributed, Study } from "../kernel/protocol";
 import { Python, quoted } from "../python/Python";
 import type { Store } from "../store";
 import { exact, real } from "../ui/format";
 import { ids } from "../ui/testids";
-import { dark } from "../ui/theme";
-import { rangeOf, type Range } from "../values/cells";
-import { ColourBar } from "../values/Legend";
-import { colours, css, NOT_FINITE, shade } from "../charts/colour";
+import { Beside } from "../values/Beside";
+import { cellAt, rangeOf } from "../values/cells";
+import { ColourBar, Legend } from "../values/Legend";
+import { Picture } from "../values/Picture";
 import { Strip } from "../words/Strip";
 import { ExampleNumber, Form, Now, ofExample, Token, Whole } from "./Parts";
 
@@ -22,7 +20,6 @@ const METHODS: Readonly<Record<Method, string>> = {
   gradient_times_input: "gradient × input",
   integrated_gradients: "integrated gradients",
 };
-const LARGEST = 320;
 
 export function AttributionPanel({ store }: { store: Store }) {
   const { studies, inputs } = store;
@@ -78,94 +75,60 @@ function saidOf(found: Attributed): string {
 }
 
 function Scores({ store, found }: { store: Store; found: Attributed }) {
+  return found.shape.length < 2 ? <Places found={found} /> : <Pixels store={store} found={found} />;
+}
+
+function Places({ found }: { found: Attributed }) {
   const [at, point] = useState<number | null>(null);
   const values = useMemo(() => Float64Array.from(found.scores, (one) => one ?? NaN), [found]);
   const range = useMemo(() => rangeOf({ mean: values, low: null, high: null }, false), [values]);
-  const flat = found.shape.length < 2;
   const words = useMemo(() => (found.words.length > 0 ? found.words : found.scores.map((_, i) => String(i))), [found]);
   return (
     <>
-      {flat ? (
-        <Strip words={words} values={values} range={range} at={at} point={point} label={`The ${words.length} places of the input, coloured by how much each counts.`} />
-      ) : (
-        <Pixels store={store} found={found} values={values} range={range} at={at} point={point} />
-      )}
-      <p class="nni-told" aria-live="polite" data-testid={ids.attributionTold} data-value={at === null ? "" : exact(values[at])}>
-        {at === null ? (
-          <span class="nni-faint">Point at a {flat ? "place" : "pixel"} for its score</span>
-        ) : flat ? (
-          <>
-            {at} <bdi class="nni-word">{visible(words[at] ?? "")}</bdi> {real(values[at])}
-          </>
-        ) : (
-          `row ${Math.floor(at / found.shape[1]!) * found.blocks}, column ${(at % found.shape[1]!) * found.blocks}${found.blocks > 1 ? `, the sum of ${found.blocks} × ${found.blocks} pixels` : ""}: ${real(values[at])}`
-        )}
-      </p>
-      <div class="nni-legend" data-testid={ids.attribution} data-value={values.length}>
+      <Strip words={words} values={values} range={range} at={at} point={point} label={`The ${words.length} places of the input, coloured by how much each counts.`} />
+      <Told value={at === null ? null : values[at]!} hint="Point at a place for its score">
+        {at} <bdi class="nni-word">{visible(words[at ?? 0] ?? "")}</bdi> {real(values[at ?? 0])}
+      </Told>
+      <div class="nni-legend">
         <ColourBar range={range} />
-        <span class="nni-faint">{range.signed ? "Blue counts against, orange for it." : "How much each counts."}</span>
       </div>
+      <Signs count={values.length} signed={range.signed} />
     </>
   );
 }
 
-/** The picture whose pixels are attributed; null if the scores are not those of a picture's pixels. */
-function pictureOf(store: Store, { shape, blocks, example }: Attributed): Pictures | null {
-  const pictures = store.inputs.inputs.value?.pictures ?? null;
-  if (!pictures || example >= pictures.count) return null;
-  const sides = [pictures.rows, pictures.columns].map((side) => Math.ceil(side / blocks));
-  return sides.every((side, i) => side === shape[i]) ? pictures : null;
-}
-
-interface PixelsProps {
-  store: Store;
-  found: Attributed;
-  values: Float64Array;
-  range: Range;
-  at: number | null;
-  point: (at: number | null) => void;
-}
-
-function Pixels({ store, found, values, range, at, point }: PixelsProps) {
-  const [rows, columns] = found.shape as [number, number];
-  const pictures = pictureOf(store, found);
-  const share = pictures ? store.values.share.value : 0;
-  const size = Math.max(1, Math.min(24, Math.floor(LARGEST / Math.max(rows, columns))));
-  const night = dark.value;
-  const paint = useCallback(
-    ({ context }: Area) => {
-      const table = colours(range, night);
-      const picture = share > 0 ? thumbnail(pictures, found.example) : null;
-      if (picture) {
-        context.imageSmoothingEnabled = picture.width > columns * size;
-        context.drawImage(picture, 0, 0, columns * size, rows * size);
-        context.globalAlpha = 1 - share;
-      }
-      values.forEach((value, i) => {
-        context.fillStyle = Number.isFinite(value) ? css(table, shade(value, range) * 3) : css(NOT_FINITE);
-        context.fillRect((i % columns) * size, Math.floor(i / columns) * size, size, size);
-      });
-      context.globalAlpha = 1;
-    },
-    [values, range, night, rows, columns, size, pictures, share, found.example],
-  );
-  const under = (event: PointerEvent): number => {
-    const box = (event.currentTarget as Element).getBoundingClientRect();
-    const [x, y] = [Math.floor((event.clientX - box.left) / size), Math.floor((event.clientY - box.top) / size)];
-    return Math.min(Math.max(y, 0), rows - 1) * columns + Math.min(Math.max(x, 0), columns - 1);
-  };
-  const [row, column] = at === null ? [0, 0] : [Math.floor(at / columns), at % columns];
-  const mark = at === null ? null : ([row / rows, (row + 1) / rows, column / columns, (column + 1) / columns] as const);
-  const cells = (
-    <div class="nni-pixels" style={{ width: `${columns * size}px` }} onPointerMove={(event) => point(under(event))} onPointerLeave={() => point(null)}>
-      <Canvas width={columns * size} height={rows * size} label={`How much each of ${rows} by ${columns} pixels counts`} paint={paint} />
-    </div>
-  );
-  if (!pictures) return cells;
+function Pixels({ store, found }: { store: Store; found: Attributed }) {
+  const { inputs, studies } = store;
+  const pixels = studies.pixels;
+  const [cells, cursor, array] = [pixels.drawn.value!, pixels.cursor.value, pixels.array.value!];
+  const at = cursor ? cellAt(cells, 0, cursor.row, cursor.column) : -1;
+  const [row, column] = [cursor?.row, cursor?.column].map((n) => Math.floor((n ?? 0) / found.blocks) * found.blocks);
+  const sum = found.blocks > 1 ? `, the sum of ${found.blocks} × ${found.blocks} pixels` : "";
   return (
-    <div class="nni-beside">
-      <LaidOver pictures={pictures} example={found.example} mark={mark} share={store.values.share} />
-      {cells}
-    </div>
+    <>
+      <Beside values={pixels} inputs={inputs}>
+        <Picture values={pixels} inputs={inputs} label={`How much each of ${array.shape.join(" by ")} pixels counts`} drawn={null} />
+      </Beside>
+      <Told value={at < 0 ? null : cells.mean[at]!} hint="Point at a pixel for its score">{`row ${row}, column ${column}${sum}: ${real(cells.mean[at])}`}</Told>
+      <Legend values={pixels} cells={cells} />
+      <Signs count={cells.mean.length} signed={cells.mean.some((one) => one < 0)} />
+    </>
+  );
+}
+
+/** The score that is pointed at. */
+function Told({ value, hint, children }: { value: number | null; hint: string; children: ComponentChildren }) {
+  return (
+    <p class="nni-told" aria-live="polite" data-testid={ids.attributionTold} data-value={value === null ? "" : exact(value)}>
+      {value === null ? <span class="nni-faint">{hint}</span> : children}
+    </p>
+  );
+}
+
+function Signs({ count, signed }: { count: number; signed: boolean }) {
+  return (
+    <p class="nni-faint nni-small" data-testid={ids.attribution} data-value={count}>
+      {signed ? "Blue counts against, orange for it." : "How much each counts."}
+    </p>
   );
 }

@@ -4,8 +4,10 @@
 // next is computed the one before stays.
 import { useEffect } from "preact/hooks";
 import { batch, signal, type Signal } from "@preact/signals";
+import type { InputsState } from "../inputs/state";
 import type { Ask } from "../kernel/bridge";
 import type { Attributed, Lens, Logits, Study, UnitExamples } from "../kernel/protocol";
+import { PixelsState } from "./pixels";
 
 type Message = Lens | Logits | Attributed | UnitExamples;
 type What = Study["what"];
@@ -22,13 +24,20 @@ export class StudiesState {
   readonly logits = signal<Shown<Logits> | null>(null);
   readonly attribution = signal<Shown<Attributed> | null>(null);
   readonly examples = signal<Shown<UnitExamples> | null>(null);
+  /** The picture of what each pixel counts. */
+  readonly pixels: PixelsState;
   /** Why a request was refused. */
   readonly problem = signal("");
   readonly wish = signal<Wish>({
     site: "", example: 0, position: -1, unit: 0, axis: -1, token: null, unembed: "", norm: "", method: "gradient_times_input",
   });
 
-  constructor(private readonly kernel: (request: Ask, settle: (error: string | null) => void) => number) {}
+  constructor(
+    private readonly kernel: (request: Ask, settle: (error: string | null) => void) => number,
+    inputs: InputsState,
+  ) {
+    this.pixels = new PixelsState(() => this.attribution.value?.found ?? null, inputs);
+  }
 
   receive(message: Message): void {
     const of = this[message.type] as Signal<Shown<Message> | null>;

@@ -4,39 +4,25 @@
 import type { ComponentChildren } from "preact";
 import { LaidOver } from "../inputs/LaidOver";
 import { thumbnail } from "../inputs/pictures";
-import { exampleOf, type InputsState } from "../inputs/state";
-import { fixed, lengthOf } from "./layout";
+import type { InputsState } from "../inputs/state";
+import { lengthOf, type Pictured } from "./layout";
 import type { Under } from "./painting";
 import { toGrid } from "../inputs/patches";
-import type { ValuesState } from "./state";
-
-/** The example of a tile; -1 if it is unknown, or the cells are not places in a picture. */
-function exampleAt(values: ValuesState, inputs: InputsState, tile: number): number {
-  const [array, shown, pictures] = [values.array.value, values.shown.value, inputs.inputs.value?.pictures];
-  if (!array || !shown || !pictures || values.part.value === "parameter") return -1;
-  if (shown.view === "images") {
-    const [rows, columns] = [lengthOf(array, shown.rows), lengthOf(array, shown.columns)];
-    const alike = Math.abs(Math.log((rows * pictures.columns) / (columns * pictures.rows)));
-    if (!(alike < 0.25 && Math.min(rows, columns) >= 2 && shown.rows < shown.columns)) return -1;
-  } else if (shown.view !== "patches") return -1;
-  const at = fixed(array, shown, values.index.value).map((n, axis) => (axis === shown.tiles ? tile : n));
-  return exampleOf(array.axes, array.shape, at, inputs.inputs.value);
-}
 
 /** What lies under the cells, with a key for what is drawn; nothing if nothing shows through. */
-export function under(values: ValuesState, inputs: InputsState): (Under & { key: string }) | undefined {
+export function under(values: Pictured, inputs: InputsState): (Under & { key: string }) | undefined {
   const [array, shown, share, grid] = [values.array.value, values.shown.value, values.share.value, values.patches.value];
   const pictures = inputs.inputs.value?.pictures;
   if (!array || !shown || !pictures || share === 0) return undefined;
   const whole = shown.view === "patches" && grid ? ([grid.rows, grid.columns] as const) : ([lengthOf(array, shown.rows), lengthOf(array, shown.columns)] as const);
   const key = [share, pictures.pixels.length, values.index.value].join();
-  return { share, whole, key, of: (tile) => thumbnail(pictures, exampleAt(values, inputs, tile)) };
+  return { share, whole, key, of: (tile) => thumbnail(pictures, values.example(tile)) };
 }
 
-export function Beside({ values, inputs, children }: { values: ValuesState; inputs: InputsState; children: ComponentChildren }) {
+export function Beside({ values, inputs, children }: { values: Pictured; inputs: InputsState; children: ComponentChildren }) {
   const [array, shown, cursor, grid] = [values.array.value!, values.shown.value!, values.cursor.value, values.patches.value];
   const pictures = inputs.inputs.value?.pictures;
-  const example = exampleAt(values, inputs, cursor?.tile ?? values.box.value?.tiles[0] ?? 0);
+  const example = values.example(cursor?.tile ?? values.box.value?.tiles[0] ?? 0);
   if (!pictures || example < 0 || example >= pictures.count) return <div class="nni-beside">{children}</div>;
   const of = shown.view === "patches" && grid;
   const at = cursor && of ? toGrid(cursor, of) : cursor;

@@ -8,9 +8,9 @@ import { exact, real } from "../ui/format";
 import { ids } from "../ui/testids";
 import { dark } from "../ui/theme";
 import { isBad, rangeOf, type Cells, type Range } from "./cells";
-import type { ValuesState } from "./state";
+import type { Pictured } from "./layout";
 
-export function Legend({ values, cells }: { values: ValuesState; cells: Cells }) {
+export function Legend({ values, cells }: { values: Pick<Pictured, "robust">; cells: Cells }) {
   const robust = values.robust.value;
   const range = useMemo(() => rangeOf(cells, robust), [cells, robust]);
   const bad = useMemo(() => cells.mean.some((_, i) => isBad(cells, i)), [cells]);

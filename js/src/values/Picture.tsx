@@ -12,9 +12,8 @@ import { ids } from "../ui/testids";
 import { dark } from "../ui/theme";
 import { under } from "./Beside";
 import { rangeOf } from "./cells";
-import { fixed, lengthOf, moved, shownAs, zoomed, type Box, type Cursor, type Shown } from "./layout";
+import { fixed, lengthOf, moved, zoomed, type Box, type Cursor, type Pictured, type Shown } from "./layout";
 import { elementAt, paintLine, paintOff, paintPicture, paintWords, places, raster, type Words } from "./painting";
-import type { ValuesState } from "./state";
 
 const HEIGHT = { heatmap: 260, images: 300, patches: 300, attention: 300, tokens: 200, line: 180 } as const;
 const DRAG = 4;
@@ -28,7 +27,7 @@ export interface Drawn {
 }
 
 interface Props {
-  values: ValuesState;
+  values: Pictured;
   inputs: InputsState;
   label: string;
   drawn: Drawn | null;
@@ -175,8 +174,8 @@ export function Picture({ values, inputs, label, drawn }: Props) {
       "+": () => zoom(here, 0.5),
       "=": () => zoom(here, 0.5),
       "-": () => zoom(here, 2),
-      "0": () => values.setShown(shown),
-      Enter: () => openTile(values, here),
+      "0": () => values.showAll(),
+      Enter: () => values.openTile(here.tile),
       Escape: () => values.point(null),
       ...(drawn?.editing && cursor ? { " ": () => drawn.change(struck(cursor, cursor)) } : {}),
     };
@@ -201,7 +200,7 @@ export function Picture({ values, inputs, label, drawn }: Props) {
       onPointerCancel={() => setStroke(null)}
       onDblClick={(event) => {
         const here = at(event);
-        if (here) openTile(values, here);
+        if (here) values.openTile(here.tile);
       }}
       onKeyDown={onKeyDown}
     >
@@ -219,12 +218,4 @@ function wordsOf(inputs: InputsState, array: HeldArray, shown: Shown, index: rea
     axis >= 0 && inputs.holds(array.axes[axis]!, array.shape[axis]!) && inputs.words(example).length > 0 ? inputs.words(example) : null;
   const words = { rows: along(shown.rows), columns: along(shown.columns) };
   return words.rows || words.columns ? words : undefined;
-}
-
-/** Shows one of several pictures alone. */
-function openTile(values: ValuesState, here: Cursor): void {
-  const [array, shown] = [values.array.value, values.shown.value];
-  if (!array || !shown || shown.tiles < 0) return;
-  values.setShown({ ...shownAs(array, shown.view), ...shown, tiles: -1 });
-  values.setIndex(shown.tiles, here.tile);
 }

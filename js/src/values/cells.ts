@@ -4,7 +4,8 @@ import type { Values } from "../kernel/protocol";
 import { ProtocolError } from "../kernel/validate";
 
 export interface Cells {
-  readonly header: Values;
+  /** Where the cells lie, in elements along tiles, rows and columns. */
+  readonly header: Pick<Values, "starts" | "ends" | "block" | "counts">;
   /** The values, or the means of the blocks, [tiles, rows, columns]. */
   readonly mean: Float32Array | Float64Array;
   readonly low: Float32Array | Float64Array | null;
@@ -12,11 +13,13 @@ export interface Cells {
   /** How many values of each block are NaN, +Inf and -Inf; null if there are none. */
   readonly bad: readonly [nan: Plane, posinf: Plane, neginf: Plane] | null;
 }
+/** Cells that were read from the kernel. */
+export type ReadCells = Cells & { readonly header: Values };
 type Plane = Float32Array | Float64Array;
 
 const SIZE = { float32: 4, float64: 8, int64: 8, uint64: 8 } as const;
 
-export function decodeValues(header: Values, buffer: DataView | undefined): Cells | string[] {
+export function decodeValues(header: Values, buffer: DataView | undefined): ReadCells | string[] {
   const view = buffer ?? new DataView(new ArrayBuffer(0));
   if (header.counts.length !== 3 || header.starts.length !== 3 || header.ends.length !== 3 || header.block.length !== 3) {
     throw new ProtocolError("values has counts, starts, ends and block of other than three axes.");

@@ -1,6 +1,9 @@
 // The use of an array's axes on screen: the view that suits the array, and the request for a window.
 // Invariant: an axis is shown at most once, and every other one has an index within its length.
+import type { ReadonlySignal, Signal } from "@preact/signals";
+import type { Grid } from "../inputs/pictures";
 import type { HeldArray, ReadValues, Values } from "../kernel/protocol";
+import type { Cells } from "./cells";
 
 const VIEWS = ["heatmap", "images", "patches", "attention", "tokens", "line"] as const;
 export type View = (typeof VIEWS)[number];
@@ -27,6 +30,34 @@ export interface Box {
   readonly columns: Span;
 }
 type Span = readonly [from: number, to: number];
+
+/** What a picture of cells draws, and what moves it: the panels "Values" and "Attribution" each have their own. */
+export interface Pictured {
+  readonly array: ReadonlySignal<HeldArray | null>;
+  readonly shown: ReadonlySignal<Shown | null>;
+  readonly index: ReadonlySignal<readonly number[]>;
+  readonly box: ReadonlySignal<Box | null>;
+  /** The cells as they are drawn: positions in the view "patches" as a grid. */
+  readonly drawn: ReadonlySignal<Cells | null>;
+  /** The grid of patches of the array; null if it has none. */
+  readonly patches: ReadonlySignal<Grid | null>;
+  readonly cursor: ReadonlySignal<Cursor | null>;
+  /** Whether the colours range over most values only. */
+  readonly robust: Signal<boolean>;
+  /** How much of the input's picture shows through the cells, 0 to 1. */
+  readonly share: Signal<number>;
+  /** The tile that is shown large too. */
+  readonly large: Signal<number>;
+  /** The example whose picture lies under a tile; -1 if it is unknown, or the cells are no places in a picture. */
+  example: (tile: number) => number;
+  /** Set how many rows and columns of cells there is room for. */
+  setRoom: (rows: number, columns: number) => void;
+  setBox: (box: Box) => void;
+  showAll: () => void;
+  /** Show one of several tiles alone. */
+  openTile: (tile: number) => void;
+  point: (cursor: Cursor | null) => void;
+}
 
 export const TILES = 64;
 

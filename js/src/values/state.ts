@@ -3,16 +3,16 @@
 // answer is accepted by its content, not by its time; the picture stays until other cells have
 // come, so that nothing flickers.
 import { batch, computed, signal } from "@preact/signals";
-import type { InputsState } from "../inputs/state";
+import { exampleOf, type InputsState } from "../inputs/state";
 import type { Ask, ValueMessage } from "../kernel/bridge";
 import type { Arrays, HeldArray } from "../kernel/protocol";
-import { decodeValues, type Cells } from "./cells";
-import { covers, possible, request, sameSlice, shownAs, suits, wholeBox, withAxis, type Box, type Cursor, type Read, type Shown, type View } from "./layout";
+import { decodeValues, type ReadCells } from "./cells";
+import { covers, fixed, lengthOf, possible, request, sameSlice, shownAs, suits, wholeBox, withAxis, type Box, type Cursor, type Pictured, type Read, type Shown, type View } from "./layout";
 import { asGrid, patchesOf } from "../inputs/patches";
 
 export type Part = Arrays["part"];
 
-export class ValuesState {
+export class ValuesState implements Pictured {
   readonly part = signal<Part>("output");
   readonly clean = signal(false);
   readonly arrays = signal<Arrays | null>(null);
@@ -25,18 +25,14 @@ export class ValuesState {
   readonly box = signal<Box | null>(null);
   readonly component = signal<Read["component"]>("value");
   readonly robust = signal(true);
-  readonly cells = signal<Cells | null>(null);
+  readonly cells = signal<ReadCells | null>(null);
   readonly cursor = signal<Cursor | null>(null);
-  /** How much of the input's picture shows through the cells, 0 to 1. */
   readonly share = signal(0);
-  /** The grid of patches of the array; null if it has none. */
   readonly patches = computed(() => this.array.value && patchesOf(this.array.value, this.inputs?.inputs.value?.pictures));
-  /** The cells as they are drawn: positions in the view "patches" as a grid. */
   readonly drawn = computed(() => {
     const [cells, grid] = [this.cells.value, this.patches.value];
     return this.shown.value?.view !== "patches" ? cells : cells && grid && asGrid(cells, grid);
   });
-  /** The tile that is shown large too. */
   readonly large = signal(0);
   /** The value under the cursor with every digit; null until it is known. */
   readonly exact = signal<string | null>(null);
@@ -139,6 +135,29 @@ export class ValuesState {
     this.read();
   }
 
+  showAll(): void {
+    if (this.shown.value) this.setShown(this.shown.value);
+  }
+
+  openTile(tile: number): void {
+    const shown = this.shown.value;
+    if (!shown || shown.tiles < 0) return;
+    this.setShown({ ...shown, tiles: -1 });
+    this.setIndex(shown.tiles, tile);
+  }
+
+  example(tile: number): number {
+    const [array, shown, inputs] = [this.array.value, this.shown.value, this.inputs?.inputs.value];
+    if (!array || !shown || !inputs?.pictures || this.part.value === "parameter") return -1;
+    if (shown.view === "images") {
+      const [rows, columns] = [lengthOf(array, shown.rows), lengthOf(array, shown.columns)];
+      const alike = Math.abs(Math.log((rows * inputs.pictures.columns) / (columns * inputs.pictures.rows)));
+      if (!(alike < 0.25 && Math.min(rows, columns) >= 2 && shown.rows < shown.columns)) return -1;
+    } else if (shown.view !== "patches") return -1;
+    const at = fixed(array, shown, this.index.value).map((n, axis) => (axis === shown.tiles ? tile : n));
+    return exampleOf(array.axes, array.shape, at, inputs);
+  }
+
   /** Whether an axis of the array is that of the examples which all panels look at. */
   holdsExamples(axis: number): boolean {
     const [array, inputs] = [this.array.value, this.inputs?.inputs.value];
@@ -171,7 +190,6 @@ export class ValuesState {
     this.read();
   }
 
-  /** Set how many tiles, rows and columns of cells there is room for. */
   setRoom(rows: number, columns: number): void {
     const tiles = this.box.value ? this.box.value.tiles[1] - this.box.value.tiles[0] : 1;
     const share = Math.ceil(Math.sqrt(tiles));

@@ -5,7 +5,7 @@ import { afterEach, beforeEach, expect, it } from "vitest";
 import { VERSION } from "../../src/kernel/protocol";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
-import { started, type Mounted } from "../helpers/mounted";
+import { press, started, type Mounted } from "../helpers/mounted";
 
 let view: Mounted;
 beforeEach(async () => void (view = await started()));
@@ -72,8 +72,7 @@ it("lays the scores of pixels over the picture, and those of nothing else", asyn
     golden("attribution", { example, blocks, of: "", words: [], shape: [side, side], scores: new Array(side * side).fill(0.5) });
   await open("attribution");
   await told(inputs, pixels(0, 4, 1));
-  const share = view.find(ids.valuesShare) as HTMLInputElement;
-  expect(share.value).toBe("0");
+  expect(view.find(ids.valuesShare)).toMatchObject({ value: "0.4" });
   expect(view.find(ids.valuesThumbnail)).not.toBeNull();
   await told(pixels(0, 2, 2)); // sums of blocks of the same picture
   expect(view.find(ids.valuesShare)).not.toBeNull();
@@ -82,6 +81,33 @@ it("lays the scores of pixels over the picture, and those of nothing else", asyn
     expect(view.find(ids.valuesShare)).toBeNull();
     expect(view.find(ids.attribution)).not.toBeNull();
   }
+});
+
+it("draws what pixels count as a picture of its own, with a crosshair and a key to its colours", async () => {
+  const scores = Array.from({ length: 9 }, (_, i) => (i === 7 ? null : i - 2));
+  await open("attribution");
+  await told(golden("attribution", { blocks: 2, words: [], shape: [3, 3], scores }));
+  expect(["legendLow", "legendHigh"].map((id) => view.find(ids[id as "legendLow"])!.dataset["value"])).toEqual(["-6", "6"]);
+  const at = (): HTMLElement => view.find(ids.attributionTold)!;
+  expect(at().textContent).toBe("Point at a pixel for its score");
+  const go = async (key: string): Promise<void> => {
+    press(view.find(ids.picture)!, key);
+    await settle();
+  };
+  for (const key of ["ArrowDown", "ArrowDown", "ArrowRight", "ArrowRight"]) await go(key); // the first shows the crosshair
+  expect(at().textContent).toBe("row 2, column 4, the sum of 2 × 2 pixels: 3");
+  expect(at().dataset["value"]).toBe("3");
+  await told(golden("attribution", { blocks: 2, words: [], shape: [3, 3], scores: scores.map((one) => one && 2 * one) }));
+  expect(at().dataset["value"]).toBe("6"); // the same pixel of the next one
+  await go("ArrowDown");
+  await go("ArrowLeft");
+  expect(at().dataset["value"]).toBe("NaN");
+  expect(view.el.querySelector(".nni-legend-bad:not(.nni-hidden)")).not.toBeNull();
+  await go("Escape");
+  expect(at().dataset["value"]).toBe("");
+  await told(golden("attribution", { words: [], shape: [2, 2], scores: [1, 2, 3, 4] }));
+  for (const key of ["ArrowRight", "ArrowRight", "ArrowRight", "ArrowRight"]) await go(key);
+  expect(at().textContent).toBe("row 0, column 1: 2"); // it ends at the edge
 });
 
 it("chooses by number an example that no row shows, and asks for it", async () => {
