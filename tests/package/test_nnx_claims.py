@@ -211,7 +211,7 @@ def test_a_static_attribute_holds_no_data(wrap: Callable[[Any], Any]):
 
 
 def test_containers_are_data():
-    """`nnx.List` and `nnx.Dict` are containers that are modules themselves, so they are data, and
+    """`nnx.List` and `nnx.Dict` are containers that are themselves modules, so they are data, and
     each item has a path."""
     assert isinstance(nnx.List([]), nnx.Module)
     assert isinstance(nnx.Dict({}), nnx.Module)
@@ -288,7 +288,7 @@ def test_what_training_and_modes_change():
 
 
 def test_equal_graphdefs_share_a_program():
-    """equal graphdefs share one, and another graphdef means another compilation."""
+    """equal graphdefs share one, and a different graphdef means another compilation."""
     first, second, third = (Linear(rngs=nnx.Rngs(i)) for i in range(3))
     third.scale = 3.0
     assert traced(lambda model: model(x), [first, second, first]) == 1
@@ -319,7 +319,7 @@ def test_a_shared_module_is_one_site():
 
 
 def test_tree_mode_refuses_sharing():
-    """Tree mode refuses a model in which one Variable is at two places."""
+    """Tree mode refuses a model that holds one Variable in two places."""
     model = Twice(rngs=nnx.Rngs(0))
     nnx.split(model)  # graph mode is the default
     with pytest.raises(ValueError, match="Tree mode"):
@@ -329,7 +329,7 @@ def test_tree_mode_refuses_sharing():
 
 
 def test_tree_mode_writes_variables_back():
-    """It writes the values of Variables back, and not the attributes that were assigned inside."""
+    """It writes the values of Variables back, but not the attributes that were assigned inside."""
 
     def add(counts: Counts) -> None:
         counts.variable[...] += 1
@@ -343,7 +343,7 @@ def test_tree_mode_writes_variables_back():
 
 
 def test_each_mode_has_one_program():
-    """Twice: one program for each mode, and the first is found again."""
+    """When training mode comes back, the first program is found again."""
     model, traces = noisy(), []
 
     @nnx.jit
@@ -357,8 +357,8 @@ def test_each_mode_has_one_program():
     assert len(traces) == 2
 
 
-def test_evaluation_has_no_dice():
-    """In evaluation mode there are no dice, so two calls agree."""
+def test_evaluation_is_not_random():
+    """In evaluation mode nothing is random, so two calls agree."""
     model = noisy()
     assert (model(x) != model(x)).any()
     model.eval()
@@ -370,7 +370,7 @@ def test_evaluation_has_no_dice():
 
 def test_jit_writes_back():
     """`nnx.jit` splits the model, merges it inside `jax.jit`, and writes the changes back. Without
-    the last step nothing fails and nothing is kept"""
+    the last step nothing fails, but nothing is kept"""
     by_hand, jitted = noisy(), noisy()
     forgotten = jax.jit(lambda graphdef, state: nnx.merge(graphdef, state)(x))
     assert not changed(by_hand, nnx.BatchStat, lambda: forgotten(*nnx.split(by_hand)))
@@ -493,8 +493,8 @@ def test_a_stream_that_is_not_mapped_gives_one_mask():
 
 
 def test_split_rngs_gives_each_row_its_own():
-    """`nnx.split_rngs` splits each stream into keys, one for each row, and puts the stream back
-    afterwards, one draw further."""
+    """`nnx.split_rngs` splits each stream into keys, one for each row, and afterwards puts
+    the stream back, advanced by one draw."""
     drop = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
     key, axes = drop.rngs.key[...], nnx.StateAxes({nnx.RngState: 0, ...: None})
     y = nnx.split_rngs(splits=4)(nnx.vmap(dropped, in_axes=(axes, 0)))(drop, rows)
@@ -553,8 +553,8 @@ def leaves(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...],
 
 
 def test_keys_are_no_numbers_to_numpy():
-    """Random keys are not numbers to NumPy: `jax.random.key_data` gives their numbers, and
-    `jax.random.wrap_key_data` makes keys of them again."""
+    """To NumPy, random keys are not numbers: `jax.random.key_data` returns their numbers, and
+    `jax.random.wrap_key_data` turns these into keys again."""
     key = nnx.Rngs(0).default.key[...]
     with pytest.raises(TypeError, match="PRNGKey"):
         np.asarray(key)
@@ -563,8 +563,8 @@ def test_keys_are_no_numbers_to_numpy():
 
 
 def test_what_a_restore_checks():
-    """A path that the model does not have raises an error. A path that the checkpoint does not
-    have stays as it was, and `nnx.update` does not check shapes."""
+    """A path that the model does not have raises an error. What the checkpoint does not have stays
+    as it was in the model, and `nnx.update` does not check shapes."""
     linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
     state, kernel = nnx.state(linear), linear.kernel[...]
     with pytest.raises(ValueError, match="not available"):
