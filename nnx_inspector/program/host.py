@@ -136,13 +136,13 @@ def _tell_impl(gate: Any, *arrays: Any, host: Any) -> jax.Array:
         call_host(taken, (), *arrays)
 
     jax.lax.cond(gate, now, lambda *_: None, *arrays)
-    return jnp.zeros(())  # known at once: the program does not wait for the host
+    return jnp.zeros((), jnp.float32)  # known at once: the program does not wait for the host
 
 
 def _tell_now(gate: Any, *arrays: Any, host: Any) -> jax.Array:
     if bool(gate):
         host(*map(np.array, arrays))
-    return jnp.zeros(())
+    return jnp.zeros((), jnp.float32)
 
 
 _tell.def_impl(_tell_now)
