@@ -210,25 +210,23 @@ def _read_by_kind(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _
     """On several CPUs: integers in one reduction, sums in others, so that each is vectorised."""
     value, part = real_values(x), real_values(_part(x, batch_rank, steps))
     axes = tuple(range(batch_rank, x.ndim))
-    low, high, apart = _counted(value, axes)
+    operands, initial, combine = counters(value)
+    found = lax.reduce(tuple(operands), tuple(initial), combine, axes)
+    low, high, apart = from_counters(value, found)
     shift = _near_mean(_few(x, batch_rank), axes, low, high)
     scale, factor = scale_for(
         scaled_difference(high, shift, 0.5), scaled_difference(low, shift, 0.5)
     )
     d = scaled_difference(value, _broadcastable(shift, axes), _broadcastable(factor, axes))
     d = jnp.where(is_finite(value), d, 0)
-    sums = jnp.stack([scale, d.sum(axis=axes), (d * d).sum(axis=axes)], axis=-1)
-    bins = _whole_bins(_scattered(_bins_of(part), batch_rank), value, part, axes, apart)
-    return bins, jnp.stack([low, high, shift], axis=-1), sums
+    sums = [scale, d.sum(axis=axes), (d * d).sum(axis=axes)]
+    bins = _counted(_scattered, value, part, axes, apart)
+    return bins, in_rows([low, high, shift], axis=-1), in_rows(sums, axis=-1)
 
 
 @_gated
 def _read_once(
-    x: jax.Array,
-    *,
-    batch_rank: int,
-    steps: tuple[int, ...],
-    count: Callable[[jax.Array, int], jax.Array],
+    x: jax.Array, *, batch_rank: int, steps: tuple[int, ...], count: Callable[..., jax.Array]
 ) -> _Raw:
     """On an accelerator: one reduction for all exact figures.
 
@@ -237,11 +235,22 @@ def _read_once(
     """
     value, part = real_values(x), real_values(_part(x, batch_rank, steps))
     axes = tuple(range(batch_rank, x.ndim))
-    few = _few(x, batch_rank)
-    shift = _near_mean(few, axes, *_counted(few, axes)[:2])
-    low, high, apart, sums = _counted_and_summed(value, _broadcastable(shift, axes), axes)
-    bins = _whole_bins(count(_bins_of(part), batch_rank), value, part, axes, apart)
-    return bins, jnp.stack([low, high, shift], axis=-1), sums
+    points, sums, apart = _read(value, axes)
+    bins = _counted(count, value, part, axes, apart)
+    return bins, in_rows(points, axis=-1), in_rows(sums, axis=-1)
+
+
+def in_rows(figures: list[jax.Array], *, axis: int = 0) -> jax.Array:
+    """As `stack`, in a loop that XLA fuses with its surroundings: what it concatenates, it puts
+    into kernels of their own.
+    """
+    shape = list(figures[0].shape)
+    shape.insert(axis % (len(shape) + 1), len(figures))
+    row = lax.broadcasted_iota(np.int32, shape, axis % len(shape))
+    out = jnp.broadcast_to(jnp.expand_dims(figures[0], axis), shape)
+    for i, figure in enumerate(figures[1:], 1):
+        out = jnp.where(row == i, jnp.expand_dims(figure, axis), out)
+    return out
 
 
 def counters(value: jax.Array) -> tuple[list[jax.Array], list[Any], Callable[[Any, Any], Any]]:
@@ -283,41 +292,58 @@ def from_counters(
     return low, high, dict(zip(APART, counts, strict=False))
 
 
-def _counted(value: jax.Array, axes: _Axes) -> tuple[jax.Array, jax.Array, dict[int, jax.Array]]:
-    operands, initial, combine = counters(value)
-    return from_counters(value, lax.reduce(tuple(operands), tuple(initial), combine, axes))
+def _read(
+    value: jax.Array, axes: _Axes
+) -> tuple[list[jax.Array], list[jax.Array], dict[int, jax.Array]]:
+    """Points, sums and the counts of `APART`, from one reduction.
 
-
-def _counted_and_summed(
-    value: jax.Array, shift: jax.Array, axes: _Axes
-) -> tuple[jax.Array, jax.Array, dict[int, jax.Array], jax.Array]:
-    """Extremes and counts, and the scaled sums about a shift, from one reduction.
-
-    The scale is not known beforehand: each partial sum carries its own, that of its largest value
-    (Anderson 2017, "Algorithm 978: Safe scaling in the level 1 BLAS").
+    Means and squares about them are merged pairwise (Chan, Golub and LeVeque 1983), so that no
+    mean has to be known beforehand, of what the values differ from the first one. Each partial
+    result carries its own scale, that of its largest difference (Anderson 2017, "Algorithm 978:
+    Safe scaling in the level 1 BLAS").
     """
     operands, initial, counted = counters(value)
-    half = scaled_difference(value, shift, 0.5)
+    finite = is_finite(value)
+    origin = _first_of(value, axes)
+    half = scaled_difference(value, origin, 0.5)
     bits = bit_pattern(half)
     width, bias = (52, 1023) if half.dtype == np.float64 else (23, 127)
-    exponent = jnp.where(is_finite(value), (bits & np.iinfo(bits.dtype).max) >> width, 0)
+    exponent = jnp.where(finite, (bits & np.iinfo(bits.dtype).max) >> width, 0)
     as_float = functools.partial(lax.bitcast_convert_type, new_dtype=half.dtype)
     fraction = (bits & ~infinity_pattern(half.dtype)) | (bias << width)
     fraction = jnp.where(exponent > 0, as_float(fraction), 0)  # from 1 to 2, or 0
+    one, zero = np.array(1, half.dtype), np.array(0, half.dtype)
 
     def combine(a: Any, b: Any) -> Any:
-        e = jnp.maximum(a[-3], b[-3])
-        f, g = (as_float(jnp.maximum(bias - (e - x[-3]), 0) << width) for x in (a, b))
-        sum1 = a[-2] * f + b[-2] * g
-        sum2 = a[-1] * (f * f) + b[-1] * (g * g)
-        return (*counted(a[:-3], b[:-3]), e, sum1, sum2)
+        (e1, n1, mean1, square1), (e2, n2, mean2, square2) = a[-4:], b[-4:]
+        e, n = jnp.maximum(e1, e2), n1 + n2
+        f1, f2 = (as_float(jnp.maximum(bias - (e - x), 0) << width) for x in (e1, e2))
+        share = n2 / jnp.maximum(n, one)
+        mean = mean1 * f1
+        apart = mean2 * f2 - mean
+        square = square1 * (f1 * f1) + square2 * (f2 * f2) + apart * apart * (n1 * share)
+        return (*counted(a[:-4], b[:-4]), e, n, mean + apart * share, square)
 
-    none = [np.array(0, x.dtype) for x in (exponent, half, half)]
-    sums = (exponent, fraction, fraction * fraction)
-    *found, e, sum1, sum2 = lax.reduce((*operands, *sums), (*initial, *none), combine, axes)
+    none = [np.array(0, exponent.dtype), zero, zero, zero]
+    parts = (exponent, finite.astype(half.dtype), fraction, jnp.zeros_like(half))
+    *found, e, n, mean, square = lax.reduce((*operands, *parts), (*initial, *none), combine, axes)
+    low, high, apart = from_counters(value, found)
     scale = jnp.where(e > 0, as_float(e << width), 0)
-    doubled = jnp.stack([scale, 2 * sum1, 4 * sum2], axis=-1)  # they were those of halves
-    return *from_counters(value, found), doubled
+    # `half` was of halves: a scale of the differences is twice as large
+    origin = lax.squeeze(origin, axes)
+    shift = moved_shift(origin, 2 * (mean * scale), low, high)
+    below = (bias - e) // 2  # the inverse of the largest scale is subnormal: it is applied twice
+    lower, upper = (as_float((bias + x) << width) for x in (below, bias - e - below))
+    rest = mean - scaled_difference(shift, origin, 0.5) * lower * upper
+    sums = [scale, 2 * (n * rest), 4 * (square + n * (rest * rest))]
+    return [low, high, jnp.where(n > 0, shift, jnp.zeros_like(shift))], sums, apart
+
+
+def _first_of(value: jax.Array, axes: _Axes) -> jax.Array:
+    """The first value of each row, with axes of length 1; 0 if it is not finite."""
+    for axis in axes:
+        value = lax.slice_in_dim(value, 0, 1, axis=axis)
+    return jnp.where(is_finite(value), value, jnp.zeros_like(value))
 
 
 def _few(x: jax.Array, batch_rank: int) -> jax.Array:
@@ -375,26 +401,38 @@ def _bins_of(value: jax.Array) -> jax.Array:
     return jnp.where(magnitude > infinity, jnp.uint32(NAN_BIN), index)
 
 
-def _whole_bins(
-    bins: jax.Array, value: jax.Array, part: jax.Array, axes: _Axes, apart: dict[int, jax.Array]
+def _counted(
+    count: Callable[..., jax.Array],
+    value: jax.Array,
+    part: jax.Array,
+    axes: _Axes,
+    apart: dict[int, jax.Array],
 ) -> jax.Array:
-    """The bins of a part, with the exact counts of `APART`, and of what no bin has counted."""
+    """The bins of a part, with the exact counts of `APART`, and of what no bin has counted.
+
+    What is known beforehand is where counting begins: those of the part that are counted apart add
+    to what no bin has counted.
+    """
+    index = _bins_of(part)
     if part.shape == value.shape:
-        return bins
+        return count(index, axes[0])
     n, m = (math.prod(x.shape[axis] for axis in axes) for x in (value, part))
-    counted = jnp.uint32(m) - sum(bins[..., number] for number in apart)
-    unseen = jnp.uint32(min(n, _LARGEST)) - sum(apart.values()) - counted
-    number = np.arange(BINS)
-    for one, count in (*apart.items(), (UNSEEN_BIN, unseen)):
-        bins = jnp.where(number == one, count[..., None], bins)
-    return bins
+    unseen = jnp.uint32(min(n, _LARGEST)) - jnp.uint32(m) - sum(apart.values())  # modulo 2**32
+    number, start = np.arange(BINS), jnp.zeros((*index.shape[: axes[0]], BINS), jnp.uint32)
+    for one, known in (*apart.items(), (UNSEEN_BIN, unseen)):
+        start = jnp.where(number == one, known[..., None], start)
+    for one in apart:
+        index = jnp.where(index == one, jnp.uint32(UNSEEN_BIN), index)
+    return count(index, axes[0], start)
 
 
 # ------------------------------------------------------------------ counting
 
 
-def _scattered(index: jax.Array, batch_rank: int, lanes: int = 1) -> jax.Array:
-    """How often each of the 4096 bins occurs, uint32, rows + (4096,).
+def _scattered(
+    index: jax.Array, batch_rank: int, start: jax.Array | None = None, *, lanes: int = 1
+) -> jax.Array:
+    """How often each of the 4096 bins occurs, uint32, rows + (4096,); `start` is added.
 
     With several lanes, neighbours along the last axis have counters of their own.
     """
@@ -407,20 +445,23 @@ def _scattered(index: jax.Array, batch_rank: int, lanes: int = 1) -> jax.Array:
         lane = lax.broadcasted_iota(jnp.uint32, index.shape, index.ndim - 1) % jnp.uint32(lanes)
         index = index + lane * BINS
     even = with_even_axes(index, jnp.uint32(counters))
-    zeros = jnp.zeros(counters + (even is not index), jnp.uint32)
-    counts = zeros.at[even].add(jnp.uint32(1), mode="promise_in_bounds")
+    in_place = start is not None and lanes == 1 and even is index  # or XLA would copy it
+    counts = jnp.zeros(counters + (even is not index), jnp.uint32)
+    counts = start.reshape(counters) if start is not None and in_place else counts
+    counts = counts.at[even].add(jnp.uint32(1), mode="promise_in_bounds")
     counts = counts[:counters].reshape(*rows, lanes, BINS)
-    return counts.sum(axis=-2, dtype=jnp.uint32) if lanes > 1 else counts[..., 0, :]
+    counts = counts.sum(axis=-2, dtype=jnp.uint32) if lanes > 1 else counts[..., 0, :]
+    return counts if start is None or in_place else counts + start
 
 
-def _counted_apart(index: jax.Array, batch_rank: int) -> jax.Array:
+def _counted_apart(index: jax.Array, batch_rank: int, start: jax.Array | None = None) -> jax.Array:
     """On a GPU: additions to one counter queue up, so that many values get several."""
     rows = math.prod(index.shape[:batch_rank])
     lanes = min(_COUNTERS // rows, index.shape[-1]) if index.size >= _CROWD else 1
-    return _scattered(index, batch_rank, max(lanes, 1))
+    return _scattered(index, batch_rank, start, lanes=max(lanes, 1))
 
 
-def _multiplied(index: jax.Array, batch_rank: int) -> jax.Array:
+def _multiplied(index: jax.Array, batch_rank: int, start: jax.Array | None = None) -> jax.Array:
     """On a TPU, whose scatter is a slow loop: the upper and the lower half of each bin's number as
     ones among zeros, multiplied. The sums are exact: they stay below 2**24.
     """
@@ -442,7 +483,8 @@ def _multiplied(index: jax.Array, batch_rank: int) -> jax.Array:
         found = lax.dot_general(upper, lower, inner, preferred_element_type=jnp.float32)
         return total + found.astype(jnp.uint32), None
 
-    total = lax.scan(add, jnp.zeros((*rows, half, half), jnp.uint32), each)[0]
+    start = jnp.zeros((*rows, BINS), jnp.uint32) if start is None else start
+    total = lax.scan(add, start.reshape(*rows, half, half), each)[0]
     return total.reshape(*rows, BINS)
 
 

@@ -19,6 +19,7 @@ from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.native import by_rows
 from nnx_inspector._compat.sharding import left_to_the_compiler
 from nnx_inspector.arrays import is_array
+from nnx_inspector.stats.census import in_rows
 from nnx_inspector.stats.gauges import (
     EXAMPLES,
     HEAD,
@@ -140,19 +141,10 @@ def _gauge_of(x: jax.Array, *, limit: float, steps: tuple[int, ...]) -> list[jax
         "limit": limit,
         "reserved": 0.0,
     }
-    head = _in_rows([jnp.asarray(heads[name], jnp.float32) for name in HEAD])
-    rest = _in_rows([figures[name] for name in PARTS])
+    head = in_rows([jnp.asarray(heads[name], jnp.float32) for name in HEAD])
+    rest = in_rows([figures[name] for name in PARTS])
     rest = jnp.pad(rest, ((0, 0), (0, UNITS - looked)), constant_values=jnp.nan)
     return [jnp.concatenate([head, rest.reshape(-1)])]
-
-
-def _in_rows(figures: list[jax.Array]) -> jax.Array:
-    """As `stack`, in one kernel, where XLA makes one for each of what it concatenates."""
-    row = jax.lax.broadcasted_iota(np.int32, (len(figures), *figures[0].shape), 0)
-    out = jnp.broadcast_to(figures[0], row.shape)
-    for i, figure in enumerate(figures[1:], 1):
-        out = jnp.where(row == i, figure, out)
-    return out
 
 
 def _extremes_and_counts(y: jax.Array) -> tuple[jax.Array, ...]:
