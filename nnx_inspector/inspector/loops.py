@@ -136,9 +136,11 @@ class Loops:
         """See `Inspector.metrics`."""
         core = self._core.require_open()
         with core.lock:
-            session = self._session if self._between_passes else None
-            begun = session.inbox.count if session else 0
-            core.add_metrics(values, self._start + begun - 1 if begun else None)
+            passed = None
+            if self._between_passes:  # a device may be behind: no pass may have begun yet
+                begun = self._session.inbox.count if self._session else 0
+                passed = self._start + max(begun - 1, 0)
+            core.add_metrics(values, passed)
 
     def _require_idle(self) -> None:
         if self._core.looping:
