@@ -1,6 +1,6 @@
 """The cost of seeing every activation and gradient, beside other tools; one table per model.
 
-    python -m tests.benchmarks.cost [--write] [--rounds N] [--only TEXT] [--tiny]
+    python -m tests.benchmarks.cost [--write] [--rounds N] [--only TEXT] [--rows TEXT] [--tiny]
 
 Runs on whatever jax finds first: an accelerator, or the CPU (`JAX_PLATFORMS=cpu`). Within a
 framework the rows take turns, so that other load affects all; times are medians. `--write` puts the
@@ -44,11 +44,14 @@ TINY = [
 
 def other_rows(case: Case) -> tuple[list[Row], list[Row], str]:
     """The rows of PyTorch, those of torchlens, and what to say where they are not installed."""
+    rows: list[Row] = []
     try:
         from tests.benchmarks import cost_torch
+
+        rows = cost_torch.rows(case)
+        return rows, cost_torch.torchlens_rows(case), ""
     except ImportError as error:
-        return [], [], f"PyTorch and torchlens: not installed ({error.name})."
-    return cost_torch.rows(case), cost_torch.torchlens_rows(case), ""
+        return rows, [], f"Not installed: {error.name}."
 
 
 def take_turns(rows: list[Row], rounds: int) -> None:
@@ -106,6 +109,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--rounds", type=int, default=7, help="at least 3")
     parser.add_argument("--only", default="", help="models whose name holds this text")
+    parser.add_argument("--rows", default="", help="only bare steps, rows whose label holds this")
     parser.add_argument("--tiny", action="store_true", help="tiny models, to see that it runs")
     options = parser.parse_args()
     rounds = max(options.rounds, 3)
@@ -118,8 +122,10 @@ def main() -> None:
     for case in TINY if options.tiny else CASES if on_cpu else [*LARGE, *CASES]:
         if options.only not in case.name:
             continue
+        chosen = options.rows
         torch_rows, lens_rows, missing = other_rows(case)
-        groups = [[*nnx_rows(case), *linen_rows(case)], torch_rows, lens_rows]
+        linen = [] if chosen else linen_rows(case)
+        groups = [[*nnx_rows(case, chosen), *linen], torch_rows, lens_rows * (not chosen)]
         for group in groups:  # PyTorch's threads spin for a while and would slow the next row
             take_turns(group, rounds)
         rows = [row for group in groups for row in group]

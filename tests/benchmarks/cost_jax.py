@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -114,15 +115,19 @@ def _descend(model: nnx.Module, grads: Any) -> None:
     nnx.update(model, jax.tree.map(lambda p, g: p - 1e-3 * g, params, grads))
 
 
-def nnx_rows(case: Case) -> list[Row]:
-    """The rows of plain NNX, ours, and `nnx.capture`."""
-    make = getattr(nets, case.maker)
-    x, labels = (jnp.asarray(a) for a in case.data())
+def model_of(case: Case) -> Any:
+    """The model of a case in NNX."""
+    made = getattr(nets, case.maker)(*case.sizes, **case.options(), rngs=nnx.Rngs(0))
+    nnx.update(made, _in_its_dtype(case, nnx.state(made, nnx.Param)))
+    return made
 
-    def model() -> Any:
-        made = make(*case.sizes, **case.options(), rngs=nnx.Rngs(0))
-        nnx.update(made, _in_its_dtype(case, nnx.state(made, nnx.Param)))
-        return made
+
+def nnx_rows(case: Case, chosen: str = "") -> list[Row]:
+    """The rows of plain NNX, ours, and `nnx.capture`; bare ones, and those whose label holds the
+    text `chosen`.
+    """
+    x, labels = (jnp.asarray(a) for a in case.data())
+    model = functools.partial(model_of, case)
 
     def loss_fn(model: Any, x: Any, labels: Any) -> Any:
         return nets.cross_entropy(model(x), labels)
@@ -155,26 +160,36 @@ def nnx_rows(case: Case) -> list[Row]:
     nnx.jit(bare).lower(model(), x[:1], labels[:1]).compile()
     train, look = "train step", "forward pass"
     batch, few = (x, labels), {"inputs": False, "sample": 1}
-    rows = [
-        _row(train, train, nnx.jit(bare), (model(), *batch)),
-        _row("ours", train, ours(), (model(), *batch), second),
-        _row("ours, inputs=False", train, ours(inputs=False), (model(), *batch), second),
-        _row("ours, inputs=False, sample=1", train, ours(**few), (model(), *batch), second),
-        _row(look, look, nnx.jit(forward), (model(), x)),
-        _row("ours, forward", look, captured(), (model(), x), second),
-        _row("ours, forward, inputs=False", look, captured(inputs=False), (model(), x), second),
-        _row("ours, forward, inputs=False, sample=1", look, captured(**few), (model(), x), second),
+    kept = "nnx.capture, all returned"
+    every = [
+        (train, train, nnx.jit(bare), batch),
+        ("ours", train, ours(), batch),
+        ("ours, inputs=False", train, ours(inputs=False), batch),
+        ("ours, inputs=False, sample=1", train, ours(**few), batch),
+        (look, look, nnx.jit(forward), (x,)),
+        ("ours, forward", look, captured(), (x,)),
+        ("ours, forward, inputs=False", look, captured(inputs=False), (x,)),
+        ("ours, forward, inputs=False, sample=1", look, captured(**few), (x,)),
+        (kept, look, nnx.jit(everything), (x,)),
     ]
-    try:
-        row = _row("nnx.capture, all returned", look, nnx.jit(everything), (model(), x), second)
-    except Exception as error:  # flax's own limits are a result too
-        rows.append(failed("nnx.capture, all returned", look, error))
-    else:
-        rows += [row, _with_histograms(row)]
-    try:
-        rows += _watched(model, nnx.jit(bare), x, labels)
-    except nni.InspectorError as error:  # the front end is not built
-        rows.append(failed("ours, watch(every=10)", train, error))
+    rows: list[Row] = []
+    for label, against, f, arguments in every:
+        if label != against and chosen not in label:
+            continue
+        extra = None if label == against else second
+        try:
+            row = _row(label, against, f, (model(), *arguments), extra)
+        except Exception as error:  # flax's own limits are a result too
+            if label != kept:
+                raise
+            row = failed(label, against, error)
+        rows += [row, _with_histograms(row)] if label == kept and row.steps else [row]
+    watched = "ours, watch(every=10)"
+    if chosen in watched:
+        try:
+            rows += _watched(model, nnx.jit(bare), x, labels)
+        except nni.InspectorError as error:  # the front end is not built
+            rows.append(failed(watched, train, error))
     return rows
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import torch
-import torchlens
 
 from tests.benchmarks import nets_torch
 from tests.benchmarks.cost_jax import Case, Row
@@ -98,6 +97,8 @@ def rows(case: Case) -> list[Row]:
 
 def torchlens_rows(case: Case) -> list[Row]:
     """torchlens, which is run after everything else."""
+    import torchlens
+
     x = torch.from_numpy(case.data()[0]).to(DEVICE)
     model = _model(case)
 

@@ -1,11 +1,12 @@
 """The cost of watching and perturbing a user's step: ratios to the bare loop, side by side.
 
-    python -m tests.benchmarks.live [--steps N] [--rounds N] [--widths 128 512]
+    python -m tests.benchmarks.live [--steps N] [--rounds N] [--only TEXT] [--loops TEXT]
 
-The 4-layer transformer of the cost table, its step jitted by nnx and donated, without a screen.
-Variants take turns within a round; medians of the rounds, of the time that passed and of the CPU
-time of all threads (which other work on the machine changes little). Not a test: a shared machine's
-times mean nothing alone.
+The transformers of the cost table, their step jitted by nnx, without a screen: of 4 layers on a
+CPU, the small and the medium one on an accelerator. Variants take turns within a round; medians of
+the rounds, of the time that passed, of the CPU time of all threads (which other work on the machine
+changes little), and of the CPU time that the user's own thread takes more in a step than in the
+bare loop. Not a test: a shared machine's times mean nothing alone.
 """
 
 from __future__ import annotations
@@ -18,22 +19,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
 import nnx_inspector as nni
 from tests.benchmarks import nets
+from tests.benchmarks.cost import LARGE
+from tests.benchmarks.cost_jax import Case, model_of
 from tests.benchmarks.machine import device
 
 Loop = Callable[[int], Any]
+ON_CPU = [Case(f"d={width}", "Transformer", (width, 4, 256), (8, 128), 256) for width in (128, 512)]
 
 
-def loops(width: int) -> dict[str, Loop]:
+def loops(case: Case) -> dict[str, Loop]:
     """For each variant a function that trains for some steps."""
-    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 256, (8, 129)))
-    x, y = tokens[:, :-1], tokens[:, 1:]
-    model = nets.Transformer(width, 4, 256, rngs=nnx.Rngs(0))
+    x, y = (jnp.asarray(array) for array in case.data())
+    model = model_of(case)
     optimizer = nnx.Optimizer(model, optax.adam(1e-4), wrt=nnx.Param)
     inspector = nni.Inspector(model, x, display=False)
     half = inspector.perturb("blocks/1/mlp", nni.Scale(0.5))
@@ -87,38 +89,47 @@ def loops(width: int) -> dict[str, Loop]:
     }
 
 
-def compare(width: int, steps: int, rounds: int) -> None:
+def times_of(loop: Loop, steps: int) -> tuple[float, float, float]:
+    """Seconds of a loop: that passed, of the CPU, of the CPU in this thread."""
+    clocks = (time.perf_counter, time.process_time, time.thread_time)
+    began = [clock() for clock in clocks]
+    jax.block_until_ready(loop(steps))
+    elapsed, cpu, here = (clock() - at for clock, at in zip(clocks, began, strict=True))
+    return elapsed, cpu, here
+
+
+def compare(case: Case, steps: int, rounds: int, chosen: str) -> None:
     """Prints for each variant what its steps take, as ratios to the bare loop's."""
-    every = loops(width)
+    every = {name: loop for name, loop in loops(case).items() if name == "bare" or chosen in name}
     for loop in every.values():
         jax.block_until_ready(loop(12))
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in every}
+    times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in every}
     for _ in range(rounds):
         for name, loop in every.items():
-            began = time.perf_counter(), time.process_time()
-            jax.block_until_ready(loop(steps))
-            times[name].append((time.perf_counter() - began[0], time.process_time() - began[1]))
+            times[name].append(times_of(loop, steps))
     bare = times["bare"]
-    seconds = statistics.median(elapsed for elapsed, _ in bare) / steps
-    print(f"\n| d={width}, {1e3 * seconds:.0f} ms a step | time | CPU time | machine |")
-    print("|---|--:|--:|---|")
+    seconds = statistics.median(elapsed for elapsed, _, _ in bare) / steps
+    print(f"\n| {case.name}, {1e3 * seconds:.0f} ms a step | time | CPU | thread, ms | machine |")
+    print("|---|--:|--:|--:|---|")
     for name, found in times.items():
-        pairs = [
-            [mine / theirs for mine, theirs in zip(one, of_bare, strict=True)]
-            for one, of_bare in zip(found, bare, strict=True)
-        ]
-        elapsed, cpu = (statistics.median(column) for column in zip(*pairs, strict=True))
-        print(f"| `{name}` | {elapsed:.3f} | {cpu:.3f} | {device()} |", flush=True)
+        pairs = list(zip(found, bare, strict=True))
+        elapsed = statistics.median(one[0] / base[0] for one, base in pairs)
+        cpu = statistics.median(one[1] / base[1] for one, base in pairs)
+        here = statistics.median(1e3 * (one[2] - base[2]) / steps for one, base in pairs)
+        row = f"| `{name}` | {elapsed:.3f} | {cpu:.3f} | {here:.2f} | {device()} |"
+        print(row, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--widths", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--only", default="", help="models whose name holds this text")
+    parser.add_argument("--loops", default="", help="loops whose name holds this text")
     options = parser.parse_args()
-    for width in options.widths:
-        compare(width, options.steps, options.rounds)
+    for case in ON_CPU if jax.default_backend() == "cpu" else LARGE:
+        if options.only in case.name:
+            compare(case, options.steps, options.rounds, options.loops)
 
 
 if __name__ == "__main__":
