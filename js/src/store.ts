@@ -231,6 +231,7 @@ export class Store implements Receiver {
         return;
       case "sweep":
         this.sweep.value = message;
+        this.studies.heard("sweep", message.running);
         return;
       case "lens":
       case "logits":
@@ -401,9 +402,7 @@ export class Store implements Receiver {
   }
 
   startSweep(sites: string, kind: string, strength: number | null): void {
-    this.kernel.ask({ type: "start_sweep", sites, kind, strength, at: "output" }, (error) => {
-      if (error) this.problem("error", `Could not sweep: ${error}`, null);
-    });
+    this.kernel.ask({ type: "start_sweep", sites, kind, strength, at: "output" }, this.studies.settle("sweep"));
   }
 
   stopSweep(): void {

@@ -58,7 +58,7 @@ export function AttributionPanel({ store }: { store: Store }) {
         />
         <ExampleNumber store={store} />
       </Form>
-      <Now store={store} now={shown?.now} found={found ? saidOf(found) : ""} />
+      <Now store={store} what="attribution" now={shown?.now} found={found ? saidOf(found) : ""} />
       {found && <Scores store={store} found={found} />}
       <Python text={`insp.attribute(${given.join(", ")})${ofExample(example)}`} testid={ids.attributionPython} />
     </section>

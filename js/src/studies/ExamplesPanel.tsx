@@ -49,7 +49,7 @@ export function ExamplesPanel({ store, site }: { store: Store; site: Site }) {
           </select>
         </label>
       </Form>
-      <Now store={store} now={shown?.now} found={found ? saidOf(found) : ""} />
+      <Now store={store} what="examples" now={shown?.now} found={found ? saidOf(found) : ""} />
       {found && <Table store={store} found={found} />}
       <Python text={`insp.examples(${of.of_batch ? "None" : "data"}, ${quoted(of.site)}, ${of.unit}${axis})`} testid={ids.examplesPython} />
     </section>

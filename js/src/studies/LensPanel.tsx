@@ -12,7 +12,7 @@ import { dark } from "../ui/theme";
 import { ColourBar } from "../values/Legend";
 import { colours } from "../charts/colour";
 import { look } from "../words/Strip";
-import { Bars, ExampleNumber, Form, Now, ofExample, Token } from "./Parts";
+import { Bars, ExampleNumber, Form, Now, ofExample, refusalOf, Token } from "./Parts";
 
 const SHARE = { low: 0, high: 1, signed: false };
 
@@ -41,7 +41,7 @@ export function LensPanel({ store }: { store: Store }) {
         <Where name="norm" value={wish.norm} sites={["none", ...sites]} proposed={found?.norm} choose={(norm) => studies.change({ norm })} />
         <ExampleNumber store={store} />
       </Form>
-      <Now store={store} now={shown?.now} found={found ? saidOf(found) : ""} />
+      <Now store={store} what="lens" now={shown?.now} found={found ? saidOf(found) : ""} />
       {found && <Grid store={store} lens={found} />}
       {found && <Parts store={store} />}
       <Python text={`insp.lens(${given.join(", ")})${ofExample(example)}`} testid={ids.lensPython} />
@@ -169,7 +169,8 @@ function Told({ cell, layer, position, answer }: { cell: LensCell; layer: string
 function Parts({ store }: { store: Store }) {
   const shown = store.studies.logits.value;
   const found = shown?.found;
-  if (!shown || (!found && !shown.now.running && shown.now.error === "")) return null;
+  const told = shown?.now.running || refusalOf(store, "logits") || shown?.now.error;
+  if (!found && !told) return null;
   return (
     <>
       <div class="nni-heading nni-wrap">
@@ -184,7 +185,7 @@ function Parts({ store }: { store: Store }) {
         </h4>
         <span class="nni-faint nni-small">what each site adds to it; the scale of the last norm is held</span>
       </div>
-      {(shown.now.running || shown.now.error !== "") && <Now store={store} now={shown.now} found="" />}
+      {told && <Now store={store} what="logits" now={shown?.now} found="" />}
       {found && <Bars store={store} bars={found.bars} name="What each site adds to the logit" />}
     </>
   );

@@ -5,6 +5,7 @@ import { label, rowOf } from "../kernel/sites";
 import type { Store } from "../store";
 import { count, exact, NOT_MEASURED, real } from "../ui/format";
 import { ids } from "../ui/testids";
+import type { What } from "./state";
 
 interface FormProps {
   store: Store;
@@ -40,9 +41,31 @@ export function Form({ store, name, running, start, children }: FormProps) {
 /** The Python that takes one example out of a result; of the first, "". */
 export const ofExample = (example: number): string => (example > 0 ? `.to_frame().query("example == ${example}")` : "");
 
+/** Why what one clicked in a panel was refused, "" if it was not. */
+export const refusalOf = (store: Store, what: What): string => {
+  const refused = store.studies.refused.value;
+  return refused?.what === what ? refused.why : "";
+};
+
+export function Refusal({ store, what }: { store: Store; what: What }) {
+  const why = refusalOf(store, what);
+  return why ? (
+    <p class="nni-small nni-bad" role="status" data-testid={ids.studyProblem}>
+      {why}
+    </p>
+  ) : null;
+}
+
+interface NowProps {
+  store: Store;
+  what: What;
+  now: Lens | Logits | Attributed | UnitExamples | undefined;
+  found: string;
+}
+
 /** What is under way, why nothing was found, or where what is shown comes from. */
-export function Now({ store, now, found }: { store: Store; now: Lens | Logits | Attributed | UnitExamples | undefined; found: string }) {
-  const problem = now?.error || store.studies.problem.value;
+export function Now({ store, what, now, found }: NowProps) {
+  const problem = refusalOf(store, what) || now?.error;
   const done = now?.type === "examples" ? now.done : 0;
   const total = now?.type === "examples" ? now.total : 0;
   return (

@@ -1,16 +1,16 @@
 // What the panels "Lens", "Attribution" and "Examples" ask for, and what they show.
 // Invariants: nothing is computed before a button is pressed; another example, position or unit of
 // what is there is only shown; a message without an error replaces the one before, and while the
-// next is computed the one before stays.
+// next is computed the one before stays. A refusal is shown where one clicked, until a study ends.
 import { useEffect } from "preact/hooks";
-import { batch, signal, type Signal } from "@preact/signals";
+import { signal, type Signal } from "@preact/signals";
 import type { InputsState } from "../inputs/state";
 import type { Ask } from "../kernel/bridge";
-import type { Attributed, Lens, Logits, Study, UnitExamples } from "../kernel/protocol";
+import type { Attributed, Lens, Logits, Study, Sweep, UnitExamples } from "../kernel/protocol";
 import { PixelsState } from "./pixels";
 
 type Message = Lens | Logits | Attributed | UnitExamples;
-type What = Study["what"];
+export type What = Message["type"] | Sweep["type"];
 type Wish = Pick<Study, "example" | "position" | "unit" | "axis" | "site" | "token" | "unembed" | "norm" | "method">;
 
 /** The last message of a study, and the last one with something in it. */
@@ -26,8 +26,8 @@ export class StudiesState {
   readonly examples = signal<Shown<UnitExamples> | null>(null);
   /** The picture of what each pixel counts. */
   readonly pixels: PixelsState;
-  /** Why a request was refused. */
-  readonly problem = signal("");
+  /** The request that was refused, and why. */
+  readonly refused = signal<{ readonly what: What; readonly why: string } | null>(null);
   readonly wish = signal<Wish>({
     site: "", example: 0, position: -1, unit: 0, axis: -1, token: null, unembed: "", norm: "", method: "gradient_times_input",
   });
@@ -44,6 +44,12 @@ export class StudiesState {
     const empty = message.running || message.error !== "";
     const none = message.type === "logits" && !empty && message.bars.length === 0; // of a lens that is gone
     of.value = none ? null : { now: message, found: empty ? (of.value?.found ?? null) : message };
+    this.heard(message.type, message.running);
+  }
+
+  /** A study begins or ends: what it, or its end, has overtaken is no longer refused. */
+  heard(what: What, running: boolean): void {
+    if (!running || this.refused.value?.what === what) this.refused.value = null;
   }
 
   change(wish: Partial<Wish>): void {
@@ -51,15 +57,16 @@ export class StudiesState {
   }
 
   /** Compute a study, or with `again` false show another part of the last one. */
-  ask(what: What, wish: Partial<Wish>, again: boolean): void {
-    batch(() => {
-      if (what !== "logits") this.change(wish); // its position is not that of an attribution
-      this.problem.value = "";
-      if (what === "lens") this.logits.value = null;
-    });
-    this.kernel({ type: "study", what, again, ...this.wish.value, ...wish }, (error) => {
-      if (error !== null) this.problem.value = error;
-    });
+  ask(what: Study["what"], wish: Partial<Wish>, again: boolean): void {
+    if (what !== "logits") this.change(wish); // its position is not that of an attribution
+    this.kernel({ type: "study", what, again, ...this.wish.value, ...wish }, this.settle(what));
+  }
+
+  /** Takes the reply to a request. */
+  settle(what: What): (error: string | null) => void {
+    return (why) => {
+      if (why !== null) this.refused.value = { what, why };
+    };
   }
 
   /** Show the chosen example of what was found. */

@@ -5,6 +5,7 @@ import { useState } from "preact/hooks";
 import { OFFERS, type Site, type Sweep, type SweepRow } from "../kernel/protocol";
 import { label, rowOf } from "../kernel/sites";
 import type { Store } from "../store";
+import { Refusal } from "../studies/Parts";
 import { Choice } from "../ui/Choice";
 import { NOT_MEASURED, count, exact, percent, real, signed } from "../ui/format";
 import { ids } from "../ui/testids";
@@ -32,6 +33,7 @@ export function SweepPanel({ store, site }: { store: Store; site: Site }) {
       ) : (
         !sweep && <p class="nni-faint">This page was saved without a sweep.</p>
       )}
+      <Refusal store={store} what="sweep" />
       {sweep && <Progress sweep={sweep} store={store} />}
       {sweep && sweep.rows.length > 0 && <Bars sweep={sweep} store={store} />}
     </section>

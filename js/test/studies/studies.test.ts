@@ -65,6 +65,28 @@ it("keeps what was found if the next study fails, and says why it failed", async
   expect(view.find(ids.attribution)!.dataset["value"]).toBe("2");
 });
 
+it("says where one clicked, and only there, that another study runs, until it ends", async () => {
+  const busy = "Another study of the model is running. Wait for it, or stop it in its panel.";
+  await told(golden("lens", {}));
+  const places = { sweep: ids.sweepStart, examples: ids.studyStart, attribution: ids.studyStart, lens: ids.studyStart, logits: ids.lensCell };
+  for (const [what, button] of Object.entries(places)) {
+    const running = what === "examples" ? "attribution" : "examples";
+    await told(golden(running, { running: true }));
+    await open(what === "logits" ? "lens" : what);
+    view.find(button)!.click();
+    await settle();
+    const { id } = view.control.of(what === "sweep" ? "start_sweep" : "study").at(-1)!;
+    view.control.emit({ type: "reply", id, ok: false, error: busy });
+    await settle();
+    expect(view.all(ids.studyProblem).map((one) => one.textContent)).toEqual([busy]);
+    await open(what === "sweep" ? "examples" : "sweep");
+    expect(view.find(ids.studyProblem)).toBeNull();
+    await open(what === "logits" ? "lens" : what);
+    await told(golden(running, {}));
+    expect(view.find(ids.studyProblem)).toBeNull();
+  }
+});
+
 it("lays the scores of pixels over the picture, and those of nothing else", async () => {
   const pictures = { path: "0", count: 1, rows: 4, columns: 4, height: 4, width: 4, channels: 1, shown: "grey", pixels: btoa("\0".repeat(16)) };
   const inputs = { type: "inputs", version: VERSION, batch: 2, tokens: "", positions: 0, examples: [], problem: "", pictures };

@@ -22,11 +22,10 @@ class Job:
 
     Args:
         core: the core, which ends the work when it closes.
-        busy: the sentence for a second one that is asked for meanwhile.
+        name: the name of the thread.
     """
 
-    def __init__(self, core: Core, name: str, busy: str):
-        self._busy_text = busy
+    def __init__(self, core: Core, name: str):
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._busy = False
@@ -45,7 +44,9 @@ class Job:
         """
         with self._lock:
             if self._busy:
-                raise InspectorError(self._busy_text)
+                raise InspectorError(
+                    "Another study of the model is running. Wait for it, or stop it in its panel."
+                )
             self._busy = True
             self._stop.clear()
 

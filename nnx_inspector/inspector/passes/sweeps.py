@@ -57,11 +57,7 @@ class Sweeps:
 
     def __init__(self, core: Core):
         self._core, self._show = core, core.view.keep
-        self._job = Job(
-            core,
-            "nnx_inspector.sweep",
-            "A sweep is already running. Stop it with its button or insp.stop_sweep().",
-        )
+        self._job = Job(core, "nnx_inspector.sweep")
         self.wait, self.stop = self._job.wait, self._job.stop
 
     def wanted(self, only: Only, perturbation: Perturbation | None, *how: Any) -> Asked:

@@ -66,11 +66,7 @@ class Studies:
         self._core, self._show = core, core.view.keep
         self._found: dict[str, _Found] = {}
         self._programs: dict[Any, Known] = {}
-        self._job = Job(
-            core,
-            "nnx_inspector.study",
-            "Another study of the model is running. Wait for it, or stop it in its panel.",
-        )
+        self._job = Job(core, "nnx_inspector.study")
         self.wait, self.stop = self._job.wait, self._job.stop
 
     # ------------------------------------------------------------- from Python
@@ -103,8 +99,8 @@ class Studies:
     def ask(self, asked: protocol.Study) -> None:
         """Make a study in a thread, or show another part of the last one."""
         self._core.require_open()
-        if not asked.again and (found := self._found.get(asked.what)):
-            self._show(self._message(asked, found))
+        if not asked.again and asked.what in self._found:
+            self._tell(asked)
             return
         make = self._of_request(asked)
         self._job.begin()
@@ -203,19 +199,23 @@ class Studies:
                     words = lambda example: core.inputs.words(arguments, example)  # noqa: E731
                     found = _Found(result, source, words)
                 self._found[asked.what] = found
-                if asked.what == "lens" and self._found.pop("logits", None):
-                    self._show(self._empty(study("logits")))  # its answers may be others
-                self._show(self._message(asked, found))
+                if asked.what == "lens":
+                    self._found.pop("logits", None)  # its answers may be others
+                self._tell(asked)
                 return result
             except BaseException as error:
                 self._show(self._empty(asked, error=reply_text(error)))
                 raise
 
-    def _message(self, asked: protocol.Study, found: _Found) -> Any:
-        inputs = self._core.inputs
+    def _tell(self, asked: protocol.Study) -> None:
+        """Show what is asked for of what was found."""
+        found, inputs = self._found[asked.what], self._core.inputs
         of_classes = inputs.decode is None or (asked.what == "attribution" and inputs.labels)
         name = inputs.name if of_classes else lambda number: inputs.text([number])[0]
-        return _MESSAGES[asked.what](found.result, asked, found.source, found.words, name)
+        message = _MESSAGES[asked.what](found.result, asked, found.source, found.words, name)
+        if asked.what == "lens":
+            self._show(self._empty(study("logits")))  # those on screen may be of another example
+        self._show(message)
 
     def _empty(self, asked: protocol.Study, **more: Any) -> Any:
         """The message of a study that has found nothing yet."""

@@ -181,7 +181,7 @@ def test_in_a_thread_it_is_one_at_a_time_and_stops_between_two_chunks(insp, monk
     monkeypatch.setattr(insp._sweeps, "_show", held)
     insp.start_sweep()
     assert began.wait(60)
-    with pytest.raises(nni.InspectorError, match="A sweep is already running"):
+    with pytest.raises(nni.InspectorError, match="Another study of the model is running"):
         insp.sweep(progress=False)
     insp.stop_sweep()
     go.set()

@@ -73,6 +73,8 @@ def test_the_bars_of_a_logit_add_up_to_it(insp):
     another = ask(insp, "logits", example=0, position=-1, token=4, again=False)
     assert another.position == LENGTH - 1
     np.testing.assert_allclose(another.logit, found.logit[0, -1], rtol=1e-6)
+    ask(insp, "lens", example=1, again=False)
+    assert insp._core.view.kept("logits").bars == (), "those of another example"
 
 
 @pytest.mark.parametrize("method", ["gradient", "gradient_times_input", "integrated_gradients"])
