@@ -18,7 +18,7 @@ from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.lenses.extremes import LEAST, MOST, NOBODY, RANDOM, Extremes
 from nnx_inspector.lenses.observed import model_of
-from nnx_inspector.lenses.stream import Enter, Known, Stream
+from nnx_inspector.lenses.stream import Enter, Stream
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.program.function import as_function
 from nnx_inspector.progress import Progress, Report, shown
@@ -165,7 +165,8 @@ def top_examples(
             what was found so far.
 
     A last batch that is smaller is filled up with copies of its first example, which are left out
-    again; for a batch of another shape the program is compiled again. `notes` tells of both.
+    again; for a batch of another shape the program is compiled again. `notes` tells of both. As
+    with jit, a later call with a model and batches of the same form compiles nothing.
 
     Raises:
         ValueError: there is no such site, unit axis or layer; the data is empty; the first axis
@@ -203,15 +204,12 @@ def examples_of(
     inputs: Callable[[Any], Any] | None,
     seed: int,
     progress: Progress,
-    known: Known | None = None,
 ) -> TopExamples:
-    """As `top_examples`, for any call over a model. `known` has the programs of earlier calls over
-    models of the same code, and gets those of this one.
-    """
+    """As `top_examples`, for any call over a model."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k must be a number of examples, 1 or more, got {k!r}.")
     total = len(data) if isinstance(data, Sized) else None
-    stream = Stream(enter, site, k, axis, seed, {} if known is None else known)
+    stream = Stream(enter, site, k, axis, seed)
     with shown(progress, "examples") as report:
         stopped = _through(stream, data, inputs, total, report)
         stream.merge()

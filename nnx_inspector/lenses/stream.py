@@ -1,8 +1,9 @@
 """The pass over the data of `top_examples`: batches go in, and what every unit keeps is merged.
 
-There is one program for each form of batch. Where a pass takes less time than its start, several
-batches go through it together, one after the other. Invariant: the result is that of batch after
-batch. At most two programs wait on the device. Names no data and shows nothing.
+There is one program for each form of batch, which later passes over data use too. Where a pass
+takes less time than its start, several batches go through it together, one after the other.
+Invariant: the result is that of batch after batch. At most two programs wait on the device. Names
+no data and shows nothing.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import lax
 
+from nnx_inspector._compat import jit
 from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import InspectorError
+from nnx_inspector.hooks.content import key_of
+from nnx_inspector.hooks.pytrees import orders
 from nnx_inspector.lenses.extremes import NOBODY, Extremes
 from nnx_inspector.lenses.observed import Observed, observed
 from nnx_inspector.perturbations.perturbed import check_layers, without_layers
@@ -38,8 +43,10 @@ Enter = Callable[[tuple[Any, ...]], tuple[Function, tuple[Any, ...], dict[str, A
 MOST_TOGETHER, TOUCHED = 16, 4 << 20
 """The most batches that go through one program, and the most bytes that they touch."""
 
-Known = dict[Any, tuple[Any, Any]]
-"""By what it depends on besides the code of a model: a tracing and a compiled program."""
+MOST_KEPT = 16
+"""The most programs that are kept for later passes over data."""
+_kept: dict[Any, tuple[Any, Any]] = {}
+"""By all that it depends on: a tracing and its compiled program, those used last at the end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +81,6 @@ class Stream:
     k: int
     axis: int
     seed: int
-    known: Known
     found: Extremes | None = None
     before: Extremes | None = None
     count: int = 0
@@ -137,7 +143,7 @@ class Stream:
             batches = f"{self.padded} batches were" if self.padded > 1 else "1 batch was"
             found.append(f"{batches} smaller than the first, and filled up to {self.size} examples")
         if len(self.programs) > 1:
-            found.append(f"{len(self.programs)} programs were compiled, one for each form of batch")
+            found.append(f"{len(self.programs)} programs ran, one for each form of batch")
         return tuple(found)
 
     def _program_of(self, args: Any, size: int) -> tuple[_Program, list[Any]]:
@@ -147,9 +153,11 @@ class Stream:
         arrays = arguments.take(arguments.arrays)
         dynamic = {*arguments.arrays, *arguments.nodes}
         others = tuple(repr(x) for i, x in enumerate(arguments.leaves) if i not in dynamic)
-        key = (tuple((x.shape, str(x.dtype)) for x in arrays), arguments.treedef, others)
+        shapes, order = tuple((x.shape, str(x.dtype)) for x in arrays), orders(arguments.numbered)
+        key = (shapes, arguments.treedef, order, others)
         if key not in self.programs:
-            self.programs[key] = self._program(key, function, args, kwargs, size)
+            code = _code_of(function, arguments.take(arguments.nodes))
+            self.programs[key] = self._program((key, code), function, args, kwargs, size)
         return self.programs[key], list(arrays)
 
     def _program(
@@ -158,7 +166,7 @@ class Stream:
         whole, rows = without_layers(self.site)
         _require_fits(function, args, kwargs)
         key = (key, self.site, self.k, self.axis, size)
-        tracing, known = self.known.get(key, (None, None))
+        tracing, known = _kept.pop(key, (None, None))
         with observed(
             function, args, kwargs, what="top_examples", only=whole, known=tracing
         ) as one:
@@ -200,8 +208,21 @@ class Stream:
             return found.merged(x.reshape(-1, *x.shape[2:]), numbers.reshape(-1), salt)
 
         held = stage.inputs[: len(stage.inputs) - len(stage.arrays)]
-        self.known[key] = stage.tracing, known or run
+        _kept[key] = stage.tracing, known or run
+        for old in [*_kept][:-MOST_KEPT]:
+            _kept.pop(old, None)
         return _Program(held, known or run, _together(stage))
+
+
+def _code_of(function: Function, nodes: tuple[Any, ...]) -> Any:
+    """A key of all that a trace depends on besides the arguments of the batch: the code, the
+    structure of the models, the forms of their arrays, and the settings.
+    """
+    graphdef, state = nnx.split(nodes, graph=True)
+    leaves, treedef = jax.tree.flatten(state)
+    forms = tuple(jit.abstract(x) if is_array(x) else None for x in leaves)
+    called = function.method if function.owner is not None else function.call
+    return key_of((called, graphdef)), treedef, forms, jit.trace_context()
 
 
 def _together(stage: Staged) -> int:

@@ -94,6 +94,35 @@ def test_batches_together_are_one_program_which_is_kept():
     insp.close()
 
 
+class Own(nnx.Module):
+    """Its structure does not say how long its array is."""
+
+    def __init__(self, units: int):
+        self.w, self.same = nnx.Param(jnp.arange(1.0, units + 1)), Same()
+
+    def __call__(self, x: Any) -> Any:
+        return self.same(x[..., :1] * self.w)
+
+
+def test_a_second_call_with_an_equal_model_compiles_nothing_and_sees_its_weights():
+    def compiles(model: Own, x: np.ndarray, **how: Any) -> bool:
+        with Compiled() as compiled:
+            found = nni.top_examples(model, batches(x), "same", k=3, **how)
+        if not how:
+            check(found, x[..., :1] * np.asarray(model.w[...]), 3)
+        return bool(compiled.kinds)
+
+    one, two = Own(2), Own(2)
+    compiles(one, X)
+    two.w[...] = jnp.array([-5.0, 0.25])
+    assert not compiles(one, X[::-1])
+    assert not compiles(two, X)
+    assert compiles(Own(3), X), "an array of another shape"
+    assert compiles(one, X[:, :4])
+    assert compiles(one, X, axis=1)
+    assert not compiles(one, X)
+
+
 def test_of_equal_values_the_first_comes_first():
     x = RNG.integers(-2, 3, X.shape).astype(np.float32)
     x[x == 0] *= np.where(np.arange((x == 0).sum()) % 2, 1, -1)  # zeros of both signs are equal
@@ -163,7 +192,7 @@ def test_a_layer_of_a_stack_and_longer_batches():
         values.append(np.asarray(record["blocks/mlp"].values)[1].max(1))
     expected = np.sort(np.concatenate(values), axis=0)[::-1][:8].T
     np.testing.assert_allclose(found.most.values, expected, rtol=1e-4, atol=1e-5)
-    assert found.notes == ("2 programs were compiled, one for each form of batch",)
+    assert found.notes == ("2 programs ran, one for each form of batch",)
     with pytest.raises(ValueError, match=r"stack of 3 layers. Choose one: 'blocks/mlp\[0\]'"):
         nni.top_examples(model, data, "blocks/mlp")
     with pytest.raises(ValueError, match="there is no layer 3"):

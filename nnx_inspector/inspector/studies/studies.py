@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from nnx_inspector._compat import jit
 from nnx_inspector.errors import reply_text
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.passes.call import Call
@@ -25,7 +24,7 @@ from nnx_inspector.inspector.studies.messages import (
     logits_message,
 )
 from nnx_inspector.lenses.attribution import Attribution, attribute
-from nnx_inspector.lenses.examples import Known, TopExamples, examples_of
+from nnx_inspector.lenses.examples import TopExamples, examples_of
 from nnx_inspector.lenses.lens import Lens, lens
 from nnx_inspector.lenses.logits import LogitAttribution, logit_attribution
 from nnx_inspector.progress import Progress, Report, shown
@@ -65,7 +64,6 @@ class Studies:
     def __init__(self, core: Core):
         self._core, self._show = core, core.view.keep
         self._found: dict[str, _Found] = {}
-        self._programs: dict[Any, Known] = {}
         self._job = Job(core, "nnx_inspector.study")
         self.wait, self.stop = self._job.wait, self._job.stop
 
@@ -146,17 +144,10 @@ class Studies:
             return examples_of(
                 lambda args: dataclasses.replace(call, args=args, kwargs=kwargs).function(),
                 [call.args] if data is None else data,
-                asked.site, k, asked.axis, inputs, 0, report, self._known(call),
+                asked.site, k, asked.axis, inputs, 0, report,
             )  # fmt: skip
 
         return make
-
-    def _known(self, call: Call) -> Known:
-        """The programs of earlier searches in models of the same code, of the last two codes."""
-        code = (call.parts.key, jit.trace_context())
-        known = self._programs.pop(code, {})
-        self._programs = {**dict(list(self._programs.items())[-1:]), code: known}
-        return known
 
     def _now(
         self,

@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import Compiled
 from flax import nnx
 from helpers.language import LAYERS, LENGTH, TOKENS, VOCABULARY, Language
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.export import KEPT
 from nnx_inspector.inspector.studies.studies import study
+from nnx_inspector.lenses import stream
 from nnx_inspector.screen import protocol
 
 WORDS = [f"w{i}" for i in range(VOCABULARY)]
@@ -228,14 +230,18 @@ def test_a_second_search_compiles_nothing_and_sees_the_new_weights():
     insp = nni.Inspector(model, TOKENS, display=False)
     search = lambda: insp.examples([TOKENS] * 3, "head", k=2, progress=False)  # noqa: E731
     first = search()
-    (known,) = insp._studies._programs.values()
-    ((_, run),) = known.values()
     model.head.kernel[...] = -3 * model.head.kernel[...]
-    second, expected = search(), nni.top_examples(model, [TOKENS] * 3, "head", k=2, progress=False)
-    assert [one for _, one in known.values()] == [run]
-    assert run._cache_size() == 1
+    with Compiled() as compiled:
+        second = search()
+    assert not compiled.kinds
+    stream._kept.clear()
+    expected = nni.top_examples(model, [TOKENS] * 3, "head", k=2, progress=False)
     np.testing.assert_allclose(second.most.values, expected.most.values, rtol=1e-5)
     assert not np.allclose(second.most.values, first.most.values)
-    insp.examples([TOKENS] * 3, "head", k=3, progress=False)
-    assert len(known) == 2
+    with Compiled() as compiled:
+        insp.examples([TOKENS] * 3, "head", k=2, progress=False)
+    assert not compiled.kinds, "it has the program of the function"
+    with Compiled() as compiled:
+        insp.examples([TOKENS] * 3, "head", k=3, progress=False)
+    assert compiled.kinds
     insp.close()
