@@ -7,12 +7,24 @@ Invariant: what is compared by its bits is exact, subnormals and signed zeros to
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from nnx_inspector.stats.bins import (
+    MINUS_ZERO_BIN,
+    NAN_BIN,
+    NEGINF_BIN,
+    POSINF_BIN,
+    ZERO_BIN,
+)
+
+APART: Final = (ZERO_BIN, MINUS_ZERO_BIN, NAN_BIN, POSINF_BIN, NEGINF_BIN)
+"""The bins whose counts are exact, in the order in which they are counted."""
 
 
 def points_dtype(dtype: Any) -> np.dtype[Any]:
@@ -161,3 +173,74 @@ def _about(sums: jax.Array, n: jax.Array, delta: Any, factor: jax.Array) -> tupl
     ratio = scale * factor
     sum1, sum2 = sum1 * ratio, sum2 * ratio * ratio
     return sum1 + n * delta, sum2 + 2 * delta * sum1 + n * delta * delta
+
+
+def in_rows(figures: list[jax.Array], *, axis: int = 0) -> jax.Array:
+    """As `stack`, in a loop that XLA fuses with its surroundings: what it concatenates, it puts
+    into kernels of their own.
+    """
+    shape = list(figures[0].shape)
+    shape.insert(axis % (len(shape) + 1), len(figures))
+    row = lax.broadcasted_iota(np.int32, shape, axis % len(shape))
+    out = jnp.broadcast_to(jnp.expand_dims(figures[0], axis), shape)
+    for i, figure in enumerate(figures[1:], 1):
+        out = jnp.where(row == i, jnp.expand_dims(figure, axis), out)
+    return out
+
+
+def words_of(x: jax.Array) -> list[jax.Array]:
+    """The 32-bit words of each number, uint32."""
+    words = lax.bitcast_convert_type(x, jnp.uint32)
+    return [words] if words.ndim == x.ndim else [words[..., i] for i in range(words.shape[-1])]
+
+
+def from_words(words: jax.Array, dtype: Any) -> jax.Array:
+    if dtype.itemsize == 8:
+        words = words.reshape(*words.shape[:-1], -1, 2)
+    return lax.bitcast_convert_type(words, dtype)
+
+
+def is_finite(value: jax.Array) -> jax.Array:
+    if not is_floating(value):
+        return jnp.ones(value.shape, bool)
+    bits = bit_pattern(value)
+    return bits & np.iinfo(bits.dtype).max < infinity_pattern(value.dtype)
+
+
+def counters(value: jax.Array) -> tuple[list[jax.Array], list[Any], Callable[[Any, Any], Any]]:
+    """Operands, initial values and reducer for extremes and the counts of `APART`.
+
+    XLA may reorder integers, unlike floats, and hence vectorise them.
+    """
+    finite = is_finite(value)
+    key = ordered_keys(value)
+    info = np.iinfo(key.dtype)
+    first, last = (np.array(limit, key.dtype) for limit in (info.min, info.max))
+    if is_floating(value):
+        bits, infinity = bit_pattern(value), infinity_pattern(value.dtype)
+        magnitude = bits & np.iinfo(bits.dtype).max
+        zero, infinite = magnitude == 0, magnitude == infinity
+        kinds = [bits == 0, zero & (bits != 0), magnitude > infinity]
+        kinds += [infinite & (bits > 0), infinite & (bits < 0)]
+    else:
+        kinds = [value == 0]
+    operands = [jnp.where(finite, key, last), jnp.where(finite, key, first)]
+    operands += [kind.astype(jnp.uint32) for kind in kinds]
+    initial = [last, first, *[np.uint32(0)] * len(kinds)]
+
+    def combine(a: Any, b: Any) -> Any:
+        more = [x + y for x, y in zip(a[2:], b[2:], strict=True)]
+        return jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1]), *more
+
+    return operands, initial, combine
+
+
+def from_counters(
+    value: jax.Array, found: Any
+) -> tuple[jax.Array, jax.Array, dict[int, jax.Array]]:
+    """The extremes (0 if no value is finite), and the counts by bin."""
+    low, high, *counts = found
+    some = low <= high
+    ends = [from_keys(end, value.dtype) for end in (low, high)]
+    low, high = (jnp.where(some, x, jnp.zeros_like(x)) for x in ends)
+    return low, high, dict(zip(APART, counts, strict=False))

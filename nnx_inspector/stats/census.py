@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
 import jax
@@ -32,23 +32,25 @@ from nnx_inspector._compat.native import (
 from nnx_inspector._compat.sharding import with_even_axes
 from nnx_inspector.stats.arithmetic import (
     bit_pattern,
-    from_keys,
+    counters,
+    from_counters,
+    from_words,
+    in_rows,
     infinity_pattern,
+    is_finite,
     is_floating,
     moved_shift,
-    ordered_keys,
     points_dtype,
     real_values,
     scale_for,
     scaled_difference,
     sum_dtype,
+    words_of,
 )
 from nnx_inspector.stats.bins import (
     BINS,
     LOW_BITS,
-    MINUS_ZERO_BIN,
     NAN_BIN,
-    NEGINF_BIN,
     POSINF_BIN,
     SIGN,
     UNSEEN_BIN,
@@ -62,8 +64,6 @@ SAMPLE: Final = 2**16
 _MIDDLE, _LAST = 32, 64
 """Indices that a sample keeps of axes between the first and the last, and of the last one, if there
 are others to leave out."""
-APART: Final = (ZERO_BIN, MINUS_ZERO_BIN, NAN_BIN, POSINF_BIN, NEGINF_BIN)
-"""The bins whose counts are exact, in the order in which they are counted."""
 _FEW: Final = 2**12
 _CROWD: Final = 2**20
 """From so many values on, a GPU counts with private counters: one by one they would queue up."""
@@ -188,10 +188,6 @@ batching.primitive_batchers[_census] = _batched
 # ------------------------------------------------------------------ a program for each platform
 
 
-def _gated(program: Callable[..., _Raw]) -> Callable[..., _Raw]:
-    return lambda x, *gate, **how: only_if(gate, functools.partial(program, **how), x)
-
-
 def _on_a_cpu(x: jax.Array, *gate: Any, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
     """A function in C that reads once and needs no compiler, or else the program in jax."""
     if not serves_here():
@@ -205,9 +201,12 @@ def _on_a_cpu(x: jax.Array, *gate: Any, batch_rank: int, steps: tuple[int, ...])
     return bins, points, sums
 
 
-@_gated
-def _read_by_kind(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
+def _read_by_kind(x: jax.Array, *gate: Any, **how: Any) -> _Raw:
     """On several CPUs: integers in one reduction, sums in others, so that each is vectorised."""
+    return only_if(gate, functools.partial(_by_kind, **how), x)
+
+
+def _by_kind(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
     value, part = real_values(x), real_values(_part(x, batch_rank, steps))
     axes = tuple(range(batch_rank, x.ndim))
     operands, initial, combine = counters(value)
@@ -224,11 +223,14 @@ def _read_by_kind(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _
     return bins, in_rows([low, high, shift], axis=-1), in_rows(sums, axis=-1)
 
 
-@_gated
 def _read_once(
-    x: jax.Array, *, batch_rank: int, steps: tuple[int, ...], count: Callable[..., jax.Array]
+    x: jax.Array,
+    *_: Any,
+    batch_rank: int,
+    steps: tuple[int, ...],
+    count: Callable[..., jax.Array],
 ) -> _Raw:
-    """On an accelerator: one reduction for all exact figures.
+    """On an accelerator: one reduction for all exact figures, whatever the gate says.
 
     What it sums needs no scale beforehand: a sum of d has the exponent of the largest d with it, as
     in LAPACK's `lassq`.
@@ -236,60 +238,15 @@ def _read_once(
     value, part = real_values(x), real_values(_part(x, batch_rank, steps))
     axes = tuple(range(batch_rank, x.ndim))
     points, sums, apart = _read(value, axes)
-    bins = _counted(count, value, part, axes, apart)
-    return bins, in_rows(points, axis=-1), in_rows(sums, axis=-1)
-
-
-def in_rows(figures: list[jax.Array], *, axis: int = 0) -> jax.Array:
-    """As `stack`, in a loop that XLA fuses with its surroundings: what it concatenates, it puts
-    into kernels of their own.
-    """
-    shape = list(figures[0].shape)
-    shape.insert(axis % (len(shape) + 1), len(figures))
-    row = lax.broadcasted_iota(np.int32, shape, axis % len(shape))
-    out = jnp.broadcast_to(jnp.expand_dims(figures[0], axis), shape)
-    for i, figure in enumerate(figures[1:], 1):
-        out = jnp.where(row == i, jnp.expand_dims(figure, axis), out)
-    return out
-
-
-def counters(value: jax.Array) -> tuple[list[jax.Array], list[Any], Callable[[Any, Any], Any]]:
-    """Operands, initial values and reducer for extremes and the counts of `APART`.
-
-    XLA may reorder integers, unlike floats, and hence vectorise them.
-    """
-    finite = is_finite(value)
-    key = ordered_keys(value)
-    info = np.iinfo(key.dtype)
-    first, last = (np.array(limit, key.dtype) for limit in (info.min, info.max))
-    if is_floating(value):
-        bits, infinity = bit_pattern(value), infinity_pattern(value.dtype)
-        magnitude = bits & np.iinfo(bits.dtype).max
-        zero, infinite = magnitude == 0, magnitude == infinity
-        kinds = [bits == 0, zero & (bits != 0), magnitude > infinity]
-        kinds += [infinite & (bits > 0), infinite & (bits < 0)]
-    else:
-        kinds = [value == 0]
-    operands = [jnp.where(finite, key, last), jnp.where(finite, key, first)]
-    operands += [kind.astype(jnp.uint32) for kind in kinds]
-    initial = [last, first, *[np.uint32(0)] * len(kinds)]
-
-    def combine(a: Any, b: Any) -> Any:
-        more = [x + y for x, y in zip(a[2:], b[2:], strict=True)]
-        return jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1]), *more
-
-    return operands, initial, combine
-
-
-def from_counters(
-    value: jax.Array, found: Any
-) -> tuple[jax.Array, jax.Array, dict[int, jax.Array]]:
-    """The extremes (0 if no value is finite), and the counts by bin."""
-    low, high, *counts = found
-    some = low <= high
-    ends = [from_keys(end, value.dtype) for end in (low, high)]
-    low, high = (jnp.where(some, x, jnp.zeros_like(x)) for x in ends)
-    return low, high, dict(zip(APART, counts, strict=False))
+    # all figures in one array, which is made by one kernel and is joined to others as a whole
+    behind = [word for x in (*points, *sums) for word in words_of(x)]
+    whole = _counted(count, value, part, axes, apart, behind)
+    half = BINS + len(behind) // 2
+    first, second = (
+        from_words(words, x[0].dtype)
+        for words, x in ((whole[..., BINS:half], points), (whole[..., half:], sums))
+    )
+    return whole[..., :BINS], first, second
 
 
 def _read(
@@ -378,13 +335,6 @@ def _broadcastable(figure: jax.Array, axes: _Axes) -> jax.Array:
     return lax.expand_dims(figure, axes)
 
 
-def is_finite(value: jax.Array) -> jax.Array:
-    if not is_floating(value):
-        return jnp.ones(value.shape, bool)
-    bits = bit_pattern(value)
-    return bits & np.iinfo(bits.dtype).max < infinity_pattern(value.dtype)
-
-
 def _bins_of(value: jax.Array) -> jax.Array:
     """The bin of each value, uint32, in the values' shape."""
     wide = value.dtype == np.float64
@@ -407,61 +357,70 @@ def _counted(
     part: jax.Array,
     axes: _Axes,
     apart: dict[int, jax.Array],
+    behind: Sequence[jax.Array] = (),
 ) -> jax.Array:
-    """The bins of a part, with the exact counts of `APART`, and of what no bin has counted.
+    """The bins of a part, with the exact counts of `APART`, and of what no bin has counted; then
+    the numbers `behind` them.
 
     What is known beforehand is where counting begins: those of the part that are counted apart add
     to what no bin has counted.
     """
     index = _bins_of(part)
-    if part.shape == value.shape:
-        return count(index, axes[0])
-    n, m = (math.prod(x.shape[axis] for axis in axes) for x in (value, part))
-    unseen = jnp.uint32(min(n, _LARGEST)) - jnp.uint32(m) - sum(apart.values())  # modulo 2**32
-    number, start = np.arange(BINS), jnp.zeros((*index.shape[: axes[0]], BINS), jnp.uint32)
-    for one, known in (*apart.items(), (UNSEEN_BIN, unseen)):
-        start = jnp.where(number == one, known[..., None], start)
-    for one in apart:
-        index = jnp.where(index == one, jnp.uint32(UNSEEN_BIN), index)
+    known = {BINS + i: number for i, number in enumerate(behind)}
+    if part.shape != value.shape:
+        n, m = (math.prod(x.shape[axis] for axis in axes) for x in (value, part))
+        unseen = jnp.uint32(min(n, _LARGEST)) - jnp.uint32(m) - sum(apart.values())  # modulo 2**32
+        known |= {**apart, UNSEEN_BIN: unseen}
+        for one in apart:
+            index = jnp.where(index == one, jnp.uint32(UNSEEN_BIN), index)
+    place = np.arange(BINS + len(behind))
+    start = jnp.zeros((*index.shape[: axes[0]], place.size), jnp.uint32)
+    for one, number in known.items():
+        start = jnp.where(place == one, number[..., None], start)
     return count(index, axes[0], start)
 
 
 # ------------------------------------------------------------------ counting
 
 
-def _scattered(
-    index: jax.Array, batch_rank: int, start: jax.Array | None = None, *, lanes: int = 1
-) -> jax.Array:
-    """How often each of the 4096 bins occurs, uint32, rows + (4096,); `start` is added.
+def _scattered(index: jax.Array, batch_rank: int, start: jax.Array, *, lanes: int = 1) -> jax.Array:
+    """How often each of the 4096 bins occurs, added to `start`, uint32, rows + (4096 or more,).
 
     With several lanes, neighbours along the last axis have counters of their own.
     """
     rows = index.shape[:batch_rank]
-    counters = math.prod(rows) * lanes * BINS
+    length = start.shape[-1] if lanes == 1 else lanes * BINS
+    counters = math.prod(rows) * length
     if math.prod(rows) > 1:  # one scatter into all rows' bins is faster than a batched one
         row = jnp.arange(math.prod(rows), dtype=jnp.uint32)
-        index = index + row.reshape(*rows, *[1] * (index.ndim - batch_rank)) * (lanes * BINS)
+        index = index + row.reshape(*rows, *[1] * (index.ndim - batch_rank)) * length
     if lanes > 1:
         lane = lax.broadcasted_iota(jnp.uint32, index.shape, index.ndim - 1) % jnp.uint32(lanes)
         index = index + lane * BINS
     even = with_even_axes(index, jnp.uint32(counters))
-    in_place = start is not None and lanes == 1 and even is index  # or XLA would copy it
+    in_place = lanes == 1 and even is index  # or XLA would copy it
     counts = jnp.zeros(counters + (even is not index), jnp.uint32)
-    counts = start.reshape(counters) if start is not None and in_place else counts
+    counts = start.reshape(counters) if in_place else counts
     counts = counts.at[even].add(jnp.uint32(1), mode="promise_in_bounds")
-    counts = counts[:counters].reshape(*rows, lanes, BINS)
-    counts = counts.sum(axis=-2, dtype=jnp.uint32) if lanes > 1 else counts[..., 0, :]
-    return counts if start is None or in_place else counts + start
+    counts = counts[:counters].reshape(*rows, length)
+    if lanes > 1:
+        counts = counts.reshape(*rows, lanes, BINS).sum(axis=-2, dtype=jnp.uint32)
+    return counts if in_place else _added(start, counts)
 
 
-def _counted_apart(index: jax.Array, batch_rank: int, start: jax.Array | None = None) -> jax.Array:
+def _added(start: jax.Array, counts: jax.Array) -> jax.Array:
+    more = start.shape[-1] - counts.shape[-1]
+    return start + jnp.pad(counts, [(0, 0)] * (counts.ndim - 1) + [(0, more)])
+
+
+def _counted_apart(index: jax.Array, batch_rank: int, start: jax.Array) -> jax.Array:
     """On a GPU: additions to one counter queue up, so that many values get several."""
     rows = math.prod(index.shape[:batch_rank])
     lanes = min(_COUNTERS // rows, index.shape[-1]) if index.size >= _CROWD else 1
     return _scattered(index, batch_rank, start, lanes=max(lanes, 1))
 
 
-def _multiplied(index: jax.Array, batch_rank: int, start: jax.Array | None = None) -> jax.Array:
+def _multiplied(index: jax.Array, batch_rank: int, start: jax.Array) -> jax.Array:
     """On a TPU, whose scatter is a slow loop: the upper and the lower half of each bin's number as
     ones among zeros, multiplied. The sums are exact: they stay below 2**24.
     """
@@ -483,9 +442,8 @@ def _multiplied(index: jax.Array, batch_rank: int, start: jax.Array | None = Non
         found = lax.dot_general(upper, lower, inner, preferred_element_type=jnp.float32)
         return total + found.astype(jnp.uint32), None
 
-    start = jnp.zeros((*rows, BINS), jnp.uint32) if start is None else start
-    total = lax.scan(add, start.reshape(*rows, half, half), each)[0]
-    return total.reshape(*rows, BINS)
+    total = lax.scan(add, jnp.zeros((*rows, half, half), jnp.uint32), each)[0]
+    return _added(start, total.reshape(*rows, BINS))
 
 
 _PROGRAMS: Final[dict[str | None, Callable[..., _Raw]]] = {

@@ -19,7 +19,7 @@ from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.native import by_rows
 from nnx_inspector._compat.sharding import left_to_the_compiler
 from nnx_inspector.arrays import is_array
-from nnx_inspector.stats.census import in_rows
+from nnx_inspector.stats.arithmetic import in_rows
 from nnx_inspector.stats.gauges import (
     EXAMPLES,
     HEAD,

@@ -21,6 +21,10 @@ from jax import lax
 
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector.stats.arithmetic import (
+    APART,
+    counters,
+    from_counters,
+    is_finite,
     is_floating,
     merged_about_mean,
     moved_shift,
@@ -30,7 +34,6 @@ from nnx_inspector.stats.arithmetic import (
     scaled_difference,
     sum_dtype,
 )
-from nnx_inspector.stats.census import APART, counters, from_counters, is_finite
 from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2
 from nnx_inspector.stats.summarize import as_array, in_words, is_number, is_token
 

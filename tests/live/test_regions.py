@@ -126,9 +126,13 @@ def test_metrics_between_passes_belong_to_their_own_steps(insp):
 
 
 def test_metrics_of_a_device_that_is_behind_have_steps_of_their_own(insp):
-    with pytest.warns(nni.InspectorWarning, match="called"), insp.watch(every=3):
-        for loss in (3.0, 2.0, 1.0):  # no pass has begun by then
-            insp.metrics(loss=loss)
+    def watched():
+        with insp.watch(every=3):
+            for loss in (3.0, 2.0, 1.0):  # no pass has begun by then
+                insp.metrics(loss=loss)
+
+    with pytest.warns(nni.InspectorWarning, match="called"):
+        watched()
     assert insp.recording.curves()["loss"].tolist() == [[0, 3.0], [1, 2.0], [2, 1.0]]
 
 
