@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from nnx_inspector.recordings.layers import one_of
 from nnx_inspector.stats.bins import NAN_BIN
-from nnx_inspector.stats.summary import Summary, merge
+from nnx_inspector.stats.summary import Summary
 
 Arrived = dict[tuple[str, str], list[Summary]]
 """(site, quantity) -> a summary for each call, in order of arrival."""
@@ -222,5 +223,5 @@ def merged(passes: list[Taken], keys: tuple[str, ...] = ()) -> dict[str, dict[st
     for site in dict.fromkeys((*keys, *(site for site, _ in parts))):
         for quantity in ("output", "gradient"):
             if (site, quantity) in parts:
-                out.setdefault(site, {})[quantity] = merge(parts[site, quantity])
+                out.setdefault(site, {})[quantity] = one_of(parts[site, quantity])
     return out

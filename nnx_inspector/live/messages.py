@@ -150,6 +150,9 @@ class Where:
         """What was measured, with its rows in front: those of the scans, or the members. Then come
         the examples of vmaps around the call.
         """
+        lead = found.rows if isinstance(found, Summary) else found.shape[:-1]
+        if len(lead) == self.rank:
+            return found
         return jax.tree.map(lambda x: self._rows_first(x, members), found)
 
     def _rows_first(self, x: Any, members: int) -> Any:

@@ -85,7 +85,7 @@ def told_apart(told: Told, stacks: Mapping[str, Stack]) -> tuple[Summaries, set[
                 unknown.add(site)
                 continue
             for layer in range(stack.layers):
-                rows = (merge([summary.row(layer)]) for summary in found)
+                rows = (summary.row(layer) for summary in found)
                 # a layer that no cotangent reached has an empty row
                 reached = [row for row in rows if quantity != "gradient" or np.any(row.bins)]
                 parts.setdefault((layer_key(site, layer), quantity), []).extend(reached)

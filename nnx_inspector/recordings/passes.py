@@ -15,7 +15,7 @@ import numpy as np
 
 from nnx_inspector.recordings.facts import Figures
 from nnx_inspector.stats.bins import NAN_BIN, NEGINF_BIN, POSINF_BIN
-from nnx_inspector.stats.encoding import Sparse, decoded, encoded, ranges
+from nnx_inspector.stats.encoding import Sparse, decoded, encoded_all, ranges
 from nnx_inspector.stats.summary import STATISTICS, Summary
 from nnx_inspector.stats.table import figures_of
 
@@ -28,7 +28,7 @@ class Measured(NamedTuple):
 
     Attributes:
         keys: (site, quantity) of each, in recorded order.
-        packed: each as bytes, made by `stats.encoding.encoded`.
+        packed: each as bytes, made by `stats.encoding.encoded_all`.
         nonfinite: (quantity, kind) of each kind of non-finite value that occurs.
     """
 
@@ -62,7 +62,7 @@ def measured(summaries: Mapping[str, Mapping[str, Summary | None]]) -> Measured:
         ValueError: a quantity is not one of `QUANTITIES`.
         TypeError: a value is not a Summary, or holds tracers.
     """
-    merged = {
+    hosts = {
         (site, quantity): _on_host(site, quantity, summary)
         for site, quantities in summaries.items()
         for quantity, summary in quantities.items()
@@ -70,15 +70,15 @@ def measured(summaries: Mapping[str, Mapping[str, Summary | None]]) -> Measured:
     }
     found = {
         (quantity, kind)
-        for (_, quantity), summary in merged.items()
+        for (_, quantity), summary in hosts.items()
         for kind, number in NONFINITE.items()
         if summary.bins[number]
     }
-    return Measured(tuple(merged), tuple(map(encoded, merged.values())), frozenset(found))
+    return Measured(tuple(hosts), tuple(encoded_all(list(hosts.values()))), frozenset(found))
 
 
 def _on_host(site: str, quantity: str, summary: object) -> Summary:
-    """The summary merged, in NumPy; waits for the device."""
+    """The summary in NumPy, merged if it has rows; waits for the device."""
     check_quantity(quantity, site)
     if not isinstance(summary, Summary):
         raise TypeError(
@@ -87,7 +87,7 @@ def _on_host(site: str, quantity: str, summary: object) -> Summary:
             "first."
         )
     try:
-        return summary.merged()
+        return summary.without_rows()
     except TypeError as error:
         raise TypeError(f"The {quantity} of site {site!r}: {error}.") from error
 

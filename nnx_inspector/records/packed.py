@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import jax
@@ -71,7 +72,7 @@ class _Leaf:
     def made_of(self, arrays: Any) -> Any:
         if self.kind is Summary:
             return Summary(**dict(zip(_FIELDS, arrays, strict=True)), opaque=self.opaque)
-        return _unpacked(arrays[0]) if self.kind is Sunk else arrays[0]
+        return Sunk(arrays[0]) if self.kind is Sunk else arrays[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,16 +136,29 @@ def taken_apart(layout: Layout, arrays: Any) -> Any:
         leaf.made_of([next(rest) if x.at is None else x.cut_from(words) for x in leaf.parts])
         for leaf in layout.leaves
     ]
-    return jax.tree.unflatten(layout.structure, leaves)
+    return jax.tree.unflatten(layout.structure, _opened(leaves))
 
 
 def unpacked(tree: Any) -> Any:
     """A tree that is not joined, with a summary for each `Sunk`."""
+    leaves, structure = jax.tree.flatten(tree, is_leaf=_is_whole)
+    return jax.tree.unflatten(structure, _opened(leaves))
 
-    def opened(x: Any) -> Any:
-        return unpack(x.array) if isinstance(x, Sunk) else x.array if isinstance(x, Small) else x
 
-    return jax.tree.map(opened, tree, is_leaf=_is_whole)
+def _opened(leaves: Sequence[Any]) -> list[Any]:
+    """What `Sunk` and `Small` stand for. On the host packed summaries are unpacked together."""
+    out = [x.array if isinstance(x, (Sunk, Small)) else x for x in leaves]
+    together: dict[tuple[int, ...], list[int]] = {}
+    for i in (i for i, x in enumerate(leaves) if isinstance(x, Sunk)):
+        if isinstance(out[i], np.ndarray):
+            together.setdefault(out[i].shape, []).append(i)
+        else:
+            out[i] = _unpacked(out[i])
+    for alike in together.values():
+        every = unpack(np.stack([out[i] for i in alike]))
+        for row, i in enumerate(alike):
+            out[i] = every.row(row)
+    return out
 
 
 def _is_whole(x: Any) -> bool:

@@ -7,9 +7,10 @@ Invariant: decoding returns what was encoded, bit for bit; bytes from a file are
 from __future__ import annotations
 
 import functools
+import math
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from nnx_inspector.stats.bins import (
     spread,
     tabulated,
 )
-from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE
+from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, alone
 from nnx_inspector.stats.summary import SATURATED, Summary
 
 _POINTS: Final[tuple[str, ...]] = ("<f8", "<i4", "<u4", "<i8", "<u8")
@@ -65,25 +66,56 @@ class Sparse(NamedTuple):
 
 
 def encoded(summary: Summary) -> bytes:
-    """The bytes of a merged host summary: sparse bins, counts in byte planes, deflated.
+    """The bytes of a host summary without rows: sparse bins, counts in byte planes, deflated.
 
     Example:
         >>> from nnx_inspector.stats.summary import empty
         >>> decoded(encoded(empty())).summary()
         Summary(size=0, mean=nan, std=nan, min=nan, max=nan, zeros=0, nan=0, posinf=0, neginf=0)
     """
-    index = np.flatnonzero(summary.bins)
-    count = summary.bins[index].astype("<u8")
-    width = (int(count.max()).bit_length() + 7) // 8 if len(count) else 0
+    return encoded_all([summary])[0]
+
+
+def encoded_all(summaries: Sequence[Summary]) -> list[bytes]:
+    """`encoded` of each, at once for all of the same dtypes: those that `merge` would return."""
+    out = [b""] * len(summaries)
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for i, s in enumerate(summaries):
+        alike.setdefault((s.bins.dtype, s.points.dtype, s.sums.dtype), []).append(i)
+    for chosen in alike.values():
+        for i, blob in zip(chosen, _encoded([summaries[i] for i in chosen]), strict=True):
+            out[i] = blob
+    return out
+
+
+def _encoded(alike: Sequence[Summary]) -> Iterator[bytes]:
+    every, largest = np.stack([s.bins for s in alike]), np.iinfo(alike[0].bins.dtype).max
+    place = np.flatnonzero(every != 0)
+    row, index = np.divmod(place, BINS)
+    count = every.reshape(-1)[place].astype("<u8")
+    count[count == largest] = SATURATED
+    ends = np.searchsorted(row, np.arange(1, len(alike) + 1))
+    some = np.zeros(len(alike), bool)
+    some[row[FINITE_BINS[index]]] = True
+    points, sums = alone(
+        np.stack([s.points for s in alike]), np.stack([s.sums for s in alike]), some
+    )
     # Neighbouring bins differ by one and hold similar counts, so storing bytes of equal
     # significance together deflates three times better than storing number after number.
-    planes = count.view(np.uint8).reshape(-1, 8)[:, :width].T
-    apart = np.diff(index, prepend=0).astype("<u2").view(np.uint8).reshape(-1, 2).T
-    low, high = _range(index, summary.points)
-    kind = summary.points.dtype.newbyteorder("<").str
-    header = _HEADER.pack(_POINTS.index(kind), width, len(index), low, high)
-    exact = summary.points.astype(kind).tobytes() + summary.sums.astype("<f8").tobytes()
-    return header + exact + zlib.compress(apart.tobytes() + planes.tobytes(), 1)
+    apart = np.diff(index, prepend=0)
+    start = np.concatenate([[0], ends[:-1]])
+    first = start[start < ends]
+    apart[first] = index[first]
+    steps = apart.astype("<u2").view(np.uint8).reshape(-1, 2)
+    body = np.concatenate([steps, count.view(np.uint8).reshape(-1, 8)], axis=1).T.copy()
+    kind = points.dtype.newbyteorder("<")
+    exact = points.astype(kind), sums.astype("<f8")
+    for i, (here, end) in enumerate(zip(start.tolist(), ends.tolist(), strict=True)):
+        width = (int(count[here:end].max()).bit_length() + 7) // 8 if end > here else 0
+        low, high = _range(index[here:end], points[i]) if some[i] else (np.nan, np.nan)
+        header = _HEADER.pack(_POINTS.index(kind.str), width, end - here, low, high)
+        moments = exact[0][i].tobytes() + exact[1][i].tobytes()
+        yield header + moments + zlib.compress(body[: 2 + width, here:end].tobytes(), 1)
 
 
 def _range(index: npt.NDArray[Any], points: npt.NDArray[Any]) -> tuple[float, float]:
@@ -91,11 +123,12 @@ def _range(index: npt.NDArray[Any], points: npt.NDArray[Any]) -> tuple[float, fl
     if not FINITE_BINS[index].any():
         return np.nan, np.nan
     low, high = float(points[MINIMUM]), float(points[MAXIMUM])
-    ranks = RANKS[index]
-    ranks = ranks[ranks >= 0]
-    if np.isnan(low) and len(ranks):  # moments unknown: the outermost bins bound the values
-        ends = bin_edges()[VALUE_ORDER[[ranks.min(), ranks.max()]]]
-        low, high = float(ends[0, 0]), float(ends[1, 1])
+    if math.isnan(low):  # moments unknown: the outermost bins bound the values
+        ranks = RANKS[index]
+        ranks = ranks[ranks >= 0]
+        if len(ranks):
+            ends = bin_edges()[VALUE_ORDER[[ranks.min(), ranks.max()]]]
+            low, high = float(ends[0, 0]), float(ends[1, 1])
     return low, high
 
 

@@ -35,7 +35,8 @@ def merged_moments(points: _Array, sums: _Floats, n: _Floats) -> tuple[_Array, _
     if np.isnan(points).any():  # a part with unknown moments makes the whole unknown
         return np.full(3, np.nan), np.full(3, np.nan)
     if len(n) == 1:
-        return points[0].copy(), sums[0].copy() if sums[0, SCALE] else np.zeros(3)
+        points, sums = alone(points, sums, n > 0)
+        return points[0], sums[0]
     # The mean is never much further from the largest part's shift than the merged standard
     # deviation, so that sum2/n - (sum1/n)**2 does not cancel.
     shift = points[int(np.argmax(n)), SHIFT]
@@ -50,6 +51,23 @@ def merged_moments(points: _Array, sums: _Floats, n: _Floats) -> tuple[_Array, _
     sum1 = sums[:, SUM1] * ratio
     sum2 = sums[:, SUM2] * ratio**2 + 2.0 * delta * sum1 + n * delta**2
     return merged, np.array([scale, math.fsum(sum1 + n * delta), math.fsum(sum2)])
+
+
+def alone(points: _Array, sums: _Array, some: npt.NDArray[np.bool_]) -> tuple[_Array, _Floats]:
+    """What `merged_moments` returns for each part by itself. Floats become float64.
+
+    Args:
+        points, sums: `[parts, 3]`.
+        some: which parts have finite values.
+    """
+    if points.dtype.kind == "f":
+        points = points.astype(np.float64)
+    unknown = some & np.isnan(points).any(axis=1)
+    points = np.where(some[:, None], points, np.zeros((), points.dtype))
+    sums = np.where((some & (sums[:, SCALE] != 0))[:, None], sums, 0.0).astype(np.float64)
+    if unknown.any():
+        points[unknown], sums[unknown] = np.nan, np.nan
+    return points, sums
 
 
 def _difference(a: _Array, b: Any, factor: float) -> _Floats:

@@ -82,7 +82,7 @@ def unpack(vector: Any) -> Summary:
     if length not in _DTYPES:
         raise ValueError(f"a packed summary has {sorted(_DTYPES)} elements, not {length}")
     if isinstance(vector, np.ndarray):
-        bins, points, sums = _fields_of(vector)
+        bins, points, sums = _fields_on_host(vector)
     else:
         bins, points, sums = _unpacked(vector, rows=vector.ndim - 1)
     return Summary(bins=bins, points=points, sums=sums)
@@ -99,22 +99,38 @@ def _vector_of(bins: jax.Array, points: jax.Array, sums: jax.Array) -> list[jax.
     return [jnp.concatenate(halves, axis=-1)]
 
 
-def _fields_of(vector: Any) -> list[Any]:
-    xp: Any = np if isinstance(vector, np.ndarray) else jnp
+def _fields_of(vector: jax.Array) -> list[Any]:
     length = vector.shape[-1]
     float_dtype, middle = _DTYPES[length], 1 + (length - 1) // 2
     upper = vector[..., 1:middle].astype(np.uint32)
     lower = vector[..., middle:].astype(np.uint32)
     carried = upper + (lower >> 16)  # the sum of several lower halves has more than 16 bits
-    word = xp.where(carried > 0xFFFF, xp.uint32(_LARGEST), (carried << 16) | (lower & 0xFFFF))
+    word = jnp.where(carried > 0xFFFF, jnp.uint32(_LARGEST), (carried << 16) | (lower & 0xFFFF))
     reals = word[..., BINS:].reshape(*word.shape[:-1], 6, -1)
-    if xp is np:
-        reals = np.ascontiguousarray(reals).view(float_dtype)[..., 0]
-    elif float_dtype is np.float64:
+    if float_dtype is np.float64:
         reals = lax.bitcast_convert_type(reals, jnp.float64)
     else:
         reals = lax.bitcast_convert_type(reals[..., 0], jnp.float32)
-    reals = xp.where(vector[..., :1] > 1, float_dtype(np.nan), reals)
+    reals = jnp.where(vector[..., :1] > 1, float_dtype(np.nan), reals)
+    return [word[..., :BINS], reals[..., :3], reals[..., 3:]]
+
+
+def _fields_on_host(vector: np.ndarray) -> list[np.ndarray]:
+    """`_fields_of` a NumPy array: most of its elements are zeros, which it does not touch."""
+    length = vector.shape[-1]
+    float_dtype, middle = _DTYPES[length], 1 + (length - 1) // 2
+    flat = vector.reshape(-1)
+    place = np.flatnonzero(flat != 0)
+    row, at = np.divmod(place, length)
+    half, start = flat[place].astype(np.uint64), row * (middle - 1)
+    lower, upper = at >= middle, (at > 0) & (at < middle)
+    word = np.zeros(vector.size // length * (middle - 1), np.uint32)
+    word[(start + at - middle)[lower]] = half[lower]
+    high = (start + at - 1)[upper]
+    word[high] = np.minimum((half[upper] << np.uint64(16)) + word[high], _LARGEST)
+    word = word.reshape(*vector.shape[:-1], -1)
+    reals = np.ascontiguousarray(word[..., BINS:]).view(float_dtype)
+    reals = np.where(vector[..., :1] > 1, float_dtype(np.nan), reals)
     return [word[..., :BINS], reals[..., :3], reals[..., 3:]]
 
 

@@ -66,6 +66,14 @@ def test_a_packed_nothing_is_zeros_and_sums_are_noticed() -> None:
     for more in (merge([both, summarize(a)]), merge_in_trace(both, summarize(a))):
         assert more.size == 70_004
         assert np.isnan([more.mean, more.std, more.min, more.max]).all()
+    random = np.random.default_rng(0)
+    halves = random.integers(0, 2**16, (6, packed_size(np.float32)))
+    halves *= random.integers(0, 2, halves.shape) * random.integers(1, 5, halves.shape)
+    halves[:, 0] = np.arange(6) % 3
+    on_host, added = unpack(halves.astype(np.float32)), unpack(jnp.asarray(halves, jnp.float32))
+    assert (on_host.bins == 2**32 - 1).any()
+    for name in ("bins", "points", "sums"):
+        assert getattr(on_host, name).tobytes() == np.asarray(getattr(added, name)).tobytes()
     with pytest.raises(ValueError, match="elements"):
         unpack(np.zeros(7, np.float32))
     with pytest.raises(TypeError, match="int32"):
