@@ -341,11 +341,12 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
         "positions": (
             p.Positions(
                 version=p.VERSION, id=14, site="blocks/0", example=1, unit=3, units=8, positions=2,
+                axis=None, along=1, axes=("", "position", "feature"),
                 figures=("norm", "unit"), source="The example.",
             ),
             p.units_buffer(ramp(2, 2)),
         ),
-        "show_positions": (p.ShowPositions(id=14, site="blocks/0", example=1, unit=3), None),
+        "show_positions": (p.ShowPositions(id=14, site="blocks/0", example=1, unit=3, axis=2), None),
         "lens": (
             p.Lens(
                 version=p.VERSION, running=False, error="", source="the example, at step 3",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flax import nnx
 
+from nnx_inspector.errors import InspectorError
 from nnx_inspector.findings.findings import Finding
 from nnx_inspector.hooks.sites import Only, of_operation, parse_key, site_key
 from nnx_inspector.inspector.core import Core
@@ -270,7 +271,9 @@ class Readings:
         opened = self._opening.open(look_of(core), site, part, clean=clean)
         return opened_tree(opened, site, call)
 
-    def words(self, site: str, example: int = 0, *, unit: int = 0) -> pd.DataFrame:
+    def words(
+        self, site: str, example: int = 0, *, unit: int = 0, axis: int | None = None
+    ) -> pd.DataFrame:
         """The tokens of an example, each with the figures of a site at its position.
 
         They colour the text in the panel "Words". The pass on screen is made again, as in `values`.
@@ -280,6 +283,8 @@ class Readings:
                 positions of the tokens.
             example: which example of the batch.
             unit: the unit whose value is shown.
+            axis: the axis of the tokens in what the site (or its layer) returns, where it is not
+                found, or another is meant: the keys of a pattern (-1) instead of its queries.
 
         Returns:
             A frame with a row for each position: `position`, `word`, `norm` (over the units),
@@ -288,8 +293,8 @@ class Readings:
 
         Raises:
             ValueError: there is no such site.
-            InspectorError: the site has no axis of positions, or the tokens are not known: the
-                inspector needs `decode=`.
+            InspectorError: the site has no axis of positions, or only `axis` can tell which it is;
+                or the tokens are not known: the inspector needs `decode=`.
             IndexError: there is no such example or unit.
 
         Example:
@@ -305,7 +310,9 @@ class Readings:
         import pandas as pd
 
         core = self._core.require_open()
-        found = positions_of(core, core.known(site), example, unit)
+        found = positions_of(core, core.known(site), example, unit, axis)
+        if why := found.why_not(site):
+            raise InspectorError(why)
         words = core.inputs.words(arguments_of(core), example)
         return pd.DataFrame({"position": range(len(words)), "word": words, **found.figures})
 

@@ -681,7 +681,7 @@ export interface Inputs {
   readonly pictures: Pictures | null;
 }
 
-/** The figures of a site at each position of an example, in answer to `ShowPositions`. Buffer: float64 [len(figures), positions]. `figures` are those of POSITION_FIGURES that there are; `units` is the number of units at each position; `source` names the pass in words. */
+/** The figures of a site at each position of an example, in answer to `ShowPositions`. Buffer: float64 [len(figures), positions]. `figures` are those of POSITION_FIGURES that there are; `units` is the number of units at each position. `along` is the number of the axis of the positions, None if that is not known: there are no figures, and `source` says so. `axes` has the names of those that could be it, "" for the others. Otherwise `source` names the pass in words. */
 export interface Positions {
   readonly type: "positions";
   readonly version: number;
@@ -689,6 +689,9 @@ export interface Positions {
   readonly site: string;
   readonly example: number;
   readonly unit: number;
+  readonly axis: number | null;
+  readonly along: number | null;
+  readonly axes: readonly string[];
   readonly units: number;
   readonly positions: number;
   readonly figures: readonly string[];
@@ -876,13 +879,14 @@ export interface Offer {
   readonly least: number | null;
 }
 
-/** Browser to kernel: read the figures of a site at each position of an example's tokens. */
+/** Browser to kernel: read the figures of a site at each position of an example's tokens, along `axis`; None to find it. */
 export interface ShowPositions {
   readonly type: "show_positions";
   readonly id: number;
   readonly site: string;
   readonly example: number;
   readonly unit: number;
+  readonly axis: number | null;
 }
 
 /** Browser to kernel: study the examined batch, in a thread. `example`, `position` and `unit` say what is shown of the result; `again` is False to show another part of the last result. `unembed` and `norm` are sites, "" for a proposal; `token` is a class or token, None for the model's own answer; `method` and `axis` are as in `nni.attribute` and `nni.top_examples`. */
@@ -971,7 +975,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Example: { words: "str[]", label: "str", prediction: "str" },
   Pictures: { path: "str", count: "int", rows: "int", columns: "int", height: "int", width: "int", channels: "int", shown: "str", pixels: "str" },
   Inputs: { version: "int", batch: "int", tokens: "str", positions: "int", examples: "Example[]", problem: "str", pictures: "Pictures?" },
-  Positions: { version: "int", id: "int", site: "str", example: "int", unit: "int", units: "int", positions: "int", figures: "str[]", source: "str" },
+  Positions: { version: "int", id: "int", site: "str", example: "int", unit: "int", axis: "int?", along: "int?", axes: "str[]", units: "int", positions: "int", figures: "str[]", source: "str" },
   Hello: { version: "int", streams: "bool", page: "str", said: "int" },
   Ack: { seq: "int" },
   Select: { id: "int", site: "str" },
@@ -993,7 +997,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   ShowOperations: { id: "int", site: "str", shown: "bool" },
   GetLayoutLibrary: { id: "int" },
   Offer: { kind: "str", group: "value|gradient", does: "str", strength_name: "str", strength: "float?", low: "float", high: "float", least: "float?" },
-  ShowPositions: { id: "int", site: "str", example: "int", unit: "int" },
+  ShowPositions: { id: "int", site: "str", example: "int", unit: "int", axis: "int?" },
   Study: { id: "int", what: "lens|logits|attribution|examples", again: "bool", site: "str", example: "int", position: "int", unit: "int", axis: "int", token: "int?", unembed: "str", norm: "str", method: "gradient|gradient_times_input|integrated_gradients" },
   StopStudy: { id: "int" },
 };

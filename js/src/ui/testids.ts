@@ -55,7 +55,7 @@
 // nni-values-looks                                                  the keys that a query looks at
 // nni-legend-low|high [value], nni-values-expression [value]       the panel "Values"
 // nni-words [value: how many], in it the words [data-at, value: the text as given]; nni-words-figure [value],
-// nni-words-unit (number), nni-word-told [value: the position], nni-words-problem,
+// nni-words-unit (number), nni-words-axis [value], nni-word-told [value: the position], nni-words-problem,
 // nni-example-said, nni-words-python                               the panel "Words"
 // nni-values-thumbnail, nni-values-share (slider)                   the input's picture beside and under it
 // nni-examples [value: the example], nni-example-<n>               the examples of the batch
@@ -209,6 +209,7 @@ export const ids = {
   words: "nni-words",
   wordsFigure: "nni-words-figure",
   wordsUnit: "nni-words-unit",
+  wordsAxis: "nni-words-axis",
   wordsProblem: "nni-words-problem",
   wordTold: "nni-word-told",
   wordsPython: "nni-words-python",

@@ -44,7 +44,10 @@ export function WordsPanel({ store, site }: { store: Store; site: Site }) {
   const choose = (name: string): void => {
     state.figure.value = (Object.keys(NAMES) as Figure[]).find((one) => NAMES[one] === name) ?? "norm";
   };
-  const code = `insp.words(${quoted(site.key)}${example > 0 ? `, ${example}` : ""}${unit > 0 ? `, unit=${unit}` : ""})`;
+  const along = data && data.header.axis !== null ? `, axis=${data.header.axis}` : "";
+  const code = `insp.words(${quoted(site.key)}${example > 0 ? `, ${example}` : ""}${unit > 0 ? `, unit=${unit}` : ""}${along})`;
+  const axes = data?.header.axes ?? [];
+  const able = axes.filter((name) => name !== "");
   return (
     <section class="nni-words-panel" aria-label="Words">
       <div class="nni-words-bar">
@@ -63,8 +66,14 @@ export function WordsPanel({ store, site }: { store: Store; site: Site }) {
             <span class="nni-faint">of {data.header.units}</span>
           </label>
         )}
+        {data && store.replay.value === "" && able.length > (data.header.along === null ? 0 : 1) && (
+          <span>
+            tokens along{" "}
+            <Choice label="Axis of the tokens" testid={ids.wordsAxis} value={axes[data.header.along ?? -1] ?? ""} options={able} choose={(name) => state.setAxis(axes.indexOf(name))} />
+          </span>
+        )}
       </div>
-      <p class="nni-faint nni-small nni-words-source">{data ? `${TOLD[figure]} ${data.header.source}` : state.busy.value ? "Computing this module's values…" : ""}</p>
+      <p class="nni-faint nni-small nni-words-source">{data && values ? `${TOLD[figure]} ${data.header.source}` : state.busy.value ? "Computing this module's values…" : ""}</p>
       {state.problem.value !== "" && (
         <p class="nni-unseen" role="status" data-testid={ids.wordsProblem}>
           {state.problem.value}

@@ -17,6 +17,7 @@ interface Wish {
   readonly site: string;
   readonly example: number;
   readonly unit: number;
+  readonly axis: number | null;
 }
 
 export class WordsState {
@@ -25,6 +26,8 @@ export class WordsState {
   readonly busy = signal(false);
   readonly figure = signal<Figure>("norm");
   readonly unit = signal(0);
+  /** The chosen axis of the tokens in the site's array; null for the one that is found. */
+  private axis: number | null = null;
   /** The position under the pointer or the keys. */
   readonly at = signal<number | null>(null);
 
@@ -36,8 +39,8 @@ export class WordsState {
 
   /** Request the present figures of a site, even those on screen: they may have changed. */
   show(site: string, example: number): void {
-    if (this.wish?.site !== site) this.data.value = null;
-    this.wish = { site, example, unit: this.unit.value };
+    if (this.wish?.site !== site) this.data.value = this.axis = null;
+    this.wish = { site, example, unit: this.unit.value, axis: this.axis };
     this.again = this.asking;
     if (!this.asking) this.send(this.wish);
   }
@@ -48,6 +51,12 @@ export class WordsState {
     if (this.wish) this.show(this.wish.site, this.wish.example);
   }
 
+  setAxis(axis: number): void {
+    this.axis = axis;
+    this.unit.value = 0; // another axis has other units
+    if (this.wish) this.show(this.wish.site, this.wish.example);
+  }
+
   receive(message: Positions, buffer: DataView | undefined): void {
     const { wish } = this;
     if (wish?.site !== message.site || wish.example !== message.example || wish.unit !== message.unit) return;
@@ -55,7 +64,7 @@ export class WordsState {
     const figures = new Map(message.figures.map((name) => [name as Figure, reader.floats(message.positions)]));
     batch(() => {
       this.data.value = { header: message, figures };
-      this.problem.value = "";
+      this.problem.value = message.along === null ? message.source : "";
       if (!figures.has(this.figure.value)) this.figure.value = "norm";
     });
   }
@@ -71,9 +80,10 @@ export class WordsState {
         if (error === null) return;
         this.data.value = null;
         this.problem.value = error;
-        if (wish.unit > 0) this.unit.value = 0; // another site may have fewer units
+        this.unit.value = 0; // another site may have fewer units, and other axes
+        this.axis = null;
       });
-      if (error !== null && wish.unit > 0) this.show(wish.site, wish.example);
+      if (error !== null && (wish.unit > 0 || wish.axis !== null)) this.show(wish.site, wish.example);
     });
   }
 }

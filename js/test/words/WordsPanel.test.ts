@@ -19,7 +19,7 @@ async function told(tokens = "tokens"): Promise<void> {
 
 async function answered(more: object, rows: number[][]): Promise<void> {
   const { id } = control.of("show_positions").at(-1)!;
-  const header = { type: "positions", version: VERSION, id, site: "blocks/0", example: 0, unit: 0, units: 4, positions: 3, figures: ["norm", "unit"], source: "The example." };
+  const header = { type: "positions", version: VERSION, id, site: "blocks/0", example: 0, unit: 0, axis: null, along: 1, axes: ["", "position", ""], units: 4, positions: 3, figures: ["norm", "unit"], source: "The example." };
   stream.emit({ ...header, ...more }, new DataView(new Float64Array(rows.flat()).buffer));
   control.emit({ type: "reply", id, ok: true, error: "" });
   await settle();
@@ -61,6 +61,35 @@ it("colours the words of the chosen example by the chosen figure", async () => {
   await answered({ example: 0 }, [[9, 9, 9], [9, 9, 9]]);
   expect(find(ids.wordTold)!.textContent, "an answer for another example is ignored").not.toContain("9");
   expect(find(ids.wordsPython)!.dataset["value"]).toBe('insp.words("blocks/0", 1)');
+});
+
+it("lets one choose the axis of the words where there are several, and says it in Python", async () => {
+  await told();
+  find(ids.tab("words"))!.click();
+  await settle();
+  await answered({}, [[1, 2, 4], [-1, 0, 1]]);
+  expect(find(ids.wordsAxis)).toBeNull();
+  const axes = ["", "", "query", "key"];
+  const choose = async (name: string): Promise<void> => {
+    [...find(ids.wordsAxis)!.querySelectorAll("button")].find((one) => one.textContent === name)!.click();
+    await settle();
+  };
+  find(ids.example(1))!.click();
+  await settle();
+  await answered({ example: 1, along: null, axes, positions: 0, figures: [], source: "No axis is known." }, []);
+  expect(find(ids.wordsProblem)!.textContent).toBe("No axis is known.");
+  expect(find(ids.words)!.querySelectorAll<HTMLElement>(".nni-word")[1]!.style.background).toBe("");
+  await choose("key");
+  expect(control.of("show_positions").at(-1)).toMatchObject({ example: 1, axis: 3 });
+  await answered({ example: 1, axis: 3, along: 3, axes }, [[1, 2, 4], [-1, 0, 1]]);
+  expect(find(ids.wordsProblem)).toBeNull();
+  expect(find(ids.wordsAxis)!.dataset["value"]).toBe("key");
+  expect(find(ids.wordsPython)!.dataset["value"]).toBe('insp.words("blocks/0", 1, axis=3)');
+  await choose("query");
+  const { id } = control.of("show_positions").at(-1)!;
+  control.emit({ type: "reply", id, ok: false, error: "The batch is another." });
+  await settle();
+  expect(control.of("show_positions").at(-1), "the one that is found").toMatchObject({ axis: null });
 });
 
 it("shows the words without colours where the site has no positions", async () => {

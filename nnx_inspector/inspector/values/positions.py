@@ -1,8 +1,8 @@
 """The figures of a site at each position of an example: the colours of a strip of text.
 
-Invariants: the positions are those of the axis that is named for them and has the length of the
-tokens; another site has no figures, and an error says why. Few numbers leave the device: some
-figures of each position. Makes no program of a pass itself.
+Invariants: the positions are those of the axis that is named for them, or is chosen, and has the
+length of the tokens; another site has no figures, and an error says why. Few numbers leave the
+device: some figures of each position. Makes no program of a pass itself.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ NAMES = ("position", "query")
 """The names of the axes that a strip follows, the first one that an array has."""
 
 
+_STACKS = ("layer", "iteration", "member")
+
+
 @dataclasses.dataclass(frozen=True)
 class Positions:
     """The figures of one example.
@@ -31,19 +34,65 @@ class Positions:
     Attributes:
         figures: name -> a value for each position; see `POSITION_FIGURES`.
         units: the number of units at each position.
+        along: the number of the axis of the positions in what one layer returns, None if no axis
+            is known to be it; there are no figures then.
+        axes: the name of each axis that could be it; "" for the others.
     """
 
     figures: dict[str, np.ndarray]
     units: int
+    along: int | None
+    axes: tuple[str, ...]
+
+    def why_not(self, site: str) -> str:
+        """Why there are no figures, in words; "" if there are."""
+        if self.along is not None:
+            return ""
+        able = " or ".join(f"{i} ({name})" for i, name in enumerate(self.axes) if name)
+        return f"No axis of {site!r} is known to be that of the tokens. Choose it: axis {able}."
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where the positions of the examples are in an array.
+
+    Attributes:
+        along, axes: as of `Positions`.
+        examples: the number of the axis of the examples, -1 for none.
+    """
+
+    held: Held
+    along: int | None
+    axes: tuple[str, ...]
+    examples: int = -1
+
+    def of(self, example: int, rows: tuple[int, ...]) -> tuple[tuple[Any, ...], int]:
+        """What chooses one example of one layer, and the axis of positions in what is left."""
+        assert self.along is not None
+        index: list[Any] = [slice(None)] * len(self.axes)
+        if self.examples >= 0:
+            index[self.examples] = example
+        axis = self.along - (0 <= self.examples < self.along)
+        layers, inner = iter(rows), iter(index)
+        whole = [next(layers if name.startswith(_STACKS) else inner) for name in self.held.axes]
+        return tuple(whole), axis
 
 
 def figures_of(
-    look: Look, opening: Opening, site: str, inputs: protocol.Inputs, *, example: int, unit: int
+    look: Look,
+    opening: Opening,
+    site: str,
+    inputs: protocol.Inputs,
+    *,
+    example: int,
+    unit: int,
+    axis: int | None = None,
 ) -> Positions:
     """The figures of a site at each position of an example.
 
     Args:
         site: the site's key, `"layers[3]"` for one layer of a stack.
+        axis: the axis of the positions in what the site (or its layer) returns; None to find it.
 
     Raises:
         InspectorError: the site has no array with an axis of these positions.
@@ -52,58 +101,74 @@ def figures_of(
     if not 0 <= example < inputs.batch:
         raise IndexError(f"The batch has {inputs.batch} examples: there is no example {example}.")
     whole, rows = without_layers(site)
-    held = _with_positions(opening.open(look, whole, "output").arrays, inputs, rows, site)
-    gradient = None
+    place = _with_positions(opening.open(look, whole, "output").arrays, inputs, rows, site, axis)
+    if place.along is None:
+        return Positions({}, 0, None, place.axes)
+    held, gradient = place.held, None
     if look.call.loss_fn is not None:
         arrays = opening.open(look, whole, "gradient").arrays
         same = [one for one in arrays if (one.call, one.name) == (held.call, held.name)]
         gradient = same[0].value if same and same[0].value.shape == held.value.shape else None
-    index, axis = _place(held.axes, example, rows)
+    index, left = place.of(example, rows)
     units = held.value[index].size // inputs.positions
     if not 0 <= unit < units:
         raise IndexError(f"{site!r} has {units} units at each position: there is no unit {unit}.")
-    found = _figures(held.value, gradient, index=index, axis=axis, unit=unit)
+    found = _figures(held.value, gradient, index=index, axis=left, unit=unit)
     figures = {k: np.asarray(found[k], np.float64) for k in protocol.POSITION_FIGURES if k in found}
-    return Positions(figures, units)
+    return Positions(figures, units, place.along, place.axes)
 
 
 def _with_positions(
-    arrays: tuple[Held, ...], inputs: protocol.Inputs, rows: tuple[int, ...], site: str
-) -> Held:
+    arrays: tuple[Held, ...],
+    inputs: protocol.Inputs,
+    rows: tuple[int, ...],
+    site: str,
+    chosen: int | None,
+) -> _Place:
     """The first array of real numbers with an axis of the positions, of one layer."""
-    why = f"no array with an axis of the {inputs.positions} positions of the tokens"
+    where = "axis" if chosen is None else f"axis {chosen}"
+    why = f"no array with an {where} of the {inputs.positions} positions of the tokens"
+    undecided = None
     for held in arrays:
         lengths = dict(zip(held.axes, held.value.shape, strict=True))
-        along = next((name for name in NAMES if name in lengths), "")
-        real = jnp.issubdtype(held.value.dtype, jnp.floating)
-        if not real or lengths.get(along) != inputs.positions:
+        inner = {name: n for name, n in lengths.items() if not name.startswith(_STACKS)}
+        able = tuple(name if n == inputs.positions else "" for name, n in inner.items())
+        if not jnp.issubdtype(held.value.dtype, jnp.floating) or not any(able):
             continue
-        if lengths.get("batch", 1) != inputs.batch:
+        along = next((able.index(name) for name in NAMES if name in able), None)
+        if chosen is not None:
+            if not -len(able) <= chosen < len(able) or not able[chosen]:
+                continue
+            along = chosen % len(able)
+        stack = [name for name in lengths if name not in inner]
+        if len(stack) != len(rows):
+            why = f"an axis of {stack[0]}s: choose one, {site + '[0]' * len(stack)!r}"
+            continue
+        others = {i: _examples(inner, i, inputs.batch) for i, name in enumerate(able) if name}
+        axes = tuple(name if others.get(i) is not None else "" for i, name in enumerate(able))
+        if along is None and any(axes):
+            undecided = undecided or _Place(held, None, axes)
+            continue
+        examples = None if along is None else others[along]
+        if examples is None or (chosen is None and inputs.batch > 1 and "batch" not in inner):
             why = f"no axis of the {inputs.batch} examples"
             continue
-        stack = [name for name in held.axes if name.startswith(_STACKS)]
-        if len(stack) == len(rows):
-            return held
-        why = f"an axis of {stack[0]}s: choose one, {site + '[0]' * len(stack)!r}"
+        return _Place(held, along, axes, examples)
+    if undecided is not None and chosen is None:
+        return undecided
     raise InspectorError(f"{site!r} has {why}.")
 
 
-_STACKS = ("layer", "iteration", "member")
-
-
-def _place(
-    axes: tuple[str, ...], example: int, rows: tuple[int, ...]
-) -> tuple[tuple[Any, ...], int]:
-    """What chooses one example of one layer, and the axis of positions in what is left."""
-    layers, index = iter(rows), list[Any]()
-    along = next(name for name in NAMES if name in axes)
-    for name in axes:
-        if name.startswith(_STACKS):
-            index.append(next(layers))
-        else:
-            index.append(example if name == "batch" else slice(None))
-    before = index[: axes.index(along)]
-    return tuple(index), sum(isinstance(one, slice) for one in before)
+def _examples(lengths: dict[str, int], along: int, count: int) -> int | None:
+    """The axis of the examples beside that of the positions: the one of this name, or the only one
+    of their number; -1 if there need be none, None if it is not known.
+    """
+    others = {i: name for i, name in enumerate(lengths) if i != along}
+    named = [i for i, name in others.items() if name == "batch"]
+    able = named or [i for i, name in others.items() if count > 1 and lengths[name] == count]
+    if not able and count == 1:
+        return -1
+    return able[0] if len(able) == 1 and lengths[others[able[0]]] == count else None
 
 
 def _figures(x: Any, g: Any, *, index: tuple[Any, ...], axis: int, unit: int) -> dict[str, Any]:

@@ -60,7 +60,9 @@ def _arrays(request: protocol.ShowValues, opening: Opening, look: Look) -> proto
     )
 
 
-def positions_of(core: Core, site: str, example: int, unit: int) -> Positions:
+def positions_of(
+    core: Core, site: str, example: int, unit: int, axis: int | None = None
+) -> Positions:
     """The figures of a site at each position of an example; see `positions.figures_of`.
 
     Raises:
@@ -71,23 +73,28 @@ def positions_of(core: Core, site: str, example: int, unit: int) -> Positions:
         why = inputs and inputs.problem
         how = "Make the inspector with decode=, such as nni.Inspector(..., decode=str)."
         raise InspectorError(f"The tokens of this pass are not known. {why or how}")
-    return figures_of(look_of(core), core.opening, site, inputs, example=example, unit=unit)
+    how: Any = {"example": example, "unit": unit, "axis": axis}
+    return figures_of(look_of(core), core.opening, site, inputs, **how)
 
 
 def positions_message(core: Core, request: protocol.ShowPositions) -> Answer:
     """The answer to a request for the figures of a site at each position."""
-    found = positions_of(core, core.known(request.site), request.example, request.unit)
+    site = core.known(request.site)
+    found = positions_of(core, site, request.example, request.unit, request.axis)
     message = protocol.Positions(
         id=request.id,
         site=request.site,
         example=request.example,
         unit=request.unit,
         units=found.units,
-        positions=len(found.figures["norm"]),
+        axis=request.axis,
+        along=found.along,
+        axes=found.axes,
+        positions=len(found.figures.get("norm", ())),
         figures=tuple(found.figures),
-        source=look_of(core).source,
+        source=found.why_not(site) or look_of(core).source,
     )
-    answer = message, protocol.units_buffer(np.stack([*found.figures.values()]))
+    answer = message, protocol.units_buffer(np.array([*found.figures.values()]))
     core.positions[request.site] = answer
     return answer
 

@@ -51,13 +51,18 @@ class Inputs(Shown, type="inputs"):
 class Positions(Shown, type="positions"):
     """The figures of a site at each position of an example, in answer to `ShowPositions`. Buffer:
     float64 [len(figures), positions]. `figures` are those of POSITION_FIGURES that there are;
-    `units` is the number of units at each position; `source` names the pass in words.
+    `units` is the number of units at each position. `along` is the number of the axis of the
+    positions, None if that is not known: there are no figures, and `source` says so. `axes` has the
+    names of those that could be it, "" for the others. Otherwise `source` names the pass in words.
     """
 
     id: int
     site: str
     example: int
     unit: int
+    axis: int | None
+    along: int | None
+    axes: tuple[str, ...]
     units: int
     positions: int
     figures: tuple[str, ...]

@@ -203,11 +203,14 @@ class Offer(Struct):
 
 
 class ShowPositions(Request, type="show_positions"):
-    """Browser to kernel: read the figures of a site at each position of an example's tokens."""
+    """Browser to kernel: read the figures of a site at each position of an example's tokens, along
+    `axis`; None to find it.
+    """
 
     site: str
     example: int
     unit: int
+    axis: int | None
 
 
 class Study(Request, type="study"):

@@ -48,7 +48,8 @@ def loss(model, tokens, targets):
 
 @pytest.fixture
 def insp():
-    made = nni.Inspector(Words(nnx.Rngs(0)), IDS, decode=list("abcdef"), display=False)
+    only = ["**", "attn@attention"]
+    made = nni.Inspector(Words(nnx.Rngs(0)), IDS, decode=list("abcdef"), only=only, display=False)
     yield made
     made.close()
 
@@ -108,6 +109,46 @@ def test_a_single_sequence_has_no_batch():
     insp.close()
 
 
+def test_of_several_axes_the_chosen_one_is_that_of_the_words(insp):
+    values = np.asarray(insp.values("attn@attention"), np.float64)[1]  # head, query, key
+    for axis, rows in ((None, 1), (2, 1), (3, 2), (-1, 2)):
+        found = insp.words("attn@attention", 1, unit=2, axis=axis)
+        by_word = np.moveaxis(values, rows, 0).reshape(3, -1)
+        np.testing.assert_allclose(found.norm, np.linalg.norm(by_word, axis=-1), rtol=1e-5)
+        np.testing.assert_allclose(found.unit, by_word[:, 2], rtol=1e-5)
+    for axis in (0, 1, 4, -5):
+        with pytest.raises(nni.InspectorError, match=f"no array with an axis {axis} of the 3"):
+            insp.words("attn@attention", axis=axis)
+
+
+class TimeFirst(nnx.Module):
+    """Its arrays have the positions first, and names of axes are only known of the embedding."""
+
+    def __init__(self, rngs):
+        self.embed = nnx.Embed(6, 4, rngs=rngs)
+        self.turn = Turn()
+
+    def __call__(self, tokens):
+        return self.turn(self.embed(tokens))
+
+
+class Turn(nnx.Module):
+    def __call__(self, x):
+        return (x[..., None] * jnp.arange(1.0, 6)).swapaxes(0, 1)  # position, batch, feature, 5
+
+
+@pytest.mark.parametrize("ids", [IDS, np.array([[1, 4, 2], [3, 3, 0], [5, 1, 1]], np.int32)])
+def test_an_axis_that_is_not_found_or_wrongly_can_be_chosen(ids):
+    insp = nni.Inspector(TimeFirst(nnx.Rngs(0)), ids, decode=list("abcdef"), display=False)
+    values = np.asarray(insp.values("turn"), np.float64)
+    found = insp.words("turn", 1, unit=5, axis=0)
+    np.testing.assert_allclose(found.norm, np.linalg.norm(values[:, 1], axis=(1, 2)), rtol=1e-5)
+    np.testing.assert_allclose(found.unit, values[:, 1].reshape(3, -1)[:, 5], rtol=1e-5)
+    with pytest.raises(nni.InspectorError, match=r"known to be that of the tokens. .* 0 \("):
+        insp.words("turn")
+    insp.close()
+
+
 def test_what_has_no_positions_says_so(insp):
     insp.run(IDS[:, :2])
     assert insp.words("head").word.tolist() == ["b", "e"]
@@ -135,16 +176,23 @@ def test_another_length_has_no_words():
 def test_the_browser_gets_the_same_figures(insp):
     sent = []
     insp._core.view.screen.send = lambda message, buffer=None: sent.append((message, buffer))
-    insp._core.asked(protocol.ShowPositions(id=1, site="embed", example=1, unit=3))
+    insp._core.asked(protocol.ShowPositions(id=1, site="embed", example=1, unit=3, axis=None))
     insp._commands.wait()
     ((message, buffer),) = [one for one in sent if isinstance(one[0], protocol.Positions)]
     assert (message.figures, message.units, message.positions) == (("norm", "unit"), 4, 3)
     rows = np.frombuffer(buffer, "<f8").reshape(2, 3)
     np.testing.assert_array_equal(rows, insp.words("embed", 1, unit=3)[["norm", "unit"]].T)
+    assert (message.along, message.axes) == (1, ("", "position", ""))
+    insp._core.asked(protocol.ShowPositions(id=2, site="attn@attention", example=0, unit=0, axis=3))
+    insp._commands.wait()
+    message, buffer = [one for one in sent if isinstance(one[0], protocol.Positions)][-1]
+    assert (message.axis, message.along, message.axes) == (3, 3, ("", "", "query", "key"))
+    expected = insp.words("attn@attention", axis=3).norm
+    np.testing.assert_array_equal(np.frombuffer(buffer, "<f8")[:3], expected)
 
 
 def test_a_page_keeps_the_figures_that_were_shown(insp):
-    asked = protocol.ShowPositions(id=1, site="embed", example=1, unit=0)
+    asked = protocol.ShowPositions(id=1, site="embed", example=1, unit=0, axis=None)
     insp._core.asked(asked)
     insp._commands.wait()
     told = told_by(insp._core, [insp._core.view.kept("inputs")])
