@@ -278,6 +278,7 @@ export class Store implements Receiver {
 
   private takeState(message: State): void {
     batch(() => {
+      if (message.python !== this.state.value?.python) this.inputs.clicked.value = false;
       this.state.value = message;
       this.progress.value = this.told = message.progress;
       const now = performance.now();

@@ -26,9 +26,7 @@ export function Examples({ store }: { store: Store }) {
   }, [chosen, inputs]);
   const shown = Math.max(inputs?.pictures?.count ?? 0, inputs?.examples.length ?? 0);
   if (!inputs || shown === 0) return null;
-  const choose = (to: number): void => {
-    state.example.value = Math.min(Math.max(to, 0), shown - 1);
-  };
+  const choose = (to: number): void => state.choose(Math.min(Math.max(to, 0), shown - 1));
   const onKeyDown = (event: KeyboardEvent): void => {
     const to = { ArrowRight: chosen + 1, ArrowLeft: chosen - 1, Home: 0, End: shown - 1 }[event.key];
     if (to === undefined) return;

@@ -11,6 +11,18 @@ export class InputsState {
   readonly inputs = signal<Inputs | null>(null);
   /** The example that all panels look at. */
   readonly example = signal(0);
+  /** The line of Python of the open panel that looks at one example; "" if none is open. */
+  readonly line = signal("");
+  /** Whether the last click chose an example, so that this line says what was clicked. */
+  readonly clicked = signal(false);
+
+  choose(example: number): void {
+    if (example === this.example.value) return;
+    batch(() => {
+      this.example.value = example;
+      this.clicked.value = true;
+    });
+  }
 
   take(message: Inputs): void {
     batch(() => {

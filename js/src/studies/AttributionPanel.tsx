@@ -60,7 +60,7 @@ export function AttributionPanel({ store }: { store: Store }) {
       </Form>
       <Now store={store} what="attribution" now={shown?.now} found={found ? saidOf(found) : ""} />
       {found && <Scores store={store} found={found} />}
-      <Python text={`insp.attribute(${given.join(", ")})${ofExample(example)}`} testid={ids.attributionPython} />
+      <Python text={`insp.attribute(${given.join(", ")})${ofExample(example)}`} testid={ids.attributionPython} line={store.inputs.line} />
     </section>
   );
 }

@@ -44,7 +44,7 @@ export function LensPanel({ store }: { store: Store }) {
       <Now store={store} what="lens" now={shown?.now} found={found ? saidOf(found) : ""} />
       {found && <Grid store={store} lens={found} />}
       {found && <Parts store={store} />}
-      <Python text={`insp.lens(${given.join(", ")})${ofExample(example)}`} testid={ids.lensPython} />
+      <Python text={`insp.lens(${given.join(", ")})${ofExample(example)}`} testid={ids.lensPython} line={store.inputs.line} />
     </section>
   );
 }

@@ -158,6 +158,6 @@ export function ExampleNumber({ store }: { store: Store }) {
   const { inputs, example } = store.inputs;
   const batch = inputs.value?.batch;
   if (batch !== undefined && batch <= Math.max(inputs.value?.pictures?.count ?? 0, inputs.value?.examples.length ?? 0)) return null;
-  const choose = (to: number): void => void (example.value = Math.min(to, (batch ?? Infinity) - 1));
+  const choose = (to: number): void => store.inputs.choose(Math.min(to, (batch ?? Infinity) - 1));
   return <Whole name="example" value={example.value} testid={ids.studyExample} choose={choose} of={batch} />;
 }

@@ -110,7 +110,7 @@ export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
           <p class="nni-faint nni-small nni-told" data-testid={ids.valuesLeftOut}>
             {cells ? leftOut(array, shown, cells) : ""}
           </p>
-          <Python text={expression(arrays, array, shown, values.index.value)} testid={ids.valuesExpression} />
+          <Python text={expression(arrays, array, shown, values.index.value)} testid={ids.valuesExpression} line={store.inputs.line} />
         </>
       )}
     </section>

@@ -175,7 +175,7 @@ export class ValuesState implements Pictured {
     const next = [...this.index.value];
     next[axis] = Math.min(Math.max(Math.round(value), 0), Math.max(length - 1, 0));
     this.index.value = next;
-    if (this.holdsExamples(axis)) this.inputs!.example.value = next[axis]!;
+    if (this.holdsExamples(axis)) this.inputs!.choose(next[axis]!);
     this.read();
     this.point(this.cursor.value);
   }

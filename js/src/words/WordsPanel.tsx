@@ -92,7 +92,7 @@ export function WordsPanel({ store, site }: { store: Store; site: Site }) {
       </p>
       <div class="nni-legend">{values ? <ColourBar range={range} /> : null}</div>
       {batch && batch.positions > words.length && <p class="nni-faint nni-small">The first {words.length} of {batch.positions} words.</p>}
-      <Python text={code} testid={ids.wordsPython} />
+      <Python text={code} testid={ids.wordsPython} line={store.inputs.line} />
     </section>
   );
 }

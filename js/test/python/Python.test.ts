@@ -1,5 +1,6 @@
 // The line of Python at the bottom, and that of a perturbation's row, are copied whole.
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
+import { VERSION } from "../../src/kernel/protocol";
 import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { perturbation, state } from "../helpers/messages";
@@ -8,6 +9,26 @@ import { started, type Mounted } from "../helpers/mounted";
 let { stream, el, find, end } = {} as Mounted;
 beforeEach(async () => void ({ stream, el, find, end } = await started()));
 afterEach(() => end());
+
+it("tells the Python of the open panel after a click on an example, until the next click", async () => {
+  const examples = [["a", "b"], ["c", "d"]].map((words) => ({ words, label: "", prediction: "" }));
+  stream.emit({ type: "inputs", version: VERSION, batch: 2, tokens: "tokens", positions: 2, examples, problem: "", pictures: null });
+  stream.emit(state({ python: "insp.switch_all(True)" }));
+  await settle();
+  const clicked = async (id: string): Promise<string | undefined> => {
+    find(id)!.click();
+    await settle();
+    return find(ids.python)?.dataset["value"];
+  };
+  expect(await clicked(ids.tab("words"))).toBe("insp.switch_all(True)");
+  expect(await clicked(ids.example(1))).toBe('insp.words("blocks/0", 1)');
+  expect(await clicked(ids.tab("attribution"))).toContain('.query("example == 1")');
+  expect(await clicked(ids.tab("overview"))).toBe("insp.switch_all(True)");
+  expect(await clicked(ids.tab("words"))).toBe('insp.words("blocks/0", 1)');
+  stream.emit(state({ python: "insp.switch_all(False)" }));
+  await settle();
+  expect(find(ids.python)?.dataset["value"]).toBe("insp.switch_all(False)");
+});
 
 it("tells the Python of what was clicked last, and of a row", async () => {
   const write = vi.fn(() => Promise.resolve());
