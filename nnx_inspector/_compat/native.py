@@ -199,7 +199,10 @@ def by_rows(
     batching.primitive_batchers[primitive] = batched
     everywhere = mlir.lower_fun(in_the_width(of_all_rows), multiple_results=True)
     mlir.register_lowering(primitive, everywhere)
-    lower_for_a_cpu(primitive, functools.partial(of_all_rows, gated=True), in_c)
+    gated = functools.partial(of_all_rows, gated=True)
+    on_a_tpu = mlir.lower_fun(in_the_width(gated), multiple_results=True)
+    mlir.register_lowering(primitive, on_a_tpu, platform="tpu")
+    lower_for_a_cpu(primitive, gated, in_c)
     return primitive.bind
 
 
@@ -207,7 +210,7 @@ def only_if(gate: Sequence[Any], program: Callable[..., Any], *args: Any) -> Any
     """What `program(*args)` measures; zeros where a gate, bool[], is false, if there is one.
 
     The functions in C look at it themselves, because XLA takes longer to compile a `cond` around
-    each than all else that is measured. A program for an accelerator has no gates: the host puts
+    each than all else that is measured. A program for a GPU has no gates: the host puts
     what is in a branch into the device's graph too, which costs it more than the device (on an H200
     a region that measured every tenth pass took 3.1 bare steps with gates and 2.8 without).
     """

@@ -225,7 +225,7 @@ def _by_kind(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
 
 def _read_once(
     x: jax.Array,
-    *_: Any,
+    *gate: Any,
     batch_rank: int,
     steps: tuple[int, ...],
     count: Callable[..., jax.Array],
@@ -235,6 +235,7 @@ def _read_once(
     What it sums needs no scale beforehand: a sum of d has the exponent of the largest d with it, as
     in LAPACK's `lassq`.
     """
+    x = lax.optimization_barrier(x)  # of a constant, XLA's compiler would compute it: for minutes
     value, part = real_values(x), real_values(_part(x, batch_rank, steps))
     axes = tuple(range(batch_rank, x.ndim))
     points, sums, apart = _read(value, axes)
@@ -255,13 +256,13 @@ def _read(
     """Points, sums and the counts of `APART`, from one reduction.
 
     Means and squares about them are merged pairwise (Chan, Golub and LeVeque 1983), so that no
-    mean has to be known beforehand, of what the values differ from the first one. Each partial
+    mean has to be known beforehand, of what the values differ from a typical one. Each partial
     result carries its own scale, that of its largest difference (Anderson 2017, "Algorithm 978:
     Safe scaling in the level 1 BLAS").
     """
     operands, initial, counted = counters(value)
     finite = is_finite(value)
-    origin = _first_of(value, axes)
+    origin = _typical(value, axes)
     half = scaled_difference(value, origin, 0.5)
     bits = bit_pattern(half)
     width, bias = (52, 1023) if half.dtype == np.float64 else (23, 127)
@@ -296,11 +297,21 @@ def _read(
     return [low, high, jnp.where(n > 0, shift, jnp.zeros_like(shift))], sums, apart
 
 
-def _first_of(value: jax.Array, axes: _Axes) -> jax.Array:
-    """The first value of each row, with axes of length 1; 0 if it is not finite."""
-    for axis in axes:
-        value = lax.slice_in_dim(value, 0, 1, axis=axis)
-    return jnp.where(is_finite(value), value, jnp.zeros_like(value))
+def _typical(value: jax.Array, axes: _Axes) -> jax.Array:
+    """The median of three values of each row, with axes of length 1: one of them may stand out, as
+    the first token of a text often does. 0 stands for a value that is not finite.
+    """
+
+    def at(part: float) -> jax.Array:
+        one = value
+        for axis in axes:
+            index = int(part * (one.shape[axis] - 1))
+            one = lax.slice_in_dim(one, index, index + 1, axis=axis)
+        return jnp.where(is_finite(one), one, jnp.zeros_like(one))
+
+    first, middle, last = at(0), at(0.5), at(1)
+    low, high = jnp.minimum(first, middle), jnp.maximum(first, middle)
+    return jnp.maximum(low, jnp.minimum(high, last))
 
 
 def _few(x: jax.Array, batch_rank: int) -> jax.Array:
@@ -448,7 +459,9 @@ def _multiplied(index: jax.Array, batch_rank: int, start: jax.Array) -> jax.Arra
 
 _PROGRAMS: Final[dict[str | None, Callable[..., _Raw]]] = {
     "cpu": _on_a_cpu,
-    "tpu": functools.partial(_read_once, count=_multiplied),
+    "tpu": lambda x, *gate, **how: only_if(
+        gate, functools.partial(_read_once, count=_multiplied, **how), x
+    ),
     None: functools.partial(_read_once, count=_counted_apart),
 }
 

@@ -22,12 +22,16 @@ PLATFORMS = ["cpu", "cpus", "cuda", "tpu"]
 DTYPES = [*FLOATS[:4], FLOATS[5], np.int8, np.uint16, np.int32, np.uint64, np.bool_, np.complex64]
 
 
+def run(x: Any, *, platform: str, **how: Any) -> Summary:
+    """The summary by a platform's program: those of a CPU there, others on whatever there is."""
+    there = jax.devices("cpu" if platform in ("cpu", "cpus") else None)[0]
+    with jax.default_device(there):
+        return _run(jax.device_put(x, there), platform=platform, **how)
+
+
 @functools.partial(jax.jit, static_argnames=("platform", "rows", "sample"))
-def run(x: jax.Array, *, platform: str, rows: int = 0, sample: Any = "auto") -> Summary:
-    """The summary by a platform's program, on whatever there is here."""
-    program = module._program_for(platform)
-    if platform == "cpus":
-        program = module._read_by_kind
+def _run(x: jax.Array, *, platform: str, rows: int = 0, sample: Any = "auto") -> Summary:
+    program = module._read_by_kind if platform == "cpus" else module._program_for(platform)
     bins, points, sums = program(x, batch_rank=rows, steps=strides(x.shape[rows:], sample))
     return Summary(bins=bins, points=points, sums=sums)
 
@@ -51,6 +55,8 @@ def test_every_platforms_program_against_the_oracle(platform: str, dtype: Any) -
         lambda z: 1e-30 * z,
         lambda z: np.where(np.arange(z.size) == 3_001, 3e38, 1e-30 * z),
         lambda z: np.full_like(z, 0.1),
+        lambda z: np.where(np.arange(z.size) == 0, 1e3, z),
+        lambda z: np.where(np.arange(z.size) == 0, np.inf, 1e4 + z),
     ],
 )
 def test_one_reduction_needs_no_scale_beforehand(platform: str, make: Any) -> None:
@@ -70,6 +76,18 @@ def test_all_programs_count_alike(shape: tuple[int, ...]) -> None:
             for other in others:
                 np.testing.assert_array_equal(other.bins, first.bins)
                 np.testing.assert_array_equal(other.points[..., :2], first.points[..., :2])
+
+
+def test_what_is_counted_apart_in_a_sample_is_counted_once() -> None:
+    """Zeros, NaN and Inf have exact counts, and add nothing to what no bin has counted."""
+    x = np.random.default_rng(2).normal(size=(64, 50, 64)).astype(np.float32)
+    x.ravel()[::3], x.ravel()[1::7], x.ravel()[2::11] = 0, np.nan, -np.inf
+    first, *others = (run(x, platform=platform) for platform in PLATFORMS)
+    assert first.seen < x.size
+    assert first.zeros == np.count_nonzero(x == 0)
+    assert first.size == x.size
+    for other in others:
+        np.testing.assert_array_equal(other.bins, first.bins)
 
 
 def lowered(shape: tuple[int, ...], platform: str, **how: Any) -> str:
