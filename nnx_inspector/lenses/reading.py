@@ -353,11 +353,11 @@ def _repeated(one: Observed, found: Sequence[Stream], reading: Reading) -> list[
         if len(group) > 1 or group[0].calls.rows or group[0].calls.count > 1
     ]
     if not repeated:
-        names = ", ".join(repr(s.calls.site) for s in found if s.calls.site) or "none"
+        names = ", ".join(repr(s.calls.site) for s in found if s.calls.site)
+        others = f" Pass sites= those that do, among {names}." if names else ""
         raise ValueError(
             f"No block that repeats returns the residual stream that "
-            f"{reading.norm or reading.unembed!r} receives. Pass sites= those that do. The sites "
-            f"that return arrays of its size are {names}."
+            f"{reading.norm or reading.unembed!r} receives.{others}"
         )
     depth = min(len(parse_key(group[0].calls.site)[0]) for group in repeated)
     outermost = [g for g in repeated if len(parse_key(g[0].calls.site)[0]) == depth]

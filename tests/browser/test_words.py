@@ -1,4 +1,4 @@
-"""The panel "Words" in a real JupyterLab: hostile texts are shown as text, and nothing else."""
+"""The panel "Words" in a real JupyterLab: hostile texts are text; bad inputs are told of."""
 
 from __future__ import annotations
 
@@ -138,4 +138,71 @@ def test_hostile_words_are_text(tmp_path):
         expect(view.part("nni-values-expression")).to_have_attribute(
             "data-value", 'insp.values("attn@attention")[1]'
         )
+        assert notebook.errors == []
+
+
+BAD = """
+def raises(ids):
+    return 1 / 0
+
+class Off(nnx.Module):
+    def __call__(self, x):
+        return 0 * x
+
+class Picture(nnx.Module):
+    def __init__(self, rngs):
+        self.conv, self.off = nnx.Conv(3, 4, (3, 3), rngs=rngs), Off()
+
+    def __call__(self, x):
+        return self.off(self.conv(x)).mean((1, 2))
+
+few = Model(nnx.Rngs(0))
+"""
+SAID = {
+    "raises": "Decode raised ZeroDivisionError (division by zero) for the id 0",
+    "lambda ids: b'x'": "Decode returned bytes, not text, for the id 0",
+    "lambda ids: ['x', 'y']": "Decode returned 2 texts for the id 0",
+    "WORDS[:3]": "Decode has no text for the id 3 (3 entries)",
+}
+
+
+def test_what_cannot_be_read_is_said_in_its_panel_and_the_rest_goes_on(tmp_path):
+    cells = [MODEL + BAD]
+    for decode in SAID:
+        cells.append(f"inspector = nni.Inspector(few, ids, decode={decode})")
+    cells.append(
+        "x = np.full((2, 9, 9, 3), 1e4, 'float32')\n"  # looks like a picture by its shape alone
+        "inspector = nni.Inspector(Picture(nnx.Rngs(0)), x, labels=list('abcd'))\n"
+        "inspector.selected = 'off'"
+    )
+    with Lab(tmp_path) as lab, lab.notebook("bad.ipynb", cells) as notebook:
+        notebook.run(0, seconds=120)
+        for number, said in enumerate(SAID.values(), start=1):
+            notebook.run(number)
+            view = View(notebook.cell(number))
+            view.select("embed")
+            view.part("nni-tab-words").click()
+            why = f"{said}, so ids without a text are shown as numbers."
+            expect(view.part("nni-inputs-problem")).to_have_text(why)
+            words = view.part("nni-words").locator(".nni-word")
+            expect(words.nth(9)).to_have_attribute("data-value", "9")
+            expect(words.first).to_have_attribute("style", re.compile("background"))
+        notebook.run(len(SAID) + 1)
+        view = View(notebook.cell(len(SAID) + 1))
+        view.wait_selected("off")
+        done = {"examples": "done", "lens": "failed", "attribution": "done", "sweep": "done"}
+        for panel, state in done.items():
+            view.part(f"nni-tab-{panel}").click()
+            kind = "sweep" if panel == "sweep" else "study"
+            view.part(f"nni-{kind}-start").click()
+            expect(view.part(f"nni-{kind}")).to_have_attribute("data-state", state)
+            if panel == "examples":
+                expect(view.part("nni-examples-constant")).to_contain_text("one value, 0,")
+            elif panel == "sweep":
+                expect(view.part("nni-sweep-row").first).to_contain_text("not finite")
+            elif panel == "lens":
+                expect(view.part("nni-study-problem")).to_contain_text("No block that repeats")
+        view.part("nni-tab-values").click()
+        expect(view.part("nni-picture")).to_be_visible()
+        expect(view.part("nni-values-thumbnail")).to_have_count(0)
         assert notebook.errors == []

@@ -25,7 +25,13 @@ export function Examples({ store }: { store: Store }) {
     else if (right > strip.scrollLeft + strip.clientWidth) strip.scrollLeft = right - strip.clientWidth;
   }, [chosen, inputs]);
   const shown = Math.max(inputs?.pictures?.count ?? 0, inputs?.examples.length ?? 0);
-  if (!inputs || shown === 0) return null;
+  if (!inputs || (shown === 0 && inputs.problem === "")) return null;
+  const problem = inputs.problem !== "" && (
+    <p class="nni-unseen nni-small" data-testid={ids.inputsProblem}>
+      {inputs.problem}
+    </p>
+  );
+  if (shown === 0) return problem;
   const choose = (to: number): void => state.choose(Math.min(Math.max(to, 0), shown - 1));
   const onKeyDown = (event: KeyboardEvent): void => {
     const to = { ArrowRight: chosen + 1, ArrowLeft: chosen - 1, Home: 0, End: shown - 1 }[event.key];
@@ -74,6 +80,7 @@ export function Examples({ store }: { store: Store }) {
         {more > 0 && `, the first ${counted(shown)} are here`}
         {inputs.pictures && `; ${nameOf(inputs.pictures)} ${inputs.pictures.rows}×${inputs.pictures.columns}, ${inputs.pictures.shown}`}
       </p>
+      {problem}
     </section>
   );
 }

@@ -72,8 +72,9 @@ export class InputsState {
   }
 }
 
-/** Whether these are whole words, which have no spaces of their own, unlike letters and parts of words. */
+/** Whether these are whole words, or numbers, which have no spaces of their own, unlike letters and parts of words. */
 export function areWhole(words: readonly string[]): boolean {
+  if (words.every((word) => /^-?\d+$/.test(word))) return true;
   return words.some((word) => word.length > 1) && !words.some((word) => /\s|^[▁Ġ]|^##/.test(word));
 }
 

@@ -68,7 +68,8 @@ export function AttributionPanel({ store }: { store: Store }) {
 function saidOf(found: Attributed): string {
   const of = found.of ? `what ${found.of} returns` : "the input";
   const what = found.word ? `“${visible(found.word)}”` : "the largest logit";
-  const said = `${METHODS[found.method as Method]} of ${what} (${real(found.output)}) by ${of}, of ${found.source}.`;
+  const output = found.output === null ? "not finite" : real(found.output);
+  const said = `${METHODS[found.method as Method]} of ${what} (${output}) by ${of}, of ${found.source}.`;
   if (found.difference === null) return said;
   const sum = found.scores.reduce<number>((all, one) => all + (one ?? NaN), 0);
   return `${said} The scores add up to ${real(sum)}; the output differs from the baseline's by ${real(found.difference)}.`;

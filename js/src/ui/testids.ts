@@ -56,7 +56,7 @@
 // nni-legend-low|high [value], nni-values-expression [value]       the panel "Values"
 // nni-words [value: how many], in it the words [data-at, value: the text as given]; nni-words-figure [value],
 // nni-words-unit (number), nni-words-axis [value], nni-word-told [value: the position], nni-words-problem,
-// nni-example-said, nni-words-python                               the panel "Words"
+// nni-example-said, nni-inputs-problem, nni-words-python           the panel "Words"
 // nni-values-thumbnail, nni-values-share (slider)                   the input's picture beside and under it
 // nni-examples [value: the example], nni-example-<n>               the examples of the batch
 // nni-nnx [value: the site]         a module as NNX sees it; in it nni-nnx-node [data-path],
@@ -206,6 +206,7 @@ export const ids = {
   valueWord: "nni-value-word",
   unitsScale: "nni-units-scale",
   exampleSaid: "nni-example-said",
+  inputsProblem: "nni-inputs-problem",
   words: "nni-words",
   wordsFigure: "nni-words-figure",
   wordsUnit: "nni-words-unit",

@@ -165,4 +165,5 @@ it("sets whole words apart, and leaves letters and parts of words together", asy
   expect(await apart(["the", "cat"])).toBe(true);
   expect(await apart(["the", " cat"])).toBe(false);
   expect(await apart(["t", "h"])).toBe(false);
+  expect(await apart(["1", "4"])).toBe(true); // ids, which are not 14
 });

@@ -92,6 +92,17 @@ it("lets one choose the axis of the words where there are several, and says it i
   expect(control.of("show_positions").at(-1), "the one that is found").toMatchObject({ axis: null });
 });
 
+it("says beside the examples what could not be read of the batch, and without them too", async () => {
+  const inputs = { type: "inputs", version: VERSION, batch: 2, tokens: "", positions: 0, examples: [], problem: "decode raised.", pictures: null };
+  find(ids.tab("values"))!.click();
+  for (const examples of [[], [{ words: ["1"], label: "", prediction: "" }]]) {
+    stream.emit({ ...inputs, examples });
+    await settle();
+    expect(find(ids.inputsProblem)!.textContent).toBe("decode raised.");
+    expect(find(ids.examples) !== null).toBe(examples.length > 0);
+  }
+});
+
 it("shows the words without colours where the site has no positions", async () => {
   await told();
   find(ids.tab("words"))!.click();

@@ -142,8 +142,9 @@ def _of(asked: Asked, kind: str = "Zero", **more: Any) -> protocol.Sweep:
 def _result(asked: Asked, frame: Any) -> protocol.Sweep:
     frame, attrs = frame.drop_duplicates("site"), frame.attrs  # of units the one that matters most
     measures = tuple(m for m in MEASURES if m in frame and frame[m].notna().any())
-    if asked.of_a_loss and "loss_change" not in measures:
-        measures = ("loss_change", *measures)  # none of them is finite
+    always = "loss_change" if asked.of_a_loss else "output_change"
+    if always not in measures:
+        measures = (always, *measures)  # none of them is finite
     rows = [
         protocol.SweepRow(
             site=row["site"],

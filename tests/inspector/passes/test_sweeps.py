@@ -154,6 +154,16 @@ class Words(nnx.Module):
         return "nothing"
 
 
+def test_the_change_of_an_output_of_zeros_is_not_finite():
+    net = nnx.Sequential(nnx.Linear(X.shape[-1], 2, rngs=nnx.Rngs(0)), lambda x: 0 * x)
+    insp = nni.Inspector(net, X, display=False)
+    insp.sweep(progress=False)
+    message = insp._core.view._kept["sweep"]
+    assert message.measures == ("output_change",)
+    assert {row.output_change for row in message.rows} == {None}
+    insp.close()
+
+
 @pytest.mark.long
 def test_what_is_not_finite_is_none_first_and_what_cannot_be_measured_says_why():
     insp = nni.Inspector(Inf(nnx.Rngs(0)), X, display=False)
