@@ -52,7 +52,13 @@ class Presenter:
         handle: called with each command of the browser.
         snapshot: a bound method that returns the present recording, handles, effect, metrics and
             meter; its owner is held weakly.
+
+    Attributes:
+        shown: whether a host has asked for the view. Before that nothing is drawn or diagnosed for
+            it: the first view that says hello is sent everything.
     """
+
+    shown = False
 
     def __init__(self, handle: Callable[[Any], None], snapshot: Callable[[], dict[str, Any]]):
         self.screen = Screen(handle)
@@ -176,14 +182,14 @@ class Presenter:
     def tick(self) -> None:
         """Send the progress between measured steps, a few times a second."""
         now = time.monotonic()
-        if now - self._tick_at >= TICK:
+        if self._may_be_seen and now - self._tick_at >= TICK:
             self._tick_at = now
             self.state_changed()
             self._slow(force=False)
 
     def present(self, *, force: bool = False) -> None:
         """Send the newest pass if the browser keeps up, or always with `force`."""
-        if not (self.screen.ready_for_frame() or force) or self.screen.closed:
+        if not self._may_be_seen or not (self.screen.ready_for_frame() or force):
             return
         if not force and time.monotonic() < self._rests_until:
             self.screen.dropped += 1
@@ -351,6 +357,11 @@ class Presenter:
         return count is not None
 
     @property
+    def _may_be_seen(self) -> bool:
+        seen = self.shown or self._shown_in is not None or self.screen.greeted
+        return seen and not self.screen.closed
+
+    @property
     def on_screen(self) -> bool:
         """Whether somebody sees the widget already while a cell runs."""
         return self._shown_in is not None and not runs_by_itself()
@@ -387,6 +398,7 @@ class Presenter:
         count = _execution_count()
         if self.screen.closed or (count is not None and count == self._shown_in):
             return {"text/plain": text}
+        self.shown = True
         if count is not None:
             self._save_last_state()
         return self.screen.control._repr_mimebundle_(**kwargs)

@@ -2,6 +2,7 @@
 
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comm import InspectorWidget
+from nnx_inspector.screen.presenter import Presenter
 
 
 class Browser:
@@ -14,6 +15,7 @@ class Browser:
             self.sent.append((content, bytes(buffers[0]) if buffers else None))
 
         monkeypatch.setattr(InspectorWidget, "send", send)
+        monkeypatch.setattr(Presenter, "shown", True)
 
     def ask(self, insp, message):
         self.sent.clear()

@@ -12,7 +12,7 @@ import nnx_inspector as nni
 from nnx_inspector.inspector.metrics import Meter
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comm import CREDITS, SHORTEST, InspectorWidget
-from nnx_inspector.screen.presenter import STATED
+from nnx_inspector.screen.presenter import STATED, Presenter
 
 
 @pytest.fixture
@@ -23,6 +23,7 @@ def sent(monkeypatch):
         sent.append((self.role, content, b"".join(buffers or [])))
 
     monkeypatch.setattr(InspectorWidget, "send", send)
+    monkeypatch.setattr(Presenter, "shown", True)
     return sent
 
 

@@ -131,6 +131,7 @@ def test_more_than_the_screen_shows_are_counted():
 @pytest.fixture
 def insp():
     one = nni.Inspector(TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3)), display=False)
+    one._core.view.shown = True
     yield one
     one.close()
 

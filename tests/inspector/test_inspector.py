@@ -15,6 +15,7 @@ from flax import nnx
 import nnx_inspector as nni
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comm import InspectorWidget
+from nnx_inspector.screen.presenter import Presenter
 
 
 class Net(nnx.Module):
@@ -47,6 +48,7 @@ class Browser:
             self.sent.append((widget.role, content, bytes(buffers[0]) if buffers else None))
 
         monkeypatch.setattr(InspectorWidget, "send", send)
+        monkeypatch.setattr(Presenter, "shown", True)
 
     def of(self, kind):
         return [(header, buffer) for _, header, buffer in self.sent if header["type"] == kind]
@@ -374,6 +376,23 @@ def test_what_is_on_screen_is_what_the_summaries_say(insp, browser):
             summary = insp.recording.summary(site, quantity)
             expected = [getattr(summary, name) for name in protocol.STATISTICS]
             np.testing.assert_array_equal(rows[site][j], expected)
+
+
+def test_nothing_is_drawn_or_diagnosed_until_a_view_may_be_there(browser, model, monkeypatch):
+    monkeypatch.setattr(Presenter, "shown", False)
+    insp = nni.Inspector(model, X, display=False)
+    train = nnx.jit(lambda model, x: loss_fn(model, x)[0])
+    for x in insp.watch([X] * 3, every=1):
+        train(model, x)
+    insp._diagnosing.wait()
+    assert not browser.of("frame")
+    assert insp._core.view.kept("findings") is None
+    browser.says(insp, protocol.Hello(version=protocol.VERSION, streams=True, page="a", said=1))
+    ((frame, _),) = browser.of("frame")
+    assert frame["step"] == 2
+    insp._repr_mimebundle_()
+    insp.run(X)
+    assert len(browser.of("frame")) == 2
 
 
 def test_hello_is_answered_with_everything(insp, browser):
