@@ -65,6 +65,10 @@ def test_gradients_pass_it_by(x: jax.Array) -> None:
         assert tangent.dtype == jax.dtypes.float0 or not np.any(tangent)
 
 
+@pytest.mark.xfail(
+    jax.default_backend() == "gpu",
+    reason="XLA for a GPU compiles no matrix product of which a callback reads a sum (jax 0.11.2)",
+)
 def test_a_callback_may_consume_it(x: jax.Array) -> None:
     seen: list[Summary] = []
 
