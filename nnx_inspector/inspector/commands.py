@@ -160,6 +160,8 @@ _LATER: Final[Mapping[type, str]] = {
 def _perturbation(message: Any, handles: Handles) -> Any:
     """The perturbation that a message adds, sets or sweeps with, or None."""
     if isinstance(message, (protocol.Perturb, protocol.StartSweep)):
+        if isinstance(message, protocol.StartSweep) and not message.kind:
+            return None
         return made(message.kind, message.strength, message.at)
     if isinstance(message, protocol.SetMask):
         mask = masked(message.mask, message.units, message.columns)

@@ -192,7 +192,8 @@ def text_of(message: Any, handles: Sequence[Any], made: Any = None) -> str:
         hidden = "" if message.shown else ", shown=False"
         return f"insp.show_operations({quoted(message.site)}{hidden})"
     if isinstance(message, protocol.StartSweep):
-        return f"insp.sweep({quoted(message.sites)}, {made.python()})"
+        what = "" if made is None else f", {made.python()}"
+        return f"insp.sweep({quoted(message.sites)}{what})"
     if isinstance(message, protocol.Study):
         return _study(message)
     if isinstance(message, protocol.SetMask) and message.perturbation is None:

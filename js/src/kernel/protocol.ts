@@ -790,7 +790,7 @@ export interface Look {
   readonly axis: number;
 }
 
-/** Browser to kernel: perturb each of some sites alone, in a thread. `sites` is a glob; the other fields are as in `Perturb`. */
+/** Browser to kernel: perturb each of some sites alone, in a thread. `sites` is a glob; the other fields are as in `Perturb`. A `kind` of "" means the default of `nni.sweep`. */
 export interface StartSweep {
   readonly type: "start_sweep";
   readonly id: number;

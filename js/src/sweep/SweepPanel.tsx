@@ -41,12 +41,12 @@ export function SweepPanel({ store, site }: { store: Store; site: Site }) {
 }
 
 function Start({ store, site, running }: { store: Store; site: Site; running: boolean }) {
-  const [kind, setKind] = useState(KINDS[0].kind);
+  const [kind, setKind] = useState("");
   const [strengths, setStrengths] = useState<Readonly<Record<string, number>>>({});
   const [below, setBelow] = useState(false);
-  const offer = KINDS.find((one) => one.kind === kind)!;
-  const strength = offer.strength === null ? null : (strengths[kind] ?? (kind === "Scale" ? 0.5 : offer.strength));
-  const wrong = strength !== null && offer.least !== null && strength < offer.least;
+  const offer = KINDS.find((one) => one.kind === kind);
+  const strength = !offer || offer.strength === null ? null : (strengths[kind] ?? (kind === "Scale" ? 0.5 : offer.strength));
+  const wrong = offer && strength !== null && offer.least !== null && strength < offer.least;
   const inside = below && site.key !== "";
   const sites = inside ? `${site.key}/**` : "**";
   return (
@@ -60,8 +60,9 @@ function Start({ store, site, running }: { store: Store; site: Site; running: bo
       }}
     >
       <label>
-        Perturb{" "}
+        Perturb
         <select value={kind} data-testid={ids.sweepKind} onChange={(event) => setKind(event.currentTarget.value)}>
+          <option value="">Zero, or Mean in a chain</option>
           {KINDS.map((one) => (
             <option key={one.kind} value={one.kind}>
               {one.kind}
@@ -71,7 +72,7 @@ function Start({ store, site, running }: { store: Store; site: Site; running: bo
       </label>
       {strength !== null && (
         <label>
-          {offer.strength_name}{" "}
+          {offer!.strength_name}
           <input
             type="number"
             step="any"
@@ -84,8 +85,8 @@ function Start({ store, site, running }: { store: Store; site: Site; running: bo
           />
         </label>
       )}
-      <span>
-        at{" "}
+      <span class="nni-sweep-at">
+        at
         <Choice
           label="Which sites"
           testid={ids.sweepSites}

@@ -24,7 +24,7 @@ it("runs a sweep, stops it, and ranks what it found by what is chosen", async ()
   find(ids.tab("sweep"))!.click();
   await settle();
   find(ids.sweepStart)!.click();
-  expect(control.of("start_sweep")).toMatchObject([{ sites: "**", kind: "Zero", strength: null, at: "output" }]);
+  expect(control.of("start_sweep")).toMatchObject([{ sites: "**", kind: "", strength: null, at: "output" }]);
   stream.emit(swept({ running: true, rows: [], done: 0, total: 0 }));
   await settle();
   expect(find(ids.sweep)?.dataset["state"]).toBe("running");

@@ -124,16 +124,17 @@ def _swept(call: Call, asked: Asked, report: Callable[[int, int], bool]) -> pd.D
     )
 
 
-def _of(asked: Asked, kind: str = "Zero", **more: Any) -> protocol.Sweep:
-    """The message; `kind` is the one that was used by default."""
+def _of(asked: Asked, kind: str = "", **more: Any) -> protocol.Sweep:
+    """The message; `kind` is the one that was used by default, "" while it is not known."""
     one = asked.perturbation
+    default = f"nni.{kind}()" if kind else "the default"
     fields: dict[str, Any] = dict(
         running=False, stopped=False, done=0, total=0, measures=(), loss=None, rows=(), measured=0,
         error="",
     )  # fmt: skip
     return protocol.Sweep(
         sites=asked.only if isinstance(asked.only, str) else "the chosen sites",
-        perturbation=f"nni.{kind}()" if one is None else one.python() or one.kind_name,
+        perturbation=default if one is None else one.python() or one.kind_name,
         source=asked.source,
         **{**fields, **more},
     )

@@ -106,7 +106,7 @@ class Look(Request, type="look"):
 
 class StartSweep(Request, type="start_sweep"):
     """Browser to kernel: perturb each of some sites alone, in a thread. `sites` is a glob; the
-    other fields are as in `Perturb`.
+    other fields are as in `Perturb`. A `kind` of "" means the default of `nni.sweep`.
     """
 
     sites: str

@@ -65,6 +65,16 @@ def insp(monkeypatch, request):
     made.close()
 
 
+def test_without_a_choice_on_screen_the_kind_tells_sites_apart(insp):
+    request = protocol.StartSweep(id=1, sites="blocks/*", kind="", strength=None, at="output")
+    insp._core.asked(request)
+    insp._sweeps.wait()
+    assert [m.perturbation for m in insp.said[:1] + insp.said[-1:]] == ["the default", "nni.Mean()"]
+    assert insp._core.view.python == 'insp.sweep("blocks/*")'
+    frame = insp.sweep("blocks/*", progress=False)
+    assert [row.output_change for row in insp.said[-1].rows] == frame["output_change"].tolist()
+
+
 @pytest.mark.parametrize("insp", [Net], indirect=True)
 def test_it_is_the_sweep_of_the_last_step_and_changes_nothing(insp):
     insp.step(loss_fn, X)
