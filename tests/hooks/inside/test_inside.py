@@ -163,6 +163,30 @@ def test_a_trace_lists_what_is_selected_under_its_module() -> None:
     assert not any(site.startswith("mlp@") for site in rows)
 
 
+class Lines(nnx.Module):
+    """An operation a line: of Python's, of jax's, of a jitted function, of a scan."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.inner = nnx.Linear(D, D, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.inner(x)
+        y = y + x
+        y = jnp.sin(y)
+        y = jax.nn.silu(y)
+        return jax.lax.scan(lambda y, _: (y * 2, None), y, length=2)[0]
+
+
+def test_each_operation_has_the_line_that_computes_it() -> None:
+    model, first = Lines(nnx.Rngs(0)), Lines.__call__.__code__.co_firstlineno
+    nni.trace(model, X)  # jax keeps what it has traced of its own functions
+    calls = nni.trace(model, X, only=["**", "**@*"]).calls
+    assert {call.source.rpartition(":")[0] for call in calls[1:]} == {__file__}
+    lines = {call.site: int(call.source.rpartition(":")[2]) - first for call in calls}
+    expected = {"inner": 1, "inner@add": 1, "@add": 2, "@sin": 3, "@silu": 4, "@mul": 5}
+    assert {site: lines.get(site) for site in expected} == expected
+
+
 class Helped(nnx.Module):
     """What it computes is in public methods that its call calls."""
 
