@@ -104,6 +104,7 @@ def test_a_measured_step_is_started_while_the_one_before_runs() -> None:
     found: list[jax.Array] = []
     for i, x in enumerate(insp.watch(xs, every=1)):
         if i == 3:
+            found[2].block_until_ready()  # the loop is a step ahead: it would wait for the host too
             may_end.clear()
         found.append(step(model, x))
         if i == 4:
