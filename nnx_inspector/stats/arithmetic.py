@@ -189,12 +189,13 @@ def in_rows(figures: list[jax.Array], *, axis: int = 0) -> jax.Array:
 
 
 def words_of(x: jax.Array) -> list[jax.Array]:
-    """The 32-bit words of each number, uint32."""
+    """The 32-bit words of each number, uint32: one array, or two of a wide dtype."""
     words = lax.bitcast_convert_type(x, jnp.uint32)
     return [words] if words.ndim == x.ndim else [words[..., i] for i in range(words.shape[-1])]
 
 
 def from_words(words: jax.Array, dtype: Any) -> jax.Array:
+    """The numbers of this dtype whose words, uint32, lie side by side along the last axis."""
     if dtype.itemsize == 8:
         words = words.reshape(*words.shape[:-1], -1, 2)
     return lax.bitcast_convert_type(words, dtype)

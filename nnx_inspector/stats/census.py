@@ -188,6 +188,10 @@ batching.primitive_batchers[_census] = _batched
 # ------------------------------------------------------------------ a program for each platform
 
 
+def _gated(program: Callable[..., _Raw]) -> Callable[..., _Raw]:
+    return lambda x, *gate, **how: only_if(gate, functools.partial(program, **how), x)
+
+
 def _on_a_cpu(x: jax.Array, *gate: Any, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
     """A function in C that reads once and needs no compiler, or else the program in jax."""
     if not serves_here():
@@ -201,12 +205,9 @@ def _on_a_cpu(x: jax.Array, *gate: Any, batch_rank: int, steps: tuple[int, ...])
     return bins, points, sums
 
 
-def _read_by_kind(x: jax.Array, *gate: Any, **how: Any) -> _Raw:
+@_gated
+def _read_by_kind(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
     """On several CPUs: integers in one reduction, sums in others, so that each is vectorised."""
-    return only_if(gate, functools.partial(_by_kind, **how), x)
-
-
-def _by_kind(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
     value, part = real_values(x), real_values(_part(x, batch_rank, steps))
     axes = tuple(range(batch_rank, x.ndim))
     operands, initial, combine = counters(value)
@@ -230,11 +231,7 @@ def _read_once(
     steps: tuple[int, ...],
     count: Callable[..., jax.Array],
 ) -> _Raw:
-    """On an accelerator: one reduction for all exact figures, whatever the gate says.
-
-    What it sums needs no scale beforehand: a sum of d has the exponent of the largest d with it, as
-    in LAPACK's `lassq`.
-    """
+    """On an accelerator: one reduction for all exact figures, whatever the gate says."""
     x = lax.optimization_barrier(x)  # of a constant, XLA's compiler would compute it: for minutes
     value, part = real_values(x), real_values(_part(x, batch_rank, steps))
     axes = tuple(range(batch_rank, x.ndim))
@@ -294,7 +291,7 @@ def _read(
     lower, upper = (as_float((bias + x) << width) for x in (below, bias - e - below))
     rest = mean - scaled_difference(shift, origin, 0.5) * lower * upper
     sums = [scale, 2 * (n * rest), 4 * (square + n * (rest * rest))]
-    return [low, high, jnp.where(n > 0, shift, jnp.zeros_like(shift))], sums, apart
+    return [low, high, shift], sums, apart
 
 
 def _typical(value: jax.Array, axes: _Axes) -> jax.Array:
@@ -459,9 +456,7 @@ def _multiplied(index: jax.Array, batch_rank: int, start: jax.Array) -> jax.Arra
 
 _PROGRAMS: Final[dict[str | None, Callable[..., _Raw]]] = {
     "cpu": _on_a_cpu,
-    "tpu": lambda x, *gate, **how: only_if(
-        gate, functools.partial(_read_once, count=_multiplied, **how), x
-    ),
+    "tpu": _gated(functools.partial(_read_once, count=_multiplied)),
     None: functools.partial(_read_once, count=_counted_apart),
 }
 

@@ -14,7 +14,7 @@ from jax import lax
 
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.native import by_rows
-from nnx_inspector.stats.arithmetic import points_dtype
+from nnx_inspector.stats.arithmetic import from_words, points_dtype
 from nnx_inspector.stats.bins import BINS
 from nnx_inspector.stats.summary import Summary
 
@@ -106,11 +106,7 @@ def _fields_of(vector: jax.Array) -> list[Any]:
     lower = vector[..., middle:].astype(np.uint32)
     carried = upper + (lower >> 16)  # the sum of several lower halves has more than 16 bits
     word = jnp.where(carried > 0xFFFF, jnp.uint32(_LARGEST), (carried << 16) | (lower & 0xFFFF))
-    reals = word[..., BINS:].reshape(*word.shape[:-1], 6, -1)
-    if float_dtype is np.float64:
-        reals = lax.bitcast_convert_type(reals, jnp.float64)
-    else:
-        reals = lax.bitcast_convert_type(reals[..., 0], jnp.float32)
+    reals = from_words(word[..., BINS:], np.dtype(float_dtype))
     reals = jnp.where(vector[..., :1] > 1, float_dtype(np.nan), reals)
     return [word[..., :BINS], reals[..., :3], reals[..., 3:]]
 

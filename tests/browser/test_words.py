@@ -1,4 +1,4 @@
-"""The panel "Words" in a real JupyterLab: hostile texts are text; bad inputs are told of."""
+"""The panel "Words" in a real JupyterLab shows hostile text as text, and explains bad inputs."""
 
 from __future__ import annotations
 
