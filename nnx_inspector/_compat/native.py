@@ -11,7 +11,7 @@ import functools
 import pathlib
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax
@@ -25,6 +25,7 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.sharding import zeros_of
 
+Type = jax.ShapeDtypeStruct
 CENSUS: Final = "nnx_inspector_census"
 APPLY: Final = "nnx_inspector_apply"
 HOST: Final = "nnx_inspector_host"
@@ -86,7 +87,7 @@ def call(
     If it works in place, its first result lies where its first array lies, which XLA copies before
     if it is needed afterwards.
     """
-    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out]
+    types = [Type(x.shape, x.dtype) for x in out]
     attributes = {name: _attribute(value) for name, value in how.items()}
     aliases = {0: 0} if in_place else None
     return list(jax.ffi.ffi_call(name, types, input_output_aliases=aliases)(*args, **attributes))
@@ -132,6 +133,7 @@ def lower_for_a_cpu(
 def by_rows(
     name: str,
     program: Callable[..., Sequence[jax.Array]],
+    results: Callable[..., Sequence[Type]],
     *,
     attributes: tuple[str, ...] = (),
     work: int = 0,
@@ -144,6 +146,8 @@ def by_rows(
         name: the name of the function. Its attributes are those of the program and "rows", how many
             leading axes are rows, each of which it treats alike.
         program: what it computes, in jax and of one row: arrays and attributes -> several arrays.
+        results: the shapes and dtypes of its results, from the shapes and dtypes of its arrays: to
+            trace the program for them takes longer than to trace all else that is measured.
         attributes: their names: each is a number or a tuple of whole numbers.
         work: the words of memory that the function works in, as a last result.
     """
@@ -159,21 +163,17 @@ def by_rows(
             one = jax.vmap(one)
         return only_if(args[len(arrays) :] if gated else (), one, *arrays)
 
-    @functools.lru_cache(maxsize=1024)  # tracing the program takes longer than all else here
-    def shapes(arrays: Any, wide: bool, how: tuple[tuple[str, Any], ...]) -> list[Any]:
-        return list(jax.eval_shape(lowered(**dict(how)), *arrays))
+    def found(args: Sequence[Any], rows: int) -> list[Type]:
+        arrays = [Type(x.shape[rows:], x.dtype) for x in args if not _is_gate(x)]
+        leading = args[0].shape[:rows]
+        return [Type((*leading, *x.shape), x.dtype) for x in results(*arrays)]
 
-    def results(args: Sequence[Any], how: Mapping[str, Any]) -> list[Any]:
-        arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args if not _is_gate(x)]
-        wide = bool(jax.config.read("jax_enable_x64"))
-        return shapes(tuple(arrays), wide, tuple(sorted(how.items())))
+    def in_c(*args: Any, rows: int, **how: Any) -> Sequence[jax.Array]:
+        out = found(args, rows)
+        memory = [Type((work,), np.dtype(np.uint32))] if work else []
+        return call(name, [*out, *memory], *args, rows=rows, **how)[: len(out)]
 
-    def in_c(*args: Any, **how: Any) -> Sequence[jax.Array]:
-        out = results(args, how)
-        memory = [jax.ShapeDtypeStruct((work,), np.uint32)] if work else []
-        return call(name, [*out, *memory], *args, **how)[: len(out)]
-
-    def types(*args: Any, **how: Any) -> list[Any]:
+    def types(*args: Any, rows: int, **_: Any) -> list[Any]:
         like = max(args, key=lambda x: len(jaxprs.varying_axes(x)))  # within a shard_map
         return [
             like.update(
@@ -182,11 +182,8 @@ def by_rows(
                 weak_type=False,
                 sharding=NamedSharding(like.sharding.mesh, PartitionSpec(*[None] * len(x.shape))),
             )
-            for x in results(args, how)
+            for x in found(args, rows)
         ]
-
-    def lowered(**how: Any) -> Callable[..., Any]:
-        return functools.partial(in_the_width(of_all_rows), **how)
 
     def batched(args: Any, dims: Any, *, rows: int, **how: Any) -> Any:
         size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)

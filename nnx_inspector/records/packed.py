@@ -18,7 +18,7 @@ import numpy as np
 
 from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector._compat.configuration import ours
-from nnx_inspector._compat.native import by_rows
+from nnx_inspector._compat.native import Type, by_rows
 from nnx_inspector.stats.packing import unpack
 from nnx_inspector.stats.summary import Summary
 
@@ -181,4 +181,9 @@ def _joined(*arrays: jax.Array) -> list[jax.Array]:
     return [jnp.concatenate(words)]
 
 
-_join = by_rows("nnx_inspector_join", _joined)
+def _type_of_joined(*arrays: Type) -> list[Type]:
+    words = sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays) // 4
+    return [Type((words,), np.dtype(np.uint32))]
+
+
+_join = by_rows("nnx_inspector_join", _joined, _type_of_joined)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector._compat.configuration import ours
-from nnx_inspector._compat.native import by_rows
+from nnx_inspector._compat.native import Type, by_rows
 from nnx_inspector._compat.sharding import left_to_the_compiler
 from nnx_inspector.arrays import is_array
 from nnx_inspector.stats.arithmetic import in_rows
@@ -233,9 +233,19 @@ def _graded_of(gradient: jax.Array, state: jax.Array) -> list[jax.Array]:
 
 _WORK: Final = UNITS * (6 + 2 * 3 + 2 * POSITIONS + 2 * 32 + UNITS)
 """The words of memory that the function in C works in: `Sums` in gauges.c."""
-_gauged = by_rows("nnx_inspector_gauge", _gauge_of, attributes=("limit", "steps"), work=_WORK)
-_sampled = by_rows("nnx_inspector_sampled", _sample_of, attributes=("steps",))
-_graded = by_rows("nnx_inspector_graded", _graded_of)
+
+
+def _floats(length: int) -> Callable[..., list[Type]]:
+    return lambda *_: [Type((length,), np.dtype(np.float32))]
+
+
+_gauged = by_rows(
+    "nnx_inspector_gauge", _gauge_of, _floats(LENGTH), attributes=("limit", "steps"), work=_WORK
+)
+_sampled = by_rows(
+    "nnx_inspector_sampled", _sample_of, _floats(STATE_LENGTH), attributes=("steps",)
+)
+_graded = by_rows("nnx_inspector_graded", _graded_of, _floats(STATE_LENGTH))
 
 
 @ours()

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from nnx_inspector._compat.configuration import ours
-from nnx_inspector._compat.native import by_rows
+from nnx_inspector._compat.native import Type, by_rows
 from nnx_inspector.stats.arithmetic import from_words, points_dtype
 from nnx_inspector.stats.bins import BINS
 from nnx_inspector.stats.summary import Summary
@@ -136,5 +136,14 @@ def _words(reals: Any) -> Any:
     return words.reshape(*reals.shape[:-1], -1)
 
 
-_packed = by_rows("nnx_inspector_pack", _vector_of)
-_unpacked = by_rows("nnx_inspector_unpack", _fields_of)
+def _types_of_fields(vector: Type) -> list[Type]:
+    real = np.dtype(_DTYPES[vector.shape[-1]])
+    return [Type((BINS,), np.dtype(np.uint32)), Type((3,), real), Type((3,), real)]
+
+
+_packed = by_rows(
+    "nnx_inspector_pack",
+    _vector_of,
+    lambda bins, points, sums: [Type((packed_size(sums.dtype),), sums.dtype)],
+)
+_unpacked = by_rows("nnx_inspector_unpack", _fields_of, _types_of_fields)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,11 +13,13 @@ import numpy as np
 import pytest
 
 from nnx_inspector._compat import native
-from nnx_inspector._compat.native import by_rows, has_functions, serves_here
+from nnx_inspector._compat.native import has_functions, serves_here
 from nnx_inspector.perturbations.region import SCALE, apply
-from nnx_inspector.stats.measure_gauges import gauge
+from nnx_inspector.records.packed import Small, joined
+from nnx_inspector.stats.measure_gauges import gauge, sampled
 from nnx_inspector.stats.packing import pack, unpack
 from nnx_inspector.stats.summarize import summarize
+from nnx_inspector.stats.summary import Summary
 
 
 def test_xla_takes_the_library_of_this_machine() -> None:
@@ -149,27 +153,18 @@ def test_what_is_exported_calls_no_function_of_ours() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_the_shapes_of_results_are_found_once_for_equal_arrays():
-    traced: list[tuple[int, ...]] = []
-
-    def program(x: jax.Array) -> list[jax.Array]:
-        traced.append(x.shape)
-        return [x.sum(), (x > 0).sum()]
-
-    measure = by_rows("nnx_inspector_of_this_test", program)
-
-    def call(x: jax.Array, gate: jax.Array) -> list[list[jax.Array]]:
-        return [measure(x), measure(x + 1, gate), measure(x * 2)]
-
-    x, gate = jnp.ones((3, 4)), jnp.asarray(True)
-    for _ in range(2):
-        out = jax.eval_shape(lambda *args: call(*args), x, gate)
-    assert [[(o.shape, o.dtype) for o in one] for one in out] == [
-        [((), jnp.float32), ((), jnp.int32)]
-    ] * 3
-    assert traced == [(3, 4)]
-    with jax.enable_x64(True):
-        wide = jax.eval_shape(lambda x: measure(x), np.ones((3, 4)))
-    assert [o.dtype for o in wide] == [jnp.float64, jnp.int64]
-    jax.eval_shape(jax.vmap(lambda x: measure(x, rows=0)), x)
-    assert traced == [(3, 4), (3, 4), (4,)]
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_shapes_and_dtypes_of_results_are_those_of_the_program(wide: bool):
+    with jax.enable_x64(wide):
+        x = np.ones((2, 5, 3), np.float64 if wide else np.float32)
+        s = jax.eval_shape(functools.partial(summarize, batch_rank=1), x)
+        calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+            (lambda bins, points, sums: pack(Summary(bins=bins, points=points, sums=sums)),
+             (s.bins, s.points, s.sums)),
+            (unpack, (jax.eval_shape(pack, s),)),
+            (jax.vmap(gauge), (x,)),
+            (jax.vmap(lambda x: sampled(x, x)), (x,)),
+            (lambda x: joined((Small(x), Small(x[0, 0]), Small(jnp.zeros((0,)))))[1], (x,)),
+        ]  # fmt: skip
+        for call, args in calls:
+            jax.export.export(jax.jit(call), platforms=["cpu", "cuda"])(*args)  # fails if not
