@@ -47,8 +47,7 @@ if TYPE_CHECKING:
 _OWN = __loader__.get_data(__file__).decode().splitlines()  # works in a zip archive too
 _LINES = [line.split() for line in _OWN if line.startswith("    from nnx_inspector.")]
 _HOMES = {name: module for _, module, _, name, _, _ in _LINES}
-"""Public name -> module, read from the imports above, which only type checkers run. A name is
-imported on first use: opening a recording must not start jax."""
+"""Public name -> module, as imported above; imported on first use, for a recording needs no jax."""
 
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 

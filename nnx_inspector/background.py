@@ -26,9 +26,7 @@ STILL_BUSY = (
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls a bound method while the method's object lives, and does nothing
-    afterwards. For registries and threads that outlive the object.
-    """
+    """A function that calls a bound method for as long as the method's object lives."""
     reference = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:
@@ -82,9 +80,7 @@ class Worker:
             return True
 
     def do_instead(self, job: Job) -> bool:
-        """Queue a job in place of all jobs queued before. A job under way continues, but its
-        failure is not reported.
-        """
+        """Queue a job instead of all queued ones. A failure of a job under way goes unreported."""
         with self._condition:
             # a job that calls this itself is not superseded
             self._jobs, self._superseded = [], self._thread is not threading.current_thread()

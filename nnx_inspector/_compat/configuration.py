@@ -43,27 +43,21 @@ jaxlib crashes if several threads use a cache whose keys compare in Python.
 
 @contextlib.contextmanager
 def unchecked() -> Iterator[None]:
-    """A context for our programs that contain the user's code: they are compiled, and their results
-    are not checked. Whether the user's results are finite must be checked separately.
-    """
+    """For our programs that contain the user's code: compiled, and their results go unchecked."""
     with _holding(_UNCHECKED):
         yield
 
 
 @contextlib.contextmanager
 def ours() -> Iterator[None]:
-    """A context (or decorator) for arithmetic that is only ours, also within a trace. Its jitted
-    functions are traced once for all open layers: jax would keep what each session traced.
-    """
+    """For arithmetic of our own, also within a trace: traced once, whatever layers are open."""
     with _holding(_OURS), contextlib.nullcontext() if hooks.value is None else hooks(None):
         yield
 
 
 @contextlib.contextmanager
 def jitted() -> Iterator[None]:
-    """A context for our trace of the user's code, and its evaluation: the program is compiled, and
-    its constants may move to the device. The results of the user's equations are checked.
-    """
+    """For our trace of the user's code, and its evaluation: compiled, with checked results."""
     with _holding(_PROGRAMS):
         yield
 

@@ -1,8 +1,4 @@
-"""How NNX lists a module's nodes, and how trees of modules are compared.
-
-One function for each private part of flax or jax that it uses; `tests/_compat` fails clearly if a
-new version moves one.
-"""
+"""How NNX lists a module's nodes, and how trees of modules are compared."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The state of Linen: applies under way, interceptors, and jit keys.
-
-One function for each private part of flax or jax that it uses; `tests/_compat` fails clearly if a
-new version moves one.
-"""
+"""The state of Linen: applies under way, interceptors, and jit keys."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Runs code as it stands and passes each primitive to a rule, without tracers of its own.
-
-One function for each private part of flax or jax that it uses; `tests/_compat` fails clearly if a
-new version moves one.
-"""
+"""Runs code as it stands and passes each primitive to a rule, without tracers of its own."""
 
 from __future__ import annotations
 
@@ -43,9 +39,7 @@ _thread = _Thread()
 
 
 def kept_apart() -> str:
-    """The name of the primitive whose function runs here, if the rule does not get what is inside;
-    otherwise "".
-    """
+    """The name of the primitive whose function the rule cannot enter and that runs here, or ""."""
     return _thread.apart
 
 
@@ -134,9 +128,7 @@ class _Interpreted(core.Trace):
 
 
 class _Operations(_Interpreted):
-    """As above; a function with its own derivative is one primitive. Its name is in `params`, and
-    there `body()` traces it.
-    """
+    """As above, but a function with its own derivative is one primitive; `body()` traces it."""
 
     def process_custom_jvp_call(
         self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any
@@ -181,9 +173,7 @@ class _Operations(_Interpreted):
 
 @contextlib.contextmanager
 def operations(rule: Callable[[Any, Sequence[Any], dict[str, Any], Bind], Any]) -> Iterator[None]:
-    """As `interpreted`, for a rule that names operations: `bind(values, params)` runs one, of other
-    operands if given.
-    """
+    """As `interpreted`, for operations; `bind(values, params)` runs one with other operands."""
     with core.set_current_trace(_Operations(core.trace_ctx.trace, rule)):
         yield
 

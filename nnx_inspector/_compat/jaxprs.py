@@ -1,8 +1,4 @@
-"""Jaxprs and their equations, for every supported version of jax.
-
-One function for each private part of flax or jax that it uses; `tests/_compat` fails clearly if a
-new version moves one.
-"""
+"""Jaxprs and their equations, for every supported version of jax."""
 
 from __future__ import annotations
 
@@ -37,9 +33,7 @@ def sub_jaxprs(equation: Any) -> Iterator[Any]:
 
 
 def with_jaxprs(params: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """An equation's parameters with its jaxprs changed; the same object if `change` changes none.
-    The test of a while loop stays.
-    """
+    """An equation's parameters with changed jaxprs; the same object if `change` changes none."""
     new: dict[str, Any] = {}
     for name, value in params.items():
         several = value if isinstance(value, tuple) else (value,)
@@ -51,9 +45,7 @@ def with_jaxprs(params: dict[str, Any], change: Callable[[Any], Any]) -> dict[st
 
 
 def retraced(jaxpr: Any, run: Callable[..., Any]) -> Any:
-    """A jaxpr of the same kind, inputs and outputs, traced from `run(*inputs)`; the same object if
-    it cannot be made.
-    """
+    """A jaxpr of the same kind, traced from `run(*inputs)`; the same object if that fails."""
     bare, _ = open_jaxpr(jaxpr)
     avals = [v.aval for v in bare.invars]
     if not all(type(a).__name__ == "ShapedArray" for a in avals):
@@ -90,9 +82,7 @@ def writes(jaxpr: Any) -> set[str]:
 
 
 def is_inlined(params: dict[str, Any]) -> bool:
-    """Whether jax dissolves a jitted function where it is called, so no equation has its name; jax
-    0.10 has a bool for it, jax 0.12 an enumeration.
-    """
+    """Whether jax dissolves a jitted function where it is called, so no equation has its name."""
     return getattr(params["inline"], "value", params["inline"]) in (True, "jax_early")
 
 
@@ -138,9 +128,7 @@ def jit_shardings(equation: Any) -> tuple[list[Any], list[Any]]:
 
 
 def shard_map_parts(equation: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The axes that a shard_map makes manual, in the mesh's order, and the keyword arguments of
-    `jax.shard_map` that make another of the same kind.
-    """
+    """A shard_map's manual axes, in the mesh's order, and the keywords that make one like it."""
     params = equation.params
     mesh, manual = params["mesh"], params["newly_manual_axes"]
     axes = tuple(axis for axis in mesh.axis_names if axis in manual)
@@ -154,9 +142,7 @@ def shard_map_parts(equation: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
 
 
 def varying_axes(x: Any) -> frozenset[str]:
-    """The manual axes along whose devices an array (or a ShapeDtypeStruct) differs; none if the
-    shard_map does not check.
-    """
+    """The manual axes along which an array differs between devices; none without `check_vma`."""
     kind = getattr(x, "aval", x).manual_axis_type
     return frozenset() if kind is None else kind.varying
 

@@ -1,8 +1,4 @@
-"""Traces, compilations and calls of jitted functions.
-
-One function for each private part of flax or jax that it uses; `tests/_compat` fails clearly if a
-new version moves one.
-"""
+"""Traces, compilations and calls of jitted functions."""
 
 from __future__ import annotations
 
@@ -62,9 +58,7 @@ def trace_is_over(state: Any) -> bool:
 
 
 def outermost_trace() -> Any:
-    """The trace of the program that is being traced, whatever transforms are within it; None if
-    nothing is traced.
-    """
+    """The trace of the whole program that is being traced, or None."""
     trace, found = core.trace_ctx.trace, None
     while trace is not None and not isinstance(trace, core.EvalTrace):
         trace, found = getattr(trace, "parent_trace", None), trace
@@ -96,9 +90,7 @@ def vmaps_here() -> list[Any]:
 
 
 def vmaps_of(x: Any) -> list[tuple[Any, int]]:
-    """Each `vmap` that maps a value, as far as it is being traced: what identifies it, and its
-    size; the innermost first.
-    """
+    """Each `vmap` that maps a value and is being traced: its identity and size, innermost first."""
     found: list[tuple[Any, int]] = []
     while is_tracer(x):
         if isinstance(x, batching.BatchTracer):
@@ -170,9 +162,7 @@ class JitCall:
         )
 
     def compile(self) -> None:
-        """Trace and compile it in this thread's current contexts. jax caches the program for later
-        calls in the same contexts.
-        """
+        """Trace and compile it in this thread's contexts; jax caches the program."""
         from jax._src import pjit
 
         jitted = types.SimpleNamespace(_fun=self.function, _jit_info=self.options)
@@ -260,9 +250,7 @@ def _abstract(tree: Any) -> Any:
 
 
 def local_settings() -> tuple[tuple[Any, Any], ...]:
-    """The jax settings made in this thread by context managers (`with jax.enable_x64():`, a mesh, a
-    default device), each with its value.
-    """
+    """The jax settings made in this thread by context managers, each with its value."""
     from jax._src import config
 
     found: list[tuple[Any, Any]] = []

@@ -58,9 +58,7 @@ def on_this_mesh(tree: Any) -> Any:
 
 
 def a_row_each(mesh: Any, axes: Sequence[str]) -> NamedSharding | None:
-    """The sharding of an array with one row for each device along mesh axes; None if no axis is
-    explicit, and a shard_map takes the array as it is.
-    """
+    """The sharding with one row per device along mesh axes; None if none of them is explicit."""
     explicit = tuple(axis for axis in axes if axis in _explicit(mesh))
     return NamedSharding(mesh.abstract_mesh, PartitionSpec(explicit)) if explicit else None
 
@@ -105,9 +103,7 @@ def counted_once(x: jax.Array, like: jax.Array, axes: Iterable[str]) -> jax.Arra
 
 
 def device_within() -> tuple[jax.Array | None, int]:
-    """Within a `shard_map`, the number of the device and how many of this process run it; else
-    None and 1.
-    """
+    """Within a `shard_map`, the device's number and how many of this process run it; or None, 1."""
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(mesh.manual_axes)
     if not axes:
@@ -117,9 +113,7 @@ def device_within() -> tuple[jax.Array | None, int]:
 
 
 def counted_once_here(tree: T) -> T:
-    """Arrays that are added up over devices, zeros where another device of a `shard_map` has them
-    too.
-    """
+    """Arrays to add up over devices: zeros where another device of a `shard_map` has them."""
     axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
 
     if not axes or not jaxprs.varying_axes(jax.lax.axis_index(axes)):

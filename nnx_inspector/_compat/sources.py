@@ -1,8 +1,4 @@
-"""The line of the user's code that made a call or an equation.
-
-One function for each private part of flax or jax that it uses; `tests/_compat` fails clearly if a
-new version moves one.
-"""
+"""The line of the user's code that made a call or an equation."""
 
 from __future__ import annotations
 
@@ -63,9 +59,7 @@ def _source_above(frame: types.FrameType | None) -> tuple[str, bool]:
 
 
 def source_of_equation(equation: Any) -> str:
-    """`file:line` of the nearest user code that made an equation, within the function traced into
-    its jaxpr; `""` for none.
-    """
+    """`file:line` of the nearest user code that made an equation within its function, or ""."""
     return place_of_equation(equation)[0]
 
 

@@ -5,8 +5,6 @@ jax starts a program with an effect from Python, argument by argument, so that
 program takes the fast path in C++ that all others take, and one of its results is kept until it is
 there. Invariant: `wait` returns when all programs have ended that this thread started inside
 `fast_path`, and those with an effect that it started elsewhere.
-
-It uses private parts of jax; `tests/_compat` fails clearly if a new version moves them.
 """
 
 from __future__ import annotations
@@ -34,9 +32,7 @@ class _Thread(threading.local):
         self.results: list[Any] = []
 
     def note(self, out: Any) -> None:
-        """Keep a result of a program that has not ended; a result that jax knows without running
-        it is there at once.
-        """
+        """Keep a result of a program that has not ended, unless jax knows the result already."""
         if len(self.results) >= _MANY:
             self.results = [x for x in self.results if _is_awaited(x)]
         leaves = (x for x in jax.tree.leaves(out) if isinstance(x, jax.Array) and not is_tracer(x))

@@ -118,9 +118,7 @@ def _not_after(judged: Judged, one: Finding, other: Finding) -> bool:
 
 
 def _of_nonfinite(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """An earlier Inf explains a NaN. Either explains that nothing changes any more, and that a ReLU
-    or a mask after it makes its gradient 0.
-    """
+    """An Inf explains a later NaN; either explains that nothing changes, and gradients of 0."""
     if cause.severity == "info":  # a mask
         return False
     if effect.rule == "nonfinite":
@@ -161,9 +159,7 @@ def _of_dtype(judged: Judged, cause: Finding, effect: Finding) -> bool:
 
 
 def _of_forward(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """Units that let nothing pass make all examples alike after them, and leave the layers before
-    them without a gradient.
-    """
+    """Dead units make all examples alike after them, and leave no gradient before them."""
     if cause.step > effect.step and effect.rule != "no-gradient":
         return False
     if effect.rule in GOING_FORWARD:
@@ -176,9 +172,7 @@ def _of_forward(judged: Judged, cause: Finding, effect: Finding) -> bool:
 
 
 def _is_before(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """Whether a parameter that takes part lies before the site that lets no gradient pass, or is
-    multiplied by the zeros that come out of it.
-    """
+    """Whether a parameter lies before a site that passes no gradient, or only meets its zeros."""
     if effect.rule != "no-gradient" or "takes no part" in effect.what:
         return False
     of_zeros, unreached = (
@@ -227,9 +221,7 @@ def _is_too_small(finding: Finding) -> bool:
 
 
 def _is_late_alright(finding: Finding) -> bool:
-    """Whether updates are too small only because gradients are: the last layers change as usual, so
-    the learning rate is not the cause.
-    """
+    """Whether updates are small only because gradients are: the last layers change as usual."""
     return _is_too_small(finding) and finding.evidence["late"] > finding.evidence["limit"]
 
 

@@ -20,8 +20,7 @@ LUCK: Final = 5e-3
 """A rule reports only what happens in fewer than one healthy layer in 200."""
 
 MANY: Final = 32
-"""With this many values a unit is not off by chance: a unit that fires for 10 % of all examples is
-off for all of 32 examples once in 30 times."""
+"""A unit that fires for 10 % of the examples is off for all of 32 examples once in 30 times."""
 SOME: Final = 16
 LEAST: Final = 8
 """Units with fewer values are not judged."""

@@ -19,8 +19,7 @@ CAUSES_FIRST: Final = (
     "saturated-units", "constant", "collapse", "exploding-gradient", "vanishing-gradient",
     "no-gradient", "update-ratio",
 )  # fmt: skip
-"""The rules, each before those that it may be the cause of: faults of the model, then of the
-forward pass, the backward pass and the update."""
+"""The rules, each before those that it may cause: the model, forward, backward, the update."""
 
 GOING_FORWARD: Final = ("dead-units", "saturated-units", "constant", "collapse")
 """Of findings by these rules, the one earliest in the pass causes the later ones."""

@@ -41,8 +41,7 @@ SMALL_DTYPE: Final = 1e6
 GAP: Final = 16.0
 """An overflow approaches the limit gradually; a mask leaves a gap of at least this factor."""
 SQUARE_LIMIT: Final = 0.5
-"""Wider dtypes: a value beyond limit ** 0.5 (1.8e19) has no square, so a norm or variance of it
-is Inf."""
+"""Wider dtypes: a value beyond limit ** 0.5 (1.8e19) has no finite square, norm or variance."""
 
 SATURATED: Final = 0.5
 """Glorot and Bengio 2010, section 3: sigmoid networks whose top layer saturates stop learning;
@@ -72,8 +71,7 @@ initialisation (He et al. 2015, "Delving deep into rectifiers", keeps it at 1)."
 SMALL: Final = 3e-3
 """A deviation above this is ordinary, whatever it was before (that of a normalised input, say)."""
 FADED: Final = 3e-4
-"""Shrinking by this factor over all layers, a little in each, is what He et al. 2015 show to keep
-30 layers from learning."""
+"""He et al. 2015: shrinking by this factor, a little per layer, keeps 30 layers from learning."""
 
 
 def overflow(judged: Judged) -> Iterator[Finding]:

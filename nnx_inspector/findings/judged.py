@@ -72,9 +72,7 @@ class Judged:
 
     @functools.cached_property
     def order(self) -> dict[str, tuple[int, int, int]]:
-        """The place of each measured site in the order of returning: a number, then the layer in a
-        stack, then the place in a layer.
-        """
+        """A site's place in the order of returning: number, layer of a stack, place in it."""
         found = dict.fromkeys(site for one in self.passes for site, _ in one.keys)
         for one in self.passes:
             found.update(dict.fromkeys(one.figures.sites if one.figures else ()))

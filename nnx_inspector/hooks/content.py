@@ -73,9 +73,7 @@ def key_of(value: Any) -> Any:
 
 
 class _Keys:
-    """The key as one flat list: each value begins with its type, which says how much follows. The
-    tuples that nested keys of a wide model would be keep Python's garbage collector busy.
-    """
+    """The key as one flat list, each value after its type: nested tuples slow the collector."""
 
     def __init__(self) -> None:
         self.flat: list[Any] = []

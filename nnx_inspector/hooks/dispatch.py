@@ -104,9 +104,7 @@ def tagged(scope: Scope) -> Iterator[None]:
 
 
 def executables_called(*, restart: int = 0) -> int:
-    """How many calls of ahead-of-time compiled executables, made without the layers open at the
-    call, this thread made since the last time. No hook sees inside them. Resets to `restart`.
-    """
+    """How many calls of compiled executables this thread made unseen; resets to `restart`."""
     called, _thread.executables = _thread.executables, restart
     return called
 
@@ -313,9 +311,7 @@ def _return() -> None:
 
 
 def _is_within(name: str, function: Any, module: Any) -> bool:
-    """Whether the innermost call is of the same method of this module (or of its original), but by
-    another function. Both are then one call of one site.
-    """
+    """Whether the innermost call is of the same method by another function, hence one call."""
     if not _thread.frames or _thread.frames[-1].method != name:
         return False
     outer = _thread.frames[-1]
@@ -337,9 +333,7 @@ def _wrapped_in_layers(call: _Call, ranks: tuple[int, ...]) -> Callable[..., Any
 
 
 def _in_python(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A bound method as a function. A function calls a function without going through C, whose
-    stack Python 3.12 limits separately; that limit cannot be raised.
-    """
+    """A bound method as a function: a call through C uses a stack whose limit cannot be raised."""
     if not isinstance(method, types.MethodType):
         return method
     function, module = method.__func__, method.__self__

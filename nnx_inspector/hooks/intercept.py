@@ -141,9 +141,7 @@ def _outside() -> int:
 
 @contextlib.contextmanager
 def open_layer(layer: Layer, model: nnx.Module | None) -> Iterator[None]:
-    """Open one layer. Raise ValueError if its selection matches nothing: at once if `model` shows
-    that, otherwise on leaving, judged by the modules that were called.
-    """
+    """Open one layer; raises ValueError if its selection matches no site, at once or on leaving."""
     if layer.only is None:
         with telling_what_was_not_seen(layer.scope), hooked(layer):
             yield

@@ -178,8 +178,6 @@ def program_key(module: linen.Module) -> Any:
 
 
 def parameter_arrays(module: linen.Module) -> Iterator[Any]:
-    """The parameters of a bound Linen module and of its children, sorted by name; inside a lifted
-    loop, those of one layer.
-    """
+    """The parameters of a bound Linen module, sorted by name; in a lifted loop, one layer's."""
     held: Any = {} if module.scope is None else module.variables.get("params", {})
     return filter(is_array, jax.tree.leaves(held))

@@ -43,9 +43,7 @@ class Claim:
 
 
 class _Program:
-    """The trees of one program, by the values that they were merged from, in the order in which
-    they are called.
-    """
+    """The trees of one program, by the values they were merged from, in order of calls."""
 
     def __init__(self, chosen: int | None) -> None:
         self._chosen = chosen
@@ -82,9 +80,7 @@ class Lookalikes:
         self._leaving: dict[Hashable, Claim | None] = {}
 
     def claim(self, own: nnx.Module, tree: nnx.Module) -> list[tuple[Any, Any]]:
-        """The modules of the model, each with the one in its place in a tree that is claimed to be
-        the model's; empty if it cannot be, or not all of it is traced.
-        """
+        """(module, its counterpart in a tree claimed to be the model's) for each; or empty."""
         trace = jit.outermost_trace()
         if trace is None or _structure_of(own) != _structure_of(tree):
             return []
@@ -98,9 +94,7 @@ class Lookalikes:
         return modules
 
     def claim_on(self, module: Any) -> Claim | None:
-        """The claim by which a module that is called is the model's; None if it certainly is, and
-        then no other tree of this program can be.
-        """
+        """The claim by which a called module is the model's; None if it certainly is."""
         claim = self._known(module)
         if claim is not None:
             return claim

@@ -142,9 +142,7 @@ class Scope:
         return known is not None and known[0]() is module
 
     def tag_of(self, module: Any) -> Path | None:
-        """What a module that is taken apart takes along: its path, `CLONE`, or None if it may be
-        the model's and its origin is not known.
-        """
+        """What a flattened module takes along: its path, `CLONE`, or None if unknown."""
         path = self.leaves_with_tag(module)
         if path is None and self.doubts(module) and self._doubted[id(module)][1] is not None:
             return CLONE

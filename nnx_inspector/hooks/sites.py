@@ -70,9 +70,7 @@ def parse_key(key: str) -> tuple[tuple[str, ...], str]:
 
 
 def of_operation(key: str) -> tuple[str, str]:
-    """The call that a key (or a glob) names, and the operation within it: `("attn", "@softmax")`
-    for `"attn@softmax"`; `""` for none.
-    """
+    """A key (or glob) without its operation, and the operation: `("attn", "@softmax")`, or `""`."""
     called, *operation = split_escaped(key, "@")
     return called, f"@{'@'.join(operation)}" if operation else ""
 
@@ -109,9 +107,7 @@ def _is_method(value: Any) -> bool:
 
 
 def method_name(f: Any) -> str:
-    """The name of a method. For a bound method it is the name in the object's class, which a
-    decorator without `functools.wraps` hides.
-    """
+    """The name of a method; of a bound one, the name in its class, despite a decorator."""
     name, owner = own_attribute(f, "__name__", ""), own_attribute(f, "__self__")
     if isinstance(f, types.MethodType) and not hasattr(type(owner), name):
         names = dir(type(owner))
@@ -266,9 +262,7 @@ def site_keys(model: nnx.Module, prefix: Path = ()) -> list[str]:
 
 
 def linen_parts(module: nnx.Module) -> dict[Path, dict[str, Any]]:
-    """The Linen modules with Variables in an `nnx.bridge.ToNNX`: path below it -> the Variables,
-    its children's included, sorted by name.
-    """
+    """The Linen modules with Variables in a ToNNX: path below it -> the Variables, by name."""
     found: dict[Path, dict[str, Any]] = {}
 
     def collect(node: Any, path: Path) -> Any:
@@ -408,9 +402,7 @@ class Selection:
         return "" if lost is None else nothing_selected(lost, [*operations] or called)
 
     def _may_be_revealed(self, model: nnx.Module) -> bool:
-        """Whether only a call can show what is selected: by a type that is not an NNX module's, by
-        a glob if the model calls `sow` or `perturb`, by anything if it holds Linen modules.
-        """
+        """Whether only a call can show what is selected: sown values and Linen modules."""
         modules = [module for _, module in iter_modules(model)]
         if any(isinstance(module, nnx.bridge.ToNNX) for module in modules):
             return True
@@ -454,9 +446,7 @@ def nothing_selected(selection: Selection, keys: Sequence[str]) -> str:
 
 
 def closest(key: str, keys: Sequence[str], n: int = 3) -> list[str]:
-    """The `n` site keys closest to `key`, or to the name that a glob ends with, filled up with the
-    first ones.
-    """
+    """The `n` site keys closest to `key`, or to the last name of a glob; the first ones fill up."""
     names = {k: split_escaped(split_escaped(k, "/")[-1], "@")[-1] for k in [key, *keys]}
     known = dict.fromkeys(names[k] for k in keys)
     alike = difflib.get_close_matches(names[key], known, n, 0.6)

@@ -101,9 +101,7 @@ class Contents:
 
     @functools.cached_property
     def _sizes(self) -> list[tuple[int, int]]:
-        """The elements and bytes of the parameters before each Variable, and of all: a sum for each
-        module would take a time quadratic in the depth of the model.
-        """
+        """The elements and bytes of the parameters before each Variable, and of all of them."""
         found = [(0, 0)]
         for variable, value in zip(self.variables, self.values, strict=True):
             leaves = jax.tree.leaves(value) if isinstance(variable, nnx.Param) else ()
@@ -223,9 +221,7 @@ _around = _Around()
 
 @contextlib.contextmanager
 def held(module: Any) -> Iterator[Contents]:
-    """The contents of a module now. Within the context, the contents of its inner modules need no
-    walk of their own, which would take a time quadratic in the depth of the model.
-    """
+    """A module's contents now. Inside the context, those of its inner modules are parts of them."""
     outer, found = _around.walks, _part(module)
     if found is None:
         walk = Walk(module)
@@ -255,9 +251,7 @@ def variables_by_path(roots: Mapping[Path, Any]) -> Iterator[tuple[Path, nnx.Var
 
 
 def unseen_references(roots: Mapping[Path, Any]) -> dict[str, str]:
-    """Path -> why changes are not seen, for each Variable that is a reference: writing to it makes
-    no new value.
-    """
+    """Path -> why changes go unseen, for each Variable that is a reference."""
     return {
         site_key(
             path
@@ -268,9 +262,7 @@ def unseen_references(roots: Mapping[Path, Any]) -> dict[str, str]:
 
 
 def differences(before: Contents, module: Any) -> Iterator[tuple[Path, Any, Any]]:
-    """Each Variable whose value is another object than before: `(path, old, new)`. `old` and `new`
-    are the Variable and its value, or None if it did not exist.
-    """
+    """`(path, old, new)` for each replaced value: Variable and value, or None if missing."""
     if before.is_complete():
         for path, variable, value in before.changed():
             yield path, (variable, value), (variable, variable.get_raw_value())
@@ -283,9 +275,7 @@ def differences(before: Contents, module: Any) -> Iterator[tuple[Path, Any, Any]
 
 
 def is_weight(variable: Any) -> bool:
-    """Whether what a Variable holds when a call begins belongs to the model. Keys that an earlier
-    call left in a cache, and random numbers, do not.
-    """
+    """Whether a Variable's value belongs to the model: a cached key or RNG state does not."""
     return not isinstance(variable, nnx.Cache | nnx.RngState)
 
 
@@ -304,9 +294,7 @@ def weights_at_first(module: Any, outer: Mapping[int, Any]) -> dict[int, Any]:
 
 
 def float_arrays(variable: Any) -> list[Any]:
-    """One entry for each array of a Variable, in the order of `stage.array_names`: the array
-    (or abstract array) if its dtype is a real float, else None.
-    """
+    """Each array of a Variable, as in `stage.array_names`; None if it is not of floats."""
     leaves = jax.tree.leaves(variable.get_raw_value())
     return [x if _holds_floats(x) else None for x in leaves if _is_array(x)]
 

@@ -144,8 +144,7 @@ _REQUESTS: Final[Mapping[type, Callable[[Commands, Any, Any], Answer | None]]] =
     protocol.ReadValues: Commands._read_values,
     protocol.ShowPositions: lambda c, m, _: positions_message(c._core, m),
 }
-"""Request -> its handler, which takes the message and the perturbation that the message makes, and
-returns the message to send before the reply."""
+"""Request -> `(message, perturbation) -> the message to send before the reply`."""
 _LATER: Final[Mapping[type, str]] = {
     protocol.ShowOperations: "looks",
     protocol.Look: "looks",

@@ -358,9 +358,7 @@ class Core:
         self.show_record(jax.device_get(record), kind="push", setting=CLEAN, metrics=metrics)
 
     def add_metrics(self, values: Mapping[str, Any], passed: int | None = None) -> None:
-        """See `Inspector.metrics`. `passed` is the last step that is known to have begun, where
-        nobody says which one has.
-        """
+        """See `Inspector.metrics`. `passed` is the last step known to have begun."""
         with self.lock:
             step = self.step if passed is None else self.metrics.next_of(values, passed)
             self.metrics.add(step, values)

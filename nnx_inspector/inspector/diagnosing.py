@@ -51,9 +51,7 @@ class Diagnosing:
         return [self._explained(one) for one in diagnose(self._core.recording)]
 
     def _explained(self, finding: Finding) -> Finding:
-        """A finding of a NaN, with the operation that makes it if the pass can be made again, or
-        those that may have made it.
-        """
+        """A finding of a NaN, with the operation that makes it, or those that may have made it."""
         core, of = self._core, (finding.evidence.get("pass", -1), finding.site)
         perturbed = finding.evidence.get("perturbed", 0)
         if finding.rule != "nonfinite" or not finding.evidence.get("nan") or perturbed:

@@ -73,9 +73,7 @@ class Handle:
 
     @property
     def perturbation(self) -> Known:
-        """The perturbation itself. It can be set to another of the same kind; another strength, or
-        an array of the same shape, compiles nothing.
-        """
+        """The perturbation; setting one of the same kind and shapes compiles nothing."""
         return self._perturbation
 
     @perturbation.setter
@@ -93,9 +91,7 @@ class Handle:
 
     @property
     def strength(self) -> float | None:
-        """The one number that a slider tunes, or None if the perturbation has none. Setting it
-        sets a perturbation of that strength.
-        """
+        """The number that a slider tunes, or None; setting it sets the perturbation."""
         return self._perturbation.tuned_to
 
     @strength.setter
@@ -181,9 +177,7 @@ class _Layout:
         return values, tuple(place for place in self.places if place.at == PARAMETER)
 
     def fitted(self, needs: Sequence[_Needs]) -> _Layout | None:
-        """The same places for these handles, oldest first; None if the places lack room for all of
-        them, or for the order in which they act.
-        """
+        """The same places for these handles, oldest first; None if they do not fit."""
         owners: dict[int, int] = {}
         wanted = [n for n in needs if n.place is not None]
         for one in wanted:  # a handle that has a place keeps it
@@ -346,9 +340,7 @@ class Handles:
             return self._setting(self._armed if armed else self._wanted, self._needs())
 
     def each_alone(self) -> tuple[Setting, dict[int, Setting]]:
-        """The setting with all active perturbations, and number of an active handle -> the setting
-        with that one alone. All are for the same program.
-        """
+        """The setting with all active perturbations, and by number those with one each."""
         with self._lock:
             needs = self._needs()
             alone = {

@@ -452,9 +452,7 @@ class Inspector(Readings):
 
     @property
     def modes(self) -> Modes:
-        """What the modules let you switch (deterministic, use_running_average ...) for `run`,
-        `step` and the effect, without touching the model.
-        """
+        """The switchable modes (deterministic, ...) of `run`, `step` and the effect."""
         return self._core.modes
 
     def show_operations(self, site: str, *, shown: bool = True) -> None:

@@ -164,9 +164,7 @@ class Loops:
         return self._core.looping and self._region is not None and not self._region.ticks
 
     def _is_compiling(self, handle: Handle) -> bool | None:
-        """Whether a handle waits for a program that is being compiled for the running loop; None
-        if no loop runs.
-        """
+        """Whether the running loop waits for a handle's program; None if no loop runs."""
         session = self._session
         if session is None:
             return None
@@ -264,9 +262,7 @@ class Loops:
     def step_ends(
         self, session: Session, step: int, *, sampled: bool, perturbed: bool, seconds: float
     ) -> None:
-        """Record a step if it was measured, and show it: in a thread, while the loop goes on. The
-        loop is one measured step ahead at most.
-        """
+        """Record a measured step and show it, in a thread that is at most one behind."""
         began, core = time.perf_counter(), self._core
         end = session.step_ends() if sampled and self._runs_on(session) else None
         if session.bare and self._ahead is not session:
@@ -326,9 +322,7 @@ class Loops:
         self._core.wait_for("loop")
 
     def step_left(self, session: Session, step: int, *, sampled: bool) -> None:
-        """End a loop that was left within a step. The step counts if it is known to have done
-        something: if a pass was measured (it is recorded) or the step has a metric.
-        """
+        """End a loop left within a step, which counts if it has a pass or a metric."""
         core = self._core
         core.recorder.wait()
         with core.lock:
@@ -415,9 +409,7 @@ class Loops:
     def _attended(
         self, session: Session, passes: list[Taken], count: int, *, step: int | None = None
     ) -> list[str]:
-        """Check whether a measured step, or else the loop, has called the model, and where its
-        perturbations acted. Return the new warnings; each is given once in a loop.
-        """
+        """Check what a step or loop has called and perturbed; return the new warnings."""
         attendance, core = self._attendance, self._core
         if attendance is None:
             return []

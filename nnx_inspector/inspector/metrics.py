@@ -51,9 +51,7 @@ class Metrics:
         self._steps: dict[str, int] = {}
 
     def next_of(self, values: Mapping[str, Any], least: int) -> int:
-        """The step of metrics that are given once a step: `least`, or the one after their last. A
-        device may be behind the loop, so `least` alone may stay the same for several steps.
-        """
+        """The step of metrics given once per step: `least`, or the one after their last."""
         return max([least, *(self._steps.get(name, -1) + 1 for name in values)])
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
@@ -173,9 +171,7 @@ class Meter:
 
     @property
     def compared(self) -> tuple[float | None, float | None]:
-        """Median seconds of recent steps that were not measured, and of measured steps like them;
-        None if there are none.
-        """
+        """Median seconds of recent unmeasured steps, and of measured ones like them."""
         for perturbed in (False, True):
             plain, measured = (self._median(kind, perturbed) for kind in (False, True))
             if plain is not None and measured is not None:

@@ -44,9 +44,7 @@ Addend = tuple[str, int]
 
 @dataclasses.dataclass(frozen=True)
 class _Sum:
-    """What was found: the addends, the carries of loops, the sites that received a part of it, and
-    whether a block was walked into.
-    """
+    """Addends, carries of loops, sites that receive a part, and whether blocks were entered."""
 
     addends: tuple[Addend, ...] = ()
     carries: tuple[tuple[int, int], ...] = ()
@@ -70,9 +68,7 @@ class Walk:
     owner: Any
 
     def of_mark(self, site: str, part: str, array: int) -> tuple[Addend, ...]:
-        """What is added to make an array that a site's last call receives or returns; an addend is
-        named once for each of its calls in the program.
-        """
+        """The addends of an array that a site's last call receives or returns."""
         found = self._find(_Frame.of(self.jaxpr), site, part)
         if found is None:
             return ()

@@ -179,9 +179,7 @@ Run = Callable[[Any, Any], Any]
 def _program(
     x: Any, start: Any, inputs: Any, run: Run, pick: Any, method: Method, steps: int, apart: bool
 ) -> Any:
-    """The attribution, the output, and the output of the baseline; and whether the output of one
-    example depends on the others, which must then be attributed `apart`.
-    """
+    """The attribution, the outputs for input and baseline, and whether examples interact."""
 
     def picked(x: Any) -> Any:
         value = jnp.asarray(pick(run(x, inputs)))
@@ -272,9 +270,7 @@ def _returned(one: Observed, out: Any) -> Any:
 
 
 def _input_of(one: Observed) -> tuple[int | None, str | None, int | None]:
-    """The number of the first array of the arguments; or the site that embeds its tokens, and which
-    of its calls if there are several.
-    """
+    """The number of the arguments' first array; or the site that embeds it, and its call."""
     stage = one.stage
     if not stage.arrays:
         raise TypeError("The call has no array among its arguments. Pass site= to attribute to.")

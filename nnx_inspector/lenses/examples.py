@@ -82,9 +82,7 @@ class TopExamples:
 
     @property
     def constant(self) -> npt.NDArray[np.bool_]:
-        """The units with one and the same value everywhere, such as those that never fire: which
-        examples they name means nothing.
-        """
+        """The units with the same value everywhere: their examples mean nothing."""
         first, last = self.most.values[:, 0], self.least.values[:, 0]
         return (first == last) | np.isnan(first)
 

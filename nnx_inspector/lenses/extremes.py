@@ -143,9 +143,7 @@ def _ordered(x: Any) -> Any:
 
 
 def _largest_and_smallest(x: Any) -> tuple[Any, Any, Any]:
-    """The extremes of each example without NaN, [batch, units], and whether there is one. Without
-    any but NaN, the smallest is above the largest.
-    """
+    """The extremes of each example without NaN, [batch, units], and whether there is one."""
     largest, smallest = x.max(1), x.min(1)  # NaN, if there is one
     nan = jnp.isnan(largest)
 
@@ -168,9 +166,7 @@ def _place(x: Any, value: Any, lengths: Sequence[int]) -> tuple[Any, ...]:
 
 
 def _lots(numbers: Any, salt: Any) -> Any:
-    """Numbers of the examples that look drawn at random (MurmurHash3's mixing), and do not depend
-    on how the data is divided.
-    """
+    """Numbers that draw examples (MurmurHash3's mixing), however the data is divided."""
     x = numbers.astype(jnp.uint32) * np.uint32(0x9E3779B9) ^ salt
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)

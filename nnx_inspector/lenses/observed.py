@@ -83,9 +83,7 @@ class Observed:
     def run(
         self, wanted: Collection[tuple[str, str]]
     ) -> tuple[Any, dict[tuple[str, str], list[Any]]]:
-        """The pass's result, and the values of the wanted `(site, part)`: for each call the list
-        of its arrays, with a leading axis for each scan around the call.
-        """
+        """The pass's result, and the arrays of each call of each `(site, part)`."""
         keep = Keep(values=True, parts=(OUTPUT, INPUT))
         found = self.stage.survey.only(lambda mark: (mark.site, mark.part) in wanted)
 

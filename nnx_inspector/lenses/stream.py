@@ -226,9 +226,7 @@ def _code_of(function: Function, nodes: tuple[Any, ...]) -> Any:
 
 
 def _together(stage: Staged) -> int:
-    """How many batches go through one program, one after the other: many where a pass takes less
-    time than its start.
-    """
+    """How many batches go through one program in turn: many if a pass is shorter than its start."""
     jaxpr = stage.survey.jaxpr
     touched = peak_bytes(jaxpr) + sum(x.nbytes for x in stage.inputs)
     return 1 if jaxpr.effects else max(1, min(MOST_TOGETHER, TOUCHED // max(1, touched)))

@@ -122,9 +122,7 @@ class Attendance:
         self.called = False
 
     def note(self, count: int) -> None:
-        """Take over what the session has seen, before other code clears it; `count` passes have
-        begun.
-        """
+        """Take over what the session saw, before it is cleared; `count` passes have begun."""
         session, seen = self._session, self._seen
         for found, into in (
             (session.unattributed, seen.others),

@@ -54,9 +54,7 @@ def samples_of(held: Any, arguments: Any) -> Any:
 
 @jax.custom_batching.custom_vmap
 def sampled_if(gate: Any, held: Any, arguments: Any) -> Any:
-    """`samples_of` if `gate` is true, else zeros. Under vmap they are made once, from all arguments
-    of the batch and the first model's parameters.
-    """
+    """`samples_of` if `gate` is true, else zeros; made once under vmap."""
 
     def nothing(held: Any, arguments: Any) -> Any:
         return zeros_of(jax.eval_shape(samples_of, held, arguments))

@@ -92,9 +92,7 @@ class Inbox:
         self._settings: dict[int, Any] = {}
 
     def begin(self, setting: Any, *, awaits: Iterable[str] = ()) -> Begun:
-        """Begin a pass, with this setting. It awaits these messages: a program may begin several
-        later calls before it sends them.
-        """
+        """Begin a pass that awaits these messages, which may arrive after later passes begin."""
         with self._lock:
             before = self._now_arrived() if self.next_begins is not None else None
             number = self._count

@@ -147,9 +147,7 @@ class Where:
     apart: bool
 
     def rows(self, found: Any, members: int) -> Any:
-        """What was measured, with its rows in front: those of the scans, or the members. Then come
-        the examples of vmaps around the call.
-        """
+        """The measured arrays, rows of scans and members first, then the examples of vmaps."""
         lead = found.rows if isinstance(found, Summary) else found.shape[:-1]
         if len(lead) == self.rank:
             return found

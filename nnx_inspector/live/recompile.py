@@ -41,9 +41,7 @@ class Noted:
     def compile(
         self, instead: Callable[[Layer], Layer] = lambda x: x, *, inside: tuple[Layer, ...] = ()
     ) -> None:
-        """Compile it inside more layers, or with other ones: `instead` maps each to its
-        replacement.
-        """
+        """Compile it inside more layers; `instead` maps layers to their replacements."""
         layers = (*inside, *map(instead, self.layers))
         with self.configuration.held(), installed(), opened(layers):
             self.call.compile()

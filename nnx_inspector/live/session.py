@@ -141,9 +141,7 @@ class Session:
         return JitCalls(weakly(self._is_mine))
 
     def begin(self) -> None:
-        """Take a number for a loop: the last one, or one of the model's that is free. Programs
-        that were compiled with that number are used again if the hooks are equal.
-        """
+        """Take a free number for a loop, if possible the last: its programs are kept."""
         if not self._has_number:
             number = _taken(_free_numbers(self.model, self._tree), self.number)
             if number != self.number:
@@ -254,9 +252,7 @@ class Session:
         return stack
 
     def compile_ahead(self) -> bool:
-        """Compile the calls of the bare steps in a thread as a measured step makes them. Returns
-        whether there are any.
-        """
+        """Compile in a thread what a measured step calls; returns whether there is any."""
         calls, hook = self._bare_calls.all(), self.hook(self.places)
 
         def compile_all() -> None:
@@ -365,9 +361,7 @@ class Session:
             return _end(Ended(self.number))
 
     def passes_of(self, end: jax.Array) -> tuple[list[Taken], int]:
-        """The passes since the step before, and how many passes had begun by its end. To be called
-        once for each `step_ends`, in order; waits for the programs of the step alone.
-        """
+        """The passes since the step before, and how many had begun by its end."""
         end.block_until_ready()
         count = self.ends.popleft()
         return self.inbox.take(before=count), count

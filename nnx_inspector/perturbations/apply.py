@@ -165,9 +165,7 @@ class Reach:
                     check_layers(site, rows, tuple(map(abs, lengths)))
 
     def turns(self, site: str) -> tuple[int, ...]:
-        """The number of iterations of each scan around a site, outermost first; negative for a
-        reversed scan.
-        """
+        """The iterations of each scan around a site, outermost first; negative in reverse."""
         found = self._marks.get((site, OUTPUT), [])
         return found[0][1] if found else ()
 

@@ -145,9 +145,7 @@ class Kind:
 
     @property
     def switches(self) -> npt.NDArray[np.bool_] | None:
-        """For a kind that switches units: which stay on, bool[units] or
-        bool[rows, columns]. Otherwise None.
-        """
+        """For a kind that switches units: which stay on, bool[units] or bool[rows, columns]."""
         return None
 
     def python(self, *, short: bool = False) -> str:
@@ -401,9 +399,7 @@ def dtype_of(value: Any) -> Any:
 
 
 def lists_as_arrays(one: Any, names: Iterable[str]) -> None:
-    """Turn the named fields of a frozen object that are lists into arrays: a pytree would take a
-    list as many leaves.
-    """
+    """Turn the named fields of a frozen object from lists into arrays: a list has many leaves."""
     for name in names:
         if isinstance(value := getattr(one, name), (list, tuple)):
             object.__setattr__(one, name, np.asarray(value))

@@ -81,9 +81,7 @@ def _figures(pairs: dict[str, list[tuple[Any, Any]]], logits: str | None) -> Dif
 
 
 def _values(stage: Staged, seen: list[Any]) -> dict[str, list[Any]]:
-    """The arrays that the calls of each site returned, except calls in a loop whose number of
-    iterations depends on data.
-    """
+    """The arrays that each site's calls returned, except in loops of unknown length."""
     found: dict[str, list[Any]] = {}
     for at, _, one in stage.survey.walk(seen):
         if one is not None and one.kept:
@@ -240,9 +238,7 @@ def logits_of(output: Any, logits: Logits = None, program: Any = None) -> Any:
 
 
 def _chooses(jaxpr: Any, classes: int) -> bool:
-    """Whether a program, after the last call of a module, takes a maximum over a last axis of so
-    many entries. A maximum before it is an attention's, say.
-    """
+    """Whether a program takes a maximum over a last axis of this length after its last call."""
     after = False
     for equation in _equations(jaxpr):
         if equation.primitive is mark and equation.params["part"] != CHANGE:

@@ -237,9 +237,7 @@ def _is_chain(stage: Staged, sites: Collection[str], part: str) -> bool:
 def _missed(
     survey: Survey, inputs: Sequence[frozenset[str]], part: str, results: list[frozenset[str]]
 ) -> list[frozenset[str]]:
-    """For each output of a jaxpr, the sites that some way from an array to it misses; likewise, in
-    `results`, for each mark of the part.
-    """
+    """For each output (and mark, in `results`), the sites that some way to it misses."""
     found = dict(zip(survey.jaxpr.invars, inputs, strict=True))
 
     def of(variables: Sequence[Any]) -> list[frozenset[str]]:

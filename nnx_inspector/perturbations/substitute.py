@@ -184,9 +184,7 @@ def _layer_of(array: _Array, value: Any, rule: ParameterRule, stage: Staged) -> 
 
 
 def _stack_lengths(jaxpr: Any, number: int) -> tuple[int, ...]:
-    """The number of layers along each of an input's first axes, for as many axes as nested scans
-    run over.
-    """
+    """The number of layers along each first axis of an input over which nested scans run."""
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     values, var = Values(bare), bare.invars[number]
     found: tuple[int, ...] = ()

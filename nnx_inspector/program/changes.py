@@ -102,9 +102,7 @@ def pair_of(equation: Any) -> list[Any]:
 
 
 def says_nothing(equation: Any, same: Callable[[Any, Any], bool]) -> bool:
-    """Whether an equation marks a change without figures: the value is not a number (a PRNG key),
-    there is no pair of values, or the value is the same as before.
-    """
+    """Whether a marked change has no figures: a PRNG key, no pair of values, or the same value."""
     if equation.params.get("part") != CHANGE:
         return False
     pair = pair_of(equation)

@@ -161,9 +161,7 @@ class Arguments:
 
 
 def is_input(leaf: Any) -> bool:
-    """Whether a leaf becomes an input of the program. Other leaves, such as a NumPy array of texts
-    or an array of another library, reach the call unchanged.
-    """
+    """Whether a leaf becomes an input of the program; other leaves reach the call unchanged."""
     if isinstance(leaf, (np.ndarray, np.generic)):
         return is_number(leaf.dtype)
     return isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))

@@ -100,9 +100,7 @@ def evaluate(
 
 
 def _as_array(x: Any) -> Any:
-    """A constant of the program, which jax holds in types of its own, as an array. A NumPy array of
-    the user's stays one.
-    """
+    """A constant of the program, which jax holds in types of its own, as an array."""
     if isinstance(x, jax.Array) or type(x) is np.ndarray:
         return x
     with ours():
@@ -155,9 +153,7 @@ class _KeepOf:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What one mark saw: a summary for each array, how often the mark was passed, and what was kept
-    of each array.
-    """
+    """What one mark saw: a summary for each array, how often it was passed, and what was kept."""
 
     summaries: list[Summary]
     ran: jax.Array

@@ -22,9 +22,7 @@ from nnx_inspector.program.survey import UNATTRIBUTED
 
 @dataclasses.dataclass(frozen=True)
 class MarkOutput:
-    """Marks, for one owner, what a call returns (after interceptors and perturbations), and the
-    Variables that it changes.
-    """
+    """Marks what a call returns, after all changes, and which Variables it changes."""
 
     owner: Any
 

@@ -75,9 +75,7 @@ class Ensemble:
 
 
 def ensemble_of(module: Any) -> Ensemble | None:
-    """The ensemble that a module, called here, is a member of; None if it is of none, or if other
-    vmaps are around the call too.
-    """
+    """The ensemble whose member a module called here is; None if other vmaps are around it too."""
     here = jit.vmaps_here() if isinstance(module, nnx.Module) else []
     first = next(parameters_of(module), None) if len(here) == 1 else None
     by = jit.vmaps_of(first)

@@ -132,9 +132,7 @@ class Staged:
         )
 
     def finish(self, out: Sequence[Any], *, update: bool) -> Any:
-        """The call's result, from the jaxpr's outputs. With `update`, the modules are changed as
-        the call changes them.
-        """
+        """The call's result from the jaxpr's outputs; `update` also changes the modules."""
         return self._finish(out, update)
 
 
@@ -327,9 +325,7 @@ def _references(nodes: Mapping[Path, Any]) -> list[jax.Ref]:
 
 @contextlib.contextmanager
 def _unchanged_on_error(nodes: Any) -> Iterator[None]:
-    """Restore the objects' contents if writing to them fails (for a Variable of an outer trace):
-    NNX empties each object before it fills it again.
-    """
+    """Restore the objects if writing to them fails: NNX empties an object before it fills it."""
     every: list[Any] = [node for _, node in nnx.iter_graph(nodes, graph=True)]
     values = [(v, v.get_raw_value()) for v in every if isinstance(v, nnx.Variable)]
     attributes = [(node, dict(vars(node))) for node in every if isinstance(node, nnx.Pytree)]
@@ -380,17 +376,13 @@ def _spans(nodes: Mapping[Path, Any], state: Any) -> dict[int, tuple[int, ...]]:
 
 
 def array_names(variable: Any) -> list[str]:
-    """A suffix for each array of a Variable, in the order of its span; `""` if the Variable is a
-    single array.
-    """
+    """A suffix for each array of a Variable, in order; `""` for a single array."""
     leaves = jax.tree_util.tree_flatten_with_path(variable.get_raw_value())[0]
     return [jax.tree_util.keystr(path) for path, leaf in leaves if _can_be_traced(leaf)]
 
 
 def variables_of_state(nodes: Any, state: Any) -> Iterator[tuple[Any, Any]]:
-    """The Variables (and plain arrays) of NNX objects that a state of these objects holds, in its
-    order, each with its part of the state.
-    """
+    """The Variables (and plain arrays) that a state of NNX objects holds, and their parts."""
     return _of_state(_nodes_of(nodes), state)
 
 

@@ -139,9 +139,7 @@ _draw = Primitive("nnx_inspector_draw")
 
 
 def draw(supply: jax.Array, like: Any, *, number: int, received: Received) -> jax.Array:
-    """A sink like `like` (shape and dtype); what it receives is kept under its number. It holds
-    -0.0, which changes nothing that it is added to.
-    """
+    """A sink like `like`, of -0.0, which changes nothing that it is added to."""
     shape, dtype = tuple(like.shape), jnp.dtype(like.dtype)
     return _draw.bind(supply, shape=shape, dtype=dtype, number=number, received=received)
 

@@ -50,9 +50,7 @@ class Marked:
         return tuple(jnp.issubdtype(a.dtype, jnp.inexact) for a in self.avals)
 
     def rows(self, around: Around) -> tuple[int, ...]:
-        """The lengths of the row axes of what is measured here, outermost first: the iterations of
-        the scans around it, negative for a reversed one, and the members of an ensemble.
-        """
+        """The lengths of the row axes, outermost first: scans (negative in reverse), members."""
         members = (self.members,) if self.members else ()
         return (*(item.length for item in around if item.kind == "scan"), *members)
 
@@ -158,9 +156,7 @@ def item_of(
     *,
     loops: bool = False,
 ) -> Item | None:
-    """The survey's entry for one equation; None if it holds no mark that can be taken out. Adds to
-    `unseen` and `unattributed`.
-    """
+    """The survey's entry for one equation, or None. Adds to `unseen` and `unattributed`."""
     params, name = equation.params, equation.primitive.name
     if equation.primitive is mark:
         if params["owner"] != owner or params["part"] == BEGIN:
@@ -241,9 +237,7 @@ def _of_members(marked: Marked, members: Members) -> Marked:
 
 
 def call_numbers(found: Sequence[Marked]) -> dict[int, int]:
-    """By the id of each mark on a value, how many marks of its site and part precede it. Random
-    numbers depend on this number.
-    """
+    """By the id of each mark, how many of its site and part precede it: random numbers use this."""
     numbers: dict[tuple[str, str], int] = {}
     calls: dict[int, int] = {}
     for one in found:

@@ -115,9 +115,7 @@ class Facts:
     uncalled: Uncalled | None = None
 
     def joined(self, other: Facts) -> Facts:
-        """The facts of both. `other` takes precedence, but a site that either saw called counts as
-        called, and a parameter that either saw needed counts as needed.
-        """
+        """The facts of both; `other` wins, except for what either saw called or needed."""
         sites = {one.site: one for one in self.sites}
         for one in other.sites:
             old = sites.get(one.site)

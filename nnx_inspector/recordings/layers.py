@@ -33,9 +33,7 @@ Summaries = dict[str, dict[str, Summary]]
 
 
 def layer_key(site: str, layer: int) -> str:
-    """The key of one layer of a stacked site: `"blocks[3]"`, or `"blocks[3]@softmax"` for an
-    operation within a call, whose own number comes after its name.
-    """
+    """The key of one layer of a stacked site: `"blocks[3]"`, `"blocks[3]@softmax"`."""
     found = _OPERATION.fullmatch(site)
     return f"{site}[{layer}]" if found is None else f"{found[1]}[{layer}]{found[2] or ''}"
 

@@ -171,9 +171,7 @@ class Pass:
         return None if at is None else decoded(self.packed[at]).summary()
 
     def sizes(self, quantity: Quantity) -> dict[str, float]:
-        """Site -> a bound of the sizes of a quantity's finite values, NaN if there are none. It is
-        the largest size itself wherever a summary knows its extremes.
-        """
+        """Site -> a bound of the sizes of a quantity's finite values; NaN if there are none."""
         of = [site for site, what in self.keys if what == quantity]
         ends = ranges([self.packed[self.layout.at[site, quantity]] for site in of])
         return dict(zip(of, np.abs(ends).max(axis=1).tolist(), strict=True))

@@ -133,9 +133,7 @@ class Sections:
         return self.section(FACTS, facts.to_columns(), optional=True)
 
     def of_table(self, title: str, table: Columns) -> bytes:
-        """A table, which replaces one of the same title. Text is numbered: a column of numbers,
-        and the texts that they stand for.
-        """
+        """A table, which replaces one of its title. Text is a column of numbers, and the texts."""
         columns: dict[str, npt.NDArray[Any]] = {":names": _text([title, *table])}
         for name, column in table.items():
             if column.dtype.kind in "iuf":

@@ -22,9 +22,7 @@ from nnx_inspector.stats.summary import Summary
 
 
 def floats_of(stage: Staged) -> dict[str, tuple[int, bool]]:
-    """For each float array in the parameters and running statistics of a staged call, by path: its
-    number among the inputs and whether it is a parameter. A shared Variable is listed once.
-    """
+    """Path -> (input's number, is a parameter) for each float array; shared Variables once."""
     found: dict[str, tuple[int, bool]] = {}
     seen: set[int] = set()
     for path, variable in variables_by_path(stage.roots):

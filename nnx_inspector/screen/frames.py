@@ -81,9 +81,7 @@ def frame_of(
 def histories_of(
     recording: Recording, *, keys: Sequence[str], selected: str, layout: int, columns: int = 300
 ) -> list[tuple[protocol.History, bytes]]:
-    """The selected site over the steps so far, in at most `columns` columns, for each quantity
-    that was ever measured.
-    """
+    """The selected site over the steps, in at most `columns` columns, for each quantity."""
     out: list[tuple[protocol.History, bytes]] = []
     if selected not in recording.sites or selected not in keys:
         return out

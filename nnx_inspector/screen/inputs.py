@@ -75,9 +75,7 @@ class Inputs:
         return self.decode is not None or self.labels is not None or self._told
 
     def has_any(self, arrays: Sequence[Any]) -> bool:
-        """Whether a batch of these arrays may have anything to show: the user said so, or there
-        may be pictures.
-        """
+        """Whether a batch may have anything to show: the user said so, or there may be pictures."""
         return self.given or (self.images is None and any(map(could_be, arrays)))
 
     @property
@@ -254,9 +252,7 @@ class Inputs:
 
 
 def inputs_of(**given: Any) -> tuple[Inputs, dict[str, Any]]:
-    """The inputs that some keywords of an Inspector say, and the keywords that say nothing of the
-    kind: a model may have an argument of the same name, such as `decode=True` or `labels=y`.
-    """
+    """The inputs that keywords of an Inspector name, and the keywords that go to the model."""
     said, decode = dict[str, Any](), given["decode"]
     if callable(decode) or _is_table(decode):
         said["decode"] = decode

@@ -190,9 +190,7 @@ class _Branch:
 
     @property
     def order(self) -> tuple[bool, int, int]:
-        """Its place among siblings. Primitives come last: an attention would lie below the twenty
-        of its rotary angles.
-        """
+        """Its place among siblings, primitives last: rotary angles alone have twenty."""
         names = [of_operation(place.key)[1].split("[")[0] for place in self.places]
         kinds = [f"@{place.kind}" for place in self.places if place.kind != PATTERN]
         return names == kinds != [], self.reached, self.position

@@ -74,9 +74,7 @@ def could_be(x: Any) -> bool:
 
 
 def _layout(x: Any, told: bool) -> bool | None:
-    """Whether channels are last in an array of pictures (or there are none); None if its shape is
-    not that of pictures.
-    """
+    """Whether channels are last in an array of pictures, or absent; None for another shape."""
     shape, dtype = tuple(x.shape), x.dtype  # a key's dtype is none of NumPy's
     is_number = getattr(dtype, "kind", "O") in "biuf" or "float" in dtype.name
     if len(shape) not in (3, 4) or 0 in shape or not is_number or not hasattr(x, "__array__"):
@@ -177,9 +175,7 @@ def _stretched(x: npt.NDArray[Any]) -> tuple[npt.NDArray[np.uint8], str]:
 def _reduced(
     x: npt.NDArray[np.uint8], most: int, bad: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.uint8]:
-    """Pictures of at most `most` pixels a side: the means of equal blocks of pixels. A block with a
-    pixel that is not finite has its colour.
-    """
+    """Pictures of at most `most` pixels a side, each the mean of an equal block."""
     step = -(-max(x.shape[1:3]) // most)
     if step <= 1:
         return np.ascontiguousarray(x)

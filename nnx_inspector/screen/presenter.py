@@ -417,9 +417,7 @@ class Presenter:
 
 
 def runs_by_itself() -> bool:
-    """Whether a program runs the notebook, such as nbconvert: nobody could answer `input()`. It
-    keeps only what a cell sends before the cell ends.
-    """
+    """Whether a program such as nbconvert runs the notebook, so nobody can click."""
     from IPython.core.getipython import get_ipython
 
     parent: Any = getattr(get_ipython(), "parent_header", None) or {}

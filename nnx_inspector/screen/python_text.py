@@ -87,9 +87,7 @@ class Shown(Protocol):
 
 
 class Showing:
-    """Turns handles into messages. It reads each perturbation once: a mask or number may be on a
-    device, and a State is sent many times a second.
-    """
+    """Turns handles into messages. Reads each perturbation once, as it may be on a device."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[Any, protocol.Perturbation]] = {}

@@ -36,9 +36,7 @@ class Settings:
         return self._number
 
     def number_of(self, setting: Comparable) -> int:
-        """The number of a pass's setting: 0 if nothing is on, else the number of the pass before
-        if that had the same setting, else a new one.
-        """
+        """The number of a pass's setting: 0 if all is off, else the last or a new one."""
         last, self._last = self._last, setting
         if not setting.active:
             return 0

@@ -176,9 +176,7 @@ def _about(sums: jax.Array, n: jax.Array, delta: Any, factor: jax.Array) -> tupl
 
 
 def in_rows(figures: list[jax.Array], *, axis: int = 0) -> jax.Array:
-    """As `stack`, in a loop that XLA fuses with its surroundings: what it concatenates, it puts
-    into kernels of their own.
-    """
+    """As `stack`, in a loop that XLA fuses with its surroundings instead of a kernel of its own."""
     shape = list(figures[0].shape)
     shape.insert(axis % (len(shape) + 1), len(figures))
     row = lax.broadcasted_iota(np.int32, shape, axis % len(shape))

@@ -62,8 +62,7 @@ Sample = int | Literal["auto"]
 SAMPLE: Final = 2**16
 """The least number of values in a sample: the rank of a quantile is within 1.1 % (`rank_error`)."""
 _MIDDLE, _LAST = 32, 64
-"""Indices that a sample keeps of axes between the first and the last, and of the last one, if there
-are others to leave out."""
+"""Indices that a sample keeps of the axes between the first and the last, and of the last."""
 _FEW: Final = 2**12
 _CROWD: Final = 2**20
 """From so many values on, a GPU counts with private counters: one by one they would queue up."""
@@ -295,9 +294,7 @@ def _read(
 
 
 def _typical(value: jax.Array, axes: _Axes) -> jax.Array:
-    """The median of three values of each row, with axes of length 1: one of them may stand out, as
-    the first token of a text often does. 0 stands for a value that is not finite.
-    """
+    """The median of three values of each row, 0 for one that is not finite: one may stand out."""
 
     def at(part: float) -> jax.Array:
         one = value

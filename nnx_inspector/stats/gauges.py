@@ -72,8 +72,6 @@ times one factor."""
 VARIED: Final = "(what the model received)"
 """The name under which a watched pass says whether its arguments differ between examples."""
 
-Vector = npt.NDArray[np.float32]
-
 
 def head(vectors: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
     """One figure of the head of gauges `[..., LENGTH]`."""

@@ -97,9 +97,7 @@ def _shares(lengths: tuple[int, ...], most: int) -> list[int]:
 
 
 def _gauge_of(x: jax.Array, *, limit: float, steps: tuple[int, ...]) -> list[jax.Array]:
-    """See `gauge`. Each reduction is a kernel to compile for each shape: there are as few as can
-    be, with several results each.
-    """
+    """See `gauge`. As few reductions as can be, each with several results: each is a kernel."""
     units, examples = x.shape[-1], x.shape[0]
     y = _thinned(x, steps).astype(jnp.float32)
     looked, positions = y.shape[-1], int(np.prod(y.shape[1:-1]))

@@ -129,7 +129,7 @@ export interface Perturbation {
   readonly columns: number;
 }
 
-/** The change of one site's output as a fraction, `|perturbed - clean| / |clean|`; None if it is not finite. */
+/** The change of one site's output, `|perturbed - clean| / |clean|`; None if not finite. */
 export interface SiteEffect {
   readonly site: string;
   readonly change: number | null;
@@ -211,7 +211,7 @@ export interface FindingRow {
   readonly message: string;
 }
 
-/** The findings of the rules, worst first, at most MOST_FINDINGS. Buffer: none. `more` counts those left out. */
+/** The findings of the rules, worst first. Buffer: none. `more` counts those left out. */
 export interface Findings {
   readonly type: "findings";
   readonly version: number;
@@ -443,7 +443,7 @@ export interface Sweep {
   readonly error: string;
 }
 
-/** What a layer says at a position: its likeliest words and their probabilities, and the probability and the rank of the answer. */
+/** A layer's likeliest words at a position, with probabilities, and the answer's rank. */
 export interface LensCell {
   readonly words: readonly string[];
   readonly probabilities: readonly (number | null)[];

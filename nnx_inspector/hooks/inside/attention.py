@@ -149,9 +149,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _multiplied(params: Any, values: Any, known: Sequence[Trail | None]) -> Trail:
-    """What is known of a product: that it mixes the heads of what is known of an operand, or that
-    it is the first.
-    """
+    """The trail of a product: it mixes the heads of an operand's trail, or is the first product."""
     fixed = (known[0] is FIXED, known[1] is FIXED)
     for number in (0, 1):
         trail = known[number]
@@ -346,9 +344,7 @@ class Pattern:
     shape: tuple[int, ...]
 
     def replaced(self, values: Sequence[Any], run: Callable[[Any], Any]) -> list[Any]:
-        """The operands of the product; `run` gets the pattern as `[batch ..., head, query, key]`
-        and returns that with which the program goes on.
-        """
+        """The operands, with `run(pattern)` for the pattern as `[batch ..., head, query, key]`."""
         given = values[self.operand]
         apart = lax.reshape(given, [part.size for part in self.parts])
         turned = lax.transpose(apart, self.order)
@@ -365,9 +361,7 @@ def pattern_in(
     values: Sequence[Any],
     trails: Trails,
 ) -> Pattern | None:
-    """The pattern among the operands of a primitive; None if it is not the product of an
-    attention.
-    """
+    """The pattern among a primitive's operands; None if it is not an attention's second product."""
     if primitive != "dot_general":
         return None
     contracted, both = params["dimension_numbers"]
@@ -401,9 +395,7 @@ def _known(parts: Sequence[_Part], length: int) -> bool:
 
 
 def _side_of_keys(parts: Sequence[_Part]) -> str:
-    """The operand of the first product that the keys were, by the axes of which the second takes
-    the sum; "" if they were none.
-    """
+    """The operand of the first product that holds the keys, over which the second sums; or ""."""
     long = {p.of for p in parts if p.size > 1}
     sides = long or {p.of for p in parts} - {"both"}
     return max(sides, default="") if len(long) < 2 and long != {"both"} else ""

@@ -34,9 +34,7 @@ _MASKS = {"NO_MASK"} | _CAUSAL | _PADDED
 
 
 def pattern_within(body: Any, values: Sequence[Any]) -> Callable[[], jax.Array] | None:
-    """What computes the pattern of the kernel in a function, of the function's operands; None if it
-    calls none, or in another way.
-    """
+    """What computes the pattern of the one kernel that a function calls; None if there is none."""
     bare, _ = jaxprs.open_jaxpr(body)
     env = dict(zip(bare.invars, values, strict=True))
     for one in bare.eqns:

@@ -31,8 +31,7 @@ from nnx_inspector.hooks.inside import kernels
 from nnx_inspector.hooks.inside.attention import FIXED, PATTERN, Trails, pattern_in
 
 Visit = Callable[[str, str, Callable[..., Any]], Callable[..., Any] | None]
-"""A function of an operation's name, its primitive's name and the operation itself. It returns what
-runs in the operation's place, or None for one that is not selected."""
+"""`(name, primitive, operation)` -> what runs instead, or None if it is not selected."""
 
 _WITHIN = "nnx_inspector_call"
 """The scope of an inner call, by which the enclosing call knows that an equation is not its own."""
@@ -266,9 +265,7 @@ _redirections: list[Redirection] = []
 
 @contextlib.contextmanager
 def functions_named() -> Iterator[None]:
-    """Within the context the functions of `jax.nn` that jax does not jit (`softmax`, `gelu`) leave
-    their names in the program.
-    """
+    """Make the functions of `jax.nn` that jax does not jit (`softmax`) leave their names behind."""
     global _holders
     with _lock:
         _holders += 1

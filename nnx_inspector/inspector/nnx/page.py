@@ -135,9 +135,7 @@ class Pages:
     def _changes(
         self, key: str, shown: Sequence[Leaf], step: int
     ) -> tuple[list[protocol.NnxChange | None], int | None, str]:
-        """Each leaf's change since the last look at another step or with other values, that look's
-        step, and why some leaves have no change.
-        """
+        """The change of each leaf since the last look, that look's step, and why some have none."""
         now = look_at(((leaf.owner, leaf.value) for leaf in shown if not leaf.again), step)
         with self._lock:
             looked = self._looked
@@ -180,9 +178,7 @@ def _uncompared(now: Look) -> str:
 
 
 def _changed_in_pass(record: Record | None, path: Path) -> dict[str, float] | None:
-    """Name of a Variable, relative to the module at `path` -> the norm of its change in the last
-    pass; None if unknown. The source is the module's own call or a call around it.
-    """
+    """Variable below `path` -> the norm of its change in the last pass; None if unknown."""
     if record is None:
         return None
     for end in range(len(path), -1, -1):

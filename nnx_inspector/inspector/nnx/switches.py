@@ -216,9 +216,7 @@ class Switches:
         return hash(exactly(self.sites))
 
     def apply(self, model: nnx.Module) -> None:
-        """Switch the modules of `model`, which must be our own copy, in the order of `nnx.view`:
-        children before their parents.
-        """
+        """Switch modules of our own copy of a model, children before their parents."""
         if not self.sites:
             return
         wanted = dict(self.sites)

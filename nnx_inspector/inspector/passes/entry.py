@@ -125,9 +125,7 @@ def others_in_words(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def say_if_ensemble(error: Exception, model: nnx.Module) -> None:
-    """Add a note to an error of a call if the model may be an ensemble, made by `nnx.vmap` over its
-    constructor: then the arrays of each layer have one axis more than its class gives them.
-    """
+    """Add a note to an error of a call if every array has an extra axis, as an ensemble's have."""
     found = {_members(module) for _, module in iter_modules(model)} - {None}
     if isinstance(error, (TypeError, ValueError)) and len(found) == 1 and found != {0}:
         error.add_note(
@@ -138,9 +136,7 @@ def say_if_ensemble(error: Exception, model: nnx.Module) -> None:
 
 
 def _members(module: nnx.Module) -> int | None:
-    """The length of the extra first axis of a layer's array, 0 without one; None if the class does
-    not determine the number of axes.
-    """
+    """The extra first axis of a layer's array, 0 for none; None if its class allows any rank."""
     name = next((name for cls, name in _ARRAYS.items() if isinstance(module, cls)), None)
     variable = None if name is None else own_attribute(module, name)
     shape = shape_of(variable.get_raw_value() if isinstance(variable, nnx.Variable) else None)
@@ -154,8 +150,6 @@ def _members(module: nnx.Module) -> int | None:
 
 
 def _may_be_a_function(f: Any) -> bool:
-    """Whether something is callable, and not a class, a Linen module or an `nnx.Rngs`, which users
-    pass by mistake.
-    """
+    """Whether something is callable and not a class, a Linen module or an `nnx.Rngs`."""
     is_linen = any(c.__module__.startswith("flax.linen") for c in inspect.getmro(type(f)))
     return callable(f) and not isinstance(f, (type, nnx.Pytree)) and not is_linen

@@ -54,9 +54,7 @@ def show_inputs(core: Core, value: Any = None) -> None:
 
 
 def arguments_of(core: Core) -> list[Argument]:
-    """The arrays among the arguments of the last requested pass, the ids as an embedding receives
-    them: `model(tokens[:, :-1])` within a loss has one position less than the batch.
-    """
+    """The arrays among the arguments of the last pass, ids as an embedding receives them."""
     arguments = given(core, core.trial)
     found, _ = core.inputs.tokens_in(arguments)
     if found is None or not found.changed:
@@ -100,9 +98,7 @@ def _name_of(trial: Trial, core: Core, place: int) -> str:
 
 
 def _embedded(core: Core, trial: Trial, count: int) -> dict[int, dict[str, bool]] | None:
-    """The numbers of the arrays that embeddings receive, as of `inputs_received`; None if that is
-    unknown.
-    """
+    """The numbers of the arrays that embeddings receive, and how; None if unknown."""
     sites = [site.key for site in module_sites(core.model) if isinstance(site.module, nnx.Embed)]
     call = trial.call(core.model, core.modes.switches())
     tracing = core.programs.tracing(call) if sites else None

@@ -119,9 +119,7 @@ class Program:
 Code = tuple[Sequence[Place], Sequence[Place]]
 """A setting's places for values, and its places for parameters."""
 Inputs = tuple[Any, ...]
-"""The inputs of a program: leaves of the model, arrays of the arguments, numbers of the rows, data
-of the places and data of the parameters.
-"""
+"""The leaves of the model, the arguments' arrays, the rows' numbers, and both kinds of data."""
 
 
 def inputs_of(parts: Parts, setting: Setting, keys: Sequence[str]) -> Inputs:
@@ -222,9 +220,7 @@ class OwnedPasses:
         self.keys = tuple(dict.fromkeys((*self.keys, *keys)))
 
     def run(self, call: Call, setting: Setting = CLEAN) -> Result:
-        """Make a pass with a setting in force, and record it. A missing program is compiled first,
-        or the call waits for the thread that compiles it.
-        """
+        """Make a pass with a setting, and record it; first compile its program, or wait for it."""
         (out, held), record, states, returned = self._run("pass", call, setting)
         record, states = jax.device_get((record, states))
         nodes = nnx.merge(returned.nodes, held)
@@ -233,9 +229,7 @@ class OwnedPasses:
     def tracing(
         self, call: Call, read: Callable[[Staged], object] = lambda stage: None
     ) -> Tracing | None:
-        """The tracing of a call, made once for all passes and all facts of the program; None if
-        the call runs eagerly or holds references. If it is made now, `read` is called with it.
-        """
+        """The tracing of a call, made once; None for an eager call. `read` gets a new one."""
         shapes = _avals((call.parts.leaves, call.parts.arrays))
         with self._made.lock, under(call.configuration):
             if shapes is None or self._is_eager(call):
@@ -289,17 +283,13 @@ class OwnedPasses:
         return jax.device_get(self._run("compare", call, setting))
 
     def units(self, call: Call, setting: Setting, *sites: str, axis: int = -1) -> Record:
-        """The record of a forward pass with figures for each unit along an axis of these sites'
-        outputs, and nothing else. Compiled once for the same sites and axis.
-        """
+        """The record of a forward pass with figures for each unit of these sites."""
         return jax.device_get(self._run(OfUnits(sites, axis), call, setting))
 
     def missing(
         self, kind: Kind, call: Call, setting: Setting
     ) -> Callable[[Callable[[], bool]], None] | None:
-        """A function that compiles the program for `run` ("pass") or `compare` on any thread; None
-        if it is compiled. The function does not read the model, and keeps no array alive.
-        """
+        """A function that compiles a missing program of this kind on any thread, or None."""
         configuration = call.configuration
         with under(configuration):
             program, _, avals = self._prepared(kind, call, setting)
@@ -348,9 +338,7 @@ class OwnedPasses:
         return self._key_of(call) in self._made.eager
 
     def _has_traced(self, call: Call) -> None:
-        """Give the call's key after tracing the same meaning as its key before. Tracing runs the
-        model's Python, which may change the key (by counting calls, say) at every pass.
-        """
+        """Let a call's key stay valid: tracing may change it, by counting calls, say."""
         known, after = self._key_of(call), dataclasses.replace(call).parts.key
         if after != known:
             self._made.same[after] = known
@@ -421,9 +409,7 @@ def _graded(
 
 
 def _avals(inputs: Any) -> Any:
-    """The same tree with jit's key for each array; None if it holds something else, such as a
-    reference; its program is compiled when it is called.
-    """
+    """The same tree with jit's key for each array; None if it holds anything else."""
     if any(isinstance(x, jax.Ref) for x in jax.tree.leaves(inputs)):
         return None
     try:

@@ -72,9 +72,7 @@ class Reruns:
         return shown.trial.call(self._core.model, shown.switches)
 
     def begin(self, *, wait: bool = False) -> None:
-        """Make the first pass in a thread, on the model's present values; with `wait`, or if it
-        cannot be compiled ahead, here.
-        """
+        """Make the first pass, of the present values, in a thread; here with `wait`."""
         core = self._core
         if not self._lacks_first:
             return

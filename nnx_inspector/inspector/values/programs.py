@@ -209,9 +209,7 @@ def _in_front(gradient: jax.Array, mapped: Sequence[int], loops: int) -> jax.Arr
 
 
 def _probes(found: Survey, *, site: str) -> list[Any]:
-    """Like `harvest.sinks_for`, but with an array of -0.0 (adding it changes no value) in the shape
-    of each output of one site, and nothing for other sites.
-    """
+    """Like `harvest.sinks_for`, with arrays of -0.0 for the outputs of one site and no others."""
 
     def probe(mark: Marked, around: Around) -> list[Any]:
         # no gradient leaves a while loop, and under shard_map each device has only its part

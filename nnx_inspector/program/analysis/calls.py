@@ -264,9 +264,7 @@ class _Walk:
         self.calls[self.open[-1]] = dataclasses.replace(self.calls[self.open[-1]], **fields)
 
     def _return_to(self, call: CallSite, where: _Where) -> None:
-        """Make a call the innermost open one, even if marks are missing (a transform may drop
-        equations that nothing needs).
-        """
+        """Make a call the innermost open one, even if marks between were dropped by a transform."""
         if not any(self.calls[n].site == call.key for n in reversed(self.open)):
             self._begin(call, where)
         while self.calls[self.open[-1]].site != call.key:

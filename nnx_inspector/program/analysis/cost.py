@@ -176,9 +176,7 @@ def _bytes(aval: Any) -> int:
 
 
 def available_bytes(device: Any) -> int:
-    """The bytes that are still free on a device; for a CPU, those of the machine or of the
-    container, whichever is less.
-    """
+    """The bytes that are free on a device; for a CPU, in the machine or the container."""
     figures = device.memory_stats() if device.platform != "cpu" else None
     if figures and "bytes_limit" in figures:
         return max(0, figures["bytes_limit"] - figures.get("bytes_in_use", 0))

@@ -59,9 +59,7 @@ def bodies_of(equation: Any) -> tuple[Body, ...]:
 
 
 def kind_of(equation: Any) -> str:
-    """The kind of an equation with bodies, by which `harvest` evaluates it; "" if `harvest` cannot
-    enter it.
-    """
+    """The kind of an equation with bodies, as `harvest` evaluates it; "" if it cannot enter it."""
     return _FORMS.get(equation.primitive.name, _UNKNOWN)[0]
 
 

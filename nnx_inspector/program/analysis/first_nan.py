@@ -401,9 +401,7 @@ class _Search:
 def _iterations(
     kind: str, equation: Any, operands: list[Any]
 ) -> Iterator[tuple[int, list[Any], list[Any], list[Any]]]:
-    """The number of each iteration of a loop, its constants, the carried values, which the caller
-    renews, and its elements.
-    """
+    """A loop's iterations: number, constants, carry (renewed by the caller), elements."""
     *tests, body = bodies_of(equation)
     if kind == "scan":
         consts, carry, xs = jaxprs.scan_parts(equation.params, operands)

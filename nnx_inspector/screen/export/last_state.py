@@ -143,9 +143,7 @@ def fitted(
 
 
 def _at_first(rows: int, detailed: int, max_bytes: int) -> tuple[int, int]:
-    """A first guess at how many passes fit, and the details of how many modules. It is meant to
-    fit at the first try.
-    """
+    """A first guess at how many passes fit, and the details of how many modules."""
     room = max(0, max_bytes - _FIXED - _ROW * rows) / 2  # for activations and gradients
     passes = min(MOST_PASSES, max(2, MOST_CELLS // max(1, rows)))
     details = min(detailed, int(room / (_COLUMN * COLUMNS + _PASS * min(FEW_PASSES, passes))))

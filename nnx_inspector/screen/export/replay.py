@@ -81,9 +81,7 @@ class Packing:
         return place
 
     def message(self, message: Any, buffer: bytes | None, *, shades: int = 0) -> dict[str, Any]:
-        """Add a message whose buffer, if any, is float64 throughout; its last `shades` numbers are
-        shades.
-        """
+        """Add a message whose buffer, if any, is float64; its last `shades` numbers are shades."""
         places = []
         if buffer is not None:
             numbers = np.frombuffer(buffer, "<f8")

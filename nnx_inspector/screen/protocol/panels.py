@@ -114,9 +114,7 @@ class Sweep(Shown, type="sweep"):
 
 
 class LensCell(Struct):
-    """What a layer says at a position: its likeliest words and their probabilities, and the
-    probability and the rank of the answer.
-    """
+    """A layer's likeliest words at a position, with probabilities, and the answer's rank."""
 
     words: tuple[str, ...]
     probabilities: tuple[float | None, ...]

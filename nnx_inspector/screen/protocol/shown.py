@@ -157,9 +157,7 @@ class Perturbation(Struct):
 
 
 class SiteEffect(Struct):
-    """The change of one site's output as a fraction, `|perturbed - clean| / |clean|`; None if it is
-    not finite.
-    """
+    """The change of one site's output, `|perturbed - clean| / |clean|`; None if not finite."""
 
     site: str
     change: float | None
@@ -278,9 +276,7 @@ class FindingRow(Struct):
 
 
 class Findings(Shown, type="findings"):
-    """The findings of the rules, worst first, at most MOST_FINDINGS. Buffer: none. `more` counts
-    those left out.
-    """
+    """The findings of the rules, worst first. Buffer: none. `more` counts those left out."""
 
     findings: tuple[FindingRow, ...]
     more: int
