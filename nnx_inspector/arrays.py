@@ -2,7 +2,7 @@
 
 An object may answer to any attribute: an `nnx.Rngs` makes a stream named `shape` when it is asked
 for one, a proxy forwards the lookup, a lazy object raises. Invariant: these functions look at
-types, run no `__getattr__` of the user's, and import jax only for a value that is not NumPy's.
+types, never run a user's `__getattr__`, and import jax only for values that are not NumPy's.
 """
 
 from __future__ import annotations

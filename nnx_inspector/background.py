@@ -64,7 +64,6 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether a job is under way."""
         return self._thread is not None
 
     def do(self, job: Job) -> bool:
@@ -101,7 +100,6 @@ class Worker:
             self.closed, self._jobs = True, []
 
     def join(self) -> None:
-        """Close, and wait for the job under way."""
         thread = self._thread
         self.close()
         if thread is not None and thread is not threading.current_thread():

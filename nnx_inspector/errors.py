@@ -23,7 +23,7 @@ def reply_text(error: BaseException) -> str:
 
 
 def raised(error: BaseException) -> str:
-    """`"ValueError: the text"`; of a callback, what it raised, which jax puts after a traceback."""
+    """`"ValueError: the text"`; for a callback, the error without jax's traceback."""
     _, traceback, after = str(error).rpartition("Traceback (most recent call last):\n")
     if not traceback:
         return f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
 """Python's garbage collector, paused while one of our own passes over a model is traced.
 
-A trace makes many objects and drops few, so the collector walks over all objects of the process
-again and again and finds nothing: a third of the time in which the tree of a wide model appears.
+A trace makes many objects and drops few, so the collector searches the whole process again and
+again and finds nothing, which takes a third of the time until a wide model's tree appears.
 Invariant: the collector is as the user left it once everything that paused it has ended, in
 whatever order and thread. Frees nothing.
 """
@@ -20,7 +20,6 @@ _was_on = False
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Pause the collector meanwhile."""
     global _pauses, _was_on
     with _lock:
         if not _pauses:

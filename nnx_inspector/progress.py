@@ -86,7 +86,6 @@ class Bar:
         self._box = ipywidgets.HBox([self.bar, self.text, self.button])
 
     def display(self) -> None:
-        """Show it below the running cell."""
         from IPython.display import display
 
         display(self._box)

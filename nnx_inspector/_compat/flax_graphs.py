@@ -55,9 +55,9 @@ class TaggedNodes(HashableMapping):
 
 
 def graph_nodes(root: Any) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
-    """Every NNX object and Variable below `root` and `root` itself, parents first: its path,
-    itself, and whether it was met before, by another path. Like `nnx.iter_graph`, in half its time:
-    NNX asks for each attribute anew whether its type is one of a node.
+    """`(path, node, met before)` for `root` and every NNX object and Variable below, parents first.
+
+    Like `nnx.iter_graph`, in half its time.
     """
     kinds: dict[type, bool] = {}
     met: set[int] = set()

@@ -43,8 +43,7 @@ _call.multiple_results = True
 def call_host(host: Host, out: Sequence[Any], *arrays: Any) -> list[jax.Array]:
     """What `host(*arrays)` returns when the program gets here: arrays of these shapes and dtypes.
 
-    The arrays that `host` gets are its own. For the lowering of a primitive: it has no rule of
-    differentiation.
+    `host` gets arrays of its own. This has no rule of differentiation: it serves lowerings only.
     """
     shapes = tuple((x.shape, jnp.dtype(x.dtype)) for x in out)
     return _call.bind(*arrays, host=host, shapes=shapes)
@@ -110,7 +109,7 @@ class _Buffer(ctypes.Structure):
 
 
 def _at(pointer: Any, dtype: np.dtype[Any]) -> np.ndarray:
-    """An array that lies in memory of XLA's."""
+    """An array in XLA's memory."""
     buffer = pointer.contents
     shape = buffer.dims[: buffer.rank]
     length = dtype.itemsize * math.prod(shape)

@@ -66,7 +66,7 @@ def outermost_trace() -> Any:
 
 
 def identity_of(tracer: Any) -> int:
-    """What tells a value of a program from others, whatever transforms it has entered since."""
+    """An id of a program's value that stays the same through the transforms that it enters."""
     while is_tracer(tracer):
         inner = getattr(tracer, "primal", None)
         inner = getattr(tracer, "val", None) if inner is None else inner
@@ -77,9 +77,9 @@ def identity_of(tracer: Any) -> int:
 
 
 def vmaps_here() -> list[Any]:
-    """What identifies each `vmap` that is being traced here and now, the innermost first. Those
-    around a program of its own (a function that is jitted or scanned), or around the context of
-    `interpreter.interpreted`, are not here.
+    """The identity of each `vmap` that is being traced here, innermost first.
+
+    Those around a jitted or scanned function, or around `interpreter.interpreted`, are not here.
     """
     trace, found = core.trace_ctx.trace, list[Any]()
     while isinstance(trace, (batching.BatchTrace, ad.JVPTrace, ad.LinearizeTrace)):
@@ -182,16 +182,17 @@ def _alike(a: Any, b: Any) -> bool:
 class JitListener(Protocol):
     """A function called for each jitted call; it must not raise.
 
-    `program` identifies what jax traced: it is the same object for calls that differ only in their
-    arrays and in `variant`. Calls equal in both share a compilation. `made()` returns the call.
+    `program` is the same object for calls that differ only in their arrays and in `variant`. Calls
+    equal in both share a compilation. `made()` returns the call.
     """
 
     def __call__(self, program: Any, variant: Hashable, made: Callable[[], JitCall], /) -> None: ...
 
 
 def swap_jit_misses(listener: JitListener) -> Callable[[], None]:
-    """Call `listener` for each call of a jitted function, in any thread, that jax handles in Python
-    instead of its fast path, except calls within a trace. Returns an undo function.
+    """Call `listener` for each jitted call that jax does not handle in its fast path.
+
+    Any thread's calls are heard, except those within a trace. Returns an undo function.
     """
     from jax._src import pjit
 

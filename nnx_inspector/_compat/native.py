@@ -53,7 +53,7 @@ def library_path() -> pathlib.Path:
 
 
 def library() -> ctypes.CDLL:
-    """The library, which there must be."""
+    """The library. There must be one."""
     return ctypes.CDLL(str(library_path()))
 
 
@@ -84,8 +84,7 @@ def call(
 ) -> list[Any]:
     """Call a function on arrays, with results of these types, and numbers as its attributes.
 
-    If it works in place, its first result lies where its first array lies, which XLA copies before
-    if it is needed afterwards.
+    In place, its first result overwrites its first array, which XLA copies if it is still needed.
     """
     types = [Type(x.shape, x.dtype) for x in out]
     attributes = {name: _attribute(value) for name, value in how.items()}
@@ -100,7 +99,7 @@ def _attribute(value: float | tuple[int, ...]) -> Any:
 
 
 def in_the_width(program: Callable[..., Any]) -> Callable[..., Any]:
-    """`program` for a lowering, which may happen where 64 bits are off again."""
+    """`program` for a lowering, which may happen when 64 bits are off again."""
 
     def lowered(*args: Any, **how: Any) -> Any:
         wide = any(x.dtype.itemsize >= 8 for x in args) or jax.config.read("jax_enable_x64")
@@ -233,10 +232,8 @@ def computed_once(x: jax.Array, *, after: Sequence[jax.Array] = ()) -> jax.Array
 
     XLA for a CPU copies the elementwise operations that make a value into each of its uses, so that
     a chain of n measured values becomes n**2 operations. Nothing is copied across a call. (XLA
-    removes an `optimization_barrier` before it fuses.)
-
-    `after` is computed first. If it is all that reads the value before, what changes the result
-    where it lies need not copy it.
+    removes an `optimization_barrier` before it fuses.) `after` is computed first: if nothing else
+    reads `x`, the result may then be changed in place.
     """
     return _once.bind(x, *after)
 

@@ -92,8 +92,7 @@ def placed(values: Sequence[Any], shardings: Sequence[Sharding | None]) -> list[
 def counted_once(x: jax.Array, like: jax.Array, axes: Iterable[str]) -> jax.Array:
     """`x`, or zero on the devices along `axes` that hold a copy of another device's part of `like`.
 
-    A sum over all devices then counts each value once. Call it within `jax.shard_map`, with manual
-    `axes`.
+    A sum over all devices then counts each value once. For use within `jax.shard_map`.
     """
     copied = sorted(set(axes) - jaxprs.varying_axes(like))
     if not copied:

@@ -35,9 +35,7 @@ _open = _Open()
 
 @contextlib.contextmanager
 def calling() -> Iterator[tuple[str, bool]]:
-    """`source_of_caller()`. Within the context nobody looks further up the stack than here, which
-    would take a time quadratic in the depth of the model.
-    """
+    """`source_of_caller()`. Inside the context, nobody searches the stack beyond this point."""
     frame, outer = sys._getframe(2), (_open.frame, _open.source)
     _open.frame, _open.source = frame, _source_above(frame)
     try:
@@ -64,7 +62,7 @@ def source_of_equation(equation: Any) -> str:
 
 
 def place_of_equation(equation: Any) -> tuple[str, str]:
-    """As `source_of_equation`, and the name of the function that has the line; "" of a lambda."""
+    """As `source_of_equation`, and the name of the function around that line; "" for a lambda."""
     from jax._src import source_info_util
 
     traceback = equation.source_info.traceback

@@ -82,12 +82,10 @@ ON_PURPOSE: Final = re.compile(r"teacher|target|ema|momentum|frozen|reference|co
 
 
 def vanishing_gradient(judged: Judged) -> Iterator[Finding]:
-    """Gradients that vanish on the way back."""
     yield from _along_depth(judged, vanishing=True)
 
 
 def exploding_gradient(judged: Judged) -> Iterator[Finding]:
-    """Gradients that grow on the way back."""
     yield from _along_depth(judged, vanishing=False)
 
 

@@ -12,7 +12,6 @@ from nnx_inspector.findings.judged import Judged
 
 
 def uncalled(judged: Judged) -> Iterator[Finding]:
-    """A watched loop that never called the model."""
     found = judged.facts.uncalled
     if found is not None:
         yield Finding(

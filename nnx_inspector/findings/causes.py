@@ -105,7 +105,6 @@ def _merged(group: list[Finding]) -> Finding:
 
 
 def explains(judged: Judged, cause: Finding, effect: Finding) -> bool:
-    """Whether one finding explains another."""
     of = _EXPLAINS.get(cause.rule)
     apart = cause.evidence.get("perturbed") != effect.evidence.get("perturbed")
     if of is None or (apart and "nonfinite" in (cause.rule, effect.rule)):

@@ -68,7 +68,6 @@ def _inside(clause: str) -> str:
 
 
 def named(site: str) -> str:
-    """The name of a site in a message."""
     return repr(site) if site else "the model"
 
 

@@ -2,7 +2,7 @@
 
 `nnx.jit` accepts attributes that cannot be hashed (a mutable config, a list, a dict), and so do the
 programs of this package. Invariant: every value has a hashable key, two keys are equal only if both
-values lead to the same traced program, and a value that is changed in place has another key.
+values lead to the same traced program, and a value that changes in place gets another key.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Itself:
 
 
 class _HashedOnce:
-    """A key that is hashed once, however often it is looked up: that of a wide model is long."""
+    """A key that caches its hash, because the key of a wide model is long."""
 
     __slots__ = ("_hash", "_key")
 
@@ -57,7 +57,7 @@ class _HashedOnce:
 
 
 def key_of(value: Any) -> Any:
-    """The key of a value: its content if the type is known to have one, else its identity.
+    """The key of a value: its content if its type is known, else its identity.
 
     Values that Python considers equal have different keys: 1, 1.0 and True; 0.0 and -0.0.
 
@@ -176,7 +176,7 @@ def _fields(kind: type) -> tuple[str, ...] | None:
 
 
 def _may_change(x: Any) -> bool:
-    """Whether an object may be a setting that changes; code and objects of libraries are not."""
+    """Whether an object may be a setting that changes, unlike code and objects of libraries."""
     fixed = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
     library = type(x).__module__.partition(".")[0] in ("jax", "jaxlib", "flax", "numpy", "builtins")
     return not isinstance(x, fixed) and not library

@@ -85,7 +85,7 @@ def hooked(*layers: Layer) -> Iterator[None]:
 def installed() -> Iterator[None]:
     """Keep the wrappers on the classes, so that regions opened inside need not install them.
 
-    While no region is open the wrappers call straight through.
+    Without an open region, the wrappers call straight through.
     """
     with wrapping.installed(_HOOKS):
         yield
@@ -93,8 +93,10 @@ def installed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def tagged(scope: Scope) -> Iterator[None]:
-    """Without opening a layer, let this thread's modules be taken apart as if one of this scope
-    were open: what is jitted inside gets the arguments that it will get under that layer.
+    """Let this thread's modules be taken apart as if a layer of this scope were open, without
+    opening one.
+
+    What is jitted inside gets the arguments that it will get under that layer.
     """
     _thread.tagging = scope
     try:
@@ -116,7 +118,7 @@ def executables_called(*, restart: int = 0) -> int:
 class _Call:
     """A call on its way through the layers.
 
-    `owner` is the module whose path is known, and `below` the rest of the path, () for a method of
+    `owner` is the module whose path is known; `below` is the rest of the path, () for a method of
     the owner. `selected` is the object or type that a filter by type examines.
     """
 
@@ -255,7 +257,6 @@ def _seen_inside() -> bool:
 
 
 def _naming(names: inside.Names, call: _Call) -> Callable[..., Any]:
-    """A call whose operations are named."""
     run = _in_python(call.original)
 
     def named(*args: Any, **kwargs: Any) -> Any:
@@ -293,7 +294,7 @@ _AHEAD = 32  # the limit is raised for this many module calls at a time
 
 
 def _borrow(depth: int) -> None:
-    """Raise Python's recursion limit by as much as the layers take from the user's calls.
+    """Raise Python's recursion limit by the calls that the layers add to the user's calls.
 
     A module call takes a few calls in `wrapping` and this file, and a few for each layer. The
     innermost call also needs room for what a layer does with its values.

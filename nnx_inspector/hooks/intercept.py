@@ -97,9 +97,10 @@ class _Unhashable:
 
 @contextlib.contextmanager
 def telling_what_was_not_seen(scope: Scope | None) -> Iterator[None]:
-    """Warn, on leaving, of calls that could not be attributed to the scope's model or seen at all.
+    """On leaving, warn about calls that were not attributed to the scope's model, or not seen at
+    all.
 
-    An exception that leaves the context takes the place of the warnings.
+    An exception that leaves the context replaces the warnings.
     """
     earlier = executables_called()
     yield
@@ -178,8 +179,7 @@ class _CalledModel:
 class _Remember:
     """Keeps the sites of the first model that is called, for the text of an error.
 
-    The selection is also checked against the model itself, because calls inside a cached jitted
-    function go unseen.
+    The model itself is checked too, because calls inside a cached jitted function go unseen.
     """
 
     only: Selection

@@ -35,10 +35,10 @@ class Context:
         path: the module's path, `"blocks/0/attn"`, or None if it cannot be known.
         call: the number of earlier calls of this site within the outermost call. Under jit calls
             are counted while tracing.
-        kind: `"method"`, or `"linen"` for a method of a Linen module inside `nnx.bridge.ToNNX`, or
-            `"operation"` for an operation within a call.
-            Internal layers also see `"sow"` and `"perturb"`, for a value that the user's module
-            passes to NNX; its path is that of the Variable.
+        kind: `"method"`; `"linen"` for a method of a Linen module inside `nnx.bridge.ToNNX`;
+            `"operation"` for an operation within a call. Internal layers also see `"sow"` and
+            `"perturb"`, for a value that the user's module passes to NNX, under its Variable's
+            path.
         type_name: the class name of the module, or the type name of the sown Variable.
     """
 
@@ -92,7 +92,6 @@ _thread = _Thread()
 
 
 def see_operations(layers: Sequence[Layer]) -> bool:
-    """Whether a layer selects operations within calls."""
     return any(layer.only is not None and layer.only.inside for layer in layers)
 
 
@@ -127,9 +126,8 @@ def opened(layers: tuple[Layer, ...]) -> Iterator[None]:
 
 
 class _Key:
-    """Stands for layers in jit cache keys; equal layers share it while a cache refers to it.
-
-    Equal layers act alike, so a program that was traced under some runs under equal ones too.
+    """Stands for layers in jit cache keys: equal layers, which act alike, share it while a cache
+    holds it.
     """
 
 

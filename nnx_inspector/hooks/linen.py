@@ -151,7 +151,7 @@ def _path(module: linen.Module) -> Path:
 def made_here(module: nnx.Module) -> tuple[nnx.Module, Path] | None:
     """The ToNNX of the ToLinen whose call has just made `module`, and the ToLinen's path below it.
 
-    None if no ToLinen made the module, or if this was returned before.
+    None if no ToLinen made the module, or on a second call for the same module.
     """
     inside = _thread.inside
     frame = inside.frames[-1] if inside is not None and inside.frames else None
@@ -169,7 +169,7 @@ def made_here(module: nnx.Module) -> tuple[nnx.Module, Path] | None:
 def program_key(module: linen.Module) -> Any:
     """A key that separates a program of `nn.jit` inside a ToNNX from that of an equal module.
 
-    Linen compiles two modules with the same fields once, although their calls have different paths.
+    Linen compiles two modules with equal fields once, although their calls have different paths.
     """
     inside = _thread.inside
     if inside is None or module.scope is None:

@@ -2,10 +2,10 @@
 
 Loops that split a model once and merge it in a `jax.jit` make such trees: their graphdef is older
 than the hooks. A tree is the model's if it has the model's structure and no other tree of the same
-program can be the model's. Whether another one can is known only when the program has been traced;
-so a tree comes with a claim, which is withdrawn if a second one appears. Invariant: of a program
-with two such trees, an EMA beside its student, none is taken for the model that the user has not
-chosen.
+program can be the model's. Whether another one can is known only after the program has been traced,
+so a tree comes with a claim, which is withdrawn if a second tree appears. Invariant: if a program
+has two such trees, an EMA beside its student, neither is taken for the model without a choice of
+the user's.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ OTHER = "another tree of its structure was chosen"
 
 @dataclasses.dataclass(eq=False)
 class Claim:
-    """That a tree is the model's.
+    """The claim that a tree is the model's.
 
     Attributes:
-        withdrawn: why it is not known to be, in words; "" while it holds.
+        withdrawn: why it does not hold, in words; "" while it holds.
     """
 
     withdrawn: str = ""
@@ -69,8 +69,8 @@ class Lookalikes:
     """The claims on one model, by the programs that are being traced.
 
     Args:
-        chosen: the number of the tree, in the order of the calls in a program, that is the model if
-            there are several; None if it is not known.
+        chosen: which tree is the model if there are several, in the order in which the program
+            calls them; None if unknown.
     """
 
     def __init__(self, chosen: int | None = None) -> None:
@@ -106,15 +106,14 @@ class Lookalikes:
         return None
 
     def leaves(self, module: nnx.Module, path: Hashable) -> None:
-        """Note by which claim a module is the model's that a transform takes apart."""
+        """Note the claim on a module that a transform takes apart."""
         self._leaving[path] = self._known(module)
 
     def arrives(self, module: nnx.Module, path: Hashable) -> None:
-        """Give a transform's stand-in the claim of the module that it took apart last."""
+        """Give a transform's stand-in the claim on the module that it took apart last."""
         self._share(self._leaving.get(path), module)
 
     def follow(self, module: nnx.Module, copy: Any) -> None:
-        """Give a copy the claim of its original."""
         self._share(self._known(module), copy)
 
     def _share(self, claim: Claim | None, module: Any) -> None:

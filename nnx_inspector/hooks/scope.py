@@ -20,7 +20,7 @@ from nnx_inspector.hooks.lookalikes import Lookalikes
 from nnx_inspector.hooks.sites import Path, iter_modules, require_module
 
 CLONE: Path = ("", "clone")
-"""In place of a path, for a copy that the user has made of a module of the model."""
+"""Replaces the path of a copy that the user has made of one of the model's modules."""
 
 
 class Scope:
@@ -30,9 +30,9 @@ class Scope:
 
     Args:
         roots: the model's modules, by the prefixes of their paths.
-        token: tells the model.
-        lookalikes: where claims are kept on trees that may be the model's, which then have its
-            paths; None if only what is certain has a path.
+        token: identifies the model.
+        lookalikes: keeps claims on trees that may be the model's and then have its paths; None if
+            only certain modules have a path.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Scope:
         return path
 
     def note_unattributed(self, module: Any) -> None:
-        """Count the call if the module looks like one of the model's but has no known path.
+        """Count a call of a module that looks like one of the model's but has no known path.
 
         `unattributed` counts all such calls, `doubtful` those that may be the model's after all.
         """
@@ -204,11 +204,11 @@ class Scope:
         """Handle a module that was filled from a graphdef or treedef carrying `path`.
 
         In the trace in which the original was flattened, the module is the user's own clone or the
-        result of a transform: a second model. In another trace it is a transform's stand-in for
-        the original. A transform makes one stand-in in each trace; a second one is the user's own
-        merge, perhaps of another model's state (unless it has the same Variables: a view). `moved`
-        says that a transform replaced its own stand-in by this module. A path of None means that
-        the origin is unknown (an older graphdef).
+        result of a transform: a second model. In another trace it is a transform's stand-in for the
+        original. A transform makes one stand-in per trace; a second one is the user's own merge,
+        perhaps of another model's state (unless it has the same Variables: a view). `moved` says
+        that a transform replaced its own stand-in by this module. A `path` of None means an unknown
+        origin (an older graphdef).
         """
         if self._known(module) is not None or type(module) not in self.types:
             return

@@ -78,9 +78,9 @@ def of_operation(key: str) -> tuple[str, str]:
 def methods(cls: type) -> dict[str, Any]:
     """The public methods of a module class by name, without those of `nnx.Module` itself.
 
-    `__call__` counts as public. Static and class methods, properties and nested classes are left
-    out because they are not called on a module, and so is `set_view`, by which `nnx.view` switches
-    modes. Each value is the raw attribute of the first class in the MRO that has it.
+    `__call__` counts as public. Left out are static and class methods, properties and nested
+    classes, which are not called on a module, and `set_view`, by which `nnx.view` switches modes.
+    Each value is the raw attribute of the first class in the MRO that has it.
     """
     own: dict[str, Any] = {}
     bases = (nnx.Module, nnx.List, nnx.Dict, nnx.bridge.Module)
@@ -283,10 +283,10 @@ class Selection:
     """A selection of sites. Selections compare and hash by value, because they key jit caches.
 
     Args:
-        only: a glob over site keys (`*` matches one segment, `**` any number including none, so
-            the root too; with an `@` such a glob takes the operations of every method), a module
-            type, a predicate `(path, module) -> bool`, or a sequence of
-            these. None selects every method in `default_methods`.
+        only: a glob over site keys (`*` matches one segment, `**` any number including none, so the
+            root too; with an `@` such a glob selects the operations of every method), a module
+            type, a predicate `(path, module) -> bool`, or a sequence of these. None selects every
+            method in `default_methods`.
         default_methods: a glob over the method names that a type, a predicate or None selects.
     """
 
@@ -377,7 +377,8 @@ class Selection:
         called: Sequence[str] | None = None,
         operations: Iterable[str] = (),
     ) -> None:
-        """Raise a ValueError that names the closest sites if no site is selected, or see `missing`.
+        """Raise a ValueError that names the closest sites if nothing is selected; see also
+        `missing`.
 
         Args:
             model: the model, or several models by prefix.
@@ -396,7 +397,9 @@ class Selection:
         raise ValueError(nothing_selected(self, [*(operations if self.inside else ()), *keys]))
 
     def missing(self, called: Sequence[str], operations: Iterable[str]) -> str:
-        """The text for the first term that names an operation and selects none; "" for none."""
+        """The error text for the first term that names an operation and selects none; "" without
+        one.
+        """
         terms = [one for one in map(Selection, self.terms) if one.inside]
         lost = next((one for one in terms if not any(map(one.matches_key, called))), None)
         return "" if lost is None else nothing_selected(lost, [*operations] or called)
@@ -426,14 +429,12 @@ def _is_a(module: Any, cls: type) -> bool:
 
 
 def _sows(module: nnx.Module) -> bool:
-    """Whether a module's code calls `sow` or `perturb`."""
     functions = [inspect.unwrap(method) for method in methods(type(module)).values()]
     codes = [f.__code__ for f in functions if isinstance(f, types.FunctionType)]
     return any({"sow", "perturb"} & set(code.co_names) for code in codes)
 
 
 def nothing_selected(selection: Selection, keys: Sequence[str]) -> str:
-    """The text of the error for a selection that matches nothing."""
     shown = [t if isinstance(t, str) else getattr(t, "__name__", repr(t)) for t in selection.terms]
     pattern = next((t for t in selection.terms if isinstance(t, str)), "")
     listed = ", ".join(map(repr, closest(pattern, keys)))

@@ -60,8 +60,8 @@ class Contents:
         paths: their paths.
         depth: how many segments of each path lead to the module itself.
         containers: a live view of the entries of each module, list or dict inside.
-        sizes: how many entries each container had at that moment.
-        entries: the entries of all containers at that moment.
+        sizes: how many entries each container had.
+        entries: the entries that all containers had.
         outer: the contents of the outer module, if they are a slice.
         begun: where the slice begins.
     """
@@ -283,8 +283,8 @@ def weights_at_first(module: Any, outer: Mapping[int, Any]) -> dict[int, Any]:
     """The values of a module's weights when a call begins, by the ids of their Variables.
 
     Args:
-        outer: those of the call around it: what that call has computed since is no weight, unless
-            it stands in a `Param`.
+        outer: those of the enclosing call. What that call has computed since is not a weight,
+            unless a `Param` holds it.
     """
     return {
         id(v): value if isinstance(v, nnx.Param) else outer.get(id(v), value)

@@ -3,7 +3,7 @@
 While at least one hooked region is open, in any thread, every public method of every `nnx.Module`
 class is wrapped, `sow` and `perturb` are observed, and the modules that NNX takes apart and
 rebuilds carry a tag. Invariant: when the last region closes, classes, functions and registries are
-as before. Does not know what a hook is, or what is done with a call.
+as before. Does not know hooks, or what happens to a call.
 """
 
 from __future__ import annotations
@@ -87,7 +87,6 @@ def installed(hooks: Hooks) -> Iterator[None]:
 
 
 def module_classes() -> list[type]:
-    """Every class that derives from `nnx.Module`."""
     found: dict[type, None] = {}
     stack: list[type] = [nnx.Module]
     while stack:

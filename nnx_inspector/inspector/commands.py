@@ -65,7 +65,6 @@ class Commands:
             self._core.view.screen.reply(message.id, "This inspector was closed.")
 
     def wait(self) -> None:
-        """Return when all requests are answered."""
         for worker in self._workers.values():
             worker.wait()
 

@@ -166,7 +166,6 @@ class Core:
             self.view.state_changed()
 
     def notice(self, level: str, text: str, site: str | None = None) -> None:
-        """Show a text on screen."""
         self.view.notice(protocol.Notice(level=level, text=text, site=site))
 
     def require_open(self) -> Core:
@@ -178,7 +177,6 @@ class Core:
         return self
 
     def close(self) -> None:
-        """Stop the threads and close the widget."""
         with self.lock:
             if self.closed:
                 return
@@ -262,11 +260,9 @@ class Core:
         return site
 
     def select(self, site: str) -> None:
-        """Show one site's histogram and history."""
         self.view.select(self.known(site, layers=False))
 
     def in_background(self, train: Callable[[], Any]) -> threading.Thread:
-        """See `Inspector.background`."""
         if not callable(train):
             raise TypeError(f"background takes a function, got {type(train).__name__}.")
         configuration = Configuration.here()
@@ -348,7 +344,6 @@ class Core:
         self.view.present(force=True)
 
     def push(self, record: Record, step: int | None, metrics: Mapping[str, Any]) -> None:
-        """See `Inspector.push`."""
         if not isinstance(record, Record):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 f"push takes a Record, as nni.capture returns it, got {type(record).__name__}."

@@ -125,7 +125,6 @@ def _candidates(stage: Staged, *, site: str, backward: bool) -> list[Operation]:
 
 
 def first_nan_in(core: Core) -> Operation | None:
-    """See `Inspector.first_nan`."""
     call = core.call()
 
     def search(stage: Staged) -> Operation | None:
@@ -136,7 +135,6 @@ def first_nan_in(core: Core) -> Operation | None:
 
 
 def message_of(found: Sequence[Finding]) -> protocol.Findings:
-    """The message that shows findings on screen."""
     rows = tuple(
         protocol.FindingRow(
             rule=one.rule, site=one.site, step=one.step, severity=one.severity, message=one.message

@@ -127,7 +127,6 @@ class Handle:
 
     @property
     def removed(self) -> bool:
-        """Whether it has been removed for good."""
         return self._removed
 
     def remove(self) -> None:
@@ -172,7 +171,6 @@ class _Layout:
 
     @property
     def code(self) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-        """The code of a setting with these places."""
         values = tuple(place for place in self.places if place.at != PARAMETER)
         return values, tuple(place for place in self.places if place.at == PARAMETER)
 
@@ -248,7 +246,6 @@ class Handles:
         perturbation: Known,
         rows: tuple[int, ...] = (),
     ) -> Handle:
-        """Add a perturbation, switched on."""
         with self._lock:
             self._last += 1
             handle = Handle(self._last, site, sites, perturbation, self, rows)
@@ -269,7 +266,6 @@ class Handles:
         self.on_change()
 
     def switch_all(self, enabled: bool) -> None:
-        """Switch every handle on or off, as one change."""
         if not isinstance(enabled, bool):
             raise TypeError(f"switch_all takes True or False, got {enabled!r}.")
         with self._lock:
@@ -315,7 +311,6 @@ class Handles:
             return self._idle.get(handle.id, "")
 
     def get(self, number: int) -> Handle:
-        """The live handle with this number."""
         with self._lock:
             if number not in self._live:
                 raise KeyError(
@@ -324,7 +319,6 @@ class Handles:
             return self._live[number]
 
     def all(self) -> list[Handle]:
-        """The live handles, oldest first."""
         with self._lock:
             return list(self._live.values())
 

@@ -78,7 +78,6 @@ class Loops:
         gradients: bool,
         tree: int | None,
     ) -> Generator[T, Any, None] | Region:
-        """See `Inspector.watch`."""
         check_every(every)
         check_tree(tree)
         if batches is not None and not isinstance(batches, Iterable):
@@ -124,7 +123,6 @@ class Loops:
         }
 
     def tick(self) -> None:
-        """See `Inspector.tick`."""
         if self._region is None or not self._core.looping:
             raise InspectorError(
                 "insp.tick() marks the start of a step inside a watched region: with "
@@ -133,7 +131,6 @@ class Loops:
         self._region.tick()
 
     def add_metrics(self, values: Mapping[str, Any]) -> None:
-        """See `Inspector.metrics`."""
         core = self._core.require_open()
         with core.lock:
             passed = None
@@ -379,7 +376,6 @@ class Loops:
             )
 
     def loop_ends(self, session: Session, *, failed: bool = False) -> None:
-        """End a loop, however it was left."""
         core = self._core
         core.recorder.wait()
         with core.lock:

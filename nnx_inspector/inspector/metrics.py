@@ -157,7 +157,6 @@ class Meter:
         self._recent.clear()
 
     def step_begins(self) -> None:
-        """Begin a step of a watched loop."""
         self._compiled_before = self.compilations
 
     def step_ends(self, seconds: float, *, measured: bool, perturbed: bool) -> None:
@@ -187,11 +186,9 @@ class Meter:
 
     @property
     def rate(self) -> float | None:
-        """Steps per second, from the most recent steps."""
         return 1 / max(1e-9, statistics.fmean(self._recent)) if self._recent else None
 
     def close(self) -> None:
-        """Stop counting."""
         self._undo()
 
 

@@ -94,7 +94,6 @@ def _arrays(module: nnx.Module, path: Path) -> Sequence[tuple[int, str, Any]]:
 def parameters_message(
     rows: Sequence[Weight], *, more: int, request: int, site: str
 ) -> tuple[protocol.Parameters, bytes]:
-    """The message that shows some parameters, and its buffer."""
     import numpy as np
 
     bins = [row.summary.nonzero_bins() for row in rows]

@@ -26,7 +26,6 @@ class Targets:
         core.handles.check = self._check_value
 
     def perturb(self, only: Only, perturbation: Known) -> Handle:
-        """See `Inspector.perturb`."""
         self._core.require_open()
         require_known(perturbation)
         only, rows = chosen_layer(only)

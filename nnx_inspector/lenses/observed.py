@@ -148,7 +148,6 @@ def observed(
 def model_of(
     function: Function, args: Sequence[Any], kwargs: dict[str, Any], what: str
 ) -> nnx.Module:
-    """The one model of a call."""
     roots = roots_of(function, args, kwargs)
     if len(roots) > 1:
         names = ", ".join(repr(site_key(path)) for path in roots)

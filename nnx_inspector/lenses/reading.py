@@ -67,11 +67,9 @@ class Reading:
     proposed: bool = False
 
     def normalised(self, x: jax.Array) -> jax.Array:
-        """The stream after the final norm."""
         return x if not self._norm else self._called(self._norm, x)
 
     def logits(self, normalised: jax.Array) -> jax.Array:
-        """The logits of a normalised stream."""
         return self._called(self._unembed, normalised)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -270,7 +268,6 @@ class Stream:
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """Where it is in the pass."""
         return self.calls.site, OUTPUT, self.array
 
 
@@ -333,7 +330,6 @@ def _streams(one: Observed, reading: Reading, sites: Any, size: int | None) -> l
 
 
 def selects(selection: Selection, one: Observed, site: str) -> bool:
-    """Whether a site of a pass is selected."""
     path, method = parse_key(site)
     return selection.matches(path, method, module_at(one.model, path))
 

@@ -279,7 +279,6 @@ def _the_call(one: Observed, site: str, rows: tuple[int, ...], size: int) -> _Ca
 
 
 def _size_of(args: tuple[Any, ...]) -> int:
-    """The number of examples in a batch."""
     for x in jax.tree.leaves(args):
         if is_array(x) and len(x.shape):
             return x.shape[0]

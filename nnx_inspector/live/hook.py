@@ -297,7 +297,6 @@ def _tap(x: jax.Array, sink: jax.Array, **how: Any) -> jax.Array:
 
 
 def _acts(rows: Any, data: Sequence[Any]) -> bool:
-    """Whether a perturbation may act."""
     if jit.is_tracer(rows):
         return True
     return bool(np.any(np.asarray(rows))) or any(

@@ -43,7 +43,6 @@ class Sent:
     members: int = 0
 
     def add(self, site: str, quantity: str, summary: Summary) -> None:
-        """Add a summary."""
         self.arrived.setdefault((site, quantity), []).append(summary)
 
 
@@ -134,7 +133,6 @@ class Inbox:
             self._lock.notify_all()
 
     def receive(self, number: int, message: Message, what: str = "output") -> None:
-        """Take in a message of a pass."""
         with self._lock:
             if number in self._messages:
                 self._messages[number].append(message)
@@ -145,7 +143,6 @@ class Inbox:
 
     @property
     def count(self) -> int:
-        """The number of passes that have begun."""
         return self._count
 
     def holds_nan(self) -> bool:
@@ -194,7 +191,6 @@ class Taken:
 
     @functools.cached_property
     def sent(self) -> Sent:
-        """What it has sent."""
         found = Sent()
         for message in self.messages:
             message(found)
@@ -202,12 +198,10 @@ class Taken:
 
     @property
     def arrived(self) -> Arrived:
-        """Its summaries."""
         return self.sent.arrived
 
     @property
     def perturbed(self) -> bool:
-        """Whether a perturbation was on."""
         return bool(self.setting.active)
 
 

@@ -263,12 +263,10 @@ class Session:
         return bool(calls) and self._arming.do(compile_all)
 
     def wait(self) -> None:
-        """Return when nothing is being compiled ahead."""
         self._arming.wait()
 
     @property
     def arming(self) -> bool:
-        """Whether programs are being compiled in a thread."""
         return self._arming.busy
 
     def _armed(self) -> None:

@@ -72,7 +72,6 @@ class Steps:
         self._sampled = self._perturbed = False
 
     def begin(self) -> None:
-        """Begin a step."""
         self._perturbed = self._owner.step_begins(self._session)
         due = self._step % self._every == 0
         self._sampled = due and not self._session.bare
@@ -85,7 +84,6 @@ class Steps:
         self._layers = open_layers()
 
     def end(self) -> None:
-        """End the step that has begun, if any."""
         if self._began is None:
             return
         if open_layers() != self._layers:
@@ -142,7 +140,6 @@ def watched(
 
 
 def _how_many(batches: Iterable[Any]) -> int | None:
-    """The number of batches, or None if it is unknown."""
     try:
         return len(batches) if isinstance(batches, Sized) else None
     except Exception:  # noqa: BLE001 - the progress is shown without an end
@@ -184,7 +181,6 @@ class Region:
 
     @property
     def ticks(self) -> bool:
-        """Whether `tick` marks the steps."""
         return self._steps is not None
 
     def tick(self) -> None:

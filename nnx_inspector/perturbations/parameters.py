@@ -43,7 +43,6 @@ class ParameterPerturbation(Kind):
         return ParameterPart(self, units, axis=axis)
 
     def why_not(self, x: Any) -> Refusal | None:
-        """As `Perturbation.why_not`."""
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             return TypeError(f"{type(self).__name__} needs floating-point values")
         return first_misfit(self, self.arrays, x)

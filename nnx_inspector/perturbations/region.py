@@ -80,7 +80,6 @@ def is_live(value: Any) -> TypeGuard[Live]:
 
 
 def row_of(perturbation: Live) -> tuple[float, float]:
-    """The row of one perturbation: (mode, strength)."""
     if isinstance(perturbation, Zero):
         return (ZERO, 0.0)
     return (SCALE, float(perturbation.factor))

@@ -149,7 +149,6 @@ class Setting:
 
     @property
     def active(self) -> bool:
-        """Whether anything is on."""
         return bool(self.rows) or any(bool(d[0]) for d in (*self.data, *self.parameter_data))
 
     def at(self, places: Sequence[Place]) -> list[Data]:

@@ -268,7 +268,6 @@ class _Pass:
 
     @property
     def data(self) -> tuple[Any, ...]:
-        """The arrays that a pass computes with."""
         return self.stage.inputs, self.stage.survey.consts, jax.tree.leaves(self.perturbation)
 
     @property
@@ -344,7 +343,6 @@ class _Pass:
 
 
 def _scalars(value: Any) -> dict[str, Any]:
-    """The loss, and the scalars of an aux that is a dict."""
     loss, aux = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if not _is_scalar(loss):
         got: Any = loss

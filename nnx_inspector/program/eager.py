@@ -121,7 +121,6 @@ class EagerPass:
         return jax.tree.map(lambda number: drawn[number], self.sinks)
 
     def run(self, call: Callable[[], Any]) -> Any:
-        """Run the call; returns its result."""
         with interpreter.interpreted(self._bind):
             return call()
 

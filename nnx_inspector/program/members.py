@@ -103,7 +103,6 @@ batching.primitive_batchers[_number] = lambda args, dims: (
 
 
 def parameters_of(module: Any) -> Iterator[Any]:
-    """The parameters of a module, one by one."""
     return parameter_arrays(contents(module if isinstance(module, nnx.Module) else ()))
 
 

@@ -24,7 +24,6 @@ _COUNTED: Final = ("size", "zeros", "nan", "posinf", "neginf", "seen")
 
 
 def passes_frame(passes: Sequence[Pass], *, layers: bool) -> pd.DataFrame:
-    """See `Recording.to_frame`."""
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
     chosen = [
@@ -46,7 +45,6 @@ def passes_frame(passes: Sequence[Pass], *, layers: bool) -> pd.DataFrame:
 
 
 def metrics_frame(curves: Mapping[str, npt.NDArray[np.float64]]) -> pd.DataFrame:
-    """See `Recording.metrics_frame`."""
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
     points = [(step, name, value) for name, curve in curves.items() for step, value in curve]

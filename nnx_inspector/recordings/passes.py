@@ -127,7 +127,6 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """The memory that it takes, in bytes."""
         return 256 + 184 * len(self.keys)
 
 

@@ -159,7 +159,6 @@ class Sections:
         return names + self.section(FIGURES, columns, optional=True)
 
     def of_points(self, step: int, values: Mapping[str, float]) -> bytes:
-        """One point for each of these metrics."""
         rows = np.array([[step, value] for value in values.values()], np.float64).reshape(-1, 2)
         return self._of_points(list(values), rows)
 

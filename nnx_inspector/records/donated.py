@@ -80,7 +80,6 @@ WeakArrays = tuple[weakref.ref[Any], ...]
 
 
 def weak_arrays(leaves: Iterable[Any]) -> WeakArrays:
-    """Weak references to the arrays among the leaves of a model."""
     return tuple(weakref.ref(leaf) for leaf in leaves if isinstance(leaf, jax.Array))
 
 

@@ -105,7 +105,6 @@ def _warn_of_held(stage: Staged) -> None:
 def first_nan_of(
     stage: Staged, function: Function, args: Sequence[Any], *, gradients: bool
 ) -> Operation | None:
-    """See `first_nan`."""
     require_whole(stage.inputs, "The model")
     jaxpr, consts = stage.survey.jaxpr, stage.survey.consts
     if stage.eager or "ref" in jaxprs.writes(jaxpr):

@@ -127,7 +127,6 @@ def joined(tree: Any) -> tuple[Layout, list[Any]]:
 
 @ours()
 def taken_apart(layout: Layout, arrays: Any) -> Any:
-    """The tree that was joined."""
     words, *others = arrays
     if isinstance(words, jax.Array) and not jit.is_tracer(words):
         words = np.asarray(jax.device_get(words))  # explicit: jax may forbid implicit transfers

@@ -63,7 +63,6 @@ def compare_weights(a: Any, b: Any) -> pd.DataFrame:
 
 
 def frame_of(found: Sequence[tuple[dict[str, Any], Summary | None]]) -> pd.DataFrame:
-    """The frame of `compare_weights`."""
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
     rows = [row for row, _ in found]

@@ -62,7 +62,6 @@ def compared(request: protocol.Compare, shown: Pass, pinned: Pass) -> protocol.C
 def weights_message(
     name: str, rows: Sequence[tuple[Mapping[str, Any], Summary | None]]
 ) -> protocol.Weights:
-    """The rows of `weights_apart` as a message."""
     shown = tuple(
         protocol.WeightRow(
             parameter=row["parameter"],

@@ -284,7 +284,6 @@ def _node(
 
 
 def _name(key: str, site: str) -> str:
-    """A site's key relative to another site."""
     for sign in ("/", ":"):
         if key.startswith(f"{site}{sign}") and site:
             return key[len(site) + (sign == "/") :]

@@ -102,11 +102,9 @@ class Presenter:
 
     @property
     def layout(self) -> protocol.Layout | None:
-        """The rows that are shown."""
         return self._layout
 
     def set_layout(self, layout: protocol.Layout) -> None:
-        """Show other rows from now on."""
         with self._lock:
             self._layout = layout
             self.layouts = layout.layout
@@ -120,7 +118,6 @@ class Presenter:
             self._notices = [*kept, notice][-NOTICES:]
 
     def select(self, site: str) -> None:
-        """Show one site's histogram and history."""
         self.selected = site
         self.state_changed()
         self.present(force=True)
@@ -167,11 +164,9 @@ class Presenter:
         self.send(message)
 
     def send(self, message: Any, buffer: bytes | None = None) -> None:
-        """Send one message; a failure is counted."""
         self._send(message, buffer)
 
     def state_changed(self) -> None:
-        """Send the whole small state."""
         with self._lock:  # if two threads send a state, the older one must not arrive last
             state = self._state()
             if state is not None:

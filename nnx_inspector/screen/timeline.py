@@ -46,7 +46,6 @@ class Settings:
 
 
 def passes_of(recording: Recording) -> tuple[protocol.Passes, bytes]:
-    """The message that lists the passes of a recording."""
     return passes_message(recording.passes, recording.thinned)
 
 

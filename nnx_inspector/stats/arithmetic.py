@@ -1,7 +1,7 @@
-"""The arithmetic of summaries on the device: bit patterns, differences and scales that never
-overflow, for floats and integers alike.
+"""Arithmetic of summaries on the device that never overflows: bits, differences and scales.
 
-Invariant: what is compared by its bits is exact, subnormals and signed zeros too. Measures nothing.
+It serves floats and integers alike. Invariant: comparisons by bits are exact, also for subnormals
+and signed zeros. Measures nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ APART: Final = (ZERO_BIN, MINUS_ZERO_BIN, NAN_BIN, POSINF_BIN, NEGINF_BIN)
 
 
 def points_dtype(dtype: Any) -> np.dtype[Any]:
-    """The dtype of `Summary.points` for arrays of `dtype`: of six the first that holds all exactly.
+    """The dtype of `Summary.points` for arrays of `dtype`: the first of six that holds all values.
 
     Example:
         >>> points_dtype(jnp.dtype(jnp.bfloat16))
@@ -46,7 +46,7 @@ def sum_dtype(exact: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def real_values(x: jax.Array) -> jax.Array:
-    """The values in the dtype of `points`, of complex ones the magnitude."""
+    """The values in the dtype of `points`; magnitudes for complex values."""
     exact = points_dtype(x.dtype)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         parts, infinity = jnp.stack([x.real, x.imag]), infinity_pattern(exact)
@@ -77,12 +77,12 @@ def is_floating(value: jax.Array) -> bool:
 
 
 def ordered_keys(value: jax.Array) -> jax.Array:
-    """Floats as integers of the same order (subnormals and signed zeros too); integers as such."""
+    """Floats as integers of the same order (also subnormals, signed zeros); integers unchanged."""
     return _folded(bit_pattern(value)) if is_floating(value) else value
 
 
 def from_keys(keys: jax.Array, dtype: Any) -> jax.Array:
-    """The values, of this dtype, whose `ordered_keys` these are."""
+    """The values of this dtype that have these `ordered_keys`."""
     if jnp.issubdtype(dtype, jnp.integer):
         return keys
     return lax.bitcast_convert_type(_folded(keys), dtype)
@@ -97,7 +97,7 @@ def _folded(bits: jax.Array) -> jax.Array:
 def extremes_of(
     low: jax.Array, high: jax.Array, used: jax.Array, *, axis: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The extremes of several parts from those of each; arbitrary where no part is used."""
+    """The extremes of several parts, from those of each; arbitrary if no part is used."""
     lower, upper = ordered_keys(low), ordered_keys(high)
     info = np.iinfo(lower.dtype)
     least = jnp.where(used, lower, info.max).min(axis=axis)
@@ -143,9 +143,10 @@ def scale_for(*halves: jax.Array) -> tuple[jax.Array, jax.Array]:
 def merged_about_mean(
     points: jax.Array, sums: jax.Array, n: jax.Array, *, axis: int
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Parts of n finite values merged along an axis: smallest, largest and shift, and scale, sum1
-    and sum2, as in a Summary; first about the largest part's shift, then about the mean (Chan,
-    Golub and LeVeque 1983). All are 0 where no part has a value.
+    """Parts of n finite values merged along an axis, as the `points` and `sums` of a Summary.
+
+    First about the largest part's shift, then about the mean (Chan, Golub and LeVeque 1983). All
+    figures are 0 where no part has a value.
     """
     (low, high, shifts), (scales, _, _) = points, sums
     used, total = n > 0, n.sum(axis=axis)
@@ -176,7 +177,7 @@ def _about(sums: jax.Array, n: jax.Array, delta: Any, factor: jax.Array) -> tupl
 
 
 def in_rows(figures: list[jax.Array], *, axis: int = 0) -> jax.Array:
-    """As `stack`, in a loop that XLA fuses with its surroundings instead of a kernel of its own."""
+    """As `stack`, but XLA fuses this loop; a concatenation is a kernel of its own."""
     shape = list(figures[0].shape)
     shape.insert(axis % (len(shape) + 1), len(figures))
     row = lax.broadcasted_iota(np.int32, shape, axis % len(shape))

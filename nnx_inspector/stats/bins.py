@@ -135,8 +135,8 @@ def spread(
 ) -> tuple[_Ints, _Ints, _Floats]:
     """(row, bin, count) with the values that only `UNSEEN_BIN` counts added to the other bins.
 
-    They are spread in proportion to the nonzero values that the sample has of their row; where it
-    has none, over the bins of the smallest and the largest value.
+    They are spread in proportion to the row's sampled nonzero values; without any, over the bins of
+    the row's smallest and largest value.
 
     Args:
         rows: int[k], the row of each entry.
@@ -185,8 +185,8 @@ def bin_of(values: _Floats) -> _Ints:
 def pooled(bins: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """The bins of several parts together, uint64[4096], from uint64[parts, 4096].
 
-    A part whose sample is a smaller share of its values counts for more: nothing is favoured
-    because more of it was seen. The pooled sample is as large as one that would be as good.
+    A part whose sample is a smaller share of its values counts for more, so the pooled histogram
+    does not favour the parts that were sampled more. Its size reflects its precision.
 
     Example:
         >>> parts = np.zeros((2, BINS), np.uint64)
@@ -362,13 +362,12 @@ def bounds(bins: _Ints, low: _Floats, high: _Floats) -> tuple[_Floats, _Floats]:
 
 
 def running(values: _Floats, start: _Ints, at: _Ints) -> _Floats:
-    """The cumulative sums of each row's values."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     return sums[1:] - sums[start[:-1]][at]
 
 
 def _thresholds(ragged: Ragged) -> _Floats:
-    """Where a symlog axis turns linear; NaN where a row has but zeros and subnormals."""
+    """Where a symlog axis turns linear; NaN for a row of zeros and subnormals only."""
     at, start = ragged.at, ragged.start
     magnitude = np.maximum(-ragged.lower, ragged.upper)
     order = np.lexsort((magnitude, at))

@@ -65,7 +65,7 @@ _MIDDLE, _LAST = 32, 64
 """Indices that a sample keeps of the axes between the first and the last, and of the last."""
 _FEW: Final = 2**12
 _CROWD: Final = 2**20
-"""From so many values on, a GPU counts with private counters: one by one they would queue up."""
+"""From this many values on, a GPU uses private counters: additions to one would queue up."""
 _COUNTERS: Final = 512
 _BLOCK: Final = 2**18
 """Values that a TPU counts at once."""
@@ -118,7 +118,7 @@ def strides(shape: tuple[int, ...], sample: Sample) -> tuple[int, ...]:
 
 
 def _strides(shape: tuple[int, ...], least: int) -> tuple[int, ...]:
-    """The steps that leave at least so many values."""
+    """The steps that leave at least this many values."""
     steps, last = [1] * len(shape), len(shape) - 1
     inner = sorted(range(1, last), key=lambda axis: -shape[axis])
     gently = [*((axis, _MIDDLE) for axis in inner), (last, _LAST)]
@@ -146,7 +146,6 @@ def _kept(length: int, step: int) -> int:
 
 
 def _part(x: jax.Array, batch_rank: int, steps: tuple[int, ...]) -> jax.Array:
-    """The sample of an array."""
     if all(step == 1 for step in steps):
         return x
     every = (1,) * batch_rank + steps
@@ -251,10 +250,9 @@ def _read(
 ) -> tuple[list[jax.Array], list[jax.Array], dict[int, jax.Array]]:
     """Points, sums and the counts of `APART`, from one reduction.
 
-    Means and squares about them are merged pairwise (Chan, Golub and LeVeque 1983), so that no
-    mean has to be known beforehand, of what the values differ from a typical one. Each partial
-    result carries its own scale, that of its largest difference (Anderson 2017, "Algorithm 978:
-    Safe scaling in the level 1 BLAS").
+    Means and squares of the differences from a typical value are merged pairwise (Chan, Golub and
+    LeVeque 1983), so that no mean must be known beforehand. Each partial result carries its own
+    scale (Anderson 2017, "Algorithm 978: Safe scaling in the level 1 BLAS").
     """
     operands, initial, counted = counters(value)
     finite = is_finite(value)
@@ -294,7 +292,7 @@ def _read(
 
 
 def _typical(value: jax.Array, axes: _Axes) -> jax.Array:
-    """The median of three values of each row, 0 for one that is not finite: one may stand out."""
+    """The median of three values of each row, because one may stand out; 0 if not finite."""
 
     def at(part: float) -> jax.Array:
         one = value
@@ -311,8 +309,8 @@ def _typical(value: jax.Array, axes: _Axes) -> jax.Array:
 def _few(x: jax.Array, batch_rank: int) -> jax.Array:
     """The values about whose mean all others are summed.
 
-    The mean of m of n values is at most sqrt(n / m - 1) standard deviations from that of all, so
-    that the sums cancel little (Chan, Golub and LeVeque 1983).
+    The mean of m of n values is at most sqrt(n / m - 1) standard deviations from the mean of all,
+    so the sums cancel little (Chan, Golub and LeVeque 1983).
     """
     return real_values(_part(x, batch_rank, _strides(x.shape[batch_rank:], _FEW)))
 
@@ -364,11 +362,9 @@ def _counted(
     apart: dict[int, jax.Array],
     behind: Sequence[jax.Array] = (),
 ) -> jax.Array:
-    """The bins of a part, with the exact counts of `APART`, and of what no bin has counted; then
-    the numbers `behind` them.
+    """The bins of a part, the counts of `APART`, the unseen values, and the numbers `behind` them.
 
-    What is known beforehand is where counting begins: those of the part that are counted apart add
-    to what no bin has counted.
+    Counting starts from the known counts. Values of the part that `APART` counts go to the unseen.
     """
     index = _bins_of(part)
     known = {BINS + i: number for i, number in enumerate(behind)}
@@ -391,7 +387,7 @@ def _counted(
 def _scattered(index: jax.Array, batch_rank: int, start: jax.Array, *, lanes: int = 1) -> jax.Array:
     """How often each of the 4096 bins occurs, added to `start`, uint32, rows + (4096 or more,).
 
-    With several lanes, neighbours along the last axis have counters of their own.
+    With several lanes, neighbours along the last axis have separate counters.
     """
     rows = index.shape[:batch_rank]
     length = start.shape[-1] if lanes == 1 else lanes * BINS
@@ -426,8 +422,9 @@ def _counted_apart(index: jax.Array, batch_rank: int, start: jax.Array) -> jax.A
 
 
 def _multiplied(index: jax.Array, batch_rank: int, start: jax.Array) -> jax.Array:
-    """On a TPU, whose scatter is a slow loop: the upper and the lower half of each bin's number as
-    ones among zeros, multiplied. The sums are exact: they stay below 2**24.
+    """For a TPU, whose scatter is slow: products of one-hot halves of each bin's number.
+
+    The sums are exact, because they stay below 2**24.
     """
     rows, half = index.shape[:batch_rank], math.isqrt(BINS)
     flat = index.reshape(*rows, -1)

@@ -55,11 +55,9 @@ class Sparse(NamedTuple):
 
     @property
     def saturated(self) -> bool:
-        """See `Summary.saturated`."""
         return bool((self.counts == SATURATED).any())
 
     def summary(self) -> Summary:
-        """The full summary."""
         bins = np.zeros(BINS, np.uint64)
         bins[self.used] = self.counts
         return Summary(bins=bins, points=self.points, sums=self.sums)

@@ -1,8 +1,8 @@
 """What a gauge on the device sends, and what is read from it on the host.
 
 A gauge is a short vector: a head for the whole array, then figures for some of its units. Rules
-rest on it where a histogram of all values cannot tell: what each unit does over the batch.
-Invariant: what was not measured is NaN, never a zero. Imports no jax; `gauging` makes the vectors.
+use it where a histogram of all values cannot help: for what each unit does over the batch.
+Invariant: what was not measured is NaN, never a zero. Imports no jax; `measure_gauges` does.
 """
 
 from __future__ import annotations
@@ -15,59 +15,54 @@ import numpy as np
 import numpy.typing as npt
 
 UNITS: Final = 64
-"""Units that are looked at, evenly spaced among all."""
+"""The most units that are examined, evenly spaced among all."""
 EXAMPLES: Final = 128
-"""Examples (indices of the first axis) that are looked at, evenly spaced."""
+"""The most examples (indices of the first axis) that are examined, evenly spaced."""
 POSITIONS: Final = 64
-"""Positions (of the axes between) that are looked at, evenly spaced."""
+"""The most positions (of the axes between) that are examined, evenly spaced."""
 
 TANH_FLAT: Final = 2.65
-"""Beyond it tanh is within 1 % of its end and has 2 % of its slope: its gradient is lost."""
+"""Beyond it tanh is within 1 % of its limit and has 2 % of its slope, so the gradient is lost."""
 SIGMOID_FLAT: Final = 4.6
-"""Likewise for the logistic function: within 1 % of 0 or 1, a slope of 0.01 (at most 0.25)."""
+"""The same for the logistic function: within 1 % of 0 or 1, a slope of 0.01 (at most 0.25)."""
 
 HEAD: Final = ("measured", "examples", "units", "looked", "rank", "positions", "limit", "reserved")
-"""measured: 1 where all values that were looked at were finite. rank: participation ratio of
-the covariance of the units. positions: values of a unit for each example that were looked at.
-limit: log2 of the largest number of the dtype."""
+"""measured: 1 if all examined values were finite. rank: the participation ratio of the units'
+covariance. positions: examined values of a unit per example. limit: log2 of the dtype's maximum."""
 PARTS: Final = ("low", "high", "mean", "std", "spread", "tanh", "sigmoid", "ends", "top")
-"""For each unit: smallest, largest, mean, deviation over everything; deviation over the examples
-at one position; then the part of values beyond TANH_FLAT and SIGMOID_FLAT in size, within 0.01 of
-0 or 1, and of 1 or -1."""
+"""For each unit: minimum, maximum, mean, deviation over everything, deviation over the examples at
+one position; the share of values beyond TANH_FLAT and SIGMOID_FLAT, near 0 or 1, near 1 or -1."""
 LENGTH: Final = len(HEAD) + len(PARTS) * UNITS
 
 SAMPLE: Final = 256
 """Elements of a parameter that are sent, evenly spaced along each axis."""
 STATE_HEAD: Final = ("sum_low", "sum_high", "elements", "gradient", "graded")
-"""The sum of all bit patterns modulo 2**32 in halves of 16 bits, which tells whether anything has
-changed; how many elements follow; the norm of the gradient (NaN where there is none), and how
-large a part of it is not 0."""
+"""The sum of all bit patterns modulo 2**32 in two halves, which shows any change; the number of
+elements; the norm of the gradient (NaN without one), and the share of it that is not 0."""
 STATE_LENGTH: Final = len(STATE_HEAD) + SAMPLE
 
 SITE_FIGURES: Final = (
     "examples", "units", "looked", "positions", "rank", "rms", "spread", "flat", "mean", "limit",
     "shifted", "scaled",
 )  # fmt: skip
-"""What a pass keeps of a site: counts; the participation ratio; root mean square; deviation over
-the examples at one position (root mean square over units); the part of units that are constant over
-the examples; largest size of a unit's mean in deviations of its own; log2 of the dtype's largest
-number; for a BatchNorm the median distance of a unit's mean from its bias, and the median ratio of
-its deviation to its scale."""
+"""What a pass keeps of a site: counts; participation ratio; root mean square; deviation over the
+examples at one position (root mean square over units); share of units constant over the examples;
+largest ratio of a unit's mean to its deviation; log2 of the dtype's maximum; for a BatchNorm the
+median distance of a unit's mean from its bias, and of its deviation from its scale as a ratio."""
 MASKS: Final = ("dead", "below", "tanh", "sigmoid", "ends", "top", "above")
-"""Which units, one bit each: always exactly 0; never above 0; MOSTLY of their values
-beyond TANH_FLAT, beyond SIGMOID_FLAT, near 0 or 1 (and within), near 1 or -1 (and within); always
-above 0."""
+"""Which units, one bit each: always exactly 0; never above 0; MOSTLY of their values beyond
+TANH_FLAT, beyond SIGMOID_FLAT, near 0 or 1 (none outside), near 1 or -1 (none outside); always >
+0."""
 BYTES: Final = UNITS // 8
 
 MOSTLY: Final = 2 / 3
-"""A unit is saturated where so many of its values are: what goes into a tanh has then a deviation
-of 6 at least, six times that of what a layer under Glorot's initialisation returns."""
+"""A unit with this share of saturated values is saturated. The input of a tanh then has a deviation
+of 6 or more, six times that under Glorot's initialisation."""
 
 PARAMETER_FIGURES: Final = ("norm", "gradient", "graded", "change", "same", "decay")
-"""What a pass keeps of a parameter: the root mean square of the sample; the gradient's norm and
-the part of it that is not 0; root mean square of its change since the pass before, relative to
-what it was then (NaN where that was 0); 1 where no bit changed; 1 where the change is the value
-times one factor."""
+"""What a pass keeps of a parameter: root mean square of the sample; the gradient's norm and nonzero
+share; root mean square of the change since the pass before, relative to the former value (NaN
+if that was 0); 1 if no bit changed; 1 if the change is the value times one factor."""
 
 VARIED: Final = "(what the model received)"
 """The name under which a watched pass says whether its arguments differ between examples."""
@@ -171,7 +166,7 @@ def read(
 def _alike(
     every: npt.NDArray[Any], number: npt.NDArray[Any], used: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Which rows count: of the calls of a site with unlike shapes the last stands for all."""
+    """Which rows count: if the calls of a site differ in shape, the last one stands for all."""
     counts = np.stack([head(every, "units"), head(every, "looked")], axis=1)
     out = np.ones(len(every), bool)
     for one in np.unique(number[used]):
@@ -202,7 +197,7 @@ differences from the first example are exact, so rounding of one value to float3
 
 
 def all_masks(masks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Masks as a recording keeps them; one that was saved before there was "above" lacks it."""
+    """Masks as a recording keeps them; older recordings lack the mask "above"."""
     missing = len(MASKS) - masks.shape[1]
     if masks.ndim == 3 and missing == 1:
         return np.pad(masks, ((0, 0), (0, missing), (0, 0)))
@@ -210,7 +205,6 @@ def all_masks(masks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 def bits_of(masks: npt.NDArray[np.uint8], name: str) -> npt.NDArray[np.bool_]:
-    """One mask as bool[..., UNITS]."""
     return np.unpackbits(masks[..., MASKS.index(name), :], axis=-1).astype(bool)
 
 
@@ -222,11 +216,11 @@ def sample_of(state: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 def compared(states: npt.NDArray[Any], before: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """The figures of parameters in one pass, given what they were in the pass before.
+    """The figures of parameters in one pass, given their states in the pass before.
 
     Args:
         states: `[parameters, STATE_LENGTH]`.
-        before: likewise; a row of NaN of a parameter that was not there.
+        before: the same shape; a row of NaN for a parameter without an earlier state.
 
     Returns:
         float32[parameters, len(PARAMETER_FIGURES)].

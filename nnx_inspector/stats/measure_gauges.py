@@ -1,8 +1,8 @@
 """A few figures of an array and of a parameter, made on the device beside the summary.
 
-Looks at a bounded number of values, evenly spaced, so that it costs little whatever the size.
-Invariant: nothing is differentiated, and an array that has no units or holds no finite numbers
-says so in its head. What the figures mean is in `gauges`.
+They examine a bounded number of values, evenly spaced, so the cost does not grow with the array.
+Invariant: nothing is differentiated, and the head says so if an array has no units or no finite
+numbers. `gauges` explains the figures.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def gauge(x: jax.Array, *gate: Any) -> jax.Array:
     """The gauge of an array: its last axis has the units, its first the examples.
 
     Args:
-        x: any array. Under vmap it would be one example: move the batch to the front first.
+        x: any array. Move the axis of a vmap over examples to the front first.
         *gate: bool[], whether a program measures it when it runs; it may be left out.
 
     Returns:
-        float32[LENGTH]; all zeros, which says "not measured", of what `is_gauged` is false.
+        float32[LENGTH]; all zeros ("not measured") unless `is_gauged(x)`.
     """
     if not is_gauged(x):
         return jnp.zeros(LENGTH, jnp.float32)
@@ -60,18 +60,18 @@ def gauge(x: jax.Array, *gate: Any) -> jax.Array:
 
 
 def _at_once(f: Callable[..., Any], *arrays: jax.Array, **how: Any) -> jax.Array:
-    """Where the arrays lie is the compiler's, and nothing is differentiated."""
+    """`f`, differentiating nothing, on arrays that XLA places."""
     measure = lambda arrays: f(*arrays, rows=0, **how)[0]  # noqa: E731
     return left_to_the_compiler(measure, jax.lax.stop_gradient(arrays))
 
 
 def _readable(x: jax.Array) -> jax.Array:
-    """In a dtype that the functions in C read."""
+    """The array in a dtype that the functions in C read."""
     return x if x.dtype.name in ("float32", "float16", "bfloat16") else x.astype(jnp.float32)
 
 
 def _steps(shape: tuple[int, ...], limits: list[int]) -> tuple[int, ...]:
-    """The steps that leave at most so many indices along each axis, the first one always."""
+    """The steps that leave at most this many indices along each axis, including the first."""
     return tuple(-(-n // limit) for n, limit in zip(shape, limits, strict=True))
 
 
@@ -82,7 +82,7 @@ def _thinned(x: jax.Array, steps: tuple[int, ...]) -> jax.Array:
 
 
 def _shares(lengths: tuple[int, ...], most: int) -> list[int]:
-    """How many indices of each axis to look at, so that their product is at most `most`."""
+    """How many indices of each axis to examine, with a product of at most `most`."""
     out = [1] * len(lengths)
     while True:
         grown = [
@@ -97,7 +97,7 @@ def _shares(lengths: tuple[int, ...], most: int) -> list[int]:
 
 
 def _gauge_of(x: jax.Array, *, limit: float, steps: tuple[int, ...]) -> list[jax.Array]:
-    """See `gauge`. As few reductions as can be, each with several results: each is a kernel."""
+    """See `gauge`. Each reduction is a kernel, so there are few, with several results each."""
     units, examples = x.shape[-1], x.shape[0]
     y = _thinned(x, steps).astype(jnp.float32)
     looked, positions = y.shape[-1], int(np.prod(y.shape[1:-1]))
@@ -146,9 +146,10 @@ def _gauge_of(x: jax.Array, *, limit: float, steps: tuple[int, ...]) -> list[jax
 
 
 def _extremes_and_counts(y: jax.Array) -> tuple[jax.Array, ...]:
-    """Of y[rows, units] for each unit: the smallest; the largest; the largest size as an integer
-    that orders NaN above Inf above all numbers; how many are beyond TANH_FLAT in size and, in the
-    upper 16 bits, beyond SIGMOID_FLAT; how many are near 0 or 1 and, above, near 1.
+    """The smallest, largest, largest size, and two packed counts of each unit of y[rows, units].
+
+    The size is an integer that orders NaN above Inf above all numbers. The counts are the values
+    beyond TANH_FLAT and (upper 16 bits) SIGMOID_FLAT, and those near 0 or 1 and (upper) near 1.
     """
     size = jnp.abs(y)
     near_zero, near_one = size <= 0.01, jnp.abs(size - 1) <= 0.01
@@ -188,7 +189,7 @@ def _sums(a: jax.Array, b: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array,
 
 
 def is_sampled(x: Any) -> bool:
-    """Whether a parameter's array is looked at: real floats, and not empty."""
+    """Whether a parameter's array is examined: real floats, and not empty."""
     return x.size > 0 and jnp.issubdtype(x.dtype, jnp.floating)
 
 
@@ -248,9 +249,9 @@ _graded = by_rows("nnx_inspector_graded", _graded_of, _floats(STATE_LENGTH))
 
 @ours()
 def varied(tree: Any, *, each: bool = False) -> jax.Array:
-    """Whether any array of a pytree (or each) differs along its first axis; as `sampled`'s first.
+    """Whether any array of a pytree (or each) differs along its first axis, as a `sampled` state.
 
-    Arrays without examples, of which there are not two along that axis, do not count.
+    Arrays with fewer than two examples do not count.
     """
     leaves = [x for x in jax.tree.leaves(tree) if is_array(x)]
     leaves = [x for x in leaves if x.ndim and x.shape[0] > 1 and x.size and is_number(x.dtype)]

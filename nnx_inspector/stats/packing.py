@@ -1,6 +1,6 @@
 """A summary as a flat vector of floats and back: how it leaves a backward pass, as a cotangent.
 
-Invariant: what was packed comes back bit for bit, and that several were added up is noticed.
+Invariant: unpacking restores every bit, and notices if several summaries were added up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LARGEST: Final = 2**32 - 1
 
 
 def packed_size(dtype: Any) -> int:
-    """Length of the vector in which a summary of floats of this dtype travels.
+    """The length of the packed summary of floats of this dtype.
 
     Example:
         >>> packed_size(jnp.bfloat16)
@@ -34,11 +34,11 @@ def packed_size(dtype: Any) -> int:
 
 @ours()
 def pack(s: Summary) -> jax.Array:
-    """A summary as a vector of finite numbers: how it leaves a backward pass.
+    """A summary as a vector of finite numbers.
 
     Every 32-bit word of the fields becomes two elements, its upper and its lower 16 bits, which
     float32 holds exactly. All zeros is the summary of nothing, and adding zeros changes nothing.
-    The first element counts the payloads, so that `unpack` notices where several were added up.
+    The first element counts the payloads, so that `unpack` notices a sum of several.
 
     Args:
         s: A summary of anything but wide integers, with any rows.
@@ -62,10 +62,10 @@ def pack(s: Summary) -> jax.Array:
 
 @ours()
 def unpack(vector: Any) -> Summary:
-    """The summary that `pack` made a vector of, bit for bit.
+    """The summary that `pack` turned into a vector, bit for bit.
 
-    Where several packed summaries were added up (a sink reached more than once), counts and bins
-    are those of all the values together and moments, min and max are NaN: they do not add.
+    If several packed summaries were added up (a sink reached more than once), counts and bins cover
+    all their values, and moments, min and max are NaN, because they do not add.
 
     Args:
         vector: float32 or float64, rows + (packed_size,), a jax array, tracer or NumPy array.
@@ -112,7 +112,7 @@ def _fields_of(vector: jax.Array) -> list[Any]:
 
 
 def _fields_on_host(vector: np.ndarray) -> list[np.ndarray]:
-    """`_fields_of` a NumPy array: most of its elements are zeros, which it does not touch."""
+    """`_fields_of` a NumPy array, without touching its zeros."""
     length = vector.shape[-1]
     float_dtype, middle = _DTYPES[length], 1 + (length - 1) // 2
     flat = vector.reshape(-1)

@@ -43,11 +43,11 @@ _BY_NAME_ONLY: Final = frozenset(["int1", "uint1", "float6_e2m3fn", "float6_e3m2
 def summarize(x: Any, *gate: Any, batch_rank: int = 0, sample: Sample = "auto") -> Summary:
     """Measure the counts, moments and histogram of an array.
 
-    Counts, extremes, mean and standard deviation are those of all values; the histogram is that of
-    a sample of large arrays. Moments are sums about the sample's mean, so that the variance does
-    not cancel (Chan, Golub and LeVeque 1983), in units of a power of two, so that nothing
-    overflows. Sums are float32 (float64 for 64-bit dtypes), added in XLA's own tree. XLA's CPU
-    arithmetic treats subnormals as 0 in the moments; counts, min, max and bins see them.
+    Counts, extremes, mean and standard deviation cover all values; the histogram covers a sample of
+    a large array. Moments are sums about the sample's mean, so that the variance does not cancel
+    (Chan, Golub and LeVeque 1983), in units of a power of two, so that nothing overflows. Sums are
+    float32 (float64 for 64-bit dtypes), added in XLA's own tree. XLA's CPU arithmetic treats
+    subnormals as 0 in the moments; counts, min, max and bins include them.
 
     Args:
         x: an array of any dtype, a tracer, a NumPy array or a Python number. NumPy arrays of 64-bit
@@ -56,12 +56,12 @@ def summarize(x: Any, *gate: Any, batch_rank: int = 0, sample: Sample = "auto") 
             keys, float0 and tokens have only `size` and `opaque`, which names dtype and shape.
         *gate: bool[], whether a program measures it when it runs; it may be left out.
         batch_rank: the number of leading axes that become rows; the others are reduced.
-        sample: which values the histogram counts. "auto" takes all of up to 65,536 values, and at
-            least so many of more: evenly spaced slices along every axis that is long enough. 1
-            takes all; k > 1 every k-th slice along one axis before the last, if that has 8 k. The
-            slices do not depend on the values, so what repeats with their distance, or stands out
-            in a few tokens or units only, may be missed by the histogram; `Summary.rank_error`
-            says how far the rank of a quantile may be off if slices are exchangeable.
+        sample: which values the histogram counts. "auto" counts up to 65,536 values in full, and at
+            least that many of a larger array: evenly spaced slices along every axis that is long
+            enough. 1 counts all; k > 1 counts every k-th slice along one axis before the last, if
+            it has 8 k indices or more. The slices do not depend on the values, so the histogram may
+            miss a pattern that repeats at their distance, or a few unusual tokens or units.
+            `Summary.rank_error` bounds the error of a quantile's rank if slices are exchangeable.
 
     Returns:
         A Summary whose rows are the first `batch_rank` axes, with uint32 counts that saturate at

@@ -185,7 +185,7 @@ class Summary:
 
     @functools.cached_property
     def _is_merged(self) -> bool:
-        """Whether this is what `merge` returns: merging it again would change nothing."""
+        """Whether this is what `merge` returns."""
         kinds = (self.bins.dtype, self.sums.dtype, self.points.dtype) if self._is_host else ()
         return not self.rows and kinds in _MERGED
 
@@ -337,17 +337,17 @@ class Summary:
 
     @functools.cached_property
     def seen(self) -> int:
-        """Number of nonzero finite values in the histogram: a sample of a large array's."""
+        """Number of nonzero finite values that the histogram counts: a sample of a large array."""
         self._check()
         return int(self._one.bins[VALUE_ORDER].sum())
 
     @functools.cached_property
     def rank_error(self) -> float:
-        """How far the rank of a quantile may be off because of the sample, as a part of all finite
-        values: 0.011 if 65,536 of very many were seen, 0 if all were.
+        """How far the rank of a quantile may be off because of the sample, as a fraction of all
+        finite values: 0.011 for a sample of 65,536 of very many values, 0 if all were counted.
 
-        The error is larger with a probability of 1e-6 (Hoeffding 1963), if what was seen is like
-        what was not: see `sample` of `nnx_inspector.stats.summarize.summarize`.
+        The error is larger with a probability of 1e-6 (Hoeffding 1963), provided that the sample is
+        like the rest: see `sample` of `nnx_inspector.stats.summarize.summarize`.
         """
         unseen = self._count(UNSEEN_BIN)
         if not unseen:

@@ -1,9 +1,9 @@
-"""The figures and the sparklines of many recorded summaries at once, for a frame of the screen.
+"""The figures and sparklines of many recorded summaries at once, for a frame of the screen.
 
-Invariant: each is what `Summary` itself gives, for counts that add up to less than 2**53; where a
-count has stopped at its largest value only the extremes are known, and all else is NaN. Works on
-what a recording keeps (`Sparse`), one flat array over all of them: a Summary at a time takes
-twenty times as long. Imports NumPy only.
+Invariant: each figure is the one that `Summary` gives, for counts that add up to less than 2**53.
+If a count has stopped at its largest value, only the extremes are known, and all else is NaN.
+Computes over one flat array of all `Sparse` summaries: one by one would take twenty times as long.
+Imports NumPy only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _Ints = npt.NDArray[np.int64]
 
 
 def figures_of(parts: Sequence[Sparse]) -> _Floats:
-    """float64[parts, STATISTICS]: the figures of each by their names, in their order.
+    """The figures of each summary, float64[parts, STATISTICS].
 
     Example:
         >>> from nnx_inspector.stats.encoding import decoded, encoded
@@ -95,7 +95,7 @@ def figures_of(parts: Sequence[Sparse]) -> _Floats:
 
 
 def sparklines_of(parts: Sequence[Sparse], heights: int) -> npt.NDArray[np.uint8]:
-    """uint8[parts, heights]: the `Summary.sparkline` of each; zeros where nothing is known.
+    """The `Summary.sparkline` of each summary, uint8[parts, heights]; zeros if nothing is known.
 
     Example:
         >>> from nnx_inspector.stats.encoding import decoded, encoded

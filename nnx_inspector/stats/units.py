@@ -48,8 +48,7 @@ ZEROS, NAN, POSINF, NEGINF, FINITE = range(5)
 
 _LARGEST: Final = 2**32 - 1
 _CHUNK: Final = 128
-"""Sums are added in chunks of this many values: float32 sums stay exact to 1e-6, and the data that
-is read stays in the cache."""
+"""Sums are added in chunks of this many values: exact to 1e-6 in float32, and within the cache."""
 
 _Floats = npt.NDArray[np.float64]
 _Counts = npt.NDArray[np.int64]
@@ -240,7 +239,7 @@ def measure_units(x: Any, *, axis: int = -1) -> Units:
 
     Args:
         x: an array of numbers with at least one axis, a tracer or a NumPy array.
-        axis: the axis of the units, of which there may be up to `MAX_UNITS`.
+        axis: the axis of the units, at most `MAX_UNITS` of them.
 
     Returns:
         Units without rows; vmap and scan add rows.

@@ -1,3 +1,5 @@
-"""The operations within one call of a module: `names` gives each its name, `gates` those of NNX's
-recurrent cells, and `attention` finds the pattern of an attention, whoever computes it.
+"""The operations within one call of a module.
+
+`names` names each one, `gates` knows the names of NNX's recurrent gates, and `attention` finds the
+pattern of an attention, whatever computes it.
 """

@@ -1,12 +1,12 @@
-"""Finds the pattern of an attention among the operations of a call, whoever computes it.
+"""Finds the pattern of an attention among the operations of a call, whatever computes it.
 
 A value is followed from the product of queries and keys (a `dot_general`) through a softmax, which
-may be a function or written out, to the product with the values, where it is the pattern. Each of
-its axes is known by the product that made it: an axis of both operands is a batch or a head, one of
-the keys alone a key, one of the queries alone a query or a group of heads. Invariant: an axis is
-never recognised by its length. A product with parameters in place of the keys is not attention (a
-layer, a router), and one with parameters in place of the values only mixes its heads. Does not run
-or change anything: `Pattern` does, where the program is run.
+may be a function or written out, to the product with the values, where it is the pattern. Each
+axis is identified by the product that made it: an axis of both operands is a batch or a head, an
+axis of the keys alone is a key, and one of the queries alone is a query or a group of heads.
+Invariant: an axis is never recognised by its length. A product with parameters in place of the keys
+is not attention (a layer, a router), and one with parameters in place of the values only mixes its
+heads. Runs and changes nothing: `Pattern` does, where the program is run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ PATTERN = "attention"
 
 
 def is_pattern(key: str) -> bool:
-    """Whether a site's key is that of a pattern."""
     return re.search(rf"(?<!\\)@{PATTERN}(\[\d+])?$", key) is not None
 
 
@@ -65,9 +64,10 @@ class _Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Trail:
-    """What is known of a value. `kind` is one of `_RANKS`: of a "joined" value a reshape has joined
-    axes, "fixed" is made of parameters alone, "sum" is the sum of an "exp", "log" the logarithm of
-    that.
+    """What is known about a value.
+
+    `kind` is one of `_RANKS`: "joined" if a reshape has joined axes, "fixed" if made of parameters
+    alone, "sum" for the sum of an "exp", "log" for the logarithm of a sum.
 
     Attributes:
         axes: the parts in each axis; () for an axis of unknown origin.
@@ -105,7 +105,7 @@ class Trails:
             self._known[id(value)] = value, trail
 
     def follow(self, primitive: str, params: Any, values: Any, results: Any) -> None:
-        """Note what is known of the results of a primitive."""
+        """Note what is known about the results of a primitive."""
         known = [self.of(value) for value in values]
         arrays = [t for t, v in zip(known, values, strict=True) if t is not None or _shape(v)]
         if primitive in _WRITES:
@@ -124,7 +124,7 @@ class Trails:
             self.put(result, trail)
 
     def within(self, jaxpr: Any, values: Sequence[Any]) -> list[Trail | None]:
-        """What is known of the results of a function, of its operands."""
+        """What is known about the results of a function, given its operands."""
         bare, _ = jaxprs.open_jaxpr(jaxpr)
         for var, value in zip(bare.invars, values, strict=True):
             self.put(var, self.of(value))
@@ -161,7 +161,7 @@ def _multiplied(params: Any, values: Any, known: Sequence[Trail | None]) -> Trai
 
 
 def _joined(before: tuple[int, ...], after: tuple[int, ...]) -> Trail | None:
-    """What is known after a reshape of a value of which nothing is known."""
+    """The trail after a reshape of a value without one."""
     axes = _reshaped([_Part("both", (i, i), n) for i, n in enumerate(before)], after)
     return Trail("joined", axes) if axes and any(len(axis) > 1 for axis in axes) else None
 
@@ -169,8 +169,9 @@ def _joined(before: tuple[int, ...], after: tuple[int, ...]) -> Trail | None:
 def _product(
     params: Any, values: Any, known: Sequence[Trail | None]
 ) -> tuple[tuple[_Part, ...], ...]:
-    """The axes of the first product: those of both, then of the left, then of the right. Where both
-    operands have joined the same axes (a batch and its heads), these are parts of one axis.
+    """The axes of the first product: those of both operands, then of the left, then of the right.
+
+    If both operands have joined the same axes (a batch and its heads), these are parts of one axis.
     """
     (left, right), (left_both, right_both) = params["dimension_numbers"]
     a, b = (_shape(value) for value in values)
@@ -193,7 +194,7 @@ def _product(
 
 
 def _sizes(value: Any, trail: Trail | None) -> list[list[int]]:
-    """The sizes of the parts of each axis, as far as they are known."""
+    """The sizes of the parts of each axis, if known."""
     shape = _shape(value)
     axes = trail.axes if trail is not None and len(trail.axes) == len(shape) else ((),) * len(shape)
     sizes = [[p.size for p in axis if p.size > 1] for axis in axes]
@@ -201,7 +202,7 @@ def _sizes(value: Any, trail: Trail | None) -> list[list[int]]:
 
 
 def _in_common(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    """The sizes of parts at whose ends both end: of `[2, 4]` and `[2, 2, 2]`, `[2, 4]`."""
+    """The sizes of parts at whose ends both lists end: `[2, 4]` for `[2, 4]` and `[2, 2, 2]`."""
     ends = {*itertools.accumulate(one, operator.mul)} & {*itertools.accumulate(other, operator.mul)}
     found = sorted(ends)
     return [after // before for before, after in itertools.pairwise([1, *found])]
@@ -210,12 +211,12 @@ def _in_common(one: Sequence[int], other: Sequence[int]) -> list[int]:
 def _mixed(
     params: Any, trail: Trail, number: int, other: tuple[int, ...], fixed: bool
 ) -> tuple[tuple[_Part, ...], ...] | None:
-    """The axes after a product that takes the sum over heads only; None if it does not.
+    """The axes after a product that sums over heads only; None for another product.
 
     Args:
-        number: which operand the trail is of.
+        number: which operand the trail belongs to.
         other: the shape of the other operand.
-        fixed: whether that is made of parameters alone.
+        fixed: whether the other operand is made of parameters alone.
     """
     contracted, both = (tuple(map(tuple, dims)) for dims in params["dimension_numbers"])
     summed = [part for i in contracted[number] for part in trail.axes[i]]
@@ -289,7 +290,7 @@ def _moved(
 
 
 def _cut(part: _Part, size: int) -> _Part:
-    """A part of another size: of size 1 it is one entry, numbered, and no axis if that is all."""
+    """A part of another size; one of size 1 is a numbered entry, and no axis if it stands alone."""
     return part._replace(size=size, number=(*part.number, 0) if size == 1 else part.number)
 
 
@@ -329,7 +330,7 @@ def _reshaped(parts: list[_Part], shape: tuple[int, ...]) -> tuple[tuple[_Part, 
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """The pattern that an operand of a product is.
+    """The operand of a product that is a pattern.
 
     Attributes:
         operand: the number of the operand.
@@ -434,6 +435,6 @@ def _pattern(
 
 
 def _order_in(trail: Trail) -> Callable[[_Part], tuple[int, tuple[int, ...]]]:
-    """Where the softmax had a part; of one split since, the whole."""
+    """The position of a part in the softmax; of the whole, if it was split since."""
     places = {(p.of, p.places): i for i, p in reversed(list(enumerate(trail.order)))}
     return lambda part: (places.get((part.of, part.places), 0), part.number)

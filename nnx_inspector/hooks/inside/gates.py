@@ -1,8 +1,8 @@
-"""The field's names for the gates of NNX's recurrent cells: `cell@f` is what an LSTM forgets by.
+"""The usual names of the gates of NNX's recurrent cells: `cell@f` is an LSTM's forget gate.
 
-Invariant: a name is given only to a cell that runs NNX's own code with the usual functions, in
-which the order of the operations is known; in every other cell a gate has the name of its
-operation. Knows nothing of values.
+Invariant: only a cell that runs NNX's own code with the usual functions, so that the order of its
+operations is known, gets these names; in any other cell a gate is named after its operation. Knows
+nothing of values.
 """
 
 from __future__ import annotations

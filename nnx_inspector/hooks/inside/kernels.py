@@ -1,9 +1,9 @@
 """The pattern of an attention that one kernel computes, from the operands of its call.
 
-The kernel (cudnn's, which `jax.nn.dot_product_attention` calls) never holds the pattern, so it is
-computed beside the kernel, for who selects it. Invariant: nothing goes back into the kernel, and a
-call with operands that are not understood (pages, packed segments, a score of the user's) has no
-pattern. Does not know the layers.
+The kernel (cudnn's, which `jax.nn.dot_product_attention` calls) never holds the pattern, so the
+pattern is computed beside the kernel if it is selected. Invariant: nothing goes back into the
+kernel, and a call with operands that are not understood (pages, packed segments, a custom score)
+has no pattern. Does not know the layers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _MASKS = {"NO_MASK"} | _CAUSAL | _PADDED
 
 
 def pattern_within(body: Any, values: Sequence[Any]) -> Callable[[], jax.Array] | None:
-    """What computes the pattern of the one kernel that a function calls; None if there is none."""
+    """A function that computes the pattern of the kernel that a function calls; None without a
+    kernel.
+    """
     bare, _ = jaxprs.open_jaxpr(body)
     env = dict(zip(bare.invars, values, strict=True))
     for one in bare.eqns:
@@ -45,7 +47,7 @@ def pattern_within(body: Any, values: Sequence[Any]) -> Callable[[], jax.Array] 
 
 
 def is_understood(equation: Any) -> bool:
-    """Whether an equation is a kernel's call whose operands tell the pattern."""
+    """Whether an equation is a kernel's call whose operands determine the pattern."""
     if equation.primitive.name != KERNEL:
         return False
     params, parts = equation.params, equation.invars[6:]  # segments and pages; [0] without them

@@ -1,15 +1,15 @@
 """The operations within one call of a module: their names, and how each is passed on.
 
 While a selection with an `@` is open, a call runs under a rule that receives each of its own
-primitives: live, and within the functions that it jits, scans or rematerialises. An operation that
-is selected becomes a call of its own for the layers. Its name is, in this order, that of
-`checkpoint_name`, of the function that computes it (`softmax`, `relu`, a jitted function of the
-user's), or of the primitive. A `jax.named_scope` stands before the name (`scores.mul`), and before
-a primitive the function that it is part of (`softmax.exp`). The name `attention` is that of a
-pattern alone: what else has it is `attention_`. The first of several operations with
-one name keeps it; the next ones are numbered in the order of the program: `mul`, `mul[1]`.
-Invariant: an operation belongs to the innermost module call around it, and one that is not selected
-runs as it stands. Without such a selection nothing here runs. Does not know the layers.
+primitives, including those in functions that it jits, scans or rematerialises. A selected operation
+becomes a call of its own for the layers. Its name is, in this order, that of `checkpoint_name`, of
+the function that computes it (`softmax`, `relu`, a function jitted by the user), or of the
+primitive. A `jax.named_scope` precedes the name (`scores.mul`), and so does the function around a
+primitive (`softmax.exp`). `attention` names patterns alone: anything else of this name becomes
+`attention_`. If several operations have one name, the first keeps it and the next ones are numbered
+in the order of the program: `mul`, `mul[1]`. Invariant: an operation belongs to the innermost
+module call around it, and one that is not selected runs unchanged. Without such a selection nothing
+here runs. Does not know the layers.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Names:
     """The names of the operations of one call, numbered as they pass.
 
     Args:
-        visit: gets each operation.
-        better: the names of some operations that have better ones.
+        visit: receives each operation.
+        better: better names for some operations.
         closed: makes a context in which no layer is open.
     """
 
@@ -90,7 +90,7 @@ class Names:
                 yield
 
     def _rule(self, known: int, around: tuple[str, ...]) -> Any:
-        """The rule for what is below the first `known` scopes; `around` are scopes around it."""
+        """The rule for what is below the first `known` scopes; `around` are enclosing scopes."""
 
         def rule(
             primitive: Any, values: Sequence[Any], params: dict[str, Any], bind: Callable[..., Any]
@@ -156,7 +156,7 @@ class Names:
         known: list[Any],
         jaxpr: Any,
     ) -> Any:
-        """The jaxpr with its selected operations passed on; the same if there is none."""
+        """The jaxpr with its selected operations passed on; the same if there are none."""
         bare, consts = jaxprs.open_jaxpr(jaxpr)
         function = _function(*of)
         around = scopes if function is None else (*scopes, function + _OF_A_FUNCTION)
@@ -199,7 +199,7 @@ def _bind_entered(bind: Any, given: Any, entered: Any, values: Any = None) -> An
 
 
 def _given(primitive: str, params: dict[str, Any], known: list[Any]) -> list[Any]:
-    """What is known of the inputs of a primitive's function, of its operands."""
+    """The trails of the inputs of a primitive's function, from those of its operands."""
     if primitive == "scan":
         consts, carry, rows = jaxprs.scan_parts(params, known)
         return [*consts, *(None for _ in carry), *(t if t is FIXED else None for t in rows)]
@@ -247,7 +247,7 @@ def _plain(name: str) -> str:
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Within the context operations are not those of the enclosing call."""
+    """Within the context, operations do not belong to the enclosing call."""
     outer, _thread.names = _thread.names, None
     try:
         with interpreter.past_operations(), jax.named_scope(_WITHIN):

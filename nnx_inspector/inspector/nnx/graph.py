@@ -183,7 +183,6 @@ def text(value: str) -> str:
 
 
 def node_row(node: Node, references: References) -> protocol.NnxNode:
-    """The row of a node on screen."""
     attributes = [
         protocol.NnxAttribute(name=text(name), text=text(_in_words(value)))
         for name, value in node.static[: protocol.MOST_ATTRIBUTES]
@@ -211,7 +210,6 @@ def variable_row(
     change: protocol.NnxChange | None,
     passed: protocol.NnxChange | None,
 ) -> protocol.NnxVariable:
-    """The row of a leaf of the state on screen."""
     value, held = leaf.value, held_as(leaf.value)
     lone = is_array(value)
     return protocol.NnxVariable(

@@ -38,7 +38,6 @@ class Look:
     left_out: int
 
     def copy_of(self, variable: Any) -> Any:
-        """The copy of a Variable, or None."""
         return self.copies.get(id(variable), (None, None))[1]
 
 

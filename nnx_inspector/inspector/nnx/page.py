@@ -116,7 +116,6 @@ class Pages:
         self._core.modes.set(module, **{name: value})
 
     def forget(self) -> None:
-        """Release the copies."""
         with self._lock:
             self._looked = None
 
@@ -206,7 +205,6 @@ def _passed(leaf: Leaf, depth: int, changed: dict[str, float] | None) -> protoco
 
 
 def is_flag(mode: Mode) -> bool:
-    """Whether a mode takes only True and False."""
     offer = Offer(mode.mode, True, mode.accepts, mode.documentation)
     return isinstance(mode.in_force, bool) or offer.is_flag
 

@@ -44,7 +44,6 @@ class Offer:
 
     @property
     def is_flag(self) -> bool:
-        """Whether it takes only True and False."""
         words = set(re.findall(r"[A-Za-z_]\w*", self.accepts))
         return words - {"None", "Optional", "Union", "typing"} == {"bool"}
 
@@ -67,7 +66,6 @@ class Catalog:
         self._classes: dict[type, _Class] = {}
 
     def offers(self, module: nnx.Module) -> dict[str, Offer]:
-        """The modes of a module, by name."""
         about = self._about(module)
         out = dict(about.by_view)
         names = dict.fromkeys(about.flags)

@@ -100,7 +100,6 @@ class Call:
             raise
 
     def function(self) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
-        """The function to trace, with its arguments."""
         if self.loss_fn is None:
             return self.entry.call(self.model, self.args, self.kwargs)
         return Function(self.loss_fn), (self.model, *self.args), self.kwargs

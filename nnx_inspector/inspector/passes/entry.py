@@ -56,7 +56,6 @@ class Entry:
     def call(
         self, model: nnx.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
-        """The function to trace for a model, with its arguments."""
         if self.f is None:
             if self.method == CALL:
                 return Function(model, model), tuple(args), {**kwargs}

@@ -123,7 +123,6 @@ Inputs = tuple[Any, ...]
 
 
 def inputs_of(parts: Parts, setting: Setting, keys: Sequence[str]) -> Inputs:
-    """The inputs of a program for a call and a setting."""
     numbers = rows_of(keys, setting.rows)
     return parts.leaves, parts.arrays, numbers, setting.data, setting.parameter_data
 
@@ -344,7 +343,6 @@ class OwnedPasses:
             self._made.same[after] = known
 
     def _prepared(self, kind: Kind, call: Call, setting: Setting) -> tuple[Program, Inputs, Any]:
-        """A program, its inputs, and their shapes."""
         known, parts = self.tracing(call), call.parts
         inputs = inputs_of(parts, setting, self.keys)
         avals, code = _avals(inputs), (kind, self._key_of(call), self.keys, setting.code)

@@ -68,7 +68,6 @@ class Reruns:
             core.closing.callback(close)
 
     def _call_of(self, shown: Shown) -> Call:
-        """The call of a shown pass, on the present model."""
         return shown.trial.call(self._core.model, shown.switches)
 
     def begin(self, *, wait: bool = False) -> None:
@@ -228,7 +227,6 @@ class Reruns:
         core.view.state_changed()
 
     def show_operations(self, site: str, *, shown: bool) -> None:
-        """See `Inspector.show_operations`."""
         core, before = self._core, self._core.selection
         selection = with_operations(core, site) if shown else without_operations(core, site)
         if selection == before:

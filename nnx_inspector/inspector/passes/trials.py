@@ -120,7 +120,6 @@ class Trial:
             ) from error
 
     def call(self, model: nnx.Module, switches: Switches) -> Call:
-        """The call of this pass on a model in these modes."""
         return Call(model, switches=switches, **vars(self))
 
 

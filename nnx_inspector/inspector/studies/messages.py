@@ -32,7 +32,6 @@ NEAR = 8
 def lens_message(
     found: Any, asked: protocol.Study, source: str, words: Words, name: Name
 ) -> protocol.Lens:
-    """The message for one example of a `Lens`."""
     at = _example(found.answer, asked.example)
     answer = np.atleast_1d(found.answer[at])
     most = min(answer.size, MOST_POSITIONS)
@@ -77,7 +76,6 @@ def lens_message(
 def logits_message(
     found: Any, asked: protocol.Study, source: str, words: Words, name: Name
 ) -> protocol.Logits:
-    """The message for one position of a `LogitAttribution`."""
     at = _example(found.token, asked.example)
     tokens = np.atleast_1d(found.token[at])
     position = _within(asked.position, tokens.size, "position")
@@ -101,7 +99,6 @@ def logits_message(
 def attribution_message(
     found: Any, asked: protocol.Study, source: str, words: Words, name: Name
 ) -> protocol.Attributed:
-    """The message for one example of an `Attribution`."""
     batched = found.output.ndim > 0
     example = _within(asked.example, len(found.output), "example") if batched else 0
     scores = np.atleast_1d(found.scores[example] if batched else found.scores)
@@ -138,7 +135,6 @@ def attribution_message(
 def examples_message(
     found: Any, asked: protocol.Study, source: str, words: Words, name: Name
 ) -> protocol.UnitExamples:
-    """The message for one unit of `TopExamples`."""
     unit = _within(asked.unit, found.units, "unit")
     rows: list[protocol.ExciteRow] = []
     for which in ("most", "least", "random"):

@@ -70,15 +70,12 @@ class Studies:
     # ------------------------------------------------------------- from Python
 
     def lens(self, asked: protocol.Study, **how: Any) -> Lens:
-        """See `Inspector.lens`."""
         return self._now(asked, self._passing(lens, how))
 
     def logits(self, asked: protocol.Study, **how: Any) -> LogitAttribution:
-        """See `Inspector.logit_attribution`."""
         return self._now(asked, self._passing(logit_attribution, how))
 
     def attribution(self, asked: protocol.Study, **how: Any) -> Attribution:
-        """See `Inspector.attribute`."""
         return self._now(asked, self._passing(attribute, how))
 
     def examples(
@@ -89,7 +86,6 @@ class Studies:
         inputs: Callable[[Any], Any] | None,
         progress: Progress,
     ) -> TopExamples:
-        """See `Inspector.examples`."""
         return self._now(asked, self._searching(asked, data, k, inputs), progress, data)
 
     # --------------------------------------------------------- from the screen

@@ -114,7 +114,6 @@ class Blocks:
 
     @property
     def exact(self) -> bool:
-        """Whether each block is one element."""
         return self.low is None
 
 

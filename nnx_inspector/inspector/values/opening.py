@@ -70,7 +70,6 @@ class Look:
     sequence: int | None = None
 
     def parts(self, site: str) -> tuple[Part, ...]:
-        """The parts of a site that can be opened."""
         of_loss: tuple[Part, ...] = ("gradient",) if self.call.loss_fn is not None else ()
         module = self.modules.get(_module_key(site))
         has = module is not None and bool(contents(module).variables)
@@ -148,7 +147,6 @@ class Opening:
         return Opened(moment, tuple(arrays), _trees(calls, part), tuple(notes))
 
     def _patterns(self, look: Look, site: str, clean: bool) -> Opened:
-        """The patterns of a call's attentions."""
         if not look.attends.get(site):
             those = ", ".join(repr(key) for key, n in look.attends.items() if n) or "none does"
             raise InspectorError(f"{site!r} computes no attention itself. Of this model: {those}.")

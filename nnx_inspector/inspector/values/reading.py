@@ -27,7 +27,6 @@ MOST_BLOCKS = 1 << 17
 def read_values(
     core: Core, opening: Opening, request: protocol.ShowValues | protocol.ReadValues
 ) -> Answer:
-    """The answer to a request: the list of arrays, or a window of one array."""
     if isinstance(request, protocol.ShowValues):
         return _arrays(request, opening, look_of(core)), None
     return _values(request, opening.shelf.get(request.array, request.norm_over))
@@ -78,7 +77,6 @@ def positions_of(
 
 
 def positions_message(core: Core, request: protocol.ShowPositions) -> Answer:
-    """The answer to a request for the figures of a site at each position."""
     site = core.known(request.site)
     found = positions_of(core, site, request.example, request.unit, request.axis)
     message = protocol.Positions(
@@ -125,7 +123,6 @@ def _values(request: protocol.ReadValues, array: jax.Array) -> tuple[protocol.Va
 
 
 def look_of(core: Core) -> Look:
-    """The pass on screen, with its sites."""
     shown, trial, switches = core.shown, core.trial, core.modes.switches()
     setting = core.handles.setting()
     if shown is not None and not core.looping and shown.trial is trial:

@@ -103,7 +103,6 @@ class Shelf:
         self._numbers = itertools.count(1)
 
     def next_number(self) -> int:
-        """A number for another array."""
         return next(self._numbers)
 
     def put(self, opened: Opened) -> None:
@@ -157,11 +156,9 @@ class Shelf:
         )
 
     def clear(self) -> None:
-        """Free everything."""
         with self._lock:
             self._sets = []
 
 
 def is_shown(x: Any) -> bool:
-    """Whether an array holds numbers."""
     return jnp.issubdtype(x.dtype, jnp.number) or x.dtype == jnp.bool_

@@ -58,7 +58,6 @@ class Operand:
 
     @staticmethod
     def of(x: Any) -> Operand:
-        """The figures of an array."""
         array = np.asarray(jax.device_get(x))
         wide = array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
         values = np.abs(wide) if np.iscomplexobj(wide) else wide
@@ -267,7 +266,6 @@ class _Search:
         return np.asarray(found), out
 
     def run(self, values: Sequence[Any], found: np.ndarray | None = None) -> Operation | None:
-        """The operation that makes the first NaN, for these inputs."""
         found = self.flags(values)[0] if found is None else found
         starts = [n for step in self._steps if step.equation.primitive is mark
                   for n in step.results if found[n, NAN]]  # fmt: skip
@@ -358,7 +356,6 @@ class _Search:
         return found
 
     def _site(self, at: int) -> str | None:
-        """The site whose call a step lies in."""
         calls = [self._outer]
         for step in self._steps[:at]:
             part, site = (step.equation.params.get(name) for name in ("part", "site"))

@@ -10,7 +10,6 @@ import numpy as np
 def frame_buffer(
     table: np.ndarray, histograms: Sequence[np.ndarray], sparklines: np.ndarray
 ) -> bytes:
-    """The buffer of a `Frame`, whose docstring gives the order."""
     parts = [np.ascontiguousarray(table, "<f8").tobytes()]
     parts += [np.ascontiguousarray(h, "<f8").tobytes() for h in histograms]
     parts.append(np.ascontiguousarray(sparklines, "u1").tobytes())
@@ -20,7 +19,6 @@ def frame_buffer(
 def history_buffer(
     steps: np.ndarray, quantiles: np.ndarray, edges: np.ndarray, fractions: np.ndarray
 ) -> bytes:
-    """The buffer of a `History`."""
     arrays = (steps, quantiles, edges, fractions)
     return b"".join(np.ascontiguousarray(a, "<f8").tobytes() for a in arrays)
 
@@ -46,7 +44,6 @@ def passes_buffer(rows: Sequence[Sequence[float]]) -> bytes:
 
 
 def values_buffer(planes: Sequence[np.ndarray], encoding: str) -> bytes:
-    """The buffer of a `Values`, whose docstring gives the order."""
     dtypes = {"float32": "<f4", "float64": "<f8", "int64": "<i8", "uint64": "<u8"}
     parts = [np.ascontiguousarray(p, dtypes[encoding]).tobytes() for p in planes]
     return b"".join(part + bytes(-len(part) % 8) for part in parts)
