@@ -75,6 +75,7 @@ class Core:
         step: the step of the running loop, otherwise the last step shown.
         looping: whether a loop is being watched.
         pending: whether there is a change that the loop has not taken over yet.
+        studying: held while a sweep or a study runs.
         opening: opens the arrays of a site.
         examined: the batch of a pass as people read it, found once for the pass.
         embedded: the inputs of a program that its embeddings receive, found once for the program.
@@ -106,6 +107,7 @@ class Core:
         self.eager = ""
         self.lock = threading.RLock()
         self.recorder = Worker("nnx_inspector.recording", weakly(self._not_recorded))
+        self.studying = threading.Lock()
         self.closed = self.looping = self.pending = False
         self.step = 0
         self.parts: tuple[object, ...] = ()

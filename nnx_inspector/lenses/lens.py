@@ -258,7 +258,7 @@ def makes_logits(rest: Rest, last: jax.Array, own: Any) -> bool:
         return held.run(traced.jaxpr, traced.consts, [x], [LINEAR])[0]
 
     jax.eval_shape(run, last)
-    return held.product
+    return held.product or (held.window and own.ndim == 2)  # one answer, by a pooling after it
 
 
 def _unexplained(
@@ -355,20 +355,22 @@ def token_at(token: Any, shape: Sequence[int]) -> jax.Array | None:
         ) from None
 
 
-def as_logits(own: jax.Array) -> tuple[jax.Array, bool]:
+def as_logits(own: jax.Array | None) -> tuple[jax.Array | None, bool]:
     """A model's output as logits, and whether it is probabilities: then it is their logarithms."""
+    if own is None:
+        return None, False
     sums = jnp.abs(own.sum(-1) - 1) <= _ROUNDING
     distribution = bool((own >= 0).all() & sums.all())
     return (jnp.log(own), True) if distribution else (own, False)
 
 
-def gap_between(last: jax.Array, own: jax.Array) -> float | None:
+def gap_between(last: jax.Array, own: jax.Array | None) -> float | None:
     """The largest difference of logits; the model's own may be those of the last position, or
     logarithms of probabilities, which tell logits but for a number added to all.
     """
-    if own.size != last.size:
+    if own is not None and own.size != last.size:
         last = last[..., -1, :] if last.ndim > 2 else last
-    if own.size != last.size:
+    if own is None or own.size != last.size:
         return None
     last, own = (x.astype(jnp.float32) for x in (last.reshape(own.shape), own))
     if bool((jnp.abs(jax.nn.logsumexp(own, -1)) <= _ROUNDING).all()):
@@ -378,9 +380,9 @@ def gap_between(last: jax.Array, own: jax.Array) -> float | None:
     return float(jnp.where(known.any(), gap, jnp.nan))
 
 
-def fits(gap: float | None, own: jax.Array) -> bool:
+def fits(gap: float | None, own: jax.Array | None) -> bool:
     """Whether a gap is but rounding."""
-    if gap is None:
+    if gap is None or own is None:
         return False
     size = float(jnp.abs(jnp.where(jnp.isfinite(own), own, 0)).max())
     return not gap > max(1e-3, 8 * float(jnp.finfo(own.dtype).eps)) * size

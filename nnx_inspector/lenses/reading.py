@@ -44,6 +44,11 @@ Unembed = str | Callable[[jax.Array], jax.Array] | None
 Norm = str | Callable[[jax.Array], jax.Array] | Literal[False] | None
 """Likewise; False for no norm."""
 FUNCTION = "(function)"
+UNREAD = (
+    "If the model makes no logits over words or classes, a lens has nothing to read. Otherwise "
+    "pass unembed= the site that makes them, or a function of the final residual stream, such as "
+    "lambda x: x @ model.embed.embedding[...].T, and norm= the norm before it, or False."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +153,12 @@ def _proposed(one: Observed) -> str | None:
         found = ", ".join(in_words(x.dtype, x.shape) for x in out) or "no array"
         raise ValueError(
             f"This model returns no logits, which are floating-point numbers [..., classes]: it "
-            f"returns {found}. A lens needs a model that says which of several classes comes next."
+            f"returns {found}. {UNREAD}"
+        )
+    if any(x.shape == own.shape and _is_restored(x) for x in one.stage.arrays):
+        raise ValueError(
+            f"The model's output, {in_words(own.dtype, own.shape)}, has the shape of its input, so "
+            f"it is no choice among classes. {UNREAD}"
         )
     made = [s for s in _ends(one) if _makes(one, s, own.shape[-1])]
     return max(made, key=lambda site: one.calls[site].last) if made else None
@@ -161,11 +171,23 @@ def no_matrix(one: Observed) -> str:
     module = module_at(one.model, parse_key(last)[0])
     linen = any(isinstance(m, nnx.bridge.ToNNX) for _, m in nnx.iter_modules(one.model, graph=True))
     what = "a Linen module" if module is None or linen else f"a {type(module).__name__}"
+    what += " over several positions" if _mixes(module) else ""
     return (
         f"No module's matrix makes the model's output, {in_words(own.dtype, own.shape)}: it comes "
-        f"from {last!r}, {what}. Pass unembed= a function of the final residual stream, such as "
-        f"lambda x: x @ model.embed.embedding[...].T."
+        f"from {last!r}, {what}. {UNREAD}"
     )
+
+
+def _is_restored(x: Any) -> bool:
+    """Whether an input is what a model of its shape restores: not words as one-hot rows."""
+    whole = jnp.issubdtype(x.dtype, jnp.floating)
+    return whole and not bool(((x >= 0) & (jnp.abs(x.sum(-1, keepdims=True) - 1) < 1e-3)).all())
+
+
+def _mixes(module: nnx.Module | None) -> bool:
+    """Whether a module is a convolution over more than one position."""
+    convolves = isinstance(module, (nnx.Conv, nnx.ConvTranspose))
+    return convolves and math.prod(np.atleast_1d(module.kernel_size).tolist()) > 1
 
 
 def _ends(one: Observed, after: str | None = None) -> list[str]:
@@ -206,7 +228,7 @@ def _makes(one: Observed, site: str, classes: int) -> bool:
     """Whether a site's module has a matrix and returns an array of so many classes."""
     returned, received = one.calls[site].returned, one.calls[site].received
     module = module_at(one.model, parse_key(site)[0])
-    if module is None or not (len(returned) == 1 and len(received) == 1):
+    if module is None or _mixes(module) or not (len(returned) == 1 and len(received) == 1):
         return False
     params = jax.tree.leaves(nnx.state(module, nnx.Param))
     shape = returned[0].shape

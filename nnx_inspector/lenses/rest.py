@@ -105,11 +105,13 @@ class Held:
     Attributes:
         classes: how many logits there are.
         product: whether a matrix makes them of what depends on the stream.
+        window: whether a convolution over several positions does.
         logits: the last sum or product that is linear in the stream and has so many classes.
     """
 
     classes: int
     product: bool = False
+    window: bool = False
     logits: Any = None
 
     def run(
@@ -148,10 +150,18 @@ class Held:
             return [jax.lax.stop_gradient(x) for x in out], FIXED
         kind = _kind(name, given)
         if getattr(out[0], "shape", ())[-1:] == (self.classes,):
-            self.product |= name in _PRODUCTS
+            wide = name == "conv_general_dilated" and _is_wide(equation)
+            self.product |= name in _PRODUCTS and not wide
+            self.window |= wide
             if kind == LINEAR and name in _ENDS:
                 self.logits = out[0]
         return out, kind
+
+
+def _is_wide(convolution: Any) -> bool:
+    """Whether a convolution reads several positions for one."""
+    kernel = convolution.invars[1].aval.shape
+    return any(kernel[i] > 1 for i in convolution.params["dimension_numbers"].rhs_spec[2:])
 
 
 def _of_scan(body: Body, values: Sequence[Any], given: Sequence[int]) -> list[int]:

@@ -129,6 +129,9 @@ def test_what_cannot_be_read_is_named():
     model = Language()
     with pytest.raises(ValueError, match=r"returns no logits.*returns int32"):
         nni.lens(lambda model, tokens: model(tokens).argmax(-1), model, TOKENS)
+    named = nni.lens(lambda m, x: m(x).argmax(-1), model, TOKENS, unembed="head", norm="final_norm")
+    assert named.gap is None
+    assert (named.answer == nni.lens(model, TOKENS).answer).all()
     with pytest.raises(
         ValueError, match=r"'haed' is not a site of this call. The closest are 'head'"
     ):

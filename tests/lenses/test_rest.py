@@ -223,8 +223,38 @@ def test_models_without_layers_or_logits_are_told_what_they_lack():
         with pytest.raises(ValueError, match=f"returns no logits.*it returns .*{returned}"):
             nni.lens(lambda model, x, of=classes: of(model(x)), Deep(), x)
     coder = nnx.Sequential(nnx.Linear(D, 2, rngs=nnx.Rngs(0)), nnx.Linear(2, D, rngs=nnx.Rngs(0)))
-    with pytest.raises(ValueError, match=r"No block that repeats.*Pass sites=.*'layers/0'"):
+    with pytest.raises(ValueError, match=r"float32\[2,4,6\], has the shape of its input.*unembed="):
         nni.lens(coder, x)
+    with pytest.raises(ValueError, match=r"No block that repeats.*Pass sites=.*'layers/0'"):
+        nni.lens(coder, jax.nn.one_hot(TOKENS, D))
+
+
+class Picture(nnx.Module):
+    """Convolutions, of which the last makes another picture."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.first = nnx.Conv(1, D, (1, 1), rngs=rngs)
+        self.blocks = nnx.List([Block(rngs=rngs) for _ in range(LAYERS)])
+        self.last = nnx.Conv(D, 3, (3, 3), rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def test_a_convolution_over_positions_is_not_proposed_to_unembed():
+    x = jnp.linspace(-1, 1, 2 * 5 * 5).reshape(2, 5, 5, 1)
+    for study in (nni.lens, nni.logit_attribution):
+        with pytest.raises(
+            ValueError, match=r"'last', a Conv over several positions.*no logits ov"
+        ):
+            study(Picture(), x)
+    assert nni.lens(Picture(), x, unembed="last", norm=False).unembed == "last"
+    pooled = nni.lens(lambda model, x: model(x).mean((1, 2)), Picture(), x)
+    assert (pooled.unembed, pooled.answer.shape) == ("(all after blocks/1)", (2,))
 
 
 def test_what_the_user_chose_is_kept_and_its_gap_told():

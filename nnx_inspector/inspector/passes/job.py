@@ -1,4 +1,5 @@
-"""A long piece of work of an inspector: one at a time, in the caller's thread or its own.
+"""A long piece of work of an inspector, a sweep or a study: one of all at a time, in the caller's
+thread or its own.
 
 Invariant: a stop takes effect when the work reports its progress, and the work keeps what it has
 found until then. Knows nothing of the work and shows nothing itself.
@@ -18,17 +19,15 @@ from nnx_inspector.progress import TICK, Report
 
 
 class Job:
-    """Runs pieces of work of one kind, one at a time.
+    """Runs pieces of work of one kind, while no work of another kind runs.
 
     Args:
-        core: the core, which ends the work when it closes.
+        core: the core, which holds the one place for all, and ends the work when it closes.
         name: the name of the thread.
     """
 
     def __init__(self, core: Core, name: str):
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._busy = False
+        self._place, self._stop = core.studying, threading.Event()
         self._shown_at = 0.0
         # an error is already on screen by then
         self._worker = Worker(name, lambda error: None)
@@ -42,13 +41,11 @@ class Job:
         Raises:
             InspectorError: there is one already.
         """
-        with self._lock:
-            if self._busy:
-                raise InspectorError(
-                    "Another study of the model is running. Wait for it, or stop it in its panel."
-                )
-            self._busy = True
-            self._stop.clear()
+        if not self._place.acquire(blocking=False):
+            raise InspectorError(
+                "Another study of the model is running. Wait for it, or stop it in its panel."
+            )
+        self._stop.clear()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -56,12 +53,12 @@ class Job:
         try:
             yield
         finally:
-            self._busy = False
+            self._place.release()
 
     def start(self, work: Callable[[], object]) -> None:
         """Do the work in a thread, after `begin`; it enters `held` itself."""
         if not self._worker.do(work):
-            self._busy = False
+            self._place.release()
 
     def stop(self) -> None:
         """End the work at its next report."""

@@ -175,7 +175,7 @@ def test_a_tied_product_is_read_and_a_model_without_logits_told():
     assert shown.gap < 1e-4
     insp.close()
     insp = nni.Inspector(Language(last="norm"), TOKENS, display=False)
-    assert "Pass unembed=" in ask(insp, "lens").error
+    assert "no logits over words" in ask(insp, "lens").error
     insp.close()
 
 
@@ -203,6 +203,21 @@ def test_batches_that_raise_in_the_middle_say_so_and_free_the_panel(insp):
         insp.examples(data(), "head", progress=False)
     assert insp._core.view.kept("examples").error == "the file is gone"
     assert insp.examples([TOKENS, TOKENS[:1]], "head", progress=False).notes
+
+
+def test_a_sweep_and_a_study_do_not_run_at_once(insp):
+    refused = []
+
+    def data():
+        yield TOKENS
+        for other in (lambda: insp.sweep(progress=False), insp.start_sweep, insp.lens):
+            with pytest.raises(nni.InspectorError, match="Another study of the model is running"):
+                other()
+            refused.append(other)
+
+    insp.examples(data(), "head", progress=False)
+    assert len(refused) == 3
+    assert not insp.sweep("head", progress=False).empty, "the place is free again"
 
 
 def test_a_page_keeps_what_was_computed(insp, tmp_path):
