@@ -2,8 +2,8 @@
 
 An early fault causes later ones: forward, backward, in the update, in the next steps. Whether one
 finding explains another depends on their rules, their order in the pass and in time, and their
-figures, so that two independent faults stay two. Invariant: no finding is lost; each is in the list
-or among the effects of one that is.
+figures, so two independent faults stay two findings. Invariant: no finding is lost; each one is in
+the list or among the effects of one that is.
 """
 
 from __future__ import annotations

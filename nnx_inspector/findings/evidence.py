@@ -59,7 +59,7 @@ def tail(count: int, of: int, chance: float) -> float:
 
 
 def gain_by_luck(widths: Sequence[float]) -> float:
-    """The factor by which random layers of these widths change a signal once in a thousand times.
+    """The factor by which random layers of these widths change a signal in one case of a thousand.
 
     Hanin and Nica 2020, "Products of many large random matrices and gradients in deep neural
     networks": the logarithm of the squared norm is normal, with a variance of 5 times the sum of
@@ -74,12 +74,12 @@ def gain_by_luck(widths: Sequence[float]) -> float:
 
 
 def left_by_luck(judged: Judged, figures: Figures, sites: Sequence[str], *, fault: float) -> float:
-    """The part of a signal that random layers leave at least, but for one network in a thousand.
+    """The least part of a signal that random layers leave, except in one network of a thousand.
 
-    LeCun's initialisation, the default of `nnx.Linear`, makes up for no activation function: the
-    squared norm halves at each ReLU. Narrow layers, and those in which few units pass anything on,
-    take more by chance. A network so deep that the halving alone leaves less than `fault` is not
-    excused by it.
+    LeCun's initialisation, the default of `nnx.Linear`, does not make up for the activation
+    function: the squared norm halves at each ReLU. Narrow layers, and layers in which few units
+    pass anything on, take more by chance. A network so deep that the halving alone leaves less than
+    `fault` is not excused.
     """
     left = 0.5 ** (sum(judged.site(site).activation in HALVING for site in sites) / 2)
     widths = [_passing(judged, figures, site) for site in sites if site in figures.sites]
@@ -160,8 +160,10 @@ def off_by_luck(judged: Judged, figures: Figures, *, last: str) -> bool:
 
 
 def may_be_off(judged: Judged, figures: Figures, *, around: str) -> bool:
-    """Whether a narrow ReLU may remove a site's whole gradient by chance: at or after the site for
-    each example separately, before the site by turning everything that reaches it to 0.
+    """Whether a narrow ReLU may remove a site's whole gradient by chance.
+
+    A ReLU at or after the site does so for each example separately, one before the site by turning
+    everything that reaches the site to 0.
     """
     here = judged.at(around)
     return any(

@@ -60,10 +60,10 @@ def facts_of_stage(stage: Staged, *, is_loss: bool = False) -> Facts:
 def read_watched(
     model: nnx.Module, call: WatchedCall, selection: Selection
 ) -> tuple[Facts, dict[str, int]]:
-    """The facts about a model and about a call that a watched program made of it, and its stacked
-    sites with the numbers of their layers.
+    """The facts about a model and about a watched program's call of it, and its stacked sites with
+    the numbers of their layers.
 
-    The model is traced as shapes, because a step that runs meanwhile may have donated its arrays.
+    The model is traced as shapes, because a step may have donated its arrays meanwhile.
 
     Raises:
         Whatever the traced call raises.

@@ -157,9 +157,7 @@ class Judged:
         return self.in_order(keys)
 
     def windows(self, passes: Sequence[Pass]) -> list[list[Pass]]:
-        """The first pass, and the last few. Whatever holds throughout either window is a finding,
-        because training may fix what a model began with.
-        """
+        """The first pass, and the last few: training may fix what a model began with."""
         passes = list(passes)
         return [w for w in (passes[:1], passes[-FEW:]) if w]
 
@@ -189,7 +187,7 @@ class Judged:
         return int(max(each))
 
     def since(self, site: str, mask: str, part: float) -> int:
-        """The step since which this fraction of the units is masked in every pass."""
+        """The first step from which on this fraction of the units is masked in every pass."""
         found = [(p, f) for p in self.clean if (f := p.figures) is not None and site in f.sites]
         step = found[-1][0].step
         for one, figures in reversed(found):

@@ -30,7 +30,7 @@ OF_PARAMETER: Final = "its parameter"
 def nonfinite(judged: Judged) -> Iterator[Finding]:
     """The first NaN, and an Inf before it; clean and perturbed passes are judged separately.
 
-    An Inf may be on purpose (a mask is often -Inf), so it never hides the first NaN.
+    An Inf may be intended (a mask is often -Inf), so it never hides the first NaN.
     """
     passes = judged.passes
     found: dict[tuple[int, str, str], Finding] = {}

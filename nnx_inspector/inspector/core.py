@@ -1,9 +1,9 @@
 """The state that the parts of one inspector share: its model, handles, recording and screen.
 
-Every part takes the core. The core knows none of them by name, and nothing of the Inspector.
+Every part takes the core. The core knows none of them by name, and nothing about the Inspector.
 Invariant: every pass of run, step, watch and push reaches the recording through `record_pass`.
-Threads and widgets hold the core weakly, and are closed once nothing else holds
-it. Runs no pass itself.
+Threads and widgets hold the core weakly, and are closed once nothing else holds it. Runs no pass
+itself.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Core:
     """The state of one inspector.
 
     Args:
-        inputs: how people read its batch.
+        inputs: how to read its batch.
 
     Attributes:
         entry: how the model is called in a pass without a loss.
@@ -70,22 +70,22 @@ class Core:
         trial: the last pass that was requested.
         shown: the last pass that was made for the screen.
         trace: the calls of the example.
-        missing: which operation was selected that the example does not have, in words; or "".
+        missing: which selected operation the example does not have, in words; or "".
         eager: why the pass on screen was not traced; "" if it was.
         step: the step of the running loop, otherwise the last step shown.
         looping: whether a loop is being watched.
-        pending: whether there is a change that the loop has not taken over yet.
+        pending: whether there is a change that the loop has not adopted yet.
         studying: held while a sweep or a study runs.
         opening: opens the arrays of a site.
-        examined: the batch of a pass as people read it, found once for the pass.
-        embedded: the inputs of a program that its embeddings receive, found once for the program.
+        examined: the batch of a pass, read once per pass.
+        embedded: the inputs of a program that its embeddings receive, found once per program.
         positions: by site, the figures of a text that the screen has shown of this batch.
         opened: the values that the screen has shown.
         compared: the comparisons of two passes that the screen has shown, by their numbers.
         recorder: records and shows the measured steps of a loop, while the loop goes on.
         parts: the parts, kept here so that a handle or a loop keeps all of them alive.
-        closing: callbacks for when the inspector is closed, or when nothing holds the core any
-            more. None of them may refer to the core.
+        closing: callbacks for closing, or for when nothing holds the core any more. None of them
+            may refer to the core.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class Core:
         Args:
             summaries: its summaries by site and quantity.
             kind: "run", "step", "watch" or "push".
-            figures: figures of parameters and units, if they were measured.
+            figures: figures of parameters and units, if measured.
             held: the number under which the recording already holds the pass.
         """
         with self.lock:

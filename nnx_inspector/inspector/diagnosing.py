@@ -1,7 +1,7 @@
 """Diagnoses a run while it goes on, in a thread, and sends the findings to the screen.
 
-Invariant: recording a pass never waits for the rules; the last of the passes that arrive meanwhile
-is diagnosed too; the screen receives changes only. Has no rules of its own.
+Invariant: recording a pass never waits for the rules, the last pass that arrives meanwhile is
+diagnosed too, and the screen receives only changes. Has no rules of its own.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Diagnosing:
         return dataclasses.replace(finding, what=what, advice=advice)
 
     def _may_have(self, finding: Finding) -> str:
-        """What may have made a NaN whose values are gone, as after a step of a loop."""
+        """The operations that may have made a NaN whose values are gone, as after a loop's step."""
         if finding.advice.startswith(OF_PARAMETER):
             return ""
         call, backward = self._core.call(), bool(finding.evidence.get("backward"))

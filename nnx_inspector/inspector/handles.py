@@ -116,12 +116,12 @@ class Handle:
 
     @property
     def not_acting(self) -> str:
-        """Why it does nothing in the pass that runs or ran last; "" if it acts, if it is off, or
-        if that is not known yet.
+        """Why it does nothing in the pass that runs or ran last; "" if it acts, is off, or is not
+        known yet.
 
-        Reasons are a call that does not take place or cannot be attributed to the model, a
-        gradient that is not computed, and a kind that a loop has no place for. A perturbation that
-        acts without changing anything, such as `Scale(1.0)`, is not one: see `insp.effect`.
+        Reasons are a call that does not take place or cannot be attributed to the model, a gradient
+        that is not computed, and a kind that a loop has no place for. A perturbation that acts
+        without changing anything, such as `Scale(1.0)`, has no reason: see `insp.effect`.
         """
         return self._owner.why_idle(self)
 
@@ -255,7 +255,7 @@ class Handles:
         return handle
 
     def changed(self, handle: Handle) -> None:
-        """Take note that a handle was switched, set or removed; called by the handle."""
+        """A handle was switched, set or removed; called by the handle."""
         with self._lock:
             if not handle.enabled:
                 self._idle.pop(handle.id, None)  # unknown until the next pass
@@ -283,7 +283,7 @@ class Handles:
             return handle.place if handle.id in self._with_place else None
 
     def expected(self, handles: Iterable[Handle]) -> list[Expected]:
-        """What the programs at hand should apply of some handles."""
+        """What the current programs should apply of some handles."""
         return [
             Expected(
                 number=one.id,
@@ -297,7 +297,7 @@ class Handles:
         ]
 
     def tell_idle(self, idle: Mapping[int, str]) -> None:
-        """Set number of a handle -> why it did nothing in the last pass, "" if it acted."""
+        """Set handle number -> why it did nothing in the last pass, "" if it acted."""
         with self._lock:
             self._idle |= idle
 
@@ -364,13 +364,13 @@ class Handles:
         )
 
     def arm(self, setting: Setting) -> None:
-        """Take note that the program of this setting is the running one."""
+        """The program of this setting is now the running one."""
         with self._lock:
             if setting.code == self._wanted.code:
                 self._armed = self._wanted
 
     def give_up(self, why: str) -> None:
-        """Take note that the program with all wanted places cannot be compiled."""
+        """The program with all wanted places cannot be compiled."""
         with self._lock:
             self._given_up, self._why_given_up = self._wanted.places, why
 

@@ -53,23 +53,23 @@ class Inspector(Readings):
     """A live view of one model. In a notebook it displays itself.
 
     The constructor traces the example; the model is not changed. Its first forward pass is compiled
-    and run in a thread while the screen shows the model already. What reads a figure, such as
-    `recording`, waits for that pass, and makes it if the inspector is not on screen; a `run`,
-    `step` or watched loop that comes first takes its place.
+    and run in a thread while the screen already shows the model. Whatever reads a figure, such as
+    `recording`, waits for that pass, and makes it if the inspector is not on screen. A `run`,
+    `step` or watched loop that comes first replaces it.
 
     Args:
         f: an `nnx.Module`; a bound method of one, `model.encode`; or a function that takes the
-            model as one of its arguments, your own `nnx.vmap` over an ensemble among them. The
-            first module among the arguments is the model; other modules run, and are not shown.
+            model as one of its arguments, such as your own `nnx.vmap` over an ensemble. The first
+            module among the arguments is the model; other modules run, and are not shown.
         args: the arguments of the example, a call of `f`.
         only: which sites are shown; see `intercept_methods`. By default `__call__` of every
             module, and the method that `f` is.
-        decode: what makes text of ids, so that the screen shows words: a function such as
+        decode: turns ids into text, so that the screen shows words: a function such as
             `tokenizer.decode`, or the texts of all ids. Without it, ids are numbers.
         tokens: the argument that holds the ids: its position, its name, or its path such as
-            `"batch/ids"`. By default it is the one that an embedding receives.
-        images: the argument that holds pictures, likewise; by default it is found by its shape and
-            range. False shows none.
+            `"batch/ids"`. By default the one that an embedding receives.
+        images: the argument that holds pictures, named in the same way; by default it is found by
+            its shape and range. False shows none.
         labels: the names of the classes, for the examples and the predictions. Values of another
             kind (`decode=True`, `labels=y`) are keywords of the call, as are all others.
         display: whether to show the widget at once when running in a notebook.
@@ -79,7 +79,7 @@ class Inspector(Readings):
         TypeError: `f` is none of these, or cannot be called with the example.
         InspectorError: the arrays of the model or the example were donated to a step.
         Any error of tracing the example, with a note that names the failing site. An error of
-        its first pass is raised by what reads a figure.
+            its first pass is raised when a figure is read.
 
     Example:
         >>> import jax.numpy as jnp
@@ -90,7 +90,7 @@ class Inspector(Readings):
         12
         >>> insp.close()
 
-        A function of the model, whose other arguments `run` takes:
+        A function of the model; `run` takes its other arguments:
 
         >>> def forward(model, x):
         ...     return 2 * model(x)
@@ -358,20 +358,19 @@ class Inspector(Readings):
 
         `Zero` and `Scale` on outputs act at once. Other kinds, inputs and single layers of a stack
         need a place in the program. A program with that place is compiled once, in the background,
-        while the old one goes on (`handle.compiling`); `run` and `step` wait for it.
-        On one site perturbations act in the order in which they were added.
+        while the old one goes on (`handle.compiling`); `run` and `step` wait for it. On one site,
+        perturbations act in the order in which they were added.
 
         Args:
             only: a site key or a glob, `"layers[3]"` for one layer of a stacked module, a filter,
                 or several. For `ParameterNoise` and `PruneMask` it selects parameters, by their
                 paths or by modules with all their parameters.
-            perturbation: any kind, such as `nni.Zero()`, `nni.Mask(units)` or
-                `nni.StopGradient()`.
+            perturbation: any kind, such as `nni.Zero()`, `nni.Mask(units)` or `nni.StopGradient()`.
 
         Raises:
-            TypeError: it is not a perturbation, or has no meaning for a site's values.
-            ValueError: nothing matches (the text names the nearest), an array does not fit, or
-                there is no such layer.
+            TypeError: it is not a perturbation, or has no meaning for a site's values. ValueError:
+            nothing matches (the text names the nearest), an array does not fit, or there is
+                no such layer.
             InspectorError: it holds a traced value.
         """
         return self._targets.perturb(only, perturbation)
@@ -437,7 +436,7 @@ class Inspector(Readings):
 
         Args:
             data: any iterable of batches, of what `run` takes; see `nni.top_examples`, also for the
-                other arguments. None for the batch of the example.
+                other arguments. None searches the batch of the example.
             site: the site's key.
             unit: the unit whose table is returned; None for the result for all units.
 

@@ -1,8 +1,8 @@
-"""The watched loops of one inspector. Between two steps they take over changes, and record and show
-the measurements.
+"""The watched loops of one inspector.
 
-The program that measures a step compiles in a thread while the loop goes on with the bare one,
-where the user sees the screen and can spare the first measured steps; else before the first step.
+Between two steps they adopt changes, and record and show the measurements. If the screen is seen
+and the loop can spare the first measured steps, the program that measures a step compiles in a
+thread while the loop goes on with the bare one; otherwise before the first step.
 
 Invariant: one loop at a time; an error of the screen never reaches the training. Does not decide
 which steps are sampled (`live.steps`) or what is measured (`live.session`).
@@ -40,7 +40,7 @@ T = TypeVar("T")
 PATIENCE = 0.2
 """How long a loop waits for the recording before it says so, in seconds."""
 SPARED = 10
-"""One in so many of a loop's measured steps may run bare while the measured program compiles."""
+"""At most one in this many measured steps runs bare while the measured program compiles."""
 MODEL = -1
 """Stands for a handle's number: the model itself."""
 
@@ -146,7 +146,7 @@ class Loops:
     # ------------------------------------------------------------------ changes
 
     def _changed(self) -> None:
-        """Take note of a perturbation that was switched, tuned, added or removed."""
+        """A perturbation was switched, tuned, added or removed."""
         core = self._core
         with core.lock:
             core.pending, looping = True, core.looping
@@ -333,9 +333,11 @@ class Loops:
                 core.step = step + 1
 
     def take_up(self) -> None:
-        """Record what has arrived of the present step if it has a NaN. With `jax_debug_nans` the
-        step ended in an error, and the loop may never be left while the user examines it. Another
-        thread takes nothing: the step may still be running, and has not sent its gradients.
+        """Record what has arrived of the present step if it has a NaN.
+
+        With `jax_debug_nans` the step ended in an error, and the loop may never be left while the
+        user examines it. Only the loop's thread does this: for others the step may still be
+        running.
         """
         session, core = self._session, self._core
         if session is None or core.view.loop_thread != threading.get_ident():
@@ -365,7 +367,7 @@ class Loops:
     def pass_held(self, session: Session, step: int, one: Taken) -> None:
         """Save a pass of a region that may be incomplete, so that a killed process keeps it.
 
-        Called within the user's step, so without our lock: its holder may wait for that step.
+        Called within the user's step, so without our lock, whose holder may wait for that step.
         """
         core = self._core
         if core.recording.attached and one.arrived:

@@ -1,7 +1,7 @@
 """Small measurements besides the passes: metrics, the cost of inspection, the effect of perturbing.
 
 Invariant: an unknown figure is None, and a metric on the device never holds up the training loop.
-Knows no widget.
+Does not know the widget.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Metrics:
         return max([least, *(self._steps.get(name, -1) + 1 for name in values)])
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Take over the metrics of a step; arrays on the device are fetched by `settle`."""
+        """Take the metrics of a step; `settle` fetches arrays on the device."""
         bad: list[str] = []
         for name, value in values.items():
             value = value.get_raw_value() if isinstance(value, nnx.Variable) else value
@@ -127,8 +127,8 @@ def _way_out(value: Any) -> str:
 
 
 class Meter:
-    """The cost of inspection: the compilations, and the recent seconds of steps that differ only in
-    whether they were measured.
+    """The cost of inspection: compilations, and the recent seconds of measured and unmeasured
+    steps.
 
     A step with a compilation is not typical and is not counted. Unperturbed steps of a loop are
     compared with unperturbed ones, and perturbed steps with perturbed ones.

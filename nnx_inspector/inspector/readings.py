@@ -74,9 +74,9 @@ class Readings:
         return self._diagnosing.found()
 
     def first_nan(self) -> Operation | None:
-        """The operation that makes the first NaN of the last pass that was asked for (the example,
-        `run` or `step`), with the model's present parameters and without perturbations. After
-        `step` the backward pass is searched too.
+        """The operation that makes the first NaN of the last requested pass (the example, `run` or
+        `step`), with the model's present parameters and without perturbations. After `step` the
+        backward pass is searched too.
 
         Returns:
             See `nni.first_nan`.
@@ -130,8 +130,8 @@ class Readings:
 
     def units(self, site: str, *, axis: int = -1) -> Any:
         """The Units of a site's output (a pytree of them for a pytree): figures for each unit along
-        an axis, -2 for the heads of `query`, `key` and `value`. The last pass is made again, with
-        its perturbations, in a program that is compiled once per site and axis.
+        an axis, such as -2 for the heads of `query`, `key` and `value`. The last pass is made
+        again, with its perturbations, in a program that is compiled once per site and axis.
 
         Raises:
             ValueError: there is no such site.
@@ -279,12 +279,11 @@ class Readings:
         They colour the text in the panel "Words". The pass on screen is made again, as in `values`.
 
         Args:
-            site: its key, `"layers[3]"` for one layer of a stack. Its output needs an axis of the
+            site: its key, `"layers[3]"` for one layer of a stack. Its output needs an axis for the
                 positions of the tokens.
-            example: which example of the batch.
-            unit: the unit whose value is shown.
-            axis: the axis of the tokens in what the site (or its layer) returns, where it is not
-                found, or another is meant: the keys of a pattern (-1) instead of its queries.
+            example: which example of the batch. unit: the unit whose value is shown. axis: the axis
+            of the tokens in what the site (or its layer) returns. Needed if it is not
+                found, or to choose another: the keys of a pattern (-1) instead of its queries.
 
         Returns:
             A frame with a row for each position: `position`, `word`, `norm` (over the units),
@@ -292,9 +291,9 @@ class Readings:
             `gradient_times_activation` (added up over the units).
 
         Raises:
-            ValueError: there is no such site.
-            InspectorError: the site has no axis of positions, or only `axis` can tell which it is;
-                or the tokens are not known: the inspector needs `decode=`.
+            ValueError: there is no such site. InspectorError: the site has no axis of positions, or
+            it must be chosen by `axis`; or the
+                tokens are not known: the inspector needs `decode=`.
             IndexError: there is no such example or unit.
 
         Example:
@@ -329,7 +328,7 @@ class Readings:
     ) -> Lens:
         """What the residual stream of the example already says after each layer.
 
-        As `nni.lens`, which explains the arguments, of the last forward pass, on a copy of the
+        Like `nni.lens`, which explains the arguments, for the last forward pass, on a copy of the
         present model in `modes` and without the perturbations. The panel "Lens" shows it too.
 
         Raises:
@@ -365,7 +364,7 @@ class Readings:
         baseline: Any = 0.0,
         steps: int = 32,
     ) -> Attribution:
-        """What each token or pixel of the example counts for an output; see `lens`.
+        """How much each token or pixel of the example counts for an output; see `lens`.
 
         The arguments are those of `nni.attribute`. The panel "Attribution" shows it too.
 

@@ -1,9 +1,9 @@
 """Which sites' outputs are added, and only added, to make a value: read from the traced program.
 
-A residual stream is a sum: of the embedding, and of what each block adds. The walk goes back from
-the value through additions, changes of dtype, inner jits and the carries of scans. A site whose
-output holds the stream that it received (a block) is walked into; any other is an addend. What
-ends elsewhere, such as a bias or a product that no module returns, is not named. Computes nothing.
+A residual stream is a sum of the embedding and of what each block adds. The walk goes back from the
+value through additions, changes of dtype, inner jits and the carries of scans. A site whose output
+contains the stream that it received (a block) is entered; any other is an addend. Whatever else the
+walk ends at, such as a bias or a product that no module returns, is not named. Computes nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ Addend = tuple[str, int]
 
 @dataclasses.dataclass(frozen=True)
 class _Sum:
-    """Addends, carries of loops, sites that receive a part, and whether blocks were entered."""
+    """The addends, the carries of loops, the sites that receive a part, and whether a block was
+    entered.
+    """
 
     addends: tuple[Addend, ...] = ()
     carries: tuple[tuple[int, int], ...] = ()

@@ -1,9 +1,9 @@
 """Attribution: how much each token or pixel of the input counts for an output.
 
-The derivative is taken of the traced pass: with respect to an argument of floating-point numbers,
-or, for tokens, to what the embedding returns. Invariant: `values` has the shape of what it is of,
-and the examples of a batch are attributed each for itself; where one changes the outputs of another
-(a BatchNorm in training), the others are held as they are. Changes no model.
+The traced pass is differentiated with respect to an argument of floating-point numbers or, for
+tokens, with respect to what the embedding returns. Invariant: `values` has the shape of what it
+belongs to, and each example of a batch is attributed by itself; where one changes the outputs of
+another (a BatchNorm in training), the others are held fixed. Changes no model.
 
 Source: Simonyan et al. 2014, "Deep Inside Convolutional Networks"; Sundararajan et al. 2017,
 "Axiomatic Attribution for Deep Networks" (integrated gradients).
@@ -45,19 +45,19 @@ _Floats = npt.NDArray[np.floating[Any]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Attribution:
-    """What each number of the input, or of a site's output, counts for an output.
+    """How much each number of the input, or of a site's output, counts for an output.
 
     Attributes:
         of: the site, `"token"` (of several calls, `"token call 0"`), or `""` for an argument of
             the call.
-        method: "gradient", "gradient_times_input" or "integrated_gradients".
-        values: an attribution for each number, in the shape of what it is of.
-        scores: one for each place: for a site, the sum over its features (of "gradient", their
+        method: "gradient", "gradient_times_input" or "integrated_gradients". values: the
+        attribution of each number, in the shape of the argument or of the site's output. scores:
+        one for each place: for a site, the sum over its features (for "gradient", their
             norm); for an argument, `values` itself.
-        output: the output that is attributed, as chosen, for each example.
+        output: the chosen output for each example.
         baseline_output: the output of the baseline, for integrated gradients; else None.
-        error: for integrated gradients the largest difference, over the examples, between the sum
-            of `values` and `output - baseline_output`, which more steps make smaller; else None.
+        error: for integrated gradients, the largest difference over the examples between the sum of
+            `values` and `output - baseline_output`; more steps make it smaller. Else None.
     """
 
     of: str
@@ -105,15 +105,15 @@ def attribute(
 
     Args:
         f: the model, or a method of it or a function of it.
-        args: its arguments. The first array is attributed to: directly if it holds floating-point
-            numbers, or, if it holds tokens, through the site that embeds it.
-        output: what is attributed: the number of a class or token, or an array of them, one for
-            each example; or a function of what `f` returns that returns a number, or one for each
-            example. By default the largest logit of each example.
+        args: its arguments. The output is attributed to the first array: directly if it holds
+            floating-point numbers, or, if it holds tokens, through the site that embeds it.
+        output: the number of a class or token, or an array of them, one for each example; or a
+            function of what `f` returns that returns a number, or one for each example. By default
+            the largest logit of each example.
         method: "gradient"; "gradient_times_input"; or "integrated_gradients", the mean gradient on
             the way from the baseline to the input, times their difference.
-        position: of logits `[batch, position, classes]`, the position that is attributed.
-        site: the site whose output is attributed to instead, of any layer.
+        position: for logits `[batch, position, classes]`, the position of the output.
+        site: the site, of any layer, to whose output to attribute instead.
         baseline: where integrated gradients begin: a number or an array that broadcasts.
         steps: how many gradients integrated gradients take.
         kwargs: keyword arguments of `f`.
@@ -122,7 +122,7 @@ def attribute(
         ValueError: the method or the site is unknown; the site is called several times; a class
             is out of range; there are no logits, or nothing embeds the tokens.
         TypeError: `f` is neither a module nor a function of one, or there is nothing to
-            differentiate by.
+            differentiate with respect to.
         InspectorError: it is called within a traced function.
 
     Example:
@@ -228,7 +228,9 @@ def _along(picked: Any, x: Any, start: Any, method: Method, steps: int) -> Any:
 def _passes(
     one: Observed, number: int | None, site: str | None, call: int | None
 ) -> tuple[Run, jax.Array]:
-    """The pass as a function of one of its inputs, or of what a site returns; and its value."""
+    """The pass as a function of one of its inputs, or of what a site returns; and its present
+    value.
+    """
     stage = one.stage
     if number is not None:
         place = len(stage.inputs) - len(stage.arrays) + number

@@ -60,7 +60,7 @@ class TopExamples:
         random: a few drawn at random, the same for all units, each with its largest value.
         nan: for each unit, how many examples have a NaN, which is left out.
         stopped: whether the pass over the data was stopped before its end.
-        notes: what happened to batches of other shapes, in words.
+        notes: how batches of other shapes were handled, in words.
         shape: the lengths of the axes of `places`, in the last form of batch.
     """
 
@@ -145,8 +145,8 @@ def top_examples(
 ) -> TopExamples:
     """Find the inputs that excite each unit, head or channel of a site most and least.
 
-    One pass over the data serves all units; only what is kept stays in memory. A unit's value for
-    an example is its largest (for `least`, its smallest) over the example's places.
+    One pass over the data serves all units; only the examples kept stay in memory. A unit's value
+    for an example is its largest (for `least`, its smallest) over the example's places.
 
     Args:
         f: the model, or a bound method of it.
@@ -158,13 +158,13 @@ def top_examples(
             the heads of `[batch, length, heads, features]`.
         inputs: a function of a batch that returns what the model receives, if the batch holds more:
             `lambda batch: batch["image"]`.
-        seed: another one draws other random examples.
+        seed: chooses the random examples.
         progress: as in `sweep`, in batches. A stop, or an interrupt after the first batch, returns
             what was found so far.
 
-    A last batch that is smaller is filled up with copies of its first example, which are left out
-    again; for a batch of another shape the program is compiled again. `notes` tells of both. As
-    with jit, a later call with a model and batches of the same form compiles nothing.
+    If the last batch is smaller, copies of its first example fill it up and are left out again. For
+    a batch of another shape, the program is compiled again. `notes` reports both. As with jit, a
+    later call with a model and batches of the same form compiles nothing.
 
     Raises:
         ValueError: there is no such site, unit axis or layer; the data is empty; the first axis

@@ -1,10 +1,10 @@
 """The extreme values of each unit over a stream of examples: a few figures that are merged.
 
 Each example counts once for a unit, by its largest (smallest) value over the places of the array.
-Of new examples only these are compared with what is kept, one rank at a time, until no unit has a
-better one: after the first batches that is a few times, and nothing is sorted. Invariant: what is
-kept is what a full, stable sort of all examples would put first: of equal values the first
-example's and the first place's. NaN is not a value, and is counted. Runs under jit.
+Only the extremes of new examples are compared with those kept, one rank at a time, until no unit
+has a better one; after the first batches this takes a few rounds, and nothing is sorted. Invariant:
+the result is what a full, stable sort of all examples would put first: among equal values, the
+first example's and the first place's. NaN is not a value, and is counted. Runs under jit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 NOBODY = -1
-"""The number that stands for no example."""
+"""The number that means no example."""
 
 
 MOST, LEAST, RANDOM = range(3)
@@ -45,7 +45,7 @@ class Kept:
     place: tuple[Any, ...]
 
     def with_one(self, new: Kept) -> Kept:
-        """With one more of each unit, [3, units], if there is one; after its equals."""
+        """With one more for each unit, [3, units], if there is one, placed after its equals."""
         k = self.score.shape[1]
         at = (self.score >= new.score[:, None]).sum(1)[:, None]
         ranks = jnp.arange(k)[:, None]
@@ -71,7 +71,7 @@ class Extremes:
 
     @staticmethod
     def empty(k: int, units: int, axes: int, dtype: Any) -> Extremes:
-        """For `k` examples of each unit, at places with so many axes."""
+        """For `k` examples of each unit, at places with this many axes."""
         nobody = np.full((3, k, units), NOBODY, np.int32)
         value = np.full(nobody.shape, np.nan, dtype)
         score = np.full(nobody.shape, *_nothing(dtype))
@@ -83,8 +83,8 @@ class Extremes:
 
         Args:
             x: their values, [examples, *places, units].
-            numbers: their numbers, [examples], ascending; `NOBODY` where it is only padding.
-            salt: what the random ones depend on, an unsigned number.
+            numbers: their numbers, [examples], ascending; `NOBODY` for padding.
+            salt: an unsigned number that determines the random ones.
         """
         size, *places, units = x.shape
         x = x.reshape(size, math.prod(places), units).astype(self.kept.value.dtype)

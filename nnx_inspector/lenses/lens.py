@@ -1,10 +1,10 @@
 """The logit lens: what a model's residual stream already says after each of its layers.
 
 The model's own final norm and unembedding are applied to the stream of every layer, one layer at a
-time, so that only the likeliest tokens are kept. Where they do not make the model's logits from the
-last layer, all that the model does after that layer is applied. Invariant: the last layer's lens is
-what the model says, unless the user has chosen otherwise; `gap` is the difference. Changes no
-model.
+time, and only the likeliest tokens are kept. If the two do not turn the last layer's stream into
+the model's logits, everything that the model does after that layer is applied instead. Invariant:
+the last layer's lens is the model's own answer, unless the user has chosen otherwise; `gap` is the
+difference. Changes no model.
 
 Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
 """
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _Floats = npt.NDArray[np.floating[Any]]
 _Ints = npt.NDArray[np.integer[Any]]
 Decode = Callable[[int], str] | Sequence[str] | Mapping[int, str]
-"""What makes text of a token's number."""
+"""Turns a token's number into text."""
 _ROUNDING = 0.01
 """How far a sum of probabilities may be from 1."""
 
@@ -57,11 +57,11 @@ class Lens:
         sites: the layers, such as `"blocks/0"`, or `"blocks[0]"` for one of a stack. The first is
             what the first block receives, `"blocks/0 input"`.
         unembed, norm: the sites that turn the stream into logits; `""` for no norm,
-            `"(function)"` for a function, `"(all after blocks/3)"` for all that the model does
-            after its last layer.
+            `"(function)"` for a function, `"(all after blocks/3)"` for everything that the model
+            does after its last layer.
         tokens: the k likeliest tokens, `[layers, *positions, k]`.
         probabilities: their probabilities.
-        answer: the token whose way is followed, `[*positions]`.
+        answer: the token that is followed through the layers, `[*positions]`.
         answer_probability: its probability, `[layers, *positions]`.
         answer_rank: its rank; 1 for the likeliest.
         gap: the largest difference between the logits of the last layer and the model's own; None
@@ -113,7 +113,7 @@ class Lens:
 
 
 def texts_by(decode: Decode | None) -> Callable[[_Ints], Any]:
-    """What makes texts of an array of tokens; without `decode` they stay numbers."""
+    """A function that turns an array of tokens into texts; without `decode` they stay numbers."""
     if decode is None:
         return lambda tokens: tokens
     text = decode if callable(decode) else decode.__getitem__
@@ -147,11 +147,11 @@ def lens(
         args: its arguments.
         unembed: the site that turns the normalised stream into logits: `"head"`, or
             `"token:attend"` for an embedding that is tied; or a function of an array. By default
-            the last matrix that makes as many classes as the model's output has; if no module has
-            it, or more happens to the logits (a soft cap, a pooling, a norm written by hand), all
-            that the model does after its last layer.
-        norm: the final norm before it, likewise; False for none. By default the norm whose output
-            it receives.
+            the last matrix that makes as many classes as the model's output has. If no module has
+            it, or more happens to the logits (a soft cap, a pooling, a norm written by hand), it is
+            everything that the model does after its last layer.
+        norm: the final norm before it, in the same way; False for none. By default the norm whose
+            output it receives.
         answer: the token to follow: a number, or an array of them that broadcasts to the
             positions. By default what the last layer says at each position.
         k: how many of the likeliest tokens to keep.
@@ -212,7 +212,7 @@ def lens(
 def readings(
     one: Observed, reading: Reading, place: Place, last: jax.Array, distribution: bool
 ) -> list[Reading | Rest]:
-    """How logits may be read from the stream at a place, the first first."""
+    """The ways in which logits may be read from the stream at a place, the preferred one first."""
     takes_it = reading.stream[-1:] in ((), last.shape[-1:])
     found: list[Reading | Rest] = [reading] if reading.unembed and takes_it else []
     rest = Rest(one, *place, distribution)
@@ -220,15 +220,15 @@ def readings(
 
 
 def names_of(read: Reading | Rest) -> tuple[str, str]:
-    """What stands for the unembedding and the norm of a reading."""
+    """The names of the unembedding and the norm of a reading."""
     return (read.words, "") if isinstance(read, Rest) else (read.unembed, read.norm)
 
 
 def explaining(
     one: Observed, reads: Sequence[Reading | Rest], last: jax.Array, own: Any, *, required: bool
 ) -> tuple[Reading | Rest, float | None]:
-    """The first reading that makes the model's own logits of its last stream, and how far it is
-    from them.
+    """The first reading that turns its last stream into the model's own logits, and how far off it
+    is.
 
     Raises:
         ValueError: none does, and one is required; or nothing makes logits.
@@ -250,7 +250,7 @@ def explaining(
 
 
 def makes_logits(rest: Rest, last: jax.Array, own: Any) -> bool:
-    """Whether a matrix makes logits of what comes in at a place."""
+    """Whether a matrix makes logits from what enters at a place."""
     held = Held(own.shape[-1])
 
     def run(x: Any) -> Any:
@@ -299,8 +299,10 @@ def _read(reading: Reading | Rest, k: int) -> Any:
 def stacked(
     one: Observed, streams: Sequence[Stream], end: Stream
 ) -> tuple[tuple[str, ...], jax.Array, jax.Array, Any]:
-    """The names of the layers, their residual streams as one array, the stream at the end, and the
-    pass's result. The first is what the first block receives, if that is a stream too.
+    """The layers' names, their residual streams as one array, the stream at the end, the pass's
+    result.
+
+    The first layer is what the first block receives, if that is a stream too.
     """
     first = streams[0].calls
     received = [i for i, x in enumerate(first.received) if _alike(x, streams[0])]
@@ -356,7 +358,7 @@ def token_at(token: Any, shape: Sequence[int]) -> jax.Array | None:
 
 
 def as_logits(own: jax.Array | None) -> tuple[jax.Array | None, bool]:
-    """A model's output as logits, and whether it is probabilities: then it is their logarithms."""
+    """A model's output as logits, and whether it is probabilities, which become logarithms."""
     if own is None:
         return None, False
     sums = jnp.abs(own.sum(-1) - 1) <= _ROUNDING
@@ -365,8 +367,10 @@ def as_logits(own: jax.Array | None) -> tuple[jax.Array | None, bool]:
 
 
 def gap_between(last: jax.Array, own: jax.Array | None) -> float | None:
-    """The largest difference of logits; the model's own may be those of the last position, or
-    logarithms of probabilities, which tell logits but for a number added to all.
+    """The largest difference of logits.
+
+    The model's own may be those of the last position, or logarithms of probabilities, which
+    determine logits up to a constant.
     """
     if own is not None and own.size != last.size:
         last = last[..., -1, :] if last.ndim > 2 else last
@@ -381,7 +385,7 @@ def gap_between(last: jax.Array, own: jax.Array | None) -> float | None:
 
 
 def fits(gap: float | None, own: jax.Array | None) -> bool:
-    """Whether a gap is but rounding."""
+    """Whether a gap is only rounding."""
     if gap is None or own is None:
         return False
     size = float(jnp.abs(jnp.where(jnp.isfinite(own), own, 0)).max())

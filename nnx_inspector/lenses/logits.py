@@ -59,10 +59,9 @@ class LogitAttribution:
 
     Attributes:
         sites: the sites that add to the stream, in the order of the pass (`"blocks/mlp[3]"` for a
-            layer of a stack); then `"(rest of the stream)"`, what is in the stream and no named
-            site adds; then `"(biases)"`, what the norm and the unembedding add by themselves; and,
-            where the model bends its logits afterwards (a soft cap), `"(not additive)"`, what
-            that changes.
+            layer of a stack); then `"(rest of the stream)"`, what no named site adds;
+            `"(biases)"`, what the norm and the unembedding add by themselves; and, if the model
+            bends its logits afterwards (a soft cap), `"(not additive)"`, what that changes.
         contributions: what each adds to the logit, `[sites, *positions]`.
         token: the token whose logit it is, `[*positions]`.
         logit: the logit, or the difference of two, `[*positions]`.
@@ -201,7 +200,7 @@ _End = tuple[str, str, int, tuple[int, ...]]
 
 
 def _addends(one: Observed, reading: Reading) -> tuple[_End, tuple[Addend, ...]]:
-    """Where the final stream is, and what is added to make it."""
+    """Where the final stream is, and its addends."""
     walk = Walk(one.stage.survey.jaxpr, one.stage.owner)
     ends: list[_End] = []
     first = reading.norm or reading.unembed

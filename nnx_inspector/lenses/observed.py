@@ -119,8 +119,8 @@ def observed(
     only: Any = ALL,
     known: Tracing | None = None,
 ) -> Iterator[Observed]:
-    """Trace `f(*args, **kwargs)` with the calls of all sites marked, unless the tracing of an equal
-    call is known.
+    """Trace `f(*args, **kwargs)` with the calls of all sites marked, unless an equal call was
+    traced.
 
     Raises:
         TypeError: `f` is not a module, a method of one, or a function of exactly one.
@@ -200,7 +200,7 @@ def arrays_in(tree: Any) -> list[Any]:
 
 
 def logits_in(out: Any) -> Any:
-    """The array of a model's output that is logits: the first that could be; None if none is."""
+    """The first array of a model's output that could be logits, or None."""
     floats = [x for x in arrays_in(out) if jnp.issubdtype(x.dtype, jnp.floating)]
     found = [x for x in floats if len(x.shape) >= 2]
     return next((x for x in found if x.shape[-1] >= 2), found[0] if found else None)

@@ -1,4 +1,4 @@
-"""Where a model turns its residual stream into logits: the last norm and what unembeds after it.
+"""Where a model turns its residual stream into logits: the last norm and the unembedding after it.
 
 Both are proposed from the traced pass or chosen by the user, and applied to any other value of the
 stream by calling the model's own modules. Invariant: what is used is named; a model in which they
@@ -42,7 +42,7 @@ from nnx_inspector.stats.summarize import in_words
 Unembed = str | Callable[[jax.Array], jax.Array] | None
 """A site, a function of the normalised stream, or None for a proposal."""
 Norm = str | Callable[[jax.Array], jax.Array] | Literal[False] | None
-"""Likewise; False for no norm."""
+"""The same for the norm; False for none."""
 FUNCTION = "(function)"
 UNREAD = (
     "If the model makes no logits over words or classes, a lens has nothing to read. Otherwise "
@@ -56,11 +56,11 @@ class Reading:
     """How logits are read from the residual stream.
 
     Attributes:
-        unembed, norm: the site of each; `"(function)"` for a function of the user's, `""` for no
-            norm, or for an unembedding that no module is.
-        stream: the shape of what the norm (or what unembeds, without a norm) receives in the pass;
-            () if it is not known.
-        proposed: whether both are proposals, and none is the user's choice.
+        unembed, norm: the site of each; `"(function)"` for a user's function, `""` for no norm, or
+            for an unembedding that is not a module.
+        stream: the shape of what the norm (or the unembedding, without a norm) receives in the
+            pass; () if unknown.
+        proposed: whether both are proposals, not the user's choice.
     """
 
     model: nnx.Module
@@ -89,7 +89,7 @@ class Reading:
 
 
 def reading_of(one: Observed, unembed: Unembed, norm: Norm) -> Reading:
-    """The reading of a pass, by the unembedding and the norm that are chosen, or proposed for None.
+    """The reading of a pass, by the chosen unembedding and norm, or by proposals for None.
 
     Raises:
         ValueError: a chosen site is not called, or nothing in the pass makes logits.
@@ -146,7 +146,7 @@ def _site(one: Observed, given: Any, what: str) -> Calls | None:
 
 
 def _proposed(one: Observed) -> str | None:
-    """The last module whose matrix makes as many classes as the model's output has, if one does."""
+    """The last module whose matrix makes as many classes as the model's output has, if any."""
     own = logits_in(one.shapes)
     if own is None or own.shape[-1] < 2:
         out = arrays_in(one.shapes)
@@ -165,7 +165,7 @@ def _proposed(one: Observed) -> str | None:
 
 
 def no_matrix(one: Observed) -> str:
-    """What is said of a model in which no matrix makes logits."""
+    """The error text for a model in which no matrix makes logits."""
     own = logits_in(one.shapes)
     last = max(_ends(one) or one.calls, key=lambda site: one.calls[site].last)
     module = module_at(one.model, parse_key(last)[0])
@@ -191,8 +191,9 @@ def _mixes(module: nnx.Module | None) -> bool:
 
 
 def _ends(one: Observed, after: str | None = None) -> list[str]:
-    """The calls, without others inside, that a site receives (by default: that the model returns)
-    something from, past those of modules without parameters (a dropout, a soft cap).
+    """The innermost calls from which a site (by default the model's result) receives something.
+
+    Modules without parameters (a dropout, a soft cap) are passed over.
     """
     edges, borders, _ = dataflow(one.stage.survey.jaxpr, one.stage.owner)
     before: dict[str, set[str]] = {}
@@ -225,7 +226,7 @@ def _is_within(site: str, path: Sequence[str]) -> bool:
 
 
 def _makes(one: Observed, site: str, classes: int) -> bool:
-    """Whether a site's module has a matrix and returns an array of so many classes."""
+    """Whether a site's module has a matrix and returns an array of this many classes."""
     returned, received = one.calls[site].returned, one.calls[site].received
     module = module_at(one.model, parse_key(site)[0])
     if module is None or _mixes(module) or not (len(returned) == 1 and len(received) == 1):
@@ -262,7 +263,7 @@ def _repeats_itself(calls: Calls) -> bool:
 
 
 def _group(site: str) -> str:
-    """The same for the blocks of a list, and for attributes with a number in their name."""
+    """A key that the blocks of a list share, and so do attributes with a number in their names."""
     return re.sub(r"\d+", "#", site)
 
 

@@ -1,9 +1,9 @@
-"""What a model does with its residual stream after a place of the pass: all the rest of it.
+"""Everything that a model does with its residual stream after a place of the pass.
 
-It serves where the final norm and what unembeds are not modules, or are not all that lies between
-the stream and the logits: a product with a tied embedding, a norm written by hand, a pooling, a
-soft cap. Invariant: given the stream of the pass, it returns the model's own logits. Changes no
-model.
+It serves where the final norm and the unembedding are not modules, or do not cover all that lies
+between the stream and the logits: a product with a tied embedding, a norm written by hand, a
+pooling, a soft cap. Invariant: given the stream of the pass, it returns the model's own logits.
+Changes no model.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Rest:
 
     Attributes:
         site, part, array: the place: a call, what it receives or returns, and which array of it.
-        distribution: whether the model returns probabilities, of which the logarithms are taken.
+        distribution: whether the model returns probabilities; the logits are their logarithms.
     """
 
     one: Observed
@@ -99,14 +99,13 @@ def _as_in_program(x: jax.Array, old: jax.Array, mapped: Sequence[int]) -> jax.A
 
 @dataclasses.dataclass
 class Held:
-    """Evaluates a function of the stream with the scales of its norms held: constants for the
-    derivative.
+    """Evaluates a function of the stream with the scales of its norms held constant.
 
     Attributes:
         classes: how many logits there are.
-        product: whether a matrix makes them of what depends on the stream.
+        product: whether a matrix makes them from what depends on the stream.
         window: whether a convolution over several positions does.
-        logits: the last sum or product that is linear in the stream and has so many classes.
+        logits: the last sum or product that is linear in the stream and has this many classes.
     """
 
     classes: int

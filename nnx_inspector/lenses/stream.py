@@ -1,9 +1,9 @@
 """The pass over the data of `top_examples`: batches go in, and what every unit keeps is merged.
 
-There is one program for each form of batch, which later passes over data use too. Where a pass
-takes less time than its start, several batches go through it together, one after the other.
-Invariant: the result is that of batch after batch. At most two programs wait on the device. Names
-no data and shows nothing.
+There is one program for each form of batch, which later passes over data use too. If a pass takes
+less time than its start, several batches go through it together, one after the other. Invariant:
+the result is that of batch after batch. At most two programs wait on the device. Names no data and
+shows nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Program:
 
     Attributes:
         held: the arrays of the model.
-        run: `(held, batches, found, numbers, salt) -> found`, where the batches are so `many`.
+        run: `(held, batches, found, numbers, salt) -> found`, for `many` batches.
     """
 
     held: list[Any]
@@ -71,8 +71,8 @@ class Stream:
         found, before: what is kept so far, on the device, and what was kept a pass ago.
         count: the number of examples so far.
         places, shape: the number of the axes of places, and their lengths.
-        waiting, numbers: the arrays and the numbers of the examples of batches that are still to
-            go through `program`, together.
+        waiting, numbers: the arrays and the example numbers of batches that will go through
+            `program` together.
         forms: by the shapes of batches that are only arrays, their program.
     """
 
@@ -215,9 +215,7 @@ class Stream:
 
 
 def _code_of(function: Function, nodes: tuple[Any, ...]) -> Any:
-    """A key of all that a trace depends on besides the arguments of the batch: the code, the
-    structure of the models, the forms of their arrays, and the settings.
-    """
+    """A key of everything that a trace depends on besides the arguments of the batch."""
     graphdef, state = nnx.split(nodes, graph=True)
     leaves, treedef = jax.tree.flatten(state)
     forms = tuple(jit.abstract(x) if is_array(x) else None for x in leaves)
@@ -226,7 +224,7 @@ def _code_of(function: Function, nodes: tuple[Any, ...]) -> Any:
 
 
 def _together(stage: Staged) -> int:
-    """How many batches go through one program in turn: many if a pass is shorter than its start."""
+    """How many batches go through one program: many if a pass is shorter than its start."""
     jaxpr = stage.survey.jaxpr
     touched = peak_bytes(jaxpr) + sum(x.nbytes for x in stage.inputs)
     return 1 if jaxpr.effects else max(1, min(MOST_TOGETHER, TOUCHED // max(1, touched)))

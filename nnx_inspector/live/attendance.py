@@ -19,7 +19,7 @@ from nnx_inspector.perturbations.slots import Place
 from nnx_inspector.recordings.facts import Uncalled
 
 MEASURED = 3
-"""The measured steps without a call of the model after which a running loop is reported."""
+"""A running loop is reported after this many measured steps without a call of the model."""
 STEPS = 20
 """The steps that must have passed in all: another model, or an evaluation, may come first."""
 
@@ -49,7 +49,7 @@ class Seen:
 
     Attributes:
         others: type -> calls of modules of the model's types that are not the model's.
-        doubtful: type -> those of the calls in `others` that may be the model's after all.
+        doubtful: type -> those of `others` that may be the model's after all.
         executables: calls of executables that were compiled ahead of time.
         twins: whether a program has two trees that may be the model.
     """
@@ -155,7 +155,7 @@ class Attendance:
         return bool(seen.executables or seen.twins or self._model in seen.doubtful)
 
     def uncalled(self, *, over: bool) -> Uncalled | None:
-        """What to say if no measured step has called the model; None if one has, or if that is not
+        """The report if no measured step has called the model; None if one has, or if it is not
         certain yet.
 
         Args:
@@ -193,8 +193,8 @@ class Attendance:
     def idle(
         self, expected: Iterable[Expected], reached: Reached, passes: list[Taken]
     ) -> dict[int, str]:
-        """Number of a handle -> why its perturbation does not act, "" if it acts. Handles about
-        which nothing is known are missing.
+        """Number of a handle -> why its perturbation does not act, "" if it acts. Unknown ones are
+        missing.
 
         Args:
             expected: the perturbations that should act in these steps.

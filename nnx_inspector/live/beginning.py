@@ -24,14 +24,7 @@ from nnx_inspector.stats.measure_gauges import is_sampled, sampled, varied
 
 @ours()
 def beginning(gate: Any, args: Any, kwargs: Any, context: Context) -> tuple[tuple[str, ...], Any]:
-    """The paths of the parameters of a call's module and `VARIED`, and a row for each.
-
-    Args:
-        gate: bool[], whether anything is measured.
-        args: the call's positional arguments.
-        kwargs: its keyword arguments.
-        context: its module and path.
-    """
+    """The paths of the parameters of a call's module and `VARIED`, and a row for each."""
     held: dict[str, jax.Array] = {}
     for path, variable, value in contents(context.module):
         is_kept = isinstance(variable, (nnx.Param, nnx.BatchStat))

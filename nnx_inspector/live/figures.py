@@ -83,8 +83,8 @@ class Observer:
         Args:
             gauges: see `gauges_of` and `told_gauges`.
             states: the states of its parameters.
-            follow: whether to compare the parameters with those of the pass before; False for a
-                pass outside the loop, which is not part of its history.
+            follow: whether to compare the parameters with the pass before; False for a pass outside
+                the loop, which is not part of its history.
         """
         calls = [self._calls(site, vectors, states) for site, vectors in gauges.items()]
         numbers, rows, masks = read(calls)

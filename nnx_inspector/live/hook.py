@@ -2,9 +2,9 @@
 
 The outermost call begins a pass: it asks the host for its ticket, whether it is measured, and the
 numbers of its perturbations. Then it runs as it stands, in the user's own trace, and its marks are
-harvested as they run. One message sends all outputs to the host, one all cotangents; both hold the
-ticket. Invariant: a callback never raises (its errors are counted), and equal hooks share programs.
-A hook holds names and numbers alone: its session may be gone.
+harvested as they run. One message sends all outputs to the host, and one all cotangents; both hold
+the ticket. Invariant: a callback never raises (its errors are counted), and equal hooks share
+programs. A hook holds only names and numbers, because its session may be gone.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Threads(threading.local):
 
     @contextlib.contextmanager
     def running(self, session: int, asked: Asked) -> Iterator[None]:
-        """Know the pass of a session that this thread runs."""
+        """While inside, this thread runs a pass of the session."""
         self.asked[session] = asked
         try:
             yield
@@ -85,10 +85,10 @@ _threads = _Threads()
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """The hook of a session. It has only names, numbers and places: equal hooks share programs.
+    """The hook of a session. It holds only names, numbers and places: equal hooks share programs.
 
     `inside` marks the hook for calls within a pass: a block that is jitted by itself has one
-    program there and another one where it is called directly, as a pass of its own.
+    program there, and another one where it is called directly, as a pass of its own.
     """
 
     session: int
@@ -292,7 +292,7 @@ class Watch:
 
 
 def _tap(x: jax.Array, sink: jax.Array, **how: Any) -> jax.Array:
-    """The user's program computes no cotangent for us."""
+    """`x`; the user's program computes no cotangent for us."""
     return observe_cotangent(x, sink, always=False, **how)
 
 
@@ -340,7 +340,7 @@ def _drawn(one: EagerPass) -> dict[int, Where]:
 
 
 def _differentiable(module: Any, arguments: Any) -> list[Any]:
-    """What a call may be differentiated by: tracers of its module and of its arguments."""
+    """What a call may be differentiated with respect to: tracers in its module and arguments."""
     held = [value for _, _, value in contents(module)] if isinstance(module, nnx.Module) else []
     leaves = [*held, *jax.tree.leaves(arguments)]
     return [
@@ -351,7 +351,7 @@ def _differentiable(module: Any, arguments: Any) -> list[Any]:
 
 
 def _tied(out: Any, zero: jax.Array) -> Any:
-    """What a call returns, dependent on a message."""
+    """What a call returns, made dependent on a message."""
     leaves = list(jax.tree.leaves(out, is_leaf=is_whole))
     for index, leaf in enumerate(leaves):
         if is_observable(leaf) and isinstance(leaf, jax.Array):

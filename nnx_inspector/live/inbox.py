@@ -33,7 +33,7 @@ class Sent:
         gauges: site -> the gauge of each call, `[..., LENGTH]`.
         states: parameter's path -> its state.
         calls: the outermost calls in shapes, None for a call that cannot be described.
-        members: how many members of an ensemble the pass is of; 0 for none.
+        members: how many members of an ensemble the pass runs; 0 for none.
     """
 
     arrived: Arrived = dataclasses.field(default_factory=lambda: {})
@@ -47,11 +47,12 @@ class Sent:
 
 
 Message = Callable[[Sent], None]
-"""Adds what it says. It is read by whoever needs it first: the program does not wait for that."""
+"""Adds its content to `Sent`. Whoever needs it first reads it: the program does not wait for that.
+"""
 
 
 MOST_AWAITING = 32
-"""How many sampled passes are kept back for the messages of the oldest of them."""
+"""The most sampled passes that wait for the messages of the oldest of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,12 +154,13 @@ class Inbox:
         return any(np.any(np.asarray(s.bins)[..., NAN_BIN]) for s in summaries)
 
     def take(self, *, besides: int = 0, before: float = math.inf) -> list[Taken]:
-        """Take the sampled passes, oldest first, and leave the newest `besides` for later, with
-        those from the first on that awaits a message. 0 leaves none.
+        """Take the sampled passes, oldest first, except the newest ones and those that await a
+        message.
 
         Args:
-            besides: see above.
-            before: of the passes taken, all have smaller numbers.
+            besides: how many of the newest to leave, with all from the first that awaits a message
+                on; 0 leaves none.
+            before: only passes with smaller numbers are taken.
         """
         with self._lock:
             numbers = [number for number in self._ready(besides) if number < before]

@@ -1,6 +1,6 @@
-"""What a watched program asks the host, and what it tells the host of a pass.
+"""What a watched program asks the host, and what it reports to the host about a pass.
 
-A program holds these objects, and may outlive the session: they have names and numbers alone, and
+A program holds these objects and may outlive the session, so they hold only names and numbers and
 find the session by its number. Invariant: no error reaches the user's training step; it is counted
 and shown instead.
 """
@@ -71,13 +71,13 @@ class Asked:
         session: the number of the session.
         keys: the sites that have a row.
         places: the other places that the program has room for.
-        claim: by which the module that is called is the model's; None if it certainly is.
+        claim: the claim by which the called module is the model's; None if it certainly is.
         devices: how many devices ask for each pass.
 
     Attributes:
         reached: the sites that the program calls, and the places that act there.
         unseen: site -> why it cannot be seen.
-        sends: which messages the program sends in each pass that is measured.
+        sends: which messages the program sends in each measured pass.
     """
 
     def __init__(
@@ -136,10 +136,9 @@ class Where:
     """Where something was measured.
 
     Attributes:
-        site: the site.
-        rank: how many axes of what was measured are rows, one for each scan around the site.
-        apart: whether it was measured of each member of the ensemble that sends it; otherwise of
-            all together, and each sends the same.
+        site: the site. rank: how many leading axes are rows, one for each scan around the site.
+        apart: whether each member of the ensemble sends its own figures; otherwise all send the
+        same.
     """
 
     site: str
@@ -222,7 +221,7 @@ class Cotangents:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """Notes how many passes have begun when the programs started before have ended."""
+    """Notes how many passes had begun when the programs started before have ended."""
 
     session: int
 

@@ -1,11 +1,10 @@
 """The jitted calls of a watched step, so that they can be recompiled before they are made again.
 
-A call is noted, without its arrays, when jax has no program for it under a session's layer, or
-in a step that runs bare while the measured program is still missing.
-Compiling it again under other layers, and under the jax settings that it was made with, fills the
-caches that the user's next call uses. Invariant: no array is kept alive, and only calls of the
-session's steps are noted. A bare primitive outside jit is not covered: jax recompiles it in the
-caller's thread.
+A call is noted, without its arrays, when jax has no program for it under a session's layer, or in a
+step that runs bare because the measured program is still missing. Compiling it again under other
+layers, with the jax settings that it was made with, fills the caches that the user's next call
+uses. Invariant: no array is kept alive, and only calls of the session's steps are noted. A bare
+primitive outside jit is not covered: jax recompiles it in the caller's thread.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class JitCalls:
     """The different calls made under one session's layer. Any thread may use it.
 
     Args:
-        mine: whether a layer is the session's. None: note what the thread that listens calls.
+        mine: whether a layer is the session's. None notes what the listening thread calls.
     """
 
     def __init__(self, mine: Callable[[Layer], bool] | None):

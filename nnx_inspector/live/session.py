@@ -81,9 +81,9 @@ class Session:
         tree: which of several trees of the model's structure is the model; see `Lookalikes`.
 
     Attributes:
-        blurred: the stacks whose layers could not be told apart.
-        bare: whether the step that begins runs bare although it is to be measured, while the
-            program that measures it is compiled.
+        blurred: the stacks whose layers cannot be told apart.
+        bare: whether the next step runs bare although it should be measured, because the program
+            that measures it is still being compiled.
         stacks: sites whose layers are also measured separately, if they can be.
         places: the places that programs have room for, from the next `open` on.
     """
@@ -150,7 +150,7 @@ class Session:
         listeners[self.number] = self
 
     def finish(self) -> None:
-        """End a loop, none of whose programs is running. What later programs send is ignored."""
+        """End a loop. None of its programs may be running; what later programs send is ignored."""
         listeners.pop(self.number, None)
         # other calls, of a twin say, are seen in a new trace alone: other sessions must trace again
         if self._has_number and self._may_share:
@@ -183,7 +183,7 @@ class Session:
         self.setting = setting if isinstance(setting, Setting) else Setting(rows=dict(setting))
 
     def sample(self, every: int) -> None:
-        """Sample every so many of the next passes, 0 for none; see `Inbox.every`."""
+        """Sample every `every`-th of the next passes, 0 for none; see `Inbox.every`."""
         if every != self.inbox.every:
             started.wait()  # passes that this thread has started may not have begun
             self.inbox.every = every
@@ -347,13 +347,14 @@ class Session:
 
     @property
     def tells_steps_apart(self) -> bool:
-        """Whether `step_ends` is certain to: elsewhere it was not tried."""
+        """Whether `step_ends` is reliable here; it was tried on CPUs only."""
         return jax.default_backend() == "cpu" and native.serves_here()
 
     def step_ends(self) -> jax.Array:
-        """Start a program that tells the passes which this thread has started from later ones, and
-        return what to pass to `passes_of`: jax runs the programs of a CPU in the order in which a
-        thread has started them.
+        """Start a program that separates this thread's passes so far from later ones; see
+        `passes_of`.
+
+        jax runs the programs of a CPU in the order in which a thread has started them.
         """
         with started.fast_path(EFFECT):
             return _end(Ended(self.number))
@@ -365,7 +366,7 @@ class Session:
         return self.inbox.take(before=count), count
 
     def close(self) -> None:
-        """Close the session, perhaps in a loop: what its programs still send is ignored."""
+        """Close the session, even in a loop: what its programs still send is ignored."""
         self._may_share = False
         self._arming.close()
         listeners.pop(self.number, None)

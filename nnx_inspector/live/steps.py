@@ -152,8 +152,8 @@ def _how_many(batches: Iterable[Any]) -> int | None:
 class Region:
     """`with insp.watch(every=10):` around a loop that cannot iterate over `insp.watch(batches)`.
 
-    Passes 0, `every`, 2 * `every` and so on of the model are measured. A perturbation acts from
-    the next pass on, wherever in a step that is. A `tick` in each step marks the steps.
+    Passes 0, `every`, 2 * `every` and so on of the model are measured. A perturbation acts from the
+    next pass on, even within a step. A `tick` in each step marks the steps.
     """
 
     def __init__(self, owner: Owner, session: Session, every: int):
@@ -228,7 +228,7 @@ class Region:
 
 
 class _Receiver:
-    """Hands on the passes that are complete, in a thread of its own."""
+    """Hands on complete passes, in a thread of its own."""
 
     def __init__(self, owner: Owner, session: Session, first: int):
         self._owner, self._session, self._first = owner, session, first

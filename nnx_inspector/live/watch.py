@@ -41,8 +41,7 @@ def watch(
     """Record the passes that this thread makes through a model, which stays jitted and unchanged.
 
     A pass is a call of the model, and its number is the step in the recording. Passes 0, `every`,
-    2 * `every` and so on are measured, inside the compiled program. The README has a table of
-    the costs.
+    2 * `every` and so on are measured, inside the compiled program. The README lists the costs.
 
     Args:
         model: the model to record. Other models of the same class are not recorded.
@@ -51,7 +50,7 @@ def watch(
         gradients: whether to measure the gradients of activations too.
         save: a file to write each pass to when the next one begins, so that a process that is
             killed loses at most one. `nni.load` reads it. An existing file is replaced.
-        tree: which tree is the model, where one program merges several of its structure; see
+        tree: which tree is the model, if one program merges several of its structure; see
             `Inspector.watch`.
 
     Yields:
@@ -152,7 +151,7 @@ class _Recorder:
         self._stack(session, stacks)
 
     def _tell_apart(self, session: Session, sent: Sent) -> None:
-        """Give rows to the members of an ensemble, whose calls no trace of the model shows."""
+        """Give rows to the members of an ensemble, whose calls the model's trace does not show."""
         apart = {
             site: sent.members
             for (site, _), found in sent.arrived.items()

@@ -41,7 +41,7 @@ from nnx_inspector.program.survey import Marked
 
 
 def layers_for(selection: Selection, received: Iterable[str]) -> LayersOf:
-    """The layers that mark the selected outputs, and the inputs of the sites that are given."""
+    """The layers that mark the selected outputs, and the inputs of the given sites."""
     sites = list(dict.fromkeys(received))
     inputs = Selection(sites) if sites else None
 

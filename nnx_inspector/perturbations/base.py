@@ -3,9 +3,9 @@
 The numbers that a person drags or learns (a factor, a mask) are pytree data; the settings that
 change the code (an axis, a dtype) are static. A kind's class is its whole definition: what it does
 to an array, its form on the screen, and the Python text of an instance. Invariants: a misfit with
-an array is reported before anything runs; a text that is not `short` is valid Python, with every
-digit, or "". A part of any kind (`only`) is the one way to spare the rest of an array. Defines no
-other kind.
+an array is reported before anything runs; a text that is not `short` is valid Python with every
+digit, or "". `only`, a part of any kind, is the one way to leave the rest of an array unchanged.
+Defines no other kind.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Kind:
 
     @property
     def kind_name(self) -> str:
-        """The name of its kind; of a part, that of the kind it is a part of."""
+        """The name of its kind; for a part, the name of the whole's kind."""
         return type(self).__name__
 
     @classmethod
@@ -289,7 +289,7 @@ class OfPart(Kind):
         return on if self.example is None else on & _along(self.example, shape, 0)
 
     def misfit(self, shape: tuple[int, ...]) -> Refusal | None:
-        """Why there is no such part of an array, as far as its numbers are known."""
+        """Why an array has no such part, as far as the part's numbers are known."""
         for value, axis, what in ((self.units, self.axis, "unit"), (self.example, 0, "example")):
             if value is None:
                 continue

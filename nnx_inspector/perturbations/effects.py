@@ -36,7 +36,7 @@ class Differences:
             floating-point arrays that its calls return.
         kl: if the model returns one array of logits, the mean KL(clean || perturbed) in nats;
             otherwise NaN.
-        top1_changed: likewise, the fraction of predictions that changed.
+        top1_changed: for logits, the fraction of predictions that changed; otherwise NaN.
     """
 
     sites: dict[str, Any]
@@ -90,9 +90,9 @@ def _values(stage: Staged, seen: list[Any]) -> dict[str, list[Any]]:
 
 
 Logits = bool | Callable[[Any], Any] | None
-"""Which part of an output is logits. True: its one array; a function: what it returns for the
-output; False: none; None: its one array, if that is floating-point and of rank 2 or more, and the
-loss takes a maximum over its last axis, as a softmax and an accuracy do."""
+"""Which part of an output is logits: True for its one array, a function of the output, False for
+none. None: its one array, if that is floating-point and of rank 2 or more, and the loss takes a
+maximum over its last axis, as a softmax and an accuracy do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,8 +318,10 @@ def _root_of_squares(xp: Any, arrays: Sequence[Any], scale: Any) -> Any:
 
 
 def _kl(xp: Any, clean: Any, perturbed: Any) -> Any:
-    """The mean over rows of the sum of q - p - p log(q/p). Each term is at least 0, so a small
-    divergence is not a difference of large numbers. A class with p = 0 contributes its q.
+    """The mean over rows of the sum of q - p - p log(q/p), whose terms are at least 0.
+
+    So a small divergence is not a difference of large numbers. A class with p = 0 contributes its
+    q.
     """
     log_p, log_q = _log_softmax(xp, clean), _log_softmax(xp, perturbed)
     p, q = xp.exp(log_p), xp.exp(log_q)

@@ -32,10 +32,10 @@ from nnx_inspector.program.stage import Staged
 from nnx_inspector.program.survey import Marked, Survey
 
 NONE = -1
-"""The gate number that stands for no gate."""
+"""The gate number that means no gate."""
 Open = Mapping[str, Any]
-"""For each site with gates, whether each is open: bool, shaped like the loops around the site (and
-its units, if they have gates of their own)."""
+"""For each site with gates, whether each is open: bool, shaped like the loops around the site, and
+its units if they have gates."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _depths(found: Survey) -> dict[tuple[str, ...], int]:
 
 
 def default_of(stage: Staged, sites: Collection[str], part: str) -> Perturbation:
-    """The kind that tells sites apart: Mean in a chain whose outputs have a batch to average."""
+    """The kind that distinguishes sites: Mean in a chain whose outputs have a batch to average."""
     here = [m for m in stage.survey.marks if m.part == OUTPUT and m.site in sites]
     averaged = all(
         all(m.differentiable) and not any(m.mapped) and all(x.shape[:1] > (1,) for x in m.avals)
@@ -214,10 +214,11 @@ def default_of(stage: Staged, sites: Collection[str], part: str) -> Perturbation
 
 
 def _is_chain(stage: Staged, sites: Collection[str], part: str) -> bool:
-    """Whether each of the sites passes on all that the result takes from the call's arrays.
+    """Whether everything that the result takes from the call's arrays passes through each of the
+    sites.
 
-    Zeros at any of them then leave the result as little of the arrays as zeros at another. A body
-    that is not simply called (of a loop, a branch) counts as passing everything by.
+    Zeros at any of them then leave the result equally little of the arrays. A body that is not
+    simply called (a loop, a branch) counts as bypassing everything.
 
     Args:
         stage: the traced call, with the marks of the sites.

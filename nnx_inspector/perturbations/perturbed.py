@@ -223,8 +223,9 @@ def _by_rules(rules: Sequence[_Rule]) -> Callable[[Marked], list[Act]]:
 
 
 def _check(stage: Staged, rules: Sequence[_Rule]) -> None:
-    """Raise if a rule meets no call, or a perturbation has no meaning at its site. In an eager call
-    the former is known only once it has run; the latter is raised at the mark.
+    """Raise if a rule meets no call, or a perturbation has no meaning at its site.
+
+    In an eager call the former is known only after the run; the latter is raised at the mark.
     """
     found = stage.survey.marks
     for rule in rules:

@@ -136,8 +136,8 @@ class Setting:
             program has room; see `region.row_of`. They act before the site's places.
         places: the other places, in the order in which they act.
         data: for each of these places, whether it is on, and its numbers.
-        parameters: places of parameter kinds. They are separate because only our own program,
-            which takes the model's state as an argument, can replace parameters for one pass.
+        parameters: places of parameter kinds. They are separate because only our own program, which
+            takes the model's state as an argument, can replace parameters for one pass.
         parameter_data: for each of these, whether it is on, and its numbers.
     """
 
@@ -182,14 +182,14 @@ class Setting:
         )
 
     def is_like(self, other: Setting) -> bool:
-        """Whether two settings do the same by the same program."""
+        """Whether two settings have the same effect and the same program."""
         if self.code != other.code or dict(self.rows) != dict(other.rows):
             return False
         mine, others = (jax.tree.leaves((s.data, s.parameter_data)) for s in (self, other))
         return all(a is b or a.tobytes() == b.tobytes() for a, b in zip(mine, others, strict=True))
 
     def does_as(self, other: Setting) -> bool:
-        """Whether two settings do the same, ignoring places that are off."""
+        """Whether two settings have the same effect, ignoring places that are off."""
         return self._done().is_like(other._done())
 
     def _done(self) -> Setting:
@@ -206,7 +206,7 @@ class Setting:
         )
 
     def in_one(self) -> Setting:
-        """The same, with the places of parameters after the others, as a watched loop has them."""
+        """The same setting with parameter places after the others, as a watched loop has them."""
         return dataclasses.replace(
             self,
             places=(*self.places, *self.parameters),

@@ -116,15 +116,15 @@ def _perturbed(
 def parameters_within(
     module: nnx.Module, prefix: Path, rules: Sequence[ParameterRule]
 ) -> Iterator[set[str]]:
-    """Within the context the Variables of a module hold their perturbed values, for a call in the
-    user's own program.
+    """A context in which a module's Variables hold perturbed values, for a call in the user's
+    program.
 
-    A parameter (`nnx.Param`) has its own value afterwards, and another Variable too unless the call
-    has written to it.
+    Afterwards a parameter (`nnx.Param`) has its own value again, and so has another Variable unless
+    the call has written to it.
 
     Args:
-        rules: the perturbations; of one that chooses a layer it is known that the layers lie along
-            the first axis.
+        rules: the perturbations. If one chooses a layer, the layers are known to lie along the
+            first axis.
 
     Returns:
         The patterns of the rules that have changed something.
@@ -205,7 +205,7 @@ def _stack_lengths(jaxpr: Any, number: int) -> tuple[int, ...]:
 def with_own_parameters(
     stage: Staged, out: Sequence[Any], replaced: Mapping[int, Any]
 ) -> list[Any]:
-    """The outputs; a parameter that the call returns unchanged is the model's own there."""
+    """The outputs, with the model's own array for each parameter that the call leaves as it is."""
     if not replaced:
         return list(out)
     if stage.eager:

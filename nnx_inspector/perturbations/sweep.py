@@ -55,8 +55,8 @@ RESULT = "result"
 LARGEST_CHUNK = 32
 """Larger chunks are hardly faster, and a sweep can be stopped only between two chunks."""
 CACHE = 8 << 20
-"""Bytes of a chunk's values on a CPU. Beyond the size of its caches, passes at once are slower than
-one by one (50 passes of 6 MB: 5.7 s one by one, 7 to 9 s in chunks of 4 to 32)."""
+"""Bytes of a chunk's values on a CPU. Beyond its caches, passes together are slower than one by one
+(50 passes of 6 MB: 5.7 s one by one, 7 to 9 s in chunks of 4 to 32)."""
 _OWN = ("site", "unit", "loss", "loss_change", "output_change", "kl", "top1_changed", "why_not")
 
 
@@ -327,8 +327,10 @@ class _Pass:
         return found
 
     def program(self, is_open: Open, is_first: Any, clean: Any, data: Any) -> Any:
-        """One chunk: a pass for each row of `is_open`. The first pass of the first chunk is the
-        clean one; its results are returned, to be passed to the other chunks.
+        """One chunk: a pass for each row of `is_open`.
+
+        The first pass of the first chunk is the clean one; its results are passed to the other
+        chunks.
         """
         if len(next(iter(is_open.values()))) == 1:  # some primitives have no batching rule
             made = self.run({site: gate[0] for site, gate in is_open.items()}, data)

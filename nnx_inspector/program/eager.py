@@ -4,8 +4,8 @@ This is for calls that cannot be traced because their code reads the values of a
 calls within a user's own program, which are traced already. Values stay the caller's own, arrays or
 tracers. Each mark, and each jitted function, scan or cond that holds marks, is passed to this
 module when it runs, and is harvested as it would be from a jaxpr. Invariant: the measurements are
-those of a traced call, in the same order, and the call's results do not change. Of an eager call,
-an inner transform compiles once for its program: a loop over tokens compiles one token.
+those of a traced call, in the same order, and the call's results do not change. In an eager call,
+an inner transform compiles once per program: a loop over tokens compiles one token.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ class EagerPass:
 
     Args:
         plan: what to do at the marks.
-        seed: a zero by which the run is differentiated, or None. Every measured value depends on
-            it, and so has a cotangent.
+        seed: a zero with respect to which the run is differentiated, or None. Every measured value
+            depends on it, and so has a cotangent.
         sinks_of: gives the sinks whose gradients are wanted; only their shapes count.
         calls: filled with the number of each mark, see `survey.call_numbers`.
 
     Attributes:
         seed: as above; it may be set until the run.
         seen: what was seen for each item of the survey, as `evaluate` returns it.
-        sinks: likewise the number of each sink.
+        sinks: for each item, the numbers of its sinks.
         received: what the sinks receive, by their numbers.
     """
 
@@ -108,7 +108,7 @@ class EagerPass:
 
     @property
     def survey(self) -> Survey:
-        """The run as a survey, of a program without outputs that has the equations with marks."""
+        """The run as the survey of a program without outputs."""
         program = types.SimpleNamespace(
             eqns=self._equations, invars=[], outvars=[], constvars=[], effects=()
         )

@@ -171,8 +171,7 @@ def is_input(leaf: Any) -> bool:
 class WatchedCall:
     """The outermost call of a pass when its program was traced, with shapes in place of arrays.
 
-    Attributes:
-        path: the path of the module that was called.
+    `path` is the path of the module that was called.
     """
 
     path: str

@@ -210,14 +210,14 @@ def _run_mark(
 
 
 def _of_members(f: Callable[..., Any], axis: int) -> Callable[..., Any]:
-    """A function of an array, for each member of an ensemble, with the entries of other trees."""
+    """A function of an array, applied to each member of an ensemble."""
     return lambda x, *others: jax.vmap(f, in_axes=(axis, *(0,) * len(others)), out_axes=axis)(
         x, *others
     )
 
 
 def _for_each(marked: Marked, axis: int | None, found: Any) -> Any:
-    """What was found of an array, for each member of an ensemble: also if all share the array."""
+    """What was found in an array, for each member of an ensemble, even if all share the array."""
     if axis is not None or not marked.members:
         return found
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (marked.members, *x.shape)), found)

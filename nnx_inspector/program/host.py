@@ -49,8 +49,8 @@ def ask(
             a call for each iteration.
         once: whether to make exactly one call; otherwise there may be two. Within a while loop,
             exactly one would prevent the program from being differentiated.
-        device: within a `shard_map`, the number of the device, with which `host` is called then;
-            it returns the same to all of them.
+        device: within a `shard_map`, the number of the device, which is then passed to `host`; all
+            devices must get the same answer.
     """
     of = [] if device is None else [device]
     operands = [*of, *(x for tree in after for x in _first_element(tree))]
@@ -62,7 +62,7 @@ def ask(
 
 
 def _first_element(tree: Any) -> list[jax.Array]:
-    """A list of one number of a tree as float32, enough to depend on the tree; empty for none."""
+    """A list of one number of a tree, as float32, to depend on it; empty for an empty tree."""
     for leaf in jax.tree.leaves(tree):
         if is_observable(leaf) and leaf.size and jit.is_tracer(leaf):
             return [left_to_the_compiler(_first, jax.lax.stop_gradient(leaf))]

@@ -224,8 +224,8 @@ def observe_cotangent(
         sink: zeros, `[packed_size(x.dtype)]` of `sink_dtype(x.dtype)`.
         sample: see `summarize`.
         gate: bool[], whether it is measured, or None; see `measured_if`.
-        always: whether to compute a cotangent that the program would not compute, of a value that
-            depends on nothing it differentiates by.
+        always: whether to compute a cotangent even if the program would not, because the value does
+            not depend on what is differentiated.
         apart: see `measured_if`.
     """
     gates = [] if gate is None else [gate]
@@ -275,11 +275,11 @@ def measured_if(
     *,
     apart: bool = False,
 ) -> Any:
-    """`measure(x, gate)`, which is zeros unless the gate is open. Under vmap it is of the whole
-    batch, once; or `apart`, of each entry of the one vmap here, which maps the members of an
-    ensemble.
+    """`measure(x, gate)`, which is zeros unless the gate is open.
 
-    `measure` is hashable: equal functions share what is traced.
+    Under vmap it covers the whole batch at once; with `apart`, each entry of the one vmap here,
+    which maps the members of an ensemble. `measure` is hashable: equal functions share what is
+    traced.
     """
     x = jax.lax.stop_gradient(x)
     return _gated(measure, apart and are_mapped([x]))(gate, x)

@@ -1,9 +1,9 @@
-"""Tells the members of a vmapped ensemble from the examples of a batch.
+"""Distinguishes the members of a vmapped ensemble from the examples of a batch.
 
-A `vmap` maps the parameters of the modules that are called inside only if these are an ensemble. A
-mark within such a call notes which of the axes that vmaps add holds the members. Invariant: an axis
-is that of members only if the parameters are mapped by the same `vmap`; what a cached trace holds
-(a module that is jitted by itself) is not known, and its members are measured together.
+A `vmap` maps the parameters of the modules called inside only if these are an ensemble. A mark
+within such a call notes which axis the members have. Invariant: an axis is that of members only if
+the same `vmap` maps the parameters; what a cached trace holds (a module that is jitted by itself)
+is not known, and its members are measured together.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Members:
 
     Attributes:
         count: how many there are.
-        levels: for each operand, how many of the vmaps that map it are within the ensemble's; None
+        levels: for each operand, how many of the vmaps that map it are inside the ensemble's; None
             if all members share the operand.
     """
 
@@ -85,13 +85,13 @@ def ensemble_of(module: Any) -> Ensemble | None:
 
 
 def are_mapped(values: Any) -> bool:
-    """Whether the one vmap here maps any of some values, as far as is known here."""
+    """Whether the one vmap here maps any of some values, if known."""
     here = jit.vmaps_here()
     return len(here) == 1 and any(here[0] is vmap for x in values for vmap, _ in jit.vmaps_of(x))
 
 
 _number = Primitive("nnx_inspector_member")
-"""The number of a member of an ensemble whose parameter the operand is."""
+"""The number of the ensemble's member whose parameter the operand is."""
 _number.def_impl(lambda _: jnp.int32(0))
 _number.def_abstract_eval(lambda _: ShapedArray((), jnp.dtype("int32")))
 mlir.register_lowering(_number, mlir.lower_fun(lambda _: jnp.int32(0), multiple_results=False))

@@ -27,9 +27,9 @@ class Kept:
     """What was kept of one array.
 
     Attributes:
-        value: the array, or the result of a reduction; None if it was not asked for.
-        units: figures for each unit of an axis; None if they were not asked for, or the array
-            has no such axis or more than `MAX_UNITS` units.
+        value: the array, or the result of a reduction; None if not wanted. units: figures for each
+        unit of an axis; None if not wanted, or if the array has no such axis
+            or more than `MAX_UNITS` units.
     """
 
     value: Any = None
@@ -95,15 +95,14 @@ class Plan:
     Attributes:
         summarise: whether values are reduced to summaries.
         perturb: `(mark, arrays, rows) -> arrays` for outputs and inputs; it may close over arrays.
-            `rows` is the attribute below.
         numbered: whether `perturb` depends on the number of the call at its site.
         rows: for each enclosing scan, outermost first: the iteration's index and their number.
         keep: what to keep besides summaries.
-        sample: distributions are of every `sample`-th slice of a value; see `summarize`.
+        sample: see `summarize`.
         tap: the function that ties a value to its sink: `(value, sink, sample=) -> value`.
         unmeasured: the sites that are only perturbed.
-        gate: bool[], whether anything is measured when the program runs; None if it is. Under a
-            vmap around the call, what it gates is measured of the whole batch.
+        gate: bool[], whether the program measures anything when it runs; None if it always does.
+            Under a vmap around the call, it gates the measurement of the whole batch.
         apart: whether this vmap maps the members of an ensemble, and each is measured.
     """
 

@@ -45,10 +45,11 @@ _TAG = "nnx_inspector"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tracing:
-    """What tracing a call gave: it serves every other call of an equal form. Holds no array of it.
+    """The result of tracing a call, which serves every other call of an equal form. Holds no array
+    of it.
 
     Attributes:
-        survey, owner, calls: as of `Staged`.
+        survey, owner, calls: as in `Staged`.
         result: what the call returned and what it left behind, without arrays.
         written: to which kinds of references it writes.
     """
@@ -60,7 +61,7 @@ class Tracing:
     written: set[str]
 
     def receiving(self, sites: Collection[str]) -> Tracing:
-        """The same; of the marks on what a site receives only those of these sites."""
+        """The same, with marks on received values only for these sites."""
         found = self.survey.only(lambda mark: mark.part != INPUT or mark.site in sites)
         return dataclasses.replace(self, survey=found)
 
@@ -151,13 +152,12 @@ def staged(
     may_run: bool = False,
     known: Tracing | None = None,
 ) -> Iterator[Staged]:
-    """Trace `function(*args, **kwargs)` with `layers(scope, owner)` open, unless the tracing of an
-    equal call is known.
+    """Trace `function(*args, **kwargs)` with `layers(scope, owner)` open, unless an equal call was
+    traced.
 
     Nothing runs on a device. Within the context `finish` may update the modules. `roots` are the
-    modules that paths are relative to, by default those among the arguments. With `may_run`, a
-    call that cannot be traced runs eagerly when it is evaluated, provided that its arguments are
-    concrete.
+    modules that paths are relative to, by default those among the arguments. With `may_run`, a call
+    that cannot be traced runs eagerly when it is evaluated, if its arguments are concrete.
     """
     roots = roots_of(function, args, kwargs) if roots is None else roots
     arguments = Arguments.of((function.owner, tuple(args), kwargs))

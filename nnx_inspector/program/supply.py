@@ -1,9 +1,9 @@
 """Sinks that are drawn while a pass runs, and what they receive when it is differentiated.
 
 A pass does not know beforehand how many cotangents it will measure. It has a supply, a zero that
-depends on everything the pass may be differentiated by; each sink is drawn from the supply. What a
-sink receives is kept while the backward pass is traced, and the supply, which is the last to be
-transposed, sends all of it to the host in one message. Invariant: bitwise the identity; where
+depends on everything with respect to which the pass may be differentiated; each sink is drawn from
+the supply. What a sink receives is kept while the backward pass is traced, and the supply, which is
+transposed last, sends all of it to the host in one message. Invariant: bitwise the identity; where
 nothing is differentiated, nothing is sent. Knows no sites.
 """
 
@@ -26,8 +26,10 @@ from nnx_inspector.program.host import tell, tied
 
 
 class Received:
-    """What the sinks of one pass received. A program that is traced once is transposed at will:
-    what an abandoned backward pass left behind is dropped.
+    """What the sinks of one pass received.
+
+    A program that is traced once may be transposed several times: leftovers of an abandoned
+    backward pass are dropped.
     """
 
     def __init__(self) -> None:
@@ -63,13 +65,13 @@ def supply_of(
     """A zero that sinks can be drawn from, float32[].
 
     Args:
-        values: what the pass may be differentiated by: arrays of floating or complex numbers.
-        ticket: tells the pass; the first thing that the host gets.
+        values: with respect to which the pass may be differentiated: floating or complex arrays.
+        ticket: identifies the pass; the host gets it first.
         gate: bool[], whether to send the message.
-        received: where what the sinks receive is kept.
+        received: keeps what the sinks receive.
         send: makes the message. The host's function must not raise.
         apart: whether the one vmap here maps the members of an ensemble, and each has its own zero.
-            All examples of another vmap have one, and are measured together.
+            All examples of another vmap share one, and are measured together.
     """
     # within a shard_map it differs between devices if one of the values does
     like = max(map(jax.typeof, values), key=lambda aval: len(jaxprs.varying_axes(aval)))

@@ -29,11 +29,9 @@ class Marked:
     """One mark in a jaxpr: the site, the part of the call, and the arrays it holds.
 
     `variable` describes the Variable of a mark of a change. `mapped` holds for each array the axes
-    that vmaps added, the innermost vmap first.
-
-    In a call of the members of an ensemble, `members` is their number, and `member_axes` holds for
-    each array the axis of the members, None if they share it. `avals` and `mapped` are then those
-    of one member.
+    that vmaps added, the innermost vmap first. In a call of an ensemble's members, `members` is
+    their number, and `member_axes` holds for each array the axis of the members, None if they share
+    it; `avals` and `mapped` then belong to one member.
     """
 
     site: str
@@ -134,7 +132,7 @@ Around = tuple[Item, ...]
 def survey(jaxpr: Any, owner: Any, *, loops: bool = False) -> Survey:
     """Find an owner's marks in a jaxpr, in order, through every equation that can be entered.
 
-    Marks of other owners count as ordinary equations. `loops` tells that it is the body of a loop.
+    Marks of other owners count as ordinary equations. `loops` says that it is the body of a loop.
     """
     bare, consts = jaxprs.open_jaxpr(jaxpr)
     items: dict[int, Item] = {}
@@ -204,14 +202,14 @@ def item_of(
 
 
 def members_of(equation: Any) -> Members | None:
-    """The members of an ensemble that a mark tells apart, if it does."""
+    """The members of an ensemble that a mark distinguishes, if any."""
     members = equation.params.get("members")
     shared = members is not None and None in members.levels
     return None if shared and equation.params["part"] == OUTPUT else members
 
 
 def _of_members(marked: Marked, members: Members) -> Marked:
-    """A mark on the values of all members as that of each."""
+    """A mark on the values of all members as a mark on the value of each."""
     avals, mapped, axes = list(marked.avals), list(marked.mapped), list[int | None]()
     for i, level in enumerate(members.levels):
         if level is None:

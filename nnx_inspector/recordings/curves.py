@@ -20,8 +20,8 @@ def surplus(at: Sequence[float], keep: Sequence[bool]) -> set[int]:
 
     The rest of the older half is spaced evenly over `at` (ascending), however often it was thinned
     before; halving by position would in time leave nothing of a long run's beginning. Entries to
-    `keep` are dropped only if nothing else is left. Enough are dropped at a time to bound the work
-    for each entry added.
+    `keep` are dropped only if nothing else is left. Dropping many at a time bounds the work per
+    added entry.
 
     Example:
         >>> surplus([0, 1, 2, 3, 4, 5], [False] * 6)

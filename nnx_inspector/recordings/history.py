@@ -32,8 +32,8 @@ class HistoryArrays(NamedTuple):
         steps: float64[T], the step of each column, in the order of the passes.
         quantiles: float64[T, 7], at `HISTORY_QUANTILES`, in the values' unit.
         edges: float64[49], ascending, even on a symmetric-log axis, in the values' unit.
-        fractions: float64[T, 48]; each row adds up to 1. A row is NaN, here and in `quantiles`,
-            if nothing finite was measured or the counts are unknown (saturated).
+        fractions: float64[T, 48]; each row adds up to 1. A row is NaN, here and in `quantiles`, if
+            nothing finite was measured or the counts are unknown (saturated).
     """
 
     steps: _Floats
@@ -47,7 +47,7 @@ def history_of(
 ) -> HistoryArrays:
     """The history of encoded summaries, on an axis that spans the finite values of `spanned`.
 
-    Values outside of the axis are counted in its outermost intervals.
+    Values outside the axis are counted in its outermost intervals.
     """
     ends = ranges(spanned)
     ends = ends[np.isfinite(ends).all(axis=1)]

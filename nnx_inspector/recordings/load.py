@@ -1,4 +1,4 @@
-"""`load`: reads a recording from a file, which anybody may have written.
+"""`load`: reads a recording from a file, which may come from anybody.
 
 Invariant: the result is a recording that `Recording.append` could have made, or an InspectorError;
 never a crash, and never more memory than twice the file plus some megabytes. Imports no jax.
@@ -39,8 +39,7 @@ from nnx_inspector.stats.encoding import checked
 from nnx_inspector.stats.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES, all_masks
 
 _SPARE: Final = 8 * 2**20
-"""Bytes of memory that loading may take beyond twice the file's size; only tiny summaries of very
-many sites need them."""
+"""Bytes of memory that loading may take beyond twice the file's size: enough for tiny summaries."""
 _NAME_BYTES: Final = 160
 """Bytes of memory that a name takes besides its letters."""
 _SUMMARY_BYTES: Final = 320
@@ -136,7 +135,7 @@ class _FolderError(InspectorError, IsADirectoryError):
 
 
 def _instead(head: bytes) -> str:
-    """What a file that does not begin like a recording is instead, and the way out."""
+    """What a file that does not begin like a recording is instead, and what to do."""
     text = head.lstrip().lower()
     line = MAGIC.rpartition(b" ")[0]
     if not head:

@@ -48,7 +48,7 @@ class Measured(NamedTuple):
         news: bool = False,
         figures: Figures | None = None,
     ) -> Pass:
-        """The pass with these summaries. The layout has their keys; for the rest see `Pass`."""
+        """The pass with these summaries, whose keys `layout` has; for the rest see `Pass`."""
         kinds = frozenset(kind_of_value for _, kind_of_value in self.nonfinite)
         return Pass(
             number, step, kind, perturbed, kinds, news, layout, self.packed, setting, figures

@@ -234,7 +234,7 @@ class Recording:
             self._bytes += sum(layout.nbytes for layout in self._layouts.values())
 
     def state(self) -> State:
-        """Everything that there is to save."""
+        """Everything to save."""
         with self._lock:
             return State(
                 max_steps=self.max_steps,
@@ -257,7 +257,7 @@ class Recording:
         sites: Iterable[str],
         firsts: Set[tuple[bool, str, str]],
     ) -> None:
-        """Set what a file says besides the passes and points that follow, for its reader."""
+        """Set what a file says besides the passes and points that follow."""
         with self._lock:
             self._appended, self._curves.thinned = appended, thinned_points
             self._sites.update(dict.fromkeys(sites))
@@ -335,7 +335,7 @@ class Recording:
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Title -> what was searched in the model: `"examples of conv1"`."""
+        """Title -> the table of a search in the model: `"examples of conv1"`."""
         import pandas as pd
 
         with self._lock:

@@ -1,4 +1,4 @@
-"""The arguments that a loss is differentiated by, and its one backward pass over a staged call.
+"""The arguments with respect to which a loss is differentiated, and its one backward pass.
 
 Invariant: the gradients are those of `nnx.value_and_grad`, in the same structure, and the sinks'
 cotangents come from the same backward pass. Does not decide what is measured.
@@ -134,14 +134,13 @@ def backward_pass(
 
     Args:
         stage: the call; its first output is the loss.
-        inputs: in place of the stage's own.
-        numbers: those of the inputs that the loss is differentiated by.
+        inputs: replace the stage's own.
+        numbers: the inputs with respect to which the loss is differentiated.
         sinks_of: makes the sinks of a survey.
         check: called with the stage and the outputs; raises if the first is not a loss.
 
     Returns:
-        The outputs, what was seen, the cotangents that the sinks received, and the gradient by
-        each of those inputs.
+        The outputs, what was seen, the sinks' cotangents, and the gradient of each of those inputs.
     """
     sinks = None if stage.eager else sinks_of(stage.survey)
     seed = jnp.float32(0.0) if stage.eager else None

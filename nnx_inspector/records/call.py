@@ -39,7 +39,7 @@ class Call:
         variables: the name, type, dtype and shape of each array in `changed`.
         loops: how many row axes the pass itself has, one for each scan around the call. The row
             axes before them are the user's (a scan over steps, a vmap over models).
-        kept: the values and units kept of each array of the output, if they were asked for.
+        kept: the values and units kept of each array of the output, if requested.
         input_kept: the values and units kept of each array of the arguments.
     """
 

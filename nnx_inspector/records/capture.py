@@ -78,11 +78,11 @@ def capture(
         units: an axis (-1 for the last) for whose units statistics are kept, up to 65,536 units,
             without keeping the array. Read them as `record[site].units`; None for an array
             without that axis.
-        parameters: whether to measure the parameters too, in `record.parameters`.
-        sample: "auto" takes the histogram of a large array from 65,536 of its values or a few
-            more, evenly spaced; 1 from all, 8 from every eighth token (row, slice). All other
-            figures are exact. `Summary.rank_error` says how far quantiles may be off; what a
-            sample can miss, see `nnx_inspector.stats.summarize.summarize`.
+        parameters: whether to measure the parameters too, in `record.parameters`. sample: "auto"
+        makes the histogram of a large array from at least 65,536 evenly spaced values;
+            1 uses all values, 8 every eighth token (row, slice). All other figures are exact.
+            `Summary.rank_error` bounds the error of quantiles;
+            `nnx_inspector.stats.summarize.summarize` says what a sample can miss.
 
     Returns:
         A function that returns `(f's result, Record)`.
@@ -138,9 +138,9 @@ def value_and_grad(
 
     Args:
         f: the loss: a function whose arguments hold modules (or a module, or a bound method).
-        argnums: the arguments to differentiate by: an int, an `nnx.DiffState`, or several of
-            them. A module is differentiated by its parameters (`nnx.Param`) unless a DiffState
-            selects others.
+        argnums: the arguments to differentiate with respect to: an int, an `nnx.DiffState`, or
+        several
+            of them. For a module, its parameters (`nnx.Param`), unless a DiffState selects others.
         has_aux: whether `f` returns `(loss, aux)`.
         only: the sites to record; see `capture`, also for `inputs`, `values` and `units`.
         inputs: whether to measure inputs too.

@@ -1,8 +1,8 @@
 """Reads a model whose arrays a training step may donate, and so delete, at the same time.
 
 Between the call of such a step and its return, the Variables refer to deleted arrays. Invariant: a
-read returns the complete state of one moment, or an error says why it cannot. Weak references
-to a model's arrays distinguish its states, and keep no array alive.
+read returns the complete state of one moment, or an error says why it cannot. Weak references to
+a model's arrays distinguish its states, and keep no array alive.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def undisturbed(read: Callable[[], T], what: str) -> T:
 
 
 def taken(what: str) -> str:
-    """The error text for arrays that a training step has donated, with the way out.
+    """The error text for arrays that a training step has donated, and what to do.
 
     Args:
         what: what cannot be read, as the beginning of a sentence: "The parameters".

@@ -1,7 +1,7 @@
 """`first_nan`: the operation of a call, or of its backward pass, that makes the first NaN.
 
 The call is traced again; see `program/analysis/first_nan.py` for the search. Invariant: the model
-does not change, and a step in which nobody asks costs nothing.
+does not change, and a step costs nothing unless a search is requested.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def first_nan(f: Any, *args: Any, gradients: bool = False) -> Callable[..., Oper
 
     The search goes back from the outputs of the modules (then from the result) along values that
     have a NaN, so a NaN that a `where` leaves out is not counted. It enters jitted functions,
-    remat, scans and while loops, and names the iteration. For a NaN that comes of an infinity, the
+    remat, scans and while loops, and names the iteration. If the NaN comes from an infinity, the
     operation that made the infinity is named too. It runs the call about twice, in programs of its
     own, and changes nothing; callbacks of the call run again.
 
     Args:
         f: a module, a bound method of one, or a function whose arguments hold modules.
-        gradients: whether `f` is a loss function (it returns a scalar, or a scalar and more) whose
-            gradients by each `nnx.Param` of its first argument are examined too, after the
-            forward pass.
+        gradients: whether `f` is a loss function (it returns a scalar, or a scalar and more). The
+            gradients with respect to each `nnx.Param` of its first argument are then searched too,
+            after the forward pass.
 
     Returns:
         A function that returns an `Operation`, or None if there is no NaN. If the parameters or
@@ -50,7 +50,7 @@ def first_nan(f: Any, *args: Any, gradients: bool = False) -> Callable[..., Oper
 
     Raises:
         TypeError: `f` is not a module and none of its arguments holds one, its result is not a
-            loss, or its arguments were passed here and not to the function that is returned.
+            loss, or its arguments were passed here instead of to the returned function.
         InspectorError: the call cannot be traced, or it holds references.
 
     Example:

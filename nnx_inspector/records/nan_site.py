@@ -20,8 +20,9 @@ from nnx_inspector.records.record import Record
 
 @contextlib.contextmanager
 def noting_where(measure: Callable[[], Record | None]) -> Iterator[None]:
-    """Surround a pass under the user's NaN checks; if it raises, `measure` records the pass without
-    the checks. It returns None for a pass that must not run twice.
+    """Surround a pass under the user's NaN checks; if it raises, `measure` records it without them.
+
+    `measure` returns None for a pass that must not run twice.
     """
     try:
         yield

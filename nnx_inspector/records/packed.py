@@ -1,8 +1,8 @@
 """A tree of summaries as one array: each array that leaves a program costs the host time.
 
-Arrays are joined by their bits, and cut out again when somebody reads them. A packed cotangent
-stays as it travels until then. Invariant: what was joined comes back bit for bit, with the leading
-axes that a vmap or a scan has added since. Does not know what the summaries are of.
+Arrays are joined by their bits, and separated again when they are read; a packed cotangent stays
+packed until then. Invariant: what was joined comes back bit for bit, with the leading axes that a
+vmap or a scan has added since. Does not know what the summaries describe.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Small:
 
 @dataclasses.dataclass(frozen=True)
 class _Array:
-    """The type of an array, and its first word; it is not among them if that is None."""
+    """The type of an array, and its first word; None if it is not among the words."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -95,7 +95,7 @@ def joined(tree: Any) -> tuple[Layout, list[Any]]:
     """A tree of arrays, summaries, `Sunk` and `Small` as a layout, and its arrays.
 
     Returns:
-        The layout; the words, uint32, and the arrays that are not among them: none are if the tree
+        The layout; the words, uint32, and the arrays that are not among them: no words if the tree
         is not joinable.
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=_is_whole)
@@ -139,7 +139,7 @@ def taken_apart(layout: Layout, arrays: Any) -> Any:
 
 
 def unpacked(tree: Any) -> Any:
-    """A tree that is not joined, with a summary for each `Sunk`."""
+    """A tree that was not joined, with a summary for each `Sunk`."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=_is_whole)
     return jax.tree.unflatten(structure, _opened(leaves))
 

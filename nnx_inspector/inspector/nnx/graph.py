@@ -239,7 +239,7 @@ Held = Literal["array", "traced", "deleted", "shape", "reference", "other"]
 
 
 def held_as(value: Any) -> Held:
-    """The kind of a Variable's content, in a word."""
+    """The kind of a Variable's content, in one word."""
     if jit.is_tracer(value):
         return "traced"
     if isinstance(value, jax.Ref):

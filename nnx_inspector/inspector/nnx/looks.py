@@ -1,7 +1,7 @@
 """The changes of Variables between two looks at a module, and in an inspector's last pass.
 
 Invariant: a look copies at most MOST_BYTES, on the arrays' own devices, and only reads; an array
-that was donated to a running step is left out, never compared wrongly. Knows no paths and no
+that was donated to a running step is left out, never compared wrongly. Knows neither paths nor the
 screen.
 """
 
@@ -96,7 +96,7 @@ def moved(before: Any, now: Any) -> protocol.NnxChange | None:
 def of_norms(
     distance: float, norm: float, *, before: str = "", after: str = ""
 ) -> protocol.NnxChange:
-    """A change from its norms alone."""
+    """A change of which only the norms are known."""
     return protocol.NnxChange(
         same=False,
         distance=protocol.finite(distance),

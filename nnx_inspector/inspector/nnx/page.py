@@ -1,7 +1,7 @@
 """The screen's page about one module as NNX sees it, and the switches of its modes.
 
-Invariant: the model is read, never written. A page that another thread's changes to the model
-disturb is read again, and in the end refused with an error. Runs no pass.
+Invariant: the model is read, never written. If another thread changes the model meanwhile, the page
+is read again, and in the end refused with an error. Runs no pass.
 """
 
 from __future__ import annotations

@@ -28,10 +28,11 @@ ITSELF = Entry()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """A call of the model through its entry, by default `model(*args, **kwargs)`. With a loss
-    function it is a forward and backward pass of `loss_fn(model, *args, **kwargs)`, which returns
-    the loss or `(loss, aux)`. The settings of jax are those of the thread that requested the pass,
-    whichever thread makes it.
+    """A call of the model through its entry, by default `model(*args, **kwargs)`.
+
+    With a loss function it is a forward and backward pass of `loss_fn(model, *args, **kwargs)`,
+    which returns the loss or `(loss, aux)`. It keeps the jax settings of the thread that requested
+    it.
     """
 
     model: nnx.Module
@@ -70,7 +71,7 @@ class Call:
 
     def copied(self) -> Call:
         """The same call on a copy of the model (and of other modules among the arguments), in its
-        modes. Later changes of the model do not reach the copy.
+        modes.
 
         Raises:
             RuntimeError: an array of the model was donated to a running program.

@@ -1,4 +1,4 @@
-"""The batch of the pass on screen, found in its arguments and sent as people read it.
+"""The batch of the pass on screen, found in its arguments and sent in readable form.
 
 Invariant: nothing here raises into the pass: what cannot be read becomes a notice. The arguments
 that are looked up in an embedding are known from the program, not guessed.
@@ -70,7 +70,7 @@ def arguments_of(core: Core) -> list[Argument]:
 
 
 def given(core: Core, trial: Trial) -> list[Argument]:
-    """The arrays among the arguments of a pass, as they are given."""
+    """The arrays among the arguments of a pass, as given."""
     flat: Any = jax.tree_util.tree_flatten_with_path((trial.args, trial.kwargs))[0]
     found = [(path, x) for path, x in flat if is_input(x)]
     embedded = _embedded(core, trial, len(found)) if core.inputs.decode is not None else None

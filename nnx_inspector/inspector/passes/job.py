@@ -2,7 +2,7 @@
 thread or its own.
 
 Invariant: a stop takes effect when the work reports its progress, and the work keeps what it has
-found until then. Knows nothing of the work and shows nothing itself.
+found by then. Knows nothing of the work and shows nothing itself.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Job:
         core.closing.callback(self._stop.set)
 
     def begin(self) -> None:
-        """Take the place of the one piece of work; `held` gives it back.
+        """Reserve the one place for work; `held` frees it again.
 
         Raises:
-            InspectorError: there is one already.
+            InspectorError: the place is taken.
         """
         if not self._place.acquire(blocking=False):
             raise InspectorError(
@@ -49,7 +49,7 @@ class Job:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """A context for the work after `begin`, at whose end another may begin."""
+        """A context for the work after `begin`, which frees the place."""
         try:
             yield
         finally:
@@ -65,7 +65,9 @@ class Job:
         self._stop.set()
 
     def reporting(self, show: Callable[[int, int], object], bar: Report) -> Report:
-        """A function that reports to a bar, shows the progress now and then, and says to stop."""
+        """A function that reports to a bar, shows the progress now and then, and returns whether to
+        stop.
+        """
 
         def report(done: int, total: int) -> bool:
             now = time.monotonic()

@@ -1,6 +1,6 @@
 """The operations within a call that the screen shows as rows of their own.
 
-Those of the functions that the call itself calls (`@softmax`) are within these (`@softmax.exp`).
+A function that the call itself calls (`@softmax`) contains operations too (`@softmax.exp`).
 Invariant: a selection is refused before anything changes. Selects only; the next pass measures.
 """
 
@@ -17,7 +17,7 @@ from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.analysis.trace import trace_of
 
 MOST_OPERATIONS = 200
-"""How many operations of one call a click shows. Each has the price of a site."""
+"""The most operations of one call that a click shows; each costs as much as a site."""
 
 
 def with_operations(core: Core, site: str) -> Selection:

@@ -200,10 +200,10 @@ class OwnedPasses:
     """The compiled passes over one model's structure.
 
     Args:
-        model: the model, all of whose inspectors with this selection share their programs.
+        model: the model; all its inspectors with this selection share their programs.
 
     Attributes:
-        waits: called with a name and what a caller waits for, in words; "" when it is there.
+        waits: called with a name and what a caller waits for, in words; "" when that is ready.
     """
 
     def __init__(
@@ -389,9 +389,11 @@ class OwnedPasses:
 def _graded(
     stage: Staged, inputs: list[Any], plan: Plan, held: Mapping[str, tuple[int, bool]]
 ) -> tuple[list[Any], list[Any], Any, dict[int, Any]]:
-    """The outputs, the seen values, the cotangents that the sinks received, and the gradients of
-    the parameters by the numbers of their inputs. Without gradients if the loss cannot be
-    differentiated (a parameter in a while loop, say) or its code reads values of a derivative.
+    """The outputs, the seen values, the sinks' cotangents, and the parameters' gradients by input
+    number.
+
+    There are no gradients if the loss cannot be differentiated (a parameter in a while loop) or its
+    code reads values of a derivative.
     """
     numbers = [i for i, is_parameter in held.values() if is_parameter]
     try:

@@ -96,7 +96,7 @@ class Reruns:
             self._core.learn()
 
     def drop_first(self) -> None:
-        """Begin the first pass no more: a loop takes its place, and nobody waits for it."""
+        """Stop wanting the first pass: a loop replaces it, and nothing waits for it."""
         self._first = self._began = None
 
     @property
@@ -105,7 +105,7 @@ class Reruns:
         return not (len(core.recording) or core.looping or core.closed)
 
     def run(self, trial: Trial) -> Any:
-        """A pass that was asked for: it waits for its program. What the function returns."""
+        """Make a requested pass, waiting for its program; returns what the function returns."""
         begun, self._first = self._first, None  # nobody waits for the first pass any more
         self._began = self._began or time.monotonic()
         try:
@@ -271,8 +271,8 @@ class Reruns:
         """Show a pass, unless another one was requested meanwhile.
 
         Args:
-            instead_of: for a pass that nobody asked for, the pass that was on screen when it began,
-                and the number of recorded ones: it is dropped if others came meanwhile.
+            instead_of: for a pass that was not requested, the pass on screen when it began, and the
+                number of recorded ones: it is dropped if others came meanwhile.
         """
         core = self._core
         with core.lock:
@@ -334,7 +334,7 @@ class Reruns:
             arming.do_instead(lambda: missing(lambda: arming.closed or (first and unwanted())))
 
     def _unwanted(self) -> bool:
-        """Whether nobody waits for the first pass any more."""
+        """Whether nothing waits for the first pass any more."""
         return self._first is None
 
     def _is_shown(self, trial: Trial, switches: Switches, setting: Setting) -> bool:
@@ -386,7 +386,7 @@ class Reruns:
         self._core.view.state_changed()
 
     def _fail(self, what: str, error: Exception) -> None:
-        """Report a failure of a pass that nobody asked for; of the first one, in Python too."""
+        """Report a failure of a pass that was not requested; a failed first pass also warns."""
         self.failed, text = True, f"{what}: {raised(error)}"
         self._core.notice("error", text)
         if self._core.shown is None and not self._asked:

@@ -1,8 +1,7 @@
 """The sweeps of an inspector: one at a time, on a copy of its model, shown while they run.
 
 Invariant: the model is read once, at the beginning, and later changes do not reach the sweep; a
-training that goes on meanwhile loses only processor time. `perturbations.sweep` measures the
-effect of each site.
+training that goes on meanwhile loses only processor time. `perturbations.sweep` measures.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ def _swept(call: Call, asked: Asked, report: Callable[[int, int], bool]) -> pd.D
 
 
 def _of(asked: Asked, kind: str = "", **more: Any) -> protocol.Sweep:
-    """The message; `kind` is the one that was used by default, "" while it is not known."""
+    """The message; `kind` is the default that was used, "" while unknown."""
     one = asked.perturbation
     default = f"nni.{kind}()" if kind else "the default"
     fields: dict[str, Any] = dict(

@@ -126,7 +126,7 @@ class Trial:
 def made(
     passes: OwnedPasses, call: Call, setting: Setting, *, clean: Result | None = None
 ) -> Outcome:
-    """Run a call, and also its clean pass if anything is perturbed and none is given."""
+    """Run a call, and also its clean pass if something is perturbed and `clean` is missing."""
     perturbed, found = passes.run(call, setting), None
     if setting.active:
         clean = clean or passes.run(call, setting.clean())

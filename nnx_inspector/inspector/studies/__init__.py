@@ -1,5 +1,5 @@
-"""What is asked of a model beside its passes: lenses, attribution, the examples of a unit.
+"""Studies of a model beside its passes: lenses, attribution, the examples of a unit.
 
-It runs the functions of `lenses` on a copy of the inspector's model and shows what they find. It
-computes no figure itself.
+They run the functions of `lenses` on a copy of the inspector's model and show the results. This
+room computes no figure itself.
 """

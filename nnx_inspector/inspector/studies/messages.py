@@ -1,8 +1,8 @@
 """What the panels show of a lens, of a logit's parts, of an attribution and of a unit's examples.
 
 Each function takes the whole result and returns the message for one example, position or unit.
-Invariant: each figure is that of the result, or a sum of blocks of it, whose size is stated. Knows
-no model, and imports no jax: the results are only read.
+Invariant: each figure is one of the result's, or a sum over blocks of stated size. Knows no model,
+and imports no jax: the results are only read.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def examples_message(
 
 
 def _around(words: Sequence[str], place: Sequence[int]) -> tuple[tuple[str, ...], int]:
-    """The words near a place, and which of them it is; all, cut off, where it is none of them."""
+    """The words near a place, and the index of its word; all of them, cut off, if it has none."""
     if len(place) != 1 or not 0 <= place[0] < len(words):
         return tuple(words[: 2 * NEAR]), -1
     first = max(0, place[0] - NEAR)
@@ -184,7 +184,7 @@ def _around(words: Sequence[str], place: Sequence[int]) -> tuple[tuple[str, ...]
 
 
 def _example(x: Any, example: int) -> Any:
-    """The index of an example in an array of positions, whose first axis is that of examples."""
+    """The index of one example in an array of positions, whose first axis is the examples."""
     if x.ndim == 0:
         return ()
     return (_within(example, len(x), "example"), *[slice(None)] * min(x.ndim - 1, 1),

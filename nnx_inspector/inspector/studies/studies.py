@@ -1,9 +1,9 @@
-"""What is asked of an inspector's model beside its passes: lenses, attribution, examples of a unit.
+"""Studies of an inspector's model beside its passes: lenses, attribution, examples of a unit.
 
 One study at a time, on a copy of the model in its modes, without the perturbations, with the
 arguments of the last forward pass. Invariant: the screen shows figures of the same result that
 Python gets, and an error of a study is shown in its panel. The recording keeps examples.
-The `lenses` compute; nothing is drawn.
+`lenses` computes; nothing is drawn.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nnx_inspector.screen import protocol
 
 
 def study(what: Any, **fields: Any) -> protocol.Study:
-    """The request for a study from Python, whose other parts are as when a panel is opened."""
+    """The request for a study from Python; other fields are as when a panel is opened."""
     of_nobody: dict[str, Any] = dict(
         id=0, again=True, site="", example=0, position=-1, unit=0, axis=-1, token=None, unembed="",
         norm="", method="gradient_times_input",
@@ -51,7 +51,7 @@ _EMPTY: dict[str, type[Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-    """The last result of a kind: it, the name of its pass, and the words of an example."""
+    """The last result of a kind, the name of its pass, and the words of an example."""
 
     result: Any
     source: str
@@ -195,7 +195,7 @@ class Studies:
                 raise
 
     def _tell(self, asked: protocol.Study) -> None:
-        """Show what is asked for of what was found."""
+        """Show the requested part of what was found."""
         found, inputs = self._found[asked.what], self._core.inputs
         of_classes = inputs.decode is None or (asked.what == "attribution" and inputs.labels)
         name = inputs.name if of_classes else lambda number: inputs.text([number])[0]

@@ -28,8 +28,8 @@ class Around:
     """The surroundings of a call.
 
     Attributes:
-        module: the called module, None if there is none (a Linen submodule, say).
-        loops: how many scans are around the call; each gives its values an axis in front.
+        module: the called module, None without one (for a Linen submodule).
+        loops: how many scans are around the call; each adds an axis in front.
         members: whether the next axis is that of the members of an ensemble.
         mapped: how many vmaps are around it; their axes come next.
         stacked: whether the module holds the parameters of several layers or members.

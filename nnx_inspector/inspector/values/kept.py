@@ -1,7 +1,7 @@
 """The values that the screen has shown, kept for a page without a kernel.
 
-Invariant: no more bytes are kept than MOST_BYTES, the latest ones; what had to make room is
-counted; an answer is the one that the screen got. Reads no array.
+Invariant: at most MOST_BYTES are kept, the latest ones; what was dropped to make room is counted;
+an answer is the one that the screen got. Reads no array.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_BYTES: Final = 2_000_000
 
 
 def key_of(request: protocol.ShowValues | protocol.ReadValues) -> str:
-    """What a page finds an answer by: JSON without spaces, as a browser writes it."""
+    """The key by which a page finds an answer: JSON without spaces, as a browser writes it."""
     parts: list[Any]
     if isinstance(request, protocol.ShowValues):
         parts = [request.site, request.part, request.clean]
@@ -49,14 +49,14 @@ class KeptValues:
                 self._made_room[oldest] = self._windows.pop(oldest)[0].array
 
     def answers(self) -> dict[str, Answer]:
-        """The answers by their keys; no window of an array that was opened anew since."""
+        """The answers by key, without windows of arrays that were opened again since."""
         opened, windows, held = dict(self._arrays), dict(self._windows), self._held()
         kept: dict[str, Answer] = {**opened}
         kept |= {key: one for key, one in windows.items() if one[0].array in held}
         return kept
 
     def left_out(self) -> int:
-        """How many slices of the arrays had to make room for later ones."""
+        """How many slices were dropped to make room for later ones."""
         held = self._held()
         return sum(array in held for array in [*self._made_room.values()])
 

@@ -56,7 +56,7 @@ class Look:
         passes: the passes of the model.
         trial: identifies the arguments: another trial has other arguments.
         source: the name of the pass, in words.
-        sequence: the number of tokens, if the batch is one sequence; None if it is not known to be.
+        sequence: the number of tokens, if the batch is known to be one sequence; otherwise None.
     """
 
     call: Call

@@ -1,8 +1,8 @@
 """The figures of a site at each position of an example: the colours of a strip of text.
 
-Invariants: the positions are those of the axis that is named for them, or is chosen, and has the
-length of the tokens; another site has no figures, and an error says why. Few numbers leave the
-device: some figures of each position. Makes no program of a pass itself.
+Invariants: the positions lie along the axis named for them, or a chosen axis, that is as long as
+the tokens; another site has no figures, and an error says why. Few numbers leave the device: some
+figures per position. Compiles no program for a pass itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.screen import protocol
 
 NAMES = ("position", "query")
-"""The names of the axes that a strip follows, the first one that an array has."""
+"""The names of the axes that a strip may follow; the first that an array has is used."""
 
 
 _STACKS = ("layer", "iteration", "member")
@@ -34,8 +34,8 @@ class Positions:
     Attributes:
         figures: name -> a value for each position; see `POSITION_FIGURES`.
         units: the number of units at each position.
-        along: the number of the axis of the positions in what one layer returns, None if no axis
-            is known to be it; there are no figures then.
+        along: the number of the axis of positions in what one layer returns; None if it is unknown,
+            and then there are no figures.
         axes: the name of each axis that could be it; "" for the others.
     """
 
@@ -57,7 +57,7 @@ class _Place:
     """Where the positions of the examples are in an array.
 
     Attributes:
-        along, axes: as of `Positions`.
+        along, axes: as in `Positions`.
         examples: the number of the axis of the examples, -1 for none.
     """
 
@@ -67,7 +67,7 @@ class _Place:
     examples: int = -1
 
     def of(self, example: int, rows: tuple[int, ...]) -> tuple[tuple[Any, ...], int]:
-        """What chooses one example of one layer, and the axis of positions in what is left."""
+        """The index of one example of one layer, and the axis of positions in what is left."""
         assert self.along is not None
         index: list[Any] = [slice(None)] * len(self.axes)
         if self.examples >= 0:
@@ -160,8 +160,10 @@ def _with_positions(
 
 
 def _examples(lengths: dict[str, int], along: int, count: int) -> int | None:
-    """The axis of the examples beside that of the positions: the one of this name, or the only one
-    of their number; -1 if there need be none, None if it is not known.
+    """The axis of the examples: the one of this name, or the only one of this length besides
+    `along`.
+
+    -1 if no axis is needed, None if it is not known.
     """
     others = {i: name for i, name in enumerate(lengths) if i != along}
     named = [i for i, name in others.items() if name == "batch"]

@@ -1,5 +1,5 @@
 """An owned pass that keeps the values of one site: the outputs or inputs of its calls, or the
-gradient of the loss by the outputs.
+loss's gradient with respect to the outputs.
 
 Each site and part has its own program, and the last few are kept; perturbations are arguments, as
 in `passes/programs.py`. Invariant: the model does not change, and the values are those that the
@@ -80,7 +80,7 @@ class CallValues:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Form:
-    """A program's findings without the arrays: structure, vmaps, loops and members of each call."""
+    """What a program found besides arrays: structure, vmaps, loops and members of each call."""
 
     calls: tuple[tuple[Structure, tuple[int, ...], int, bool], ...]
 
@@ -176,7 +176,7 @@ def _kept(stage: Staged, inputs: list[Any], plan: Plan, site: str, part: Part) -
 
 
 def _tied(value: Any, probe: Any, *, sample: int) -> Any:
-    """The value, tied to a probe: the gradient by the probe is the gradient by the value."""
+    """The value, tied to a probe: both have the same gradient."""
     return value + probe.astype(value.dtype)
 
 

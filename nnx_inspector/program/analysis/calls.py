@@ -52,7 +52,7 @@ class TracedCall:
         parent: the number of the call that encloses it, or None.
         inputs: its arguments as written in a call: `"float32[8,10], train=True"`. Arrays as dtype
             and shape, without the batch axis of a `vmap`; Python values as they are.
-        output: likewise its result; `""` for a call that did not return.
+        output: its result in the same form; `""` for a call that did not return.
         shape, dtype: of the output, if it is one array, with the batch axes of a `vmap` around the
             call; otherwise None.
         parameters: the number of elements of its parameters (`nnx.Param`), children included.
@@ -69,7 +69,7 @@ class TracedCall:
             are measured one by one; otherwise 0.
         source: `file:line` of the user's code that makes the call. If flax makes it (a layer of an
             `nnx.Sequential`), the line of the user's code that called flax.
-        changed: the Variables that hold another value after the call, those of children included;
+        changed: the Variables that hold another value after the call, including its children's;
             None (not known) in a trace that ended in an exception.
         error: what the call raised, in words; `""` for none, and for the calls that enclose it.
         attends: how many attentions the call computes itself, each a site `"...@attention"`.
@@ -337,9 +337,9 @@ def calls_of(
     Args:
         jaxpr: the jaxpr, with an owner's marks.
         source: `file:line` for calls that no user code of the traced function makes.
-        known: whether the jaxpr has every operation. That of an eager pass has only those that
-            hold marks, so the FLOPs are not known.
-        weights: the numbers of the jaxpr's inputs that are the model's own, such as parameters.
+        known: whether the jaxpr has every operation. An eager pass has only those that hold marks,
+            so its FLOPs are not known.
+        weights: the numbers of the jaxpr's inputs that belong to the model, such as parameters.
     """
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     fixed = [v for number, v in enumerate(bare.invars) if number in weights]
@@ -400,7 +400,7 @@ class History:
 
 
 def error_in_words(error: BaseException) -> str:
-    """`"ValueError: the text"`, as Python's own traceback prints it."""
+    """`"ValueError: the text"`, as Python's traceback prints it."""
     return traceback.format_exception_only(error)[0].strip()
 
 

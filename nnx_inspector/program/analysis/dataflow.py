@@ -118,8 +118,8 @@ def dataflow(
     borders, and the arrivals that both are read from.
 
     An edge across a border joins a call with one nested in it. If the producer encloses the
-    consumer, the value is one that the producer received. If the consumer encloses the producer
-    (or is the producer), the value is part of what the consumer returns.
+    consumer, the producer received the value. If the consumer encloses the producer (or is the
+    producer), the value is part of what the consumer returns.
     """
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     flow = _Follow(owner).flow(bare, (False,) * len(bare.invars))
@@ -142,8 +142,10 @@ def dataflow(
 
 
 def inputs_received(jaxpr: Any, owner: Any, sites: Collection[str]) -> dict[int, dict[str, bool]]:
-    """The inputs of a marked program from which one of the sites receives a value, without another
-    of the sites between: number -> site -> whether the value is surely the input itself.
+    """The inputs of a marked program that reach one of the sites without passing another of them.
+
+    Returns:
+        Number -> site -> whether the value is surely the input itself.
     """
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     found: dict[int, dict[str, bool]] = {}

@@ -15,7 +15,7 @@ from typing import Any
 from nnx_inspector._compat import jaxprs
 
 ROW = "row"
-"""The part of an array that one iteration of a scan has: an entry along the first axis."""
+"""The part of an array that one iteration of a scan gets: an entry along the first axis."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Body:
             none; None if that is not known.
         taken: for each input, the part of the operand that it gets: None for the whole, `ROW`, or
             the spec of a device's part.
-        given: for each output likewise, the part of the result that it gives.
+        given: for each output, the part of the result that it gives, in the same form.
         consts: the number of inputs before the carried ones.
         carry: the number of inputs that an iteration gets from the first outputs of the one before.
         times: how often it runs; None if that is not known, and may be 0.

@@ -1,10 +1,10 @@
 """The operation of a program that makes its first NaN, found by running the program once more.
 
-A program that looks at every value says where NaNs and infinities are. From a result that has one,
-the search goes back along the operands that have one too, so a NaN that a `where` leaves out is
-none. It enters loops, iteration by iteration. Invariant: an operation that is named made a NaN (or
-an infinity) from operands without one. Runs the program twice for each loop that it enters, and
-changes nothing. Where the values are gone, `candidates` reads off the program what may have.
+A program that examines every value says where NaNs and infinities are. From a result that has one,
+the search goes back along the operands that have one too, so a NaN that a `where` leaves out does
+not count. It enters loops, iteration by iteration. Invariant: an operation that is named made a NaN
+(or an infinity) from operands without one. Runs the program twice for each loop that it enters, and
+changes nothing. If the values are gone, `candidates` reads from the program what may have done it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OF_ZEROS = {"div", "mul", "dot_general", "log", "rsqrt", "pow", "integer_pow", 
 _CAPABLE = {*_OF_NEGATIVES, "div", "rem", "integer_pow", "exp", "exp2", "expm1", "acos", "asin",
             "atanh", "atan2", "cbrt", "erf_inv", "cosh", "sinh", "cumprod", "reduce_prod",
             "triangular_solve", "cholesky", "eigh", "svd"}  # fmt: skip
-"""What makes a NaN or an infinity of finite values, or has a derivative that is one."""
+"""Primitives that make a NaN or an infinity from finite values, or whose derivative may be one."""
 _BOUNDED = frozenset("exp exp2 logistic tanh erf eq ne lt le gt ge is_finite".split())  # noqa: SIM905
 _MOST_ITERATIONS = 100_000
 Loops = tuple[tuple[str, int], ...]
@@ -42,7 +42,7 @@ class Operand:
 
     Attributes:
         dtype, shape: of the array.
-        nan, posinf, neginf, zeros, negative: how many of its values are such.
+        nan, posinf, neginf, zeros, negative: how many of its values are of each kind.
         low, high: the smallest and the largest finite value; NaN if there is none.
     """
 
@@ -98,16 +98,16 @@ class Operation:
 
     Attributes:
         name: the primitive, such as "log" or "dot_general".
-        site: the site whose call it lies in; None if unknown, as in the backward pass.
+        site: the site whose call it belongs to; None if unknown, as in the backward pass.
         makes: "NaN" or "Inf".
         operands: the figures of what it received.
         source: `file:line` of the user's code; "" if unknown.
         function: the name of the function that has this line; "" if unknown.
-        loops: the iteration of each loop around it, from the outermost: ("scan", 3).
+        loops: the iteration of each loop around it, outermost first: ("scan", 3).
         backward: whether it belongs to the backward pass of that line.
         result: the dtype of its result.
-        after: for a NaN made of an infinity, the operation that made the infinity; None if there
-            is none, or it was an argument or a constant.
+        after: for a NaN made from an infinity, the operation that made the infinity; None if there
+            is none, or the infinity was an argument or a constant.
     """
 
     name: str
@@ -161,13 +161,13 @@ def first_nan(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> Opera
 
 
 def candidates(jaxpr: Any, site: str, *, backward: bool) -> list[Operation]:
-    """The operations that may have made a NaN or an infinity of finite values, each line once.
+    """The operations that may have made a NaN or an infinity from finite values, each line once.
 
     Args:
         jaxpr: the program, with the marks of its calls.
         site: the site whose call they are in, apart from the calls within it.
-        backward: whether those are meant that lie between the site's output and the outputs of
-            other calls, where a derivative made a NaN of the site's gradient.
+        backward: whether to list those between the site's output and the outputs of other calls,
+            where a derivative made a NaN of the site's gradient.
     """
     search = _Search(*jaxprs.open_jaxpr(jaxpr), (), None)
     return list({(one.name, one.source): one for one in search.capable(site, backward)}.values())
@@ -244,7 +244,7 @@ class _Search:
         return [number(v) for v in jaxpr.outvars]
 
     def _evaluated(self, values: Sequence[Any], last: int) -> dict[int, Any]:
-        """All values that there are before the step `last`."""
+        """All values before the step `last`."""
         env = {**self._known, **dict(zip(self.inputs, values, strict=True))}
         for step in self._steps[:last]:
             read = [env[n] for n in step.operands]
@@ -285,7 +285,7 @@ class _Search:
         return None
 
     def _sources(self, step: _Step, number: int) -> Sequence[int]:
-        """The operands that a result may have its values from."""
+        """The operands from which a result may have its values."""
         if step.equation.primitive is mark:
             return [step.operands[step.results.index(number)]]
         return step.operands
@@ -309,7 +309,7 @@ class _Search:
         )
 
     def _operation(self, at: int) -> Operation:
-        """The operation of a step, of which no values are known."""
+        """The operation of a step whose values are unknown."""
         step = self._steps[at]
         result: Any = step.equation.outvars[0].aval
         return Operation(

@@ -96,7 +96,9 @@ class Values:
         return body.operands[i], order
 
     def _results(self, jaxpr: Any) -> Sequence[tuple[int, Order] | None]:
-        """For each result of an inner jaxpr, the input that it equals, likewise."""
+        """For each result of an inner jaxpr, the input that it equals, with the order of axes, or
+        None.
+        """
         bare, _ = jaxprs.open_jaxpr(jaxpr)
         if id(bare) not in self._known:
             values = Values(bare, self._known)

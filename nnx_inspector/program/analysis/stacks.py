@@ -1,8 +1,7 @@
-"""The stacked sites of a trace: which sites a scan calls once per layer, or a vmap for each member
-of an ensemble, and how many have rows.
+"""The stacked sites of a trace: sites that a scan calls once per layer, or a vmap once per member.
 
-Invariant: a scan or vmap over time, examples, or anything else than the layers of the parameters
-makes no stack.
+Invariant: a scan or vmap over time, examples, or anything but the layers of the parameters makes no
+stack.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from nnx_inspector.recordings.layers import MOST_LAYERS, MOST_ROWS
 
 
 def stacks_of(trace: Trace) -> dict[str, int]:
-    """Site -> the number of its layers, for every site that one scan calls once per layer, or of
-    its members.
+    """Site -> the number of its layers, for every site that one scan calls once per layer, or its
+    members.
 
     A module without parameters counts too if the module around it is stacked.
     """

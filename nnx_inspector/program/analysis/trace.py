@@ -286,8 +286,10 @@ def _again(
     roots: dict[Path, Any],
     error: Exception,
 ) -> list[TracedCall]:
-    """The calls of a pass that raised, from a second pass that uses no cached traces: the first saw
-    no calls inside cached ones. Empty if the second pass does not raise the same type of error.
+    """The calls of a pass that raised, from a second pass without cached traces, which hide inner
+    calls.
+
+    Empty if the second pass does not raise the same type of error.
     """
     history = History(modules)
     try:
