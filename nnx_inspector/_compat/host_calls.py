@@ -63,7 +63,7 @@ def _by_callback(*arrays: Any, host: Host, shapes: Any) -> list[jax.Array]:
     def apart(*groups: Any) -> tuple[Any, ...]:
         whole: list[Any] = [None] * len(kinds)
         for group, numbers in zip(groups, members.values(), strict=True):
-            for i, array in zip(numbers, np.array(group), strict=True):  # its memory is XLA's
+            for i, array in zip(numbers, np.array(group), strict=True):  # copied from XLA's memory
                 whole[i] = array
         return tuple(host(*whole))
 

@@ -69,7 +69,7 @@ def has_functions() -> bool:
         host = jax.ffi.pycapsule(getattr(library(), HOST))
         stages = {"instantiate": host, "execute": host}
         jax.ffi.register_ffi_target(HOST, stages, platform="cpu")
-    except (OSError, AttributeError, jax.errors.JaxRuntimeError):  # an older library, say
+    except (OSError, AttributeError, jax.errors.JaxRuntimeError):  # such as an older library
         return False
     return True
 

@@ -116,5 +116,5 @@ def counted_once_here(tree: T) -> T:
     axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
 
     if not axes or not jaxprs.varying_axes(jax.lax.axis_index(axes)):
-        return tree  # it keeps no account of what differs (`check_vma=False`)
+        return tree  # what differs is not known (`check_vma=False`)
     return jax.tree.map(lambda x: counted_once(x, x, axes), tree)

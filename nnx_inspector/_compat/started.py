@@ -75,7 +75,7 @@ def wait() -> None:
     results, _thread.results = _thread.results, []
     for x in results:
         # A result may have been donated to a later program, which is noted too. If its program
-        # has failed, the error is for whoever reads the result.
+        # has failed, reading the result raises the error.
         with contextlib.suppress(RuntimeError):
             x.block_until_ready()
 

@@ -157,7 +157,7 @@ def _stale(judged: Judged, one: SiteFacts) -> Finding | None:
     if not passes or passes[-1].figures is None:
         return None
     figures = passes[-1].figures
-    n = figures.figure(one.site, "examples")  # not positions: those of one image are alike
+    n = figures.figure(one.site, "examples")  # not positions, which are alike in one image
     shifted, scaled = figures.figure(one.site, "shifted"), figures.figure(one.site, "scaled")
     if math.isnan(shifted) or n < 4:
         return None

@@ -160,7 +160,7 @@ class Walk:
         if id(node) in self._numbers:
             return self._numbers[id(node)]
         if kind == "pytree" and not isinstance(node, nnx.Variable):
-            # NNX tells for an instance only whether it is a Variable
+            # NNX can only tell from an instance whether it is a Variable
             return self._collect_pytree(node, path)
         number = self._numbers[id(node)] = next(self._count)
         every = self._found
@@ -255,7 +255,7 @@ def unseen_references(roots: Mapping[Path, Any]) -> dict[str, str]:
     return {
         site_key(
             path
-        ): "it is a Variable with ref=True or hijax=True: changes by a call are not seen"
+        ): "it is a Variable with ref=True or hijax=True, whose changes by a call are not seen"
         for path, variable in variables_by_path(roots)
         if variable.ref or variable.hijax
     }

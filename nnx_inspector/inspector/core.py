@@ -183,7 +183,7 @@ class Core:
             if self.closed:
                 return
             self.closed, self.shown = True, None
-        self._waiting.clear()  # nobody waits for what is still under way
+        self._waiting.clear()  # nothing waits for what is still under way
         self.recording.detach()
         self.closing.close()
 
@@ -240,7 +240,7 @@ class Core:
         standing: list[str] = []
         if switches:
             words = switches.in_words()
-            text = f"Modes for inspected passes: {words}. A watched loop has the model's own."
+            text = f"Modes for inspected passes: {words}. A watched loop uses the model's own."
             standing.append(text)
         if self.eager:
             standing.append(

@@ -64,10 +64,10 @@ class Diagnosing:
                 operation, sought = None, False
             last = core.recording.passes[-1]
             again = last.number == of[0] and last.kind in ("run", "step")
-            how = "" if again else ", in the last pass that was asked for"
+            how = "" if again else ", in the last requested pass"
             made = f"; the first NaN{how} is made by {operation.in_words()}" if operation else ""
             if not made and again and sought:  # a parameter has it, or XLA's fused program alone
-                made = "; run one by one, no operation of the call makes a NaN of finite values"
+                made = "; run one by one, no operation of the call makes a NaN from finite values"
             self._operations[of] = made, "" if made else self._may_have(finding)
         made, may_have = self._operations.get(of, ("", ""))
         what, advice = finding.what + made, finding.advice + may_have
@@ -90,7 +90,7 @@ class Diagnosing:
         )
         return (
             f". The values of that step are gone; these operations {can}: "
-            f"{'; '.join([*found[:MOST], *more])}. nni.first_nan names the one, if it gets the "
+            f"{'; '.join([*found[:MOST], *more])}. nni.first_nan tells which one did, given the "
             f"model as it was before that step"
         )
 

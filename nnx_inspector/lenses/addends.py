@@ -108,7 +108,7 @@ class Walk:
             if name in ("add", "add_any"):
                 first, second = equation.invars
                 return self._walk(frame, first) + self._walk(frame, second)
-            if name == "sub":  # what is taken away is added by nobody
+            if name == "sub":  # what is subtracted is not added
                 atom = equation.invars[0]
                 continue
             if self._is(equation, INPUT):

@@ -250,7 +250,7 @@ def _passes(
         raise ValueError(f"{site!r} is called {times}; attribute to a site that is called once.")
     arrays = [i for i, x in enumerate(calls.returned) if jnp.issubdtype(x.dtype, jnp.floating)]
     if not arrays:
-        raise TypeError(f"{site!r} returns no floating-point numbers to differentiate by.")
+        raise TypeError(f"{site!r} returns no floating-point numbers to attribute to.")
 
     places = [m for m in stage.survey.marks if (m.site, m.part) == (site, OUTPUT)]
 

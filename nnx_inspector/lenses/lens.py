@@ -269,11 +269,11 @@ def _unexplained(
     differ = "are of another shape" if best[1] is None else f"differ by up to {best[1]:.2g}"
     site = rest.site if rest is not None else ""
     rows = one.calls[site].rows if site in one.calls else ()
-    times = f" {site!r} runs in a scan of {rows[0]}: steps of time are not layers." if rows else ""
+    times = f" {site!r} runs in a scan of {rows[0]}: time steps are not layers." if rows else ""
     return (
-        f"What is read from the last layer by {how!r} is not what the model says: the logits "
-        f"{differ}; the model's own are {in_words(own.dtype, own.shape)}.{times} Pass sites= those "
-        f"that return the residual stream, or unembed= a function of it."
+        f"The logits that {how!r} reads from the last layer are not the model's: they {differ}, "
+        f"and the model's are {in_words(own.dtype, own.shape)}.{times} Choose the sites that "
+        f"return the residual stream with sites=, or pass unembed= a function of it."
     )
 
 
@@ -326,7 +326,7 @@ def stacked(
     if len(shapes) > 1:
         raise ValueError(
             f"The residual streams of {names[0]!r} to {names[-1]!r} have different shapes, "
-            f"{sorted(shapes)}. Pass sites= those of one shape."
+            f"{sorted(shapes)}. Choose sites of one shape with sites=."
         )
     last = values[end.calls.site, OUTPUT][-1][end.array][(-1,) * len(end.calls.rows)]
     return tuple(names), jnp.stack(found), last, out

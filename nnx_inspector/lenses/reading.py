@@ -373,7 +373,7 @@ def _repeated(one: Observed, found: Sequence[Stream], reading: Reading) -> list[
     ]
     if not repeated:
         names = ", ".join(repr(s.calls.site) for s in found if s.calls.site)
-        others = f" Pass sites= those that do, among {names}." if names else ""
+        others = f" Choose the sites that do with sites=, among {names}." if names else ""
         raise ValueError(
             f"No block that repeats returns the residual stream that "
             f"{reading.norm or reading.unembed!r} receives.{others}"

@@ -34,7 +34,7 @@ def beginning(gate: Any, args: Any, kwargs: Any, context: Context) -> tuple[tupl
     leaves = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
     arrays = [jnp.asarray(x) for x in leaves if is_observable(x)]
     operands = jax.lax.stop_gradient((list(held.values()), arrays))
-    # where nothing is traced, a cond would be compiled anew for each call
+    # if nothing is traced, a cond would be compiled again for each call
     traced = any(map(jit.is_tracer, (gate, *jax.tree.leaves(operands))))
     return (*held, VARIED), sampled_if(gate, *operands) if traced else samples_of(*operands)
 

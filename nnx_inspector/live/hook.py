@@ -146,7 +146,7 @@ class Watch:
         with within(context.module):
             try:
                 out = next_fun(*args, **kwargs)
-            except FloatingPointError as error:  # of the user's `jax_debug_nans`
+            except FloatingPointError as error:  # raised by the user's `jax_debug_nans`
                 note_site(error, site)
                 raise
             return mark_tree(out, owner=owner, site=site, part=OUTPUT)

@@ -335,7 +335,7 @@ class Session:
         gauges: dict[str, list[Any]] = {}
         states: dict[str, Any] = {}
         for one in passes:
-            states = {**one.sent.states, **states}  # those of the first pass take precedence
+            states = {**one.sent.states, **states}  # the first pass takes precedence
             for site, vectors in told_gauges(one.sent.gauges, self.stacks).items():
                 gauges.setdefault(site, []).extend(vectors)
         return self._observer.figures(gauges, states)

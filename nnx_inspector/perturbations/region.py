@@ -125,8 +125,8 @@ def _applied(x: jax.Array, rows: jax.Array, *, index: int) -> jax.Array:
         scaled = x * strength.astype(x.dtype)
     else:
         scaled = (x * strength).astype(x.dtype)
-    # The outer choice is between two arrays, so XLA computes the result once. It would repeat a
-    # choice between an array and a number in every kernel that reads it, and compile each anew.
+    # The outer choice is between two arrays, so XLA computes the result once. A choice between an
+    # array and a number would be repeated, and compiled, in every kernel that reads it.
     return jnp.where(mode == OFF, x, jnp.where(mode == ZERO, jnp.zeros_like(x), scaled))
 
 

@@ -108,7 +108,7 @@ def switched(on: Any, change: Callable[[jax.Array], jax.Array], x: jax.Array) ->
         on: bool[], traced or not. If it differs between examples of a vmap, both are computed.
         change: a function that keeps shape and dtype.
     """
-    if not jit.is_tracer(on):  # lax.cond would compile anew in every eager call
+    if not jit.is_tracer(on):  # lax.cond would compile again in every eager call
         return change(x) if bool(on) else x
 
     def changed(x: jax.Array) -> jax.Array:

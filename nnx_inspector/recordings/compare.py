@@ -162,7 +162,7 @@ def _summaries(of: object, step: int | None, name: str) -> _Summaries:
     if not isinstance(of, Measured):
         raise TypeError(
             f"compare takes two Recordings or Records, got {type(of).__name__} for {name}. Read a "
-            "recording with nni.load, or pass the weights of a checkpoint once it is restored."
+            "recording with nni.load, or restore a checkpoint and pass its weights."
         )
     found = of.merged()
     return {(site, q): summary for site, each in found.items() for q, summary in each.items()}

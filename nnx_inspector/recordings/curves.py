@@ -101,7 +101,7 @@ class Curves:
         self._points += len(values)
         share = self._max_bytes // (_POINT_BYTES * max(len(self._curves), 1))
         limit = max(2, min(self._max_points, share))
-        lower = limit < self._limit and self._longest > limit  # a new metric takes others' share
+        lower = limit < self._limit and self._longest > limit  # a new metric takes a share
         for name in self._curves if lower else values:
             self._bound(name, limit)
         if lower:

@@ -327,7 +327,7 @@ class Journal:
     def _give_up(self, why: str) -> None:
         self._process = -1
         self.close()
-        self._tell(f"{why}. The run goes on; to keep saving it, save to a file again.")
+        self._tell(f"{why}. The run goes on; call save again to keep saving.")
 
     def _tell(self, text: str) -> None:
         self._told = True

@@ -119,7 +119,7 @@ def joined(tree: Any) -> tuple[Layout, list[Any]]:
         kind = type(leaf) if _is_whole(leaf) else object
         parts = tuple(placed(x, _is_whole(leaf)) for x in _arrays_of(leaf))
         found.append(_Leaf(kind, parts, leaf.opaque if kind is Summary else ""))
-    wide = any(x.dtype.itemsize > 4 for x in pieces)  # of a number of Python's own, say
+    wide = any(x.dtype.itemsize > 4 for x in pieces)  # from a Python number, for example
     with jax.enable_x64(wide or jax.config.read("jax_enable_x64")):
         words = _join(*pieces, rows=0)[0] if pieces else jnp.zeros(0, jnp.uint32)
     return Layout(structure, tuple(found)), [words, *others]

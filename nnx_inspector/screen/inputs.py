@@ -220,7 +220,7 @@ class Inputs:
         if len(able) == 1:
             return able[0], ""
         if able:
-            return None, f"Several arguments may hold tokens, {_names(able)}: tokens= says which."
+            return None, f"Several arguments may hold tokens: {_names(able)}. Choose with tokens=."
         return None, "No argument holds ids of tokens (integers with an axis of positions)."
 
     def _labels_in(

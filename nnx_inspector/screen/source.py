@@ -81,7 +81,7 @@ def _function_around(text: str, line: int) -> str:
     """The innermost function or class around a line, `"Block.__call__"`; "" if none."""
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):  # a cell with magics, say
+    except (SyntaxError, ValueError, RecursionError):  # such as a cell with magics
         return ""
     names: list[str] = []
     body: Sequence[ast.AST] = tree.body

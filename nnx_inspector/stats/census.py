@@ -230,11 +230,11 @@ def _read_once(
     count: Callable[..., jax.Array],
 ) -> _Raw:
     """On an accelerator: one reduction for all exact figures, whatever the gate says."""
-    x = lax.optimization_barrier(x)  # of a constant, XLA's compiler would compute it: for minutes
+    x = lax.optimization_barrier(x)  # or XLA would fold a constant while compiling, for minutes
     value, part = real_values(x), real_values(_part(x, batch_rank, steps))
     axes = tuple(range(batch_rank, x.ndim))
     points, sums, apart = _read(value, axes)
-    # all figures in one array, which is made by one kernel and is joined to others as a whole
+    # one array of all figures is made by one kernel, and joined to others as a whole
     behind = [word for x in (*points, *sums) for word in words_of(x)]
     whole = _counted(count, value, part, axes, apart, behind)
     half = BINS + len(behind) // 2
@@ -281,7 +281,7 @@ def _read(
     *found, e, n, mean, square = lax.reduce((*operands, *parts), (*initial, *none), combine, axes)
     low, high, apart = from_counters(value, found)
     scale = jnp.where(e > 0, as_float(e << width), 0)
-    # `half` was of halves: a scale of the differences is twice as large
+    # `half` holds halves of the differences, whose scale is twice as large
     origin = lax.squeeze(origin, axes)
     shift = moved_shift(origin, 2 * (mean * scale), low, high)
     below = (bias - e) // 2  # the inverse of the largest scale is subnormal: it is applied twice

@@ -133,7 +133,7 @@ def read(
         name: np.maximum.reduceat(head(every, name), start)
         for name in ("examples", "units", "looked", "positions", "limit", "rank")
     }
-    with np.errstate(over="ignore"):  # of float32's largest numbers the root mean square is Inf
+    with np.errstate(over="ignore"):  # the root mean square of huge float32 numbers is Inf
         figures["rms"] = np.sqrt(total((mean**2 + std**2).sum(axis=1)) / (rows * wanted))
         figures["spread"] = np.sqrt(total((spread**2).sum(axis=1)) / (rows * wanted))
     figures["flat"] = (flat & is_unit[start]).sum(axis=1) / wanted

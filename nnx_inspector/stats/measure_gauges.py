@@ -104,7 +104,7 @@ def _gauge_of(x: jax.Array, *, limit: float, steps: tuple[int, ...]) -> list[jax
     y = y.reshape(y.shape[0], positions, looked)
     rows = y.shape[0] * positions
     low, high, size, flat, ends = _extremes_and_counts(y.reshape(rows, looked))
-    # Sums of squares must not overflow: everything is measured in units of the largest value.
+    # Everything is measured in units of the largest value, so that sums of squares do not overflow.
     largest = jax.lax.bitcast_convert_type(size.max(), jnp.float32)
     measured = jnp.isfinite(largest)
     unit = jnp.where(measured & (largest > 0), largest, 1.0)

@@ -296,7 +296,7 @@ def test_a_finding_says_that_no_operation_makes_the_nan():
     model.kernel[...] = model.kernel[...].at[0, 0].set(jnp.nan)
     insp.run(X)
     (finding,) = [one for one in insp.findings if one.rule == "nonfinite"]
-    assert "no operation of the call makes a NaN of finite values: its par" in finding.message
+    assert "no operation of the call makes a NaN from finite values: its par" in finding.message
     insp.close()
 
 

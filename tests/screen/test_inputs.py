@@ -91,7 +91,7 @@ def test_ids_that_are_not_in_the_vocabulary_are_another_argument():
 def test_without_a_choice_nothing_is_guessed():
     found, problem = Inputs(WORDS).tokens_in([argument(IDS, "a"), argument(IDS, "b")])
     assert found is None
-    assert problem == "Several arguments may hold tokens, 'a', 'b': tokens= says which."
+    assert problem == "Several arguments may hold tokens: 'a', 'b'. Choose with tokens=."
 
 
 @pytest.mark.parametrize("tokens", [1, "y", "batch/y"])

@@ -13,7 +13,7 @@ export function CostCorner({ cost }: { cost: Cost }) {
   const ratio = plain && inspected ? `${(inspected / plain).toFixed(2)}×` : NOT_MEASURED;
   return (
     <dl class="nni-cost" data-testid={ids.cost} aria-label="Cost of inspection">
-      <Item name="waited" value={`${waits.map(([, time]) => (time === null ? NOT_MEASURED : Number(time.toPrecision(2)))).join(" · ")} s`} hint={`Seconds until the first of each was there: ${waits.map(([name, time]) => `${name} ${seconds(time)}`).join(", ")}. The last two include compiling.`} />
+      <Item name="waited" value={`${waits.map(([, time]) => (time === null ? NOT_MEASURED : Number(time.toPrecision(2)))).join(" · ")} s`} hint={`Seconds until the first of each was ready: ${waits.map(([name, time]) => `${name} ${seconds(time)}`).join(", ")}. The last two include compiling.`} />
       <Item name="measured step" value={ratio} hint={stepHint(plain, inspected)} />
       <Item
         name="compiled"

@@ -47,7 +47,7 @@ def is_pattern(key: str) -> bool:
 
 NONE_FOUND = (
     " A pattern is found where one call multiplies queries with keys, takes a softmax of the "
-    "product, and multiplies it with values, or calls cudnn's kernel; one of Pallas has none."
+    "product, and multiplies it with values, or calls cuDNN's kernel. Pallas kernels have none."
 )
 
 
@@ -241,7 +241,7 @@ def _mixed(
 def _followed(
     primitive: str, params: Any, known: Sequence[Trail | None], shape: tuple[int, ...]
 ) -> Trail | None:
-    # of two scores that are added or joined, those of parameters (positions) count less
+    # if two scores are added or joined, those made of parameters (positions) count less
     rank = lambda t: (_RANKS.index(t.kind), -sum(t.fixed))  # noqa: E731
     best = max((t for t in known if t is not None), key=rank)
     kinds = {t.kind: t for t in known if t is not None}
@@ -415,7 +415,7 @@ def _pattern(
     held = (*keys, *asking)
     both = sorted((p for p in parts if p not in held), key=by_place)
     groups, query = asking[:-1], asking[-1:]
-    # a single axis of both is a batch, unless it comes after that of the queries: [n, head, d]
+    # a single axis of both is a batch, unless it follows the queries' axis: [n, head, d]
     single = len({p.places for p in both}) == 1
     is_head = bool(both) and not (single and all(by_place(p) > by_place(both[-1]) for p in asking))
     # beside heads alone, what the queries have before them is a batch that shares its keys

@@ -228,7 +228,7 @@ def _function(primitive: str, params: dict[str, Any]) -> str | None:
 
 def _name_of(primitive: str, params: dict[str, Any], scopes: Sequence[str]) -> str | None:
     """The name of an operation, without its number; None if it only groups others."""
-    scopes = [scope for scope in scopes if "->" not in scope]  # that of jnp.einsum
+    scopes = [scope for scope in scopes if "->" not in scope]  # not those of jnp.einsum
     users = [scope for scope in scopes if not scope.endswith(_OF_A_FUNCTION)]
     if primitive == "name" and not params["name"].endswith(_OF_A_FUNCTION):
         return _plain(params["name"])

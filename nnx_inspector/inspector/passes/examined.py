@@ -62,8 +62,8 @@ def arguments_of(core: Core) -> list[Argument]:
     arrays = core.opening.open(look_of(core), found.changed, "input", clean=True).arrays
     if len(arrays) != 1:
         raise InspectorError(
-            f"{found.changed!r} receives several arrays, and which of them is made of "
-            f"{found.path!r} is not known."
+            f"{found.changed!r} receives several arrays, and it is not known which of them comes "
+            f"from {found.path!r}."
         )
     received = dataclasses.replace(found, value=arrays[0].value)
     return [received if one is found else one for one in arguments]

@@ -273,7 +273,7 @@ class OwnedPasses:
             key, model, facts = self._key_of(call), call.model, self._made.facts
             if key not in facts:
                 of_stage = functools.partial(facts_of_stage, is_loss=call.loss_fn is not None)
-                eager = self._is_eager(call)  # it need not run: there is no program to read from
+                eager = self._is_eager(call)  # no need to run: there is no program to read from
                 facts[key] = facts_of_modules(model) if eager else self.read(call, of_stage)
             return facts[key]
 

@@ -106,7 +106,7 @@ class Reruns:
 
     def run(self, trial: Trial) -> Any:
         """Make a requested pass, waiting for its program; returns what the function returns."""
-        begun, self._first = self._first, None  # nobody waits for the first pass any more
+        begun, self._first = self._first, None  # nothing waits for the first pass any more
         self._began = self._began or time.monotonic()
         try:
             return self._run(trial)

@@ -131,7 +131,7 @@ class Opening:
         try:
             calls = self._passes.run(look.call, setting, site=site, part=part, passes=look.passes)
         except (RuntimeError, ValueError):
-            require_whole(parts.leaves, "The values")  # the cause, if arrays were donated meanwhile
+            require_whole(parts.leaves, "The values")  # explains arrays donated meanwhile
             raise
         arrays: list[Held] = []
         for number, call in enumerate(calls):
@@ -148,8 +148,8 @@ class Opening:
 
     def _patterns(self, look: Look, site: str, clean: bool) -> Opened:
         if not look.attends.get(site):
-            those = ", ".join(repr(key) for key, n in look.attends.items() if n) or "none does"
-            raise InspectorError(f"{site!r} computes no attention itself. Of this model: {those}.")
+            those = ", ".join(repr(key) for key, n in look.attends.items() if n) or "none"
+            raise InspectorError(f"{site!r} computes no attention itself. Sites that do: {those}.")
         # a method of the module that the call calls has sites of its own: `attn:attend@attention`
         glob = "/".join([*filter(None, [escaped_glob(_module_key(site))]), "**:*@attention"])
         selection, keys = (

@@ -49,7 +49,7 @@ class Positions:
         if self.along is not None:
             return ""
         able = " or ".join(f"{i} ({name})" for i, name in enumerate(self.axes) if name)
-        return f"No axis of {site!r} is known to be that of the tokens. Choose it: axis {able}."
+        return f"It is not known which axis of {site!r} has the tokens. Choose it: axis {able}."
 
 
 @dataclasses.dataclass(frozen=True)

@@ -238,7 +238,7 @@ class _Walk:
     def _mark(self, equation: Any, values: Values, where: _Where) -> None:
         params, part = equation.params, equation.params["part"]
         begun = params.get("call")  # not of one that could not be attributed
-        if begun and not begun.source:  # an operation in a function that jax has inlined, say
+        if begun and not begun.source:  # such as an operation in a function that jax has inlined
             where = dataclasses.replace(where, source=_source_of(equation) or where.source)
         innermost = self.calls[self.open[-1]].site if self.open else None
         if part == BEGIN or (part == INPUT and innermost != params["site"]):

@@ -78,7 +78,7 @@ def _heading(
         "p",
         _element("b", layout.model),
         f": {', '.join(where)}. " if where else ". ",
-        _element("i", f"The state of {saved}. Run the cell for the live view."),
+        _element("i", f"The state at {saved}. Run the cell for the live view."),
     )
 
 

@@ -144,7 +144,7 @@ def test_an_axis_that_is_not_found_or_wrongly_can_be_chosen(ids):
     found = insp.words("turn", 1, unit=5, axis=0)
     np.testing.assert_allclose(found.norm, np.linalg.norm(values[:, 1], axis=(1, 2)), rtol=1e-5)
     np.testing.assert_allclose(found.unit, values[:, 1].reshape(3, -1)[:, 5], rtol=1e-5)
-    with pytest.raises(nni.InspectorError, match=r"known to be that of the tokens. .* 0 \("):
+    with pytest.raises(nni.InspectorError, match=r"not known which axis .* 0 \("):
         insp.words("turn")
     insp.close()
 
