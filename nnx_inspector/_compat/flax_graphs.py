@@ -83,9 +83,7 @@ def graph_nodes(root: Any) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
 
 
 def swap_graph_node(
-    cls: type,
-    tag_of: Callable[[Any], Any],
-    arrived: Callable[[Any, Any], None],
+    cls: type, tag_of: Callable[[Any], Any], arrived: Callable[[Any, Any], None]
 ) -> Callable[[], None]:
     """Let graph traversals carry a tag for each object of `cls`; returns a function that undoes it.
 

@@ -48,10 +48,7 @@ _EACH: Final[dict[str, Callable[..., Any]]] = {
 
 
 def kind_after(
-    variable: Any,
-    uses: Mapping[Any, Sequence[Any]],
-    made: Mapping[Any, Any],
-    leaving: set[Any],
+    variable: Any, uses: Mapping[Any, Sequence[Any]], made: Mapping[Any, Any], leaving: set[Any]
 ) -> str:
     """The activation function that a value goes into; "" if it also goes elsewhere.
 

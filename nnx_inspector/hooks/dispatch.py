@@ -38,13 +38,7 @@ from nnx_inspector.hooks.layers import (
     see_operations,
 )
 from nnx_inspector.hooks.scope import Scope
-from nnx_inspector.hooks.sites import (
-    CALL,
-    Path,
-    Selection,
-    methods,
-    site_key,
-)
+from nnx_inspector.hooks.sites import CALL, Path, Selection, methods, site_key
 from nnx_inspector.hooks.variables import weights_at_first
 
 

@@ -17,14 +17,7 @@ import numpy as np
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.live.attendance import Expected
-from nnx_inspector.perturbations.region import (
-    OFF,
-    Known,
-    Live,
-    combine,
-    is_live,
-    require_known,
-)
+from nnx_inspector.perturbations.region import OFF, Known, Live, combine, is_live, require_known
 from nnx_inspector.perturbations.slots import PARAMETER, Data, Place, Setting, data_of, place_of
 
 
@@ -240,11 +233,7 @@ class Handles:
         self.elsewhere: Callable[[Handle], bool | None] = lambda handle: None
 
     def add(
-        self,
-        site: str,
-        sites: Iterable[str],
-        perturbation: Known,
-        rows: tuple[int, ...] = (),
+        self, site: str, sites: Iterable[str], perturbation: Known, rows: tuple[int, ...] = ()
     ) -> Handle:
         with self._lock:
             self._last += 1

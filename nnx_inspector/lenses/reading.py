@@ -27,14 +27,7 @@ from nnx_inspector.hooks.sites import (
     parse_key,
     site_key,
 )
-from nnx_inspector.lenses.observed import (
-    Calls,
-    Observed,
-    arrays_in,
-    copy_of,
-    logits_in,
-    module_at,
-)
+from nnx_inspector.lenses.observed import Calls, Observed, arrays_in, copy_of, logits_in, module_at
 from nnx_inspector.program.analysis.dataflow import dataflow
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.stats.summarize import in_words

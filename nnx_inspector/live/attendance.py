@@ -103,13 +103,7 @@ class Attendance:
     """
 
     def __init__(
-        self,
-        session: Session,
-        every: int,
-        first: int,
-        *,
-        before: int = 0,
-        in_region: bool = False,
+        self, session: Session, every: int, first: int, *, before: int = 0, in_region: bool = False
     ):
         self._session, self._every, self._first = session, every, first
         self._model = type(session.model).__name__
@@ -124,10 +118,7 @@ class Attendance:
     def note(self, count: int) -> None:
         """Take over what the session saw, before it is cleared; `count` passes have begun."""
         session, seen = self._session, self._seen
-        for found, into in (
-            (session.unattributed, seen.others),
-            (session.doubtful, seen.doubtful),
-        ):
+        for found, into in ((session.unattributed, seen.others), (session.doubtful, seen.doubtful)):
             for name, calls in found.items():
                 into[name] = into.get(name, 0) + calls
         session.doubtful.clear()

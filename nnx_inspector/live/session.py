@@ -22,10 +22,7 @@ from flax import nnx
 from nnx_inspector._compat import native, started
 from nnx_inspector.background import Worker, weakly
 from nnx_inspector.hooks.dispatch import executables_called, hooked, tagged
-from nnx_inspector.hooks.layers import (
-    TAP_OUTPUT,
-    Layer,
-)
+from nnx_inspector.hooks.layers import TAP_OUTPUT, Layer
 from nnx_inspector.hooks.lookalikes import Lookalikes
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import Only, Selection, methods, module_sites, site_key

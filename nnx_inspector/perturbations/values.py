@@ -303,12 +303,7 @@ class Mask(Perturbation):
 
     @classmethod
     def without(
-        cls,
-        off: Sequence[int],
-        *,
-        units: int | tuple[int, ...],
-        axis: int = -1,
-        at: At = "output",
+        cls, off: Sequence[int], *, units: int | tuple[int, ...], axis: int = -1, at: At = "output"
     ) -> Mask:
         """A mask that switches some units off and leaves the others on.
 

@@ -27,14 +27,7 @@ from nnx_inspector._compat.sharding import a_row_each, counted_once, on_this_mes
 from nnx_inspector.program.analysis.equations import bodies_of
 from nnx_inspector.program.analysis.error_notes import note_equation
 from nnx_inspector.program.changes import difference
-from nnx_inspector.program.marks import (
-    CHANGE,
-    INPUT,
-    OUTPUT,
-    mapped_first,
-    sink_like,
-    sinks_apart,
-)
+from nnx_inspector.program.marks import CHANGE, INPUT, OUTPUT, mapped_first, sink_like, sinks_apart
 from nnx_inspector.program.plan import NOTHING, Keep, Kept, Plan
 from nnx_inspector.program.survey import Around, Item, Marked, Survey
 from nnx_inspector.stats.census import Sample

@@ -269,11 +269,7 @@ def _tap_transpose(
 
 
 def measured_if(
-    gate: Any,
-    measure: Callable[..., Any],
-    x: jax.Array,
-    *,
-    apart: bool = False,
+    gate: Any, measure: Callable[..., Any], x: jax.Array, *, apart: bool = False
 ) -> Any:
     """`measure(x, gate)`, which is zeros unless the gate is open.
 

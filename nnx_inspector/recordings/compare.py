@@ -18,13 +18,7 @@ import numpy.typing as npt
 from nnx_inspector.recordings.layers import layer_of
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.stats.bins import (
-    MINUS_ZERO_BIN,
-    RANKS,
-    VALUE_ORDER,
-    ZERO_BIN,
-    bounds,
-)
+from nnx_inspector.stats.bins import MINUS_ZERO_BIN, RANKS, VALUE_ORDER, ZERO_BIN, bounds
 from nnx_inspector.stats.summary import Summary
 
 if TYPE_CHECKING:

@@ -212,12 +212,7 @@ def _total(times: Sequence[int | None]) -> int | None:
 
 
 def _arrive(
-    graph: _Graph,
-    level: _Level,
-    frame: _Stack,
-    arrival: Arrival,
-    gives: dict[str, str],
-    takes: str,
+    graph: _Graph, level: _Level, frame: _Stack, arrival: Arrival, gives: dict[str, str], takes: str
 ) -> None:
     """Draw the edges of a value that arrives somewhere, as far as they concern a level."""
     consumer = level.arrival(frame, arrival)

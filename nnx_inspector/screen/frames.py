@@ -89,10 +89,7 @@ def histories_of(
         arrays = recording.history(selected, quantity, columns=columns)  # type: ignore[arg-type]
         if len(arrays.steps):
             message = protocol.History(
-                layout=layout,
-                site=list(keys).index(selected),
-                quantity=j,
-                steps=len(arrays.steps),
+                layout=layout, site=list(keys).index(selected), quantity=j, steps=len(arrays.steps)
             )
             buffer = protocol.history_buffer(
                 arrays.steps, arrays.quantiles, arrays.edges, arrays.fractions
@@ -109,8 +106,5 @@ def curves_of(recording: Recording, *, points: int = 600) -> tuple[protocol.Curv
             curve = curve[np.linspace(0, len(curve) - 1, points).round().astype(int)]
         curve = np.where(np.isfinite(curve), curve, np.nan)
         curves[name] = curve
-    message = protocol.Curves(
-        names=tuple(curves),
-        points=tuple(len(c) for c in curves.values()),
-    )
+    message = protocol.Curves(names=tuple(curves), points=tuple(len(c) for c in curves.values()))
     return message, protocol.curves_buffer(list(curves.values()))

@@ -121,11 +121,7 @@ class _Place:
 
 
 def layout_of(
-    model: nnx.Module,
-    trace: Trace,
-    *,
-    number: int,
-    unseen: Mapping[str, str],
+    model: nnx.Module, trace: Trace, *, number: int, unseen: Mapping[str, str]
 ) -> protocol.Layout:
     """The layout message of a model.
 

@@ -239,9 +239,7 @@ class Presenter:
         self._other = other
         self._others += 1
         message = protocol.Other(
-            name=name if other is not None else "",
-            step=step,
-            number=self._others,
+            name=name if other is not None else "", step=step, number=self._others
         )
         self.keep(message)
 

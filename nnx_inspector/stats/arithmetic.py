@@ -15,13 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from nnx_inspector.stats.bins import (
-    MINUS_ZERO_BIN,
-    NAN_BIN,
-    NEGINF_BIN,
-    POSINF_BIN,
-    ZERO_BIN,
-)
+from nnx_inspector.stats.bins import MINUS_ZERO_BIN, NAN_BIN, NEGINF_BIN, POSINF_BIN, ZERO_BIN
 
 APART: Final = (ZERO_BIN, MINUS_ZERO_BIN, NAN_BIN, POSINF_BIN, NEGINF_BIN)
 """The bins whose counts are exact, in the order in which they are counted."""

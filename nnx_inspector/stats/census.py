@@ -47,15 +47,7 @@ from nnx_inspector.stats.arithmetic import (
     sum_dtype,
     words_of,
 )
-from nnx_inspector.stats.bins import (
-    BINS,
-    LOW_BITS,
-    NAN_BIN,
-    POSINF_BIN,
-    SIGN,
-    UNSEEN_BIN,
-    ZERO_BIN,
-)
+from nnx_inspector.stats.bins import BINS, LOW_BITS, NAN_BIN, POSINF_BIN, SIGN, UNSEEN_BIN, ZERO_BIN
 
 Sample = int | Literal["auto"]
 """See `summarize`."""

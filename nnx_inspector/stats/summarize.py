@@ -20,12 +20,7 @@ from jax.extend.core import AbstractToken, Token
 from nnx_inspector._compat.configuration import ours
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.sharding import left_to_the_compiler
-from nnx_inspector.stats.arithmetic import (
-    is_floating,
-    merged_about_mean,
-    points_dtype,
-    sum_dtype,
-)
+from nnx_inspector.stats.arithmetic import is_floating, merged_about_mean, points_dtype, sum_dtype
 from nnx_inspector.stats.bins import BINS, FINITE_BINS, OPAQUE_BIN
 from nnx_inspector.stats.census import Sample, census
 from nnx_inspector.stats.summary import Summary

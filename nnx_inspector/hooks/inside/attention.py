@@ -357,10 +357,7 @@ class Pattern:
 
 
 def pattern_in(
-    primitive: str,
-    params: Any,
-    values: Sequence[Any],
-    trails: Trails,
+    primitive: str, params: Any, values: Sequence[Any], trails: Trails
 ) -> Pattern | None:
     """The pattern among a primitive's operands; None if it is not an attention's second product."""
     if primitive != "dot_general":

@@ -26,12 +26,7 @@ from nnx_inspector.findings.facts import facts_of_modules, facts_of_stage
 from nnx_inspector.hooks.layers import unwatched
 from nnx_inspector.hooks.sites import Path, Selection
 from nnx_inspector.inspector.passes.call import Call, Form, Parts, blank
-from nnx_inspector.perturbations.apply import (
-    are_random,
-    at_marks,
-    layers_for,
-    parameters_under,
-)
+from nnx_inspector.perturbations.apply import are_random, at_marks, layers_for, parameters_under
 from nnx_inspector.perturbations.effects import Differences, differences
 from nnx_inspector.perturbations.region import rows_of
 from nnx_inspector.perturbations.slots import CLEAN, Place, Setting

@@ -96,11 +96,7 @@ def _scan(equation: Any) -> tuple[Body, ...]:
     taken = (*(None,) * (consts + carry), *(ROW,) * xs)
     given = (*(None,) * carry, *(ROW,) * (outputs - carry))
     body = _whole(
-        jaxpr,
-        consts=consts,
-        carry=carry,
-        times=length,
-        backwards=bool(equation.params["reverse"]),
+        jaxpr, consts=consts, carry=carry, times=length, backwards=bool(equation.params["reverse"])
     )
     return (dataclasses.replace(body, taken=taken, given=given),)
 

@@ -27,12 +27,7 @@ from nnx_inspector.hooks.sites import (
     parse_key,
     site_key,
 )
-from nnx_inspector.hooks.variables import (
-    held,
-    is_weight,
-    unseen_references,
-    variables_by_path,
-)
+from nnx_inspector.hooks.variables import held, is_weight, unseen_references, variables_by_path
 from nnx_inspector.program.analysis.calls import (
     History,
     MarkCalls,

@@ -110,11 +110,7 @@ def _small(message: Any) -> Any:
 
 
 def fitted(
-    recording: Recording,
-    told: Told,
-    *,
-    max_bytes: int = MOST_RECORDED,
-    stop: Stop = lambda: False,
+    recording: Recording, told: Told, *, max_bytes: int = MOST_RECORDED, stop: Stop = lambda: False
 ) -> str | None:
     """The recording that the screen replays, in base64, with as many passes and details as fit.
 
