@@ -52,10 +52,8 @@ def kind_after(
 ) -> str:
     """The activation function that a value goes into; "" if it also goes elsewhere.
 
-    Args:
-        uses: variable -> the equations that take it.
-        made: variable -> the equation that makes it.
-        leaving: the variables that the jaxpr returns.
+    `uses` maps a variable to the equations that take it, `made` to the one that makes it; the jaxpr
+    returns the variables `leaving`.
     """
     known: dict[Any, Any] = {variable: POINTS}
     waiting, ends, done = [variable], list[Any](), set[int]()

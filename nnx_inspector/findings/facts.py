@@ -38,11 +38,9 @@ def facts_of_modules(model: nnx.Module) -> Facts:
 
 
 def facts_of_stage(stage: Staged, *, is_loss: bool = False) -> Facts:
-    """The facts about a model and about a pass over it.
+    """The facts about a model and a pass over it, whose outputs and inputs are all marked.
 
-    Args:
-        stage: the pass, with the outputs and inputs of all sites marked.
-        is_loss: whether the function returns a loss, or `(loss, aux)`.
+    `is_loss`: whether the function returns a loss, or `(loss, aux)`.
     """
     model, jaxpr, program = stage.roots[()], stage.survey.jaxpr, _Program(stage.owner)
     if stage.eager:

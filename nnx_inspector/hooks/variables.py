@@ -52,18 +52,13 @@ def kind_of(cls: type) -> str:
 class Contents:
     """The contents of a module at one moment; iterates over `(path, variable, value)`.
 
-    They may be a slice of the contents of an outer module, so paths begin at `depth`.
+    They may be a slice of the contents of an outer module, so paths begin at `depth`. A shared
+    Variable occurs once.
 
     Attributes:
-        variables: each Variable, a shared one once.
-        values: their values.
-        paths: their paths.
-        depth: how many segments of each path lead to the module itself.
         containers: a live view of the entries of each module, list or dict inside.
-        sizes: how many entries each container had.
-        entries: the entries that all containers had.
-        outer: the contents of the outer module, if they are a slice.
-        begun: where the slice begins.
+        sizes, entries: how many entries each container had, and the entries themselves.
+        outer, begun: the contents of the outer module, and where the slice begins in them.
     """
 
     variables: list[nnx.Variable[Any]]

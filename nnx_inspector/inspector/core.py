@@ -323,12 +323,9 @@ class Core:
         metrics: Mapping[str, Any] | None = None,
         states: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record a pass of the present step, and show it.
+        """Record a pass of the present step, and show it; see `record_pass`.
 
-        Args:
-            record: the pass's record, on the host.
-            kind, setting: as in `record_pass`.
-            states: samples of parameters and statistics, for figures over the steps.
+        `states` are samples of parameters and statistics, for figures over the steps.
         """
         with self.lock:
             stacks, figures = shown_of(stacks_of(self.trace)), None

@@ -45,9 +45,7 @@ def write_html(
 def told_by(core: Core, kept: Sequence[Any]) -> Told:
     """Everything on a page except the recording.
 
-    Args:
-        core: the core of the inspector, which the page shows at rest.
-        kept: the messages of the findings and the sweep; None is left out.
+    `core` is at rest; `kept` are the messages of the findings and the sweep, without None.
     """
     layout, state = core.view.layout, core.view.state_at_rest()
     assert layout is not None  # both exist from the beginning

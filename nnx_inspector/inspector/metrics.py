@@ -219,7 +219,6 @@ def effect_of(
         source: the pass, in words.
         before: the metrics of the clean pass if it has a loss; without a loss, the results of the
             passes are the model's outputs.
-        differences: the differences between the two at each site, if known.
         direct: the sites whose own output is perturbed; they are not downstream.
         root: the site whose output is the model's output; `""` if it is not called.
     """

@@ -151,12 +151,9 @@ def _module_at(trace: Trace, site: str) -> ModuleSite | None:
 
 
 def units_at(core: Core, site: str, *, axis: int = -1) -> Any:
-    """The Units of a site's output (a pytree of them for a pytree).
+    """The Units of a site's output (a pytree of them for a pytree), in the last requested pass.
 
-    Args:
-        core: the core, whose last requested pass is run, with the active perturbations.
-        site: a key, `"layers[3]"` for one layer of a stacked module.
-        axis: the axis of the units in the output as the module returns it.
+    `axis` is the axis of the units in the output as the module returns it.
 
     Raises:
         KeyError: the pass does not show the site.

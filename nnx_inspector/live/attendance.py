@@ -95,9 +95,6 @@ class Attendance:
     """What was seen in the measured steps (passes) of one loop.
 
     Args:
-        session: the session of the loop.
-        every: the number of steps from one measured step to the next.
-        first: the number of the first step.
         before: how many passes the session had seen when the loop began.
         in_region: whether it is a region, which has steps only if `insp.tick` marks them.
     """
@@ -187,10 +184,7 @@ class Attendance:
         """Number of a handle -> why its perturbation does not act, "" if it acts. Unknown ones are
         missing.
 
-        Args:
-            expected: the perturbations that should act in these steps.
-            reached: what the steps since the last call reached.
-            passes: the passes that were measured in the last of them.
+        `reached` is what the steps since the last call reached, `passes` are those of the last one.
         """
         found: dict[int, str] = {}
         for one in expected:
@@ -239,10 +233,7 @@ class Attendance:
     def certainly_idle(self, idle: Mapping[int, str], step: int, *, over: bool) -> dict[int, str]:
         """The handles that have not acted for long enough to say so, and why.
 
-        Args:
-            idle: what `idle` returned since the last call.
-            step: the last measured step.
-            over: whether the loop has ended.
+        `idle` is what the method returned since the last call.
         """
         self._acted |= {number for number, why in idle.items() if not why}
         for number, why in idle.items():

@@ -76,7 +76,6 @@ class Asked:
 
     Attributes:
         reached: the sites that the program calls, and the places that act there.
-        unseen: site -> why it cannot be seen.
         sends: which messages the program sends in each measured pass.
     """
 

@@ -60,11 +60,8 @@ def at_marks(
 ) -> Callable[[Marked, list[Any], Rows], list[Any]]:
     """The function for `Plan.perturb` that applies rows and places at each mark of a stage.
 
-    Args:
-        keys: the sites that have a row of `numbers`, in order.
-        numbers: float32 `[keys, ROW]`.
-        places: the places that act on outputs and inputs.
-        data: the data of each place, as in `Setting.data`.
+    `keys` are the sites that have a row of `numbers`, float32 `[keys, ROW]`; `data` is as in
+    `Setting.data`.
     """
     index = {key: i for i, key in enumerate(keys)}
     acting: dict[tuple[str, str], list[Act]] = {}

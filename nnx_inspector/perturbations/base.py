@@ -88,8 +88,7 @@ class Form:
         does: the end of the sentence "This will ..."; "" if the kind is not on the menu.
         strength_name: the field that the slider sets, "" for none.
         strength: its value when a click adds the kind.
-        low: the slider's left end.
-        high: the slider's right end.
+        low, high: the slider's ends.
         least: the smallest value allowed.
         given: the other arguments when a click adds the kind.
     """

@@ -47,11 +47,8 @@ class Differences:
 def differences(stage: Staged, inputs: list[Any], plan: Plan, *, root: str = ROOT) -> Differences:
     """Evaluate a stage twice, clean and perturbed, and compare the two.
 
-    Args:
-        stage: the traced call, its outputs marked.
-        inputs: the perturbed pass's, with its parameters; the clean pass has the stage's own.
-        plan: its `perturb` is the perturbation.
-        root: the site that returns the model's result; `""` is used if it is not called.
+    `inputs` are the perturbed pass's; the clean pass has the stage's own. The site `root` (or `""`,
+    if it is not called) returns the model's result.
     """
     keep = Keep(values=True, parts=(OUTPUT,))
     nothing = Plan(summarise=False, keep=keep)
@@ -206,11 +203,8 @@ def top1_changed_in_trace(clean: Any, perturbed: Any) -> jax.Array:
 def logits_of(output: Any, logits: Logits = None, program: Any = None) -> Any:
     """The part of an output that is logits, `[..., classes]`, or None; see `Logits`.
 
-    Args:
-        output: what the model returned.
-        logits: what the user says about it.
-        program: the marked jaxpr of the call, in which a loss must choose among the classes. None
-            leaves out this condition.
+    `program` is the marked jaxpr of the call, in which a loss must choose among the classes; None
+    drops this condition.
 
     Raises:
         TypeError: `logits` does not name a floating-point array with two classes or more.

@@ -63,12 +63,9 @@ def data_of(perturbation: Any) -> Data:
 
 
 def place_of(perturbation: Any, sites: Sequence[str], rows: Sequence[int] = ()) -> Place:
-    """The place that a perturbation needs.
+    """The place that a perturbation with known numbers needs at these sites (or parameters).
 
-    Args:
-        perturbation: of values, gradients or parameters, with known numbers.
-        sites: the keys of the sites (or parameters) that it acts on.
-        rows: the layer of a stacked site, () for all layers.
+    `rows` is the layer of a stacked site, () for all layers.
     """
     avals = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in data_of(perturbation))
     return Place(
@@ -84,9 +81,6 @@ def applied(place: Place, on: Any, leaves: Sequence[Any], x: jax.Array, name: st
         leaves: the numbers and arrays of the perturbation, which follow `on` in `Setting.data`.
         x: an array as the module sees it (under vmap, one example).
         name: the array's name, `"site/call/number"`, on which random numbers depend.
-
-    Returns:
-        An array of the same shape and dtype.
     """
     one: Perturbation | ParameterPerturbation = jax.tree.unflatten(place.treedef, leaves)
 
@@ -99,14 +93,11 @@ def applied(place: Place, on: Any, leaves: Sequence[Any], x: jax.Array, name: st
 
 
 def switched(on: Any, change: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """`change(x)` if `on` is true, otherwise `x` itself.
+    """`change(x)`, of the same shape and dtype, if `on` is true, otherwise `x` itself.
 
     Only the chosen side is computed, forward and backward: the result of the other side (such as a
-    NaN) reaches neither the value nor its gradient.
-
-    Args:
-        on: bool[], traced or not. If it differs between examples of a vmap, both are computed.
-        change: a function that keeps shape and dtype.
+    NaN) reaches neither the value nor its gradient. If `on` differs between examples of a vmap,
+    both are computed.
     """
     if not jit.is_tracer(on):  # lax.cond would compile again in every eager call
         return change(x) if bool(on) else x
@@ -134,11 +125,10 @@ class Setting:
     Attributes:
         rows: for a site, the (mode, strength) of its `Zero` and `Scale` on outputs, for which every
             program has room; see `region.row_of`. They act before the site's places.
-        places: the other places, in the order in which they act.
-        data: for each of these places, whether it is on, and its numbers.
-        parameters: places of parameter kinds. They are separate because only our own program, which
-            takes the model's state as an argument, can replace parameters for one pass.
-        parameter_data: for each of these, whether it is on, and its numbers.
+        places, data: the other places, in the order in which they act, and whether each is on, with
+            its numbers.
+        parameters, parameter_data: the same for parameter kinds. They are separate because only our
+            own program, which takes the model's state as an argument, can replace parameters.
     """
 
     rows: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=_no_rows)

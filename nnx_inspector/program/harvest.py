@@ -57,7 +57,6 @@ def evaluate(
     """Run a surveyed jaxpr.
 
     Args:
-        found: the result of `survey`.
         args: one array for each of the jaxpr's inputs.
         sinks: the result of `sinks_for`, or None to leave cotangents alone.
 
@@ -105,11 +104,8 @@ def run_item(
 ) -> tuple[list[Any], Any]:
     """Run one equation that holds marks; returns its results, and what was seen.
 
-    Args:
-        item: the equation's entry in the survey.
-        equation: the equation, for its primitive's parameters.
-        sink: its part of `sinks_for`, or None.
-        memo: the values, each with the axis of its members and its summary, by their ids.
+    `sink` is its part of `sinks_for`, or None; `memo` holds the values, each with the axis of its
+    members and its summary, by their ids.
     """
     return _RUN[item.kind](item, equation, values, plan, sink, memo)
 

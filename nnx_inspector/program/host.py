@@ -220,9 +220,8 @@ def retire(token: Hashable) -> None:
 def read(token: Hashable, avals: tuple[jax.ShapeDtypeStruct, ...]) -> list[jax.Array]:
     """The board's arrays: read now, or within a trace when the program runs.
 
-    Args:
-        token: the name of the board; part of the compiled program.
-        avals: the arrays' shapes and dtypes. A program that outlives its board reads zeros.
+    `token`, the board's name, is part of the program. A program that outlives its board reads
+    zeros.
     """
     current = functools.partial(_current, token, avals)
     if not jit.is_tracing():

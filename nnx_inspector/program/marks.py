@@ -77,9 +77,7 @@ batching.primitive_batchers[mark] = _batch_mark
 def mapped_first(x: jax.Array, mapped: Sequence[int]) -> jax.Array:
     """A marked array with the axes that `vmap` added moved to the front, the outermost first.
 
-    Args:
-        x: the operand of a mark.
-        mapped: the position of each vmap's axis, the innermost vmap first, from `Marked.mapped`.
+    `mapped` is the position of each vmap's axis, the innermost vmap first, from `Marked.mapped`.
     """
     for position, axis in enumerate(reversed(mapped)):
         x = jnp.moveaxis(x, position + axis, position)

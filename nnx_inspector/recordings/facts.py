@@ -173,10 +173,8 @@ class Figures:
 
     Attributes:
         sites: site keys, including single layers of stacks (`"blocks[3]"`).
-        rows: float32[sites, SITE_FIGURES].
-        masks: uint8[sites, MASKS, BYTES].
-        parameters: paths of Variables.
-        parameter_rows: float32[parameters, PARAMETER_FIGURES].
+        rows, masks: float32[sites, SITE_FIGURES], and uint8[sites, MASKS, BYTES].
+        parameters, parameter_rows: paths, and float32[parameters, PARAMETER_FIGURES].
         varied: whether what the model received differed between examples (1) or not (0).
     """
 

@@ -65,12 +65,9 @@ class Writer:
         self.check = FIRST_CHECK
 
     def section(self, kind: bytes, columns: Columns, *, optional: bool = False) -> bytes:
-        """The bytes of the next section.
+        """The bytes of the next section; a reader that does not know an `optional` kind skips it.
 
-        Args:
-            kind: four bytes.
-            columns: contiguous arrays of uint8, uint32, int64, float32 or float64.
-            optional: whether a reader that does not know the kind may skip it.
+        Its columns are contiguous arrays of uint8, uint32, int64, float32 or float64.
         """
         body = safetensors.numpy.save(dict(columns))
         head = HEADER.pack(kind, OPTIONAL * optional, len(body), zlib.crc32(body))

@@ -42,16 +42,12 @@ class State:
     """Everything that makes up a recording.
 
     Attributes:
-        max_steps: its bound in passes.
-        max_bytes: its bound in bytes.
         appended: how many passes were appended, dropped ones included.
         thinned_points: how many points of metrics were dropped.
         sites: all sites that it ever had, in order.
         firsts: (perturbed, quantity, kind of value) of the NaN and Inf it has seen.
-        passes: the passes kept.
         held: ticket -> a pass that may still be incomplete; see `Recording.hold`.
         curves: metric -> float64[n, 2], step and value.
-        facts: what is known about the model, or None.
         tables: title -> the columns of a table; see `Recording.keep_table`.
     """
 

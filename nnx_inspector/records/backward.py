@@ -133,7 +133,6 @@ def backward_pass(
     """One forward and backward pass of a staged loss.
 
     Args:
-        stage: the call; its first output is the loss.
         inputs: replace the stage's own.
         numbers: the inputs with respect to which the loss is differentiated.
         sinks_of: makes the sinks of a survey.

@@ -21,11 +21,10 @@ TRIES = 5
 
 
 def undisturbed(read: Callable[[], T], what: str) -> T:
-    """The result of `read`, which is called again if an array is deleted during the call.
+    """The result of `read`, which is called again if an array of the model is deleted during the
+    call.
 
-    Args:
-        read: a function that reads the model at each call, and computes.
-        what: what is being read, for the text of the error: "The parameters".
+    `what` names what is being read in the error: "The parameters".
 
     Raises:
         InspectorError: an array was deleted in each of `TRIES` calls.
@@ -42,10 +41,8 @@ def undisturbed(read: Callable[[], T], what: str) -> T:
 
 
 def taken(what: str) -> str:
-    """The error text for arrays that a training step has donated, and what to do.
-
-    Args:
-        what: what cannot be read, as the beginning of a sentence: "The parameters".
+    """The error text for arrays that a training step has donated; `what` begins it: "The
+    parameters".
     """
     return (
         f"{what} cannot be read now: a training step has taken the model's arrays (it donates "

@@ -17,11 +17,9 @@ from nnx_inspector.stats.summary import Summary
 
 
 def layers_of(record: Record, stacks: Mapping[str, int]) -> Summaries:
-    """The output, gradient and input of single layers of stacked sites, if they were measured.
+    """The output, gradient and input of the first layers of stacked sites, if they were measured.
 
-    Args:
-        record: the record of one pass, on the host.
-        stacks: site -> how many of its layers to return, counted from the first.
+    `stacks` maps a site to how many of its layers to return.
     """
     out: Summaries = {}
     for site, most in stacks.items():

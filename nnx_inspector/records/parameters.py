@@ -39,12 +39,10 @@ def floats_of(stage: Staged) -> dict[str, tuple[int, bool]]:
 def measure_parameters(
     stage: Staged, grads: Mapping[int, Any] | None = None, updates: Mapping[int, Any] | None = None
 ) -> dict[str, Parameter]:
-    """The parameters of a staged call's modules, by path.
+    """The parameters of a staged call's modules, by path, before the call is finished.
 
-    Args:
-        stage: the staged call, before it is finished.
-        grads: number of a differentiated input -> its gradient.
-        updates: id of a Variable -> the update of each of its arrays.
+    `grads` maps an input's number to its gradient, `updates` a Variable's id to its arrays'
+    updates.
     """
     found: dict[str, Parameter] = {}
     seen: set[int] = set()

@@ -30,12 +30,7 @@ def recording_of(summaries: Mapping[str, Mapping[str, Summary | None]]) -> Recor
 
 
 def other_pass(of: Recording, step: int | None, *, sites: Collection[str]) -> Pass:
-    """The pass of another run to compare with, numbered OTHER; see `nni.compare`.
-
-    Args:
-        of: that run.
-        step: which one; None for the newest without a perturbation.
-        sites: those of this run, after which the other's are called.
+    """The pass of another run to compare with, numbered OTHER, with sites named as in `sites`.
 
     Raises:
         ValueError: there is no such pass.

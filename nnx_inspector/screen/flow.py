@@ -93,10 +93,6 @@ class _Graph:
 def flow_of(trace: Trace, layout: protocol.Layout, site: str, *, number: int) -> protocol.Flow:
     """The flow between the modules that a site calls, or between the modules of a list.
 
-    Args:
-        trace: the trace of the model's example.
-        layout: the rows of the same trace.
-
     Raises:
         ValueError: there is no such site.
     """

@@ -36,7 +36,6 @@ class Argument:
     Attributes:
         path: its path, such as "tokens" or "batch/ids".
         place: the position of its argument in the call, None for a keyword.
-        value: the array, on the device or the host.
         embedded: whether it is looked up in an embedding; None if that is unknown.
         changed: the site of that embedding, if it may receive something else, such as a part.
     """

@@ -33,10 +33,8 @@ def with_layers(
 ) -> tuple[protocol.Site, ...]:
     """The rows of a layout, followed by those of single layers.
 
-    Args:
-        sites: the rows of whole sites, parents first.
-        stacks: site -> the number of its layers; see `stacks_of`.
-        unseen: key of a layer -> why it cannot be seen.
+    `sites` are the rows of whole sites, parents first; `unseen` maps a layer's key to why it cannot
+    be seen.
     """
     shown = shown_of(stacks)
     rows = [dataclasses.replace(s, note=_note(s, stacks, shown)) for s in sites]
@@ -104,10 +102,8 @@ class _Place:
     """The site of a row.
 
     Attributes:
-        key: the site's key.
         segments: its path in the tree; a method other than `__call__` is below its module.
         kind: the name of the module's class, or of the Variable's for a sown value.
-        parameters: the number of its parameters.
         aliases: its other keys.
         callable: whether it can be called at all.
     """
@@ -123,15 +119,10 @@ class _Place:
 def layout_of(
     model: nnx.Module, trace: Trace, *, number: int, unseen: Mapping[str, str]
 ) -> protocol.Layout:
-    """The layout message of a model.
+    """The layout message of a model; frames name its `number`.
 
-    Layers of stacked modules have their own rows, after all others.
-
-    Args:
-        model: the model, for its name.
-        trace: the trace of the model's example.
-        number: the layout's number; frames name it.
-        unseen: sites that a running program cannot show, with the reason.
+    Layers of stacked modules have their own rows, after all others. `unseen` has sites that a
+    running program cannot show, with the reason.
     """
     calls: dict[str, list[TracedCall]] = {}
     for call in trace.calls:

@@ -35,12 +35,7 @@ def offers() -> dict[protocol.Offer, Any]:
 
 
 def made(kind: str, strength: float | None, at: str) -> Any:
-    """The perturbation that a click asks for.
-
-    Args:
-        kind: the kind of one of the `offers`.
-        strength: its strength, or None for the default of the offer.
-        at: "output" or "input".
+    """The perturbation that a click asks for; a `strength` of None means the offer's default.
 
     Raises:
         ValueError: there is no such offer, it has no strength, or the strength is too low.
@@ -154,11 +149,8 @@ def quoted(text: str) -> str:
 
 
 def addition(site: str, sites: Sequence[str], perturbation: Any) -> str:
-    """The text that adds a perturbation, or "".
-
-    Args:
-        site: the selection that it was made with, in words.
-        sites: the sites that it acts on.
+    """The text that adds a perturbation, or ""; `site` is the selection that it was made with, in
+    words.
     """
     text = perturbation.python()
     if not text:
@@ -172,9 +164,8 @@ def addition(site: str, sites: Sequence[str], perturbation: Any) -> str:
 def text_of(message: Any, handles: Sequence[Any], made: Any = None) -> str:
     """The text that does the same as a command of the browser, or "".
 
-    Args:
-        handles: the inspector's handles before the command.
-        made: the perturbation that the command adds, sets or sweeps with.
+    `handles` are those before the command; `made` is the perturbation that it adds, sets or sweeps
+    with.
     """
     if isinstance(message, protocol.Select):
         return f"insp.selected = {quoted(message.site)}"

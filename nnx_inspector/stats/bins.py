@@ -136,14 +136,7 @@ def spread(
     """(row, bin, count) with the values that only `UNSEEN_BIN` counts added to the other bins.
 
     They are spread in proportion to the row's sampled nonzero values; without any, over the bins of
-    the row's smallest and largest value.
-
-    Args:
-        rows: int[k], the row of each entry.
-        bins: int[k], its bin.
-        counts: [k], its count.
-        low: float64[rows], the smallest value of each row.
-        high: float64[rows], the largest.
+    `low` and `high`, the row's smallest and largest value, float64[rows].
 
     Example:
         >>> row, entries = np.zeros(3, int), np.array([5, 6, UNSEEN_BIN])

@@ -78,9 +78,7 @@ def census(x: jax.Array, *gate: Any, batch_rank: int, sample: Sample) -> _Raw:
     Args:
         x: an array of numbers with an axis after the first `batch_rank`, none of them empty. It
             keeps its shape, because a sharded array could not be flattened in place.
-        *gate: bool[] or nothing; see `only_if`.
-        batch_rank: the number of leading axes that are rows.
-        sample: see `summarize`.
+        *gate, batch_rank, sample: see `summarize`.
     """
     steps = strides(x.shape[batch_rank:], sample)
     bins, points, sums = _census.bind(x, *gate, batch_rank=batch_rank, steps=steps)
@@ -88,16 +86,13 @@ def census(x: jax.Array, *gate: Any, batch_rank: int, sample: Sample) -> _Raw:
 
 
 def strides(shape: tuple[int, ...], sample: Sample) -> tuple[int, ...]:
-    """The step along each axis that takes a sample of an array of this shape.
+    """The step along each axis that takes a sample of an array of this shape, without axes of
+    length 0.
 
     Axes between the first and the last are thinned first (tokens, pixels), then the last (units),
     then the first (examples). The last axis has an odd step: an even one would meet the same unit
     of each pair, or of each head. With several devices, a step divides what one of them may hold of
     an axis, so that no value is sent to another.
-
-    Args:
-        shape: lengths, none of them 0.
-        sample: "auto", or k for every k-th slice along one axis before the last.
 
     Example:
         >>> strides((16, 512, 1024), "auto"), strides((16, 512, 1024), 8), strides((9, 9), "auto")

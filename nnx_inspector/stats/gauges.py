@@ -99,8 +99,8 @@ def read(
     """The figures and masks of sites in one pass, all at once.
 
     Returns:
-        The numbers of the sites that were measured, and of each float32[len(SITE_FIGURES)] and
-        uint8[len(MASKS), BYTES].
+        The numbers of the measured sites, float32[sites, SITE_FIGURES], and uint8[sites, MASKS,
+        BYTES].
     """
     found = [[np.asarray(v).reshape(-1, LENGTH) for v in one.vectors] for one in sites]
     whole = np.concatenate([np.zeros((0, LENGTH)), *(v for of in found for v in of)])
@@ -216,14 +216,9 @@ def sample_of(state: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 def compared(states: npt.NDArray[Any], before: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """The figures of parameters in one pass, given their states in the pass before.
+    """The figures of parameters in one pass, float32[parameters, len(PARAMETER_FIGURES)].
 
-    Args:
-        states: `[parameters, STATE_LENGTH]`.
-        before: the same shape; a row of NaN for a parameter without an earlier state.
-
-    Returns:
-        float32[parameters, len(PARAMETER_FIGURES)].
+    Both arguments are `[parameters, STATE_LENGTH]`; a row of NaN in `before` has no earlier state.
     """
     states, before = np.asarray(states, np.float64), np.asarray(before, np.float64)
     elements, first = STATE_HEAD.index("elements"), len(STATE_HEAD)

@@ -43,14 +43,10 @@ def is_gauged(x: Any) -> bool:
 
 @ours()
 def gauge(x: jax.Array, *gate: Any) -> jax.Array:
-    """The gauge of an array: its last axis has the units, its first the examples.
+    """The gauge of an array, float32[LENGTH]: its last axis has the units, its first the examples.
 
-    Args:
-        x: any array. Move the axis of a vmap over examples to the front first.
-        *gate: bool[], whether a program measures it when it runs; it may be left out.
-
-    Returns:
-        float32[LENGTH]; all zeros ("not measured") unless `is_gauged(x)`.
+    All zeros ("not measured") unless `is_gauged(x)`. Move the axis of a vmap over examples to the
+    front first.
     """
     if not is_gauged(x):
         return jnp.zeros(LENGTH, jnp.float32)

@@ -54,11 +54,9 @@ def merged_moments(points: _Array, sums: _Floats, n: _Floats) -> tuple[_Array, _
 
 
 def alone(points: _Array, sums: _Array, some: npt.NDArray[np.bool_]) -> tuple[_Array, _Floats]:
-    """What `merged_moments` returns for each part by itself. Floats become float64.
+    """What `merged_moments` returns for each part by itself; `some`: which have finite values.
 
-    Args:
-        points, sums: `[parts, 3]`.
-        some: which parts have finite values.
+    Floats become float64.
     """
     if points.dtype.kind == "f":
         points = points.astype(np.float64)

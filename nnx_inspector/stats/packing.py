@@ -34,20 +34,14 @@ def packed_size(dtype: Any) -> int:
 
 @ours()
 def pack(s: Summary) -> jax.Array:
-    """A summary as a vector of finite numbers.
+    """A summary of floats, with any rows, as a vector of finite numbers, rows + (packed_size,).
 
     Every 32-bit word of the fields becomes two elements, its upper and its lower 16 bits, which
     float32 holds exactly. All zeros is the summary of nothing, and adding zeros changes nothing.
     The first element counts the payloads, so that `unpack` notices a sum of several.
 
-    Args:
-        s: A summary of anything but wide integers, with any rows.
-
-    Returns:
-        float32 (float64 for 64-bit dtypes), rows + (packed_size,).
-
     Raises:
-        TypeError: The summary is one of 32- or 64-bit integers, which have no cotangents.
+        TypeError: the summary is one of 32- or 64-bit integers, which have no cotangents.
 
     Example:
         >>> from nnx_inspector.stats.summarize import summarize
@@ -62,16 +56,13 @@ def pack(s: Summary) -> jax.Array:
 
 @ours()
 def unpack(vector: Any) -> Summary:
-    """The summary that `pack` turned into a vector, bit for bit.
+    """The summary that `pack` turned into a vector, rows + (packed_size,), bit for bit.
 
     If several packed summaries were added up (a sink reached more than once), counts and bins cover
     all their values, and moments, min and max are NaN, because they do not add.
 
-    Args:
-        vector: float32 or float64, rows + (packed_size,), a jax array, tracer or NumPy array.
-
     Raises:
-        ValueError: The length is not a packed size.
+        ValueError: the length is not a packed size.
 
     Example:
         >>> from nnx_inspector.stats.summarize import summarize

@@ -103,20 +103,13 @@ def summarize(x: Any, *gate: Any, batch_rank: int = 0, sample: Sample = "auto") 
 
 @ours()
 def merge_in_trace(a: Summary, b: Summary) -> Summary:
-    """The summary of the values of both, row by row, for loops under jit.
+    """The summary of the values of both, row by row, for loops under jit; fit for a loop's carry.
 
     Counts stop at 2**32 - 1 instead of wrapping, which makes the result unreadable
     (`Summary.saturated`); `nnx_inspector.stats.summary.merge` has no such limit.
 
-    Args:
-        a: A summary.
-        b: Another with the same rows and dtypes.
-
-    Returns:
-        A Summary of the same structure: fit for a loop's carry.
-
     Raises:
-        ValueError: Rows or dtypes differ.
+        ValueError: rows or dtypes differ.
 
     Example:
         >>> merge_in_trace(summarize(jnp.ones(3)), summarize(jnp.zeros(1))).mean
@@ -143,10 +136,6 @@ def merge_rows(s: Summary, *, axis: int = 0) -> Summary:
 
     Rows may lie on different devices, which exchange only counts and six numbers for each row.
     Counts stop at 2**32 - 1, as in `merge_in_trace`.
-
-    Args:
-        s: a summary with at least one row axis.
-        axis: the row axis to merge.
 
     Example:
         >>> merge_rows(summarize(jnp.arange(6.0).reshape(3, 2), batch_rank=1)).mean

@@ -283,10 +283,6 @@ def measure_units(x: Any, *, axis: int = -1) -> Units:
 def no_units(count: int, *, dtype: Any = np.float32) -> Units:
     """`count` units without values: the neutral element of `merge_units`.
 
-    Args:
-        count: the number of units.
-        dtype: the dtype of the arrays that are measured, or of `Units.points`.
-
     Example:
         >>> no_units(3).size.tolist()
         [0, 0, 0]
@@ -302,15 +298,11 @@ def no_units(count: int, *, dtype: Any = np.float32) -> Units:
 
 @ours()
 def merge_units(parts: Sequence[Units]) -> Units:
-    """Merge the units of all parts, row by row. Works inside jit, scan and while loops.
+    """Merge the units of all parts (one or more), row by row. Works inside jit, scan and while
+    loops.
 
-    Counts saturate at 2**32 - 1 instead of wrapping; the result can then not be read.
-
-    Args:
-        parts: at least one; all with the same rows, number of units and dtypes.
-
-    Returns:
-        Units of the same structure, which can be the carry of a loop.
+    Counts saturate at 2**32 - 1 instead of wrapping; the result can then not be read. It has the
+    structure of the parts, so it can be the carry of a loop.
 
     Raises:
         ValueError: there are no parts, or they differ in rows, number of units or dtypes.

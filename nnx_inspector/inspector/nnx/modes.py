@@ -41,9 +41,6 @@ class Mode:
     """One mode of one module.
 
     Attributes:
-        site: the module's key.
-        type: its class.
-        mode: the mode's name.
         own: the model's own value; None if the module does not expose it.
         in_force: the value for inspected passes.
         accepts: the values it takes, as annotated.

@@ -139,7 +139,6 @@ def entered(
         selection: the sites whose outputs are marked.
         known: the tracing of the call, if there is one.
         received: the sites whose inputs are marked, besides those that a place acts on.
-        inputs: the program's inputs, as from `inputs_of`.
 
     Returns:
         The stage, its inputs, a plan with the perturbations, and the perturbed parameters by the

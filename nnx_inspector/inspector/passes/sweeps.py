@@ -35,8 +35,7 @@ class Asked:
         call: returns the pass to perturb, with the present model.
         source: the name of that pass on screen.
         of_a_loss: whether the pass has a loss.
-        only: the sites.
-        perturbation: the perturbation of each site; None for the default of `sweep`.
+        perturbation: None for the default of `sweep`.
         layers, logits, chunk, units: as in `sweep`.
     """
 

@@ -146,13 +146,8 @@ def each_alone(
 ) -> tuple[protocol.EffectAlone, ...] | None:
     """The effect of each perturbation by itself, against one clean pass.
 
-    Args:
-        settings: number of a perturbation -> the setting with that one alone; all for one program.
-        clean: the clean pass of the effect that is on screen.
-        wanted: called before each pass; False ends the measurement.
-
-    Returns:
-        The effects; None if they are no longer wanted, or if the model has changed.
+    None if `wanted`, called before each pass, returns False, or if the model has changed.
+    `settings` has one setting for each perturbation's number, all for one program.
     """
     found: list[protocol.EffectAlone] = []
     again = passes.run(call, next(iter(settings.values())).clean())

@@ -335,15 +335,11 @@ def _reals(x: jax.Array, component: Component) -> jax.Array:
 
 
 def _over(pair: Any, value: jax.Array, fill: Any, fine: tuple[int, int]) -> jax.Array:
-    """A reduction of every fine block, `[tiles, rows, columns]`.
+    """A reduction of every fine block, `[tiles, rows, columns]`; `fill` completes the blocks at the
+    ends.
 
     Rows are reduced first, then columns in two stages; each stage goes along whole lines. The
     barriers keep XLA from fusing the three into one slow reduction.
-
-    Args:
-        pair: jnp.add, jnp.minimum or jnp.maximum.
-        fill: a neutral value that completes the blocks at the ends.
-        fine: the rows and columns of a fine block.
     """
     tiles, rows, columns = value.shape
     up, across = -(-rows // fine[0]), -(-columns // fine[1])
@@ -446,13 +442,9 @@ def _sliced(x: jax.Array, starts: Any, *, sizes: tuple[int, ...]) -> jax.Array:
 
 
 def norms(x: jax.Array, axis: int) -> jax.Array:
-    """The Euclidean norms along an axis, on the device. NaN and Inf carry over.
+    """The Euclidean norms along an axis, on the device, float32 (float64 for 64-bit dtypes).
 
-    Args:
-        x: an array of numbers; complex ones count by their magnitudes.
-
-    Returns:
-        float32 (float64 for 64-bit dtypes), with the other axes.
+    NaN and Inf carry over; complex numbers count by their magnitudes.
     """
     along = next((n for n in range(x.ndim) if n != axis), None)
     per = x.size // x.shape[along] if along is not None and x.shape[along] else x.size

@@ -48,12 +48,8 @@ class Look:
     """The pass whose values can be opened at this moment.
 
     Attributes:
-        call: the pass on screen: model, arguments and modes.
-        setting: its perturbations.
-        modules: site's key -> its module.
         stacked: site's key -> how many layers its module holds.
         attends: site's key -> how many attentions its call computes.
-        passes: the passes of the model.
         trial: identifies the arguments: another trial has other arguments.
         source: the name of the pass, in words.
         sequence: the number of tokens, if the batch is known to be one sequence; otherwise None.

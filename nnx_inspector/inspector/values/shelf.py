@@ -33,8 +33,6 @@ class Held:
         number: its number in requests, which is never used again.
         call: the number of its call of the site; 0 for a parameter.
         name: its name among the arrays of its call, "" for a single array.
-        value: the array.
-        axes: the names of its axes.
     """
 
     number: int

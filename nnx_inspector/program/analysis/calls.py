@@ -113,8 +113,6 @@ class CallSite:
     """What is known about a call when it begins; a parameter of its marks.
 
     Attributes:
-        key: the site's key.
-        path: the module's path.
         type: the name of the module's class.
         source: `file:line`, or `""` if the enclosing equation has the right line.
         first: the shape of the module's first parameter, as the call sees it.

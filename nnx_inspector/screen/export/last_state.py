@@ -52,7 +52,6 @@ class LastState:
 
     Attributes:
         inspector: the id by which the live view finds the output, to hide it.
-        layout: the rows.
         state: the small state as if nothing ran.
         kept: the findings and a sweep.
         recording: the recording; its newest passes may be slightly newer than the rest.
@@ -114,12 +113,8 @@ def fitted(
 ) -> str | None:
     """The recording that the screen replays, in base64, with as many passes and details as fit.
 
-    Args:
-        told: what is shown besides the passes; the details of its first sites are kept first.
-        stop: called now and then; once it returns true, None is returned.
-
-    Returns:
-        The text, or None if not even two passes with the details of one module fit.
+    None if not even two passes with the details of one module fit, or once `stop` returns true. The
+    details of the first sites of `told` are kept first.
     """
     most, details = _at_first(len(told.layout.sites), len(told.detailed), max_bytes)
     for _ in range(_TRIES):

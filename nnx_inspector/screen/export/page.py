@@ -58,9 +58,6 @@ def page_of(recording: Recording, told: Told, *, title: str, max_bytes: int = MA
 
     If the recording does not fit, evenly spaced passes are kept; the page says how many it has.
 
-    Args:
-        told: what is shown besides the passes.
-
     Raises:
         InspectorError: two passes do not fit, or the front end is not built.
         ValueError: `max_bytes` is not a positive number.

@@ -108,13 +108,8 @@ def replayed(
 ) -> bytes:
     """A recording and the rest of a page, in the form that the page reads.
 
-    Args:
-        recording: the recording, for its curves and histories.
-        passes: the passes of it that the page has, oldest first.
-        told: the rest of the page.
-        left_out: how many other passes the recording has.
-        columns: the most steps in a history.
-        points: the most points of a curve.
+    `recording` gives the curves and histories, `passes` the passes shown; `left_out` counts the
+    others.
     """
     packing = Packing()
     keys = tuple(site.key for site in told.layout.sites)
