@@ -150,8 +150,8 @@ def dead_units(judged: Judged) -> Iterator[Finding]:
         kind, (_, last) = judged.site(site).activation, judged.with_figures(site)[-1]
         if not judged.parameters_in(site) or judged.is_all_zero(site, last, of=any):
             continue  # no parameters: it passes on its input; zeros (LoRA) have not learnt yet
-        if site in _surrounding(judged):
-            continue
+        if not site and len(judged.measured) > 1:
+            continue  # the model repeats the output of its last layer
         if kind == "relu" and last.varied == 1 and last.figure(site, "flat") == 1:
             continue  # its input is the same for all examples, which is the cause
         if kind != "relu" and "Norm" in judged.site(site).type:
@@ -208,11 +208,6 @@ def _how_units_died(judged: Judged, off: Off, step: int, kind: str) -> str:
         "usually a ReLU in it that lets nothing pass, or a factor or mask that is 0; no gradient "
         "flows through these units"
     )
-
-
-def _surrounding(judged: Judged) -> set[str]:
-    """Sites that return the output of another one: the model repeats its last layer's."""
-    return {""} if len(judged.measured) > 1 else set()
 
 
 def saturated_units(judged: Judged) -> Iterator[Finding]:

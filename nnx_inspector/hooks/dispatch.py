@@ -215,7 +215,7 @@ def _through_layers(
         _thread.outermost = Scope({(): call.owner}, _OUTERMOST) if needs_scope else None
         _thread.calls = {}
     names = around = None
-    if _seen_inside():
+    if see_operations(open_layers()):
         better = gates_of(call.module, call.method)
         closed = functools.partial(opened, ())
         names = inside.Names(functools.partial(_operation, call), better, closed)
@@ -244,10 +244,6 @@ def _through_layers(
             _thread.outermost = None
             _thread.calls = {}
             _return()
-
-
-def _seen_inside() -> bool:
-    return see_operations(open_layers())
 
 
 def _naming(names: inside.Names, call: _Call) -> Callable[..., Any]:
@@ -321,7 +317,8 @@ def _is_within(name: str, function: Any, module: Any) -> bool:
 def _wrapped_in_layers(call: _Call, ranks: tuple[int, ...]) -> Callable[..., Any]:
     layers = open_layers()
     chain = _in_python(call.original)
-    for number in _outermost_last(layers):
+    # by rank; of equal ranks the context entered first is outermost
+    for number in sorted(reversed(range(len(layers))), key=lambda number: -layers[number].rank):
         if layers[number].rank in ranks:
             chain = _around(number, layers[number], chain, call)
     return chain
@@ -348,11 +345,6 @@ def _wrap_in_python(layer: Layer) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return wrap.__func__, (wrap.__self__,)
     function = type(wrap).__call__
     return (function, (wrap,)) if isinstance(function, types.FunctionType) else (wrap, ())
-
-
-def _outermost_last(layers: tuple[Layer, ...]) -> list[int]:
-    # by rank; of equal ranks the context entered first is outermost
-    return sorted(reversed(range(len(layers))), key=lambda number: -layers[number].rank)
 
 
 def _around(

@@ -291,11 +291,7 @@ def weights_at_first(module: Any, outer: Mapping[int, Any]) -> dict[int, Any]:
 def float_arrays(variable: Any) -> list[Any]:
     """Each array of a Variable, as in `stage.array_names`; None if it is not of floats."""
     leaves = jax.tree.leaves(variable.get_raw_value())
-    return [x if _holds_floats(x) else None for x in leaves if _is_array(x)]
-
-
-def _is_array(x: Any) -> bool:
-    return shape_of(x) is not None
+    return [x if _holds_floats(x) else None for x in leaves if shape_of(x) is not None]
 
 
 def _holds_floats(x: Any) -> bool:

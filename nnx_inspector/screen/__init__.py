@@ -1,5 +1,5 @@
 """Messages to the browser, and the views that are drawn from them.
 
-It holds the messages, their layout and pace, the saved page and the saved notebook. The protocol
-is the authority for both sides. This room does not run a model.
+This room holds the messages, their layout and pace, the saved page and the saved notebook. The
+protocol is the authority for both sides. It does not run a model.
 """

@@ -38,6 +38,6 @@ def asset(name: str) -> str:
 
 
 def packed_module(name: str) -> str:
-    """A module of the front end that unpacks itself, at half its length."""
+    """A module of the front end as a module that unpacks itself, half as long."""
     packed = gzip.compress(asset(name).encode(), 9, mtime=0)
     return _UNPACKING % base64.b64encode(packed).decode()

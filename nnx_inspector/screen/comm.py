@@ -107,13 +107,11 @@ class Screen:
         self.closed = False
 
     def listening(self, loop: int | None) -> Literal["during", "thread", "after"]:
-        """How the browser's messages reach a running loop: see `protocol.State`.
+        """How the browser's messages reach a running loop (in the thread `loop`): see
+        `protocol.State`.
 
         A kernel that receives them on another thread than the cells' receives them while a cell
         runs. ipykernel 7 does so if the front end asks for it (kernel subshells).
-
-        Args:
-            loop: the thread in which a loop runs, or None.
         """
         if loop not in (None, self._cells):
             return "thread"
@@ -145,8 +143,10 @@ class Screen:
         self._handle(message)
 
     def _is_news(self, hello: protocol.Hello) -> bool:
-        """Whether no later hello of the same page has arrived. A hello may have waited behind
-        cells, and an answer to it would route later messages to the shell where it waited.
+        """Whether no later hello of the same page has arrived.
+
+        A hello may have waited behind cells. Answering it would route later messages to the shell
+        where it waited.
         """
         return hello.page != self.page or hello.said > self._said
 

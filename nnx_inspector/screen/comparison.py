@@ -73,7 +73,7 @@ def weights_message(
 
 
 def _heights(change: Summary) -> str:
-    """The linear histogram of a change: a bell curve looks like one."""
+    """The linear histogram of a change, on which a bell curve looks like one."""
     _, counts = change.histogram(protocol.SPARK, scale="linear")
     return bytes(math.ceil(n * 255 / max(counts.max(), 1)) for n in counts.tolist()).hex()
 

@@ -27,8 +27,10 @@ _ARRAY = re.compile(r"\w+\[[^\[\]]*\]")
 
 @dataclasses.dataclass(frozen=True)
 class _Key:
-    """The identity of a node. For a join, `text` is its shape, `value` its number and `parts` the
-    nodes that it joins; for a node outside, `text` is the prefix of its name.
+    """The identity of a node.
+
+    For a join, `text` is its shape, `value` its number and `parts` the nodes that it joins; for a
+    node outside, `text` is the prefix of its name.
     """
 
     role: Literal["module", "input", "output", "join", "outside"]
@@ -210,7 +212,7 @@ def _total(times: Sequence[int | None]) -> int | None:
 def _arrive(
     graph: _Graph, level: _Level, frame: _Stack, arrival: Arrival, gives: dict[str, str], takes: str
 ) -> None:
-    """Draw the edges of a value that arrives somewhere, as far as they concern a level."""
+    """Draw the edges of an arriving value that concern a level."""
     consumer = level.arrival(frame, arrival)
     now: dict[_Key, None] = {}
     later: dict[_Key, None] = {}
@@ -237,7 +239,7 @@ def _concerns(producer: _Key, consumer: _Key) -> bool:
 
 
 def _inside(frame: _Stack, origin: Origin, producer: _Key, consumer: _Key) -> bool:
-    """Whether a value stays within one call of a level, so that it is not drawn."""
+    """Whether a value stays within one call of a level and is therefore not drawn."""
     returned = not origin.received and len(origin.stack) == len(frame) + 1
     return producer == consumer and not returned
 

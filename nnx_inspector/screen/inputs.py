@@ -1,6 +1,6 @@
-"""The examined batch as people read it: words, pictures, and the names of classes.
+"""The examined batch in readable form: words, pictures, and the names of classes.
 
-Invariants: a function of the user that fails, or a batch that does not fit, makes a sentence in
+Invariants: a user's function that fails, or a batch that does not fit, makes a sentence in
 `problem` and never an exception; no text is shown for an id that it does not belong to. Fetches
 and draws nothing itself, and knows no jax and no model.
 """
@@ -55,7 +55,7 @@ class Inputs:
         decode: a function of ids, or the text of each id.
         tokens: the argument with the ids: a position, a name or a path; None to find it.
         labels: the names of the classes.
-        images: the argument with the pictures, likewise; False for none.
+        images: the argument with the pictures, in the same form; False for none.
     """
 
     decode: Decode | None = None
@@ -85,15 +85,13 @@ class Inputs:
     # ------------------------------------------------------------------ texts
 
     def text(self, ids: Any) -> list[str]:
-        """The text of each of some ids; the id itself in digits where there is none.
-
-        Args:
-            ids: an array or a sequence of integers of any shape, which is flattened.
+        """The text of each of some ids, an array of any shape, flattened; digits for an id without
+        a text.
         """
         return [self._text(int(i)) for i in np.asarray(ids).reshape(-1)]
 
     def name(self, number: int) -> str:
-        """The name of a class; its number where there is none."""
+        """The name of a class; its number if it has none."""
         found = None if self.labels is None else _entry(self.labels, number)
         return str(number) if found is None else _short(str(found))
 
@@ -159,14 +157,13 @@ class Inputs:
             )
             for i in range(most)
         )
+        failed = (text[:1].upper() + text[1:] for text in self._failed.values())
         return protocol.Inputs(
             batch=batch,
             tokens="" if found is None else found.path,
             positions=positions,
             examples=() if found is None and label is None else examples,
-            problem=" ".join(
-                filter(None, [problem, no_picture, *map(_sentence, self._failed.values())])
-            ),
+            problem=" ".join(filter(None, [problem, no_picture, *failed])),
             pictures=pictures,
         )
 
@@ -190,7 +187,9 @@ class Inputs:
         return [] if found is None else self.text(_rows(found)[example])
 
     def _pictures_in(self, arguments: Sequence[Argument]) -> tuple[protocol.Pictures | None, str]:
-        """The pictures of a batch, or None, and a sentence if what the user said is none."""
+        """The pictures of a batch, or None, and a sentence if the user named an argument without
+        any.
+        """
         if self.images is False:
             return None, ""
         told = f"images={self.images!r}" if self._told else ""
@@ -278,7 +277,7 @@ def _entry(table: Names, number: int) -> Any | None:
 
 
 def _one_text(found: Any) -> Any:
-    """The text in what a function returned for one id: itself, or the only one of a sequence."""
+    """The text that a function returned for one id, perhaps as the only one of a sequence."""
     if isinstance(found, (str, bytes)):
         return found
     items = found.tolist() if isinstance(found, np.ndarray) else found
@@ -294,10 +293,6 @@ def _short(text: str) -> str:
 def _rows(ids: Argument) -> Any:
     """Ids with an axis of examples: a single row is one example."""
     return np.atleast_2d(np.asarray(ids.value))
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _names(arguments: Sequence[Argument]) -> str:

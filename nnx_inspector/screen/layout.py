@@ -184,9 +184,10 @@ class _Branch:
 
 
 def _in_call_order(trace: Trace, places: Sequence[_Place]) -> list[_Place]:
-    """The places with parents before children, and siblings in the order of their calls, but
-    primitives last. The order of attributes is meaningless: an NNX transform sorts the ones it
-    updates by name.
+    """The places with parents before children, and siblings in the order of their calls, primitives
+    last.
+
+    The order of attributes is meaningless, because an NNX transform sorts those it updates by name.
     """
     first: dict[str, int] = {}
     for number, call in enumerate(trace.calls):

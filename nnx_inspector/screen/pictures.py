@@ -1,6 +1,6 @@
 """The pictures of a batch as small thumbnails: which argument holds them, and how they are shown.
 
-Invariants: a picture is found by its shape and range, or told, and the words of a message say how
+Invariants: a picture is found by its shape and range, or named by the user, and a message says how
 its numbers became grey or colour; the thumbnails of one message are bounded in number and bytes.
 An array that is not a picture gives none; if it was named as one, a sentence says why.
 """
@@ -22,11 +22,11 @@ MOST_SIDE: Final = 96
 MOST_BYTES: Final = 1 << 18
 """The most bytes of all thumbnails of a message."""
 LEAST_SIDE: Final = 8
-"""Fewer rows or columns are rather features or heads than pixels, unless the user says so."""
+"""Fewer rows or columns are probably features or heads, unless the user says otherwise."""
 LARGEST: Final = 256.0
-"""A number beyond it is rather a mask of minus infinity than a pixel, unless the user says so."""
+"""A larger number is probably a mask of infinities, not a pixel, unless the user says otherwise."""
 LARGE: Final = 32 << 20
-"""More bytes are cut down on the device."""
+"""More bytes are reduced on the device."""
 NOT_FINITE: Final = (214, 39, 150)
 """The colour of a pixel that is NaN or Inf, as for all values on screen."""
 
@@ -43,10 +43,7 @@ def pictures_in(
 ) -> tuple[protocol.Pictures | None, str]:
     """The pictures among some arrays, or None, and a sentence if what `images=` names is not one.
 
-    Args:
-        arguments: the arrays of a pass; if `images=` names some, only those.
-        told: what the user said, in words; "" to find pictures.
-        most: the most examples.
+    `told` is what the user said, in words, "" to find pictures; `arguments` are then those named.
     """
     able = [
         (one, last) for one in arguments if (last := _layout(one.value, bool(told))) is not None
@@ -95,8 +92,10 @@ def _layout(x: Any, told: bool) -> bool | None:
 
 
 def _has_pixels(x: npt.NDArray[Any]) -> bool:
-    """Whether the numbers of an array can be those of pixels. Without an axis of channels they have
-    to be in [0, 1] or those of bytes: otherwise they are rather a series of features.
+    """Whether the numbers of an array can be pixels.
+
+    Without an axis of channels they must be in [0, 1] or bytes; otherwise they are probably
+    features.
     """
     finite = x[np.isfinite(x)]
     if not finite.size:

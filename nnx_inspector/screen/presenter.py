@@ -54,8 +54,8 @@ class Presenter:
             meter; its owner is held weakly.
 
     Attributes:
-        shown: whether a host has asked for the view. Before that nothing is drawn or diagnosed for
-            it: the first view that says hello is sent everything.
+        shown: whether a host has asked for the view. Before that nothing is drawn or diagnosed: the
+            first view that says hello receives everything.
     """
 
     shown = False
@@ -356,7 +356,7 @@ class Presenter:
 
     @property
     def on_screen(self) -> bool:
-        """Whether somebody sees the widget already while a cell runs."""
+        """Whether the widget is already visible while a cell runs."""
         return self._shown_in is not None and not runs_by_itself()
 
     def _save_last_state(self) -> None:

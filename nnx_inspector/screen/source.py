@@ -61,7 +61,7 @@ def short_file(file: str) -> str:
 
 
 def documentation_of(cls: type) -> str:
-    """The docstring of a type, its own or inherited, but not the one of every module."""
+    """The docstring of a type, its own or inherited, but not that of flax's base classes."""
     text = ""
     for owner in cls.__mro__:
         if owner.__module__.startswith("flax.") and owner.__name__ in _BASES:

@@ -1,6 +1,6 @@
 """The output that a saved notebook keeps of an inspector: its last state, and a screen over it.
 
-The state is in every notebook as HTML (snapshot.py). In a trusted notebook a script beside it
+Every notebook has the state as HTML (snapshot.py). In a trusted notebook a script beside it
 replaces it by the screen, with as many passes as fit; hosts remove scripts from other notebooks.
 Invariants: at most MOST_BYTES, whatever the model; it says what is left out; no text of a model
 is markup in it. Knows no jax, no model and no widget.
@@ -101,7 +101,7 @@ class LastState:
 
 
 def _small(message: Any) -> Any:
-    """A message without pictures that would leave no room for passes."""
+    """A message without pictures, which would leave no room for passes."""
     pictures = message.pictures if isinstance(message, protocol.Inputs) else None
     if pictures is not None and len(pictures.pixels) > MOST_RECORDED // 8:
         return dataclasses.replace(message, pictures=None)

@@ -33,10 +33,10 @@ class SavedOutput:
     """One output, from `show` on.
 
     Args:
-        last: returns the last state, or None if the output should stay as it is.
-        failed: called with the error that making or sending the output raised.
-        seen: whether a browser has ever sent anything. Without one (a notebook that runs by
-            itself), an output that is not sent before the cell ends is lost.
+        last: returns the last state, or None if the output should stay as it is. failed: called
+        with the error of making or sending the output. seen: whether a browser has ever sent
+        anything. Without one (a notebook that runs by itself),
+            an output that is not sent before the cell ends is lost.
     """
 
     def __init__(
@@ -72,9 +72,8 @@ class SavedOutput:
         self._soon(max(RESTS, SHARE * self._took))
 
     def greeted(self, page: str) -> None:
-        """Take note of a view that has opened on a page with this name.
-
-        A page with another name than the last one has reloaded the notebook.
+        """A view has opened on a page with this name; another name means that the notebook was
+        reloaded.
         """
         with self._lock:
             self._lost |= self._page not in ("", page)

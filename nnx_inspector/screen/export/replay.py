@@ -44,11 +44,11 @@ class Told:
         state: the state shown at first.
         kept: further messages without a buffer, shown from the beginning.
         answers: "flow", "code", "parameters", "units" or "nnx" -> site key -> answer; "values" ->
-            what was asked, see `inspector.values.kept`; "compare" -> the numbers of two passes.
+            the key of `inspector.values.kept`; "compare" -> the numbers of two passes.
         detailed: the sites whose histograms and histories are kept.
         missing: the kinds of answers that the page lacks ("units", "nnx", "values").
         library: the script that lays out a flow.
-        note: the page's text about itself; `{passes}` stands for the number of passes.
+        note: the page's text about itself; `{passes}` is replaced by the number of passes.
     """
 
     layout: protocol.Layout

@@ -241,7 +241,7 @@ def _element(name: str, *children: Child, css: str = "") -> Element:
 
 
 def _told(text: str) -> str:
-    """Like `_cut`, but for sentences: their spaces stay."""
+    """Like `_cut`, for sentences, whose spaces stay."""
     words = text.encode("utf-8", "replace").decode("utf-8")
     return "".join(x if x.isprintable() or x == "\N{NO-BREAK SPACE}" else " " for x in words)[:600]
 

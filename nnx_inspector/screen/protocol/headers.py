@@ -135,7 +135,7 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         words = typing.get_args(hint)
         if not isinstance(value, str) or value not in words:
-            raise ProtocolError(f"{where} must be {_either(words)}, got {value!r}.")
+            raise ProtocolError(f"{where} must be {' or '.join(map(repr, words))}, got {value!r}.")
         return value
     if origin in (typing.Union, types.UnionType):
         inner = [h for h in typing.get_args(hint) if h is not type(None)]
@@ -161,10 +161,6 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise ProtocolError(f"{where} must be finite.")
     return value
-
-
-def _either(words: Sequence[str]) -> str:
-    return " or ".join(map(repr, words))
 
 
 def to_json(message: Any) -> str:
