@@ -379,7 +379,7 @@ def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
             p.UnitExamples(
                 version=p.VERSION, running=False, stopped=True, done=0, total=0, error="",
                 source="40 examples of data, at step 3", site="blocks/0", axis=-1, unit=3, units=8,
-                count=40, nan=1, constant=False, notes=("1 batch was smaller",), extent=(4,), of_batch=False,
+                count=40, nan=1, constant=False, notes=("1 batch was smaller",), extent=(4,),
                 rows=(p.ExciteRow(which="most", rank=1, example=7, place=(1,), value=2.5,
                                   words=("a", "<b>"), at=1),),
             ),

@@ -25,8 +25,9 @@ from nnx_inspector.screen.export.last_state import MOST_SITES
 from nnx_inspector.screen.export.page import page_of, write_page
 from nnx_inspector.screen.export.replay import Answer, Told
 from nnx_inspector.screen.flow import flow_of
+from nnx_inspector.screen.presenter import ASIDE
 
-KEPT = ("sweep", "inputs", "lens", "logits", "attribution", "examples", "weights")
+KEPT = ("sweep", ASIDE, "inputs", "lens", "logits", "attribution", "examples", "weights")
 """The messages that a page keeps as the screen has them, besides its own."""
 _NOT_SHOWN = "The words had no figures of this module when the page was saved."
 MOST_DETAILED = 300

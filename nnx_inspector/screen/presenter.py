@@ -42,6 +42,8 @@ STATED = 0.1
 TICK = 0.25
 """The shortest time between two progress messages, in seconds."""
 
+ASIDE = "aside"
+"""The name under which a message is kept beside the next of its type."""
 NOT_MEASURED = "The effect was not measured."
 
 
@@ -162,6 +164,13 @@ class Presenter:
         """Send a message now and to each later view, until the next message of its type."""
         self._kept[message.type] = message
         self.send(message)
+
+    def set_aside(self, message: Any) -> None:
+        """Keep a message for later views beside the next of its type; None forgets it."""
+        self._kept.pop(ASIDE, None)
+        if message is not None:
+            self._kept.pop(message.type, None)  # the next one comes after it
+            self._kept[ASIDE] = message
 
     def send(self, message: Any, buffer: bytes | None = None) -> None:
         self._send(message, buffer)

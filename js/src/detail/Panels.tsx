@@ -36,7 +36,8 @@ interface Panel {
 }
 
 /** The panels that look at one example; a saved page, which may have none of them, shows the batch first. */
-const OF_EXAMPLES = new Set(["lens", "attribution", "values", "words"]);
+const OF_STUDIES = new Set(["lens", "attribution"]);
+const OF_EXAMPLES = new Set([...OF_STUDIES, "values", "words"]);
 /** In the order of the tabs; the first one is shown initially. */
 const panelsOf = ({ store: { replay, missing, inputs, studies } }: PanelProps): readonly Panel[] =>
   ALL.filter(({ name }) => {
@@ -111,7 +112,7 @@ export function Panels(props: PanelProps) {
           </button>
         ))}
       </div>
-      {(OF_EXAMPLES.has(name) || (name === "overview" && props.store.replay.value !== "")) && <Examples store={props.store} />}
+      {(OF_EXAMPLES.has(name) || (name === "overview" && props.store.replay.value !== "")) && <Examples store={props.store} studied={OF_STUDIES.has(name)} />}
       <div class="nni-tabpanel" role="tabpanel" aria-label={panels[at]!.title}>
         <View {...props} />
       </div>

@@ -12,10 +12,10 @@ import { Thumbnail } from "./Thumbnail";
 const LETTERS = 24;
 const HEIGHT = 40;
 
-export function Examples({ store }: { store: Store }) {
+export function Examples({ store, studied }: { store: Store; studied: boolean }) {
   const state = store.inputs;
-  const inputs = state.inputs.value;
-  const chosen = state.example.value;
+  const inputs = studied ? state.studied.value : state.inputs.value;
+  const chosen = studied ? state.studiedExample.value : state.example.value;
   const row = useRef<HTMLDivElement>(null);
   useEffect(() => {
     const [strip, box] = [row.current, row.current?.children[chosen] as HTMLElement | undefined];
@@ -48,7 +48,7 @@ export function Examples({ store }: { store: Store }) {
       <div class="nni-examples-row" role="radiogroup" aria-label="The example that all panels look at" ref={row} onKeyDown={onKeyDown}>
         {Array.from({ length: shown }, (_, i) => {
           const { label = "", prediction = "" } = inputs.examples[i] ?? {};
-          const text = state.beginning(i, LETTERS);
+          const text = state.beginning(inputs.examples[i]?.words ?? [], LETTERS);
           const wrong = label !== "" && prediction !== "" && label !== prediction;
           const name = [`example ${i}`, classes(inputs.examples[i]), text].filter(Boolean).join(", ");
           return (
@@ -74,6 +74,7 @@ export function Examples({ store }: { store: Store }) {
       </div>
       <p class="nni-faint nni-small">
         example {chosen} of {counted(inputs.batch)}
+        {inputs.number !== state.inputs.value?.number && " of the last forward pass"}
         {said !== "" && (
           <bdi data-testid={ids.exampleSaid}>, {said}</bdi>
         )}

@@ -1,14 +1,16 @@
 // The examined batch as people read it: the words of its examples, and which example is looked at.
 // Invariant: a word is given only for an axis that is known to hold the positions of the tokens, and
 // for a known example; every other place keeps its number.
-import { batch, signal } from "@preact/signals";
-import type { Inputs } from "../kernel/protocol";
+import { batch, computed, signal } from "@preact/signals";
+import type { Inputs, Pictures } from "../kernel/protocol";
 
 /** The names of axes that hold positions; `values/axes.py` gives them, and counts repeated ones. */
 const POSITIONS = /^(position|query|key)( \d+)?$/;
 
 export class InputsState {
   readonly inputs = signal<Inputs | null>(null);
+  /** The batch of the last forward pass, which studies look at: that on screen may be of a step. */
+  readonly studied = signal<Inputs | null>(null);
   /** The example that all panels look at. */
   readonly example = signal(0);
   /** The line of Python of the open panel that looks at one example; "" if none is open. */
@@ -27,8 +29,18 @@ export class InputsState {
   take(message: Inputs): void {
     batch(() => {
       this.inputs.value = message;
+      if (message.studied) this.studied.value = message;
       if (this.example.value >= message.batch) this.example.value = 0;
     });
+  }
+
+  /** The example of the studied batch that panels look at. */
+  readonly studiedExample = computed(() => Math.min(this.example.value, Math.max((this.studied.value?.batch ?? Infinity) - 1, 0)));
+
+  /** The pictures of the studied batch, if it is still that of a study; null for any other. */
+  picturesOf(batch: number): Pictures | null {
+    const studied = this.studied.value;
+    return studied?.number === batch ? (studied.pictures ?? null) : null;
   }
 
   /** The words of an example; [] if there are none. */
@@ -36,9 +48,8 @@ export class InputsState {
     return this.inputs.value?.examples[example]?.words ?? [];
   }
 
-  /** The beginning of an example's text. */
-  beginning(example: number, letters: number): string {
-    const words = this.words(example);
+  /** The beginning of a text. */
+  beginning(words: readonly string[], letters: number): string {
     const gap = areWhole(words) ? " " : "";
     let text = "";
     for (const word of words) {

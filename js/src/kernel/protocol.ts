@@ -464,6 +464,7 @@ export interface Lens {
   readonly running: boolean;
   readonly error: string;
   readonly source: string;
+  readonly batch: number;
   readonly example: number;
   readonly unembed: string;
   readonly norm: string;
@@ -488,6 +489,7 @@ export interface Logits {
   readonly running: boolean;
   readonly error: string;
   readonly source: string;
+  readonly batch: number;
   readonly example: number;
   readonly position: number;
   readonly token: number;
@@ -503,6 +505,7 @@ export interface Attributed {
   readonly running: boolean;
   readonly error: string;
   readonly source: string;
+  readonly batch: number;
   readonly example: number;
   readonly of: string;
   readonly method: string;
@@ -526,13 +529,14 @@ export interface ExciteRow {
   readonly at: number;
 }
 
-/** The examples that excite one unit of a site. Buffer: none. `total` is 0 while it is unknown; `count` is the number of examples seen; `extent` holds the lengths of the axes of `place`; `of_batch` says that the examples are those of the batch on screen, not of other data; `constant` says that all have one value. */
+/** The examples that excite one unit of a site. Buffer: none. `total` is 0 while it is unknown; `count` is the number of examples seen; `extent` holds the lengths of the axes of `place`; `constant` says that all have one value. */
 export interface UnitExamples {
   readonly type: "examples";
   readonly version: number;
   readonly running: boolean;
   readonly error: string;
   readonly source: string;
+  readonly batch: number;
   readonly stopped: boolean;
   readonly done: number;
   readonly total: number;
@@ -545,7 +549,6 @@ export interface UnitExamples {
   readonly constant: boolean;
   readonly notes: readonly string[];
   readonly extent: readonly number[];
-  readonly of_batch: boolean;
   readonly rows: readonly ExciteRow[];
 }
 
@@ -669,10 +672,12 @@ export interface Pictures {
   readonly pixels: string;
 }
 
-/** The batch of the pass on screen. Buffer: none. `batch` counts its examples, of which `examples` are the first. `tokens` is the path of the argument that holds the ids, "" if there is none, and `positions` the number of ids of each example. `pictures` are None if the batch has none. `problem` says what could not be read; "" if nothing. */
+/** The batch of the pass on screen. Buffer: none. `batch` counts its examples, of which `examples` are the first. `tokens` is the path of the argument that holds the ids, "" if there is none, and `positions` the number of ids of each example. `pictures` are None if the batch has none. `problem` says what could not be read; "" if nothing. `number` tells batches apart, and studies look at the last one that is `studied`, which is that of a forward pass. */
 export interface Inputs {
   readonly type: "inputs";
   readonly version: number;
+  readonly number: number;
+  readonly studied: boolean;
   readonly batch: number;
   readonly tokens: string;
   readonly positions: number;
@@ -958,12 +963,12 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Sweep: { version: "int", running: "bool", stopped: "bool", done: "int", total: "int", sites: "str", perturbation: "str", source: "str", measures: "str[]", loss: "float?", rows: "SweepRow[]", measured: "int", error: "str" },
   LensCell: { words: "str[]", probabilities: "float?[]", probability: "float?", rank: "int" },
   LensRow: { site: "str", cells: "LensCell[]" },
-  Lens: { version: "int", running: "bool", error: "str", source: "str", example: "int", unembed: "str", norm: "str", words: "str[]", answers: "str[]", tokens: "int[]", gap: "float?", rows: "LensRow[]", more: "int" },
+  Lens: { version: "int", running: "bool", error: "str", source: "str", batch: "int", example: "int", unembed: "str", norm: "str", words: "str[]", answers: "str[]", tokens: "int[]", gap: "float?", rows: "LensRow[]", more: "int" },
   LogitBar: { site: "str", value: "float?" },
-  Logits: { version: "int", running: "bool", error: "str", source: "str", example: "int", position: "int", token: "int", word: "str", logit: "float?", bars: "LogitBar[]" },
-  Attributed: { version: "int", running: "bool", error: "str", source: "str", example: "int", of: "str", method: "str", word: "str", output: "float?", difference: "float?", shape: "int[]", blocks: "int", scores: "float?[]", words: "str[]" },
+  Logits: { version: "int", running: "bool", error: "str", source: "str", batch: "int", example: "int", position: "int", token: "int", word: "str", logit: "float?", bars: "LogitBar[]" },
+  Attributed: { version: "int", running: "bool", error: "str", source: "str", batch: "int", example: "int", of: "str", method: "str", word: "str", output: "float?", difference: "float?", shape: "int[]", blocks: "int", scores: "float?[]", words: "str[]" },
   ExciteRow: { which: "most|least|random", rank: "int", example: "int", place: "int[]", value: "float?", words: "str[]", at: "int" },
-  UnitExamples: { version: "int", running: "bool", error: "str", source: "str", stopped: "bool", done: "int", total: "int", site: "str", axis: "int", unit: "int", units: "int", count: "int", nan: "int", constant: "bool", notes: "str[]", extent: "int[]", of_batch: "bool", rows: "ExciteRow[]" },
+  UnitExamples: { version: "int", running: "bool", error: "str", source: "str", batch: "int", stopped: "bool", done: "int", total: "int", site: "str", axis: "int", unit: "int", units: "int", count: "int", nan: "int", constant: "bool", notes: "str[]", extent: "int[]", rows: "ExciteRow[]" },
   Other: { version: "int", name: "str", step: "int?", number: "int" },
   ComparedRow: { site: "str", quantity: "str", where: "both|here|pinned", total_variation: "float?", quantile_distance: "float?", constant: "bool", mean_difference: "float?", std_difference: "float?", rms_difference: "float?", nan: "int?", nan_pinned: "int?" },
   Compared: { version: "int", id: "int", number: "int", pinned: "int", rows: "ComparedRow[]", total: "int" },
@@ -974,7 +979,7 @@ export const SHAPES: Readonly<Record<string, Readonly<Record<string, string>>>> 
   Values: { version: "int", request: "int", array: "int", index: "int[]", axes: "int[]", norm_over: "int", component: "value|real|imag|abs", exact: "bool", starts: "int[]", ends: "int[]", block: "int[]", counts: "int[]", planes: "str[]", encoding: "float32|float64|int64|uint64" },
   Example: { words: "str[]", label: "str", prediction: "str" },
   Pictures: { path: "str", count: "int", rows: "int", columns: "int", height: "int", width: "int", channels: "int", shown: "str", pixels: "str" },
-  Inputs: { version: "int", batch: "int", tokens: "str", positions: "int", examples: "Example[]", problem: "str", pictures: "Pictures?" },
+  Inputs: { version: "int", number: "int", studied: "bool", batch: "int", tokens: "str", positions: "int", examples: "Example[]", problem: "str", pictures: "Pictures?" },
   Positions: { version: "int", id: "int", site: "str", example: "int", unit: "int", axis: "int?", along: "int?", axes: "str[]", units: "int", positions: "int", figures: "str[]", source: "str" },
   Hello: { version: "int", streams: "bool", page: "str", said: "int" },
   Ack: { seq: "int" },

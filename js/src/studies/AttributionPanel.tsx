@@ -26,7 +26,7 @@ export function AttributionPanel({ store }: { store: Store }) {
   const wish = studies.wish.value;
   const shown = studies.attribution.value;
   const found = shown?.found ?? null;
-  const example = inputs.example.value;
+  const example = inputs.studiedExample.value;
   studies.useExample("attribution", example, store.replay.value === "");
   const given = [
     wish.token !== null && `output=${wish.token}`,
@@ -107,7 +107,7 @@ function Pixels({ store, found }: { store: Store; found: Attributed }) {
   const sum = found.blocks > 1 ? `, the sum of ${found.blocks} × ${found.blocks} pixels` : "";
   return (
     <>
-      <Beside values={pixels} inputs={inputs}>
+      <Beside values={pixels}>
         <Picture values={pixels} inputs={inputs} label={`How much each of ${array.shape.join(" by ")} pixels counts`} drawn={null} />
       </Beside>
       <Told value={at < 0 ? null : cells.mean[at]!} hint="Point at a pixel for its score">{`row ${row}, column ${column}${sum}: ${real(cells.mean[at])}`}</Told>

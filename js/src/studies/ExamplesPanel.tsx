@@ -13,7 +13,7 @@ import { Form, Now, Whole } from "./Parts";
 
 const TITLES = { most: "Most", least: "Least", random: "At random" } as const;
 const AXES = [
-  ["-1", "last axis (units, channels)"],
+  ["-1", "last axis (units)"],
   ["-2", "last but one (heads)"],
   ["1", "axis 1 (channels first)"],
 ] as const;
@@ -29,7 +29,7 @@ export function ExamplesPanel({ store, site }: { store: Store; site: Site }) {
     else studies.change({ unit });
   };
   // a saved page shows what was found, and nothing else can be asked for
-  const of = found && store.replay.value !== "" ? found : { ...wish, site: site.key, of_batch: true };
+  const of = found && store.replay.value !== "" ? found : { ...wish, site: site.key, batch: 0 };
   const axis = of.axis === -1 ? "" : `, axis=${of.axis}`;
   return (
     <section class="nni-words-panel" aria-label="Examples">
@@ -51,7 +51,7 @@ export function ExamplesPanel({ store, site }: { store: Store; site: Site }) {
       </Form>
       <Now store={store} what="examples" now={shown?.now} found={found ? saidOf(found) : ""} />
       {found && <Table store={store} found={found} />}
-      <Python text={`insp.examples(${of.of_batch ? "None" : "data"}, ${quoted(of.site)}, ${of.unit}${axis})`} testid={ids.examplesPython} />
+      <Python text={`insp.examples(${of.batch >= 0 ? "None" : "data"}, ${quoted(of.site)}, ${of.unit}${axis})`} testid={ids.examplesPython} />
     </section>
   );
 }
@@ -60,11 +60,11 @@ function saidOf(found: UnitExamples): string {
   const nan = found.nan > 0 ? ` ${count(found.nan)} have a NaN, which is left out.` : "";
   const stopped = found.stopped ? " The search was stopped." : "";
   const notes = found.notes.map((note) => ` ${note}.`).join("");
-  return `Unit ${found.unit} of ${count(found.units)} of ${label(found.site)}: ${count(found.count)} examples searched, ${found.source}.${nan}${stopped}${notes}`;
+  return `Unit ${found.unit} of ${count(found.units)} of ${label(found.site)}: ${count(found.count)} examples searched, of ${found.source}.${nan}${stopped}${notes}`;
 }
 
 function Table({ store, found }: { store: Store; found: UnitExamples }) {
-  const pictures = found.of_batch ? store.inputs.inputs.value?.pictures : null;
+  const pictures = store.inputs.picturesOf(found.batch);
   if (found.rows.length === 0) return <p class="nni-unseen">No example has a number for this unit.</p>;
   return (
     <>

@@ -21,7 +21,7 @@ export function LensPanel({ store }: { store: Store }) {
   const wish = studies.wish.value;
   const shown = studies.lens.value;
   const found = shown?.found ?? null;
-  const example = inputs.example.value;
+  const example = inputs.studiedExample.value;
   studies.useExample("lens", example, store.replay.value === "");
   const norm = wish.norm === "none" ? "False" : quoted(wish.norm);
   const given = [

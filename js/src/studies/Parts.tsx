@@ -76,7 +76,10 @@ export function Now({ store, what, now, found }: NowProps) {
       ) : problem ? (
         <span class="nni-bad" data-testid={ids.studyProblem}>{problem}</span>
       ) : (
-        <span class="nni-faint">{found}</span>
+        <span class="nni-faint">
+          {found}
+          {found && store.studies.isOld(now) && " Another batch has been run since: press Compute."}
+        </span>
       )}
     </p>
   );
@@ -155,9 +158,9 @@ export function Token({ value, choose, name, hint }: { value: number | null; cho
 
 /** The number of the example that all panels look at, where the row of examples does not show them all. */
 export function ExampleNumber({ store }: { store: Store }) {
-  const { inputs, example } = store.inputs;
-  const batch = inputs.value?.batch;
-  if (batch !== undefined && batch <= Math.max(inputs.value?.pictures?.count ?? 0, inputs.value?.examples.length ?? 0)) return null;
+  const { studied, studiedExample } = store.inputs;
+  const batch = studied.value?.batch;
+  if (batch !== undefined && batch <= Math.max(studied.value?.pictures?.count ?? 0, studied.value?.examples.length ?? 0)) return null;
   const choose = (to: number): void => store.inputs.choose(Math.min(to, (batch ?? Infinity) - 1));
-  return <Whole name="example" value={example.value} testid={ids.studyExample} choose={choose} of={batch} />;
+  return <Whole name="example" value={studiedExample.value} testid={ids.studyExample} choose={choose} of={batch} />;
 }

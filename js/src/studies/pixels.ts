@@ -16,10 +16,18 @@ export class PixelsState implements Pictured {
   readonly cursor = signal<Cursor | null>(null);
   readonly robust = signal(false);
   readonly share = signal(0.4);
+  /** Those whose pixels are attributed; null if the scores are not of a picture's pixels. */
+  readonly pictures = computed(() => {
+    const found = this.found();
+    const pictures = found && this.inputs.picturesOf(found.batch);
+    if (!found || !pictures || found.example >= pictures.count) return null;
+    const sides = [pictures.rows, pictures.columns].map((side) => Math.ceil(side / found.blocks));
+    return String(sides) === String(found.shape) ? pictures : null;
+  });
   readonly array = computed((): HeldArray | null => {
     const found = this.found();
     if (found?.shape.length !== 2) return null;
-    const pictures = this.pictures();
+    const pictures = this.pictures.value;
     const shape = pictures ? [pictures.rows, pictures.columns] : found.shape.map((side) => side * found.blocks);
     return { number: 0, call: 0, name: "", shape, dtype: "float64", axes: ["height", "width"], bytes: 0 };
   });
@@ -43,7 +51,7 @@ export class PixelsState implements Pictured {
   ) {}
 
   example(): number {
-    return this.pictures() ? this.found()!.example : -1;
+    return this.pictures.value ? this.found()!.example : -1;
   }
 
   setBox(box: Box): void {
@@ -61,12 +69,4 @@ export class PixelsState implements Pictured {
   setRoom(): void {} // all cells are here
 
   openTile(): void {} // there is one
-
-  /** The pictures whose pixels are attributed; null if the scores are not those of a picture's pixels. */
-  private pictures() {
-    const [found, pictures] = [this.found(), this.inputs.inputs.value?.pictures];
-    if (!found || !pictures || found.example >= pictures.count) return null;
-    const sides = [pictures.rows, pictures.columns].map((side) => Math.ceil(side / found.blocks));
-    return String(sides) === String(found.shape) ? pictures : null;
-  }
 }

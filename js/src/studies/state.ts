@@ -34,7 +34,7 @@ export class StudiesState {
 
   constructor(
     private readonly kernel: (request: Ask, settle: (error: string | null) => void) => number,
-    inputs: InputsState,
+    private readonly inputs: InputsState,
   ) {
     this.pixels = new PixelsState(() => this.attribution.value?.found ?? null, inputs);
   }
@@ -69,11 +69,17 @@ export class StudiesState {
     };
   }
 
+  /** Whether what was found is of another batch than the one that a study would look at now. */
+  isOld(found: Message | null | undefined): boolean {
+    const studied = this.inputs.studied.value;
+    return !!found && !!studied && found.batch >= 0 && found.batch !== studied.number;
+  }
+
   /** Show the chosen example of what was found. */
   useExample(what: "lens" | "attribution", example: number, live: boolean): void {
     const shown = this[what].value;
     const found = shown?.found;
-    const other = live && shown !== null && found && found.example !== example && !shown.now.running && shown.now.error === "";
+    const other = live && shown !== null && found && found.example !== example && !this.isOld(found) && !shown.now.running && shown.now.error === "";
     useEffect(() => {
       if (other) this.ask(what, { example }, false);
     }, [other, example]);

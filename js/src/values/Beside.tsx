@@ -4,24 +4,23 @@
 import type { ComponentChildren } from "preact";
 import { LaidOver } from "../inputs/LaidOver";
 import { thumbnail } from "../inputs/pictures";
-import type { InputsState } from "../inputs/state";
 import { lengthOf, type Pictured } from "./layout";
 import type { Under } from "./painting";
 import { toGrid } from "../inputs/patches";
 
 /** What lies under the cells, with a key for what is drawn; nothing if nothing shows through. */
-export function under(values: Pictured, inputs: InputsState): (Under & { key: string }) | undefined {
+export function under(values: Pictured): (Under & { key: string }) | undefined {
   const [array, shown, share, grid] = [values.array.value, values.shown.value, values.share.value, values.patches.value];
-  const pictures = inputs.inputs.value?.pictures;
+  const pictures = values.pictures.value;
   if (!array || !shown || !pictures || share === 0) return undefined;
   const whole = shown.view === "patches" && grid ? ([grid.rows, grid.columns] as const) : ([lengthOf(array, shown.rows), lengthOf(array, shown.columns)] as const);
   const key = [share, pictures.pixels.length, values.index.value].join();
   return { share, whole, key, of: (tile) => thumbnail(pictures, values.example(tile)) };
 }
 
-export function Beside({ values, inputs, children }: { values: Pictured; inputs: InputsState; children: ComponentChildren }) {
+export function Beside({ values, children }: { values: Pictured; children: ComponentChildren }) {
   const [array, shown, cursor, grid] = [values.array.value!, values.shown.value!, values.cursor.value, values.patches.value];
-  const pictures = inputs.inputs.value?.pictures;
+  const pictures = values.pictures.value;
   const example = values.example(cursor?.tile ?? values.box.value?.tiles[0] ?? 0);
   if (!pictures || example < 0 || example >= pictures.count) return <div class="nni-beside">{children}</div>;
   const of = shown.view === "patches" && grid;

@@ -43,7 +43,7 @@ export function Picture({ values, inputs, label, drawn }: Props) {
   const [array, shown, box, cells] = [values.array.value, values.shown.value!, values.box.value!, values.drawn.value];
   const grid = shown.view === "patches" ? values.patches.value : null;
   const window = grid ? gridBox(box, grid) : box;
-  const below = under(values, inputs);
+  const below = under(values);
   const [cursor, robust, night] = [values.cursor.value, values.robust.value, dark.value];
   const range = useMemo(() => (cells ? rangeOf(cells, robust) : null), [cells, robust]);
   const picture = useMemo(() => (cells && range ? raster(cells, range, night) : null), [cells, range, night]);

@@ -102,7 +102,7 @@ export function ValuesPanel({ store, site }: { store: Store; site: Site }) {
               <MaskBar mask={masked.mask} what="places of the picture" editing={store.editingMask} change={masked.change} />
             </div>
           )}
-          <Beside values={values} inputs={store.inputs}>
+          <Beside values={values}>
             <Picture values={values} inputs={store.inputs} label={`${arrays.part} of ${site.key || "the model"}, ${shapeText(array)}, as ${shown.view}`} drawn={masked} />
           </Beside>
           {shown.view === "attention" && <Looks values={values} inputs={store.inputs} />}

@@ -2,7 +2,7 @@
 // Invariant: an axis is shown at most once, and every other one has an index within its length.
 import type { ReadonlySignal, Signal } from "@preact/signals";
 import type { Grid } from "../inputs/pictures";
-import type { HeldArray, ReadValues, Values } from "../kernel/protocol";
+import type { HeldArray, Pictures, ReadValues, Values } from "../kernel/protocol";
 import type { Cells } from "./cells";
 
 const VIEWS = ["heatmap", "images", "patches", "attention", "tokens", "line"] as const;
@@ -41,6 +41,8 @@ export interface Pictured {
   readonly drawn: ReadonlySignal<Cells | null>;
   /** The grid of patches of the array; null if it has none. */
   readonly patches: ReadonlySignal<Grid | null>;
+  /** The pictures that may lie under the cells. */
+  readonly pictures: ReadonlySignal<Pictures | null>;
   readonly cursor: ReadonlySignal<Cursor | null>;
   /** Whether the colours range over most values only. */
   readonly robust: Signal<boolean>;

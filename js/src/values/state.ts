@@ -28,7 +28,8 @@ export class ValuesState implements Pictured {
   readonly cells = signal<ReadCells | null>(null);
   readonly cursor = signal<Cursor | null>(null);
   readonly share = signal(0);
-  readonly patches = computed(() => this.array.value && patchesOf(this.array.value, this.inputs?.inputs.value?.pictures));
+  readonly pictures = computed(() => this.inputs?.inputs.value?.pictures ?? null);
+  readonly patches = computed(() => this.array.value && patchesOf(this.array.value, this.pictures.value));
   readonly drawn = computed(() => {
     const [cells, grid] = [this.cells.value, this.patches.value];
     return this.shown.value?.view !== "patches" ? cells : cells && grid && asGrid(cells, grid);
@@ -226,7 +227,9 @@ export class ValuesState implements Pictured {
   private wish(): Read | null {
     const [array, shown, box] = [this.array.value, this.shown.value, this.box.value];
     if (!array || !shown || !box) return null;
-    const most = shown.view === "patches" ? [1, 1, array.shape[shown.columns]!] : this.most;
+    // many tiles are small: the most for one would leave no room for the others
+    const cells = box.tiles[1] - box.tiles[0] > 1 ? this.most.map((n) => Math.min(n, 64)) : this.most;
+    const most = shown.view === "patches" ? [1, 1, array.shape[shown.columns]!] : cells;
     return request(array, shown, this.index.value, box, most, this.component.value);
   }
 

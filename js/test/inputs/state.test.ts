@@ -5,6 +5,8 @@ import type { Inputs } from "../../src/kernel/protocol";
 const inputs: Inputs = {
   type: "inputs",
   version: 5,
+  number: 1,
+  studied: true,
   batch: 2,
   tokens: "tokens",
   positions: 3,

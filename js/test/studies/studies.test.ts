@@ -89,9 +89,9 @@ it("says where one clicked, and only there, that another study runs, until it en
 
 it("lays the scores of pixels over the picture, and those of nothing else", async () => {
   const pictures = { path: "0", count: 1, rows: 4, columns: 4, height: 4, width: 4, channels: 1, shown: "grey", pixels: btoa("\0".repeat(16)) };
-  const inputs = { type: "inputs", version: VERSION, batch: 2, tokens: "", positions: 0, examples: [], problem: "", pictures };
+  const inputs = { type: "inputs", version: VERSION, number: 5, studied: true, batch: 2, tokens: "", positions: 0, examples: [], problem: "", pictures };
   const pixels = (example: number, side: number, blocks: number): object =>
-    golden("attribution", { example, blocks, of: "", words: [], shape: [side, side], scores: new Array(side * side).fill(0.5) });
+    golden("attribution", { batch: 5, example, blocks, of: "", words: [], shape: [side, side], scores: new Array(side * side).fill(0.5) });
   await open("attribution");
   await told(inputs, pixels(0, 4, 1));
   expect(view.find(ids.valuesShare)).toMatchObject({ value: "0.4" });
@@ -103,6 +103,25 @@ it("lays the scores of pixels over the picture, and those of nothing else", asyn
     expect(view.find(ids.valuesShare)).toBeNull();
     expect(view.find(ids.attribution)).not.toBeNull();
   }
+});
+
+it("shows no picture of another batch: not a step's, nor a later one's", async () => {
+  const pictures = { path: "0", count: 2, rows: 4, columns: 4, height: 4, width: 4, channels: 1, shown: "grey", pixels: btoa("\0".repeat(32)) };
+  const inputs = { type: "inputs", version: VERSION, number: 5, studied: true, batch: 2, tokens: "", positions: 0, examples: [], problem: "", pictures };
+  const found = golden("attribution", { batch: 5, example: 0, blocks: 1, of: "", words: [], shape: [4, 4], scores: new Array(16).fill(0.5) });
+  await open("attribution");
+  await told(inputs, { ...inputs, number: 6, studied: false, batch: 64 }, found);
+  expect(text()).toContain("example 0 of 2 of the last forward pass");
+  expect(view.find(ids.valuesThumbnail)).not.toBeNull();
+  expect(text()).not.toContain("Another batch");
+  await told({ ...inputs, number: 7 });
+  expect(view.find(ids.valuesThumbnail)).toBeNull();
+  expect(text()).toContain("Another batch has been run since: press Compute.");
+  view.find(ids.example(1))!.click(); // not the same example of the batch that was studied
+  await settle();
+  expect(view.control.of("study")).toEqual([]);
+  await told({ ...found, batch: 7 });
+  expect(view.find(ids.valuesThumbnail)).not.toBeNull();
 });
 
 it("draws what pixels count as a picture of its own, with a crosshair and a key to its colours", async () => {
@@ -133,9 +152,9 @@ it("draws what pixels count as a picture of its own, with a crosshair and a key 
 });
 
 it("chooses by number an example that no row shows, and asks for it", async () => {
-  const inputs = { type: "inputs", version: VERSION, batch: 40, tokens: "", positions: 0, examples: [], problem: "", pictures: null };
+  const inputs = { type: "inputs", version: VERSION, number: 5, studied: true, batch: 40, tokens: "", positions: 0, examples: [], problem: "", pictures: null };
   await open("attribution");
-  await told(inputs, golden("attribution", { example: 0 }));
+  await told(inputs, golden("attribution", { batch: 5, example: 0 }));
   const field = view.find(ids.studyExample) as HTMLInputElement;
   expect(field.parentElement!.textContent).toBe("exampleof 40");
   const type = async (text: string): Promise<void> => {
@@ -145,7 +164,7 @@ it("chooses by number an example that no row shows, and asks for it", async () =
   };
   await type("17");
   expect(view.control.of("study")).toMatchObject([{ what: "attribution", again: false, example: 17 }]);
-  await told(golden("attribution", { example: 17 }));
+  await told(golden("attribution", { batch: 5, example: 17 }));
   await type("99");
   expect(view.control.of("study").at(-1)).toMatchObject({ example: 39 });
   await type("");

@@ -38,7 +38,9 @@ def show_inputs(core: Core, value: Any = None) -> None:
     try:
         known = core.examined
         if known is None or known[0] is not trial:
-            core.examined = known = trial, core.inputs.message(arguments_of(core))
+            batch = core.inputs.message(arguments_of(core))
+            which = {"number": trial.number, "studied": trial is core.example}
+            core.examined = known = trial, dataclasses.replace(batch, **which)
         outputs = [x for x in jax.tree.leaves(value) if isinstance(x, jax.Array)]
         message = core.inputs.predicting(known[1], outputs)
     except Exception as error:  # noqa: BLE001 - the pass went well, and the screen says so
@@ -50,6 +52,10 @@ def show_inputs(core: Core, value: Any = None) -> None:
         core.notice("warning", message.problem)
     if message != before:
         core.positions.clear()
+        if message.studied:
+            core.view.set_aside(None)
+        elif before is not None and before.studied:
+            core.view.set_aside(before)
         core.view.keep(message)
 
 

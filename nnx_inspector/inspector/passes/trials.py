@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -82,6 +83,7 @@ class Trial:
     Attributes:
         args: the arguments without the model.
         entry: how the model is called without a loss function.
+        number: tells trials apart.
     """
 
     args: tuple[Any, ...]
@@ -89,6 +91,7 @@ class Trial:
     loss_fn: Callable[..., Any] | None = None
     configuration: Configuration = dataclasses.field(default_factory=Configuration.here)
     entry: Entry = ITSELF
+    number: int = dataclasses.field(default_factory=itertools.count().__next__)
 
     @classmethod
     def of_a_loss(
@@ -120,7 +123,8 @@ class Trial:
             ) from error
 
     def call(self, model: nnx.Module, switches: Switches) -> Call:
-        return Call(model, switches=switches, **vars(self))
+        given = {name: one for name, one in vars(self).items() if name != "number"}
+        return Call(model, switches=switches, **given)
 
 
 def made(

@@ -170,7 +170,6 @@ def examples_message(
         constant=bool(found.constant[unit]),
         notes=found.notes,
         extent=found.shape,
-        of_batch=source.startswith("the example"),
         rows=tuple(rows),
     )
 

@@ -51,10 +51,13 @@ _EMPTY: dict[str, type[Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-    """The last result of a kind, the name of its pass, and the words of an example."""
+    """The last result of a kind, the name of its pass, the number of its batch (-1: other data),
+    and the words of an example.
+    """
 
     result: Any
     source: str
+    batch: int
     words: Callable[[int], list[str]]
 
 
@@ -178,13 +181,13 @@ class Studies:
                 if isinstance(result, TopExamples):
                     core.recording.keep_table(f"examples of {result.site}", result.columns())
                 if data is not None:
-                    source = f"{result.count:,} examples of data, at step {core.step}"
-                    found = _Found(result, source, lambda example: [])
+                    source = f"the data given, at step {core.step}"
+                    found = _Found(result, source, -1, lambda example: [])
                 else:
                     of_it = trial is core.trial
                     arguments = arguments_of(core) if of_it else given(core, trial)
                     words = lambda example: core.inputs.words(arguments, example)  # noqa: E731
-                    found = _Found(result, source, words)
+                    found = _Found(result, source, trial.number, words)
                 self._found[asked.what] = found
                 if asked.what == "lens":
                     self._found.pop("logits", None)  # its answers may be others
@@ -200,6 +203,7 @@ class Studies:
         of_classes = inputs.decode is None or (asked.what == "attribution" and inputs.labels)
         name = inputs.name if of_classes else lambda number: inputs.text([number])[0]
         message = _MESSAGES[asked.what](found.result, asked, found.source, found.words, name)
+        message = dataclasses.replace(message, batch=found.batch)
         if asked.what == "lens":
             self._show(self._empty(study("logits")))  # those on screen may be of another example
         self._show(message)

@@ -56,12 +56,13 @@ class Shown(Message):
 
 class Studied(Shown):
     """What a study found last. `source` names the pass or the data; `error` says why it found
-    nothing.
+    nothing. `batch` is the number of the batch, as in `Inputs`; -1 for other data.
     """
 
     running: bool
     error: str
     source: str
+    batch: int = -1
 
 
 class ToKernel(Message):

@@ -37,9 +37,12 @@ class Inputs(Shown, type="inputs"):
     """The batch of the pass on screen. Buffer: none. `batch` counts its examples, of which
     `examples` are the first. `tokens` is the path of the argument that holds the ids, "" if there
     is none, and `positions` the number of ids of each example. `pictures` are None if the batch has
-    none. `problem` says what could not be read; "" if nothing.
+    none. `problem` says what could not be read; "" if nothing. `number` tells batches apart, and
+    studies look at the last one that is `studied`, which is that of a forward pass.
     """
 
+    number: int = -1
+    studied: bool = True
     batch: int
     tokens: str
     positions: int

@@ -199,7 +199,6 @@ class ExciteRow(Struct):
 class UnitExamples(Studied, type="examples"):
     """The examples that excite one unit of a site. Buffer: none. `total` is 0 while it is unknown;
     `count` is the number of examples seen; `extent` holds the lengths of the axes of `place`;
-    `of_batch` says that the examples are those of the batch on screen, not of other data;
     `constant` says that all have one value.
     """
 
@@ -215,5 +214,4 @@ class UnitExamples(Studied, type="examples"):
     constant: bool
     notes: tuple[str, ...]
     extent: tuple[int, ...]
-    of_batch: bool
     rows: tuple[ExciteRow, ...]

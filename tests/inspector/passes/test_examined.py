@@ -117,3 +117,21 @@ def test_predictions_are_of_the_shown_pass():
     examples = insp._core.view.kept("inputs").examples
     assert [example.prediction for example in examples] == ["dog", "cat"]
     insp.close()
+
+
+def test_studies_keep_their_batch_apart_from_that_of_a_later_step(model):
+    insp = nni.Inspector(model, IDS, decode=lambda i: f"w{i}", display=False)
+    insp.attribute()
+    insp.step(loss, {"y": IDS, "x": IDS + 6}, jnp.ones(1))
+    found, on_screen = (insp._core.view.kept(name) for name in ("attribution", "inputs"))
+    studied = insp._core.view.kept("aside")
+    assert (studied.studied, on_screen.studied) == (True, False)
+    assert found.batch == studied.number != on_screen.number
+    assert list(found.words) == [f"w{i}" for i in IDS[0]] == list(studied.examples[0].words)
+    insp.step(loss, {"y": IDS, "x": IDS + 6}, jnp.ones(1))
+    assert insp._core.view.kept("aside") == studied
+    insp.run(IDS + 1)
+    assert insp._core.view.kept("aside") is None
+    assert insp._core.view.kept("inputs").number != found.batch
+    assert insp._core.view.kept("attribution") == found
+    insp.close()

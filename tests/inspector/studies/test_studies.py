@@ -189,7 +189,7 @@ def test_data_of_python_is_searched_shown_and_stopped(insp):
     frame = insp.examples([TOKENS] * 4, "head", 1, k=3, progress=stop)
     shown = insp._core.view.kept("examples")
     assert (shown.stopped, shown.count, shown.running) == (True, 2 * len(TOKENS), False)
-    assert shown.source.startswith("4 examples of data")
+    assert shown.source.startswith("the data given")
     assert [row.value for row in shown.rows] == pytest.approx(frame.value.tolist())
     assert [running for *_, running in asked] == [True, True]
 
