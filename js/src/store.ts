@@ -481,7 +481,8 @@ function markBad(sites: Sites | null, frame: FrameData | null): Uint8Array {
   const width = QUANTITIES.length * STATISTICS.length;
   for (let i = 0; i < bad.length; i++) {
     for (let at = i * width; at < (i + 1) * width; at += STATISTICS.length) {
-      if (table[at + nan] > 0 || table[at + posinf] > 0 || table[at + neginf] > 0) bad[i] |= 1;
+      if (table[at + nan] > 0) bad[i] |= 5;
+      if (table[at + posinf] > 0 || table[at + neginf] > 0) bad[i] |= 1;
     }
     if (bad[i] & 1) {
       for (let at = sites.list[i].parent; at >= 0 && !(bad[at] & 2); at = sites.list[at].parent) bad[at] |= 2;

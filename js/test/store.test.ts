@@ -100,7 +100,7 @@ describe("frames", () => {
     store.receive(...frame(1, { value: 0, edit: (t) => (t[cell(2, 0, "nan")] = 3) }));
     draw();
     expect(statistic(store.frame.value!, 2, 0, "nan")).toBe(3);
-    expect([...store.bad.value]).toEqual([2, 2, 1, 0, 0]);
+    expect([...store.bad.value]).toEqual([2, 2, 5, 0, 0]);
   });
 });
 

@@ -96,7 +96,7 @@ def _merged(group: list[Finding]) -> Finding:
         first,
         step=min(one.step for one in group),
         evidence=counts,
-        what=first.what + and_others(len(group) - 1, "parameter"),
+        what=first.what + and_others([one.site for one in group[1:]], "parameter", said=0),
         effects=tuple(effects),
     )
 

@@ -6,7 +6,7 @@ Invariant: a finding never changes. Does not know the rules.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 Severity = Literal["error", "warning", "info"]
@@ -71,6 +71,16 @@ def named(site: str) -> str:
     return repr(site) if site else "the model"
 
 
-def and_others(count: int, what: str = "site") -> str:
-    """`" (and 2 more sites)"`, or `""` if the count is 0."""
-    return f" (and {count} more {what}{'s' * (count > 1)})" if count else ""
+def and_others(others: Sequence[str], what: str = "site", *, said: int = 2) -> str:
+    """`" (also 'a', 'b' and 3 more sites)"`, or `""` if there are no others.
+
+    Args:
+        others: each in words.
+        what: what they are, one of them.
+        said: how many of them are named.
+    """
+    left = len(others) - said
+    rest = [f"{left} more {what}{'s' * (left > 1)}"] if left > 0 else []
+    *first, last = [*others[:said], *rest] or [""]
+    listed = " and ".join(filter(None, [", ".join(first), last]))
+    return f" ({'also' if said else 'and'} {listed})" if others else ""

@@ -102,7 +102,8 @@ def overflow(judged: Judged) -> Iterator[Finding]:
             evidence={"largest": top, "limit": largest, "others": len(found) - 1},
             what=(
                 f"At step {step} the output of {named(site)} reached {top:.3g}, near the largest "
-                f"number of its dtype, {largest:.3g}{and_others(len(found) - 1)}"
+                f"number of its dtype, {largest:.3g}"
+                + and_others([named(one[0]) for one in found[1:]])
             ),
             advice=_why_large(largest),
         )
@@ -180,7 +181,8 @@ def dead_units(judged: Judged) -> Iterator[Finding]:
             what=(
                 f"{off.part:.0%} of the {units} units of {named(site)} are off for all "
                 f"{off.samples} values examined, in each of {len(passes)} "
-                f"pass{'es' * (len(passes) > 1)}{and_others(len(found) - 1)}"
+                f"pass{'es' * (len(passes) > 1)}"
+                + and_others([f"{other.part:.0%} of {named(s)}" for s, other in found[1:]])
             ),
             advice=_how_units_died(judged, off, step, judged.site(site).activation),
         )
@@ -243,7 +245,8 @@ def saturated_units(judged: Judged) -> Iterator[Finding]:
             },
             what=(
                 f"{part:.0%} of the {units} units of {named(site)} lie on the flat parts of "
-                f"{function} for nearly all examples{and_others(len(found) - 1)}"
+                f"{function} for nearly all examples"
+                + and_others([f"{other:.0%} of {named(s)}" for s, _, other in found[1:]])
             ),
             advice=(
                 "usually weights, biases or inputs that are too large; normalise the input, or "
@@ -302,7 +305,7 @@ def _constant(judged: Judged, window: list[Pass]) -> Finding | None:
         evidence={"examples": examples, "passes": len(window), "others": len(flat) - 1},
         what=(
             f"The output of {named(site)} is the same for all {examples} examples of the batch "
-            f"although the model's input is not{and_others(len(flat) - 1)}"
+            f"although the model's input is not" + and_others([named(s) for s in flat[1:]])
         ),
         advice=(
             "usually the input is overwritten, multiplied by 0, or reduced over the batch axis "
@@ -355,7 +358,8 @@ def _collapse(judged: Judged, window: list[Pass]) -> Finding | None:
         step=window[0].step,
         severity="warning",
         evidence={"before": before, "after": after, "others": len(lasting) - 1},
-        what=_how_collapsed(site, what, before, after) + and_others(len(lasting) - 1),
+        what=_how_collapsed(site, what, before, after)
+        + and_others([named(s) for s in lasting[1:]]),
         advice=WHY_COLLAPSED[what],
     )
 

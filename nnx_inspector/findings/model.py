@@ -44,13 +44,14 @@ def dtype(judged: Judged) -> Iterator[Finding]:
     found = sorted([*found, *asked], key=lambda one: one[0].order) or odd
     if found:
         first, why = found[0]
+        others = and_others([named(one.site) for one, _ in found[1:]])
         yield Finding(
             rule="dtype",
             site=first.site,
             step=judged.passes[0].step if judged.passes else 0,
             severity="warning",
             evidence={"bits": WIDTHS[first.leaving], "others": len(found) - 1},
-            what=f"{named(first.site)} ({first.type}) {why[0]}{and_others(len(found) - 1)}",
+            what=f"{named(first.site)} ({first.type}) {why[0]}{others}",
             advice=why[1],
         )
 
@@ -274,6 +275,7 @@ def unused(judged: Judged) -> Iterator[Finding]:
     if found:
         site, called = found[0]
         size = sum(p.size for p in judged.parameters_in(site))
+        others = and_others([named(one) for one, _ in found[1:]], "module")
         how = "is called, but no result depends on it" if called else "is never called"
         trained = judged.graded and not (judged.evaluates and not judged.trains)
         yield Finding(
@@ -282,10 +284,7 @@ def unused(judged: Judged) -> Iterator[Finding]:
             step=judged.passes[0].step if judged.passes else 0,
             severity="warning" if trained else "info",
             evidence={"elements": size, "others": len(found) - 1},
-            what=(
-                f"{named(site)} {how}{and_others(len(found) - 1, 'module')}, so its {size} "
-                f"parameters do nothing here"
-            ),
+            what=(f"{named(site)} {how}{others}, so its {size} parameters do nothing here"),
             advice=(
                 "usually a call was forgotten, or a result is overwritten; fine if only another "
                 "mode or method uses it"

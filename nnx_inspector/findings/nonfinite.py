@@ -173,7 +173,8 @@ def _why_nan(judged: Judged, item: Pass, site: str, quantity: str) -> str:
     if broken and quantity == "output":
         return (
             f"{OF_PARAMETER} {broken[0]!r} is not finite, usually since an earlier update (or "
-            f"since it was loaded): look at the loss and the gradient of the step before"
+            f"since it was loaded); with the model as it was before, "
+            f"nni.first_nan(loss_fn)(model, batch) names the operation"
         )
     made = "0/0, Inf - Inf, or the log or root of a negative number"
     if judged.at(site) == min((judged.at(s) for s, _ in item.keys), default=()):

@@ -99,7 +99,8 @@ class OutputChange:
     Attributes:
         relative: `|perturbed - clean| / |clean|`, Euclidean norms over all floating-point (and
             complex) arrays of the output together. None if there are none, or if the clean ones
-            are all zero or not finite; NaN or Inf if the perturbed arrays contain one.
+            are all zero or not finite; NaN or Inf if the perturbed arrays contain one. A place with
+            the same infinity in both, as a mask has, counts for nothing.
         kl: mean KL divergence of the class probabilities, KL(clean || perturbed), in nats.
         top1_changed: the fraction, 0 to 1, of positions whose most likely class changed.
             Both are None without logits, and NaN if the perturbed logits contain NaN.
@@ -286,7 +287,10 @@ def _wide(xp: Any, x: Any) -> Any:
 
 
 def _relative(xp: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
-    """Scaled by the largest elements: squares and differences may overflow otherwise."""
+    """Scaled by the largest elements: squares and differences may overflow otherwise. A place with
+    the same infinity in both, as a mask has, is left out.
+    """
+    pairs = [[xp.where((a == b) & xp.isinf(a), 0, x) for x in (a, b)] for a, b in pairs]
     clean, perturbed = [a for a, _ in pairs], [b for _, b in pairs]
     of_clean, of_perturbed = _largest(xp, clean), _largest(xp, perturbed)
     scale = xp.maximum(of_clean, xp.where(xp.isfinite(of_perturbed), of_perturbed, 0))

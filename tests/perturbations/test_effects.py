@@ -89,6 +89,16 @@ def test_relative_change_of_complex_arrays(where):
 
 
 @both
+def test_places_with_the_same_infinity_in_both_count_for_nothing(where):
+    masked = np.where(A > 1, -np.inf, A), np.where(A > 1, -np.inf, B)
+    expected = relative_oracle([A[A <= 1]], [B[A <= 1]])
+    np.testing.assert_allclose(RELATIVE[where](*masked), expected, rtol=1e-6)
+    assert RELATIVE[where](masked[0], masked[0]) == 0
+    assert RELATIVE[where](masked[0], A) is None or math.isnan(RELATIVE[where](masked[0], A))
+    assert RELATIVE[where](A, masked[0]) == math.inf
+
+
+@both
 @pytest.mark.parametrize(
     ("clean", "perturbed"),
     [

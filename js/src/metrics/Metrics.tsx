@@ -26,6 +26,8 @@ export function Metrics({ store }: { store: Store }) {
 
 function Curve({ curve: { name, points } }: { curve: CurveData }) {
   const last = points[points.length - 1];
+  const known = Number.isFinite(last);
+  const said = known ? plain(last, 4) : "not finite"; // a step without the metric has no point
   const [chosen, choose] = useState<boolean | null>(null);
   const possible = canBeLog(points);
   const log = possible && (chosen ?? suitsLog(points));
@@ -39,9 +41,9 @@ function Curve({ curve: { name, points } }: { curve: CurveData }) {
             {log ? "log" : "linear"}
           </button>
         )}
-        <b>{plain(last, 4)}</b>
+        <b class={known ? undefined : "nni-bad"}>{said}</b>
       </figcaption>
-      <Canvas height={84} label={`${name} over the steps, last value ${plain(last, 4)}`} paint={paint} />
+      {points.some((one, i) => i % 2 === 1 && Number.isFinite(one)) && <Canvas height={84} label={`${name} over the steps, last value ${said}`} paint={paint} />}
     </figure>
   );
 }

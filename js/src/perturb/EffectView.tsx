@@ -50,6 +50,13 @@ export function EffectView({ state, store }: { state: State; store: Store }) {
               testid={ids.kl}
               show={real}
             />
+            {metrics.length === 0 && store.replay.value === "" && (
+              <tr>
+                <th scope="row" colSpan={4}>
+                  insp.step(loss_fn, batch) adds the loss
+                </th>
+              </tr>
+            )}
             <Figure name="top-1 changed" hint="Share of the predictions that changed" value={effect.top1_changed} testid={ids.top1} show={percent} />
           </tbody>
         </table>

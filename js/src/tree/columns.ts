@@ -46,7 +46,7 @@ const number = { width: "minmax(66px, 76px)", least: 66, show: real } as const;
 
 export const COLUMNS: readonly Column[] = [
   { id: "type", title: "type", name: "Type", width: "minmax(44px, 84px)", least: 44, text: (site) => site.kind },
-  { id: "shape", title: "output", name: "Output shape, for the example", width: "minmax(46px, 118px)", least: 46, text: (site) => site.output },
+  { id: "shape", title: "output", name: "Output shape, for the example", width: "minmax(46px, 104px)", least: 46, text: (site) => site.output },
   { id: "parameters", title: "params", name: "Parameters", width: "64px", least: 64, value: (site) => site.parameters, show: compact },
   { id: "flops", title: "FLOPs", name: "FLOPs", width: "64px", least: 64, value: (site) => site.flops ?? NaN, show: compact },
   { id: "calls", title: "calls", name: "Calls in one pass", width: "48px", least: 48, value: (site) => site.calls, show: count },
@@ -65,7 +65,7 @@ export const COLUMNS: readonly Column[] = [
 export const AT_FIRST: readonly string[] = ["type", "shape", "spark", "gradient"];
 
 /** The module's own column: the remaining width, but never less than this. */
-const NAME = { width: "minmax(140px, 1fr)", least: 140 } as const;
+const NAME = { width: "minmax(max(140px, min(176px, 33%)), 1fr)", least: 140 } as const;
 const GAP = 8;
 
 export function gridOf(columns: readonly Column[]): string {

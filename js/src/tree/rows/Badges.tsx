@@ -5,7 +5,7 @@ import { ids } from "../../ui/testids";
 
 interface Props {
   site: Site;
-  /** Bit 1: values that are not finite here; bit 2: below. */
+  /** Bit 1: values that are not finite here; bit 2: below; bit 4: some of those here are NaN. */
   bad: number;
   open: boolean;
   /** Whether a perturbation is on; undefined if there is none. */
@@ -17,8 +17,8 @@ export function Badges({ site, bad, open, on }: Props) {
   return (
     <span class="nni-badges">
       {(bad & 1) !== 0 && (
-        <Badge look="bad" sign="NaN" title="Has NaN or infinite values" testid={ids.nan}>
-          NaN/Inf
+        <Badge look="bad" sign={(bad & 4) !== 0 ? "NaN" : "Inf"} title="Has NaN or infinite values" testid={ids.nan}>
+          {(bad & 4) !== 0 ? "NaN/Inf" : "Inf"}
         </Badge>
       )}
       {(bad & 1) === 0 && inside && (

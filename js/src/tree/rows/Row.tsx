@@ -29,7 +29,7 @@ interface Props {
   hover: (index: number) => void;
 }
 
-const STEP = 14;
+const STEP = 12;
 const DEEPEST = 14;
 /** The width of the column that the name and its badges may fill. */
 const DEEPEST_SHARE = "40%";
