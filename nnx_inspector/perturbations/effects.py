@@ -290,7 +290,10 @@ def _relative(xp: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
     """Scaled by the largest elements: squares and differences may overflow otherwise. A place with
     the same infinity in both, as a mask has, is left out.
     """
-    pairs = [[xp.where((a == b) & xp.isinf(a), 0, x) for x in (a, b)] for a, b in pairs]
+    same = [(a == b) & xp.isinf(a) for a, b in pairs]
+    pairs = [
+        (xp.where(out, 0, a), xp.where(out, 0, b)) for out, (a, b) in zip(same, pairs, strict=True)
+    ]
     clean, perturbed = [a for a, _ in pairs], [b for _, b in pairs]
     of_clean, of_perturbed = _largest(xp, clean), _largest(xp, perturbed)
     scale = xp.maximum(of_clean, xp.where(xp.isfinite(of_perturbed), of_perturbed, 0))
