@@ -71,11 +71,16 @@ class Walk:
 
     def of_mark(self, site: str, part: str, array: int) -> tuple[Addend, ...]:
         """The addends of an array that a site's last call receives or returns."""
+        return self._sum_of(site, part, array).addends
+
+    def is_sum(self, site: str, part: str, array: int) -> bool:
+        """Whether such an array is a sum, if only of one, and not computed from it."""
+        found = self._sum_of(site, part, array)
+        return bool(found.addends or found.carries)
+
+    def _sum_of(self, site: str, part: str, array: int) -> _Sum:
         found = self._find(_Frame.of(self.jaxpr), site, part)
-        if found is None:
-            return ()
-        frame, equation = found
-        return self._walk(frame, equation.invars[array]).addends
+        return _Sum() if found is None else self._walk(found[0], found[1].invars[array])
 
     def _find(self, frame: _Frame, site: str, part: str) -> tuple[_Frame, Any] | None:
         for equation in reversed(frame.jaxpr.eqns):

@@ -156,8 +156,9 @@ def lens(
             positions. By default what the last layer says at each position.
         k: how many of the likeliest tokens to keep.
         sites: the sites that return the stream; see `intercept_methods`. By default the outermost
-            blocks that repeat, in a list, a scan or a loop. Where no module returns it, an
-            operation does: `"blocks/*@add[1]"`.
+            blocks that repeat, in a list, a scan or a loop; or, where the code around them adds
+            what they return to the stream, the sites that receive the sums. Where no module
+            returns or receives it, an operation returns it: `"blocks/*@add[1]"`.
         kwargs: keyword arguments of `f`.
 
     Raises:
@@ -306,7 +307,8 @@ def stacked(
     """
     first = streams[0].calls
     received = [i for i, x in enumerate(first.received) if _alike(x, streams[0])]
-    wanted = {(stream.calls.site, OUTPUT) for stream in (*streams, end)}
+    received = received if streams[0].part == OUTPUT else []
+    wanted = {stream.place[:2] for stream in (*streams, end)}
     if received:
         wanted.add((first.site, INPUT))
     out, values = one.run(wanted)
@@ -317,8 +319,9 @@ def stacked(
         found.append(values[first.site, INPUT][0][received[0]][(0,) * len(first.rows)])
     for stream in streams:
         site, rows = stream.calls.site, stream.calls.rows
-        for number, arrays in enumerate(values[site, OUTPUT]):
+        for number, arrays in enumerate(values[stream.place[:2]]):
             call = f" call {number}" * (stream.calls.count > 1)
+            call += " input" * (stream.part == INPUT)
             for name, at in rows_of(site, rows):
                 names.append(name + call)
                 found.append(arrays[stream.array][at])
@@ -328,13 +331,12 @@ def stacked(
             f"The residual streams of {names[0]!r} to {names[-1]!r} have different shapes, "
             f"{sorted(shapes)}. Choose sites of one shape with sites=."
         )
-    last = values[end.calls.site, OUTPUT][-1][end.array][(-1,) * len(end.calls.rows)]
+    last = values[end.place[:2]][-1][end.array][(-1,) * len(end.calls.rows)]
     return tuple(names), jnp.stack(found), last, out
 
 
 def _alike(x: jax.ShapeDtypeStruct, stream: Stream) -> bool:
-    other = stream.calls.returned[stream.array]
-    return x.shape == other.shape and jnp.issubdtype(x.dtype, jnp.floating)
+    return x.shape == stream.form.shape and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def token_at(token: Any, shape: Sequence[int]) -> jax.Array | None:

@@ -208,8 +208,7 @@ def _addends(one: Observed, reading: Reading) -> tuple[_End, tuple[Addend, ...]]
         ends.append((first, INPUT, 0, reading.stream))
     last = last_stream(one, reading)
     if last is not None:  # where only some positions reach the norm
-        shape = tuple(last.calls.returned[last.array].shape)
-        ends.append((*last.place, shape))
+        ends.append((*last.place, tuple(last.form.shape)))
     if not ends:
         raise ValueError(no_matrix(one))
     for end in ends:

@@ -27,9 +27,10 @@ from nnx_inspector.hooks.sites import (
     parse_key,
     site_key,
 )
+from nnx_inspector.lenses.addends import Walk
 from nnx_inspector.lenses.observed import Calls, Observed, arrays_in, copy_of, logits_in, module_at
 from nnx_inspector.program.analysis.dataflow import dataflow
-from nnx_inspector.program.marks import OUTPUT
+from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.stats.summarize import in_words
 
 Unembed = str | Callable[[jax.Array], jax.Array] | None
@@ -203,15 +204,19 @@ def _ends(one: Observed, after: str | None = None) -> list[str]:
         path = parse_key(site)[0]
         producers = before.get(site, set()) - {site}
         within = [p for p in producers if _is_within(p, path)]
-        module = module_at(one.model, path)
-        bare = module is not None and not jax.tree.leaves(nnx.state(module, nnx.Param))
         if within:
             waiting += within
-        elif of_operation(site)[1] or (bare and not _is_norm(one, site)):
+        elif of_operation(site)[1] or (_is_bare(one, site) and not _is_norm(one, site)):
             waiting += producers
         else:
             found.append(site)
     return found
+
+
+def _is_bare(one: Observed, site: str) -> bool:
+    """Whether a module has no parameters, as a dropout and a soft cap."""
+    module = module_at(one.model, parse_key(site)[0])
+    return module is not None and not jax.tree.leaves(nnx.state(module, nnx.Param))
 
 
 def _is_within(site: str, path: Sequence[str]) -> bool:
@@ -273,18 +278,23 @@ def _is_norm(one: Observed, site: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """A site that returns the residual stream.
+    """A site that returns the residual stream, or receives it where no module returns it.
 
     Attributes:
-        array: the number of the array, among those that it returns, which is the stream.
+        array: the number of the array, among those of its part, which is the stream.
     """
 
     calls: Calls
     array: int
+    part: str = OUTPUT
 
     @property
     def place(self) -> tuple[str, str, int]:
-        return self.calls.site, OUTPUT, self.array
+        return self.calls.site, self.part, self.array
+
+    @property
+    def form(self) -> jax.ShapeDtypeStruct:
+        return (self.calls.returned if self.part == OUTPUT else self.calls.received)[self.array]
 
 
 def last_stream(one: Observed, reading: Reading) -> Stream | None:
@@ -306,12 +316,13 @@ def streams_of(one: Observed, reading: Reading, sites: Any) -> list[Stream]:
     """
     size = reading.stream[-1] if reading.stream else None
     try:
-        return _streams(one, reading, sites, size)
+        found = _streams(one, reading, sites, size)
+        return found if sites is not None else _between(one, found)
     except ValueError:
         if sites is not None or size is None or not reading.proposed:
             raise
         try:  # more than one matrix may lie between the stream and the logits
-            return _streams(one, reading, None, None)
+            return _between(one, _streams(one, reading, None, None))
         except ValueError:
             pass
         raise
@@ -345,6 +356,72 @@ def _streams(one: Observed, reading: Reading, sites: Any, size: int | None) -> l
     return _repeated(one, found, reading)
 
 
+def _between(one: Observed, blocks: list[Stream]) -> list[Stream]:
+    """The streams, given the repeated blocks: what they return or, where the code around them adds
+    that to the stream, what comes in between the sums.
+    """
+    place = lambda site: one.calls[site].last  # noqa: E731
+    last, own = blocks[-1], logits_in(one.shapes)
+    form = in_words(last.form.dtype, last.form.shape)
+    logits = None if own is None else in_words(own.dtype, own.shape)
+    edges, borders, arrivals = dataflow(one.stage.survey.jaxpr, one.stage.owner)
+    sources: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
+    inner = set(borders)
+    for edge in (*edges, *borders):  # what encloses a call returns after it
+        inward = edge in inner and place(edge.producer) >= place(edge.consumer)
+        outward = edge in inner and place(edge.producer) <= place(edge.consumer)
+        key = (edge.consumer, OUTPUT if outward else INPUT, edge.shape)
+        sources.setdefault(key, set()).add((edge.producer, INPUT if inward else OUTPUT))
+    mine = {last.place[:2]}
+    for (site, part, _), given in sorted(sources.items(), key=lambda item: place(item[0][0])):
+        if part == INPUT and given & mine and _is_bare(one, site):  # a dropout
+            mine.add((site, OUTPUT))
+    before, waiting = set[tuple[str, str]](), [last.place[:2]]
+    while waiting:
+        fresh = sources.get((waiting.pop()[0], INPUT, form), set()) - before
+        before |= fresh
+        waiting += fresh
+    before -= mine
+    root = max(one.calls, key=place)
+    sums = [
+        key
+        for key, given in sources.items()
+        if mine & given and before & given and (key[0] != root or key[2] == logits)
+        if place(key[0]) > last.calls.last and not _is_bare(one, key[0])
+    ]
+    if not sums:
+        return blocks
+    end = min(sums, key=lambda key: place(key[0]))
+    walk = Walk(one.stage.survey.jaxpr, one.stage.owner)
+
+    number = {(a.stack[-1], a.received, a.shape): a.value for a in arrivals}
+
+    def stream_at(site: str, part: str) -> Stream | None:
+        calls = one.calls[site]
+        for i, x in enumerate(calls.received if part == INPUT else calls.returned):
+            if in_words(x.dtype, x.shape) == form and walk.is_sum(site, part, i):
+                return Stream(calls, i, part)
+        return None
+
+    final = stream_at(*end[:2])
+    known = {number.get((end[0], end[1] == INPUT, form))}
+    found: list[Stream] = []
+    for site, calls in sorted(one.calls.items(), key=lambda item: item[1].last):
+        given, value = sources.get((site, INPUT, form)), number.get((site, True, form))
+        stream = stream_at(site, INPUT) if given and given <= sources[end] else None
+        again = value in known or (calls.rows and any(each.calls.rows for each in found))
+        if stream is not None and not again:  # of a scan, one for each layer
+            found.append(stream)
+            known.add(value)
+    if not found or not final:
+        raise ValueError(
+            f"{last.calls.site!r} returns what is added to the residual stream, and no module "
+            f"receives the sums. Pass sites= the sums, which are operations such as '@add[1]': "
+            f"nni.trace(model, x, only='**@add*') lists them."
+        )
+    return [*found, final]
+
+
 def selects(selection: Selection, one: Observed, site: str) -> bool:
     path, method = parse_key(site)
     return selection.matches(path, method, module_at(one.model, path))
@@ -357,7 +434,8 @@ def _repeated(one: Observed, found: Sequence[Stream], reading: Reading) -> list[
     for stream in found:
         site, shape = stream.calls.site, stream.calls.returned[stream.array].shape
         receives = any(x.shape == shape for x in stream.calls.received)
-        if site and not of_operation(site)[1] and receives and stream.calls.last < end:
+        block = receives and not _is_bare(one, site) and not of_operation(site)[1]
+        if site and block and stream.calls.last < end:
             groups.setdefault(_group(site), []).append(stream)
     repeated = [
         group

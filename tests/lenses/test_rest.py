@@ -229,6 +229,69 @@ def test_models_without_layers_or_logits_are_told_what_they_lack():
         nni.lens(coder, jax.nn.one_hot(TOKENS, D))
 
 
+class Adding(nnx.Module):
+    """The code around the blocks adds what they return to the stream."""
+
+    def __init__(self, how: str):
+        rngs, self.how = nnx.Rngs(0), how
+        self.token = nnx.Embed(CLASSES, D, rngs=rngs)
+        self.norms = nnx.List([nnx.RMSNorm(D, rngs=rngs) for _ in range(2 * LAYERS)])
+        self.parts = nnx.List([nnx.Linear(D, D, rngs=rngs) for _ in range(2 * LAYERS)])
+        self.drop = nnx.Dropout(0.5, deterministic=True)
+        states = [nnx.state(part) for part in self.parts]
+        self.stack = nnx.merge(
+            nnx.graphdef(self.parts[0]), jax.tree.map(lambda *x: jnp.stack(x), *states)
+        )
+        self.norm, self.head = nnx.RMSNorm(D, rngs=rngs), nnx.Linear(D, CLASSES, rngs=rngs)
+
+    def streams(self, tokens: Any) -> list[Any]:
+        streams = [self.token(tokens)]
+        for norm, part in zip(self.norms, self.parts, strict=True):
+            x = streams[-1]
+            added = part(x) if self.how == "scan" else 0.5 * self.drop(part(norm(x)))
+            streams.append(x + added)
+        return streams
+
+    def __call__(self, tokens: Any) -> Any:
+        x = self.token(tokens)
+        if self.how == "scan":
+            add = lambda x, part: x + part(x)  # noqa: E731
+            x = nnx.scan(add, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, self.stack)
+        else:
+            for norm, part in zip(self.norms, self.parts, strict=True):
+                x = x + 0.5 * self.drop(part(norm(x)))
+        return self.head(self.norm(x)) if self.how != "by hand" else x @ self.token.embedding[...].T
+
+
+@pytest.mark.parametrize(
+    ("how", "first"), [("normed", "norms/0 input"), ("scan", "stack[0] input")]
+)
+def test_the_stream_is_followed_where_no_block_returns_it(how: str, first: str):
+    model = Adding(how)
+    found = nni.lens(model, TOKENS, k=CLASSES)
+    assert (found.sites[0], found.sites[-1]) == (first, "norm input")
+    assert (found.unembed, found.norm) == ("head", "norm")
+    for tokens, chances, stream in zip(
+        found.tokens, found.probabilities, model.streams(TOKENS), strict=True
+    ):
+        expected = jax.nn.softmax(model.head(model.norm(stream)))
+        in_order = np.take_along_axis(np.asarray(expected), tokens, -1)
+        np.testing.assert_allclose(chances, in_order, atol=1e-6)
+    shares = nni.logit_attribution(model, TOKENS, token=TOKEN)
+    np.testing.assert_allclose(shares.contributions.sum(0), shares.logit, atol=1e-5)
+
+
+def test_sums_that_no_module_receives_are_chosen_as_operations():
+    model = Adding("by hand")
+    with pytest.raises(ValueError, match=r"'parts/3' returns what is added.*sites= the sums.*@add"):
+        nni.lens(model, TOKENS)
+    added = [f"@add[{i}]" if i else "@add" for i in range(2 * LAYERS)]
+    found = nni.lens(model, TOKENS, sites=added)
+    assert found.sites == ("@add input", *added)
+    assert found.gap is not None
+    assert found.gap < 1e-5
+
+
 class Picture(nnx.Module):
     """Convolutions, of which the last makes another picture."""
 
